@@ -1,4 +1,4 @@
-"""Items that change with a turn: chunks, notes, and the steps of agents. The functions do no I/O."""
+"""Items that change when a turn is appended: chunks, notes, and the tool calls of agents. The functions do no I/O."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from threadkeep.store.codec import LAST_MESSAGE_CHARACTERS, TITLE_CHARACTERS, Pr
 
 @dataclass(frozen=True)
 class Place:
-    """The layout and time for a new turn, and the chunk for its first message, if this chunk already exists."""
+    """The layout and time of a new turn, and the stored chunk for its first message; None if it does not exist."""
 
     layout: GraphLayout
     last_chunk: Value | None
@@ -28,7 +28,8 @@ class Place:
 class Appended:
     """A conversation with an appended turn.
 
-    `items` are the other items that change, `rows` the columns of the new messages; both are empty if nothing was new.
+    `items` are the changed items other than the metadata, `rows` the columns of the new messages; both are empty if no
+    message was new.
     """
 
     conversation: Conversation
@@ -39,9 +40,9 @@ class Appended:
 
 @dataclass(frozen=True)
 class Written:
-    """The receipt of a turn; if messages were only appended, also the former version and the changes.
+    """The receipt of a turn; if the write only appended messages, also the version before it and the changes.
 
-    `rows` are the rows that statements in the same transaction returned, after the commit.
+    After the commit, `rows` has the rows that the statements in the same transaction returned.
     """
 
     receipt: Receipt
@@ -51,12 +52,12 @@ class Written:
 
     @property
     def followed(self) -> bool:
-        """True if the rows in our tables were written in the same transaction."""
+        """True if the index rows in the tables were written in the same transaction."""
         return bool(self.rows and self.rows[-1])
 
 
 def append(conversation: Conversation, prepared: Prepared, *, there: Mapping[str, int], place: Place) -> Appended:
-    """Append a turn to a conversation; `there` maps existing message ids to their `seq`."""
+    """Append a turn to a conversation, without I/O; `there` maps the ids of existing messages to their `seq`."""
     known = dict(there)
     fresh: dict[str, tuple[Message, dict[str, object]]] = {}
     for message, columns in zip(prepared.messages, prepared.columns, strict=True):
@@ -78,7 +79,7 @@ def append(conversation: Conversation, prepared: Prepared, *, there: Mapping[str
         for value in values
         for name in notes_of(value)
     }
-    # Messages with these `seq` values are left from a turn that was never completed.
+    # Messages with these `seq` values are left from a turn whose write was not completed.
     before = [] if place.last_chunk is None else list(place.last_chunk["messages"])
     while before and before[-1]["seq"] >= first:
         before.pop()
@@ -90,7 +91,7 @@ def append(conversation: Conversation, prepared: Prepared, *, there: Mapping[str
 def _grown(
     conversation: Conversation, fresh: Sequence[tuple[Message, Mapping[str, object]]], now: datetime
 ) -> Conversation:
-    """Return the conversation with messages appended; superseded messages do not affect the title and last messages."""
+    """Return the conversation with messages appended; superseded ones change neither title nor last messages."""
     first = conversation.last_seq + 1
     placed = [(seq, message) for seq, (message, row) in enumerate(fresh, start=first) if not row.get("superseded_at")]
     first_user = next((message.content for _, message in placed if message.role == "user" and message.content), None)
@@ -116,7 +117,7 @@ def _grown(
 def chunk_items(
     conversation: Conversation, messages: Iterable[Value], place: Place, *, before: Sequence[Value] = ()
 ) -> dict[ItemKey, Value]:
-    """Return the chunks of messages, which are in order; `before` are earlier messages in the first chunk."""
+    """Return the chunks for messages, which must be in order; `before` are earlier messages in the first chunk."""
     found: dict[ItemKey, Value] = {}
     last = chunk_of(conversation.last_seq + 1, conversation.chunk_size)
     for chunk, within in groupby(messages, key=lambda message: chunk_of(message["seq"], conversation.chunk_size)):
@@ -128,7 +129,7 @@ def chunk_items(
 
 
 def receipt_of(prepared: Prepared, adopted: Value) -> Receipt:
-    """Return the receipt of an answer that was not stored because the question has an answer already."""
+    """Return the receipt of an answer that was not stored, because the question already has the answer `adopted`."""
     seq = int(adopted["seq"])
     return replace(_receipt(prepared, seq, seq, {}), adopted=str(adopted.get("id")))
 
@@ -144,7 +145,7 @@ def _receipt(prepared: Prepared, first_seq: int, last_seq: int, there: Mapping[s
 
 
 def turns_in(item: Value | None, conversation: Conversation) -> list[dict[str, Any]]:
-    """Return the valid turns of an item; none if it is damaged."""
+    """Return the valid turns in an item with tool calls; none if the item is damaged."""
     turns = item.get("turns") if item is not None else None
     if not isinstance(turns, Sequence) or not all(map(_is_turn, turns)):
         return []
@@ -157,7 +158,7 @@ def turns_in(item: Value | None, conversation: Conversation) -> list[dict[str, A
 
 
 def steps_left(items: Mapping[ItemKey, Value | None], conversation: Conversation) -> dict[ItemKey, Value | None]:
-    """Return items of steps without invalid turns; the value is None if no turn is left."""
+    """Return the items with tool calls without their invalid turns; the value is None if no turn is left."""
     changed: dict[ItemKey, Value | None] = {}
     for key, item in items.items():
         turns = turns_in(item, conversation)
@@ -173,6 +174,6 @@ def _is_turn(turn: object) -> bool:
 
 
 def mark_of(conversation: Conversation, seq: int) -> dict[str, int]:
-    """Return a mark that later shows whether the question or an answer of a turn was superseded."""
+    """Return a mark for a turn that later shows whether its question or an answer was superseded meanwhile."""
     upto = conversation.last_seq
     return {"upto": upto, "superseded": size_of(conversation.superseded_between(seq, upto))}

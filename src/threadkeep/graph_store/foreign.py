@@ -1,4 +1,4 @@
-"""Conversations in any LangGraph store, for which only one process may write. Importing this imports LangGraph."""
+"""Conversations in any LangGraph store; only one process may write to them. This module imports LangGraph."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from threadkeep.observe import Backend
 
 _PAGE_ITEMS = 10_000
 
-# The locks belong to the store, because a node of an agent may create its own transcripts in each run.
+# The locks belong to the store, because a node of an agent may create its own transcripts object in each run.
 _LOCKS: WeakKeyDictionary[BaseStore, Locks[ItemKey]] = WeakKeyDictionary()
 
 
 class StoreItems:
-    """The items of a LangGraph store, through its own interface."""
+    """The items of a LangGraph store, accessed through the store's own interface."""
 
     backend: Final[Backend] = "other"
 
@@ -39,7 +39,7 @@ class StoreItems:
         return [_value(item) if isinstance(item, Item) else None for item in found]
 
     async def conversations(self, layout: GraphLayout) -> AsyncIterator[tuple[str, Value]]:
-        """Yield the id and the metadata of every conversation of a layout, unordered."""
+        """Yield the id and the metadata of each conversation of a layout, in any order."""
         seen: set[str] = set()
         async for item in self.search(layout.namespace, {"kind": METADATA_KIND}):
             if item.key not in seen and (session_id := layout.session_of(item.key)):
@@ -47,13 +47,13 @@ class StoreItems:
                 yield session_id, _value(item)
 
     async def search(self, namespace: Namespace, wanted: dict[str, object] | None = None) -> AsyncIterator[SearchItem]:
-        """Yield the items of a namespace, possibly some of them twice."""
+        """Yield the items of a namespace, in any order; some of them may be yielded twice."""
         offset = 0
         while True:
             [found] = await _whole(self._store, [SearchOp(namespace, wanted, _PAGE_ITEMS, offset, refresh_ttl=False)])
             page = [item for item in found if isinstance(item, SearchItem)] if isinstance(found, list) else []
             for item in page:
-                # A search also returns items of namespaces below.
+                # The search also returns items of namespaces that begin with this one.
                 if item.namespace == namespace:
                     yield item
             if len(page) < _PAGE_ITEMS:
@@ -62,12 +62,12 @@ class StoreItems:
 
     @asynccontextmanager
     async def writing(self, metadata: ItemKey) -> AsyncIterator[_StoreWriting]:
-        """Yield the conversation with these metadata; this is safe only if no other process writes to it."""
+        """Lend a conversation for writing; this is safe only if no other process writes to it."""
         yield _StoreWriting(self._store, self, metadata)
 
 
 class _StoreWriting:
-    """A conversation that this process has locked."""
+    """A conversation that this process has locked for writing."""
 
     def __init__(self, store: BaseStore, items: StoreItems, metadata: ItemKey) -> None:
         self._store = store
@@ -79,11 +79,11 @@ class _StoreWriting:
         return await self._items.get(keys)
 
     async def keys(self, namespace: Namespace, beginning: str = "") -> list[str]:
-        """Return the keys of a namespace that begin with a text."""
+        """Return the keys of a namespace that begin with `beginning`."""
         return list({item.key async for item in self._items.search(namespace) if item.key.startswith(beginning)})
 
     async def put(self, metadata: Value | None, others: Mapping[ItemKey, Value | None], *, version: int | None) -> None:
-        """Write the items in one batch, the metadata last, because readers ignore messages beyond the metadata."""
+        """Write items in one batch, the metadata last, because readers ignore messages beyond the metadata."""
         [found] = await self._items.get([self._metadata])
         if (found is None) != (version is None) or (found is not None and found.get("version") != version):
             raise ConversationChanged
@@ -98,7 +98,7 @@ class _StoreWriting:
 
 
 async def _whole(store: BaseStore, operations: Sequence[Op]) -> list[Result]:
-    """Execute a batch even if the caller is cancelled, because an interrupted store may stop working."""
+    """Execute a batch to its end even if the caller is cancelled, because an interrupted store may stop working."""
     batch = asyncio.ensure_future(store.abatch(operations))
     with _translated():
         try:
@@ -110,7 +110,7 @@ async def _whole(store: BaseStore, operations: Sequence[Op]) -> list[Result]:
 
 
 def _value(item: Item) -> Value:
-    """Return the JSON object in an item; an empty object if the item has another value."""
+    """Return the JSON object in an item; an empty object if the item has a value of another type."""
     value: object = item.value
     return value if isinstance(value, dict) else {}
 
@@ -121,18 +121,18 @@ def _put(key: ItemKey, value: Value | None) -> PutOp:
 
 @contextmanager
 def _translated() -> Iterator[None]:
-    """Translate an error of a store into `StoreUnavailable`, because stores do not say which errors are transient."""
+    """Translate every error of a store to `StoreUnavailable`, because stores do not say which errors are transient."""
     with ErrorBoundary(raising=(StoreError,)) as call:
         yield
     if call.error is not None:
-        # Raise it without its cause, because the error of the store may quote stored data.
+        # Do not chain the error, because the error of the store may quote stored data.
         raise StoreUnavailable(
             f"The graph store does not take this call ({type(call.error).__name__}); check that its database answers."
         )
 
 
 class IndexedStore(AsyncBatchedBaseStore):
-    """A LangGraph store that rejects a query without an index. LangGraph's stores would ignore the query."""
+    """A LangGraph store that rejects a search query if it has no index; LangGraph's stores would ignore the query."""
 
     async def asearch(
         self,
@@ -145,12 +145,12 @@ class IndexedStore(AsyncBatchedBaseStore):
         offset: int = 0,
         refresh_ttl: bool | None = None,
     ) -> list[SearchItem]:
-        """Return the items of a namespace and of the namespaces below.
+        """Return the items of a namespace and of all namespaces that begin with it.
 
         Raises:
-            InvalidInput: there is a query, but no index.
+            InvalidInput: there is a query, but the store has no index.
         """
-        # Check this here, because an error in `abatch` would fail all concurrent operations.
+        # Check this here, because an error in `abatch` would make all operations of the batch fail.
         if query and getattr(self, "index_config", None) is None:
             raise InvalidInput(
                 "This graph store has no index, so it cannot search by a query; give one to "

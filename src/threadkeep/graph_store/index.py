@@ -1,7 +1,7 @@
-"""The index of a graph store's conversations in our tables: rows of sessions and messages, without text.
+"""The index of a graph store's conversations in the tables: rows of sessions and messages, without text.
 
-Summaries, anchors, manifests and vectors refer to these rows, and lists of sessions are read from them. The graph
-store is authoritative: a reader that finds outdated rows updates them.
+Summaries, anchors, manifests and vectors refer to these rows, and lists of sessions are read from them. The graph store
+is authoritative: rows that differ from it are updated.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _PAGE_SESSIONS = 500
 
 
 class Indexed(NamedTuple):
-    """The state of a session's rows; `version` is None if its messages are in the tables."""
+    """The state of a session's rows; `version` is None if the messages of the session are in the tables."""
 
     last_seq: int
     created_at: datetime
@@ -37,7 +37,7 @@ class Indexed(NamedTuple):
 
 
 class SessionIndex:
-    """A writer that keeps the index rows of conversations up to date."""
+    """A writer that updates the index rows of conversations."""
 
     def __init__(self, driver: Driver, reader: ConversationReader, *, count: Counter) -> None:
         self._driver = driver
@@ -48,7 +48,7 @@ class SessionIndex:
         self._deletion = deletion_statements(driver.backend)
 
     async def follow(self, session_id: str) -> None:
-        """Update the rows of a session from its conversation; delete the rows if there is no conversation.
+        """Update the rows of a session from its conversation; delete them if there is no conversation.
 
         Raises:
             StoreError: the messages of a session with this id are in the tables.
@@ -57,15 +57,15 @@ class SessionIndex:
             pass
 
     async def add(self, written: Written) -> bool:
-        """Add the rows of a turn; return False if the existing rows are not at the version before the turn."""
+        """Add the rows of a turn; return False if the existing rows do not have the version from before the turn."""
         statements = self.additions(written)
         try:
             return bool(statements) and bool((await self._driver.write(statements))[-1])
-        except DuplicateRow:  # rows of an earlier conversation with this id
+        except DuplicateRow:  # there are rows of an earlier conversation with this id
             return False
 
     def additions(self, written: Written) -> list[Statement]:
-        """Return the statements that add the rows of a turn; the last one returns a row if they were added."""
+        """Return the statements that add the rows of a turn; the last one returns a row only if it succeeds."""
         appended, former = written.appended, written.former_version
         if appended is None:
             return []
@@ -79,7 +79,7 @@ class SessionIndex:
         return [*statements, (self._sql["index_session"], session)]
 
     async def versions(self) -> AsyncIterator[tuple[str, int]]:
-        """Yield each indexed session with the version of the conversation that its rows reflect."""
+        """Yield the id of each indexed session, and the version of the conversation that its rows reflect."""
         after: str | None = ""
         while after is not None:
             parameters = {"after": after, "limit": _PAGE_SESSIONS}
@@ -89,18 +89,18 @@ class SessionIndex:
             after = rows[-1][0] if len(rows) == _PAGE_SESSIONS else None
 
     async def hide_summaries(self, session_id: str) -> None:
-        """Deactivate all summaries of the current messages."""
+        """Deactivate all summaries of the current messages, for a reset."""
         await self._driver.write([(self._sql["hide_before"], {"session_id": session_id})])
 
     async def forget_derived(self, session_id: str, first_seq: int) -> None:
-        """Deactivate summaries, anchors and vectors that were made from messages from `first_seq` on."""
+        """Deactivate summaries, and delete anchors and vectors, that were made from messages from `first_seq` on."""
         async with self._driver.writing() as connection:
             rows = await connection.fetch(self._sql["hold_indexed"], {"session_id": session_id})
             if rows and rows[0][0] >= first_seq:
                 await self._superseding.forget_derived(connection, session_id, first_seq, int(rows[0][0]))
 
     async def copy_summaries(self, branching: Branching) -> None:
-        """Copy the summaries of the messages in a branch, unless the branch was made at a superseded message."""
+        """Copy the summaries of the messages in a branch; do nothing if the branch was made at a superseded message."""
         place = {
             "session_id": branching.session_id,
             "branch_id": branching.branch_id,
@@ -113,15 +113,15 @@ class SessionIndex:
                 await connection.execute(self._sql["copy_summaries"], {**place, "since": None})
 
     async def delete(self, session_id: str) -> bool:
-        """Delete the rows of a session and all derived data; return False if there are none."""
+        """Delete the rows of a session and all data derived from it; return False if there are no rows."""
         async with self._driver.writing() as connection:
             return await delete_session(connection, self._deletion, session_id)
 
     async def _step(self, session_id: str) -> bool:
-        """Index the next messages of a conversation; return True if there is more to do."""
+        """Index up to 500 messages of a conversation; return True if there is more to do."""
         place = {"session_id": session_id}
         seen = _indexed(await self._driver.fetch(self._sql["indexed"], place))
-        # Read the conversation after the row, so that it is at least as new as the version in the row.
+        # Read the conversation after the row, so that the conversation is not older than the version in the row.
         conversation = await self._reader.conversation(session_id)
         if seen is not None and seen.version is None:
             raise StoreError(
@@ -142,7 +142,8 @@ class SessionIndex:
             if seen is not None and not begun:
                 await delete_session(connection, self._deletion, session_id)
             if begun and seen is not None and seen.revision != conversation.revision:
-                # Mark before adding rows, because an answer may have question, author and number of a superseded one.
+                # Mark rows before adding new ones: an answer may have the question, author and ordinal of a superseded
+                # answer.
                 await self._mark(connection, conversation, upto)
             former = seen.version if begun and seen is not None else None
             if not await self._write(connection, conversation, messages, upto, former=former):
@@ -165,7 +166,7 @@ class SessionIndex:
         *,
         former: int | None,
     ) -> bool:
-        """Add rows to those of version `former` (None: there are none); return False if another process was first."""
+        """Add rows to those of version `former` (None: there are none); return False if another process did."""
         row = _session_row(conversation, upto)
         if former is None and not await connection.execute(self._sql["begin_indexing"], row):
             return False
@@ -177,7 +178,7 @@ class SessionIndex:
         return True
 
     async def _mark(self, connection: Connection, conversation: Conversation, upto: int) -> None:
-        """Mark the rows of superseded messages, and deactivate data derived from them."""
+        """Mark the rows of superseded messages, and deactivate the data derived from these messages."""
         session_id, seqs = conversation.session_id, list[int]()
         mark = {
             "session_id": session_id,
@@ -195,7 +196,7 @@ class SessionIndex:
     def _message_row(self, conversation: Conversation, message: Message) -> dict[str, object]:
         now = time_text(message.created_at or conversation.updated_at)
         columns = message_parameters(message, count=self._count, now=now)
-        # A message written by another program may have no id.
+        # A message that another program has written may have no id.
         message_id = message.id or f"{conversation.session_id}#{message.seq}"
         return {
             **columns,
@@ -207,7 +208,7 @@ class SessionIndex:
 
 
 def _begun(seen: Indexed | None, conversation: Conversation) -> bool:
-    """Return whether the rows belong to this conversation, not to an earlier one with the same id."""
+    """Return True if the rows belong to this conversation, not to an earlier one with the same id."""
     return seen is not None and seen.created_at == conversation.created_at and seen.last_seq <= conversation.last_seq
 
 

@@ -1,4 +1,4 @@
-"""Transcripts of a memory in a graph store, with index rows in its tables."""
+"""Transcripts of a memory in a graph store, with index rows in the tables."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ from threadkeep.store.transcripts import Branching, SessionChanges, SessionQuery
 
 
 class IndexedTranscripts(GraphTranscripts):
-    """Transcripts of sessions: conversations are in the graph store, lists come from the tables.
+    """Transcripts whose messages are in a graph store; lists of sessions are read from index rows in the tables.
 
-    A turn is stored when the graph store has it. If an update of its rows fails, `failed` is called with the session
-    and the error, and `catch_up` retries. The rows of a deleted conversation are deleted with all their derived data.
+    A turn counts as stored when the graph store has it. If updating its index rows fails, `failed` is called with the
+    session id and the error, and `catch_up` tries again. The rows of a deleted conversation are deleted with all their
+    derived data.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class IndexedTranscripts(GraphTranscripts):
             self.writer.beside = self.index.additions
 
     async def append(self, turn: Turn) -> Receipt:
-        """Store a turn."""
+        """Store a turn, and update the index rows of its session."""
         written = await self.write(turn)
         if not written.followed:
             await self._follow(turn.session_id, written)
@@ -60,7 +61,8 @@ class IndexedTranscripts(GraphTranscripts):
         session_id = superseding.session_id
         first_seq = await self._first_seq(superseding)
         if first_seq is not None:
-            # Do this before the messages change, so that no summary of them stays active if this process dies.
+            # Do this before the messages change, so that no summary of them stays active if the process dies in
+            # between.
             await self.index.follow(session_id)
             await self.index.forget_derived(session_id, first_seq)
         superseded = await super().supersede(superseding)
@@ -68,7 +70,7 @@ class IndexedTranscripts(GraphTranscripts):
         return superseded
 
     async def _first_seq(self, superseding: Superseding) -> int | None:
-        """Return the first `seq` that will be superseded, as known now; None if there is nothing to do."""
+        """Return the first `seq` that will be superseded, as far as known now; None if there is none."""
         session_id, user_id = superseding.session_id, superseding.user_id
         if superseding.message_id is None:
             page = await self.newest(session_id, limit=superseding.newest, user_id=user_id)
@@ -79,13 +81,13 @@ class IndexedTranscripts(GraphTranscripts):
         return message.seq if message is not None and message.superseded_at is None else None
 
     async def empty(self, session_id: str, seqs: Collection[int]) -> None:
-        """Remove the content of messages and the data derived from them, for an erase."""
+        """Remove the content of messages and the data derived from them, for an erasure."""
         await super().empty(session_id, seqs)
         await self.index.forget_derived(session_id, min(seqs))
         await self._follow(session_id)
 
     async def branch(self, branching: Branching) -> None:
-        """Create a session with copies of another session's messages."""
+        """Create a session with copies of another session's messages and their summaries."""
         await super().branch(branching)
         await self._follow(branching.branch_id)
         try:
@@ -94,14 +96,14 @@ class IndexedTranscripts(GraphTranscripts):
             self._failed(branching.branch_id, error)
 
     async def tell(self, session_id: str, message_id: str) -> Message | None:
-        """Mark an answer as delivered to a caller, and return it, or the answer that has replaced it."""
+        """Mark an answer, or the one that replaced it, as delivered to a caller; return it, None if it is missing."""
         told = await super().tell(session_id, message_id)
         if told is not None:
             await self._follow(session_id)
         return told
 
     async def sessions(self, query: SessionQuery) -> list[SessionInfo]:
-        """Return sessions from their rows, newest activity first, except sessions with unreadable metadata."""
+        """Return sessions from their index rows, newest activity first, except those with unreadable metadata."""
         found: list[SessionInfo] = []
         while True:
             page = await self._listed.sessions(query)
@@ -112,12 +114,12 @@ class IndexedTranscripts(GraphTranscripts):
             query = replace(query, cursor=(page[-1].updated_at, page[-1].session_id))
 
     async def change(self, session_id: str, changes: SessionChanges) -> None:
-        """Change fields of a session."""
+        """Change fields of a session; do nothing if it does not exist."""
         await super().change(session_id, changes)
         await self._follow(session_id)
 
     async def reset(self, session_id: str, *, user_id: str | None = None) -> int | None:
-        """Start later windows after the existing messages."""
+        """Let later windows begin after the existing messages; return the last `seq`, None without the session."""
         if await self.session(session_id, user_id=user_id) is None:
             return None
         await self.index.follow(session_id)
@@ -127,22 +129,22 @@ class IndexedTranscripts(GraphTranscripts):
         return last_seq
 
     async def delete(self, session_id: str) -> bool:
-        """Delete a session, its messages and all derived data."""
-        # Delete the rows last, because they include the deleting run, which retries if its process dies in between.
+        """Delete a session, its messages and all derived data; return False if it did not exist."""
+        # Delete the rows last: they include the run that deletes, which is repeated if its process dies in between.
         there = await super().delete(session_id)
-        # A retry may find no conversation: the rest is completed by `catch_up`.
+        # A repeated call may find no conversation any more; `catch_up` then deletes the rest.
         self._behind.add(session_id)
         rows = await self.index.delete(session_id)
-        # Another process may have written to the session in between and created its rows again.
+        # Another process may have written to the session in between, and created its rows again.
         await self.index.follow(session_id)
         self._behind.discard(session_id)
         return there or rows
 
     async def catch_up(self) -> None:
-        """Update the rows that are behind; the first call compares all sessions.
+        """Update index rows that are out of date; the first call finds them by comparing all sessions.
 
         Raises:
-            StoreError: a database does not answer.
+            StoreError: a database does not answer; the other sessions were updated.
         """
         if not self._compared:
             self._behind |= await self._differing()
@@ -151,11 +153,11 @@ class IndexedTranscripts(GraphTranscripts):
         for session_id in list(self._behind):
             try:
                 if await self.reader.conversation(session_id) is None:
-                    # Do this before the rows are deleted, because only they still name the conversation.
+                    # Do this before the rows are deleted, because only the rows still name the conversation.
                     await self.writer.remove_rest(session_id)
                 await self.index.follow(session_id)
             except SessionDamaged:
-                continue  # its rows follow after a repair, and do not block others until then
+                continue  # its rows are updated after a repair; until then, it must not block others
             except StoreError as error:
                 failure = error
             else:
@@ -164,7 +166,7 @@ class IndexedTranscripts(GraphTranscripts):
             raise failure
 
     async def _differing(self) -> set[str]:
-        """Return the sessions whose rows differ from their conversations."""
+        """Return the sessions whose index rows differ from their conversations."""
         versions = {session_id: version async for session_id, version in self.index.versions()}
         differing = set(versions)
         async for conversation in self.reader.all():
@@ -179,7 +181,7 @@ class IndexedTranscripts(GraphTranscripts):
         return None if info is None else info.user_id
 
     async def _follow(self, session_id: str, written: Written | None = None) -> None:
-        """Update the rows of a session, from `written` if possible; a failure does not undo the write."""
+        """Update the index rows of a session, from `written` if possible; a failure does not undo the write."""
         self._behind.add(session_id)
         try:
             async with self._following.of(session_id):
@@ -198,22 +200,22 @@ NOT_AVAILABLE = (
 
 
 class UnavailableRetention(RetentionRows):
-    """A retention interface that refuses limits, because nothing would apply them."""
+    """A retention interface that rejects limits, because no retention runs for these sessions."""
 
     async def sessions(
         self, *, after: str, limit: int, user_id: str | None = None, with_own: bool = False
     ) -> list[Prunable]:
-        """Return no sessions, because none has limits of its own.
+        """Return no sessions, because no session has limits of its own.
 
         Raises:
-            InvalidInput: sessions for the rules are requested.
+            InvalidInput: all sessions are requested, not only those with their own limits.
         """
         if with_own:
             return []
         raise InvalidInput(NOT_AVAILABLE)
 
     async def session(self, session_id: str, *, user_id: str | None = None) -> Prunable | None:
-        """Refuse retention.
+        """Reject retention.
 
         Raises:
             InvalidInput: always.
@@ -221,7 +223,7 @@ class UnavailableRetention(RetentionRows):
         raise InvalidInput(NOT_AVAILABLE)
 
     async def set_retention(self, session_id: str, retention: Retention | None, *, user_id: str | None = None) -> bool:
-        """Refuse limits.
+        """Reject limits.
 
         Raises:
             InvalidInput: always.

@@ -1,4 +1,4 @@
-"""Items of a LangGraph store: the interface for reading and writing, and its implementation on our tables."""
+"""Items of a LangGraph store: the interface to read and write them, and its implementation with Threadkeep's driver."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from threadkeep.store.driver import Driver, DuplicateRow, Parameters, Row, RowLo
 from threadkeep.store.statements import Tables, for_rows, like_pattern, row_parameters
 
 type Value = Mapping[str, Any]
-"""The value of an item: a JSON object. Never change it in place: some stores return the same object that was put."""
+"""The value of an item: a JSON object. Never change it in place: some stores return the object that was put."""
 
 
 class Stored(dict[str, Any]):
-    """The value of an item of our table. While it is in use and unchanged, every read returns the same object.
+    """The value of an item read by `TableItems`. While it is referenced and unchanged, each read returns this object.
 
-    `text` is its JSON if this process wrote it. `mark` identifies what is stored: on SQLite the stored text,
+    `text` is its JSON, if this process wrote it. `mark` identifies the stored version: on SQLite it is the stored text,
     on PostgreSQL the version of the row.
     """
 
@@ -32,7 +32,7 @@ class Stored(dict[str, Any]):
 
 
 class ConversationChanged(RowLocked):
-    """Another writer changed a conversation between the read and the write; nothing was written."""
+    """Another writer changed the conversation between the read and the write; nothing was written."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -41,36 +41,36 @@ class ConversationChanged(RowLocked):
 
 
 class Readable(Protocol):
-    """A source of items: a whole store, or a locked conversation."""
+    """A source from which items are read: a whole store, or a locked conversation."""
 
     async def get(self, keys: Sequence[ItemKey]) -> list[Value | None]:
         """Return the items with these keys, in the order of the keys."""
 
 
 class Writing(Protocol):
-    """A locked conversation. Other writers that use the lock wait until the block ends."""
+    """A locked conversation. Other writers that use the same lock wait until the block ends."""
 
     async def get(self, keys: Sequence[ItemKey]) -> list[Value | None]:
         """Return the items with these keys, in the order of the keys."""
 
     async def keys(self, namespace: Namespace, beginning: str = "") -> list[str]:
-        """Return the keys of a namespace that begin with a text."""
+        """Return the keys of a namespace that begin with `beginning`."""
 
     async def put(self, metadata: Value | None, others: Mapping[ItemKey, Value | None], *, version: int | None) -> None:
-        """Write the metadata and other items of the conversation, once in a block; None removes an item.
+        """Write the metadata and other items; None removes an item. It may be called only once in a block.
 
         The write is atomic at the end of the block.
 
         Raises:
-            ConversationChanged: the metadata do not have this version; for None, they already exist.
+            ConversationChanged: the stored metadata do not have this `version`; for None, there are metadata already.
         """
 
     async def remove(self, keys: Collection[ItemKey]) -> None:
-        """Remove items of the conversation, once in a block, regardless of the version of its metadata."""
+        """Remove items regardless of the version of the metadata. It may be called only once in a block."""
 
 
 class ReadItems:
-    """A cache of items; each item is read once."""
+    """A cache of items for one operation; each item is read only once."""
 
     def __init__(self, source: Readable) -> None:
         self._source = source
@@ -85,10 +85,10 @@ class ReadItems:
 
 
 class ReadOnce(ReadItems):
-    """A locked conversation whose items are read only once, because they do not change before the block ends.
+    """A locked conversation that reads each item once, because its items do not change before the block ends.
 
-    If the items are in our table, the statements in `beside` are executed in the same transaction; at its end `rows`
-    receives the rows that they return.
+    If the items are read by `TableItems`, the statements in `beside` are executed in the same transaction; after it,
+    `rows` has the rows that they returned.
     """
 
     def __init__(self, writing: Writing) -> None:
@@ -106,37 +106,37 @@ class ReadOnce(ReadItems):
 
 
 class Items(Protocol):
-    """The interface through which conversations use a LangGraph store. Raises `StoreUnavailable` if it does not answer.
+    """The interface to a LangGraph store. Its methods raise `StoreUnavailable` if the store does not answer.
 
-    An item that is not a JSON object is returned as an empty one, which no reader accepts as valid.
+    An item that is not a JSON object is returned as an empty object, which no reader accepts as valid.
     """
 
     @property
     def backend(self) -> Backend:
-        """The engine's name for metrics."""
+        """The name of the store in metrics."""
 
     @property
     def locks(self) -> Locks[ItemKey]:
-        """The locks of conversations in this process, by the keys of their metadata."""
+        """The locks of this process for conversations, by the keys of their metadata."""
 
     async def get(self, keys: Sequence[ItemKey]) -> list[Value | None]:
         """Return the items with these keys, in the order of the keys."""
 
     def conversations(self, layout: GraphLayout) -> AsyncIterator[tuple[str, Value]]:
-        """Yield the id and the metadata of every conversation of a layout, unordered."""
+        """Yield the id and the metadata of each conversation of a layout, in any order."""
 
     def writing(self, metadata: ItemKey) -> AbstractAsyncContextManager[Writing]:
-        """Lock the conversation with these metadata; the caller already holds its lock in `locks`."""
+        """Lock the conversation with these metadata; the caller must already have its lock from `locks`."""
 
 
 class Locks[Key: Hashable]:
-    """Locks of conversations by key, weakly referenced; waiters are served in order."""
+    """Locks by key, to which this object has only weak references; waiting tasks get a lock in order."""
 
     def __init__(self) -> None:
         self._locks: WeakValueDictionary[Key, asyncio.Lock] = WeakValueDictionary()
 
     def of(self, key: Key) -> asyncio.Lock:
-        """Return the lock of a conversation; keep a reference while using it."""
+        """Return the lock of a key; the caller must reference it while using it."""
         lock = self._locks.get(key)
         if lock is None:
             lock = self._locks[key] = asyncio.Lock()
@@ -146,14 +146,14 @@ class Locks[Key: Hashable]:
 _ITEMS_AT_ONCE = 200
 _PAD_BYTES = 8192
 _GROWING = "messages"
-"""The list field of an item that usually grows."""
+"""The list field of a chunk, which usually only grows."""
 _PAGE_ITEMS = 500
 
 
 class TabledStore:
-    """A base class of our LangGraph stores: direct access to the table of items, and the database's fingerprint.
+    """A base class for LangGraph stores opened here: access to the table of items, and the database's fingerprint.
 
-    Both are None for an in-memory store, because only its own connection can access it.
+    Both are None for an in-memory store, because only the store's own connection can access its table.
     """
 
     items: TableItems | None = None
@@ -161,7 +161,7 @@ class TabledStore:
 
 
 class TableItems(Tables, sql=("graph_items.sql", "{backend}/graph_items.sql")):
-    """The items in the table of a LangGraph store, through our driver for the same database."""
+    """The items in the table of a LangGraph store, accessed with Threadkeep's driver for the same database."""
 
     def __init__(self, driver: Driver) -> None:
         super().__init__(driver)
@@ -176,7 +176,7 @@ class TableItems(Tables, sql=("graph_items.sql", "{backend}/graph_items.sql")):
             return reading.found([await connection.fetch(*statement) for statement in reading.statements])
 
     async def conversations(self, layout: GraphLayout) -> AsyncIterator[tuple[str, Value]]:
-        """Yield the id and the metadata of every conversation of a layout, unordered."""
+        """Yield the id and the metadata of each conversation of a layout, in any order."""
         pattern = like_pattern(layout.meta_key_suffix).removesuffix("%")
         place = {"prefix": _text(layout.namespace), "pattern": pattern, "limit": _PAGE_ITEMS}
         after: str | None = ""
@@ -189,7 +189,7 @@ class TableItems(Tables, sql=("graph_items.sql", "{backend}/graph_items.sql")):
 
     @asynccontextmanager
     async def writing(self, metadata: ItemKey) -> AsyncIterator[_TableWriting]:
-        """Lock the conversation with these metadata, in all processes."""
+        """Lock the conversation with these metadata against writers in all processes."""
         try:
             async with self._driver.transaction() as transaction:
                 writing = _TableWriting(transaction, self._sql, metadata, self._known)
@@ -200,7 +200,7 @@ class TableItems(Tables, sql=("graph_items.sql", "{backend}/graph_items.sql")):
 
 
 class _TableWriting:
-    """A conversation that the transaction locks with its first statement."""
+    """A conversation that its transaction locks with the first statement."""
 
     def __init__(
         self,
@@ -232,13 +232,13 @@ class _TableWriting:
         return found
 
     async def keys(self, namespace: Namespace, beginning: str = "") -> list[str]:
-        """Return the keys of a namespace that begin with a text."""
+        """Return the keys of a namespace that begin with `beginning`."""
         place = {"prefix": _text(namespace), "pattern": like_pattern(beginning).removeprefix("%")}
         [rows] = await self._fetch([(self._sql["keys"], place)])
         return [key for (key,) in rows if key.startswith(beginning)]
 
     async def put(self, metadata: Value | None, others: Mapping[ItemKey, Value | None], *, version: int | None) -> None:
-        """Collect the writes for the commit: the metadata, if they still have this version, and other items."""
+        """Collect the writes for the commit: the metadata, which must still have this version, and other items."""
         changes: list[Statement] = []
         row = {**_place(self._metadata), "version": version}
         if metadata is None:
@@ -259,7 +259,7 @@ class _TableWriting:
         self._changes = _groups(self._sql["delete_items"], [_place(key) for key in keys])
 
     async def commit(self) -> None:
-        """Execute the collected changes and the statements in `beside`, in one round trip."""
+        """Execute the collected writes and the statements in `beside`, in one round trip; do nothing without writes."""
         if self._changes:
             rows = await self._transaction.commit(self._changes, self.beside)
             self.rows += rows[len(self._changes) :]
@@ -269,7 +269,7 @@ class _TableWriting:
                 self._known[key] = value
 
     def _text(self, value: Value, key: ItemKey | None = None) -> str:
-        """Return the JSON of an item. If it was read with this key and has only grown, extend its former JSON."""
+        """Return the JSON of an item. If it has only grown since it was read with this key, extend the former JSON."""
         former = None if key is None else self._read.get(key)
         text = (_grown(former, value) if isinstance(former, Stored) else None) or _json(value)
         text = _padded(text) if self._is_sqlite else text
@@ -284,18 +284,18 @@ class _TableWriting:
 
 
 class _Reading:
-    """The statements that read items; unchanged items that are in `known` are not parsed again."""
+    """The statements that read items; items in `known` that are unchanged are not parsed again."""
 
     def __init__(self, sql: Mapping[str, str], keys: Sequence[ItemKey], known: MutableMapping[ItemKey, Stored]) -> None:
         self._keys = keys
         self._known = known
-        # Keep references until the rows arrive, because `known` has only weak ones.
+        # Keep references until the rows are read, because `known` has only weak ones.
         self._marked = {key: value for key in keys if (value := known.get(key)) is not None}
         rows = [{**_place(key), "mark": self._marked[key].mark if key in self._marked else None} for key in keys]
         self.statements = _groups(sql["items"], rows)
 
     def found(self, groups: Sequence[Sequence[Row]]) -> list[Value | None]:
-        """Return the items in the rows of the statements, in the order of the keys."""
+        """Return the items from the rows of the statements, in the order of the keys."""
         rows = {(prefix, key): rest for group in groups for prefix, key, *rest in group}
         places = [(key, rows.get((_text(key.namespace), key.key))) for key in self._keys]
         return [None if row is None else self._item(key, *row) for key, row in places]
@@ -310,17 +310,17 @@ class _Reading:
 
 
 def _groups(sql: str, rows: Sequence[Parameters]) -> list[Statement]:
-    """Return one statement for each group of rows; the size of a group is limited."""
+    """Return statements for rows, one for each group of up to 200 rows."""
     groups = [rows[start : start + _ITEMS_AT_ONCE] for start in range(0, len(rows), _ITEMS_AT_ONCE)]
     return [(for_rows(sql, len(group)), row_parameters(group)) for group in groups]
 
 
 def _value(text: str | bytes) -> Value:
-    """Return the JSON object in the text of an item; an empty object if the item has another value."""
+    """Return the JSON object in the text of an item; an empty object if the text is no valid JSON object."""
     try:
         value = from_json(text)
     except ValueError:
-        # Python's own parser accepts unpaired surrogates.
+        # Python's own parser accepts lone surrogates.
         try:
             value = json.loads(text)
         except (ValueError, RecursionError):
@@ -331,12 +331,12 @@ def _value(text: str | bytes) -> Value:
 def _json(value: object) -> str:
     try:
         return to_json(value).decode()
-    except PydanticSerializationError:  # half of a surrogate pair, which another program wrote
+    except PydanticSerializationError:  # another program wrote half of a surrogate pair
         return json.dumps(value)
 
 
 def _grown(former: Stored, value: Value) -> str | None:
-    """Return the JSON of a chunk, made from its former JSON; None if earlier messages or fields before them changed."""
+    """Return the JSON of a chunk as an extension of its former JSON; None if more than the end has changed."""
     names, old, new = list(value), former.get(_GROWING), value.get(_GROWING)
     if list(former) != names or not isinstance(old, list) or not isinstance(new, list) or not old:
         return None
@@ -351,15 +351,15 @@ def _grown(former: Stored, value: Value) -> str | None:
 
 
 def _end(value: Value, names: Sequence[str]) -> str:
-    """Return the end of a chunk's JSON: the closing bracket of its messages, and the fields after them."""
+    """Return the end of a chunk's JSON: the closing bracket of the messages, and the fields after them."""
     rest = _json({name: value[name] for name in names})[1:]
     return f"],{rest}" if names else "]}"
 
 
 def _padded(text: str) -> str:
-    """Return the JSON, padded with spaces to a multiple of 8 KB if it is at least that long.
+    """Return the JSON, padded with spaces to a multiple of 8 KB if it has at least 8 KB.
 
-    SQLite overwrites a value of the same length in place, and then writes only the pages that have changed.
+    SQLite overwrites a value of the same length in place, and writes only the pages that have changed.
     """
     size = len(text) if text.isascii() else len(text.encode())
     return text + " " * (-size % _PAD_BYTES) if size >= _PAD_BYTES else text
@@ -370,5 +370,5 @@ def _place(key: ItemKey) -> Parameters:
 
 
 def _text(namespace: Namespace) -> str:
-    """Return a namespace in the format of LangGraph's stores."""
+    """Return a namespace as LangGraph's stores write it: its labels, joined by full stops."""
     return ".".join(namespace)

@@ -1,4 +1,4 @@
-"""A cache of the messages in chunks, so that an unchanged message is checked only once."""
+"""A cache of the messages in chunks, so that an unchanged message is validated only once."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from threadkeep.records import Message
 
 _MOST_CHARACTERS = 16_000_000
 _LEAST_CHARACTERS = 1_000
-"""The size of a conversation without messages; it limits the number of conversations too."""
+"""The size counted for a conversation without messages, which also limits the number of cached conversations."""
 _MESSAGE_CHARACTERS = 500
-"""The size of a message without its texts."""
+"""The size counted for a message without its texts."""
 _SEQ = itemgetter("seq")
 
 
 class KnownMessages:
-    """The messages of one chunk, each with the stored value from which it was made; `characters` is their size.
+    """The cached messages of one chunk, each with the stored value from which it was made; `characters` is their size.
 
-    `value` is the chunk as it was written or read last.
+    `value` is the chunk as it was last written or read.
     """
 
     def __init__(self, chunk: int, value_field: str) -> None:
@@ -39,14 +39,14 @@ class KnownMessages:
     def messages_in(
         self, conversation: Conversation, value: Value, places: tuple[int, int] | None = None
     ) -> list[Message]:
-        """Return messages of the chunk, as `shapes.messages_in` does."""
+        """Return the messages of the chunk, as `shapes.messages_in` does, but from the cache if they are unchanged."""
         with damaged_chunk(conversation, self.chunk):
             self._take(conversation, value)
             first, last = (0, len(self._values)) if places is None else self._between(*places)
             return [self._message(at) for at in range(first, last)]
 
     def check(self, conversation: Conversation, value: Value) -> None:
-        """Check every message of the chunk. Raises `SessionDamaged`."""
+        """Validate every message of the chunk. Raises `SessionDamaged`."""
         with damaged_chunk(conversation, self.chunk):
             self._take(conversation, value)
             for at, message in enumerate(self._messages):
@@ -54,14 +54,15 @@ class KnownMessages:
                     self._message(at)
 
     def _take(self, conversation: Conversation, value: Value) -> None:
-        """Store the values of the chunk; keep the messages of values that have not changed."""
+        """Take over the values of a chunk; messages whose values have not changed stay cached."""
         if self._taken is not None and self._taken[0] is value and self._taken[1] == conversation.chunk_size:
             return
         values, kept = values_in(conversation, self.chunk, value), self._messages
         if values[: len(kept)] != self._values:
             pairs = zip(self._values, kept, values, strict=False)
             kept = [message if former == now else None for former, message, now in pairs]
-        # A value from our table never changes. Other stores may return an object that changes, so copy its messages.
+        # A value from `TableItems` never changes. Other stores may return an object that changes later, so copy its
+        # messages.
         own = isinstance(value, Stored)
         self._values = values if own else [{**each} for each in values]
         self._messages = [*kept, *[None] * (len(values) - len(kept))]
@@ -69,15 +70,15 @@ class KnownMessages:
         self._taken = (value, conversation.chunk_size) if own else None
 
     def hold(self, value: Value) -> None:
-        """Cache the chunk as it was last written or read, and compute its size."""
+        """Note the chunk as it was last written or read, and compute its size."""
         self.value, messages = value, value["messages"]
         texts = len(value.text) if isinstance(value, Stored) else 0
         texts = texts or sum(len(one) for each in messages for one in each.values() if isinstance(one, str))
-        # Count the texts twice, because the JSON of the chunk is cached too.
+        # Count texts twice, because the JSON of the chunk is cached too.
         self.characters = _LEAST_CHARACTERS + _MESSAGE_CHARACTERS * len(messages) + 2 * texts
 
     def _between(self, first_seq: int, last_seq: int) -> tuple[int, int]:
-        """Return the start and end index of the messages between two `seq` values, both included."""
+        """Return the start and end index of the messages from `first_seq` to `last_seq`, both included."""
         return bisect_left(self._values, first_seq, key=_SEQ), bisect_right(self._values, last_seq, key=_SEQ)
 
     def _message(self, at: int) -> Message:
@@ -85,12 +86,12 @@ class KnownMessages:
         if message is None:
             value = self._values[at]
             message = self._messages[at] = message_in(value, self._value_field)
-        # Return a copy if the message has JSON values, because callers may change these.
+        # Return a copy if the message has JSON values, because the caller may change those.
         return message.with_fields() if message.metadata or message.original is not None else message
 
 
 class KnownChunks:
-    """The newest chunks of the most recently used conversations, limited in characters.
+    """A cache of the newest chunks of the most recently used conversations, up to a number of characters.
 
     A chunk is read from the store each time, but messages whose values have not changed are not created again.
     """
@@ -104,7 +105,7 @@ class KnownChunks:
     def messages_in(
         self, conversation: Conversation, chunk: int, value: Value, places: tuple[int, int] | None = None
     ) -> list[Message]:
-        """Return the messages of a chunk, as `shapes.messages_in` does. Raises `SessionDamaged`."""
+        """Return the messages of a chunk, from the cache if it is the newest chunk. Raises `SessionDamaged`."""
         if chunk != chunk_of(max(conversation.last_seq, 1), conversation.chunk_size):
             return messages_in(conversation, chunk, value, self._read_plain, places)
         known = self.of(conversation.session_id, chunk)
@@ -115,7 +116,7 @@ class KnownChunks:
             self._add(known.characters - before)
 
     def check(self, conversation: Conversation, chunk: int, value: Value) -> None:
-        """Check every message of a chunk. Raises `SessionDamaged`."""
+        """Validate every message of a chunk. Raises `SessionDamaged`."""
         if chunk != chunk_of(max(conversation.last_seq, 1), conversation.chunk_size):
             messages_in(conversation, chunk, value, self._read_plain)
             return
@@ -127,14 +128,14 @@ class KnownChunks:
             self._add(known.characters - before)
 
     def hold(self, session_id: str, chunk: int, value: Value) -> None:
-        """Cache a chunk that was written."""
+        """Cache a chunk that was just written."""
         known = self.of(session_id, chunk)
         before = known.characters
         known.hold(value)
         self._add(known.characters - before)
 
     def of(self, session_id: str, chunk: int) -> KnownMessages:
-        """Return the known messages of the newest chunk of a conversation."""
+        """Return the cache entry of a conversation for this chunk; an entry for another chunk is replaced."""
         known = self._chunks.get(session_id)
         if known is None or known.chunk != chunk:
             self.forget(session_id)
@@ -149,11 +150,11 @@ class KnownChunks:
             self.forget(next(iter(self._chunks)))
 
     def chunk(self, session_id: str) -> int | None:
-        """Return the number of a conversation's newest chunk at the last read or write; None if it is not cached."""
+        """Return the number of a conversation's newest chunk as cached; None if it is not cached."""
         known = self._chunks.get(session_id)
         return None if known is None else known.chunk
 
     def forget(self, session_id: str) -> None:
-        """Drop the messages of a conversation."""
+        """Drop the cached messages of a conversation."""
         known = self._chunks.pop(session_id, None)
         self._characters -= 0 if known is None else known.characters

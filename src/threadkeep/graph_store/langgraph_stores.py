@@ -1,4 +1,4 @@
-"""Opening of LangGraph's stores on our databases. Importing this imports LangGraph."""
+"""Opens LangGraph's stores on Threadkeep's databases. This module imports LangGraph."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ if TYPE_CHECKING:
 
 
 class SqliteGraphStore(TabledStore, IndexedStore, AsyncSqliteStore):
-    """LangGraph's store on SQLite with our errors, and with batches that either read or write.
+    """LangGraph's store on SQLite, with Threadkeep's errors, and with batches that either read or write.
 
-    Concurrent operations arrive as one batch in one transaction. A transaction that has read cannot write if another
-    process has written meanwhile: SQLite refuses it at once, without waiting for its lock.
+    Concurrent operations arrive as one batch in one transaction. SQLite rejects a write at once, without waiting for
+    the lock, if its transaction has read before and another process has written since.
     """
 
     async def set_up(self) -> None:
         """Create the tables, and the index if one is configured.
 
         Raises:
-            InvalidInput: this Python's SQLite cannot have an index.
+            InvalidInput: an index is configured, but this Python's SQLite cannot have one.
         """
         with translated():
             try:
                 await self.setup()
             except AttributeError as error:
-                # Some builds of Python do not have `enable_load_extension`.
+                # Some builds of Python lack the method `enable_load_extension`.
                 if self.index_config is None:
                     raise
                 raise InvalidInput(
@@ -49,7 +49,7 @@ class SqliteGraphStore(TabledStore, IndexedStore, AsyncSqliteStore):
                 ) from error
 
     async def abatch(self, ops: Iterable[Op]) -> list[Result]:
-        """Read, then write; return the results in the order of the operations."""
+        """Execute the reads, then the writes; return the results in the order of the operations."""
         with translated():
             return await self._reads_first(list(ops))
 
@@ -73,12 +73,12 @@ async def open_graph_store(
     index: IndexConfig | None = None,
     ttl: TTLConfig | None = None,
 ) -> AsyncIterator[BaseStore]:
-    """Open a LangGraph store for `graph.compile(store=…)`. Open one per application, not one per run.
+    """Open a LangGraph store for `graph.compile(store=…)`; open one per application, not one per run.
 
     Expired items are deleted in the background if `ttl` has an interval.
 
     Raises:
-        InvalidInput: the database cannot have an index.
+        InvalidInput: an index is requested, but the database cannot have one.
     """
     async with AsyncExitStack() as stack:
         store, driver = await stack.enter_async_context(_opened(address, options, index=index, ttl=ttl))
@@ -96,7 +96,7 @@ def _opened(
 ) -> AbstractAsyncContextManager[tuple[SqliteGraphStore | PostgresGraphStore, Driver | None]]:
     if address.dsn is None:
         return _open_sqlite_store(address, options, index=index, ttl=ttl)
-    from threadkeep.graph_store.postgres_store import open_postgres_store  # the extra `postgres`
+    from threadkeep.graph_store.postgres_store import open_postgres_store  # it needs the extra `postgres`
 
     return open_postgres_store(address.dsn, options, index=index, ttl=ttl)
 
@@ -122,12 +122,12 @@ async def _open_sqlite_store(
 
 
 def open_own_store(address: DatabaseAddress, options: StoreOptions) -> AbstractAsyncContextManager[BaseStore]:
-    """Open the store of a memory. An in-memory database gets an `InMemoryStore`."""
+    """Open the LangGraph store of a memory; for an in-memory database, return an `InMemoryStore`."""
     return nullcontext(InMemoryStore()) if address.in_memory else open_graph_store(address, options)
 
 
 def items_of(store: BaseStore) -> Items:
-    """Return the items of a store, from its table if it is one of our stores, otherwise through its interface."""
+    """Return access to a store's items: through its table if Threadkeep opened it, else through its interface."""
     if isinstance(store, TabledStore) and store.items is not None:
         return store.items
     return StoreItems(store)

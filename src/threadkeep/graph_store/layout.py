@@ -1,4 +1,4 @@
-"""Keys of conversations in a LangGraph store: layouts, chunks, and the table of layouts in use."""
+"""Keys of conversations in a LangGraph store: layouts, chunks, and the table of registered layouts."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from threadkeep.store.codec import time_text
 from threadkeep.store.statements import ClockedTables
 
 type Ranges = tuple[tuple[int, int], ...]
-"""Ranges of `seq`, both ends included, in order and disjoint."""
+"""`seq` ranges, both ends included; they are in order and do not overlap."""
 
 CHUNK_SIZE = 200
-"""The default number of messages in a chunk: a balance of writes per turn and reads per window."""
+"""The default number of messages in a chunk: larger chunks mean more bytes per write, smaller ones more reads."""
 
 _KEY_DIGITS = 6
 
 
 @dataclass(frozen=True)
 class Stretch:
-    """A range of `seq`, both ends included, inside one chunk."""
+    """A `seq` range inside one chunk, both ends included."""
 
     chunk: int
     first_seq: int
@@ -37,12 +37,12 @@ class Stretch:
 
 
 def chunk_key(chunk: int) -> str:
-    """Return the key of a chunk by its number, from 0: `chunk:000021` is the twenty-second."""
+    """Return the key of the chunk with a number, which starts at 0: `chunk:000021` is the twenty-second chunk."""
     return f"chunk:{chunk:0{_KEY_DIGITS}d}"
 
 
 def chunk_of(seq: int, size: int) -> int:
-    """Return the number of the chunk that contains a message.
+    """Return the number of the chunk that contains the message with a `seq`.
 
     Raises:
         ValueError: the `seq` or the size is below 1.
@@ -53,12 +53,12 @@ def chunk_of(seq: int, size: int) -> int:
 
 
 def first_of(chunk: int, size: int) -> int:
-    """Return the first `seq` of a chunk."""
+    """Return the first `seq` that a chunk can contain."""
     return chunk * size + 1
 
 
 def stretches(first_seq: int, last_seq: int, size: int, *, newest_first: bool = False) -> Iterator[Stretch]:
-    """Split a range of `seq` at the boundaries of chunks; an empty range has no parts."""
+    """Split a `seq` range at the boundaries of chunks; yield nothing for an empty range."""
     if last_seq < first_seq:
         return
     chunks = range(chunk_of(first_seq, size), chunk_of(last_seq, size) + 1)
@@ -67,7 +67,7 @@ def stretches(first_seq: int, last_seq: int, size: int, *, newest_first: bool = 
 
 
 def ranges_of(places: Iterable[int]) -> Ranges:
-    """Return `seq` values as ranges."""
+    """Return `seq` values, in any order, as ranges."""
     return joined(tuple([(seq, seq) for seq in places]), ())
 
 
@@ -83,18 +83,18 @@ def joined(first: Ranges, second: Ranges) -> Ranges:
 
 
 def clipped(ranges: Sequence[tuple[int, int]], first_seq: int, last_seq: int) -> Ranges:
-    """Return the part of the ranges between two `seq` values, both included."""
+    """Return the parts of ranges from `first_seq` to `last_seq`, both included."""
     cut = ((max(low, first_seq), min(high, last_seq)) for low, high in ranges)
     return tuple((low, high) for low, high in cut if low <= high)
 
 
 def size_of(ranges: Ranges) -> int:
-    """Return the number of `seq` values in the ranges."""
+    """Return the number of `seq` values in ranges."""
     return sum(high - low + 1 for low, high in ranges)
 
 
 def places_down(high: int, low: int, without: Ranges) -> Iterator[int]:
-    """Yield the `seq` values from `high` down to `low`, both included, that are in none of the ranges."""
+    """Yield the `seq` values from `high` down to `low`, both included, except those in the ranges `without`."""
     for first, last in (*reversed(without), (low - 1, low - 1)):
         yield from range(high, max(last, low - 1), -1)
         high = min(high, first - 1)
@@ -102,16 +102,16 @@ def places_down(high: int, low: int, without: Ranges) -> Iterator[int]:
 
 type Namespace = tuple[str, ...]
 
-# The names of a message's other fields in a chunk; a text field with such a name would be overwritten.
+# The other fields of a message in a chunk; if the text field had one of these names, it would be overwritten.
 _TAKEN = {one.name for one in fields(Message)} - {"content"} | {"told_at"}
 _RESERVED_ROOT = "langgraph"
 
 STEPS = "steps-sha256:"
-"""The prefix of the keys of steps."""
+"""The prefix of the keys of items with tool calls."""
 RECALL_INDEX = "recall-index:"
-"""The key of the index for recall."""
+"""The key of the item with the recall index."""
 ANSWER = "answer-sha256:"
-"""The prefix of the keys of notes of answers."""
+"""The prefix of the keys of notes for answers."""
 
 
 class ItemKey(NamedTuple):
@@ -126,8 +126,9 @@ class GraphLayout:
     """The layout of conversations in a LangGraph store.
 
     The `namespace` has the metadata of each conversation (key: session id and `meta_key_suffix`), and its chunks of
-    `chunk_size` messages (key: session id and `:chunk:000000` and so on). An existing conversation keeps its chunk
-    size. A second namespace, with `_ids` after its first label, has message ids. `value_field` names the text field.
+    `chunk_size` messages (keys: session id and `:chunk:000000`, `:chunk:000001` …). An existing conversation keeps its
+    chunk size. A second namespace, with `_ids` after its first label, has the message ids. `value_field` is the name of
+    the field for a message's text.
     """
 
     namespace: Namespace = ("agent_chat_history",)
@@ -136,10 +137,10 @@ class GraphLayout:
     value_field: str = "content"
 
     def __post_init__(self) -> None:
-        """Refuse a layout that a LangGraph store would refuse, or in which items would collide.
+        """Reject a layout that a LangGraph store would reject, or in which items would overwrite each other.
 
         Raises:
-            InvalidInput: the message names the field.
+            InvalidInput: the layout is not valid; the error names the field.
         """
         object.__setattr__(self, "namespace", tuple(self.namespace))
         if not self.namespace or not all(_is_label(label) for label in self.namespace):
@@ -155,11 +156,11 @@ class GraphLayout:
             raise InvalidInput(f"The field of a message's text has a name of its own, not {', '.join(sorted(_TAKEN))}.")
 
     def lies_as(self, other: GraphLayout) -> bool:
-        """Return True if both layouts name the same conversations; the chunk size may differ."""
+        """Return True if both layouts find the same conversations; only the chunk size may differ."""
         return replace(self, chunk_size=other.chunk_size) == other
 
     def has(self, namespace: Namespace) -> bool:
-        """Return True if a namespace belongs to this layout: to its conversations, or to the ids of their messages."""
+        """Return True if a namespace is or begins with that of this layout's conversations or message ids."""
         root, *rest = self.namespace
         return any(namespace[: len(own)] == own for own in (self.namespace, (f"{root}_ids", *rest)))
 
@@ -168,29 +169,29 @@ class GraphLayout:
         return ItemKey(self.namespace, f"{session_id}{self.meta_key_suffix}")
 
     def session_of(self, key: str) -> str | None:
-        """Return the session id in a metadata key; None for any other key."""
+        """Return the session id in the key of metadata; None for any other key."""
         session_id = key.removesuffix(self.meta_key_suffix)
         return session_id if session_id and session_id != key else None
 
     def chunk(self, session_id: str, chunk: int) -> ItemKey:
-        """Return the key of a chunk."""
+        """Return the key of a conversation's chunk."""
         return ItemKey(self.namespace, f"{session_id}:{chunk_key(chunk)}")
 
     def is_chunk(self, session_id: str, key: str) -> bool:
-        """Return whether a key is a chunk of a conversation."""
+        """Return True if a key is that of a chunk of a conversation."""
         return re.fullmatch(rf"{re.escape(session_id)}:chunk:\d{{6,}}", key) is not None
 
     def message_ids(self, session_id: str) -> Namespace:
-        """Return the namespace of the ids of a conversation's messages."""
+        """Return the namespace with the ids of a conversation's messages."""
         root, *rest = self.namespace
         return (f"{root}_ids", *rest, namespace_label(session_id))
 
     def steps(self, session_id: str, author: str) -> ItemKey:
-        """Return the key of an agent's newest steps, in the namespace of the message ids."""
+        """Return the key of the item with an agent's newest tool calls, in the namespace of the message ids."""
         return ItemKey(self.message_ids(session_id), f"{STEPS}{sha256(author.encode()).hexdigest()}")
 
     def recall_index(self, session_id: str) -> ItemKey:
-        """Return the key of a conversation's index for recall, in the namespace of the message ids."""
+        """Return the key of a conversation's recall index, in the namespace of the message ids."""
         return ItemKey(self.message_ids(session_id), RECALL_INDEX)
 
     def note(self, session_id: str, name: str) -> ItemKey:
@@ -199,7 +200,7 @@ class GraphLayout:
 
 
 def id_note(message_id: str) -> str:
-    """Return the name of the note for a message id; put a tab in front of an id that begins like another item's key.
+    """Return the name of the note for a message id, with a tab in front if the id begins like another item's key.
 
     No id begins with a tab, because all characters of an id are printable.
     """
@@ -207,7 +208,7 @@ def id_note(message_id: str) -> str:
 
 
 def namespace_label(session_id: str) -> str:
-    """Return a unique namespace label for a session id. Labels cannot contain a full stop."""
+    """Return a namespace label for a session id, unique and without full stops, which labels cannot contain."""
     return session_id.replace("%", "%25").replace(".", "%2E")
 
 
@@ -216,10 +217,10 @@ def _is_label(label: object) -> bool:
 
 
 class ConversationLayouts(ClockedTables, sql=("conversation_layouts.sql",)):
-    """The table `chat_conversation_layouts`. The chunk size belongs to each conversation and is not stored here."""
+    """The table `chat_conversation_layouts`. A chunk size belongs to a conversation, so it is not stored here."""
 
     async def add(self, layout: GraphLayout) -> None:
-        """Register a layout."""
+        """Register a layout; do nothing if it is registered already."""
         row = {
             "namespace": ".".join(layout.namespace),
             "meta_key_suffix": layout.meta_key_suffix,

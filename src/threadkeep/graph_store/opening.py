@@ -1,4 +1,4 @@
-"""Opening of transcripts in a LangGraph store, with their search and archive."""
+"""Opens transcripts in a LangGraph store, with their search and archive."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _SEARCHES = 2
 
 
 class TextSearch:
-    """A search without an index, which reads the texts of all listed conversations."""
+    """A search without an index, which reads the texts of all conversations in question."""
 
     def __init__(self, transcripts: GraphTranscripts, *, page_sessions: int = 100) -> None:
         self._transcripts = transcripts
@@ -61,12 +61,12 @@ class TextSearch:
     async def search(
         self, query: str, *, limit: int, user_id: str | None = None, session_id: str | None = None, after: int = 0
     ) -> list[SearchHit]:
-        """Return messages that contain all words of a query, best first; filter by user, or by session and `seq`.
+        """Return messages with all words of a query, best first, of one user or after a `seq` of one session.
 
         Damaged sessions are skipped and listed in the reader's `damages`.
 
         Raises:
-            StoreUnavailable: the search took too long, perhaps because of other searches.
+            StoreUnavailable: the search took longer than 5 seconds, including the wait for other searches.
             SessionDamaged: the given session cannot be read.
         """
         words = clean_text(query).casefold().split()
@@ -91,7 +91,7 @@ class TextSearch:
     async def _messages(
         self, user_id: str | None, session_id: str | None, after: int
     ) -> AsyncIterator[tuple[str, Message]]:
-        """Yield the messages to search, each with its session."""
+        """Yield the messages to search, each with its session id."""
         if session_id is not None:
             async for message in self._down(session_id, user_id, after):
                 yield session_id, message
@@ -118,7 +118,7 @@ class TextSearch:
 
 
 class ConversationSearch(TextSearch):
-    """A search over transcripts with rows in the tables; its `catch_up` updates these rows."""
+    """A search in transcripts with index rows in the tables; `catch_up` updates these rows."""
 
     def __init__(self, transcripts: IndexedTranscripts) -> None:
         super().__init__(transcripts)
@@ -127,7 +127,7 @@ class ConversationSearch(TextSearch):
     async def catch_up(
         self, *, seconds: float | None = None, user_id: str | None = None, session_id: str | None = None
     ) -> bool:
-        """Update the rows of all sessions that are behind; return False if this takes longer than `seconds`."""
+        """Update the index rows that are out of date; return False if this takes longer than `seconds`."""
         try:
             async with asyncio.timeout(seconds):
                 await self._indexed.catch_up()
@@ -137,18 +137,18 @@ class ConversationSearch(TextSearch):
 
 
 def _score(message: Message, words: list[str]) -> float:
-    """Return the number of matches relative to the length of the text; 0 if one of the words is missing."""
+    """Return the number of matches, relative to the length of the text; 0 if a word is missing."""
     text = message.content.casefold()
     counts = [text.count(word) for word in words]
     return sum(counts) / math.log2(2 + len(text)) if all(counts) else 0.0
 
 
 class ConversationArchive:
-    """A restorer of exported sessions into conversations.
+    """A service that restores exported sessions as conversations in a graph store.
 
-    It works like `threadkeep.store.archive.Archive`, but stores the parts one by one, each atomically; an interrupted
-    `restore` can be repeated. Archived messages are restored as active ones, without the limits of their session.
-    Summaries are skipped, because there is no table for them. The result counts all of these.
+    It works as `threadkeep.store.archive.Archive` does, but stores the parts one by one, each atomically; an
+    interrupted `restore` can be repeated. Archived messages are restored as active ones, without the limits of their
+    session. Summaries are skipped, because there is no table for them. The result counts what was left out.
     """
 
     def __init__(self, writer: ConversationWriter, *, count: Counter, clock: Callable[[], datetime]) -> None:
@@ -157,7 +157,7 @@ class ConversationArchive:
         self._clock = clock
 
     async def restore(self, parts: Sequence[ArchivedPart]) -> list[Restored | WrongUser]:
-        """Store the parts in the given order."""
+        """Store the parts in the given order; return their results in this order."""
         outcomes: list[Restored | WrongUser] = []
         for part in parts:
             try:
@@ -167,7 +167,7 @@ class ConversationArchive:
         return outcomes
 
     async def restore_one(self, part: ArchivedPart) -> Restored:
-        """Store a part.
+        """Store one part atomically.
 
         Raises:
             WrongUser: the conversation belongs to another user.
@@ -228,7 +228,7 @@ class ConversationArchive:
         )
 
     def _with_reset(self, appended: Appended, part: ArchivedPart, seqs: dict[str, int]) -> Conversation:
-        """Return the conversation with the exported reset behind the same message; a later reset stays."""
+        """Return the conversation with the last reset behind the same message as in the export; a later reset stays."""
         reset_seq = part.info.reset_seq
         last_before = next((message for message in part.messages if reset_seq and message.seq == reset_seq), None)
         place = seqs.get(str(last_before.id), 0) if last_before is not None else 0
@@ -237,7 +237,7 @@ class ConversationArchive:
 
 
 class IndexedArchive(ConversationArchive):
-    """A restorer for conversations with rows in our tables, which can therefore have summaries."""
+    """A service that restores sessions with index rows in the tables; these can have summaries."""
 
     def __init__(
         self,
@@ -254,7 +254,7 @@ class IndexedArchive(ConversationArchive):
         self._summaries = SummaryArchive(driver.backend, clock=clock)
 
     async def restore_one(self, part: ArchivedPart) -> Restored:
-        """Store a part, with its summaries."""
+        """Store one part with its summaries, and update its index rows."""
         restored = await super().restore_one(part)
         session_id = part.info.session_id
         await self._index.follow(session_id)
@@ -271,12 +271,13 @@ async def open_graph_backend(
     own: DatabaseAddress,
     options: StoreOptions,
 ) -> AsyncIterator[TranscriptBackend]:
-    """Open transcripts in a LangGraph store: a given one that stays open, or the store of a database.
+    """Open a transcripts backend in a LangGraph store: in a given store, which stays open, or in a database's store.
 
     Args:
-        dependencies: our tables and other dependencies.
+        dependencies: the driver of the tables, and the other dependencies of a backend.
         store: the LangGraph store with the conversations, or the database of this store.
-        own: the database of our tables; if the store is in the same database, its connections serve both.
+        own: the database of the tables; if the store is in the same database, the connections of the tables are used
+            for both.
         options: options for opening databases.
 
     Raises:
@@ -312,7 +313,7 @@ async def open_graph_backend(
 async def _open_items(
     driver: Driver, store: BaseStore | DatabaseAddress, own: DatabaseAddress, options: StoreOptions
 ) -> AsyncIterator[Items]:
-    # Import these here, because this loads LangGraph, which a memory on tables alone does not need.
+    # Import this here, because it loads LangGraph, which a memory that uses only tables does not need.
     from threadkeep.graph_store.langgraph_stores import items_of, open_own_store
 
     if not isinstance(store, DatabaseAddress):
@@ -322,5 +323,5 @@ async def _open_items(
         if store.in_memory or store.fingerprint != own.fingerprint:
             yield items_of(opened)
             return
-    # Opening the store has created LangGraph's table. From here on, our driver's connections suffice.
+    # Opening the store has created LangGraph's table. From here on, the connections of our own driver are enough.
     yield TableItems(driver)

@@ -1,4 +1,4 @@
-"""LangGraph's store on PostgreSQL, with access to its table. Importing this imports LangGraph and psycopg."""
+"""LangGraph's store on PostgreSQL, with access to its table. This module imports LangGraph and psycopg."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from threadkeep.store.postgres_connection import translated
 
 
 class PostgresGraphStore(TabledStore, IndexedStore, AsyncPostgresStore):
-    """LangGraph's store, with our errors."""
+    """LangGraph's store on PostgreSQL, with Threadkeep's errors."""
 
     async def set_up(self) -> None:
         """Create the tables, and the index if one is configured.
 
         Raises:
-            InvalidInput: the server cannot have an index.
+            InvalidInput: an index is configured, but the server has no pgvector.
         """
         try:
             with translated():
@@ -52,13 +52,13 @@ class PostgresGraphStore(TabledStore, IndexedStore, AsyncPostgresStore):
 async def open_postgres_store(
     dsn: str, options: StoreOptions, *, index: IndexConfig | None, ttl: TTLConfig | None
 ) -> AsyncIterator[tuple[PostgresGraphStore, Driver]]:
-    """Open a store, and a driver of its database for the conversations in it."""
+    """Open a store, and a driver of the same database for the conversations in the store."""
     async with open_dict_pool(dsn, options) as pool:
         store = PostgresGraphStore(conn=pool, index=cast("PostgresIndexConfig | None", index), ttl=ttl)
         async with store:
             async with exclusive(dsn, seconds=SETUP_SECONDS):
                 await store.set_up()
-            # Open no connection until conversations are read or written.
+            # Open no connections until conversations are read or written.
             driver = await PostgresDriver.open(dsn, replace(options, pool_min_size=0))
             try:
                 yield store, driver

@@ -1,4 +1,4 @@
-"""Reading of conversations: metadata, chunks, and the chunks that a writer holds in memory."""
+"""Reads conversations: their metadata, their chunks, and the chunks that a writer has in memory."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from threadkeep.store.backend import DamageRegister
 
 @dataclass
 class HeldChunks:
-    """The chunks of a locked conversation: each is read once, and changed chunks are in `items`."""
+    """The chunks of a locked conversation: each is read at most once, and the changed ones are in `items`."""
 
     writing: Writing
     layout: GraphLayout
@@ -45,7 +45,7 @@ class HeldChunks:
     read: dict[int, Value | None] = field(default_factory=dict)
 
     async def get(self, chunk: int) -> Value | None:
-        """Return a chunk with the changes made so far. Raises `SessionDamaged`."""
+        """Return a chunk with the changes made so far; None if it is missing. Raises `SessionDamaged`."""
         key = self.layout.chunk(self.conversation.session_id, chunk)
         if key in self.items:
             return self.items[key]
@@ -59,33 +59,33 @@ class HeldChunks:
         return self.read[chunk]
 
     async def messages(self, chunk: int) -> list[Message]:
-        """Return the messages of a chunk, without deleted ones and leftovers of incomplete turns."""
+        """Return the messages of a chunk, except deleted ones and those left from incomplete writes."""
         value = await self.get(chunk)
         found = [message_in(one, self.layout.value_field) for one in value["messages"]] if value is not None else []
         low, high = self.conversation.deleted_seq, self.conversation.last_seq
         return [message for message in found if low < (message.seq or 0) <= high]
 
     async def value(self, seq: int) -> Value:
-        """Return the stored value of the message with a `seq` that is known to exist."""
+        """Return the stored value of the message with a `seq`, which must exist."""
         chunk = await self.get(chunk_of(seq, self.conversation.chunk_size))
         return next(one for one in (chunk or {}).get("messages", ()) if one["seq"] == seq)
 
     async def replace(self, seq: int, value: Value) -> None:
-        """Store another value for the message with a `seq` that is known to exist."""
+        """Replace the stored value of the message with a `seq`, which must exist."""
         number = chunk_of(seq, self.conversation.chunk_size)
         if (chunk := await self.get(number)) is not None:
             messages = [value if one["seq"] == seq else one for one in chunk["messages"]]
             self.items[self.layout.chunk(self.conversation.session_id, number)] = {**chunk, "messages": messages}
 
     async def message(self, seq: int) -> Message:
-        """Return the message with a `seq` that is known to exist."""
+        """Return the message with a `seq`, which must exist."""
         found = await self.messages(chunk_of(seq, self.conversation.chunk_size))
         return next(message for message in found if message.seq == seq)
 
     async def mark(
         self, chunk: int, places: tuple[int, int], mark: Value, successors: dict[str | None, str | None]
     ) -> list[Message]:
-        """Mark the messages of a chunk between two `seq` values, both included; return them as they were before."""
+        """Mark a range of messages in a chunk as superseded, both ends included; return them as they were before."""
         value = await self.get(chunk)
         if value is None:
             return []
@@ -104,7 +104,7 @@ class HeldChunks:
         return messages
 
     async def active_down(self, conversation: Conversation) -> AsyncIterator[Message]:
-        """Yield the active messages of the changed conversation, which is not written yet, newest first."""
+        """Yield the active messages of the changed, not yet written conversation, newest first."""
         last = 0
         found: list[Message] = []
         for seq in places_down(conversation.last_seq, conversation.deleted_seq + 1, conversation.superseded):
@@ -115,7 +115,7 @@ class HeldChunks:
                     yield message
 
     async def active_up(self, conversation: Conversation) -> AsyncIterator[Message]:
-        """Yield the active messages of the changed conversation, which is not written yet, oldest first."""
+        """Yield the active messages of the changed, not yet written conversation, oldest first."""
         for part in stretches(conversation.deleted_seq + 1, conversation.last_seq, conversation.chunk_size):
             if conversation.superseded_between(*part.places) != (part.places,):
                 for message in await self.messages(part.chunk):
@@ -124,7 +124,7 @@ class HeldChunks:
 
 
 class Overlay:
-    """The items of a locked conversation, including changes that are not written yet."""
+    """The items of a locked conversation as they will be after the changes, which are not written yet."""
 
     def __init__(self, chunks: HeldChunks) -> None:
         self._chunks = chunks
@@ -135,29 +135,29 @@ class Overlay:
         return [self._chunks.items.get(key, value) for key, value in zip(keys, stored, strict=True)]
 
     async def keys(self, namespace: Namespace, beginning: str = "") -> list[str]:
-        """Return the stored keys of a namespace that begin with a text, without unwritten changes."""
+        """Return the stored keys of a namespace that begin with `beginning`; unwritten changes are ignored."""
         return await self._chunks.writing.keys(namespace, beginning)
 
     async def remove(self, keys: Collection[ItemKey]) -> None:
-        """Raise an error, because all changes are written together at the end."""
+        """Raise `NotImplementedError`, because all changes are written together at the end."""
         raise NotImplementedError
 
     async def put(self, metadata: Value | None, others: object, *, version: int | None) -> None:
-        """Raise an error, because all changes are written together at the end."""
+        """Raise `NotImplementedError`, because all changes are written together at the end."""
         raise NotImplementedError
 
 
 CHUNKS_AT_ONCE = 10
-"""The maximum number of chunks to read in one call."""
+"""The maximum number of chunks that one call to the store reads."""
 
 
 class ConversationReader:
     """A reader of the conversations of a layout.
 
-    Messages beyond the last `seq` of the metadata are ignored: on stores without transactions they may be left from a
-    turn that was never completed. A missing chunk is skipped, because stores may expire items, unless it is the newest.
-    An item that cannot be read raises `SessionDamaged` and is listed in `damages`. Superseded messages are included,
-    unless only `active` ones are requested.
+    Messages beyond the last `seq` in the metadata are ignored: in stores without transactions, they may be left from a
+    turn whose write was not completed. A missing chunk is skipped unless it is the newest, because items may expire in
+    stores. An item that cannot be read raises `SessionDamaged` and is listed in `damages`. Superseded messages are
+    included unless a method has `active=True`.
     """
 
     def __init__(self, items: Items, layout: GraphLayout) -> None:
@@ -166,12 +166,12 @@ class ConversationReader:
         self.damages = DamageRegister()
         self.known = KnownChunks(layout.value_field)
         self.is_snapshot = isinstance(items, TableItems)
-        """True if one read returns a consistent snapshot of its items; on other stores, metadata must be read first."""
+        """True if one read returns a consistent snapshot of its items. For other stores, read metadata first."""
         self.owner_of: Callable[[str], Awaitable[str | None]] | None = None
-        """A function that returns the owner of a conversation if its damaged metadata do not name one."""
+        """A function that returns the owner of a conversation whose damaged metadata name none."""
 
     def beginning(self, session_id: str) -> list[ItemKey]:
-        """Return the keys of a conversation's metadata and, if it is known, of its newest chunk."""
+        """Return the key of a conversation's metadata and, if it is cached, that of its newest chunk."""
         chunk = self.known.chunk(session_id) if self.is_snapshot else None
         newest = [] if chunk is None else [self._layout.chunk(session_id, chunk)]
         return [self._layout.metadata(session_id), *newest]
@@ -179,7 +179,7 @@ class ConversationReader:
     async def opened(
         self, session_id: str, limit: int, *, user_id: str | None = None
     ) -> tuple[Conversation | None, Readable]:
-        """Return the result of `conversation`, and cached items for a read of up to `limit` newest messages."""
+        """Return the result of `conversation`, and a cache of items for a read of up to `limit` newest messages."""
         items = ReadItems(self._items)
         if limit <= self._layout.chunk_size:
             await items.get(self.beginning(session_id))
@@ -207,26 +207,26 @@ class ConversationReader:
         return conversation if user_id in (None, conversation.user_id) else None
 
     def forget(self, session_id: str) -> None:
-        """Drop the cached data of a conversation that no longer exists."""
+        """Drop the cached data of a conversation that does not exist any more."""
         self.damages.forget(session_id)
         self.known.forget(session_id)
 
     def described(self, session_id: str, metadata: Value) -> Conversation:
-        """Return the conversation that metadata describe. Raises `SessionDamaged`."""
+        """Return the conversation that metadata describe; record if they are damaged. Raises `SessionDamaged`."""
         with self.damages.noting(session_id, METADATA):
             return conversation_of(session_id, metadata)
 
     async def all(self) -> AsyncIterator[Conversation]:
-        """Yield every conversation of the layout with readable metadata, unordered."""
+        """Yield each conversation of the layout whose metadata can be read, in any order."""
         async for session_id, metadata in self._items.conversations(self._layout):
             try:
                 conversation = self.described(session_id, metadata)
             except SessionDamaged:
-                continue  # `damages` lists it
+                continue  # `damages` now has it
             yield conversation
 
     async def unreadable(self, session_ids: Sequence[str]) -> set[str]:
-        """Return the conversations whose metadata cannot be read; an empty set if the store does not answer."""
+        """Return the ids of conversations with unreadable metadata; an empty set if the store does not answer."""
         damaged: set[str] = set()
         with contextlib.suppress(StoreUnavailable):
             found = await self._items.get([self._layout.metadata(session_id) for session_id in session_ids])
@@ -244,7 +244,7 @@ class ConversationReader:
             error.user_id = await self.owner_of(error.session_id)
 
     async def places_of(self, conversation: Conversation, message_ids: Sequence[str]) -> list[int]:
-        """Return the `seq` of each known message, from the notes of ids; search the messages if a note is damaged."""
+        """Return the `seq` of each existing message, from the notes of ids; search them if a note is damaged."""
         keys = [self._layout.note(conversation.session_id, id_note(message_id)) for message_id in message_ids]
         notes = zip(message_ids, await self._items.get(keys), strict=True)
         places = {message_id: noted_seq(note) for message_id, note in notes if note is not None}
@@ -257,7 +257,7 @@ class ConversationReader:
     async def between(
         self, conversation: Conversation, first_seq: int, last_seq: int, *, items: Readable | None = None
     ) -> list[Message]:
-        """Return the existing messages between two `seq` values, both included, in order."""
+        """Return the existing messages from `first_seq` to `last_seq`, both included, in order."""
         first = max(first_seq, conversation.deleted_seq + 1)
         last = min(last_seq, conversation.last_seq)
         chunks = [part.chunk for part in stretches(first, last, conversation.chunk_size)]
@@ -273,7 +273,7 @@ class ConversationReader:
         active: bool = False,
         items: Readable | None = None,
     ) -> AsyncIterator[Message]:
-        """Yield the messages between two `seq` values, both included, newest first; chunks are read on demand."""
+        """Yield the messages from `high` down to `low`, both included; chunks are read as they are needed."""
         first, last = max(low, conversation.deleted_seq + 1), min(high, conversation.last_seq)
         for part in stretches(first, last, conversation.chunk_size, newest_first=True):
             if active and conversation.superseded_between(*part.places) == (part.places,):
@@ -283,14 +283,14 @@ class ConversationReader:
                     yield message
 
     async def up(self, conversation: Conversation, low: int, high: int) -> AsyncIterator[Message]:
-        """Yield the messages between two `seq` values, both included, oldest first; chunks are read on demand."""
+        """Yield the messages from `low` up to `high`, both included; chunks are read as they are needed."""
         first = max(low, conversation.deleted_seq + 1)
         for part in stretches(first, min(high, conversation.last_seq), conversation.chunk_size):
             for message in await self.between(conversation, part.first_seq, part.last_seq):
                 yield message
 
     async def values_up(self, conversation: Conversation, low: int, high: int) -> AsyncIterator[Value]:
-        """Yield the messages between two `seq` values, both included, as stored in their chunks."""
+        """Yield the messages from `low` up to `high`, both included, as they are stored in their chunks."""
         first, last = max(low, conversation.deleted_seq + 1), min(high, conversation.last_seq)
         for part in stretches(first, last, conversation.chunk_size):
             async for chunk, _ in self._read(conversation, [part.chunk]):
@@ -299,7 +299,7 @@ class ConversationReader:
                         yield value
 
     async def at(self, conversation: Conversation, places: Collection[int]) -> list[Message]:
-        """Return the existing messages with these `seq` values, in order."""
+        """Return the existing messages with these `seq` values in order, including superseded ones."""
         wanted = {seq for seq in places if conversation.deleted_seq < seq <= conversation.last_seq}
         chunks = sorted({chunk_of(seq, conversation.chunk_size) for seq in wanted})
         reading = self._read(conversation, chunks, (min(wanted, default=1), max(wanted, default=0)))
@@ -312,7 +312,7 @@ class ConversationReader:
         places: tuple[int, int] | None = None,
         items: Readable | None = None,
     ) -> AsyncIterator[tuple[Value, list[Message]]]:
-        """Yield chunks as stored, each with its messages; `places` limits these to a range of `seq`, ends included."""
+        """Yield chunks as stored, each with its messages, or with those in the `seq` range `places`, ends included."""
         newest = chunk_of(max(conversation.last_seq, 1), conversation.chunk_size)
         for start in range(0, len(chunks), CHUNKS_AT_ONCE):
             numbers = chunks[start : start + CHUNKS_AT_ONCE]
@@ -329,6 +329,6 @@ class ConversationReader:
                     yield value, messages
 
     async def _changed(self, conversation: Conversation) -> bool:
-        """Return whether a conversation was changed or deleted since its metadata were read."""
+        """Return True if a conversation was changed or deleted since its metadata were read."""
         now = await self.conversation(conversation.session_id)
         return now is None or now.version != conversation.version

@@ -1,4 +1,4 @@
-"""Retention of conversations that agents store in a graph store: the deletion of their oldest messages."""
+"""Retention of conversations that agents store in a graph store: deletes their oldest messages."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from threadkeep.store.retention import STEP_MESSAGES, Prunable, Removal, Removed
 class ConversationRetention:
     """The retention interface for conversations that agents store in a graph store.
 
-    Old messages are deleted and not archived. Conversations have no limits of their own, and ids of deleted messages
-    are not remembered. Before a deletion, `forget_runs` deletes the runs that stored the messages, so that no data
-    derived from the messages stays. If one of these runs is active, `forget_runs` raises `RowLocked`, and the
+    Old messages are deleted, never archived. Conversations have no limits of their own, and ids of deleted messages are
+    not remembered. Before a deletion, `forget_runs` deletes the runs that stored the messages, so that no data derived
+    from the messages stays. If one of these runs is queued or running, `forget_runs` raises `RowLocked`, and the
     conversation is left for the next round.
     """
 
@@ -38,7 +38,7 @@ class ConversationRetention:
     async def sessions(
         self, *, after: str, limit: int, user_id: str | None = None, with_own: bool = False
     ) -> list[Prunable]:
-        """Return conversations in key order, without damaged ones; the metadata of all of them are read."""
+        """Return conversations after a key, in the order of keys; all metadata are read, damaged ones skipped."""
         if with_own:
             return []
         found = [one async for one in self._reader.all() if one.session_id > after and user_id in (None, one.user_id)]
@@ -51,18 +51,18 @@ class ConversationRetention:
         return None if conversation is None else _prunable(conversation)
 
     async def end_of_older(self, session: Prunable, *, after: int, moment: datetime) -> int:
-        """Return the `seq` up to which all messages after `after` were stored before `moment`."""
+        """Return the `seq` before the first message after `after` that was stored at `moment` or later."""
         conversation = await self._reader.conversation(session.session_id)
         if conversation is None:
             return after
         async for message in self._reader.up(conversation, after + 1, session.last_seq):
-            # A message written by another program may have no time: it stays.
+            # A message that another program has written may have no time; it stays.
             if message.created_at is None or message.created_at >= moment:
                 return (message.seq or after + 1) - 1
         return session.last_seq
 
     async def end_before_newest(self, session: Prunable, messages: int) -> int:
-        """Return the last `seq` before the newest active messages; 0 if there are fewer than `messages`."""
+        """Return the `seq` before the newest `messages` active messages; 0 if there are not as many."""
         conversation = await self._reader.conversation(session.session_id)
         if conversation is None:
             return 0
@@ -71,7 +71,7 @@ class ConversationRetention:
         return first - 1
 
     async def extent(self, removal: Removal) -> Removed:
-        """Return the number of messages and tokens that a removal would remove now."""
+        """Return how many messages and tokens a removal would remove now."""
         conversation = await self._reader.conversation(removal.session_id)
         going: list[Message] = []
         if conversation is not None:
@@ -79,10 +79,11 @@ class ConversationRetention:
         return _removed(removal.upto_seq, going)
 
     async def step(self, removal: Removal, *, messages: int = STEP_MESSAGES) -> Removed | None:
-        """Remove the next messages; return None if the removal is complete or the conversation has changed.
+        """Remove the next messages of a removal; return None if none are left or the conversation has changed.
 
         Raises:
-            RowLocked: another writer keeps changing the conversation, or a run of the messages is active.
+            RowLocked: another writer keeps changing the conversation, or a run that stored the messages is queued or
+                running.
         """
         upto = min(removal.upto_seq, removal.after_seq + messages)
         beginning = Beginning(removal.after_seq, upto, removal.idle_before)
@@ -97,18 +98,18 @@ class ConversationRetention:
         return _removed(upto, going)
 
     async def delete_session(self, session_id: str, *, idle_before: datetime) -> bool:
-        """Delete a conversation whose messages are all deleted, unless new ones have arrived since."""
+        """Delete a conversation whose messages are all deleted; return False if it got new ones meanwhile."""
         return await self._writer.delete(session_id, idle_before=idle_before)
 
     async def forget_ids(self) -> None:
-        """Do nothing; ids are removed with their messages."""
+        """Do nothing; the ids of messages are deleted with the messages."""
 
     async def retention(self, session_id: str, *, user_id: str | None = None) -> tuple[bool, Retention | None]:
-        """Return whether a conversation exists (for this user); it has no limits of its own."""
+        """Return whether a conversation exists (for this user), and None as its own limits."""
         return await self._reader.conversation(session_id, user_id=user_id) is not None, None
 
     async def set_retention(self, session_id: str, retention: Retention | None, *, user_id: str | None = None) -> bool:
-        """Refuse limits for an existing conversation; return False if it does not exist.
+        """Reject limits for a conversation; return False if it does not exist.
 
         Raises:
             InvalidInput: the conversation exists.
@@ -121,11 +122,11 @@ class ConversationRetention:
         )
 
     async def reclaim_space(self) -> bool:
-        """Return False, because the retention of the tables shrinks the file."""
+        """Return False, because the retention of the tables does this for the whole file."""
         return False
 
     async def _title_after(self, conversation: Conversation, going: Sequence[Message], upto: int) -> str | None:
-        """Return the title after a removal; if it came from a removed message, use the first message that stays."""
+        """Return the title after a removal; a title from a removed message is replaced."""
         spoken = (message for message in going if message.role == "user" and message.superseded_at is None)
         first = next((message.content for message in spoken), None)
         if first is None or conversation.title != shorten(first, TITLE_CHARACTERS):
@@ -137,7 +138,7 @@ class ConversationRetention:
 
 
 def _runs_in(conversation: Conversation, messages: Sequence[Message]) -> list[str]:
-    """Return the runs of messages, without messages that a branch copied from another conversation."""
+    """Return the ids of the runs that stored messages, except messages that a branch copied from elsewhere."""
     begun = conversation.created_at if conversation.parent_session_id is not None else None
     said = [one for one in messages if begun is None or one.created_at is None or one.created_at >= begun]
     return sorted({message.run_id for message in said if message.run_id is not None})
@@ -148,7 +149,7 @@ def _removed(upto: int, going: Sequence[Message]) -> Removed:
 
 
 def _prunable(conversation: Conversation) -> Prunable:
-    """Return a conversation for retention; `created_at` stands for the first message, which is not older."""
+    """Return the data of a conversation for retention; `created_at` is used as the time of its first message."""
     return Prunable(
         conversation.session_id,
         conversation.last_seq,

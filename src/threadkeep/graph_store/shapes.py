@@ -1,8 +1,8 @@
-"""The format of a conversation's items: metadata, chunks, and their messages, in both directions.
+"""The format of a conversation's items (metadata, chunks, messages), and conversions from and to it.
 
-Fields that other readers of such a store know come first; Threadkeep's own fields follow. Items without our fields are
-valid too, and unknown fields survive a rewrite. JSON that must keep every byte is stored as text, because backends
-change numbers and the order of keys.
+In metadata, fields that other readers of such stores know come first; Threadkeep's own fields follow. Items without
+Threadkeep's fields are valid too, and unknown fields are kept when an item is written again. JSON that must keep every
+byte is stored as text, because stores change numbers and the order of keys.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from threadkeep.records import Json, Message, SessionInfo, dump_json
 from threadkeep.store.codec import time_of, time_text
 
 METADATA = "metadata"
-"""The name of the metadata item in errors."""
+"""The name of the metadata item in error messages."""
 
 METADATA_KIND = "conversation"
-"""The value of the metadata field `kind`, which distinguishes metadata from chunks in searches."""
+"""The value of the metadata field `kind`, by which a search finds metadata and no chunks."""
 
 _MESSAGE_DEFAULTS: Mapping[str, object] = {
     "status": "complete",
@@ -59,10 +59,10 @@ _TIMES = ("sent_at", "created_at", "superseded_at")
 
 @dataclass(frozen=True)
 class Conversation:
-    """The metadata of a conversation; `version` counts its changes, and is -1 before the first write.
+    """The metadata of a conversation; `version` counts its writes, and is -1 before the first one.
 
-    `superseded` are the `seq` ranges of superseded messages, and `revision` counts their changes. `foreign` are fields
-    of the item that Threadkeep does not know.
+    `superseded` has the `seq` ranges of superseded messages, and `revision` counts the changes of `superseded`.
+    `foreign` has the fields of the item that Threadkeep does not know.
     """
 
     session_id: str
@@ -87,11 +87,11 @@ class Conversation:
     foreign: Mapping[str, Json] = field(default_factory=dict)
 
     def superseded_between(self, first_seq: int, last_seq: int) -> Ranges:
-        """Return the ranges of superseded messages between two `seq` values, both included."""
+        """Return the ranges of superseded messages from `first_seq` to `last_seq`, both included."""
         return clipped(self.superseded, first_seq, last_seq) if self.superseded else ()
 
     def info(self) -> SessionInfo:
-        """Return the info of the session."""
+        """Return the metadata in the form of a `SessionInfo`."""
         superseded = size_of(self.superseded_between(self.deleted_seq + 1, self.last_seq))
         return SessionInfo(
             session_id=self.session_id,
@@ -115,7 +115,7 @@ class Conversation:
 
 
 def metadata_value(conversation: Conversation) -> Value:
-    """Return the metadata item of a conversation."""
+    """Return the metadata item of a conversation, as it is stored."""
     return {
         **conversation.foreign,
         "conversation_key": conversation.session_id,
@@ -156,7 +156,7 @@ def conversation_of(session_id: str, value: Value) -> Conversation:
     """Return the conversation that a metadata item describes.
 
     Raises:
-        SessionDamaged: the item does not describe this conversation.
+        SessionDamaged: the item does not describe this conversation, or has invalid fields.
     """
     try:
         read = _Fields(value)
@@ -173,7 +173,7 @@ def conversation_of(session_id: str, value: Value) -> Conversation:
             version=read.number("version"),
             title=read.text("title", None),
             last_message=read.text("last_message", None),
-            # If it is missing, use the upper bound: a search for a user message then starts at the end.
+            # If it is missing, use the highest possible value: a search for a user message then starts at the end.
             last_user_seq=read.number("last_user_seq", last_seq, most=last_seq),
             reset_seq=read.number("reset_seq", 0, most=last_seq),
             deleted_seq=read.number("deleted_seq", 0, most=last_seq),
@@ -195,7 +195,7 @@ def conversation_of(session_id: str, value: Value) -> Conversation:
 
 
 def owner_in(metadata: Value) -> str | None:
-    """Return the user in metadata, even damaged ones; None if there is none."""
+    """Return the user id in metadata, even in damaged ones; None if there is none."""
     user_id = metadata.get("user_id")
     return user_id if isinstance(user_id, str) else None
 
@@ -203,9 +203,9 @@ def owner_in(metadata: Value) -> str | None:
 def chunk_value(
     conversation: Conversation, chunk: int, messages: Sequence[Value], *, now: datetime, former: Value | None
 ) -> Value:
-    """Return the item of a chunk: its messages in order, at least one, and unknown fields of the old item.
+    """Return the item of a chunk: its messages (at least one, in order), and the unknown fields of the former item.
 
-    The fields that every turn changes are behind the messages, so a database rewrites only the end of the item.
+    The fields that every turn changes follow the messages, so that a database rewrites only the end of the item.
     """
     return Stored(
         {
@@ -232,9 +232,9 @@ def messages_in(
     read: Callable[[Value], Message],
     places: tuple[int, int] | None = None,
 ) -> list[Message]:
-    """Return the messages of a chunk, in order; with `places` only those between two `seq` values, both included.
+    """Return the messages of a chunk in order; with `places`, only those in this `seq` range, both ends included.
 
-    `read` converts each message, as `message_in` does.
+    `read` converts a stored message to a `Message`, as `message_in` does.
 
     Raises:
         SessionDamaged: the item is not this chunk of this conversation, or one of these messages cannot be used.
@@ -246,7 +246,7 @@ def messages_in(
 
 
 def values_in(conversation: Conversation, chunk: int, value: Value) -> Sequence[Value]:
-    """Return the messages of a chunk as stored, with valid `seq` values in order.
+    """Return the messages of a chunk as they are stored, after checking that their `seq` values are valid and in order.
 
     Raises:
         _Misshapen: the item is not this chunk of this conversation, or its messages are not in order.
@@ -261,7 +261,7 @@ def values_in(conversation: Conversation, chunk: int, value: Value) -> Sequence[
         raise _Misshapen("has a message that is no object")
     seqs = [each.get("seq") for each in found]
     if not set(map(type, seqs)) <= {int}:
-        # This raises an error that describes the first invalid `seq`.
+        # This call raises an error that describes the first invalid `seq`.
         seqs = [_Fields(each).number("seq", least=1) for each in found]
     first = first_of(chunk, conversation.chunk_size)
     if seqs != sorted(set(seqs)) or (seqs and not first <= seqs[0] <= seqs[-1] < first + conversation.chunk_size):
@@ -271,7 +271,7 @@ def values_in(conversation: Conversation, chunk: int, value: Value) -> Sequence[
 
 @contextmanager
 def damaged_chunk(conversation: Conversation, chunk: int) -> Iterator[None]:
-    """Turn a `_Misshapen` error in the block into `SessionDamaged` for this chunk."""
+    """Turn a `_Misshapen` error of the block into `SessionDamaged` for this chunk."""
     try:
         yield
     except _Misshapen as error:
@@ -281,7 +281,7 @@ def damaged_chunk(conversation: Conversation, chunk: int) -> Iterator[None]:
 
 
 def missing_chunk(conversation: Conversation) -> SessionDamaged:
-    """Return the error of a conversation whose newest chunk is missing."""
+    """Return the error for a conversation whose newest chunk is missing."""
     newest = chunk_key(chunk_of(conversation.last_seq, conversation.chunk_size))
     return SessionDamaged(conversation.session_id, newest, "is missing", user_id=conversation.user_id)
 
@@ -295,7 +295,7 @@ def noted_seq(note: Value) -> int | None:
 
 
 def message_value(seq: int, columns: Mapping[str, object], value_field: str) -> Value:
-    """Return the stored form of a message from the columns of a table row; defaults are left out."""
+    """Return a message in its stored form, from the columns of a row; values equal to the default are left out."""
     rest = {
         name: column
         for name, column in columns.items()
@@ -305,7 +305,7 @@ def message_value(seq: int, columns: Mapping[str, object], value_field: str) -> 
 
 
 def answer_note(value: Mapping[str, object]) -> str | None:
-    """Return the name of the note for a complete answer; None for every other message.
+    """Return the name of the note for an active, complete answer; None for every other message.
 
     Answers with the same question, author and ordinal have the same name.
     """
@@ -316,13 +316,13 @@ def answer_note(value: Mapping[str, object]) -> str | None:
 
 
 def notes_of(message: Value) -> list[str]:
-    """Return the names of a message's notes: one for its id, and one if it is a complete answer."""
+    """Return the names of a message's notes: one for its id, and one if it is an active, complete answer."""
     names = (id_note(message["id"]) if message.get("id") else None, answer_note(message))
     return [name for name in names if name is not None]
 
 
 def message_in(value: Value, value_field: str) -> Message:
-    """Return the message for its value in a chunk.
+    """Return the message from its stored value in a chunk.
 
     Raises:
         _Misshapen: a field is missing or cannot be used.
@@ -339,40 +339,40 @@ def message_in(value: Value, value_field: str) -> Message:
     try:
         return Message(**given)
     except InvalidMessage as error:
-        # The text of this error names the field, but does not quote its value.
+        # The text of this error names the field, and does not quote its value.
         raise _Misshapen(f"has a message that cannot be used: {str(error).rstrip('.')}") from None
 
 
 class _Misshapen(Exception):
-    """An item with an unexpected format; the text completes a sentence whose subject is the item."""
+    """An item in an unexpected format; the error text completes a sentence whose subject is the item."""
 
 
 class _Fields:
     """The fields of an item, by name; each method returns a field of one type, or raises `_Misshapen`.
 
-    A field that is absent or null has its default, if there is one.
+    If a field is missing or null, its default is returned, if one is given.
     """
 
     def __init__(self, value: Value) -> None:
         self._value = value
 
     def text(self, name: str, *default: Any) -> Any:
-        """Return a text."""
+        """Return a text field."""
         return self._get(name, str, "text", default)
 
     def flag(self, name: str, *, default: bool) -> bool:
-        """Return a truth value."""
+        """Return a boolean field."""
         return bool(self._get(name, bool, "true or false", (default,)))
 
     def number(self, name: str, *default: int, least: int = 0, most: int = 2**53) -> int:
-        """Return a whole number in a range, both ends included."""
+        """Return a field with a whole number from `least` to `most`."""
         found = self._get(name, int, "a whole number", default)
         if isinstance(found, bool) or not least <= found <= most:
             raise _Misshapen(f"has a {name} that is out of range")
         return int(found)
 
     def decimal(self, name: str) -> float:
-        """Return a number."""
+        """Return a field with a number."""
         found = self._get(name, int | float, "a number", ())
         try:
             return math.nan if isinstance(found, bool) else float(found)
@@ -380,26 +380,26 @@ class _Fields:
             raise _Misshapen(f"has a {name} that is out of range") from None
 
     def time(self, name: str, *default: datetime) -> datetime:
-        """Return a time."""
+        """Return a field with a time."""
         found = self._get(name, (str, datetime), "a time", default)
         try:
             moment: datetime = time_of(found)
             if moment.tzinfo is UTC:
                 return moment
-            # A time without a zone would fail at the first comparison.
+            # A time without a time zone would cause an error at its first comparison.
             return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).astimezone(UTC)
         except (ValueError, OverflowError):
             raise _Misshapen(f"has a {name} that is no time") from None
 
     def texts(self, name: str) -> tuple[str, ...]:
-        """Return a list of texts."""
+        """Return a field with a list of texts."""
         found = self._get(name, list | tuple, "a list", ((),))
         if not all(isinstance(each, str) for each in found):
             raise _Misshapen(f"has {name} that are not text")
         return tuple(found)
 
     def ranges(self, name: str, *, most: int) -> Ranges:
-        """Return disjoint ranges of `seq` in order, up to a maximum."""
+        """Return a field with `seq` ranges that are in order, do not overlap and end at `most` or before."""
         found = self._get(name, list | tuple, "a list", ((),))
         try:
             ranges = tuple((low, high) for low, high in found)
@@ -413,7 +413,7 @@ class _Fields:
         return ranges
 
     def json_text(self, name: str) -> str:
-        """Return the text of a JSON object; other programs may store the object itself."""
+        """Return the JSON text of a field with a JSON object; other programs may store the object itself."""
         found = self._get(name, str | Mapping, "a JSON object", ("{}",))
         if isinstance(found, str) and isinstance(_parsed(name, found), dict):
             return found

@@ -1,4 +1,4 @@
-"""Superseding of messages, and branching of conversations, each in one write."""
+"""Supersedes messages, and branches conversations, each in one write."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from threadkeep.store.transcripts import Branching, Superseded, Superseding
 
 
 class ConversationSuperseding:
-    """A writer that supersedes messages of conversations, and branches them."""
+    """A writer that supersedes messages of conversations, and branches conversations."""
 
     def __init__(self, reader: ConversationReader, writer: ConversationWriter) -> None:
         self._reader = reader
@@ -38,7 +38,7 @@ class ConversationSuperseding:
         self._layout = writer.layout
 
     async def supersede(self, superseding: Superseding, new: Prepared | None, now: datetime) -> Superseded:
-        """Supersede messages; `new` is the version that replaces them. Raises the errors of `Transcripts.supersede`."""
+        """Supersede messages and store `new`, if given. Raises the errors of `Transcripts.supersede`."""
 
         async def work(writing: Writing, found: Conversation | None) -> Superseded:
             if found is not None and superseding.user_id not in (None, found.user_id):
@@ -60,7 +60,7 @@ class ConversationSuperseding:
         return await self._writer.hold(superseding.session_id, work)
 
     async def _named(self, writing: Writing, chunks: HeldChunks, superseding: Superseding) -> Ranges | Superseded:
-        """Return the `seq` ranges that a message id selects, or the result if the same call was already made."""
+        """Return the `seq` ranges that a message id and the scope select, or the result if the call was made before."""
         conversation, message_id = chunks.conversation, str(superseding.message_id)
         ids = [message_id]
         if superseding.by is not None and superseding.by.id is not None:
@@ -78,7 +78,7 @@ class ConversationSuperseding:
         return ranges_of(places_down(last, first, conversation.superseded))
 
     async def _of_run(self, chunks: HeldChunks, question: Message, last: int) -> Ranges:
-        """Return the `seq` ranges of a question and of the messages that its run stored after it."""
+        """Return the `seq` ranges of a question and of the active messages that its run stored after it."""
         first, found = question.seq or 0, {question.seq or 0}
         for part in stretches(first, last, chunks.conversation.chunk_size) if question.run_id is not None else ():
             of_run = [message for message in await chunks.messages(part.chunk) if message.run_id == question.run_id]
@@ -111,7 +111,7 @@ class ConversationSuperseding:
         return Superseded(size_of(places), *bounds, tuple(taken) if superseding.newest else (), by)
 
     async def _retitled(self, chunks: HeldChunks, conversation: Conversation, taken: Sequence[Message]) -> Conversation:
-        """Return the conversation with new fields from its active messages; a title set by a caller stays."""
+        """Return the conversation with new last message and title; a title that a caller has set stays."""
         last_message, last_user_seq = None, 0
         async for message in chunks.active_down(conversation):
             if last_message is None:
@@ -128,7 +128,7 @@ class ConversationSuperseding:
     async def _appended(
         self, chunks: HeldChunks, conversation: Conversation, new: Prepared, now: datetime
     ) -> tuple[Conversation, Message]:
-        """Append the new version of a message to the conversation with its unwritten changes."""
+        """Append the new version of a message to a conversation whose changes are not written yet."""
         writing = Overlay(chunks)
         appended = await self._writer.appended(writing, conversation, new, {}, now)
         chunks.items |= appended.items
@@ -143,7 +143,7 @@ class ConversationSuperseding:
     async def take_place(
         self, writing: Writing, conversation: Conversation, prepared: Prepared, loser: Value, now: datetime
     ) -> Receipt:
-        """Store a delivered answer in place of an undelivered one, which is superseded."""
+        """Store a delivered answer in place of an undelivered one, which is thereby superseded."""
         message = prepared.messages[0]
         superseding = Superseding(conversation.session_id, message_id=loser["id"], scope="message", by=message)
         place = (int(loser["seq"]),) * 2
@@ -152,7 +152,7 @@ class ConversationSuperseding:
         return Receipt(first_seq=seq, last_seq=seq, cleaned=prepared.cleaned, ids=(str(message.id),))
 
     async def tell(self, session_id: str, message_id: str, now: datetime) -> Message | None:
-        """Mark an answer as delivered to a caller, and return it, or the answer that has replaced it."""
+        """Mark an answer, or the one that replaced it, as delivered to a caller; return it, None if it is missing."""
 
         async def work(writing: Writing, found: Conversation | None) -> Message | None:
             chunks = None if found is None else HeldChunks(writing, self._layout, found)
@@ -167,7 +167,7 @@ class ConversationSuperseding:
         return await self._writer.hold(session_id, work)
 
     async def empty(self, session_id: str, seqs: Collection[int], now: datetime) -> None:
-        """Remove the content of messages and mark them as superseded; remove the recall index and all steps."""
+        """Remove the content of messages, mark them as superseded, and delete recall index and tool calls."""
 
         async def work(writing: Writing, found: Conversation | None) -> None:
             if found is None:
@@ -191,7 +191,7 @@ class ConversationSuperseding:
         self._reader.known.forget(session_id)
 
     async def _standing(self, chunks: HeldChunks, message_id: str) -> Value | None:
-        """Return the message with an id, or the last one that has replaced it."""
+        """Return the stored message with an id, or the last one of those that replaced it; None if it is missing."""
         known, wanted = set[str](), message_id
         while True:
             seqs = await self._writer.places_of(chunks.writing, chunks.conversation, [wanted])
@@ -205,7 +205,7 @@ class ConversationSuperseding:
             wanted = successor
 
     async def branch(self, branching: Branching, now: datetime) -> None:
-        """Create a conversation with the messages of another one; raise the errors of `Transcripts.branch`."""
+        """Create a conversation with copies of another one's messages. Raises the errors of `Transcripts.branch`."""
         parent = await self._reader.conversation(branching.session_id)
         if parent is None:
             raise SessionNotFound(branching.session_id)
@@ -230,7 +230,7 @@ class ConversationSuperseding:
         await self._writer.hold(branching.branch_id, work)
 
     async def _values(self, branching: Branching, parent: Conversation) -> list[Value]:
-        """Return the messages that a branch begins with, as stored in their chunks."""
+        """Return the messages to copy into a branch, as they are stored in their chunks."""
         upto = parent.last_seq if branching.at is None else branching.at
         there = {value["seq"]: value async for value in self._reader.values_up(parent, 1, upto)}
         if branching.at is not None and upto not in there:
@@ -295,5 +295,5 @@ def _renumbered(value: Value, seq: int) -> Value:
 
 
 def _noted(layout: GraphLayout, session_id: str, values: Iterable[Value]) -> dict[ItemKey, Value | None]:
-    """Return the notes for messages: one per id, and one per complete answer."""
+    """Return the notes for messages: one for each id, and one for each complete answer."""
     return {layout.note(session_id, name): {"seq": value["seq"]} for value in values for name in notes_of(value)}

@@ -1,4 +1,4 @@
-"""The transcript contract on a LangGraph store, and the steps of agents in its conversations."""
+"""Transcripts in a LangGraph store, and the tool calls of agents in its conversations."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from threadkeep.store.transcripts import (
 
 
 def selected(infos: Iterable[SessionInfo], query: SessionQuery) -> list[SessionInfo]:
-    """Return the sessions that match a query, newest activity first."""
+    """Return one page of the sessions that match a query, newest activity first."""
     text = None if query.query is None else clean_text(query.query).lower()
     wanted = [
         info
@@ -49,11 +49,11 @@ _ANSWER_REACH = 10_000
 
 
 class GraphTranscripts:
-    """The transcript contract on a LangGraph store; see `threadkeep.store.transcripts.Transcripts` for its guarantees.
+    """Transcripts in a LangGraph store; for the guarantees, see `threadkeep.store.transcripts.Transcripts`.
 
-    `count` counts the tokens of a text, once, when it is stored. `clock` gives `created_at` and `updated_at`.
-    `conflicted` is called with the session of each write that conflicts with another writer. The write is retried a few
-    times; after that `append` raises `ConversationChanged`, and the caller has to store the turn later.
+    `count` counts the tokens of a text once, when the text is stored. `clock` supplies `created_at` and `updated_at`.
+    `conflicted` is called with the session id each time a write conflicts with another writer. The write is retried
+    three times; then `append` raises `ConversationChanged`, and the caller must store the turn later.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class GraphTranscripts:
 
     @property
     def backend(self) -> Backend:
-        """The engine's name for metrics."""
+        """The name of the store in metrics."""
         return self.items.backend
 
     async def append(self, turn: Turn) -> Receipt:
@@ -83,7 +83,7 @@ class GraphTranscripts:
         return (await self.write(turn)).receipt
 
     async def write(self, turn: Turn) -> Written:
-        """Store a turn; also return what changed."""
+        """Store a turn; return its receipt and what was changed."""
         now = self._clock()
         prepared = prepare_turn(turn, count=self._count, now=time_text(now))
         return await self.writer.append(turn, prepared, now, self._superseding.take_place)
@@ -121,7 +121,7 @@ class GraphTranscripts:
     async def recent(
         self, session_id: str, *, limit: int, before: int = END, after: int = 0, user_id: str | None = None
     ) -> Recent:
-        """Return the rows for a window."""
+        """Return the messages for a window; see `Recent`."""
         conversation, items = await self.reader.opened(session_id, limit, user_id=user_id)
         if conversation is None:
             return Recent(())
@@ -140,12 +140,12 @@ class GraphTranscripts:
         return Recent(tuple(found), conversation.reset_seq, newest_user, deleted, deleted, conversation.revision)
 
     async def find(self, session_id: str, message_id: str) -> Message | None:
-        """Return the message with an id, superseded or not."""
+        """Return the message with an id, even if it is superseded; None if there is none."""
         found = await self.with_ids(session_id, [message_id])
         return found[0] if found else None
 
     async def with_ids(self, session_id: str, message_ids: Collection[str]) -> list[Message]:
-        """Return the existing messages with these ids, superseded or not, in order."""
+        """Return the existing messages with these ids, including superseded ones, in order."""
         wanted = {message_id for message_id in message_ids if clean_text(message_id) == message_id}
         conversation = await self.reader.conversation(session_id) if wanted else None
         if conversation is None:
@@ -154,12 +154,12 @@ class GraphTranscripts:
         return [message for message in await self.reader.at(conversation, places) if message.id in wanted]
 
     async def at(self, session_id: str, places: Collection[int]) -> list[Message]:
-        """Return the existing messages with these `seq` values, superseded or not, in order."""
+        """Return the existing messages with these `seq` values, including superseded ones, in order."""
         conversation = await self.reader.conversation(session_id) if places else None
         return [] if conversation is None else await self.reader.at(conversation, places)
 
     async def answers_to(self, session_id: str, question: Message) -> list[Message]:
-        """Return the complete answers to a stored question, from the messages that follow it.
+        """Return the complete answers to a stored question, in order, from the next 10,000 messages.
 
         Superseded answers are included only if the question is superseded.
         """
@@ -175,11 +175,11 @@ class GraphTranscripts:
                 found.append(message)
             elif message.answers is None and message.run_id is not None and message.run_id == question.run_id:
                 of_run.append(message)
-        # Answers from before version 0.2 are identified by their run.
+        # Answers stored before version 0.2 do not name their question, but have its run id.
         return found[::-1] or of_run[:1]
 
     async def tell(self, session_id: str, message_id: str) -> Message | None:
-        """Mark an answer as delivered to a caller, and return it, or the answer that has replaced it."""
+        """Mark an answer, or the one that replaced it, as delivered to a caller; return it, None if it is missing."""
         return await self._superseding.tell(session_id, message_id, self._clock())
 
     async def supersede(self, superseding: Superseding) -> Superseded:
@@ -190,11 +190,11 @@ class GraphTranscripts:
         return await self._superseding.supersede(superseding, new, now)
 
     async def empty(self, session_id: str, seqs: Collection[int]) -> None:
-        """Remove the content of messages, for an erase. `seq` and id stay, but no window or search returns them."""
+        """Remove the content of messages, for an erasure. They keep `seq` and id, but no window or search has them."""
         await self._superseding.empty(session_id, seqs, self._clock())
 
     async def superseded(self, session_id: str, *, after: int = 0, before: int = END) -> list[tuple[int, int]]:
-        """Return the ranges of superseded messages between two `seq` values, both excluded, in order."""
+        """Return the `seq` ranges of superseded messages between `after` and `before`, both excluded, in order."""
         conversation = await self.reader.conversation(session_id)
         if conversation is None:
             return []
@@ -205,28 +205,28 @@ class GraphTranscripts:
         await self._superseding.branch(branching, self._clock())
 
     async def session(self, session_id: str, *, user_id: str | None = None) -> SessionInfo | None:
-        """Return the info of a session."""
+        """Return the metadata of a session; None if it does not exist or is not this user's."""
         conversation = await self.reader.conversation(session_id, user_id=user_id)
         return None if conversation is None else conversation.info()
 
     async def sessions(self, query: SessionQuery) -> list[SessionInfo]:
-        """Return sessions, newest activity first; the metadata of all of them are read."""
+        """Return one page of sessions, newest activity first; each call reads the metadata of all sessions."""
         return selected([conversation.info() async for conversation in self.reader.all()], query)
 
     async def change(self, session_id: str, changes: SessionChanges) -> None:
-        """Change fields of a session."""
+        """Change fields of a session; do nothing if it does not exist."""
         await self.writer.change(session_id, changes)
 
     async def reset(self, session_id: str, *, user_id: str | None = None) -> int | None:
-        """Start later windows after the existing messages."""
+        """Let later windows begin after the existing messages; return the last `seq`, None without the session."""
         return await self.writer.reset(session_id, user_id=user_id)
 
     async def delete(self, session_id: str) -> bool:
-        """Delete a session and its messages."""
+        """Delete a session and its messages; return False if it did not exist."""
         return await self.writer.delete(session_id)
 
     async def _newest_user(self, conversation: Conversation, high: int, low: int) -> Message | None:
-        """Return the newest user message between two `seq` values, both included."""
+        """Return the newest active user message from `low` to `high`, both included; None if there is none."""
         async for message in self.reader.down(conversation, min(high, conversation.last_user_seq), low, active=True):
             if message.role == "user":
                 return message
@@ -234,10 +234,10 @@ class GraphTranscripts:
 
 
 class ConversationContexts(NullContexts):
-    """The context state of conversations: only steps; there are no anchors and no summaries.
+    """Stored data of conversations for model calls: only tool calls; there are no anchors and no summaries.
 
-    Each agent has an item with the steps of its turns. A turn is ignored, and removed by the next write, if its
-    question was deleted, or if its question or answer was superseded.
+    Each agent has an item with the tool calls of its newest turns. A turn is ignored, and removed by the next write, if
+    its question was deleted, or if its question or answer was superseded.
     """
 
     def __init__(self, items: Items, writer: ConversationWriter) -> None:
@@ -246,7 +246,7 @@ class ConversationContexts(NullContexts):
         self._writer = writer
 
     async def steps(self, session_id: str, author: str, *, since: int) -> list[Steps]:
-        """Return the steps of an agent's answers, oldest first, to questions whose `seq` is at least `since`."""
+        """Return the tool calls of an agent's answers to the questions from the `seq` `since` on, oldest first."""
         conversation = await self._writer.reader.conversation(session_id)
         if conversation is None:
             return []
@@ -257,7 +257,7 @@ class ConversationContexts(NullContexts):
     async def keep_steps(
         self, session_id: str, steps: Steps, *, question_id: str, author: str, ordinal: int = 1, turns: int = 1
     ) -> None:
-        """Store the steps of an answer, if its question exists; delete those of all but the agent's newest `turns`."""
+        """Store the tool calls of an answer, if its question exists; keep only those of the agent's newest `turns`."""
         key = self._writer.layout.steps(session_id, author)
 
         async def work(writing: Writing, found: Conversation | None) -> None:

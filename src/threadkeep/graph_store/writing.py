@@ -1,4 +1,4 @@
-"""Writes to a conversation. Each write locks it, reads the items that it needs, and writes all changes at once."""
+"""Writes to conversations. Each write locks one, reads the items that it needs, and writes all changes at once."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from threadkeep.store.transcripts import SessionChanges
 type Work[T] = Callable[[ReadOnce, Conversation | None], Awaitable[T]]
 
 type Beside = Callable[[Written], Sequence[Statement]]
-"""A function that returns statements for an appended turn; the last statement returns a row on success."""
+"""A function that returns statements for an appended turn; the last statement returns a row if it succeeds."""
 
 _PAUSES_SECONDS: Final = (0.025, 0.05, 0.1)
 _MOST_CHUNKS = 10_000
-"""The maximum number of chunk keys to compute; metadata that imply more may be wrong, so the store is searched."""
+"""The maximum number of chunk keys to compute; if metadata imply more, they may be wrong, so keys are searched."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Beginning:
     idle_before: datetime | None = None
 
     def is_of(self, conversation: Conversation) -> bool:
-        """Return True if a conversation still begins after `after_seq`, and is idle if required."""
+        """Return True if a conversation still begins after `after_seq`, and is idle if this is required."""
         idle = self.idle_before is None or conversation.updated_at < self.idle_before
         return idle and conversation.deleted_seq == self.after_seq
 
@@ -59,8 +59,9 @@ type TakingPlace = Callable[[Writing, Conversation, Prepared, Value, datetime], 
 class ConversationWriter:
     """A writer of the conversations of a layout.
 
-    A write that conflicts with another writer is retried three times after a short, random pause; `conflicted` is
-    called with the session each time. Then `ConversationChanged` is raised, and nothing is written.
+    A write that conflicts with another writer is retried three times, each after a short, random pause; `conflicted` is
+    called with the session id at each conflict. If all attempts fail, `ConversationChanged` is raised and nothing is
+    written.
     """
 
     def __init__(
@@ -76,13 +77,13 @@ class ConversationWriter:
         self.reader = reader
         self._conflicted = conflicted
         self.beside: Beside | None = None
-        """The statements for the transaction of an appended turn; if they fail, the turn is written without them."""
+        """The statements to execute with an appended turn; if they may have failed, it is written without them."""
 
     async def append(self, turn: Turn, prepared: Prepared, now: datetime, take_place: TakingPlace) -> Written:
         """Append a turn to a conversation; create it if it does not exist.
 
-        If an answer was delivered while the store was down, it replaces an undelivered answer with `take_place`; if the
-        stored answer was delivered too, the new one is stored as superseded.
+        If the turn's answer was delivered while the store was down, it replaces an undelivered stored answer, with
+        `take_place`; if the stored answer was delivered too, the new answer is stored as superseded.
 
         Raises:
             WrongUser: the conversation belongs to another user.
@@ -124,7 +125,7 @@ class ConversationWriter:
     async def _hold_with_rows(
         self, session_id: str, work: Callable[..., Awaitable[Written]], needed: Sequence[ItemKey]
     ) -> Written:
-        """Execute work on a conversation with the statements of `beside`, or without them if they may have failed."""
+        """Execute work on a conversation with the statements of `beside`; if they may have failed, without them."""
         async with self._order(session_id):
             if self.beside is not None:
                 try:
@@ -135,11 +136,11 @@ class ConversationWriter:
             return await self._attempts(session_id, work, needed)
 
     def _order(self, session_id: str) -> asyncio.Lock:
-        """Return this process's lock of a conversation; a writer holds it during all of its attempts."""
+        """Return this process's lock of a conversation; a writer must have it during all of its attempts."""
         return self._items.locks.of(self.layout.metadata(session_id))
 
     def _named(self, turn: Turn, prepared: Prepared) -> list[ItemKey]:
-        """Return the keys of the notes that an append reads, and of the first chunk if the newest is not known."""
+        """Return the keys of the notes that an append reads, and of the first chunk if no chunk is cached."""
         names = [id_note(str(message.id)) for message in prepared.messages]
         names += [note for row in prepared.columns if (note := answer_note(row)) is not None]
         names += [] if turn.answers is None else [id_note(turn.answers)]
@@ -167,7 +168,7 @@ class ConversationWriter:
     async def _without_answered(
         self, writing: Writing, conversation: Conversation, prepared: Prepared, there: Mapping[str, int]
     ) -> tuple[Prepared, Value | None]:
-        """Leave out complete answers that duplicate a stored answer; also return the stored answer, if any."""
+        """Leave out complete answers whose question already has one; also return the stored answer, or None."""
         notes = {str(row["id"]): note for row in prepared.columns if (note := answer_note(row)) is not None}
         notes = {message_id: note for message_id, note in notes.items() if message_id not in there}
         if not notes or conversation.version < 0:
@@ -191,10 +192,10 @@ class ConversationWriter:
         names: Sequence[str],
         name_of: Callable[[Value], str | None],
     ) -> dict[str, Value]:
-        """Return the messages that the notes with these names refer to, by name.
+        """Return the messages to which the notes with these names refer, by name.
 
-        A note may be left from a turn that was never completed, so `name_of` computes the name of a message to compare
-        it with. If a note is damaged, all messages are searched.
+        A note may be left from a turn whose write was not completed, so the name that `name_of` computes for a message
+        must be equal to the note's name. If a note is damaged, all messages are searched.
         """
         keys = [self.layout.note(conversation.session_id, name) for name in names]
         notes = zip(names, await writing.get(keys), strict=True)
@@ -241,7 +242,7 @@ class ConversationWriter:
     async def places_of(
         self, writing: Writing, conversation: Conversation, message_ids: Sequence[str]
     ) -> dict[str, int]:
-        """Return the `seq` of the existing messages with these ids."""
+        """Return the `seq` of each existing message with one of these ids, by id."""
         if conversation.version < 0:
             return {}
         names = [id_note(message_id) for message_id in message_ids]
@@ -267,7 +268,7 @@ class ConversationWriter:
         await self.hold(session_id, work)
 
     async def reset(self, session_id: str, *, user_id: str | None) -> int | None:
-        """Start later windows after the existing messages; return the last `seq`, None if there is no conversation."""
+        """Let later windows begin after the existing messages; return the last `seq`, None without the conversation."""
 
         async def work(writing: Writing, found: Conversation | None) -> int | None:
             if found is None or user_id not in (None, found.user_id):
@@ -279,7 +280,7 @@ class ConversationWriter:
         return await self.hold(session_id, work)
 
     async def take_away(self, session_id: str, beginning: Beginning, *, title: tuple[str | None, str | None]) -> bool:
-        """Remove the beginning of a conversation; return False if it has changed. `title` is (old, new)."""
+        """Delete the oldest messages of a conversation; return False if it has changed. `title` is (old, new)."""
 
         async def work(writing: Writing, found: Conversation | None) -> bool:
             if found is None or not beginning.is_of(found):
@@ -303,10 +304,11 @@ class ConversationWriter:
             self.reader.known.forget(session_id)
 
     async def delete(self, session_id: str, *, idle_before: datetime | None = None) -> bool:
-        """Remove every item of a conversation, damaged or not; return False if it did not exist.
+        """Delete every item of a conversation, even a damaged one; return False if it did not exist.
 
-        With `idle_before`, it is removed only if all its messages are deleted and nothing was written since. If another
-        program has deleted the metadata, the items in the namespace of the message ids are removed.
+        With `idle_before`, the conversation is deleted only if all its messages are deleted and nothing was written
+        since then. If another program has deleted the metadata, only the items in the namespace of the message ids are
+        deleted.
         """
 
         async def work(writing: Writing, found: Conversation | None) -> bool:
@@ -328,7 +330,7 @@ class ConversationWriter:
         return gone
 
     async def remove_rest(self, session_id: str) -> None:
-        """Remove the items in the namespace of the message ids after another program has deleted the metadata."""
+        """Delete the items in the namespace of the message ids, if another program has deleted the metadata."""
 
         async def work(writing: Writing, found: Conversation | None) -> None:
             if found is None:
@@ -337,7 +339,7 @@ class ConversationWriter:
         await self.hold(session_id, work)
 
     async def _remove_damaged(self, session_id: str) -> bool:
-        """Remove every item of a conversation with damaged metadata; the keys are searched in the store."""
+        """Delete every item of a conversation with damaged metadata; the keys are searched in the store."""
         metadata = self.layout.metadata(session_id)
         async with self._order(session_id), self._items.writing(metadata) as writing:
             found = [*await self._written_chunks(writing, session_id), *await self._ids(writing, session_id)]
@@ -345,10 +347,10 @@ class ConversationWriter:
         return True
 
     async def hold[T](self, session_id: str, work: Work[T]) -> T:
-        """Lock a conversation and execute work on it.
+        """Lock a conversation and execute work on it, with retries.
 
         Raises:
-            ConversationChanged: another writer changed it in each attempt.
+            ConversationChanged: another writer changed the conversation in each attempt.
         """
         async with self._order(session_id):
             return await self._attempts(session_id, work)
@@ -367,13 +369,14 @@ class ConversationWriter:
                     raise
                 await asyncio.sleep(pauses.pop(0) * random.uniform(0.5, 1.5))
             except StoreUnavailable as error:
-                # The transaction may be committed although the connection broke; a retry finds its messages.
+                # The transaction may have been committed although the connection broke; the retry then finds its
+                # messages.
                 if broken or not error.interrupted:
                     raise
                 broken = True
 
     async def _once[T](self, session_id: str, work: Work[T], needed: Sequence[ItemKey]) -> T:
-        """Lock a conversation and execute work on it, in one attempt."""
+        """Lock a conversation and execute work on it once; the metadata and the `needed` items are read first."""
         keys = [*self.reader.beginning(session_id), *(needed if self.reader.is_snapshot else ())]
         async with self._items.writing(keys[0]) as held:
             writing = ReadOnce(held)
@@ -387,7 +390,7 @@ class ConversationWriter:
         conversation: Conversation,
         others: Mapping[ItemKey, Value | None] | None = None,
     ) -> Conversation:
-        """Write the metadata of a conversation and `others`; return the conversation with its new version."""
+        """Write the metadata of a conversation and the items `others`; return the conversation with its new version."""
         version = former.version if former.version >= 0 else None
         changed = _next_version(former, conversation)
         await writing.put(metadata_value(changed), others or {}, version=version)
@@ -408,7 +411,7 @@ class ConversationWriter:
         return changed
 
     async def _steps_without(self, writing: Writing, shorter: Conversation) -> dict[ItemKey, Value | None]:
-        """Return the items of steps that change when the beginning of a conversation is removed."""
+        """Return the items with tool calls that change when the oldest messages of a conversation are deleted."""
         namespace = self.layout.message_ids(shorter.session_id)
         keys = [ItemKey(namespace, key) for key in await writing.keys(namespace, STEPS)]
         return steps_left(dict(zip(keys, await writing.get(keys), strict=True)), shorter) if keys else {}
@@ -421,13 +424,13 @@ class ConversationWriter:
         if last - first > _MOST_CHUNKS:
             return ids + await self._written_chunks(writing, session_id)
         chunks = [self.layout.chunk(session_id, chunk) for chunk in range(first, last + 1)]
-        # A turn that was never completed may have left more chunks, on a store without transactions.
+        # In a store without transactions, a turn whose write was not completed may have left more chunks.
         while await writing.get([left := self.layout.chunk(session_id, last := last + 1)]) != [None]:
             chunks.append(left)
         return ids + chunks
 
     async def _written_chunks(self, writing: Writing, session_id: str) -> list[ItemKey]:
-        """Return the keys of a conversation's chunks, by a search in the keys of the namespace."""
+        """Return the keys of a conversation's chunks by searching the keys of the namespace."""
         keys = await writing.keys(self.layout.namespace, f"{session_id}:")
         return [ItemKey(self.layout.namespace, key) for key in keys if self.layout.is_chunk(session_id, key)]
 
@@ -439,18 +442,18 @@ class ConversationWriter:
         return [ItemKey(namespace, key) for key in await writing.keys(namespace)]
 
     def _read(self, conversation: Conversation, chunk: int, value: Value) -> Sequence[Value]:
-        """Return the messages of a chunk as stored. Raises `SessionDamaged`."""
+        """Return the messages of a chunk as they are stored, after validating them. Raises `SessionDamaged`."""
         self.reader.known.check(conversation, chunk, value)
         found: Sequence[Value] = value["messages"]
         return found
 
     def _notes(self, session_id: str, messages: Sequence[Value]) -> list[ItemKey]:
-        """Return the keys of the notes for messages: one per id, and one per complete answer."""
+        """Return the keys of the notes for messages: one for each id, and one for each complete answer."""
         return [self.layout.note(session_id, name) for message in messages for name in notes_of(message)]
 
 
 def _answering(conversation: Conversation, question_seq: int, prepared: Prepared, now: datetime) -> Prepared:
-    """Return the messages, marked as superseded if the question is superseded."""
+    """Return the messages to store; they are marked as superseded if their question is superseded."""
     if not conversation.superseded_between(question_seq, question_seq):
         return prepared
     rows = [{**row, "superseded_at": time_text(now)} for row in prepared.columns]
@@ -458,7 +461,7 @@ def _answering(conversation: Conversation, question_seq: int, prepared: Prepared
 
 
 def _with_reset(former: Conversation, grown: Conversation, question_seq: int) -> Conversation:
-    """Move the last reset behind an answer if the question is before the reset and nothing was stored since."""
+    """Move the last reset behind the answer if its question is before the reset and nothing was stored since."""
     if 0 < question_seq <= former.reset_seq == former.last_seq:
         return replace(grown, reset_seq=grown.last_seq)
     return grown
@@ -469,13 +472,13 @@ def _next_version(former: Conversation, conversation: Conversation) -> Conversat
 
 
 def _may_be_of_rows(error: StoreError) -> bool:
-    """Return whether a transaction may have failed because of the rows in our tables, or may have been committed."""
+    """Return True if a transaction may have failed because of the index rows, or may have been committed."""
     if isinstance(error, StoreUnavailable):
         return error.interrupted or isinstance(error, RowLocked | StatementCancelled)
     return not isinstance(error, SessionDamaged)
 
 
 def _superseded_by(winner: Value, prepared: Prepared, now: datetime) -> Prepared:
-    """Return the answers, marked as superseded by the winner."""
+    """Return the messages marked as superseded by the stored answer `winner`."""
     mark = {"superseded_at": time_text(now), "superseded_by": winner.get("id")}
     return replace(prepared, columns=[{**row, **mark} for row in prepared.columns])
