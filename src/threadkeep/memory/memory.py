@@ -1,4 +1,4 @@
-"""The memory of a database as users open it: sessions and knowledge."""
+"""The memory of a database, as applications open it: sessions and knowledge."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ _GROUPS = "groups in Graphiti"
 class Memory(history.Memory):
     """The sessions, facts, procedures and persons of one database.
 
-    `open_memory` opens it for an `async with` block. Use `open` and `close` without a block, as in notebooks.
+    `open_memory` opens a memory for an `async with` block. Without a block, as in notebooks, use `open` and `close`.
     """
 
     def __init__(self, parts: MemoryParts) -> None:
         super().__init__(parts)
-        # Sessions in a graph store have no texts in the tables, so their messages are read from the store.
+        # If sessions are in a graph store, the tables have no texts, so messages are read from that store.
         messages_at = self._backend.transcripts.at if self.in_graph_store else None
         self.knowledge = Knowledge(parts.driver, observer=parts.observers, clock=parts.clock)
         self.procedures = Procedures(parts.driver, clock=parts.clock)
@@ -66,11 +66,12 @@ class Memory(history.Memory):
     async def erase(
         self, *, session_id: str | None = None, user_id: str | None = None, dry_run: bool = False, vacuum: bool = False
     ) -> EraseReceipt:
-        """Erase a session, or a person with all ids, from every store of this memory; return a signed receipt.
+        """Erase a session, or a person under all ids, from every store of this memory; return a signed receipt.
 
-        Sessions of the person are deleted whole; messages in sessions of others become empty rows. An interrupted call
-        can be repeated. With `dry_run` nothing is written. `vacuum` rewrites a SQLite file, or the tables on
-        PostgreSQL, which also removes dead rows and the remains of earlier deletions; writes are blocked meanwhile.
+        The person's sessions are deleted completely; the person's messages in sessions of others become empty rows. An
+        interrupted call can be repeated. With `dry_run`, nothing is written. `vacuum` rewrites a SQLite file, or the
+        tables on PostgreSQL; this also removes dead rows and the remains of earlier deletions, and blocks writes
+        meanwhile.
 
         Raises:
             InvalidInput: not exactly one of `session_id` and `user_id` is given.
@@ -84,29 +85,30 @@ class Memory(history.Memory):
         return await self.eraser.erase(wanted, dry_run=dry_run, vacuum=vacuum, groups=groups, remains=remains)
 
     def export(self, *, user_id: str, after: str | None = None) -> AsyncIterator[str]:
-        """Yield all data of a person, under every id, as lines of JSON: the data that `erase` would delete.
+        """Yield all data that `erase` would delete of a person, under every id, as lines of JSON.
 
-        To continue an interrupted export, pass the `after` of its last line of type `position`. A complete export ends
-        with a line of type `end`. Nothing is locked, so data that is written meanwhile may be missing.
+        To continue an interrupted export, pass as `after` the value `after` of its last line of type `position`. A
+        complete export ends with a line of type `end`. Nothing is locked, so data that is written meanwhile may be
+        missing.
 
         Raises:
-            InvalidInput: the id or the position cannot be used.
+            InvalidInput: the user id or the position is not valid.
             StoreUnavailable: a database does not answer; continue after the last position.
         """
         return self._person_export.lines(user_id, after)
 
     def export_archive(self, *, user_id: str) -> AsyncIterator[bytes]:
-        """Yield a ZIP archive of the lines of `export` and a page that people can read."""
+        """Yield a ZIP archive with the lines of `export` and a page for people to read."""
         return archive(self.export(user_id=user_id), self.clock())
 
     async def verify_erased(self, receipt: EraseReceipt) -> Verification:
-        """Return `gone`, `there` (rows exist again, or still), or `unsigned` (not a receipt of this database)."""
+        """Return `gone`, `there` (data exists or was left), or `unsigned` (this database did not sign the receipt)."""
         return await self.eraser.verify(receipt)
 
     async def _purge_graphs(self, wanted: Erasable) -> tuple[ErasedStore, list[str]]:
-        """Delete the groups of a person and of the person's sessions from Graphiti; return what remains there.
+        """Delete the Graphiti groups of the target and of its sessions; return the counts, and what remains.
 
-        For a person, groups of sessions that were deleted earlier are deleted too, because their owners are unknown.
+        For a person, the groups of all sessions that no longer exist are deleted too, because their owners are unknown.
         """
         remains: list[str] = []
         purged = 0
@@ -140,7 +142,7 @@ class Memory(history.Memory):
     async def open_at(
         cls, address: DatabaseAddress, observers: Sequence[Observer], options: MemoryOptions | None
     ) -> Self:
-        """Open the database at an address."""
+        """Open the database at an address until `close()` is awaited."""
         lifetime = Lifetime(cls._opened(address, observers, options or MemoryOptions()), "threadkeep-memory")
         async with AsyncExitStack() as stack:
             memory = await stack.enter_async_context(lifetime)
@@ -152,7 +154,7 @@ class Memory(history.Memory):
     async def _opened(
         cls, address: DatabaseAddress, observers: Sequence[Observer], options: MemoryOptions
     ) -> AsyncIterator[Self]:
-        """Open the sessions of a database, and deliver messages to Graphiti in the background."""
+        """Open the sessions of a database, and send messages to Graphiti in the background if this is enabled."""
         async with AsyncExitStack() as stack:
             opening = open_sessions(address, cls, observers=observers, options=options)
             memory = await stack.enter_async_context(opening)
@@ -175,9 +177,9 @@ async def open_memory(
         options: pool sizes, durability, token counter, clock.
 
     Raises:
-        InvalidSettings: the URL names no database.
+        InvalidSettings: the URL is not that of a SQLite or PostgreSQL database.
         StoreUnavailable: the database does not answer.
-        SchemaTooNew: a newer Threadkeep has upgraded it.
+        SchemaTooNew: a newer Threadkeep has upgraded the schema.
     """
     async with open_memory_at(parse_address(url), observers, options) as memory:
         yield memory
@@ -187,7 +189,7 @@ async def open_memory(
 async def open_memory_at(
     address: DatabaseAddress, observers: Sequence[Observer], options: MemoryOptions | None
 ) -> AsyncIterator[Memory]:
-    """Open the database at an address; see `open_memory`."""
+    """Open the database at an address for one block; see `open_memory`."""
     memory = await Memory.open_at(address, observers, options)
     try:
         yield memory
@@ -196,11 +198,11 @@ async def open_memory_at(
 
 
 class Lifetime[T](AbstractAsyncContextManager[T]):
-    """A context manager that enters and leaves an inner one in a separate task, so that any task may open and close it.
+    """A context manager that enters and leaves another one in a separate task; any task may then open and close it.
 
-    When an event loop ends, asyncio closes all async generators at once. Nested context managers that are made of
-    generators would then be closed twice and fail ("asynchronous generator is already running"). But asyncio cancels
-    all tasks first and waits for them, so the task of this class leaves its context in order.
+    When an event loop ends, asyncio closes all async generators at once. Nested context managers made of generators
+    would then be closed twice and fail ("asynchronous generator is already running"). But asyncio first cancels all
+    tasks and waits for them, so the task of this class leaves its context in order.
     """
 
     def __init__(self, context: AbstractAsyncContextManager[T], name: str) -> None:
@@ -210,7 +212,7 @@ class Lifetime[T](AbstractAsyncContextManager[T]):
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> T:
-        """Enter the context; a failure is raised here."""
+        """Enter the context in the task, and wait for it; if entering fails, the error is raised here."""
         entered: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._task = asyncio.create_task(self._live(entered), name=self._name)
         try:
@@ -227,7 +229,7 @@ class Lifetime[T](AbstractAsyncContextManager[T]):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Leave the context, unless the ending event loop has left it already; a failure is raised here."""
+        """Leave the context, unless the task was cancelled at the end of the event loop; an error is raised here."""
         self._leave.set()
         if self._task is not None and not (self._task.done() and self._task.cancelled()):
             await self._task

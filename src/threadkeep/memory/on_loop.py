@@ -1,4 +1,4 @@
-"""Objects of a memory for callers on any event loop and in any OS thread."""
+"""Wrappers of objects that belong to a memory, for callers on any event loop and in any OS thread."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from threadkeep.memory.sync_memory import SyncMemory
 
 _companions: WeakKeyDictionary[history.Memory, SyncMemory] = WeakKeyDictionary()
 _BLOCKED_SECONDS = (0.5, 0.1)
-"""Seconds until a loop that does not start a call counts as blocked: without, and with a companion of the memory."""
+"""Seconds after which a loop that does not start a call counts as blocked: without and with a companion memory."""
 
 _making = threading.RLock()
 _caller_loop: ContextVar[asyncio.AbstractEventLoop | None] = ContextVar("threadkeep_caller_loop", default=None)
@@ -25,9 +25,9 @@ _blocked_loop: ContextVar[asyncio.AbstractEventLoop | None] = ContextVar("thread
 class OnLoop[M: history.Memory, H]:
     """A wrapper of an object that belongs to a memory; it runs calls on the memory's event loop.
 
-    A blocking call may come from the thread of that loop, such as `agent.invoke` in a notebook cell, or from a thread
-    that this loop waits for. Such a call runs on a companion memory: the same database, opened again on a loop in a
-    separate thread. The companion has its own object, and is closed with the memory.
+    A blocking call may come from the thread of that loop, as `agent.invoke` in a notebook cell does, or from a thread
+    for which the loop waits. Such a call runs on a companion memory: the same database, opened again on a loop in a
+    separate thread. The companion has a wrapped object of its own, and is closed with the memory.
     """
 
     def __init__(self, memory: M | SyncMemory, make: Callable[[M], H]) -> None:
@@ -38,13 +38,13 @@ class OnLoop[M: history.Memory, H]:
 
     @property
     def made(self) -> list[H]:
-        """The existing objects: the memory's, then its companion's."""
+        """The wrapped objects made so far: that of the memory, then that of its companion."""
         return [self._own] if self._second is None else [self._own, self._second]
 
     async def call[**P, T](
         self, verb: Callable[Concatenate[H, P], Coroutine[Any, Any, T]], *arguments: P.args, **named: P.kwargs
     ) -> T:
-        """Run a method of the object on its loop and await the result.
+        """Run a method of the wrapped object on the memory's loop, and await the result.
 
         Raises:
             StoreClosed: the memory is closed.
@@ -62,7 +62,7 @@ class OnLoop[M: history.Memory, H]:
             _blocked_loop.reset(blocked)
 
     def wait_for[T](self, verb: Callable[[H], Coroutine[Any, Any, T]], of: H | None = None) -> T:
-        """Run a method on a loop that the caller does not block, and wait for its result.
+        """Run a method of the wrapped object on a loop that the caller does not block, and wait for the result.
 
         Raises:
             StoreClosed: the memory is closed.
@@ -95,17 +95,17 @@ class OnLoop[M: history.Memory, H]:
 
 
 def caller_loop() -> asyncio.AbstractEventLoop | None:
-    """Return the event loop of the caller of the current work; None for a blocking call."""
+    """Return the event loop of the asynchronous caller for which this code runs; None for a blocking call."""
     return _caller_loop.get()
 
 
 def blocked_loop() -> asyncio.AbstractEventLoop | None:
-    """Return the event loop that is blocked because its caller waits for the current work; None if there is none."""
+    """Return the event loop that is blocked while its caller waits for this code; None if there is none."""
     return _blocked_loop.get()
 
 
 def running_loop() -> asyncio.AbstractEventLoop | None:
-    """Return the running event loop of the caller; None if there is none."""
+    """Return the event loop that runs in this thread; None if there is none."""
     try:
         return asyncio.get_running_loop()
     except RuntimeError:

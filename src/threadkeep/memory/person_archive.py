@@ -1,4 +1,4 @@
-"""The archive of a person's export: its lines, and a page for people to read."""
+"""The ZIP archive of a person's export: the lines, and a page for people to read."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _TITLES: Final[Mapping[str, str]] = {
 
 
 class _Sink:
-    """A file that can only be written; `take` returns what was written since its last call."""
+    """A file to which a ZIP archive is written; `take` returns what was written since its last call."""
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []
@@ -61,7 +61,7 @@ class _Sink:
 
 
 async def archive(lines: AsyncIterator[str], now: datetime) -> AsyncIterator[bytes]:
-    """Yield a ZIP archive of an export's lines and a page that shows them, in parts while the lines arrive.
+    """Yield a ZIP archive, in parts while the lines arrive, of an export's lines and a page that shows them.
 
     The lines are also written to an anonymous temporary file, from which the page is made.
     """
@@ -84,7 +84,7 @@ async def archive(lines: AsyncIterator[str], now: datetime) -> AsyncIterator[byt
 
 
 def whole_lines(file: BinaryIO) -> tuple[str | None, int]:
-    """Truncate an unfinished export after its last position line; return that position and the number of lines left.
+    """Truncate an unfinished export after its last position line; return this position, and the number of lines left.
 
     The file is left at its end, so that the caller can append further lines.
     """

@@ -1,4 +1,4 @@
-"""Export of a person: the data that an erase would delete, as lines of JSON."""
+"""Export of a person: the data that an erasure would delete, as lines of JSON."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from threadkeep.store.manifests import StoredManifest
 
 type _Key = tuple[str | int, ...]
 type _Unit = tuple[_Key, list[str]]
-"""A position in a section of the export, and the lines at that position."""
+"""A position in a section of the export, and the lines there."""
 
 FORMAT: Final = 1
 LEFT_OUT: Final = (
@@ -42,7 +42,7 @@ LEFT_OUT: Final = (
 )
 _PAGE: Final = 200
 _LAST: Final = "\U0010ffff"
-"""A key that sorts after all other keys of its section."""
+"""A key that sorts after all other keys in its section."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class PersonExport:
     """The lines of a person's export.
 
     Each line is a JSON object with a `type`. An interrupted export can be continued after any line of type `position`,
-    because the order of the data is fixed. The last line has the type `end`.
+    because the data has a fixed order. The last line has the type `end`.
     """
 
     def __init__(
@@ -95,10 +95,10 @@ class PersonExport:
         }
 
     async def lines(self, user_id: str, after: str | None = None) -> AsyncIterator[str]:
-        """Yield the lines of a person's export; continue after the position `after` of an interrupted export, if given.
+        """Yield the lines of a person's export; with `after`, continue an interrupted export after this position.
 
         Raises:
-            InvalidInput: the id or the position cannot be used, such as a position in the export of another person.
+            InvalidInput: the user id or the position is not valid; the position may be that of another person's export.
             StoreUnavailable: the database does not answer; continue after the last position.
         """
         wanted = await self._eraser.wanted(None, user_id)
@@ -148,11 +148,11 @@ class PersonExport:
                     yield unit
 
     async def _session(self, memory: Memory, session_id: str) -> AsyncIterator[_Unit]:
-        """Yield a session: its metadata, its messages (also superseded and archived ones), and its summaries."""
+        """Yield a session: its metadata, all its messages (also superseded and archived ones), and its summaries."""
         session = memory.session(session_id)
         try:
             info = await session.info()
-        except SessionNotFound:  # deleted meanwhile
+        except SessionNotFound:  # it was deleted meanwhile
             return
         yield (session_id, 0), [session_line(info)]
         first = info.deleted_seq + 1
@@ -175,21 +175,21 @@ class PersonExport:
                     yield (session_id, seq), [_retyped("shared_message", line) for line in lines]
 
     async def _shared_conversations(self, person: Person, after: _Key) -> AsyncIterator[_Unit]:
-        """Yield the person's messages in other users' conversations, as far as these are in graph stores."""
+        """Yield the person's messages in conversations of other users that are in graph stores."""
         found = await self._eraser.shared_conversations(person.wanted)
         for position, (_, session_id, messages) in enumerate(sorted(found, key=lambda each: each[1])):
             lines = [message_line(session_id, message) for message in messages]
             yield (position,), [_retyped("shared_message", line) for line in lines]
 
     async def _conversations(self, person: Person, after: _Key) -> AsyncIterator[_Unit]:
-        """Yield the person's conversations that agents store in graph stores."""
+        """Yield the person's conversations that agents have stored in graph stores."""
         found = await self._eraser.conversations(person.wanted, person.sessions)
         for position, (memory, key) in enumerate(sorted(found, key=lambda pair: pair[1])):
             async for unit, lines in self._session(memory, key):
                 yield (position, *unit), lines
 
     async def _calls(self, person: Person, after: _Key) -> AsyncIterator[_Unit]:
-        """Yield the records of model calls, newest first in each session."""
+        """Yield the records of model calls in the person's sessions, newest first in each session."""
         for session_id in person.sessions:
             number, before = 0, None
             while page := await self._memory.manifests.of_session(session_id, limit=_PAGE, before=before):
@@ -207,7 +207,7 @@ class PersonExport:
             yield (run_id,), lines
 
     async def _run_ids(self, person: Person) -> set[str]:
-        """Return the ids of the runs of the person and of the person's sessions, with all their descendants."""
+        """Return the ids of the runs of the person and of the person's sessions, including their descendants."""
         queries = [RunQuery(user_id=id_, limit=_PAGE) for id_ in person.wanted.ids]
         queries += [RunQuery(session_id=session_id, limit=_PAGE) for session_id in person.sessions]
         found: set[str] = set()
@@ -227,7 +227,7 @@ class PersonExport:
                 lines = [_line("fact", FactView.of(fact).model_dump(mode="json")) for fact in found]
                 yield (scope.kind, scope.owner, number), lines
         for fact_id in await self._eraser.rows.facts(person.wanted):
-            with contextlib.suppress(KnowledgeNotFound):  # forgotten meanwhile
+            with contextlib.suppress(KnowledgeNotFound):  # it was forgotten meanwhile
                 fact = await self._knowledge.fact(fact_id)
                 yield (_LAST, fact_id), [_line("fact", FactView.of(fact).model_dump(mode="json"))]
 
@@ -250,25 +250,25 @@ class PersonExport:
             yield (_LAST, number), lines
 
     async def _steps(self, person: Person, after: _Key) -> AsyncIterator[_Unit]:
-        """Yield the tool calls and results of earlier turns."""
+        """Yield the tool calls of earlier turns, with their results."""
         for session_id in person.sessions:
             found = await self._eraser.rows.steps(session_id)
             yield (session_id,), [_line("step", {"session_id": session_id, **step}) for step in found]
 
     async def _pending(self, person: Person, after: _Key) -> AsyncIterator[_Unit]:
-        """Yield turns that are not stored in a database yet."""
+        """Yield the messages of turns that are not stored in a database yet."""
         for entry in await self._eraser.waiting():
             if belongs(entry.turn, person.wanted, person.sessions):
                 lines = [message_line(entry.turn.session_id, message) for message in entry.turn.messages]
                 yield (entry.entry_id,), [_retyped("pending_message", line) for line in lines]
 
     async def _values(self, person: Person, after: _Key) -> AsyncIterator[_Unit]:
-        """Yield the data that front ends and frameworks store outside sessions: attachments, state of apps, names."""
+        """Yield values that front ends and frameworks store outside sessions: attachments, app state and names."""
         for scope, name, value in await self._eraser.rows.values(person.wanted.ids):
             yield (scope, name), [_line("value", {"scope": scope, "name": name, "value": value})]
 
     async def _items(self, person: Person, after: _Key) -> AsyncIterator[_Unit]:
-        """Yield items of the graph store in namespaces that name the person."""
+        """Yield the graph store items in namespaces that name the person and no other user."""
         for store, namespace, key in sorted(await self._eraser.items(person.wanted), key=lambda item: item[1:]):
             if (item := await store.aget(namespace, key)) is not None:
                 values = {"namespace": namespace, "key": key, "value": item.value, "updated_at": item.updated_at}
@@ -283,7 +283,7 @@ class PersonExport:
 async def _pages[Q: (FactQuery, ProcedureQuery, ProposalQuery), T](
     read: Callable[[Q], Awaitable[tuple[Sequence[T], Any]]], query: Q
 ) -> AsyncIterator[tuple[int, Sequence[T]]]:
-    """Yield the pages of a query with their numbers, from 1."""
+    """Yield the pages of a query, each with its number, which starts at 1."""
     number, cursor = 0, None
     while number == 0 or cursor is not None:
         found, cursor = await read(replace(query, cursor=cursor))

@@ -1,4 +1,4 @@
-"""Blocking memory for scripts, Flask and Celery; its work runs on an event loop in a separate thread."""
+"""A memory with blocking methods, for scripts, Flask and Celery; it runs on an event loop in a separate thread."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class SyncSession(Wrapper[Session]):
     waiting = Called(Session.waiting)
 
     def branch(self, at: int | None = None, *, session_id: str | None = None) -> SyncSession:
-        """Create a session with the turns of this one up to a `seq`; see `threadkeep.Session.branch`."""
+        """Create a session with copies of this session's messages up to a `seq`; see `threadkeep.Session.branch`."""
         return SyncSession(self.wait_for(self.asynchronous.branch(at, session_id=session_id)), self.loop)
 
     def __repr__(self) -> str:
@@ -84,7 +84,7 @@ class SyncSession(Wrapper[Session]):
 
     @property
     def user_id(self) -> str | None:
-        """The user who owns the session; None for any user."""
+        """The user to whom access is limited; None for any user."""
         return self.asynchronous.user_id
 
 
@@ -96,7 +96,8 @@ class SyncMemory(Wrapper[Memory]):
         with open_memory_sync("sqlite:////var/lib/threadkeep/threadkeep.db") as memory:
             memory.session("telegram:123").tail(20)
 
-    It belongs to the process that opened it: a forked child must open its own. `asynchronous` is the wrapped memory.
+    A memory belongs to the process that opened it: a forked child must open its own. `asynchronous` is the wrapped
+    `Memory`.
     """
 
     sessions = Iterated(Memory.sessions)
@@ -132,16 +133,16 @@ class SyncMemory(Wrapper[Memory]):
 
     @classmethod
     def open(cls, url: str, *, observers: Sequence[Observer] = (), options: MemoryOptions | None = None) -> Self:
-        """Open a database until `close()`; see `threadkeep.open_memory` for the arguments and errors."""
+        """Open a database until `close()` is called; see `threadkeep.open_memory` for the arguments and errors."""
         thread = _MemoryThread(open_memory(url, observers=observers, options=options))
         return cls(thread.start(), thread.close)
 
     @classmethod
     def companion_of(cls, memory: history.Memory) -> Self:
-        """Open the database of an asynchronous memory again; the result is closed with that memory.
+        """Open the database of an asynchronous memory again, in a thread; the result is closed with that memory.
 
         Raises:
-            InvalidInput: the database cannot be opened twice, such as a store in memory.
+            InvalidInput: the database cannot be opened twice, for example because its graph store is in memory.
         """
         if memory.opened_with is None or not _opens_twice(*memory.opened_with):
             raise InvalidInput(
@@ -159,9 +160,9 @@ class SyncMemory(Wrapper[Memory]):
         return "SyncMemory()"
 
     def close(self) -> None:
-        """Write pending data, close the database and end the thread; later calls do nothing.
+        """Store remaining data, close the database and end the thread; later calls do nothing.
 
-        In a forked child it does nothing, because a fork does not copy the thread.
+        In a forked child, this does nothing, because a fork does not copy the thread.
         """
         if self.loop.of_this_process:
             self._close()
@@ -169,7 +170,7 @@ class SyncMemory(Wrapper[Memory]):
     def session(self, session_id: str, *, user_id: str | None = None, workspace: str | None = None) -> SyncSession:
         """Return the session with an id; nothing is read or written yet.
 
-        If a workspace is named, messages of the session belong to it.
+        With a workspace, messages of the session belong to that workspace.
 
         Raises:
             InvalidKey: the id is empty, longer than 256 characters, or has control characters.
@@ -190,7 +191,7 @@ def open_memory_sync(
 
 
 def _opens_twice(address: DatabaseAddress, options: MemoryOptions) -> bool:
-    """Return True if a process can open a database a second time."""
+    """Return True if this process can open the database a second time."""
     if address.in_memory:
         from threadkeep.store.sqlite import SHARES_MEMORY
 
@@ -203,13 +204,13 @@ def _opens_twice(address: DatabaseAddress, options: MemoryOptions) -> bool:
 
 
 class _MemoryThread:
-    """A thread with an event loop that opens a memory and closes it on request."""
+    """A thread with an event loop that opens a memory, and closes it on request."""
 
     def __init__(self, opening: AbstractAsyncContextManager[Memory]) -> None:
         self._opening = opening
         self._opened: Future[Memory] = Future()
         self._closed: Future[None] = Future()
-        # A daemon thread, so that a program can exit without closing its memory.
+        # It is a daemon thread, so that a program can exit without closing its memory.
         self._thread = threading.Thread(target=self._serve, name="threadkeep-memory", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop = asyncio.Event()
@@ -225,8 +226,8 @@ class _MemoryThread:
         """Close the memory and wait until it is closed.
 
         Raises:
-            InvalidInput: this is the memory's own thread.
-            ThreadkeepError: remaining data could not be stored; raised to the first caller.
+            InvalidInput: the caller is in the memory's own thread.
+            ThreadkeepError: remaining data could not be stored; only the first call raises this.
         """
         if threading.current_thread() is self._thread:
             raise InvalidInput("The memory's own thread cannot close it; close it where it was opened.")
@@ -238,13 +239,13 @@ class _MemoryThread:
 
     def _stop_loop(self) -> None:
         if self._loop is not None:
-            with suppress(RuntimeError):  # the loop is closed already
+            with suppress(RuntimeError):  # the loop has been closed already
                 self._loop.call_soon_threadsafe(self._stop.set)
 
     def _serve(self) -> None:
         try:
             asyncio.run(self._live())
-        except BaseException as error:  # noqa: BLE001 - it is raised in the waiting caller
+        except BaseException as error:  # noqa: BLE001 - the error is raised in the waiting caller
             (self._closed if self._opened.done() else self._opened).set_exception(error)
         else:
             self._closed.set_result(None)

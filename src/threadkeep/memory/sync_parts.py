@@ -21,7 +21,7 @@ from threadkeep.store.summaries import Summaries
 
 
 class SyncPending(Wrapper[PendingTurns]):
-    """The turns that wait to be written."""
+    """The pending turns, with blocking methods."""
 
     deliver = Blocking(PendingTurns.deliver)
     drop = Blocking(PendingTurns.drop)
@@ -34,7 +34,7 @@ class SyncPending(Wrapper[PendingTurns]):
 
 
 class SyncRetention(Wrapper[Pruner]):
-    """The retention of messages."""
+    """The retention of messages, with blocking methods."""
 
     of = Blocking(Pruner.of)
     change = Blocking(Pruner.change)
@@ -50,7 +50,7 @@ class SyncRetention(Wrapper[Pruner]):
 
 
 class SyncRunRetention(Wrapper[RunPruner]):
-    """The retention of finished runs."""
+    """The retention of finished runs, with blocking methods."""
 
     plan = Iterated(RunPruner.plan)
     prune = Blocking(RunPruner.prune)
@@ -58,7 +58,7 @@ class SyncRunRetention(Wrapper[RunPruner]):
 
     @property
     def rules(self) -> RunRetention:
-        """The limits that the memory was opened with."""
+        """The limits of the options with which the memory was opened."""
         return self.asynchronous.rules
 
 
@@ -80,7 +80,7 @@ class SyncSummaries(Wrapper[Summaries]):
 
 
 class SyncCompressor(Wrapper[Compressor]):
-    """The compressor of sessions."""
+    """The compressor, which summarises sessions, with blocking methods."""
 
     compress_now = Blocking(Compressor.compress_now)
     idle = Blocking(Compressor.idle)
@@ -124,7 +124,7 @@ class SyncEpisodes(Wrapper[Episodes]):
 
 
 class SyncProposals(Wrapper[Proposals]):
-    """The facts that were proposed from people's messages."""
+    """The facts that were proposed from people's messages, with blocking methods."""
 
     proposal = Blocking(Proposals.proposal)
     page = Blocking(Proposals.page)

@@ -1,4 +1,4 @@
-"""Frozen records of the domain: stored data and the results of store calls."""
+"""Frozen records of the domain: stored data, and the results of store calls."""
 
 from threadkeep.records.json_values import Json, dump_json
 from threadkeep.records.messages import (

@@ -1,4 +1,4 @@
-"""The receipt of an erase: counts by store, without text and without ids of persons."""
+"""The receipt of an erasure: counts by store, without texts and without ids of persons."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ type ErasedKind = Literal["user", "session"]
 
 @dataclass(frozen=True)
 class ErasedStore:
-    """The rows, items or turns of a store, counted before and after the erase."""
+    """The number of rows, items or turns of one store, before and after an erasure."""
 
     __pydantic_config__ = DESCRIBED
 
     name: str
     before: int
     after: int
-    """The count that was read back after the erase."""
+    """The count that was read again after the erasure."""
 
 
 @dataclass(frozen=True)
 class EraseReceipt:
-    """The result of an erase.
+    """The result of an erasure.
 
     `subject` is a keyed digest of the id, `ids` has the digests of all ids of a person, and `signature` is a keyed
-    digest of all other fields; the key is in the database. `stores` lists the stores that had data. `shared_messages`
-    is the number of messages that became empty rows in sessions of others, and `shared_sessions` the number of these
-    sessions. `not_reached` names copies that remain.
+    digest of all other fields; the key is in the database. `stores` has the stores in which data was found.
+    `shared_messages` is the number of messages that became empty rows in sessions of others, and `shared_sessions` the
+    number of these sessions. `not_reached` describes copies that remain.
     """
 
     kind: ErasedKind
@@ -49,7 +49,7 @@ class EraseReceipt:
 
     @property
     def complete(self) -> bool:
-        """True if the erase was no dry run and nothing was read back from any store."""
+        """True if the erasure was no dry run, and no store has data left."""
         return not self.dry_run and not any(store.after for store in self.stores)
 
     def to_dict(self) -> dict[str, Any]:
@@ -77,5 +77,5 @@ class EraseReceipt:
         """Return the text that the signature covers."""
         values = {**self.to_dict(), "signature": ""}
         if not self.ids:
-            del values["ids"]  # receipts of earlier versions have no such field
+            del values["ids"]  # receipts of earlier versions do not have this field
         return dump_json(values)

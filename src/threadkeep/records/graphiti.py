@@ -21,16 +21,16 @@ DATA_CLASSES: tuple[DataClass, ...] = get_args(DataClass.__value__)
 DELIVERY_STATUSES: tuple[DeliveryStatus, ...] = get_args(DeliveryStatus.__value__)
 
 CONSENT_VERSION = 1
-"""The version of the consent question. Consent to another version does not count."""
+"""The version of the question for consent. Consent that was given to another version does not count."""
 
 _LONGEST_ENDPOINT = 2_000
 
 
 def normalised_endpoint(text: str) -> str:
-    """Return the address of a Graphiti server in one spelling: trimmed, without slashes at the end.
+    """Return the address of a Graphiti server in one spelling: host in lower case, no outer spaces, no final slash.
 
     Raises:
-        InvalidInput: the text is not an http or https address with a host.
+        InvalidInput: the text is not an http or https address with a host, or it has a user, a query or a fragment.
     """
     trimmed = text.strip().rstrip("/")
     try:
@@ -47,13 +47,13 @@ def normalised_endpoint(text: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class GraphitiOptions:
-    """Options of the Graphiti connection. Times in seconds, sizes in characters or bytes.
+    """Options of the Graphiti connection. Times are in seconds; sizes are in characters or bytes.
 
-    Turns are sent to the groups of `scopes`, and facts are read from `recall_scopes`: `auto` reads the session and the
-    workspace, and the user's scope if the message is about a preference or the user's own things. A message is sent
-    again, up to `max_attempts` times in all, if it does not appear as an episode within `confirm_seconds` after the
-    last sign of progress; the period grows with the number of messages in transit. `promotes` is true if facts are sent
-    too; consent must then cover `promoted_facts`.
+    Turns are sent to the Graphiti groups of `scopes`, and facts are read from `recall_scopes`. `auto` reads from the
+    session and the workspace, and also from the user's scope if the message is about a preference or the user's own
+    things. A message is sent again, up to `max_attempts` times in all, if it does not appear as an episode within
+    `confirm_seconds` after the last sign of progress; this period grows with the number of messages that Graphiti has
+    accepted but does not show yet. With `promotes`, facts are sent too; consent must then cover `promoted_facts`.
     """
 
     endpoint: str = ""
@@ -97,7 +97,7 @@ class GraphitiOptions:
             check_group_id(group_id)
 
     def needed_classes(self) -> tuple[DataClass, ...]:
-        """Return the data classes that these options send; consent must cover each of them."""
+        """Return the classes of data that these options send; consent must cover each of them."""
         more: list[tuple[DataClass, bool]] = [
             ("system_messages", self.include_system),
             ("git_metadata", self.git_folder is not None),
@@ -107,7 +107,7 @@ class GraphitiOptions:
 
 
 def check_group_id(group_id: str) -> str:
-    """Return the id of a Graphiti group if it is valid.
+    """Check the id of a Graphiti group, and return it.
 
     Raises:
         InvalidInput: the id is not valid; a Graphiti server would accept it, but fail later in its worker.
@@ -121,7 +121,7 @@ def check_group_id(group_id: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Consent:
-    """A person's decision about the classes of data that may be sent to an endpoint."""
+    """A person's decision about the classes of data that may be sent to a Graphiti endpoint."""
 
     version: int
     endpoint: str
@@ -133,10 +133,10 @@ class Consent:
 
 @dataclass(frozen=True, kw_only=True)
 class Delivery:
-    """A message on its way to the group of a scope; its text stays in the transcript.
+    """A message on its way to the Graphiti group of a scope; its text stays in the transcript.
 
-    `sent`: the server accepted it and stores it later. `confirmed`: it was seen there as an episode. `dead`: it is
-    not retried; `reason` says why. `repeats` counts how often it was sent again.
+    `sent`: Graphiti has accepted the message and stores it later. `confirmed`: Graphiti has shown it as an episode.
+    `dead`: it is not sent any more; `reason` says why. `repeats` counts how often it was sent again.
     """
 
     number: int

@@ -1,4 +1,4 @@
-"""JSON values of records: validated, normalised, and written in one form."""
+"""JSON values in records: they are validated, normalised, and written in one form."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from threadkeep.errors import InvalidMessage
 
 type Json = None | bool | int | float | str | Sequence[Json] | Mapping[str, Json]
 
-# Most values of records have one of these types; checking the type is faster than checking for a mapping.
+# Most values in records have one of these types; checking the type takes less time than checking for a mapping.
 _WITHOUT_KEYS = frozenset({type(None), bool, int, float, str})
 _TEXT = frozenset({str})
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 DESCRIBED = {"use_attribute_docstrings": True, "json_schema_serialization_defaults_required": True}
-"""The `__pydantic_config__` of records that are responses; it adds docstrings of fields to their JSON schemas."""
+"""The `__pydantic_config__` of records that are HTTP responses: their JSON schemas get the docstrings of fields."""
 
 _NO_JSON = "Metadata and original must be JSON: text keys, finite numbers, no bytes, not too deep."
 
 
 def dump_json(value: Any) -> str:
-    """Return the JSON text of a value as it is stored: compact, not escaped, keys in insertion order.
+    """Return the JSON text of a value in its stored form: compact, without ASCII escapes, keys in insertion order.
 
     Raises:
         InvalidMessage: the value contains something that JSON cannot express (NaN, bytes, keys that are not text).
@@ -32,17 +32,17 @@ def dump_json(value: Any) -> str:
             _check_keys(value)
         return _ENCODER.encode(value)
     except (TypeError, ValueError, RecursionError):
-        # From None: the original error may quote the value.
+        # Suppress the cause, because the original error may quote the value.
         raise InvalidMessage(_NO_JSON) from None
 
 
 def example(**values: Any) -> dict[str, Any]:
-    """Return the part of a JSON schema that gives an example of the object."""
+    """Return the part of a JSON schema that has an example of the object."""
     return {"examples": [values]}
 
 
 def as_json(value: Any) -> Json:
-    """Return a copy of a value in the types that a JSON parser returns, so it equals the value read from a store.
+    """Return a copy of a value with the types that a JSON parser returns; it equals the value as read from a store.
 
     Raises:
         InvalidMessage: the value contains something that JSON cannot express.

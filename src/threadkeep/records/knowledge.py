@@ -29,7 +29,7 @@ type ProcedureSource = Literal["taught", "learned"]
 type ProposalStatus = Literal["open", "accepted", "rejected", "undone"]
 
 SCOPE_KINDS: tuple[ScopeKind, ...] = get_args(ScopeKind.__value__)
-"""Most specific scope first."""
+"""The kinds of scopes, the most specific first."""
 FACT_KINDS: tuple[FactKind, ...] = get_args(FactKind.__value__)
 PROCEDURE_CONTENTS: tuple[ProcedureContent, ...] = get_args(ProcedureContent.__value__)
 PROPOSAL_STATUSES: tuple[ProposalStatus, ...] = get_args(ProposalStatus.__value__)
@@ -37,13 +37,13 @@ PROCEDURE_SOURCES: tuple[ProcedureSource, ...] = get_args(ProcedureSource.__valu
 
 MAX_OWNER_CHARACTERS = 512
 MAX_KEY_CHARACTERS = 128
-"""The key and its owner, at four bytes a character, must fit into one entry of a PostgreSQL index."""
+"""A key and its owner, at four bytes per character, must fit into one entry of a PostgreSQL index."""
 MAX_VALUE_CHARACTERS = 10_000
 MAX_CONTENT_CHARACTERS = 50_000
 MAX_DEPTH = 32
 
 CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
-"""Control characters and lone surrogates, which databases do not store."""
+"""Control characters and lone surrogates, which are not allowed in names."""
 
 _MOST_CONDITIONS = 50
 _SEPARATORS = re.compile(r"[\s-]+")
@@ -53,20 +53,20 @@ _HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 
 @dataclass(frozen=True)
 class Scope:
-    """The owner of knowledge: a session, a workspace or a person, given by its id."""
+    """The owner of knowledge: a session, a workspace or a person, identified by its id."""
 
     kind: ScopeKind
     owner: str
 
     def __post_init__(self) -> None:
-        """Reject a scope without an owner; `InvalidInput` names the field."""
+        """Reject a scope with an unknown kind or an invalid owner; `InvalidInput` names the field."""
         if self.kind not in SCOPE_KINDS:
             raise InvalidInput(f"A scope is one of {', '.join(SCOPE_KINDS)}.")
         check_name("scope's owner", self.owner, MAX_OWNER_CHARACTERS)
 
 
 class Evidence(NamedTuple):
-    """The origin of a fact: a message (`session_id` and `seq`), a session or a run."""
+    """The origin of a fact: a message (`session_id` and `seq`), a whole session, or a run."""
 
     session_id: str | None = None
     seq: int | None = None
@@ -77,9 +77,9 @@ class Evidence(NamedTuple):
 class Fact:
     """A value of a key in a scope.
 
-    `confirmed` counts how often the value was remembered, `contradicted` how often another value replaced it. A fact
-    is valid from `valid_from` until `valid_to`; None means that it is still valid. A scope has one valid fact for each
-    key. `evidence` keeps its original order.
+    `confirmed` counts how often the value was remembered, and `contradicted` how often another value replaced it. A
+    fact is valid from `valid_from` until `valid_to`; None means that it is still valid. A scope has at most one valid
+    fact for each key. `evidence` is in the order in which it was added.
     """
 
     id: str
@@ -97,7 +97,7 @@ class Fact:
 
     @property
     def text(self) -> str:
-        """The fact in words: its key and its value."""
+        """The fact as a text: its key and its value."""
         value = self.value if isinstance(self.value, str) else dump_json(self.value)
         return f"{self.key}: {value}"
 
@@ -117,7 +117,7 @@ class NewFact:
     evidence: Evidence | None = None
 
     def __post_init__(self) -> None:
-        """Reject a fact that could not be stored and found again; `InvalidInput` names the field, never its text."""
+        """Reject a fact that could not be stored and found again; `InvalidInput` names the field, never its value."""
         check_name("fact's key", self.key, MAX_KEY_CHARACTERS)
         object.__setattr__(self, "key", canonical_key(self.key))
         check_name("fact's key", self.key, MAX_KEY_CHARACTERS)  # the canonical form may be longer
@@ -133,10 +133,10 @@ class NewFact:
 
 @dataclass(frozen=True, kw_only=True)
 class Proposal:
-    """A fact that was proposed from a message: by a `learner`, or by a directive (`directive` is its kind).
+    """A fact that a `learner` or a directive in a message has proposed (`directive` is the directive's kind).
 
-    `evidence` is the message of the proposal, and `fact_id` the accepted fact. `decided_by` is the person who accepted,
-    rejected or undid the proposal, or, after an automatic acceptance, the confidence that was required for it.
+    `evidence` names the message, and `fact_id` the fact that was stored on acceptance. `decided_by` is the person who
+    accepted, rejected or undid the proposal; after an automatic acceptance, it is the confidence that was required.
     """
 
     id: str
@@ -156,13 +156,13 @@ class Proposal:
 
     @property
     def origin(self) -> str:
-        """The origin of the proposal in words: the message from which it was learned."""
+        """The origin of the proposal as a text: the message from which it was learned."""
         return f"from message {self.evidence.seq} of {self.evidence.session_id}"
 
 
 @dataclass(frozen=True)
 class ProposalQuery:
-    """A filter for proposals, most recently changed first; the fields are as in `FactQuery`."""
+    """A filter for a list of proposals, most recently changed first; shared fields are as in `FactQuery`."""
 
     status: ProposalStatus | None = None
     scope: Scope | None = None
@@ -176,8 +176,8 @@ class ProposalQuery:
 class FactQuery:
     """A filter for a list of facts, most recently changed first.
 
-    `text` is searched in keys and values. `past` includes earlier values. With a `user_id`, the list has only facts
-    of that person and of that user's sessions.
+    `text` is searched in keys and values. `past` includes earlier values. With a `user_id`, the list has only facts of
+    this person and of this user's sessions.
     """
 
     scope: Scope | None = None
@@ -193,11 +193,11 @@ class FactQuery:
 
 @dataclass(frozen=True, kw_only=True)
 class Procedure:
-    """Instructions for a kind of task, under a name that is unique in their scope.
+    """Instructions for a kind of task, with a name that is unique in their scope.
 
-    A procedure applies if the goal contains one of the phrases of `goal_contains` (case-insensitive; without
-    phrases, every goal matches) and the context has all names of `context_has`. `used`, `succeeded` and `failed` count
-    its uses. The store assigns the id, the counts and the times.
+    A procedure applies if the goal contains one of the phrases of `goal_contains` (case-insensitive; without phrases,
+    every goal matches) and the context has all names of `context_has`. `used` counts its uses, `succeeded` and `failed`
+    count their outcomes. The store assigns the id, the counts and the times.
     """
 
     scope: Scope
@@ -220,7 +220,7 @@ class Procedure:
         """Reject a procedure that could not be stored and found again.
 
         Raises:
-            InvalidInput: names the field, never its text.
+            InvalidInput: a field is invalid; the error names the field, never its text.
         """
         check_name("procedure's name", self.name, MAX_KEY_CHARACTERS)
         if self.content_type not in PROCEDURE_CONTENTS:
@@ -238,7 +238,7 @@ class Procedure:
 
 @dataclass(frozen=True)
 class ProcedureQuery:
-    """A filter for a list of procedures, most recently changed first; the fields are as in `FactQuery`."""
+    """A filter for a list of procedures, most recently changed first; shared fields are as in `FactQuery`."""
 
     scope: Scope | None = None
     scope_kind: ScopeKind | None = None
@@ -252,23 +252,23 @@ class ProcedureQuery:
 
 @dataclass(frozen=True, kw_only=True)
 class Person:
-    """A person known under one or more ids: a `user_id`, or a channel's sender such as `telegram:123`."""
+    """A person known under one or more ids; each is a `user_id`, or a channel's sender such as `telegram:123`."""
 
     __pydantic_config__ = DESCRIBED
 
     id: str
-    """The id under which facts are stored."""
+    """The canonical id, under which facts are stored."""
     aliases: tuple[str, ...]
-    """All ids, `id` first."""
+    """All ids of the person, `id` first."""
     names: tuple[str, ...]
-    """The person's names in channels, most recently seen first."""
+    """The names that the person has used in channels, most recently seen first."""
     merged: Mapping[str, str] = field(default_factory=dict)
-    """The merged ids, each with the id that it was merged into."""
+    """The ids that were merged, each with the id into which it was merged."""
     preferences: Mapping[str, object] = field(default_factory=dict)
-    """The values of the person's valid facts of kind `preference`, by key."""
+    """The values of the person's valid facts of the kind `preference`, by key."""
     first_seen_at: datetime
     last_seen_at: datetime
-    """Exact to an hour."""
+    """The time when the person was last seen, exact to an hour."""
     new: bool = False
     """Whether this call created the person."""
 
@@ -277,9 +277,9 @@ class Person:
 class Episode:
     """A question of a person with its answer and the outcome of its run.
 
-    `seq` is the first message of the question. `ended` is the status of the run if the run is over, else the status of
-    the answer. `tools` are the names of the called tools, as far as the calls are still stored. `feedback` is the value
-    of the key `feedback` in the metadata of the answer or the question.
+    `seq` is that of the first message of the question. `ended` is the status of the run if the run has ended, otherwise
+    the status of the answer. `tools` has the names of the called tools, as far as the tool calls are still stored.
+    `feedback` is the value of the key `feedback` in the metadata of the answer or the question.
     """
 
     session_id: str
@@ -297,7 +297,7 @@ class Episode:
 
 @dataclass(frozen=True)
 class PersonQuery:
-    """A filter for a list of persons, most recently seen first; `text` is searched in ids and names."""
+    """A filter for a list of persons, most recently seen first; `text` is searched in their ids and names."""
 
     text: str | None = None
     limit: int = 100
@@ -350,7 +350,7 @@ def _value(what: str, value: Json, most: int) -> Json:
 
 
 def _is_flat(value: Json, levels: int) -> bool:
-    """Return True if JSON has at most `levels` nested lists and objects."""
+    """Return True if a JSON value has at most `levels` nested lists and objects."""
     if isinstance(value, Mapping):
         return levels > 0 and all(_is_flat(inner, levels - 1) for inner in value.values())
     if isinstance(value, Sequence) and not isinstance(value, str):

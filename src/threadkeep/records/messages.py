@@ -1,4 +1,4 @@
-"""Messages and turns, and the results of store calls about them."""
+"""Messages and turns, and the results of store calls on them."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ type View = Literal["active", "history"]
 ROLES: tuple[str, ...] = get_args(Role.__value__)
 STATUSES: tuple[str, ...] = get_args(Status.__value__)
 SPEAKERS: tuple[Role, ...] = ("user", "assistant")
-"""The roles that take part in the conversation; `system` rows are notes in the transcript."""
+"""The roles that take part in a conversation; `system` messages are notes in the transcript."""
 
 TAKEN_BACK = "recalled"
-"""The metadata key of a note about a message that its author took back in a chat; the value is the message's id."""
+"""The metadata key of a note that an author took a message back in a chat; the value is that message's id."""
 
 MAX_ID_CHARACTERS = 512
 _TIMES = ("sent_at", "created_at", "superseded_at")
@@ -32,15 +32,16 @@ _TIMES = ("sent_at", "created_at", "superseded_at")
 
 @dataclass(frozen=True)
 class Message:
-    """A visible utterance of a session.
+    """A visible message of a session.
 
     `id` is the platform's own id; the store assigns one to a message without an id. The store sets `seq` and
-    `created_at`. `sent_at` is the platform's time. `tokens` is counted when the message is stored, unless it is
-    given. `original` is the full LangChain message as JSON, stored only if full fidelity is requested.
+    `created_at`. `sent_at` is the platform's time. The tokens are counted when the message is stored, unless `tokens`
+    is given. `original` is the full LangChain message as JSON, stored only if full fidelity is requested.
 
-    `author` is the name of the person or agent that wrote it. `answers` is the id of the question that an
-    assistant's message answers, or the id of its run if there is no question. `ordinal` counts the answers of one
-    author to one question, from 1. A session has one complete answer for each (`answers`, `author`, `ordinal`).
+    `author` is the name of the person or agent that wrote the message. `answers` is the id of the question that an
+    assistant's message answers, or the id of its run if there is no question. `ordinal` numbers the answers of one
+    author to one question, from 1. A session has at most one active complete answer for each (`answers`, `author`,
+    `ordinal`).
 
     From `superseded_at` on, the message is in no window and no search; `superseded_by` is the id of the message that
     replaces it. The store sets both; they are None for an active message.
@@ -69,7 +70,7 @@ class Message:
         """Reject a message that could not be stored and read back unchanged.
 
         Raises:
-            InvalidMessage: names the field, never its text.
+            InvalidMessage: a field is invalid; the error names the field, never its text.
         """
         if self.role not in ROLES:
             raise InvalidMessage(f"A message's role is one of {', '.join(ROLES)}.")
@@ -97,7 +98,7 @@ class Message:
             object.__setattr__(self, "original", as_json(self.original))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all fields as JSON values; times in ISO 8601, in UTC."""
+        """Return all fields as JSON values; times are in ISO 8601, in UTC."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         for name in _TIMES:
             if values[name] is not None:
@@ -106,7 +107,7 @@ class Message:
         return values
 
     def to_json(self) -> str:
-        """Return one line of JSON that `from_json` turns into an equal message."""
+        """Return one line of JSON, from which `from_json` makes an equal message."""
         return dump_json(self.to_dict())
 
     @classmethod
@@ -118,7 +119,7 @@ class Message:
         """
         known = {f.name for f in fields(cls)}
         if set(values) - known:
-            # Do not name the unknown fields: they may be people's words.
+            # Do not name the unknown fields, because the names may be people's words.
             raise InvalidMessage(f"A message has only the fields {', '.join(sorted(known))}.")
         if missing := {"role", "content"} - set(values):
             raise InvalidMessage(f"A message needs the field {min(missing)!r}.")
@@ -138,7 +139,7 @@ class Message:
         try:
             values = json.loads(line)
         except (ValueError, RecursionError):
-            # From None: the original error quotes the whole text.
+            # Suppress the cause, because the original error quotes the whole text.
             raise InvalidMessage("A message in JSON is one object; this is not JSON.") from None
         if not isinstance(values, dict):
             raise InvalidMessage(f"A message in JSON is one object, not a {type(values).__name__}.")
@@ -146,13 +147,13 @@ class Message:
 
     @property
     def place(self) -> tuple[str, str | None, int] | None:
-        """The question, author and ordinal, which identify a complete answer; None for other messages."""
+        """The question, author and ordinal, which together identify a complete answer; None for other messages."""
         if self.answers is None or self.status != "complete":
             return None
         return self.answers, self.author, self.ordinal or 1
 
     def with_fields(self, **changes: Any) -> Message:
-        """Return a copy with other values for some fields."""
+        """Return a copy with other values for some fields; the copy is validated."""
         return Message(**{**vars(self), **changes})
 
 
@@ -161,8 +162,8 @@ class Turn:
     """The messages that one append stores, in one transaction.
 
     If `answers` is the id of a message, the turn is stored only if the session has this message. `told` is true if a
-    caller gets the answer as soon as it is stored. `told_at` is the time at which a caller got it during an outage.
-    `workspace` is the workspace of the run; None if the run names none.
+    caller gets the answer as soon as it is stored. `told_at` is the time at which a caller got the answer while the
+    database was down. `workspace` is the workspace of the run; None if the run has none.
     """
 
     session_id: str
@@ -178,10 +179,10 @@ class Turn:
 class Receipt:
     """The result of an append.
 
-    `first_seq` and `last_seq` are the positions of the messages stored now, or the existing positions if all of them
-    were duplicates. `duplicates` are the ids that were already stored. `cleaned` are the ids of messages in which
-    characters that databases reject (NUL, lone surrogates) were replaced by U+FFFD. `deleted` are the duplicates
-    whose messages were deleted since; they are not stored again. `adopted` is the id of an answer that already
+    `first_seq` and `last_seq` are the positions (`seq`) of the stored messages, or those of the existing messages if
+    all of them were duplicates. `duplicates` are the ids that were stored already. `cleaned` are the ids of messages in
+    which characters that databases reject (NUL, lone surrogates) were replaced by U+FFFD. `deleted` are the duplicates
+    whose messages were deleted since then; they are not stored again. `adopted` is the id of an answer that already
     existed for the same question; the answer of this call was not stored, or was stored as superseded. The positions
     are 0 if the existing answer is still pending.
     """
@@ -197,14 +198,14 @@ class Receipt:
 
 @dataclass(frozen=True)
 class Page:
-    """A page of messages, oldest first. Pass `next_before` to read the next older page; None: there is none."""
+    """A page of messages, oldest first. Pass `next_before` as `before` to read the next older page; None at the end."""
 
     messages: tuple[Message, ...]
     next_before: int | None
 
 
 class SearchHit(NamedTuple):
-    """A message found by a search; a higher score is a better match, comparable within one result only."""
+    """A message found by a search; a higher score is a better match, but only within one search result."""
 
     session_id: str
     message: Message
@@ -243,7 +244,7 @@ def _check_time(name: str, value: object) -> None:
 def _is_finite(value: object) -> bool:
     try:
         return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    except OverflowError:  # a whole number beyond any float
+    except OverflowError:  # a whole number that is too large for a float
         return False
 
 
@@ -257,7 +258,7 @@ _CHECKS: tuple[tuple[tuple[str, ...], Callable[[str, object], None]], ...] = (
     (_TIMES, _check_time),
     (("seq", "tokens", "ordinal"), _check_count),
 )
-"""The checks of fields that may be None."""
+"""The checks of fields that may be None, by field names."""
 
 
 def _parse_time(name: str, text: str) -> datetime:
@@ -268,7 +269,7 @@ def _parse_time(name: str, text: str) -> datetime:
 
 
 type OutboxStatus = Literal["waiting", "ready", "failed", "delivered", "dropped", "nothing"]
-"""`waiting`: the run has not answered yet; `ready`: the answer can be sent; `nothing`: this message got no answer."""
+"""`waiting`: the run has not answered yet; `ready`: the answer can be sent; `nothing`: there is no answer to send."""
 
 OUTBOX_STATUSES: tuple[OutboxStatus, ...] = get_args(OutboxStatus.__value__)
 
@@ -277,13 +278,13 @@ _MOST_CHARACTERS = 2_000
 
 
 def session_html(session_id: str, user_id: str | None, messages: Iterable[Message] = (), *, note: str = "") -> str:
-    """Return a session as HTML: its owner, some messages, and a note below them."""
+    """Return HTML that shows a session: its owner, some messages, and a note below them."""
     owner = "" if user_id is None else f", user <code>{escape(user_id)}</code>"
     return messages_html(f"Session <code>{escape(session_id)}</code>{owner}", messages, note=note)
 
 
 def messages_html(title: str, messages: Iterable[Message], *, note: str = "") -> str:
-    """Return messages as an HTML table below `title`, which is HTML, and above `note`, which is plain text."""
+    """Return an HTML table of messages below `title`, which is HTML, and above `note`, which is plain text."""
     rows = "".join(_row(message) for message in messages)
     table = f"<table><thead><tr><th>seq</th><th>role</th><th>content</th></tr></thead><tbody>{rows}</tbody></table>"
     below = f"<p>{escape(note)}</p>" if note else ""

@@ -1,4 +1,4 @@
-"""Runs: executions of workflows, their events and their usage."""
+"""Runs (executions of workflows), their events and their usage."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ RUN_ENDS: tuple[RunEnd, ...] = ("done", "failed", "cancelled", "interrupted")
 RESET: Final = "session-reset"
 DELETE: Final = "session-delete"
 OWN_NAMES: Final = frozenset({RESET, DELETE})
-"""Internal workflows: operations on a session between its turns, which are not turns themselves."""
+"""Internal workflows: operations on a session that run between its turns and are not turns themselves."""
 
 ROLLED_BACK: Final = "rolled_back_by_message"
-"""The cancel reason of a run if its turn was rolled back because of a newer message."""
+"""The cancel reason of a run whose turn was rolled back because of a newer message."""
 
 _MOST_TOKENS = 2**53
 
 
 @dataclass(frozen=True)
 class RunBudget:
-    """Limits for a run and its children: tokens (input and output together), and money in the unit of the price table.
+    """Limits for a run with its children: tokens (input plus output), and the cost in the unit of the price table.
 
     None means no limit.
     """
@@ -79,11 +79,11 @@ class RunInput:
 
 @dataclass(frozen=True, kw_only=True)
 class NewRun:
-    """A request for a run. Repeating a `run_id`, or a session's `message_id`, requests the same run.
+    """A request for a run. A second request with the same `run_id`, or `message_id` of a session, is for the same run.
 
-    A child names its parent and the node that started it. `places` are conversations that its agents store under
-    their own keys; the run is ordered among the turns of its session and of these conversations. With `any_session`,
-    the caller did not choose the session, so the message may join a turn of another session.
+    A child run names its parent run, and the node that started it. `places` are conversations that the run's agents
+    store under their own keys; the run waits for earlier turns of its session and of these conversations. With
+    `any_session`, the caller did not choose the session, so the message may join a turn in another session.
     """
 
     run_id: str
@@ -112,19 +112,19 @@ class NewRun:
 
 
 REPLY: Final = "reply"
-"""The key in a run's `interrupt` for the id of the message that replied to the run's newest question."""
+"""The key in a run's `interrupt` under which the id of the message is stored that replied to its newest question."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
     """An execution of a workflow, with its state.
 
-    `inputs` has one entry for each message that the run answers; it is empty if a process has only claimed the
-    message. `result` is the output; `error` is a kind of error, never a person's text. `interrupt` is the question of a
-    waiting run to a person, and `resume_value` the reply to a `resumed` run. `arrival` is the run's number among the
-    turns of its session; None if it has no such number. A run with `cancel_requested_at` still counts as running
-    until its worker releases it; `cancel_reason` says why. A `set_aside` run failed too often; it is not retried
-    until a person asks for it.
+    `inputs` has one entry for each message that the run answers; it is empty if a process has only claimed the message.
+    `result` is the output; `error` is the name of a kind of error, never a person's text. `interrupt` is the question
+    that a waiting run asks a person, and `resume_value` the reply with which a run was `resumed`. `arrival` is the
+    run's number among the turns of its session; None if it has no such number. A run with `cancel_requested_at` counts
+    as running until its worker has stopped it; `cancel_reason` says why. A `set_aside` run has failed too often; it is
+    not retried until a person requests this.
     """
 
     run_id: str
@@ -160,7 +160,7 @@ class Run:
 
     @property
     def unbegun(self) -> bool:
-        """True if the run is a session's turn that was accepted but has not begun."""
+        """True if the run is a session's turn that was accepted and has never begun."""
         waits = self.status == "queued" and self.started_at is None and self.cancel_requested_at is None
         return waits and self.parent_run_id is None and self.arrival is not None and self.workflow not in OWN_NAMES
 
@@ -171,7 +171,7 @@ class Run:
 
     @property
     def newest_message_id(self) -> str | None:
-        """The id of the message to which the run replies: the reply to its question, else its newest input."""
+        """The id of the message to which the answer replies: the reply to the run's question, else its newest input."""
         reply = self.interrupt.get(REPLY) if isinstance(self.interrupt, Mapping) else None
         if isinstance(reply, str):
             return reply
@@ -185,7 +185,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Begun:
-    """The run was acquired; its owner executes it from its last checkpoint."""
+    """The owner has acquired the run, and executes it from its last checkpoint."""
 
     run: Run
 
@@ -206,15 +206,15 @@ class Over:
 
 
 STATUS: Final = "status"
-"""The kind of the event that reports the status of a run; subscribers wait for it."""
+"""The kind of the event that reports a run's status; code that follows a run waits for it."""
 
 TRACE_CUT: Final = "trace_cut"
-"""The kind of the event that marks a truncated trace; only status events follow it."""
+"""The kind of the event that marks where a trace was cut; only status events follow it."""
 
 
 @dataclass(frozen=True)
 class TraceEvent:
-    """An event of a run that has no number yet. `data` may contain people's words.
+    """An event of a run that is not stored and has no number yet. `data` may contain people's words.
 
     An event without a time gets the time at which it is stored.
     """
@@ -239,7 +239,7 @@ class RunEvent:
 
 @dataclass(frozen=True)
 class TokenUsage:
-    """The usage of one model."""
+    """The token usage of one model."""
 
     __pydantic_config__ = DESCRIBED
 
@@ -248,20 +248,20 @@ class TokenUsage:
     input_tokens: int = 0
     output_tokens: int = 0
     cache_read_tokens: int = 0
-    """Input tokens from the provider's prompt cache."""
+    """Input tokens that the provider read from its prompt cache."""
     estimated_calls: int = 0
-    """Calls for which the provider reported no usage."""
+    """The number of calls for which the provider reported no usage."""
     cost: float | None = None
     """The cost in the unit of THREADKEEP_PRICES; null if the model has no price."""
 
     @property
     def tokens(self) -> int:
-        """Input and output tokens together."""
+        """The sum of input and output tokens."""
         return self.input_tokens + self.output_tokens
 
     @property
     def estimated(self) -> bool:
-        """True if at least some of the numbers are estimates."""
+        """True if at least one call's numbers are estimates."""
         return self.estimated_calls > 0
 
 
@@ -270,10 +270,10 @@ type ToolCallStatus = Literal["fresh", "begun_before", "finished", "gone"]
 
 @dataclass(frozen=True)
 class ToolCall:
-    """The decision about a call of a tool that must not run twice.
+    """The decision about a tool call that must not run twice.
 
-    `fresh`: it may run now. `begun_before`: it was started and its outcome is unknown, so a person decides.
-    `finished`: `result` is its earlier result. `gone`: the run does not exist any more.
+    `fresh`: the call may run now. `begun_before`: it was started before and its outcome is unknown, so a person must
+    decide. `finished`: it was completed before, with this `result`. `gone`: the run does not exist any more.
     """
 
     status: ToolCallStatus
@@ -282,7 +282,7 @@ class ToolCall:
 
 @dataclass(frozen=True)
 class WorkflowVersion:
-    """A workflow as it was when its runs began; `definition` is None for a workflow in code."""
+    """A workflow in the version with which runs began; `definition` is None for a workflow in code."""
 
     name: str
     version: str
@@ -295,7 +295,7 @@ type RunCursor = tuple[datetime, str]
 
 @dataclass(frozen=True, kw_only=True)
 class RunQuery:
-    """A filter for runs; None matches everything. `since` is the earliest time of creation."""
+    """A filter for a list of runs; None matches all values. `since` is the earliest time of creation."""
 
     session_id: str | None = None
     user_id: str | None = None
@@ -322,7 +322,7 @@ class RunQuery:
 class RunResult:
     """The result of a run: `output` and `text` if it is done, `interrupts` (ids and values) if it waits for a person.
 
-    `confidence` and `escalated` are reported by the answer itself.
+    `confidence` and `escalated` are values that the answer itself reported.
     """
 
     run: Run
@@ -340,7 +340,7 @@ class RunResult:
 
     @classmethod
     def of(cls, run: Run) -> RunResult:
-        """Return the result of a run that is over or waits."""
+        """Return the result of a run that has ended or waits for a person."""
         known = run.result or {}
         confidence, message_id, text = (known.get(name) for name in ("confidence", "message_id", "text"))
         return cls(
@@ -355,6 +355,6 @@ class RunResult:
 
 
 def interrupts_of(run: Run) -> list[Mapping[str, Json]]:
-    """Return the questions of a run to a person: the `id` and the `value` of each."""
+    """Return the questions that a run asks a person, each with its `id` and `value`."""
     asked = run.interrupt.get("interrupts") if isinstance(run.interrupt, Mapping) else None
     return [one for one in asked if isinstance(one, Mapping)] if isinstance(asked, list) else []

@@ -1,4 +1,4 @@
-"""Metadata and retention of sessions, and summaries of their messages."""
+"""Metadata and retention limits of sessions, and summaries of their messages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MOST_USER_ID = 512
 
 
 def is_user_id(value: object) -> TypeGuard[str]:
-    """Return True for text of 1 to 512 printable characters that are not only spaces."""
+    """Return True for a text of 1 to 512 printable characters that are not only spaces."""
     return isinstance(value, str) and len(value) <= _MOST_USER_ID and value.isprintable() and value.strip() != ""
 
 
@@ -26,9 +26,9 @@ def is_user_id(value: object) -> TypeGuard[str]:
 class RetentionLimits:
     """Limits of retention; None means no limit, and there are none by default.
 
-    `max_age_days`: messages stored longer ago are removed. `max_messages`: only this many of the newest messages
-    stay; the newest user message and everything after it always stay. `max_idle_days`: a session without a new
-    message for longer is removed as a whole.
+    `max_age_days`: messages stored longer ago than this are removed. `max_messages`: only this many of the newest
+    messages stay, but always the newest user message and everything after it. `max_idle_days`: if a session had no new
+    message for longer than this, all of it is removed.
     """
 
     max_age_days: float | None = None
@@ -36,7 +36,7 @@ class RetentionLimits:
     max_idle_days: float | None = None
 
     def __post_init__(self) -> None:
-        """Reject limits that would keep nothing, or that are too large for dates; `InvalidInput` names the limit."""
+        """Reject limits that are not positive numbers, or too large for dates; `InvalidInput` names the limit."""
         for name in ("max_age_days", "max_idle_days"):
             days = getattr(self, name)
             if days is not None and not _is_days(days):
@@ -49,7 +49,7 @@ class RetentionLimits:
 
     @property
     def nothing(self) -> bool:
-        """True if there is no limit, so that everything stays."""
+        """True if no limit is set, so that everything stays."""
         return self.max_age_days is None and self.max_messages is None and self.max_idle_days is None
 
 
@@ -57,8 +57,8 @@ class RetentionLimits:
 class Retention:
     """Limits for archiving and for deleting messages. By default everything stays.
 
-    Archived messages are left out of windows, recall and search; they can still be read by position and exported.
-    Deleted messages are gone.
+    Archived messages are left out of windows, recall and search; they can still be read by `seq` and exported. Deleted
+    messages no longer exist.
     """
 
     archive: RetentionLimits = RetentionLimits()
@@ -66,7 +66,7 @@ class Retention:
 
     @property
     def nothing(self) -> bool:
-        """True if everything stays."""
+        """True if no limit is set, so that everything stays."""
         return self.archive.nothing and self.delete.nothing
 
     def to_dict(self) -> dict[str, Json]:
@@ -109,11 +109,11 @@ def _is_days(value: object) -> bool:
 class SessionInfo:
     """Metadata of a session, available without reading its messages.
 
-    Messages up to `deleted_seq` are deleted. Messages up to `archived_seq`, which is never smaller, are in no window
-    and no search. Both are 0 until retention has run. `retention` holds the session's own limits, which replace the
-    general ones. `revision` increases whenever messages are superseded; it starts at 0. A branch names its origin
-    session (`parent_session_id`) and the last position that it shares with it (`parent_seq`). `namespace` is its
-    location in the LangGraph store, for a conversation that an agent stores by itself.
+    Messages up to `deleted_seq` are deleted. Messages up to `archived_seq`, which is at least `deleted_seq`, are in no
+    window and no search. Both are 0 until retention removes messages. `retention` has the session's own limits, which
+    replace the general ones. `revision` starts at 0 and increases whenever messages are superseded. A branch names the
+    session from which it was made (`parent_session_id`), and the `seq` at which it was made (`parent_seq`). `namespace`
+    is its location in the LangGraph store, for a conversation that an agent stores by itself.
     """
 
     session_id: str
@@ -143,10 +143,11 @@ _MOST_CHARACTERS = 512
 
 @dataclass(frozen=True)
 class Summary:
-    """A text that replaces an exact range of a session's messages, both ends included.
+    """A text that replaces a `seq` range of a session's messages, both ends included.
 
-    `level` is 1 for a summary of messages, and one more than its sources for a summary of summaries. `model` and
-    `prompt_version` describe its origin. `created_at` is set by the store unless it is given.
+    `level` is 1 for a summary of messages; for a summary of summaries, it is one more than the highest level of its
+    sources. `model` and `prompt_version` are those with which it was written. `created_at` is set by the store unless
+    it is given.
     """
 
     session_id: str
@@ -161,7 +162,7 @@ class Summary:
     created_at: datetime | None = None
 
     def __post_init__(self) -> None:
-        """Reject a summary of an empty range; `InvalidInput` names the field, never its text."""
+        """Reject an invalid summary, such as one of an empty range; `InvalidInput` names the field, never its text."""
         if not isinstance(self.text, str) or not self.text.strip():
             raise InvalidInput("A summary's text must not be blank.")
         for name in ("session_id", "model", "prompt_version", "id"):
