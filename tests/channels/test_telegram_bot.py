@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from datetime import timedelta
 from itertools import repeat
 from pathlib import Path
@@ -14,7 +15,7 @@ from uuid import uuid4
 import pytest
 from langchain_core.messages import AIMessage
 
-from tests.channels.desk import SESSION, BotDesk, opened_bot, update
+from tests.channels.desk import SESSION, SOON, BotDesk, opened_bot, update
 from tests.channels.fake_telegram import FakeTelegram
 from tests.channels.platforms import SENT_AT, Telegram
 from tests.web.services import until
@@ -26,7 +27,7 @@ from threadkeep.channels.telegram import TelegramChannel
 from threadkeep.observe import ChannelTrouble, Event
 from threadkeep.records import Json
 from threadkeep.records.messages import OutboxStatus
-from threadkeep.records.runs import DELETE, RunQuery
+from threadkeep.records.runs import DELETE, RunQuery, deletion_key
 from threadkeep.runs.requests import RunRequest, Submitted
 from threadkeep.runs.service import RunService
 from threadkeep.testing import Gate, ScriptedModel
@@ -568,6 +569,58 @@ async def test_a_deletion_that_comes_three_times_is_confirmed_once(
         assert await desk.answered(3) == ["ok", "Our conversation is deleted.", "ok"]
         assert await desk.transcript() == [("user", "Hello again."), ("assistant", "ok")]
     assert deletions == [SESSION]
+
+
+async def test_a_deletion_leaves_a_record_for_as_long_as_its_answer(tmp_path: Path, telegram: FakeTelegram) -> None:
+    """It stops a repeated update, names nobody, and is removed with the confirmation."""
+    options = replace(SOON, keep_seconds=1)
+    async with opened_bot("sqlite://", tmp_path, telegram, ScriptedModel(["ok"]), options=options) as desk:
+        await desk.say("My cat is Miso.", 1)
+        await desk.answered(1)
+        await desk.say("/forget yes", 2)
+        await desk.answered(2)
+        outbox, place = desk.memory.channels.outbox, (deletion_key(SESSION), "telegram:4242:2")
+        assert await outbox.run_of(*place) is not None
+
+        async def is_removed() -> bool:
+            return await outbox.run_of(*place) is None and await desk.statuses() == []
+
+        await until(is_removed)
+
+
+@pytest.mark.slow
+async def test_a_deletion_that_comes_to_two_services_deletes_once(
+    shared_url: str, tmp_path: Path, telegram: FakeTelegram, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second one requests it when the first one has deleted, and the person has written again."""
+    submit, gate, requests = RunService.submit, Gate(), list[RunRequest]()
+
+    async def late(runs: RunService, request: RunRequest, **options: Any) -> Submitted:
+        if request.workflow == DELETE:
+            requests.append(request)
+            if len(requests) == 1:
+                await gate.pass_through()
+        return await submit(runs, request, **options)
+
+    monkeypatch.setattr(RunService, "submit", late)
+    async with (
+        opened_bot(shared_url, tmp_path / "a", telegram, ScriptedModel(repeat("ok"))) as first,
+        opened_bot(shared_url, tmp_path / "b", telegram, ScriptedModel(repeat("ok"))) as second,
+    ):
+        await first.say("My cat is Miso.", 1)
+        await first.answered(1)
+        sending = asyncio.create_task(second.send(update("/forget yes", 2)))
+        await gate.reached()
+        await first.say("/forget yes", 2)
+        await first.answered(2)
+        await first.say("Hello again.", 3)
+        await first.answered(3)
+        gate.open()
+        assert await sending == 200
+        await first.say("And again.", 4)
+        assert await first.answered(4) == ["ok", "Our conversation is deleted.", "ok", "ok"]
+        assert [text for _, text in await first.transcript()] == ["Hello again.", "ok", "And again.", "ok"]
+    assert len(requests) == 2
 
 
 async def test_a_pressed_button_is_acknowledged(tmp_path: Path, telegram: FakeTelegram) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
+import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
@@ -84,6 +86,37 @@ async def test_an_update_that_comes_to_two_processes_at_once_is_one_turn(
     assert said == [("user", "hi"), ("assistant", "re: hi")]
     assert len(runs) == 1
     assert telegram.texts() == ["re: hi"]
+
+
+async def test_a_deletion_outlives_the_process_that_was_asked_for_it(
+    shared_url: str, tmp_path: Path, telegram: FakeTelegram
+) -> None:
+    """Another process deletes and confirms; the update that comes again deletes nothing that was written since."""
+    held = threading.Event()
+    with providing() as provider:
+        provider.answer = lambda newest: [held, "late"] if newest == "slow" else [f"re: {newest}"]
+        environment = _environment(shared_url, tmp_path, telegram) | provider.environment
+        addresses: dict[int, str | None] = {}
+        fleet = Fleet(addresses)
+        async with running(tmp_path / "a", environment) as (a, service):
+            addresses |= dict.fromkeys((0, 1), str(a.base_url).rstrip("/"))
+            await fleet.deliver(1, 7, "slow")
+            await until(lambda: len(provider.requests) == 1)
+            await fleet.deliver(2, 7, "/forget yes")
+            await fleet.deliver(2, 7, "/forget yes")
+            await service.stop(signal.SIGKILL)
+        held.set()
+        async with running(tmp_path / "b", environment) as (b, _), _opened(shared_url) as memory:
+            addresses |= dict.fromkeys((0, 1), str(b.base_url).rstrip("/"))
+            await until(lambda: "Our conversation is deleted." in telegram.texts())
+            await fleet.deliver(3, 7, "hi")
+            await until(lambda: "re: hi" in telegram.texts())
+            await fleet.deliver(2, 7, "/forget yes")
+            await fleet.deliver(4, 7, "bye")
+            await until(lambda: "re: bye" in telegram.texts())
+            said = [message.content for message in await memory.session("telegram:4242:7").tail(9)]
+    assert said == ["hi", "re: hi", "bye", "re: bye"]
+    assert Counter(telegram.texts())["Our conversation is deleted."] == 1
 
 
 async def test_every_message_is_answered_once_through_kills(
@@ -192,7 +225,7 @@ def _logs(folder: Path) -> str:
 def _environment(url: str, folder: Path, telegram: FakeTelegram) -> dict[str, str]:
     file = folder / "channels.yaml"
     bot = f"{{kind: telegram, name: one, token: '{TELEGRAM_TOKEN}', receive: webhook, secret: {TELEGRAM_SECRET}, "
-    delivery = "{poll_seconds: 0.2, claim_seconds: 4, first_pause_seconds: 0.1}"
+    delivery = "{poll_seconds: 0.2, claim_seconds: 4, first_pause_seconds: 0.1, take_again_seconds: 1}"
     file.write_text(f"channels:\n  - {bot}api: '{telegram.address}'}}\ndelivery: {delivery}\n")
     return {
         "THREADKEEP_DATABASE_URL": url,

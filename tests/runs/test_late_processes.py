@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from contextlib import AsyncExitStack
+from dataclasses import replace
+from typing import Any, Literal
 
 import pytest
 
@@ -11,8 +14,12 @@ from tests.agent.talking import kept
 from tests.runs.chatting import ROOM, WATCHFUL, Chats, said
 from tests.runs.desk import eventually, living_process
 from threadkeep import Interrupted, Memory, MemoryOptions, open_memory
-from threadkeep.records.runs import NewRun
-from threadkeep.testing import Gate, ScriptedModel
+from threadkeep.graph_store.index import SessionIndex
+from threadkeep.graph_store.indexed import IndexedTranscripts
+from threadkeep.graph_store.writing import ConversationWriter
+from threadkeep.records.runs import NewRun, RunQuery
+from threadkeep.store.tables import TableTranscripts
+from threadkeep.testing import Gate, ScriptedModel, SettableClock
 
 ID = "telegram:42"
 
@@ -56,3 +63,74 @@ async def test_a_process_that_wakes_up_late_stores_no_second_answer(
         gate.open()
         await turn.answer()
         assert await kept(memories[0], ROOM) == [("user", "hi"), ("assistant", "hello")]
+
+
+_STALLS: tuple[tuple[type[Any], str], ...] = (
+    (TableTranscripts, "delete"),
+    (TableTranscripts, "reset"),
+    (IndexedTranscripts, "delete"),
+    (IndexedTranscripts, "reset"),
+    (ConversationWriter, "delete"),
+    (ConversationWriter, "reset"),
+    (SessionIndex, "delete"),
+    (SessionIndex, "hide_summaries"),
+)
+
+
+@pytest.mark.parametrize("where", _STALLS, ids=lambda where: f"{where[0].__name__}-{where[1]}")
+async def test_a_deletion_or_reset_that_wakes_up_late_changes_nothing(
+    shared_url: str,
+    memory_options: MemoryOptions,
+    clock: SettableClock,
+    make_chat: Chats,
+    monkeypatch: pytest.MonkeyPatch,
+    where: tuple[type[Any], str],
+) -> None:
+    """Wherever it stalled: another process did it, and the person has written again."""
+    (place, change), gate, stalled = where, Gate(), list[asyncio.Task[Any]]()
+    original = getattr(place, change)
+
+    async def woken(*arguments: Any, **options: Any) -> Any:
+        await gate.pass_through()
+        return await original(*arguments, **options)
+
+    async def stalling(*arguments: Any, **options: Any) -> Any:
+        if stalled:
+            return await original(*arguments, **options)
+        # A process that wakes up is not cancelled before it goes on.
+        stalled.append(asyncio.create_task(woken(*arguments, **options)))
+        return await asyncio.shield(stalled[0])
+
+    async def is_over() -> bool:
+        runs, _ = await memories[1].runs.records.runs(RunQuery(session_id=ROOM, status="running"))
+        return runs == []
+
+    transcripts: Literal["tables", "graph_store"] = "tables" if place is TableTranscripts else "graph_store"
+    options, replies = replace(memory_options, transcripts=transcripts), ["elsewhere", "again", "and again"]
+    async with AsyncExitStack() as stack:
+        memories = [await stack.enter_async_context(open_memory(shared_url, options=options)) for _ in "ab"]
+        late, model = (
+            make_chat(memories[0], ScriptedModel(["hello"])),
+            ScriptedModel(replies),
+        )
+        await late.ask(said("hi", ID))
+        monkeypatch.setattr(place, change, stalling)
+        changing = asyncio.create_task(late.delete(ROOM) if change == "delete" else late.reset(ROOM))
+        await gate.reached()
+        # Its lease has run out.
+        monkeypatch.setattr("threadkeep.runs.engine.engine._names", set())
+        other = make_chat(memories[1], model, runs=WATCHFUL)
+        await other.ask(said("a first run opens the engine", session_id="room:2"))
+        await eventually(is_over)
+        clock.advance(seconds=1)
+        assert (await other.ask(said("still there?"))).response == "again"
+        gate.open()
+        await asyncio.gather(changing, *stalled, return_exceptions=True)
+        assert (await other.ask(said("what did I ask?"))).response == "and again"
+        before = [] if change == "delete" else ["hi", "hello"]
+        since = ["still there?", "again", "what did I ask?", "and again"]
+        assert [text for _, text in await kept(memories[0], ROOM)] == [*before, *since]
+        runs, _ = await memories[1].runs.records.runs(RunQuery(session_id=ROOM, workflow="chat"))
+        assert len(runs) == len([*before, *since]) // 2
+    assert [message.text for message in model.calls[-1]][-3:] == ["still there?", "again", "what did I ask?"]
+    assert "hi" not in [message.text for message in model.calls[-1]]

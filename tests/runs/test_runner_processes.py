@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from langchain_core.messages import ToolMessage
@@ -16,12 +19,15 @@ from tests.children import Child
 from tests.limits import HANG_SECONDS
 from tests.runs.run_workers import ASKING, Desk, opened, work
 from tests.runs.workers import Notes
+from threadkeep import Message
+from threadkeep.records.runs import DELETE, RESET
 from threadkeep.runs.options import RunServiceOptions
 from threadkeep.runs.requests import RunRequest
 from threadkeep.runs.service import RunService
 from threadkeep.store.address import parse_address
 from threadkeep.store.checkpointers import open_checkpointer
 from threadkeep.store.driver import StoreOptions
+from threadkeep.store.tables import TableTranscripts
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 
@@ -185,3 +191,47 @@ async def test_a_tree_is_cancelled_from_another_process(shared_url: str, notes: 
                     assert (await service.result(run_id)).status == "cancelled"
                 await until_all_are_cancelled(service, run_id)
     assert [note.what for note in notes.read()].count("second") == 2
+
+
+def work_and_pause(desk: Desk) -> None:
+    """Carry runs out, but pause the process right before it deletes or resets a session."""
+    for name in ("delete", "reset"):
+        original = getattr(TableTranscripts, name)
+
+        async def pausing(*arguments: Any, original: Any = original, **options: Any) -> Any:
+            desk.note("pauses", "")
+            os.kill(os.getpid(), signal.SIGSTOP)
+            try:
+                return await original(*arguments, **options)
+            finally:
+                desk.note("woke", "")
+
+        setattr(TableTranscripts, name, pausing)
+    work(desk)
+
+
+@pytest.mark.parametrize("workflow", [DELETE, RESET])
+async def test_a_process_that_is_paused_before_it_changes_a_session(
+    postgres_url: str, notes: Notes, workflow: str
+) -> None:
+    """Another one took the run over, and the person wrote again: the process that wakes up changes nothing."""
+    desk = Desk(postgres_url, notes)
+    async with opened(desk, ASKING) as (memory, service):
+        session, paused = memory.session("room"), Child(work_and_pause, desk)
+        try:
+            await session.append([Message("user", "old", id="1")])
+            request = RunRequest(workflow=workflow, session_id="room", message_id="m")
+            run_id = (await service.submit(request, mode="background")).run_id
+            await until(lambda: notes.of("pauses") == {""}, "the first to be paused")
+            with working(desk):
+                async with asyncio.timeout(HANG_SECONDS):
+                    while (run := await memory.runs.run(run_id)) is not None and not run.over:  # noqa: ASYNC110
+                        await asyncio.sleep(_POLL_SECONDS)
+            await session.append([Message("user", "new", id="2")])
+            os.kill(paused.pid, signal.SIGCONT)
+            await until(lambda: notes.of("woke") == {""}, "the first to go on")
+        finally:
+            paused.kill()
+        assert [message.content for message in await session.tail(9)][-1:] == ["new"]
+        info = await session.info()
+        assert (info.last_seq, info.reset_seq) == ((1, 0) if workflow == DELETE else (2, 1))

@@ -39,10 +39,11 @@ from threadkeep.errors import (
 from threadkeep.memory import Memory
 from threadkeep.observe import ChannelTrouble, UpdateOutcome, UpdateReason, UpdateReceived
 from threadkeep.records import TAKEN_BACK, Message
-from threadkeep.records.runs import DELETE, RESET, Run
+from threadkeep.records.runs import DELETE, RESET, Run, deletion_key
 from threadkeep.runs.intake import Mode
 from threadkeep.runs.requests import RunRequest, Submitted
 from threadkeep.runs.service import RunsOnDemand
+from threadkeep.store.outbox import FORGOTTEN
 
 _SHOW_WORKING_SECONDS = 4.0
 
@@ -69,7 +70,6 @@ class Intake:
         self._streams = AnswerStreams(memory)
         self._background: set[asyncio.Task[None]] = set()
         self._taken_again: set[int] = set()
-        self._forgetting: set[tuple[str, str, str]] = set()
         # One lock per session, so that its messages become runs in the order of their arrival in this process.
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
@@ -106,7 +106,8 @@ class Intake:
     async def take_left(self, older_than: timedelta) -> None:
         """Take messages that dead processes left in the outbox without a run, as not every platform repeats them.
 
-        Commands are skipped: executed late, they would reset or erase messages that arrived in the meantime.
+        Commands are skipped: executed late, they would reset or erase messages that arrived in the meantime. Only the
+        confirmation of a deletion that was requested is completed.
 
         Raises:
             StoreUnavailable: some messages were not taken.
@@ -117,7 +118,8 @@ class Intake:
                 continue
             try:
                 message = restored_message(left.message, left.address)
-                if command_in(message, bot.texts) is None:
+                command = command_in(message, bot.texts)
+                if command is None or (command.action == "forget" and await self._is_requested(message)):
                     await self.take(bot, message, again=True)
             except (ValueError, TypeError, LookupError) as error:
                 self._notify_trouble(error, bot)  # another version of the code stored it; its row expires
@@ -379,39 +381,38 @@ class Intake:
         """
         own_prefix = f"{message.session_id}:"
         # The entry has no session, because deleting a session deletes its entries. Its key does not name the person.
-        key = (bot.name, f"forgotten:{sha256(own_prefix.encode()).hexdigest()}", message.message_id)
+        key = (bot.name, f"{FORGOTTEN}{sha256(own_prefix.encode()).hexdigest()}", message.message_id)
         stored = stored_message(message)
         added = await self._outbox.add(
             *key, address=message.reply_to, remember=False, about=message.user_id, message=stored
         )
-        # A deletion also deletes its run, so a repeated message could start another deletion, which would delete
-        # messages that arrive after the confirmation.
-        if key in self._forgetting or not (added or await self._outbox.waits(*key)):
+        if not (added or await self._outbox.waits(*key)):
             return False
-        with contextlib.ExitStack() as on_failure:
-            self._forgetting.add(key)
-            on_failure.callback(self._forgetting.discard, key)
-            runs = await self._runs.service()
-            sessions = [info.session_id async for info in self._memory.sessions(user_id=message.user_id)]
-            # A chat with commands only has an address but no session.
-            own = {name for name in (*sessions, own_prefix[:-1]) if f"{name}:".startswith(own_prefix)}
-            deletions = [
+        runs = await self._runs.service()
+        sessions = [info.session_id async for info in self._memory.sessions(user_id=message.user_id)]
+        # A chat with commands only has an address but no session. It is the last one, so that all are requested then.
+        own = {name for name in (*sessions, own_prefix[:-1]) if f"{name}:".startswith(own_prefix)}
+        if not await self._is_requested(message):
+            for name in sorted(own, reverse=True):
                 await runs.submit(RunRequest(workflow=DELETE, session_id=name, message_id=message.message_id))
-                for name in sorted(own)
-            ]
-            at_end = on_failure.pop_all()
+        deletions = [await self._outbox.run_of(name, message.message_id) for name in own]
 
         async def confirm() -> None:
-            with at_end:
-                for deletion in deletions:
-                    with contextlib.suppress(RunNotFound):  # the run was deleted with its session
-                        await runs.result(deletion.run_id)
-                await self._forget_person(message.user_id or "")
-                await self._outbox.answer(*key, text)
+            for run_id in filter(None, deletions):
+                with contextlib.suppress(RunNotFound):  # the run was deleted with its session
+                    await runs.result(run_id)
+            await self._forget_person(message.user_id or "")
+            await self._outbox.answer(*key, text)
             self._wake()
 
         self.in_background(confirm())
         return added
+
+    async def _is_requested(self, message: IncomingMessage) -> bool:
+        """Return whether the deletion of a message's session was requested; it may be complete."""
+        session_id = message.session_id or ""
+        places = (session_id, deletion_key(session_id))  # a deletion deletes its run and leaves a record
+        return any([await self._outbox.run_of(place, message.message_id) for place in places])
 
     async def _forget_person(self, user_id: str) -> None:
         """Forget the names and facts of a person who has only this id and no other conversations."""

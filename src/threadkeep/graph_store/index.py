@@ -20,7 +20,7 @@ from threadkeep.store.codec import Counter, marks_of, message_parameters, time_o
 from threadkeep.store.driver import Connection, Driver, DuplicateRow, Row, Statement
 from threadkeep.store.statements import load_statements
 from threadkeep.store.superseding import SupersedingWriter
-from threadkeep.store.tables import delete_session, deletion_statements
+from threadkeep.store.tables import changing, delete_session, deletion_statements, may_change
 from threadkeep.store.transcripts import END, Branching
 
 _STEP_MESSAGES = 500
@@ -88,9 +88,18 @@ class SessionIndex:
                 yield session_id, int(version)
             after = rows[-1][0] if len(rows) == _PAGE_SESSIONS else None
 
-    async def hide_summaries(self, session_id: str) -> None:
-        """Deactivate all summaries of the current messages, for a reset."""
-        await self._driver.write([(self._sql["hide_before"], {"session_id": session_id})])
+    async def hide_summaries(self, session_id: str, *, run_id: str | None) -> bool:
+        """Deactivate all summaries of the current messages; return False if a run may not reset the session."""
+        async with self._driver.writing() as connection:
+            if run_id is not None and not await may_change(connection, self._deletion, session_id, run_id):
+                return False
+            await connection.execute(self._sql["hide_before"], {"session_id": session_id})
+        return True
+
+    async def may_change(self, session_id: str, run_id: str) -> bool:
+        """Return whether a run may delete a session."""
+        async with self._driver.reading() as connection:
+            return bool(await connection.fetch(self._deletion["changing"], changing(session_id, run_id)))
 
     async def forget_derived(self, session_id: str, first_seq: int) -> None:
         """Deactivate summaries, and delete anchors and vectors, that were made from messages from `first_seq` on."""
@@ -112,10 +121,10 @@ class SessionIndex:
             if active and not await connection.fetch(self._sql["any_summary"], {"session_id": branching.branch_id}):
                 await connection.execute(self._sql["copy_summaries"], {**place, "since": None})
 
-    async def delete(self, session_id: str) -> bool:
+    async def delete(self, session_id: str, *, run_id: str | None = None) -> bool | None:
         """Delete the rows of a session and all data derived from it; return False if there are no rows."""
         async with self._driver.writing() as connection:
-            return await delete_session(connection, self._deletion, session_id)
+            return await delete_session(connection, self._deletion, session_id, run_id=run_id)
 
     async def _step(self, session_id: str) -> bool:
         """Index up to 500 messages of a conversation; return True if there is more to do."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import replace
-from datetime import datetime
+from datetime import UTC, datetime
 
 from threadkeep.errors import InvalidInput, SessionDamaged, StoreError
 from threadkeep.graph_store.appending import Written
@@ -118,23 +118,30 @@ class IndexedTranscripts(GraphTranscripts):
         await super().change(session_id, changes)
         await self._follow(session_id)
 
-    async def reset(self, session_id: str, *, user_id: str | None = None) -> int | None:
+    async def reset(self, session_id: str, *, user_id: str | None = None, run_id: str | None = None) -> int | None:
         """Let later windows begin after the existing messages; return the last `seq`, None without the session."""
-        if await self.session(session_id, user_id=user_id) is None:
+        # Read the conversation before checking the run: if it changes after the check, only these messages are reset.
+        known = await self.reader.conversation(session_id, user_id=user_id)
+        if known is None:
             return None
         await self.index.follow(session_id)
-        await self.index.hide_summaries(session_id)
-        last_seq = await super().reset(session_id, user_id=user_id)
+        if not await self.index.hide_summaries(session_id, run_id=run_id):
+            return None
+        last_seq = await self.writer.reset(session_id, user_id=user_id, known=None if run_id is None else known)
         await self._follow(session_id)
         return last_seq
 
-    async def delete(self, session_id: str) -> bool:
+    async def delete(self, session_id: str, *, run_id: str | None = None) -> bool | None:
         """Delete a session, its messages and all derived data; return False if it did not exist."""
+        # Read this before checking the run: if another process deletes the conversation meanwhile, a new one stays.
+        created_at = None if run_id is None else await self._created_at(session_id)
+        if run_id is not None and not await self.index.may_change(session_id, run_id):
+            return None
         # Delete the rows last: they include the run that deletes, which is repeated if its process dies in between.
-        there = await super().delete(session_id)
+        there = await self.writer.delete(session_id, created_at=created_at)
         # A repeated call may find no conversation any more; `catch_up` then deletes the rest.
         self._behind.add(session_id)
-        rows = await self.index.delete(session_id)
+        rows = await self.index.delete(session_id, run_id=run_id)
         # Another process may have written to the session in between, and created its rows again.
         await self.index.follow(session_id)
         self._behind.discard(session_id)
@@ -175,6 +182,14 @@ class IndexedTranscripts(GraphTranscripts):
             else:
                 differing.add(conversation.session_id)
         return differing
+
+    async def _created_at(self, session_id: str) -> datetime | None:
+        """Return when a conversation was created; the earliest time if there is none, None if it is damaged."""
+        try:
+            conversation = await self.reader.conversation(session_id)
+        except SessionDamaged:
+            return None
+        return datetime.min.replace(tzinfo=UTC) if conversation is None else conversation.created_at
 
     async def _owner(self, session_id: str) -> str | None:
         info = await self._listed.session(session_id)

@@ -217,11 +217,11 @@ class GraphTranscripts:
         """Change fields of a session; do nothing if it does not exist."""
         await self.writer.change(session_id, changes)
 
-    async def reset(self, session_id: str, *, user_id: str | None = None) -> int | None:
+    async def reset(self, session_id: str, *, user_id: str | None = None, run_id: str | None = None) -> int | None:
         """Let later windows begin after the existing messages; return the last `seq`, None without the session."""
         return await self.writer.reset(session_id, user_id=user_id)
 
-    async def delete(self, session_id: str) -> bool:
+    async def delete(self, session_id: str, *, run_id: str | None = None) -> bool | None:
         """Delete a session and its messages; return False if it did not exist."""
         return await self.writer.delete(session_id)
 

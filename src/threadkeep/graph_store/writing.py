@@ -267,15 +267,21 @@ class ConversationWriter:
 
         await self.hold(session_id, work)
 
-    async def reset(self, session_id: str, *, user_id: str | None) -> int | None:
-        """Let later windows begin after the existing messages; return the last `seq`, None without the conversation."""
+    async def reset(self, session_id: str, *, user_id: str | None, known: Conversation | None = None) -> int | None:
+        """Let later windows begin after the existing messages; return the last `seq`, None without the conversation.
+
+        With `known`, let them begin after its last message, and return None if it was deleted since then.
+        """
 
         async def work(writing: Writing, found: Conversation | None) -> int | None:
-            if found is None or user_id not in (None, found.user_id):
+            before = known or found
+            if found is None or before is None or user_id not in (None, found.user_id):
                 return None
-            index = self.layout.recall_index(session_id)
-            await self.put(writing, found, replace(found, reset_seq=found.last_seq), {index: None})
-            return found.last_seq
+            if before.created_at != found.created_at:
+                return None
+            index, reset_seq = self.layout.recall_index(session_id), max(before.last_seq, found.reset_seq)
+            await self.put(writing, found, replace(found, reset_seq=reset_seq), {index: None})
+            return reset_seq
 
         return await self.hold(session_id, work)
 
@@ -303,17 +309,21 @@ class ConversationWriter:
         finally:
             self.reader.known.forget(session_id)
 
-    async def delete(self, session_id: str, *, idle_before: datetime | None = None) -> bool:
+    async def delete(
+        self, session_id: str, *, idle_before: datetime | None = None, created_at: datetime | None = None
+    ) -> bool:
         """Delete every item of a conversation, even a damaged one; return False if it did not exist.
 
         With `idle_before`, the conversation is deleted only if all its messages are deleted and nothing was written
-        since then. If another program has deleted the metadata, only the items in the namespace of the message ids are
-        deleted.
+        since then; with `created_at`, only if it was created at that time. If another program has deleted the metadata,
+        only the items in the namespace of the message ids are deleted.
         """
 
         async def work(writing: Writing, found: Conversation | None) -> bool:
             if found is None:
                 await self._remove_ids(writing, session_id)
+                return False
+            if created_at not in (None, found.created_at):
                 return False
             if idle_before is not None and not Beginning(found.last_seq, 0, idle_before).is_of(found):
                 return False

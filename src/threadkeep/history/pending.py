@@ -275,29 +275,29 @@ class PendingTurns:
             if going:
                 await each._files.compact(each.own)  # noqa: SLF001 - ours
 
-    async def delete(self, session_id: str) -> bool:
-        """Delete a session with its pending turns; return False if it did not exist.
+    async def delete(self, session_id: str, *, run_id: str | None = None) -> bool:
+        """Delete a session with its pending turns; return False if it did not exist, or a run may not delete it.
 
         Meanwhile its pending turns are not written; a turn that becomes pending meanwhile stays. Cancelling the caller,
         for example by deleting its own run, does not interrupt the deletion: left pending turns would create the
         session again.
         """
-        task = asyncio.create_task(self._delete(session_id), name="threadkeep-delete")
+        task = asyncio.create_task(self._delete(session_id, run_id), name="threadkeep-delete")
         self._unfinished.add(task)
         task.add_done_callback(self._finished)
         return await asyncio.shield(task)
 
-    async def _delete(self, session_id: str) -> bool:
+    async def _delete(self, session_id: str, run_id: str | None) -> bool:
         async with self._delivering:
             self._withheld.add(session_id)
         waiting = [entry for entry in self._turns if entry.turn.session_id == session_id]
         try:
-            was_there = await self._transcripts.delete(session_id)
-            for entry in waiting:
+            was_there = await self._transcripts.delete(session_id, run_id=run_id)
+            for entry in waiting if was_there is not None else ():
                 await self._drop(entry.entry_id)
         finally:
             self._withheld.discard(session_id)
-        return was_there
+        return bool(was_there)
 
     async def deliver(self, session_id: str | None = None) -> bool:
         """Try once to write all pending turns, or those of one session, in order; return True if none is left."""

@@ -406,13 +406,14 @@ class Session:
         changes = SessionChanges(parent_session_id=parent.session_id, agent=agent or "")
         await self._transcripts.change(self.session_id, changes)
 
-    async def reset(self) -> None:
+    async def reset(self, *, run_id: str | None = None) -> None:
         """Let later windows begin after the existing messages; the transcript keeps these messages.
 
-        Pending turns are written first, so that they precede the reset. If the session does not exist, nothing happens.
+        Pending turns are written first, so that they precede the reset. If the session does not exist, nothing happens;
+        with a `run_id`, also if that run is not being executed.
         """
         await self.deliver()
-        await self._transcripts.reset(self.session_id, user_id=self.user_id)
+        await self._transcripts.reset(self.session_id, user_id=self.user_id, run_id=run_id)
 
     async def take_back(self, n: int = 1) -> list[Message]:
         """Supersede the newest `n` active messages and return them, oldest first.
@@ -568,11 +569,14 @@ class Session:
                 "Earlier turns of this session are still pending; try again when the database accepts writes."
             )
 
-    async def delete(self) -> bool:
-        """Delete the session with all its messages; return False if it did not exist or belongs to another user."""
+    async def delete(self, *, run_id: str | None = None) -> bool:
+        """Delete the session with all its messages; return False if it did not exist or belongs to another user.
+
+        With a `run_id`, do nothing unless that run is being executed and its message has not deleted a session before.
+        """
         if self.user_id is not None and not await self._is_there():
             return False
-        was_there = await self._pending.delete(self.session_id)
+        was_there = await self._pending.delete(self.session_id, run_id=run_id)
         self._forget(self.session_id)
         self._cache.forget(self.session_id)
         return was_there

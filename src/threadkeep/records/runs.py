@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime
+from hashlib import sha256
 from typing import Any, Final, Literal
 
 from threadkeep.errors import InvalidInput
@@ -28,6 +29,11 @@ ROLLED_BACK: Final = "rolled_back_by_message"
 """The cancel reason of a run whose turn was rolled back because of a newer message."""
 
 _MOST_TOKENS = 2**53
+
+
+def deletion_key(session_id: str) -> str:
+    """Return the key under which the deletion of a session is recorded; it does not name the person."""
+    return f"deleted:{sha256(f'{session_id}:'.encode()).hexdigest()}"
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,8 @@ type Address = Mapping[str, Json]
 
 WRONG_CLOCK_SECONDS = 3_600.0
 """The largest accepted difference between the clocks of two processes. No claim on a message lasts longer."""
+FORGOTTEN = "forgotten:"
+"""The beginning of the key of an answer that confirms a deletion; it is in no session."""
 _USER = "user_id"
 _MESSAGE = "message"
 _OF_A_REPLY = ("message_id", "callback_query_id")
@@ -305,7 +307,12 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
 
     async def remove_ended(self, *, older_than: timedelta) -> int:
         """Delete messages that ended more than `older_than` ago; failed messages stay until a person handles them."""
-        return await self._execute("remove_ended", {"before": time_text(self._clock() - older_than)})
+        before = {"before": time_text(self._clock() - older_than)}
+        async with self._driver.writing() as connection:
+            removed = await connection.fetch(self._sql["remove_ended"], before)
+            if any(session_id.startswith(FORGOTTEN) for (session_id,) in removed):
+                await connection.execute(self._sql["forget_deletions"], before)
+        return len(removed)
 
     async def _find(
         self, channel: str, *, number: int | None = None, session_id: str | None = None, message_id: str | None = None

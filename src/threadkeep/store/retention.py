@@ -174,7 +174,7 @@ class RetentionRows:
         async with self._driver.writing(lock_timeout_seconds=GROUP_LOCK_SECONDS) as connection:
             if not await self._begins(connection, "begin_deleting_session", place, idle_before):
                 return False
-            return await delete_session(connection, self._deletion, session_id)
+            return bool(await delete_session(connection, self._deletion, session_id))
 
     async def forget_ids(self) -> None:
         """Forget the ids of messages that were deleted more than seven days ago; platforms do not send these again."""

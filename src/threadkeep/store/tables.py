@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
 
 from threadkeep.records import Message, Page, Receipt, SessionInfo, Turn, View
+from threadkeep.records.runs import deletion_key
 from threadkeep.store.codec import (
     Counter,
     GraphTurns,
@@ -266,16 +267,18 @@ class TableTranscripts:
             for name, value in values.items():
                 await connection.execute(self._sql[name], {"session_id": session_id, "value": value})
 
-    async def reset(self, session_id: str, *, user_id: str | None = None) -> int | None:
+    async def reset(self, session_id: str, *, user_id: str | None = None, run_id: str | None = None) -> int | None:
         """Let later windows begin after the existing messages; return the last `seq`, None without the session."""
         async with self._driver.writing() as connection:
+            if run_id is not None and not await may_change(connection, self._sql, session_id, run_id):
+                return None
             rows = await connection.fetch(self._sql["reset"], {"session_id": session_id, "user_id": user_id})
         return rows[0][0] if rows else None
 
-    async def delete(self, session_id: str) -> bool:
+    async def delete(self, session_id: str, *, run_id: str | None = None) -> bool | None:
         """Delete a session, its messages and all derived data; return False if it did not exist."""
         async with self._driver.writing() as connection:
-            return await delete_session(connection, self._deletion, session_id)
+            return await delete_session(connection, self._deletion, session_id, run_id=run_id)
 
     async def close(self) -> None:
         """Write the queued turns, then accept no more."""
@@ -314,10 +317,32 @@ def deletion_statements(backend: Backend) -> Mapping[str, str]:
     return load_statements("transcripts.sql", f"{backend}/search.sql", f"{backend}/runs.sql")
 
 
-async def delete_session(connection: Connection, sql: Mapping[str, str], session_id: str) -> bool:
-    """Delete a session with all derived data and its agents' conversations; return False if it did not exist."""
+def changing(session_id: str, run_id: str) -> Parameters:
+    """Return the parameters of the statement that checks whether a run may reset or delete a session."""
+    return {"run_id": run_id, "deletion": deletion_key(session_id)}
+
+
+async def may_change(connection: Connection, sql: Mapping[str, str], session_id: str, run_id: str) -> bool:
+    """Lock a session, and return whether a run may reset it."""
+    await connection.execute(sql["lock_session"], {"session_id": session_id})
+    return bool(await connection.fetch(sql["changing"], changing(session_id, run_id)))
+
+
+async def delete_session(
+    connection: Connection, sql: Mapping[str, str], session_id: str, *, run_id: str | None = None
+) -> bool | None:
+    """Delete a session with all derived data and its agents' conversations; return False if it did not exist.
+
+    Return None if the run with `run_id` may not delete it.
+    """
     key = {"session_id": session_id}
     there = await connection.execute(sql["lock_session"], key) > 0
+    if run_id is not None:
+        noted = changing(session_id, run_id)
+        if not (found := await connection.fetch(sql["changing"], noted)):
+            return None
+        if found[0][0] is not None and not await connection.execute(sql["note_deletion"], noted):
+            return None
     # If the session did not exist, another transaction may have created and indexed it meanwhile; its index must stay.
     if there:
         for (child_id,) in await connection.fetch(sql["own_sessions"], key):

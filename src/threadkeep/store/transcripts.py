@@ -284,8 +284,15 @@ class Transcripts(Protocol):
     async def change(self, session_id: str, changes: SessionChanges) -> None:
         """Change fields of a session; do nothing if it does not exist."""
 
-    async def reset(self, session_id: str, *, user_id: str | None = None) -> int | None:
-        """Let later windows begin after the existing messages; return the last `seq`, None without the session."""
+    async def reset(self, session_id: str, *, user_id: str | None = None, run_id: str | None = None) -> int | None:
+        """Let later windows begin after the existing messages; return the last `seq`, None without the session.
 
-    async def delete(self, session_id: str) -> bool:
-        """Delete a session, its messages and all derived data; return False if it did not exist."""
+        With a `run_id`, do nothing unless that run is being executed.
+        """
+
+    async def delete(self, session_id: str, *, run_id: str | None = None) -> bool | None:
+        """Delete a session, its messages and all derived data; return False if it did not exist.
+
+        With a `run_id`, do nothing and return None unless that run is being executed and is the first to delete the
+        session for its message. A process that wakes up late thus deletes no session that was created in the meantime.
+        """

@@ -161,11 +161,12 @@ def session_workflows() -> list[Workflow]:
     ]
 
 
-def _workflow(name: str, description: str, change: Callable[[Session], Awaitable[object]]) -> Workflow:
+def _workflow(name: str, description: str, change: Callable[..., Awaitable[object]]) -> Workflow:
     async def act(state: WorkflowState, runtime: Runtime[RunContext]) -> WorkflowState:
         context = runtime.context
         if context.session_id is not None:
-            await change(context.resources.memory.session(context.session_id, user_id=context.user_id))
+            session = context.resources.memory.session(context.session_id, user_id=context.user_id)
+            await change(session, run_id=context.run_id)
         return {}
 
     builder: Graph = StateGraph(WorkflowState, context_schema=RunContext)

@@ -212,3 +212,8 @@ GROUP BY channel
 
 -- name: remove_ended
 DELETE FROM chat_outbox WHERE status IN ('delivered', 'dropped', 'nothing') AND ended_at < :before
+RETURNING session_id
+
+-- name: forget_deletions
+-- The records of deletions whose message is not repeated any more.
+DELETE FROM chat_answered_messages WHERE workflow = 'session-delete' AND ended_at < :before

@@ -315,5 +315,21 @@ DELETE FROM chat_channel_state WHERE scope = 'langgraph-threads' AND name = :ses
 -- Wait for other transactions on this session, and block new ones until this transaction ends.
 UPDATE chat_sessions SET active = active WHERE session_id = :session_id
 
+-- name: changing
+-- Return the message of a run if the run is being executed and its message has not deleted the session before.
+SELECT r.message_id FROM chat_runs r
+WHERE r.run_id = :run_id AND r.status = 'running' AND NOT EXISTS (
+    SELECT 1 FROM chat_answered_messages a WHERE a.session_id = :deletion AND a.message_id = r.message_id
+)
+
+-- name: note_deletion
+-- Record that a message has deleted a session. Another transaction may be doing the same: it decides first.
+INSERT INTO chat_answered_messages (
+    session_id, message_id, run_id, workflow, status, trigger, created_at, ended_at
+)
+SELECT CAST(:deletion AS TEXT), r.message_id, r.run_id, r.workflow, 'done', r.trigger, r.created_at, r.heartbeat_at
+FROM chat_runs r WHERE r.run_id = :run_id
+ON CONFLICT (session_id, message_id) DO NOTHING
+
 -- name: delete_session
 DELETE FROM chat_sessions WHERE session_id = :session_id
