@@ -130,7 +130,7 @@ class Items(Protocol):
 
 
 class Locks[Key: Hashable]:
-    """Locks by key, to which this object has only weak references; waiting tasks get a lock in order."""
+    """Locks by key, kept only while they are referenced elsewhere; tasks get a lock in the order of their requests."""
 
     def __init__(self) -> None:
         self._locks: WeakValueDictionary[Key, asyncio.Lock] = WeakValueDictionary()

@@ -52,7 +52,7 @@ def index_version() -> str:
 
 @dataclass(eq=False)
 class Refusals:
-    """The turns that could not be embedded; the more often a turn failed, the more rounds skip it."""
+    """The turns that could not be embedded. The more often a turn failed, the longer it is skipped."""
 
     round: int = 0
     _tries: dict[str, int] = field(default_factory=dict)
@@ -117,7 +117,7 @@ class ConversationIndex:
         return session_id in self._marks
 
     def is_outdated(self, infos: Mapping[str, SessionInfo], *, complete: bool) -> bool:
-        """Return True if indexed turns are now reset, archived or deleted, or if too many indexed sessions are missing.
+        """Return True if indexed turns are now reset, archived or deleted, or if `infos` lack too many sessions.
 
         If `infos` are not `complete`, an indexed session may be missing only because it is older.
         """
@@ -219,7 +219,7 @@ class ConversationIndex:
         return *states, Packed(about, {})
 
     def _parts(self) -> Iterator[Packed]:
-        """Yield copies of the data of all turns, in parts."""
+        """Yield copies of the word index and of the data of all turns, part by part."""
         yield from self.words.dump()
         yield Packed({"tokens": list(self.tokens.items())}, {})
         for some in batched(list(self.days.values()), COPIED_AT_ONCE):

@@ -265,7 +265,7 @@ class _Values:
         texts = iter(values)
         # A placeholder without a value stays unchanged, so the result is rejected as an unresolved template.
         rendered = PLACEHOLDER.sub(lambda found: found[0] if (text := next(texts)) is None else text, template)
-        # Without this check, `room-{{user}}` without a user would be one key for everybody.
+        # Otherwise, if the user is missing, `room-{{user}}` would be the same key for everybody.
         return rendered, self._refusal(rendered) or ("empty_part" if "" in values else None)
 
     def _whole(self, template: str, path: str) -> tuple[str, Reason | None]:

@@ -402,7 +402,7 @@ class Memory:
 
         Raises:
             InvalidKey, InvalidInput: a session id or a user id is not valid; nothing was stored.
-            StoreUnavailable: the database is not available; a retry stores no message twice that has an id.
+            StoreUnavailable: the database is not available; in a retry, messages that have an id are not stored twice.
         """
         for part in parts:
             self.session(part.info.session_id, user_id=part.info.user_id)

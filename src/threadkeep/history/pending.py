@@ -310,8 +310,8 @@ class PendingTurns:
         blocked: set[str] = set()
         timeouts = 0
         tried: set[str] = set()
-        # Turns that become pending during this pass are tried too; otherwise the turns of a busy session would never
-        # end.
+        # Turns that become pending during this pass are tried too; otherwise those of a busy session might never be
+        # written.
         while entry := self._next(session_id, blocked, tried):
             tried.add(entry.entry_id)
             entry.tries += 1
@@ -396,7 +396,7 @@ class PendingTurns:
         return replace(turn, messages=(replace(answer, id=free),))
 
     async def close(self) -> None:
-        """Finish recording and deleting, and try pending turns once more; the rest stays for the next start."""
+        """Finish recording and deleting, and try pending turns once more; the rest stays on disk."""
         while self._unfinished:
             await asyncio.wait(self._unfinished)
         await self._spool_the_rest()

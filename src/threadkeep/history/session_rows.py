@@ -98,7 +98,7 @@ class _TokenSums:
 
 
 def rows_of(found: Sequence[Row], limit: int, known: SessionRows | None = None) -> SessionRows | None:
-    """Return the rows that the statement `recent` has returned, newest first, appended to the known rows.
+    """Append the rows that the statement `recent` returned (newest first) to the known rows, and return all.
 
     With known rows, the statement must have begun at the newest of them. Return None if there are no rows, or if the
     known rows are not valid any more.

@@ -61,7 +61,7 @@ class _Sink:
 
 
 async def archive(lines: AsyncIterator[str], now: datetime) -> AsyncIterator[bytes]:
-    """Yield a ZIP archive, in parts while the lines arrive, of an export's lines and a page that shows them.
+    """Yield the parts of a ZIP archive with an export's lines, while they arrive, and a page that shows them.
 
     The lines are also written to an anonymous temporary file, from which the page is made.
     """

@@ -156,9 +156,9 @@ class Driver(Protocol):
     """An open database.
 
     `reading()` lends a connection for single statements. `writing()` lends one inside a write transaction, which is
-    durable when the block ends, and rolled back when the block raises. SQLite locks the database at its begin. On
-    PostgreSQL, it raises `RowLocked` after waiting `lock_timeout_seconds` for one lock; None means the timeout of the
-    options. On both databases, 0 means no limit.
+    durable when the block ends, and rolled back when the block raises. SQLite locks the database when the transaction
+    begins. On PostgreSQL, it raises `RowLocked` after waiting `lock_timeout_seconds` for one lock; None means the
+    timeout of the options. On both databases, 0 means no limit.
     """
 
     @property

@@ -327,7 +327,7 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
         return replace(found, run_id=run_id, partial=partial or "")
 
     async def _let_go(self, connection: Connection, rows: Sequence[Row]) -> int:
-        """Delete the stored `message` from rows that need it no longer to start a run; return the number of rows."""
+        """Delete the stored `message` from rows that no longer need it to start a run; return the number of rows."""
         for number, text in rows:
             address = _address(text)
             if _MESSAGE in address:

@@ -36,8 +36,8 @@ type DictConnection = psycopg.AsyncConnection[DictRow]
 TRUSTED_SECONDS = 3.0
 _CONNECT_SECONDS = 10
 _LEAST_SECONDS = 0.01
-# The pool retries for this time, with pauses that double; after that, the next caller starts it again. So a server that
-# was away for long is found within seconds.
+# The pool tries to connect for this time, with pauses that double; after that, the next caller makes it try again. So a
+# server that returns after a long time is found within seconds.
 _RECONNECT_SECONDS = 5
 # An arbitrary fixed number, which identifies this lock among a database's advisory locks. It is not a parameter: a
 # statement with parameters keeps its snapshot until the next one, and CREATE INDEX CONCURRENTLY waits for old

@@ -76,7 +76,7 @@ class RunOrder(ClockedTables, sql=("runs_order.sql",)):
             return await self._add(new, policy, owner)
 
     async def release(self, session_id: str, message_id: str) -> bool:
-        """Let a new run answer a message again; return False if a run still answers it or may be retried."""
+        """Let a new run answer a message again; return False if its run is active or can be retried."""
         key = {"session_id": session_id, "message_id": message_id}
         async with self._driver.writing() as connection:
             await self._locks.hold_orders(connection, [session_id])
