@@ -135,8 +135,8 @@ MUTANTS = (
     Mutant("runs/retries.py", "2.0 ** (try_number - 2)", "2.0 ** (try_number - 1)", "tests/runs/test_pauses.py"),
     Mutant(
         "runs/worker.py",
-        "run.attempts > self.dependencies.options.max_attempts",
-        "run.attempts >= self.dependencies.options.max_attempts",
+        "run.attempts > options.max_attempts",
+        "run.attempts >= options.max_attempts",
         "tests/runs/test_runner_processes.py -m slow -k kills_its_processes",
     ),
 )

@@ -13,10 +13,10 @@ from langgraph.types import Durability
 
 from tests.runs.desk import QUICK, RunDesk, asking_twice, carried_out
 from threadkeep import not_idempotent
-from threadkeep.runs.progress import beside_of, durability_of, keeps_each_step, thread_of
+from threadkeep.runs.progress import thread_of
 from threadkeep.runs.requests import RunRequest
 from threadkeep.workflows.built_in import chat_workflow
-from threadkeep.workflows.definition import Workflow, python_workflow
+from threadkeep.workflows.definition import Workflow, beside_of, durability_of, keeps_each_step, python_workflow
 from threadkeep.workflows.loading import read_workflow
 from threadkeep.workflows.nodes import AgentNode
 from threadkeep.workflows.resources import RunContext

@@ -12,7 +12,7 @@ from langchain_core.messages import AIMessage, HumanMessage
 from threadkeep import count_tokens
 from threadkeep.records.runs import TokenUsage
 from threadkeep.runs.options import Price, Prices
-from threadkeep.runs.usage import UNNAMED, Meter
+from threadkeep.runs.usage import UNNAMED, Ledger, Meter
 from threadkeep.testing import ScriptedModel
 
 
@@ -20,21 +20,17 @@ class Spent(Exception):
     """There is no budget left."""
 
 
-class Taken:
+class Taken(Ledger):
     """A ledger in a list, with room for so many calls."""
 
     def __init__(self, room: int = 100) -> None:
-        self.usages: list[TokenUsage] = []
+        super().__init__([])
         self._room = room
 
     async def check(self) -> None:
         """Raise when there were as many calls as there is room for."""
         if len(self.usages) >= self._room:
             raise Spent
-
-    async def add(self, usage: TokenUsage, message_id: str | None = None) -> None:
-        """Take a call down."""
-        self.usages.append(usage)
 
 
 async def metered(replies: Sequence[AIMessage | Exception], ledger: Taken, prices: Prices) -> None:

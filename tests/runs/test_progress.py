@@ -19,8 +19,7 @@ from tests.runs.checkpointing import GO, LATE, NEVER, STEPS, CountingSaver, call
 from tests.runs.desk import LEAVING, RunDesk, carried_out, eventually
 from tests.workflows import tools
 from threadkeep.observe import RunTrouble
-from threadkeep.runs.checkpoints import ProgressSaver
-from threadkeep.runs.progress import ProgressWriter, RunProgress
+from threadkeep.runs.progress import ProgressSaver, ProgressWriter, RunProgress
 from threadkeep.store.address import parse_address
 from threadkeep.store.checkpointers import open_checkpointer
 from threadkeep.store.driver import StoreOptions

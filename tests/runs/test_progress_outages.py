@@ -16,8 +16,7 @@ from tests.runs.desk import QUICK, RunDesk, eventually
 from tests.workflows import tools
 from threadkeep.errors import StoreUnavailable
 from threadkeep.observe import RunTrouble, RunWorkRecovered
-from threadkeep.runs.checkpoints import ProgressSaver
-from threadkeep.runs.progress import ProgressWriter, RunProgress
+from threadkeep.runs.progress import ProgressSaver, ProgressWriter, RunProgress
 from threadkeep.runs.tracing import RunTracer
 from threadkeep.runs.worker import Worker
 from threadkeep.testing import Gate, ScriptedModel

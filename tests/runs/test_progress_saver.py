@@ -17,8 +17,7 @@ from tests.runs.checkpointing import nothing_to_expect
 from tests.runs.desk import RunDesk, carried_out
 from threadkeep.observe import Observers
 from threadkeep.records.runs import RunResult
-from threadkeep.runs.checkpoints import ProgressSaver
-from threadkeep.runs.progress import ProgressWriter, RunProgress, thread_of
+from threadkeep.runs.progress import ProgressSaver, ProgressWriter, RunProgress, thread_of
 from threadkeep.runs.requests import RunRequest
 from threadkeep.runs.service import RunService
 from threadkeep.store.address import parse_address

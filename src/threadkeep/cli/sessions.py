@@ -290,12 +290,12 @@ async def regenerate_answer(
     async with opened_app(settings, works=False) as app:
         from threadkeep.cli.run_output import Answer
         from threadkeep.history.all_sessions import AllSessions
-        from threadkeep.runs.chat import Again, RegenerationRequest
+        from threadkeep.runs.chat import RegenerationRequest
 
         with naming_the_database(settings):
             handle, _ = await AllSessions(app.memory).find(session, user_id=user)
             request = RegenerationRequest(run_id, message, trigger="cli")
-            turn = await Again(app.chat, app.memory, app.workflows).begin(handle, request)
+            turn = await app.chat.regenerate(handle, request)
         answer = Answer()
         answer.begin()
         try:

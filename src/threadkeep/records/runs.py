@@ -270,6 +270,23 @@ class TokenUsage:
         """True if at least one call's numbers are estimates."""
         return self.estimated_calls > 0
 
+    def __add__(self, other: TokenUsage) -> TokenUsage:
+        """Return the sum of the usage, under this model; the cost is set if either of them has one."""
+        costs = [cost for cost in (self.cost, other.cost) if cost is not None]
+        return TokenUsage(
+            self.model,
+            self.calls + other.calls,
+            self.input_tokens + other.input_tokens,
+            self.output_tokens + other.output_tokens,
+            self.cache_read_tokens + other.cache_read_tokens,
+            self.estimated_calls + other.estimated_calls,
+            sum(costs) if costs else None,
+        )
+
+
+NO_USAGE: Final = TokenUsage("", calls=0)
+"""The start of a sum of the usage of several models."""
+
 
 type ToolCallStatus = Literal["fresh", "begun_before", "finished", "gone"]
 

@@ -32,10 +32,11 @@ from threadkeep.history.session import Session
 from threadkeep.records import Message
 from threadkeep.records.runs import DELETE, RESET, Run, RunTrigger
 from threadkeep.runs.chat_turns import STOPPED, ChatAnswer, ChatAnswers, ChatRequest, ChatTurn, listen
-from threadkeep.runs.offline import OfflineLedger, OfflineRuns
+from threadkeep.runs.offline import OfflineRuns
 from threadkeep.runs.requests import RunRequest, Submitted
 from threadkeep.runs.service import RunService, RunsOnDemand
 from threadkeep.runs.streams import Outcome, RunStream
+from threadkeep.runs.usage import Ledger
 from threadkeep.store.driver import waiting_until
 from threadkeep.workflows.built_in import CHAT
 from threadkeep.workflows.registry import Workflows
@@ -49,6 +50,28 @@ _ELSEWHERE_SECONDS = 60.0
 ELSEWHERE = "Another process is answering in this session; send the message again later, with the same message_id."
 
 _MOST_REMEMBERED = 10_000
+
+
+@dataclass(frozen=True)
+class RegenerationRequest:
+    """A request to answer a question again: the question of the run or with the message id, by default the newest.
+
+    Without a `workflow`, the workflow that answered the question before is used again.
+    """
+
+    run_id: str | None = None
+    message_id: str | None = None
+    workflow: str | None = None
+    trigger: RunTrigger = "http"
+
+    def __post_init__(self) -> None:
+        """Refuse a request that names both a run and a message.
+
+        Raises:
+            InvalidInput: both a run and a message are named.
+        """
+        if self.run_id is not None and self.message_id is not None:
+            raise InvalidInput("Name the run or the message, not both.")
 
 
 class Chat:
@@ -293,7 +316,7 @@ class Chat:
             raise StoreUnavailable("The workflow asks a person, and the database cannot store that now; send it again.")
         return self._answers.of(turn, outcome, ledger.usages)
 
-    async def _work_unstored(self, turn: ChatTurn, stream: RunStream) -> tuple[Outcome, OfflineLedger]:
+    async def _work_unstored(self, turn: ChatTurn, stream: RunStream) -> tuple[Outcome, Ledger]:
         # A recorded run of the same message waits for this block, so no message is answered twice.
         with self._runs.in_flight.answering(turn.session_id, turn.message_id):
             outcome, ledger = await self._offline.execute(turn.run_request, stream, turn.session_id)
@@ -317,38 +340,7 @@ class Chat:
         if result.status != "done":
             raise RunFailed(submitted.run_id, result.run.error or result.status)
 
-
-@dataclass(frozen=True)
-class RegenerationRequest:
-    """A request to answer a question again: the question of the run or with the message id, by default the newest.
-
-    Without a `workflow`, the workflow that answered the question before is used again.
-    """
-
-    run_id: str | None = None
-    message_id: str | None = None
-    workflow: str | None = None
-    trigger: RunTrigger = "http"
-
-    def __post_init__(self) -> None:
-        """Refuse a request that names both a run and a message.
-
-        Raises:
-            InvalidInput: both a run and a message are named.
-        """
-        if self.run_id is not None and self.message_id is not None:
-            raise InvalidInput("Name the run or the message, not both.")
-
-
-class Again:
-    """A service that regenerates answers of the chat."""
-
-    def __init__(self, chat: Chat, memory: Memory, workflows: Workflows) -> None:
-        self._chat = chat
-        self._memory = memory
-        self._workflows = workflows
-
-    async def begin(self, session: Session, request: RegenerationRequest, *, stream: bool = True) -> ChatTurn:
+    async def regenerate(self, session: Session, request: RegenerationRequest, *, stream: bool = True) -> ChatTurn:
         """Supersede everything after a question and start a new turn for it, or join a turn that is already running.
 
         Raises:
@@ -357,12 +349,12 @@ class Again:
             WorkflowNotFound: no workflow of that name is registered.
             StoreUnavailable: the database did not respond; the call can be repeated.
         """
-        return self._chat.begin(await self.release(session, request), stream=stream)
+        return self.begin(await self.release(session, request), stream=stream)
 
     async def release(self, session: Session, request: RegenerationRequest) -> ChatRequest:
         """Supersede everything after a question and return the request for a new run that answers it.
 
-        Raises: as for `begin`.
+        Raises: as for `regenerate`.
         """
         question = await session.question(request.message_id or await self._asked_by(session, request.run_id))
         question_id = str(question.id)

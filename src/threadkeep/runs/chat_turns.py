@@ -27,7 +27,7 @@ from threadkeep.errors import (
 from threadkeep.history.memory import Memory
 from threadkeep.records import Json, Message
 from threadkeep.records.json_values import DESCRIBED
-from threadkeep.records.runs import ROLLED_BACK, Run, RunTrigger, TokenUsage
+from threadkeep.records.runs import NO_USAGE, ROLLED_BACK, Run, RunTrigger, TokenUsage
 from threadkeep.runs.requests import RunRequest, Submitted
 from threadkeep.runs.retries import RUN_ERRORS
 from threadkeep.runs.service import RunService
@@ -136,7 +136,8 @@ type ChatEvent = ChatStarted | ChatToken | ChatAnswer
 class ChatTurn:
     """A turn that runs in the background; any number of callers may follow it, at any time.
 
-    `session_id` and `run_id` may change until the turn has begun. `stored_id` is the id of the answer, if the database
+    `session_id` and `run_id` may change until the turn has begun. `user_key` orders a user's messages without a session
+    id; it is None if the request names no user. `stored_id` is the id of the answer, if the database
     has certainly stored it.
     """
 
@@ -146,18 +147,13 @@ class ChatTurn:
         self.session_id = request.session_id or str(uuid7())
         self.message_id = request.message_id or str(uuid7())
         self.run_id = str(uuid7())
+        self.user_key = None if request.user_id is None else f"{request.user_id}\n{request.workflow}"
         self.stored_id: str | None = None
         self.stopped = False
         self.task: asyncio.Task[ChatAnswer] | None = None
         self.cancel: Callable[[], Coroutine[object, object, None]] | None = None
         self._events: list[ChatStarted | ChatToken] = []
         self._changed = asyncio.Event()
-
-    @property
-    def user_key(self) -> str | None:
-        """The key that orders a user's messages without a session id; None if the request names no user."""
-        request = self.request
-        return None if request.user_id is None else f"{request.user_id}\n{request.workflow}"
 
     @property
     def order_key(self) -> str:
@@ -238,7 +234,7 @@ class ChatTurn:
 
 async def listen(turn: ChatTurn, stream: RunStream, work: asyncio.Task[Any]) -> None:
     """Forward the events of the run's current attempt to the turn until its outcome is known."""
-    work.add_done_callback(lambda _: stream.signal())
+    work.add_done_callback(stream.signal)
     published = stream.first_piece
     while True:
         change = stream.next_change
@@ -355,6 +351,7 @@ class ChatAnswers:
         if ended.status != "done":
             raise error_of(ended, turn, self._workflows.get(turn.request.workflow))
         known: Mapping[str, Any] = ended.result or {}
+        used = sum(usage, NO_USAGE)
         return ChatAnswer(
             session_id=turn.session_id,
             run_id=turn.run_id,
@@ -363,10 +360,6 @@ class ChatAnswers:
             response=known.get("text", ""),
             confidence=known.get("confidence"),
             escalated=bool(known.get("escalated")),
-            usage=ChatUsage(
-                input_tokens=sum(each.input_tokens for each in usage),
-                output_tokens=sum(each.output_tokens for each in usage),
-                estimated=any(each.estimated for each in usage),
-            ),
+            usage=ChatUsage(used.input_tokens, used.output_tokens, used.estimated),
             context=ChatContext(**known.get("context", {})),
         )

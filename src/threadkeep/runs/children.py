@@ -12,7 +12,7 @@ from langgraph.types import interrupt
 from threadkeep.errors import ChildFailed
 from threadkeep.history.memory import Memory
 from threadkeep.records import Json
-from threadkeep.records.runs import NewRun, Run, RunBudget, RunResult
+from threadkeep.records.runs import NewRun, Run, RunResult
 from threadkeep.runs.endings import ActiveRun
 from threadkeep.runs.requests import map_of
 from threadkeep.runs.worker import Beginning, Worker
@@ -72,7 +72,7 @@ class RunChildren:
             data: dict[str, Json] = {"run_id": run_id, "workflow": workflow.name}
             parent.tracer.note("child_started", request.node_id, data)
             return run, run.status == "running"
-        if run.over and run.status != "done" and await self._runs.retry(run_id, budget=_budget_of(workflow)):
+        if run.over and run.status != "done" and await self._runs.retry(run_id, budget=workflow.options.budget):
             run = await self._seen(run)
         return run, False
 
@@ -117,13 +117,9 @@ class RunChildren:
             parent_run_id=request.parent_run_id,
             node_id=request.node_id,
             trigger="child",
-            budget=_budget_of(workflow),
+            budget=workflow.options.budget,
             deadline_at=None if seconds is None else self._memory.clock() + timedelta(seconds=seconds),
         )
-
-
-def _budget_of(workflow: Workflow) -> RunBudget:
-    return RunBudget(workflow.options.max_tokens, workflow.options.max_cost)
 
 
 def _child_id(request: ChildRequest) -> str:

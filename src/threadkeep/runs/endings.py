@@ -18,7 +18,7 @@ from threadkeep.errors import StoreClosed, StoreError, StoreUnavailable, Threadk
 from threadkeep.history.keys import channel_of
 from threadkeep.history.memory import Memory
 from threadkeep.observe import Observer, RunFinished, RunTrouble, TurnFinished, TurnStatus
-from threadkeep.records.runs import OWN_NAMES, ROLLED_BACK, STATUS, Run, RunQuery, TokenUsage
+from threadkeep.records.runs import NO_USAGE, OWN_NAMES, ROLLED_BACK, STATUS, Run, RunQuery, TokenUsage
 from threadkeep.runs.engine.engine import Stop
 from threadkeep.runs.execution import Dependencies
 from threadkeep.runs.progress import RunProgress
@@ -116,15 +116,16 @@ def report_turn(
     status: TurnStatus = "interrupted"
     if outcome.status in ("done", "failed"):
         status = "complete" if outcome.status == "done" else "failed"
+    used = sum(usages, NO_USAGE)
     observer.notify(
         TurnFinished(
             channel=channel_of(run.session_id, default="http" if run.trigger == "http" else "other"),
             status=status,
             milliseconds=milliseconds,
-            input_tokens=sum([usage.input_tokens for usage in usages]),
-            output_tokens=sum([usage.output_tokens for usage in usages]),
-            cache_read_tokens=sum([usage.cache_read_tokens for usage in usages]),
-            estimated=any(usage.estimated for usage in usages),
+            input_tokens=used.input_tokens,
+            output_tokens=used.output_tokens,
+            cache_read_tokens=used.cache_read_tokens,
+            estimated=used.estimated,
             workflow=run.workflow,
             run_id=run.run_id,
             session_id=run.session_id,
@@ -138,12 +139,15 @@ _PAUSE_SECONDS: Final = 0.25
 class RunEndings:
     """A recorder that ends runs together with their turns, or leaves them to other processes."""
 
-    def __init__(self, memory: Memory, workflows: RunWorkflows) -> None:
+    def __init__(self, memory: Memory, workflows: RunWorkflows, dependencies: Dependencies) -> None:
         self._memory = memory
         self._runs = memory.runs
         self._workflows = workflows
+        self._options = dependencies.options
+        self._resources = dependencies.resources
+        self._store = dependencies.compiler.store
 
-    async def end(self, active: ActiveRun, outcome: Outcome, dependencies: Dependencies) -> Outcome | None:
+    async def end(self, active: ActiveRun, outcome: Outcome) -> Outcome | None:
         """Record the end of a run; return None if this process does not own the run any more."""
         given = {"status": outcome.status, "error": outcome.error, "interrupt": outcome.interrupt}
         noted = {name: value for name, value in given.items() if value is not None}
@@ -154,7 +158,7 @@ class RunEndings:
                 return outcome
             if active.hold.lost or await self._is_lost(active.run):
                 active.hold.lost = True
-                await self.leave(active.run)
+                await self._memory.settle_run(active.run.run_id, elsewhere=True)
                 return None
             outcome, noted = _instead(outcome, await active.hold.store()), {}
         else:
@@ -166,14 +170,14 @@ class RunEndings:
         if noted:
             active.tracer.note(STATUS, data=noted)
         if outcome.status != "done":
-            await self._keep_progress(active, dependencies.options.keep_progress_seconds)
-        ended = await retry_until_available(lambda: self._record(active, outcome, dependencies))
+            await self._keep_progress(active, self._options.keep_progress_seconds)
+        ended = await retry_until_available(lambda: self._record(active, outcome))
         if (
             ended is None
             and outcome.status == "done"
             and await retry_until_available(lambda: self._is_rolled_back(active))
         ):
-            return await self.end(active, Outcome("cancelled"), dependencies)
+            return await self.end(active, Outcome("cancelled"))
         return ended
 
     async def _end_with_answer(self, active: ActiveRun, outcome: Outcome) -> bool:
@@ -209,14 +213,14 @@ class RunEndings:
             await answer.settle(anchored=True)
         return True
 
-    async def set_aside(self, run: Run, owner: str, dependencies: Dependencies) -> Outcome:
+    async def set_aside(self, run: Run, owner: str) -> Outcome:
         """Mark a run as failed and set aside for a person, because no retry is left."""
         outcome = Outcome("failed", error="GaveUp", set_aside=True)
-        await self._end_turn(run, dependencies)
+        await self._end_turn(run)
         await self._runs.finish(run.run_id, owner, "failed", error=outcome.error, set_aside=True)
         return outcome
 
-    async def _end_turn(self, run: Run, dependencies: Dependencies, hold: RunHold | None = None) -> None:
+    async def _end_turn(self, run: Run, hold: RunHold | None = None) -> None:
         """Store the question and the partial answer of an interrupted run, or roll the turn back.
 
         The next turn of the session begins only afterwards. A failed write is reported, and the run ends anyway. `hold`
@@ -229,9 +233,9 @@ class RunEndings:
         try:
             # If the session was deleted or another process owns the run, write no message.
             if found is not None and found.owner == run.owner:
-                await self._keep_question(run, dependencies)
+                await self._keep_question(run)
             if found is not None and found.cancel_reason == ROLLED_BACK:
-                await self._take_back(run, dependencies, hold)
+                await self._take_back(run, hold)
                 return
             await self._memory.settle_run(run.run_id)
         except StoreUnavailable:
@@ -241,7 +245,7 @@ class RunEndings:
         except ThreadkeepError as error:
             self._memory.observers.notify(RunTrouble(error=type(error).__name__, work="ending_turn"))
 
-    async def _take_back(self, run: Run, dependencies: Dependencies, hold: RunHold | None) -> None:
+    async def _take_back(self, run: Run, hold: RunHold | None) -> None:
         """Supersede all messages of a run, in its session and in the conversations of its agents."""
         await self._memory.settle_run(run.run_id, elsewhere=True)
         sessions = [] if hold is None else list(hold.sessions)
@@ -249,17 +253,17 @@ class RunEndings:
             sessions.append(self._memory.session(run.session_id, user_id=run.user_id))
         with contextlib.suppress(VersionGone):
             workflow = await self._workflows.of(run)
-            sessions += await sessions_known(workflow, run, self._memory, dependencies.compiler.store)
-        sessions += await sessions_reached(run, self._memory, dependencies.compiler.store)
+            sessions += await sessions_known(workflow, run, self._memory, self._store)
+        sessions += await sessions_reached(run, self._memory, self._store)
         for session in sessions:
             for question in begin_state(run).get("messages") or ():
                 await session.take_back_turn(str(question.id))
 
-    async def _keep_question(self, run: Run, dependencies: Dependencies) -> None:
+    async def _keep_question(self, run: Run) -> None:
         """Store the message that a run received if the run did not, because later turns must see the message."""
         if run.parent_run_id is not None:
             return
-        step, metadata = Step("", context_of(run, dependencies.resources), None), metadata_of(run)
+        step, metadata = Step("", context_of(run, self._resources), None), metadata_of(run)
         messages = begin_state(run).get("messages") or ()
         with contextlib.suppress(VersionGone):
             workflow = await self._workflows.of(run)
@@ -269,14 +273,10 @@ class RunEndings:
                 keep = recorder.refuse if recorder.waits else recorder.store
                 await keep(step, messages, metadata)
             own = RecordQuestionNode(reset_commands=reset_commands(nodes))
-            for session in await sessions_known(workflow, run, self._memory, dependencies.compiler.store):
+            for session in await sessions_known(workflow, run, self._memory, self._store):
                 await own.store(step, messages, metadata, session)
 
-    async def leave(self, run: Run) -> None:
-        """Discard the partial answer of a run that another process owns now."""
-        await self._memory.settle_run(run.run_id, elsewhere=True)
-
-    async def release(self, active: ActiveRun, dependencies: Dependencies) -> None:
+    async def release(self, active: ActiveRun) -> None:
         """Record the end of a cancelled run; release any other stopped run, so that another process resumes it.
 
         A child is not released, because it belongs to its parent. A resumed run is not released either: the process
@@ -288,9 +288,9 @@ class RunEndings:
             if active.stop == "cancelled":
                 active.tracer.note(STATUS, data={"status": "cancelled"})
                 await self._is_kept(active)
-                await self._record(active, Outcome("cancelled"), dependencies)
+                await self._record(active, Outcome("cancelled"))
             else:
-                await self.leave(run)
+                await self._memory.settle_run(run.run_id, elsewhere=True)
             if active.stop == "closing":
                 await self._is_kept(active)
                 await active.tracer.flush()
@@ -316,7 +316,7 @@ class RunEndings:
             return False
         return current.cancel_reason == ROLLED_BACK
 
-    async def _record(self, active: ActiveRun, outcome: Outcome, dependencies: Dependencies) -> Outcome | None:
+    async def _record(self, active: ActiveRun, outcome: Outcome) -> Outcome | None:
         run_id, owner = active.run.run_id, active.owner
         if active.run.session_id is not None and isinstance(answer := (outcome.result or {}).get("message_id"), str):
             # Store the answer before the end: a run that is done is never executed again.
@@ -329,7 +329,7 @@ class RunEndings:
             active.tracer.note(STATUS, data={"status": "cancelled"})
         assert outcome.status != "waiting"  # noqa: S101 - seen above
         if outcome.status != "done":
-            await self._end_turn(active.run, dependencies, active.hold)
+            await self._end_turn(active.run, active.hold)
         ending = RunEnding(outcome.status, outcome.result, outcome.error, outcome.set_aside, active.run)
         active.over = await active.tracer.flush_with(lambda group: self._runs.end(run_id, owner, ending, group))
         return outcome if active.over is not None else None

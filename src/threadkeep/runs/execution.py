@@ -27,19 +27,20 @@ from threadkeep.errors import StoreError, StoreUnavailable, is_passing
 from threadkeep.observe import BudgetCrossed, RunRetried
 from threadkeep.records import Json
 from threadkeep.records.runs import REPLY, Run, interrupts_of
-from threadkeep.runs.checkpoints import ProgressSaver
 from threadkeep.runs.options import RunServiceOptions
-from threadkeep.runs.progress import durability_of, thread_of
+from threadkeep.runs.progress import ProgressSaver, thread_of
 from threadkeep.runs.requests import begin_state, context_of, metadata_of
 from threadkeep.runs.retries import kind_of, pause_before, retry_until_available
+from threadkeep.runs.run_workflows import RunPlan
 from threadkeep.runs.session_answers import answered_without, with_unanswered
 from threadkeep.runs.streams import InFlightMessages, Outcome, RunPiece, RunStream
 from threadkeep.runs.tracing import Notes, ToolTrace, jsonable
-from threadkeep.runs.usage import Account, LastContexts, Meter
+from threadkeep.runs.usage import LastContexts, Ledger, Meter
 from threadkeep.workflows.built_in import ChatNode
-from threadkeep.workflows.definition import Compiler, Workflow, asked_at_once
+from threadkeep.workflows.definition import Compiler, Workflow, durability_of
 from threadkeep.workflows.nodes.base import Step
-from threadkeep.workflows.nodes.speaking import SpeakingNode, said
+from threadkeep.workflows.nodes.conversations import ConversationKind
+from threadkeep.workflows.nodes.speaking import said
 from threadkeep.workflows.registry import result_of
 from threadkeep.workflows.resources import Resources
 from threadkeep.workflows.state import answer_of
@@ -49,31 +50,6 @@ _MOST_LATE = 3
 
 _TOOLS = "tools"
 """The name of the tool node of `create_agent`. Output of models inside tools is not part of the answer."""
-
-
-@dataclass(frozen=True)
-class RunPlan:
-    """Facts about a workflow that its runs in this process share.
-
-    `chat` is the name and the node of the built-in chat, if it needs no agent. `at_once` are the options of the only
-    node, if the question may be stored before the node runs. The model output of `silent` nodes is not part of the
-    run's answer.
-    """
-
-    chat: tuple[str, ChatNode] | None
-    at_once: TurnOptions | None
-    silent: frozenset[str]
-
-    @classmethod
-    def of(cls, workflow: Workflow, resources: Resources) -> RunPlan:
-        """Return the plan of a workflow."""
-        nodes = workflow.nodes.items()
-        chats = [(name, node) for name, node in nodes if isinstance(node, ChatNode) and not node.needs_agent(resources)]
-        return cls(
-            chat=chats[0] if len(nodes) == 1 and chats else None,
-            at_once=asked_at_once(workflow, resources),
-            silent=frozenset(name for name, node in nodes if not (isinstance(node, SpeakingNode) and node.answers)),
-        )
 
 
 @dataclass(frozen=True)
@@ -115,7 +91,7 @@ class RunExecution:
         dependencies: Dependencies,
         *,
         notes: Notes,
-        ledger: Account,
+        ledger: Ledger,
         stream: RunStream,
         begins: bool,
     ) -> None:
@@ -273,7 +249,7 @@ class RunExecution:
             # A node may have caught this error and continued without its model; then the result is incomplete.
             raise self._ledger.spent
 
-    async def _reply(self, name: str, chat: ChatNode) -> None:
+    async def _reply(self, name: str, chat: ChatNode, options: Mapping[ConversationKind, TurnOptions]) -> None:
         """Call the built-in chat without a graph, and note the events that a graph would note."""
         step, state = Step(name, context_of(self._run, self._dependencies.resources), None), begin_state(self._run)
         self._notes.note("node_started", name)
@@ -281,7 +257,7 @@ class RunExecution:
         token = var_child_runnable_config.set(self._config([]))
         try:
             with ErrorBoundary() as call:
-                reply = await chat.reply(step, state, metadata_of(self._run), partial(self._ask_model, name))
+                reply = await chat.reply(step, state, metadata_of(self._run), partial(self._ask_model, name), options)
         finally:
             var_child_runnable_config.reset(token)
         if call.error is not None:

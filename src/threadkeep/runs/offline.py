@@ -12,17 +12,16 @@ from langchain.agents.middleware import AgentMiddleware, AgentState
 from langchain.agents.middleware.types import ToolCallRequest
 from langchain_core.messages import ToolMessage
 
-from threadkeep.errors import BudgetSpent
 from threadkeep.history.memory import Memory
 from threadkeep.records import Json
-from threadkeep.records.runs import Run, RunBudget, RunInput, TokenUsage
+from threadkeep.records.runs import Run, RunInput
 from threadkeep.runs.endings import report_turn
 from threadkeep.runs.execution import Dependencies, RunExecution
 from threadkeep.runs.options import RunServiceOptions
 from threadkeep.runs.requests import RunRequest
 from threadkeep.runs.streams import Outcome, RunStream
 from threadkeep.runs.tool_idempotency import Handler, ToolResult
-from threadkeep.runs.usage import LastContexts, spent_budget
+from threadkeep.runs.usage import LastContexts, Ledger
 from threadkeep.workflows.definition import Compiler
 from threadkeep.workflows.registry import InProcessChildren, Workflows
 from threadkeep.workflows.resources import Resources, RunOptions, is_idempotent
@@ -54,7 +53,7 @@ class OfflineRuns:
         """Remove the observer."""
         self._contexts.close()
 
-    async def execute(self, request: RunRequest, stream: RunStream, session_id: str) -> tuple[Outcome, OfflineLedger]:
+    async def execute(self, request: RunRequest, stream: RunStream, session_id: str) -> tuple[Outcome, Ledger]:
         """Execute a request under the run id of the stream; return its outcome and the ledger with its usage.
 
         Raises:
@@ -63,7 +62,7 @@ class OfflineRuns:
         workflow = self._workflows.get(request.workflow)
         options = workflow.options
         run = self._run(request, stream.run_id, session_id, options)
-        ledger = OfflineLedger(run)
+        ledger = Ledger([run])
         started = time.perf_counter()
         stream.begin()
         execution = RunExecution(
@@ -92,39 +91,12 @@ class OfflineRuns:
             root_run_id=run_id,
             trigger=request.trigger,
             inputs=(RunInput(request.values(), request.message_id),),
-            budget=RunBudget(options.max_tokens, options.max_cost),
+            budget=options.budget,
             # Allow no second attempt: without checkpoints it would repeat every step.
             attempts=options.max_tries,
             created_at=now,
             deadline_at=None if seconds is None else now + timedelta(seconds=seconds),
         )
-
-
-class OfflineLedger:
-    """The usage of a run that is not recorded, checked against the run's own budget."""
-
-    def __init__(self, run: Run) -> None:
-        self.spent: BudgetSpent | None = None
-        self.usages: list[TokenUsage] = []
-        self._run = run
-
-    async def check(self) -> None:
-        """Allow a model call if the budget allows it.
-
-        Raises:
-            BudgetSpent: the budget is used up.
-        """
-        self.spent = spent_budget(self._run, self.usages)
-        if self.spent is not None:
-            raise self.spent
-
-    async def crossed(self) -> BudgetSpent | None:
-        """Return an exceeded budget as an error; return None if no budget is exceeded."""
-        return spent_budget(self._run, self.usages, crossed=True)
-
-    async def add(self, usage: TokenUsage, message_id: str | None = None) -> None:
-        """Add the usage of a call."""
-        self.usages.append(usage)
 
 
 class IdempotentToolsOnly(AgentMiddleware[AgentState[Any], Any, Any]):

@@ -2,62 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from datetime import datetime
-from functools import lru_cache
 from typing import Any, Final
 
 from langchain_core.runnables import RunnableConfig
-from langgraph.checkpoint.base import BaseCheckpointSaver, ChannelVersions, Checkpoint, CheckpointMetadata
-from langgraph.types import Durability
+from langgraph.checkpoint.base import (
+    BaseCheckpointSaver,
+    ChannelVersions,
+    Checkpoint,
+    CheckpointMetadata,
+    CheckpointTuple,
+    DeltaChannelHistory,
+)
 
 from threadkeep.boundary import ErrorBoundary
 from threadkeep.errors import StoreUnavailable
+from threadkeep.memory.on_loop import running_loop
 from threadkeep.observe import Observer, RunTrouble, RunWorkRecovered
 from threadkeep.runs.retries import Debounced
 from threadkeep.store.runs.rows import RunRecords
-from threadkeep.workflows.definition import Workflow
-
-
-@lru_cache(maxsize=256)
-def durability_of(workflow: Workflow) -> Durability:
-    """Return LangGraph's durability mode for a workflow.
-
-    - `exit`: for at most one model call. After a crash the workflow starts again, which costs at most that call, so
-      nothing is stored until it fails or waits.
-    - `async`: for several model calls, or tools that may run again. LangGraph saves a step during the next one.
-    - `sync`: for tools that must not run twice, or foreign code. LangGraph saves each step before the next one begins,
-      so that all progress can be stored when such a tool is called.
-    """
-    again = [node.again for node in workflow.nodes.values()]
-    if keeps_each_step(workflow) or "marked tools" in again:
-        return "sync"
-    return "exit" if again.count("a model call") <= 1 and "model calls" not in again else "async"
-
-
-@lru_cache(maxsize=256)
-def keeps_each_step(workflow: Workflow) -> bool:
-    """Return whether each step is stored before the next one, because foreign code must not be executed twice."""
-    return len(_known(workflow)) < len(workflow.builder.nodes)
-
-
-@lru_cache(maxsize=256)
-def beside_of(workflow: Workflow) -> Callable[[str], bool]:
-    """Return a function that returns whether the progress of a namespace may be stored during the next step.
-
-    In a workflow with foreign code, this is true only inside Threadkeep's own nodes. Before a tool that must not
-    run twice, `threadkeep.runs.tool_idempotency` stores all progress.
-    """
-    if not keeps_each_step(workflow):
-        return lambda _: True
-    known = _known(workflow)
-    return lambda namespace: namespace.partition(":")[0] in known
-
-
-def _known(workflow: Workflow) -> frozenset[str]:
-    """Return the nodes for which the effect of a second execution is known."""
-    return frozenset(name for name, node in workflow.nodes.items() if node.again != "unknown")
 
 
 def thread_of(run_id: str) -> RunnableConfig:
@@ -71,10 +38,6 @@ class RunCheckpoints:
     def __init__(self, records: RunRecords, saver: BaseCheckpointSaver[str]) -> None:
         self._records = records
         self._saver = saver
-
-    async def expect(self, run_id: str) -> None:
-        """Record that a run has checkpoints, so that they are removed when it is over."""
-        await self._records.checkpoints_expected(run_id)
 
     async def remove(self, run_ids: Sequence[str]) -> None:
         """Remove the checkpoints of runs that are over.
@@ -278,3 +241,139 @@ class RunProgress:
 def namespace_of(config: RunnableConfig) -> str:
     """Return the namespace of the graph that a checkpoint belongs to; empty for the top graph."""
     return str(config["configurable"].get("checkpoint_ns", ""))
+
+
+class ProgressSaver(BaseCheckpointSaver[Any]):
+    """A wrapper of a checkpointer that delays the checkpoints of active runs, but no others.
+
+    Before a thread is read, its pending progress is stored, so a reader always gets the newest state. `active` contains
+    the progress of each active run by its id. The synchronous methods run the async ones in the saver's event loop, and
+    wait for them.
+    """
+
+    def __init__(self, saver: BaseCheckpointSaver[Any]) -> None:
+        super().__init__(serde=saver.serde)
+        self._loop = asyncio.get_running_loop()
+        self.saver = saver
+        self.active: dict[str, RunProgress] = {}
+
+    async def keep(self, run_id: str) -> None:
+        """Store all pending progress of a run.
+
+        Raises:
+            StoreUnavailable: the database does not respond; the progress stays pending.
+        """
+        if (progress := self.active.get(run_id)) is not None:
+            await progress.keep()
+
+    @property
+    def config_specs(self) -> list[Any]:
+        """The config specs of the checkpointer."""
+        return self.saver.config_specs
+
+    def get_next_version(self, current: Any, channel: None) -> Any:
+        """Return the next version of a channel, as computed by the wrapped checkpointer."""
+        return self.saver.get_next_version(current, channel)
+
+    def with_allowlist(self, extra_allowlist: Collection[tuple[str, ...]]) -> ProgressSaver:
+        """Return a saver for the same runs that allows additional types in the state of a graph."""
+        allowing = copy(self)
+        allowing.saver = self.saver.with_allowlist(extra_allowlist)
+        allowing.serde = allowing.saver.serde
+        return allowing
+
+    async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
+        """Return the named or else the newest checkpoint of a thread. For a new run, return None without a query."""
+        progress = self.active.get(_thread_of(config))
+        if progress is not None:
+            if progress.is_new(namespace_of(config)):
+                return None
+            await progress.keep()
+        return await self.saver.aget_tuple(config)
+
+    async def alist(self, config: RunnableConfig | None, **options: Any) -> AsyncIterator[CheckpointTuple]:
+        """Yield checkpoints, the newest first."""
+        if config is not None:
+            await self.keep(_thread_of(config))
+        async for found in self.saver.alist(config, **options):
+            yield found
+
+    async def aget_delta_channel_history(
+        self, *, config: RunnableConfig, channels: Sequence[str]
+    ) -> Mapping[str, DeltaChannelHistory]:
+        """Return the history of delta channels."""
+        await self.keep(_thread_of(config))
+        return await self.saver.aget_delta_channel_history(config=config, channels=channels)
+
+    async def aput(
+        self,
+        config: RunnableConfig,
+        checkpoint: Checkpoint,
+        metadata: CheckpointMetadata,
+        new_versions: ChannelVersions,
+    ) -> RunnableConfig:
+        """Save a checkpoint."""
+        progress = self.active.get(_thread_of(config))
+        if progress is None:
+            return await self.saver.aput(config, checkpoint, metadata, new_versions)
+        await progress.add(PendingCheckpoint(self.saver, config, checkpoint, metadata, new_versions))
+        namespace = {"thread_id": _thread_of(config), "checkpoint_ns": namespace_of(config)}
+        return {"configurable": {**namespace, "checkpoint_id": checkpoint["id"]}}
+
+    async def aput_writes(
+        self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
+    ) -> None:
+        """Save the writes of a task."""
+        progress = self.active.get(_thread_of(config))
+        if progress is None:
+            await self.saver.aput_writes(config, writes, task_id, task_path)
+        else:
+            await progress.add(PendingWrites(self.saver, config, writes, task_id, task_path))
+
+    async def adelete_thread(self, thread_id: str) -> None:
+        """Delete the checkpoints of a thread, including pending ones."""
+        if (progress := self.active.get(thread_id)) is not None:
+            await progress.forget()
+        await self.saver.adelete_thread(thread_id)
+
+    def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
+        """Return the checkpoint that the config names, by default the newest of its thread."""
+        return self._waited_for(self.aget_tuple(config))
+
+    def list(self, config: RunnableConfig | None, **options: Any) -> Iterator[CheckpointTuple]:
+        """Yield checkpoints, the newest first."""
+
+        async def found() -> tuple[CheckpointTuple, ...]:
+            return tuple([one async for one in self.alist(config, **options)])
+
+        yield from self._waited_for(found())
+
+    def put(self, *args: Any, **kwargs: Any) -> RunnableConfig:
+        """Save a checkpoint."""
+        return self._waited_for(self.aput(*args, **kwargs))
+
+    def put_writes(
+        self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
+    ) -> None:
+        """Save the writes of a task."""
+        self._waited_for(self.aput_writes(config, writes, task_id, task_path))
+
+    def delete_thread(self, thread_id: str) -> None:
+        """Delete the checkpoints of a thread."""
+        self._waited_for(self.adelete_thread(thread_id))
+
+    def get_delta_channel_history(self, **asked: Any) -> Mapping[str, DeltaChannelHistory]:
+        """Return the history of delta channels."""
+        return self._waited_for(self.aget_delta_channel_history(**asked))
+
+    def _waited_for[T](self, work: Coroutine[Any, Any, T]) -> T:
+        if running_loop() is self._loop:
+            work.close()
+            raise asyncio.InvalidStateError(
+                "`invoke` in async code would wait for its own event loop; use `await graph.ainvoke()` there."
+            )
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+
+def _thread_of(config: RunnableConfig) -> str:
+    return str(config["configurable"]["thread_id"])

@@ -6,11 +6,13 @@ import contextlib
 import json
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.store.base import BaseStore
 
+from threadkeep.agent.turn_options import TurnOptions
 from threadkeep.errors import InvalidWorkflow, WorkflowNotFound
 from threadkeep.graph_store.layout import GraphLayout
 from threadkeep.history.graph_conversations import of_order_name
@@ -20,14 +22,15 @@ from threadkeep.records import Json
 from threadkeep.records.runs import Run, RunTrigger
 from threadkeep.runs.requests import RunRequest, begin_state, metadata_of
 from threadkeep.store.runs.runs import WorkflowVersions
-from threadkeep.workflows.built_in import session_workflows
-from threadkeep.workflows.definition import Workflow
+from threadkeep.workflows.built_in import ChatNode, session_workflows
+from threadkeep.workflows.definition import Workflow, asked_at_once
 from threadkeep.workflows.loading import restore_workflow
 from threadkeep.workflows.nodes import AgentNode, AppendMessageNode
-from threadkeep.workflows.nodes.base import references_in
-from threadkeep.workflows.nodes.conversations import ConversationFields, key_scope, order_of
+from threadkeep.workflows.nodes.base import Step, references_in
+from threadkeep.workflows.nodes.conversations import ConversationFields, ConversationKind, key_scope, order_of
+from threadkeep.workflows.nodes.speaking import SpeakingNode
 from threadkeep.workflows.registry import Workflows
-from threadkeep.workflows.resources import BY_HAND
+from threadkeep.workflows.resources import BY_HAND, Resources, RunContext
 from threadkeep.workflows.state import WorkflowState, initial_state, nodes_named
 
 _MOST_RESTORED = 64
@@ -124,6 +127,33 @@ class RunWorkflows:
             return restore_workflow(stored.definition)
         except InvalidWorkflow:
             return None
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """Facts about a workflow that its runs in this process share.
+
+    `chat` is the node of the built-in chat with its name and options, if it needs no agent. `at_once` are the options
+    of the only node, if the question may be stored before the node runs. The model output of `silent` nodes is not part
+    of the run's answer.
+    """
+
+    chat: tuple[str, ChatNode, Mapping[ConversationKind, TurnOptions]] | None
+    at_once: TurnOptions | None
+    silent: frozenset[str]
+
+    @classmethod
+    def of(cls, workflow: Workflow, resources: Resources) -> RunPlan:
+        """Return the plan of a workflow."""
+        nodes, chat = workflow.nodes.items(), None
+        for name, node in nodes:
+            if len(nodes) == 1 and isinstance(node, ChatNode) and not node.needs_agent(resources):
+                chat = name, node, node.reply_options(Step(name, RunContext("", workflow.name, resources), None))
+        return cls(
+            chat=chat,
+            at_once=asked_at_once(workflow, resources),
+            silent=frozenset(name for name, node in nodes if not (isinstance(node, SpeakingNode) and node.answers)),
+        )
 
 
 class _Caller(NamedTuple):

@@ -15,14 +15,13 @@ from threadkeep.boundary import ErrorBoundary
 from threadkeep.errors import RunNotFound, StoreClosed
 from threadkeep.history.memory import Memory
 from threadkeep.records.runs import Run, RunCursor, RunEvent, RunQuery, RunResult, TokenUsage
-from threadkeep.runs.checkpoints import ProgressSaver
 from threadkeep.runs.children import RunChildren
 from threadkeep.runs.engine.opening import open_engine
 from threadkeep.runs.execution import Dependencies
 from threadkeep.runs.intake import RunIntake
 from threadkeep.runs.maintenance import RunMaintenance
 from threadkeep.runs.options import RunServiceOptions
-from threadkeep.runs.progress import RunCheckpoints
+from threadkeep.runs.progress import ProgressSaver, RunCheckpoints
 from threadkeep.runs.run_workflows import RunWorkflows
 from threadkeep.runs.streams import InFlightMessages, RunPiece, RunStream, changed
 from threadkeep.runs.tool_idempotency import RecordedTools

@@ -94,7 +94,7 @@ class RunStream:
         self.pieces.append(piece)
         self.signal()
 
-    def signal(self) -> None:
+    def signal(self, *_: object) -> None:
         """Wake all tasks that wait for a change."""
         changed, self.next_change = self.next_change, asyncio.Event()
         changed.set()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 from uuid import UUID
 
 from langchain_core.callbacks import AsyncCallbackHandler
@@ -14,32 +14,24 @@ from threadkeep.agent.counting import count_tokens
 from threadkeep.agent.turn_options import kept_name
 from threadkeep.errors import BudgetSpent
 from threadkeep.observe import ContextBuilt, Event, Observers
-from threadkeep.records.runs import Run, TokenUsage
+from threadkeep.records.runs import NO_USAGE, Run, TokenUsage
 from threadkeep.runs.options import Prices
 from threadkeep.runs.tracing import RunTracer
 from threadkeep.store.runs.trace import RunTrace
 
 
-class RunLedger:
-    """The ledger of a recorded run; a `Meter` adds the usage of each model call.
+class Ledger:
+    """The usage of one execution of a run, checked against the budgets of the runs in `limited`.
 
-    Usage is stored in groups with the trace, so a killed process loses at most the usage of the last calls. If there
-    is a budget, usage is stored before the next call is allowed. Concurrent calls may exceed a budget, because a call
-    is counted when it ends. A model without a price costs nothing. `usages` contains the calls of the run itself, but
-    not of its children; `has_children` is true if it has any.
+    A `Meter` adds the usage of each model call. Concurrent calls may exceed a budget, because a call is counted when it
+    ends. A model without a price costs nothing. `usages` contains the calls of the run itself, but not of its children.
+    `spent` is the error that stopped a model call, if any.
     """
 
-    def __init__(
-        self, trace: RunTrace, tracer: RunTracer, limited: Sequence[Run], flush_tree: Callable[[], Awaitable[None]]
-    ) -> None:
-        """Create a ledger; `limited` are the runs with a budget, and `flush_tree` stores the usage of their tree."""
+    def __init__(self, limited: Sequence[Run]) -> None:
         self.spent: BudgetSpent | None = None
         self.usages: list[TokenUsage] = []
-        self.has_children = False
-        self._trace = trace
-        self._tracer = tracer
-        self._limited = limited
-        self._flush_tree = flush_tree
+        self.limited = limited
 
     async def check(self) -> None:
         """Raise an error if a budget leaves no room for a model call.
@@ -47,25 +39,45 @@ class RunLedger:
         Raises:
             BudgetSpent: a budget is used up.
         """
-        if not self._limited:
-            return
-        await self._flush_tree()
-        for run in self._limited:
-            self.spent = spent_budget(run, await self._trace.usage(run.run_id))
+        for run in self.limited:
+            self.spent = spent_budget(run, await self._used(run))
             if self.spent is not None:
                 raise self.spent
 
     async def crossed(self) -> BudgetSpent | None:
         """Return the first exceeded budget as an error; return None if no budget is exceeded."""
-        if self._limited:
-            await self._flush_tree()
-        for run in self._limited:
-            if (crossed := spent_budget(run, await self._trace.usage(run.run_id), crossed=True)) is not None:
+        for run in self.limited:
+            if (crossed := spent_budget(run, await self._used(run), crossed=True)) is not None:
                 return crossed
         return None
 
     async def add(self, usage: TokenUsage, message_id: str | None = None) -> None:
         """Add the usage of a call, and the id of the message that the model has returned."""
+        self.usages.append(usage)
+
+    async def _used(self, run: Run) -> Sequence[TokenUsage]:
+        return self.usages
+
+
+class RunLedger(Ledger):
+    """The ledger of a recorded run; `has_children` is true if the run has any.
+
+    Usage is stored in groups with the trace, so a killed process loses at most the usage of the last calls. If there
+    is a budget, usage is stored before the next call is allowed.
+    """
+
+    def __init__(
+        self, trace: RunTrace, tracer: RunTracer, limited: Sequence[Run], flush_tree: Callable[[], Awaitable[None]]
+    ) -> None:
+        """Create a ledger; `flush_tree` stores the usage of the whole tree of the run."""
+        super().__init__(limited)
+        self.has_children = False
+        self._trace = trace
+        self._tracer = tracer
+        self._flush_tree = flush_tree
+
+    async def add(self, usage: TokenUsage, message_id: str | None = None) -> None:
+        """Add the usage of a call, and note it in the trace."""
         self.usages.append(usage)
         self._tracer.note(
             "model_called",
@@ -82,41 +94,25 @@ class RunLedger:
             usage=usage,
         )
 
+    async def _used(self, run: Run) -> Sequence[TokenUsage]:
+        await self._flush_tree()
+        return await self._trace.usage(run.run_id)
+
 
 def spent_budget(run: Run, usages: Sequence[TokenUsage], *, crossed: bool = False) -> BudgetSpent | None:
     """Return an error if a run has used up its budget or, with `crossed`, exceeded it; otherwise None."""
-    tokens, cost = sum(usage.tokens for usage in usages), sum(usage.cost or 0.0 for usage in usages)
+    total = sum(usages, NO_USAGE)
     for limit, used, allowed in (
-        ("max_tokens", tokens, run.budget.max_tokens),
-        ("max_cost", cost, run.budget.max_cost),
+        ("max_tokens", total.tokens, run.budget.max_tokens),
+        ("max_cost", total.cost or 0.0, run.budget.max_cost),
     ):
         if allowed is not None and (used > allowed or (used == allowed and not crossed)):
-            estimated = any(usage.estimated for usage in usages)
-            return BudgetSpent(run.run_id, limit=limit, used=used, allowed=allowed, estimated=estimated)
+            return BudgetSpent(run.run_id, limit=limit, used=used, allowed=allowed, estimated=total.estimated)
     return None
 
 
 UNNAMED = "unnamed"
 """The model name for calls of models that do not report their name."""
-
-
-class Ledger(Protocol):
-    """A ledger for the usage of a run."""
-
-    async def check(self) -> None:
-        """Raise if the run, or a run above it, has used its budget."""
-
-    async def add(self, usage: TokenUsage, message_id: str | None = None) -> None:
-        """Add the usage of a call, and the id of the message that the model has returned."""
-
-
-class Account(Ledger, Protocol):
-    """A ledger of one execution of a run. `spent` is the error that stopped a model call, if any."""
-
-    spent: BudgetSpent | None
-
-    async def crossed(self) -> BudgetSpent | None:
-        """Return the first exceeded budget as an error; return None if no budget is exceeded."""
 
 
 class Meter(AsyncCallbackHandler):

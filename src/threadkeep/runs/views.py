@@ -9,7 +9,7 @@ from typing import cast
 
 from pydantic import BaseModel, Field, JsonValue
 
-from threadkeep.records.runs import Run, RunBudget, RunResult, RunStatus, RunTrigger, TokenUsage
+from threadkeep.records.runs import NO_USAGE, Run, RunBudget, RunResult, RunStatus, RunTrigger, TokenUsage
 
 ESTIMATED = Field(
     False,
@@ -43,12 +43,12 @@ class RunUsageBody(BaseModel):
     @classmethod
     def of(cls, usages: Sequence[TokenUsage]) -> RunUsageBody:
         """Return the response for usage records."""
-        costs = [usage.cost for usage in usages if usage.cost is not None]
+        used = sum(usages, NO_USAGE)
         return cls(
-            input_tokens=sum(usage.input_tokens for usage in usages),
-            output_tokens=sum(usage.output_tokens for usage in usages),
-            estimated=any(usage.estimated for usage in usages),
-            cost=sum(costs) if costs else None,
+            input_tokens=used.input_tokens,
+            output_tokens=used.output_tokens,
+            estimated=used.estimated,
+            cost=used.cost,
             models=list(usages),
         )
 

@@ -20,13 +20,13 @@ from threadkeep.records.runs import STATUS, Begun, Over, Run
 from threadkeep.runs.endings import ActiveRun, RunEndings, RunStop, end_orphans, report_run, report_turn
 from threadkeep.runs.engine.engine import Engine
 from threadkeep.runs.execution import Dependencies, RunExecution
-from threadkeep.runs.progress import ProgressWriter, RunCheckpoints, RunProgress, beside_of, durability_of, thread_of
+from threadkeep.runs.progress import ProgressWriter, RunCheckpoints, RunProgress, thread_of
 from threadkeep.runs.retries import retry_until_available, shielded
 from threadkeep.runs.run_workflows import RunWorkflows, VersionGone
 from threadkeep.runs.streams import Outcome, RunStream, RunStreams
 from threadkeep.runs.tracing import RunTracer
 from threadkeep.runs.usage import RunLedger
-from threadkeep.workflows.definition import Workflow, has_one_speaker
+from threadkeep.workflows.definition import Workflow, beside_of, durability_of, has_one_speaker
 
 _TAKEOVERS = 3
 
@@ -60,7 +60,6 @@ class Worker:
         self._memory = memory
         self._runs = memory.runs
         self._checkpoints = checkpoints
-        self._endings = RunEndings(memory, workflows)
         self._progress = ProgressWriter(memory.observers)
         self._begun: dict[str, Beginning] = {}
         # Keeps the (weakly referenced) streams of started runs, so that other callers see that a run was started.
@@ -71,6 +70,7 @@ class Worker:
     def open(self, engine: Engine, dependencies: Dependencies) -> None:
         """Set the engine and the dependencies; `execute` waits for them, because the engine may call it earlier."""
         self.engine, self.dependencies = engine, dependencies
+        self._endings = RunEndings(self._memory, self.workflows, dependencies)
         self._opened.set()
 
     async def opened(self) -> None:
@@ -135,7 +135,15 @@ class Worker:
             for failures in range(1, options.max_attempts + 1):
                 # No other code retries the run while this process owns it.
                 with ErrorBoundary(lambda error: self.report(type(error).__name__)):
-                    return await self._acquire_and_execute(run_id)
+                    if (beginning := self._begun.pop(run_id, None)) is not None:
+                        await self.execute_owned(beginning.run, beginning)
+                    elif (run := await retry_until_available(lambda: self.acquire(run_id))) is None:
+                        return
+                    elif run.attempts > options.max_attempts:
+                        await self._set_aside(run)
+                    else:
+                        await self.execute_owned(run)
+                    return
                 await asyncio.sleep(options.pause_seconds * 2 ** (failures - 1))
             if (run := await retry_until_available(lambda: self.acquire(run_id))) is not None:
                 await self._set_aside(run)
@@ -143,16 +151,6 @@ class Worker:
             stream.started = False
             self._started.pop(run_id, None)
             stream.end()
-
-    async def _acquire_and_execute(self, run_id: str) -> None:
-        if (beginning := self._begun.pop(run_id, None)) is not None:
-            await self.execute_owned(beginning.run, beginning)
-        elif (run := await retry_until_available(lambda: self.acquire(run_id))) is None:
-            return
-        elif run.attempts > self.dependencies.options.max_attempts:
-            await self._set_aside(run)
-        else:
-            await self.execute_owned(run)
 
     async def end_stopped(self, run_id: str) -> None:
         """End a run that was cancelled before it began; if earlier turns still run, the run ends after them."""
@@ -222,7 +220,7 @@ class Worker:
         )
         progress = RunProgress(
             self._progress,
-            lambda: self._checkpoints.expect(run.run_id),
+            lambda: self._runs.records.checkpoints_expected(run.run_id),
             fresh=begins,
             seconds=options.progress_seconds,
         )
@@ -254,10 +252,10 @@ class Worker:
         return await active.progress.leave()
 
     async def _execute(self, active: ActiveRun) -> Outcome | None:
-        run, dependencies = active.run, self.dependencies
+        run = active.run
         _set_channel(run)
         if run.cancel_requested_at is not None:
-            return await self._endings.end(active, Outcome("cancelled"), dependencies)
+            return await self._endings.end(active, Outcome("cancelled"))
         active.tracer.note(STATUS, data={"status": "running", "try": run.attempts})
         task = active.task = asyncio.create_task(self._run_graph(active), context=self._context.copy())
         try:
@@ -265,16 +263,16 @@ class Worker:
         except asyncio.CancelledError:
             active.cancel(self._why_cancelled(active))
             await asyncio.wait([task])
-            await self._endings.release(active, dependencies)
+            await self._endings.release(active)
             raise
         if active.stop == "lost":
-            await self._endings.leave(run)
+            await self._memory.settle_run(run.run_id, elsewhere=True)
             return None
         if not task.cancelled():
             outcome = task.result()
         else:
             outcome = Outcome("cancelled") if active.stop else Outcome("failed", error="Cancelled")
-        return await shielded(self._endings.end(active, outcome, dependencies))
+        return await shielded(self._endings.end(active, outcome))
 
     async def _run_graph(self, active: ActiveRun) -> Outcome:
         """Execute a run with its workflow and its budgets; wait for an unavailable database."""
@@ -340,7 +338,7 @@ class Worker:
 
     async def _set_aside(self, run: Run) -> None:
         """Set a run aside because it was acquired or failed too often."""
-        outcome = await self._endings.set_aside(run, self.engine.name, self.dependencies)
+        outcome = await self._endings.set_aside(run, self.engine.name)
         report_run(self._memory.observers, run, outcome, milliseconds=0.0)
         report_turn(self._memory.observers, run, outcome, (), milliseconds=0.0)
         await self._clear_up(run, outcome)

@@ -39,7 +39,7 @@ from threadkeep.adapters.chatkit import ThreadkeepStore
 from threadkeep.app import App
 from threadkeep.errors import ThreadkeepError
 from threadkeep.history.session import Session
-from threadkeep.runs.chat import Again, RegenerationRequest
+from threadkeep.runs.chat import RegenerationRequest
 from threadkeep.runs.chat_turns import ChatAnswer, ChatRequest, ChatToken, ChatTurn
 from threadkeep.web.problems import ProblemRaised, make_problem
 from threadkeep.web.schemas import MAX_TITLE_CHARACTERS
@@ -152,7 +152,7 @@ class ChatServer(ChatKitServer[ChatKitRequest]):
         if context.asks_again:
             session = self._store.session(thread.id, context)
             asked = RegenerationRequest(message_id=message.id, workflow=workflow)
-            request = await Again(app.chat, app.memory, app.workflows).release(session, asked)
+            request = await app.chat.release(session, asked)
         else:
             text = "\n".join(part.text for part in message.content)
             request = ChatRequest(

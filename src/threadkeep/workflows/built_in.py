@@ -18,7 +18,7 @@ from threadkeep.agent.call_measure import ModelUse
 from threadkeep.agent.callbacks import PartialAnswer, with_callback
 from threadkeep.agent.conversion import identify
 from threadkeep.agent.questions import question_before
-from threadkeep.agent.turn_options import ChatOptions
+from threadkeep.agent.turn_options import ChatOptions, TurnOptions
 from threadkeep.agent.turns import OpenTurn
 from threadkeep.context.quotation import quoted_text
 from threadkeep.history.session import Session
@@ -28,7 +28,7 @@ from threadkeep.workflows.building import add_node
 from threadkeep.workflows.definition import Workflow, digest_of
 from threadkeep.workflows.nodes import AgentNode
 from threadkeep.workflows.nodes.base import Step
-from threadkeep.workflows.nodes.conversations import session_conversation
+from threadkeep.workflows.nodes.conversations import ConversationKind, session_conversation
 from threadkeep.workflows.nodes.speaking import notify_model_failure
 from threadkeep.workflows.resources import Resources, RunContext, RunOptions
 from threadkeep.workflows.state import WorkflowState
@@ -64,19 +64,30 @@ class ChatNode(AgentNode):
             map(only_wraps_tools, resources.middleware)
         )
 
-    async def reply(self, step: Step, state: WorkflowState, metadata: Mapping[str, Json], ask: AskModel) -> AIMessage:
+    def reply_options(self, step: Step) -> Mapping[ConversationKind, TurnOptions]:
+        """Return the options of `reply` by the kind of the conversation; runs with the same resources share them."""
+        given = self.turn_options(step)
+        return {kind: self._options_for(kind, given) for kind in ("session", "run")}
+
+    async def reply(
+        self,
+        step: Step,
+        state: WorkflowState,
+        metadata: Mapping[str, Json],
+        ask: AskModel,
+        options: Mapping[ConversationKind, TurnOptions],
+    ) -> AIMessage:
         """Answer the run's question without an agent: store the question, call the model once, store the answer.
 
         The config of the current context is the config of the run.
         """
         conversation, messages = session_conversation(step), self.asked(state, step)
         session = conversation.memory.session(conversation.session_id, user_id=conversation.user_id)
-        options = self._options_for(conversation.kind, self.turn_options(step))
         question = question_before(messages)
         turn = OpenTurn(
             conversation.memory,
             session,
-            options,
+            options[conversation.kind],
             question,
             conversation.call,
             author=step.name,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from hashlib import sha256
@@ -14,7 +14,7 @@ from typing import Any, Literal
 from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 from langgraph.store.base import BaseStore
-from langgraph.types import Checkpointer
+from langgraph.types import Checkpointer, Durability
 
 from threadkeep.agent.turn_options import TurnOptions
 from threadkeep.errors import InvalidWorkflow
@@ -162,6 +162,46 @@ def asked_at_once(workflow: Workflow, resources: Resources) -> TurnOptions | Non
         return None
     options = node.turn_options(Step(name, RunContext("", workflow.name, resources), None))
     return options if options.scope == "turn" and not options.no_history else None
+
+
+@lru_cache(maxsize=256)
+def durability_of(workflow: Workflow) -> Durability:
+    """Return LangGraph's durability mode for a workflow.
+
+    - `exit`: for at most one model call. After a crash the workflow starts again, which costs at most that call, so
+      nothing is stored until it fails or waits.
+    - `async`: for several model calls, or tools that may run again. LangGraph saves a step during the next one.
+    - `sync`: for tools that must not run twice, or foreign code. LangGraph saves each step before the next one begins,
+      so that all progress can be stored when such a tool is called.
+    """
+    again = [node.again for node in workflow.nodes.values()]
+    if keeps_each_step(workflow) or "marked tools" in again:
+        return "sync"
+    return "exit" if again.count("a model call") <= 1 and "model calls" not in again else "async"
+
+
+@lru_cache(maxsize=256)
+def keeps_each_step(workflow: Workflow) -> bool:
+    """Return whether each step is stored before the next one, because foreign code must not be executed twice."""
+    return len(_known(workflow)) < len(workflow.builder.nodes)
+
+
+@lru_cache(maxsize=256)
+def beside_of(workflow: Workflow) -> Callable[[str], bool]:
+    """Return a function that returns whether the progress of a namespace may be stored during the next step.
+
+    In a workflow with foreign code, this is true only inside Threadkeep's own nodes. Before a tool that must not
+    run twice, `threadkeep.runs.tool_idempotency` stores all progress.
+    """
+    if not keeps_each_step(workflow):
+        return lambda _: True
+    known = _known(workflow)
+    return lambda namespace: namespace.partition(":")[0] in known
+
+
+def _known(workflow: Workflow) -> frozenset[str]:
+    """Return the nodes for which the effect of a second execution is known."""
+    return frozenset(name for name, node in workflow.nodes.items() if node.again != "unknown")
 
 
 type CompiledWorkflow = CompiledStateGraph[Any, Any, Any, Any]

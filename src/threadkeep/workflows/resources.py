@@ -12,7 +12,7 @@ from threadkeep.agent.turn_options import TurnOptions
 from threadkeep.memory import Memory
 from threadkeep.observe import Observer
 from threadkeep.records import Json
-from threadkeep.records.runs import DoubleTexting, RunTrigger
+from threadkeep.records.runs import DoubleTexting, RunBudget, RunTrigger
 
 if TYPE_CHECKING:
     from langchain.agents.middleware import AgentMiddleware
@@ -43,6 +43,11 @@ class RunOptions(BaseModel):
     max_depth: int = Field(MAX_DEPTH, ge=0, le=20, description="The maximum depth of nested workflows below a run.")
     max_tries: int = Field(3, ge=1, le=20, description="Attempts at a failing run before it is set aside.")
     recursion_limit: int = Field(100, ge=2, le=10_000, description="The most steps of the graph; ends loops.")
+
+    @property
+    def budget(self) -> RunBudget:
+        """The limits of tokens and cost."""
+        return RunBudget(self.max_tokens, self.max_cost)
 
 
 type ChildStatus = Literal["done", "failed", "cancelled", "interrupted", "waiting", "deadline"]

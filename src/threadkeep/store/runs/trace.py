@@ -109,21 +109,8 @@ def added(usage: Iterable[TokenUsage]) -> list[TokenUsage]:
     sums: dict[str, TokenUsage] = {}
     for used in usage:
         before = sums.get(used.model)
-        sums[used.model] = used if before is None else _sum(before, used)
+        sums[used.model] = used if before is None else before + used
     return [sums[model] for model in sorted(sums)]
-
-
-def _sum(one: TokenUsage, other: TokenUsage) -> TokenUsage:
-    costs = [cost for cost in (one.cost, other.cost) if cost is not None]
-    return TokenUsage(
-        one.model,
-        one.calls + other.calls,
-        one.input_tokens + other.input_tokens,
-        one.output_tokens + other.output_tokens,
-        one.cache_read_tokens + other.cache_read_tokens,
-        one.estimated_calls + other.estimated_calls,
-        sum(costs) if costs else None,
-    )
 
 
 @dataclass(frozen=True)

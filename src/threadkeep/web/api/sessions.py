@@ -16,7 +16,7 @@ from threadkeep.history.all_sessions import AllRetention, AllSessions
 from threadkeep.history.memory import damaged_sessions
 from threadkeep.records import Retention
 from threadkeep.records.json_values import example
-from threadkeep.runs.chat import Again, RegenerationRequest
+from threadkeep.runs.chat import RegenerationRequest
 from threadkeep.runs.chat_turns import ChatTurn
 from threadkeep.store.codec import clean_text
 from threadkeep.store.transcripts import SessionQuery
@@ -222,7 +222,7 @@ async def _again(
         raise InvalidInput("An agent stores this conversation itself, so the chat cannot answer in it.")
     wanted = RegenerateBody() if body is None else body
     asked = RegenerationRequest(wanted.run_id, wanted.message_id, wanted.workflow)
-    return await Again(app.chat, app.memory, app.workflows).begin(session, asked, stream=stream)
+    return await app.chat.regenerate(session, asked, stream=stream)
 
 
 Days = Annotated[float, Field(gt=0, le=36_500, allow_inf_nan=False)]

@@ -18,7 +18,7 @@ from threadkeep.history.session import Session
 from threadkeep.records import Message
 from threadkeep.records.json_values import example
 from threadkeep.records.runs import RunQuery
-from threadkeep.runs.chat import Again, RegenerationRequest
+from threadkeep.runs.chat import RegenerationRequest
 from threadkeep.runs.chat_turns import ChatAnswer, ChatRequest, ChatStarted
 from threadkeep.web.api.parameters import AppInUse, EncodedPathRoute, UserId
 from threadkeep.web.callers import CallerInUse
@@ -154,8 +154,7 @@ async def chat(body: ChatBody, app: AppInUse, caller: CallerInUse, request: Requ
         session, _ = await AllSessions(app.memory).find(body.id, user_id=user_id)
         newest, _ = await _versions(session, id_of(asked))
         question = asked.id if newest is None else newest.id
-        again = Again(app.chat, app.memory, app.workflows)
-        turn = await again.begin(session, RegenerationRequest(message_id=question, workflow=body.workflow))
+        turn = await app.chat.regenerate(session, RegenerationRequest(message_id=question, workflow=body.workflow))
     else:
         if messages and messages[-1].id == body.message_id:
             messages[-1] = await _edited(session, messages[-1])

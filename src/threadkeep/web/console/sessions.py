@@ -21,7 +21,7 @@ from threadkeep.history.memory import damaged_sessions
 from threadkeep.history.session import Session
 from threadkeep.records import Message, SessionInfo
 from threadkeep.records.runs import Run, RunQuery
-from threadkeep.runs.chat import Again, RegenerationRequest
+from threadkeep.runs.chat import RegenerationRequest
 from threadkeep.runs.chat_turns import ChatRequest, ChatTurn
 from threadkeep.store.codec import clean_text
 from threadkeep.store.transcripts import SessionQuery
@@ -218,7 +218,7 @@ async def _own(app: App, session_id: str, user: str | None) -> tuple[Session, Se
 
 
 async def _again(app: App, session: Session, asked: RegenerationRequest) -> None:
-    await _begun(await Again(app.chat, app.memory, app.workflows).begin(session, asked, stream=True))
+    await _begun(await app.chat.regenerate(session, asked, stream=True))
 
 
 async def _begun(turn: ChatTurn) -> None:

@@ -13,7 +13,7 @@ from threadkeep.errors import InvalidInput, StoreClosed, ThreadkeepError
 from threadkeep.history.session import Session
 from threadkeep.records import Json
 from threadkeep.records.runs import DOUBLE_TEXTING, DoubleTexting
-from threadkeep.runs.chat import Again, RegenerationRequest
+from threadkeep.runs.chat import RegenerationRequest
 from threadkeep.runs.intake import Mode
 from threadkeep.runs.requests import RunRequest, Submitted
 from threadkeep.web.api.parameters import AppInUse, EncodedPathRoute, UserId
@@ -121,8 +121,7 @@ async def _forked(app: App, session: Session, start: Start) -> RunRequest | None
     if text and (start.question.message_id, text) != (asked.id, asked.content):
         new_id = start.question.message_id
         question_id = str((await session.edit(asked.id, text, new_id=new_id if new_id != asked.id else None)).id)
-    again = Again(app.chat, app.memory, app.workflows)
-    chat = await again.release(session, RegenerationRequest(message_id=question_id, workflow=start.assistant_id))
+    chat = await app.chat.release(session, RegenerationRequest(message_id=question_id, workflow=start.assistant_id))
     return RunRequest(
         workflow=chat.workflow,
         text=chat.message,
