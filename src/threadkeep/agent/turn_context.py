@@ -421,7 +421,7 @@ def _is_step(before: BaseMessage, message: BaseMessage) -> bool:
 
 
 def _window_room(sent: Assembled, draft: Draft, measure: CallMeasure, options: TurnOptions) -> WindowRoom:
-    """Return the tokens left for the window in the first call of a turn, as the stored messages are counted."""
+    """Return the room for the window in a turn's first call; `tokens` is None without a counter of stored messages."""
     taken = 0
     for entry in sent.entries:
         if entry.section not in ("system", "summary"):

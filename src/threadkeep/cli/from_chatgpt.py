@@ -58,7 +58,7 @@ def _open_files(source: str, stack: ExitStack) -> tuple[list[IO[bytes]], int]:
 
 
 class ChatGptExport(Source):
-    """The conversations of an export, in the order of the file; `done` and `total` are bytes."""
+    """The conversations of an export, in the order of its files; `done` and `total` are in bytes."""
 
     def __init__(self, files: list[IO[bytes]], total: int, *, user_id: str | None) -> None:
         super().__init__(total)

@@ -46,7 +46,7 @@ class Problem:
     exit_code: int = FAILED
 
     def to_dict(self) -> dict[str, str | int]:
-        """Return the problem as JSON values, including the members of problems over HTTP."""
+        """Return the problem as JSON values: as over HTTP, but with `exit_code` instead of `status`."""
         title = self.kind.replace("-", " ").capitalize()
         return {
             "type": f"urn:threadkeep:{self.kind}",

@@ -29,9 +29,9 @@ async def runs_in(
 ) -> AsyncIterator[list[str]]:
     """Yield lists of the ids of runs that stored messages in a session, newest message first, each id once.
 
-    The first page has `page_size` messages, including superseded ones, and each further page twice as many. Messages
-    stored before `since` are not read. The messages that a branch copied from its parent are skipped, because their
-    runs belong to the parent.
+    The first page has `page_size` messages, including superseded ones; the size doubles with each page, up to
+    `LONGEST_PAGE`. Reading stops after the page that reaches messages stored before `since`. The messages that a
+    branch copied from its parent are skipped, because their runs belong to the parent.
     """
     try:
         info = await session.info()

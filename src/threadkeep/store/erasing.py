@@ -170,7 +170,7 @@ class TableErasing:
         return sorted((str(scope), str(name), str(value)) for scope, name, value in rows)
 
     async def facts(self, wanted: Erasable) -> list[str]:
-        """Return the ids of facts outside this person's scopes with evidence in the target's sessions or runs."""
+        """Return the ids of facts outside the target's own scopes that have evidence in its sessions or runs."""
         async with self._driver.reading() as connection:
             return [str(row[0]) for row in await self._fetch(connection, "facts_of_sessions", wanted)]
 

@@ -164,7 +164,7 @@ def load_yaml(path: Path, *, imports: bool = True) -> Workflow:
     """Load the workflow of a YAML file.
 
     Raises:
-        InvalidWorkflow: the file is invalid; each problem has its line.
+        InvalidWorkflow: the file cannot be read, or it is invalid; problems of its text have their lines.
     """
     try:
         # Limit the size, because the path may name any file.

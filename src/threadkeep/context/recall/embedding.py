@@ -106,7 +106,7 @@ class WordVectors:
 
 @cache
 def installed_word_vectors() -> Embedder | None:
-    """Return the embedder of the installed package; None without the extra. The first call reads 18 MB."""
+    """Return the embedder of the package wordllama; None if it is not installed. The first call loads its files."""
     spec = find_spec("wordllama")
     folder = Path(next(iter(spec.submodule_search_locations or ("",)))) if spec else Path()
     if spec is None or not (folder / _WEIGHTS).is_file() or not (folder / _TOKENIZER).is_file():

@@ -75,7 +75,7 @@ class Promoted:
 
 
 class Graphiti:
-    """The graph of a memory (`memory.graphiti`). It is off unless the options name an endpoint."""
+    """The graph of a memory (`memory.graphiti`). It is off without options, or if their `enabled` is false."""
 
     def __init__(
         self,

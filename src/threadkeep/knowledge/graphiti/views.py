@@ -28,7 +28,7 @@ class ConsentInput(
     extra="forbid",
     json_schema_extra=example(decision="grant", data_classes=["chat_text"], by="ops@example.com"),
 ):
-    """A decision about the endpoint of the settings."""
+    """A decision to grant or decline consent to send data to the configured Graphiti server."""
 
     decision: Literal["grant", "decline"]
     data_classes: list[DataClass] = Field([], description="Kinds of data to allow; a grant needs `chat_text`.")

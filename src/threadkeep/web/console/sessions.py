@@ -152,7 +152,7 @@ async def say(session_id: SessionId, form: Form, app: AppInUse, user: SeenAs = N
 
 @_session.post("/edit")
 async def edit(session_id: SessionId, form: Form, app: AppInUse, user: SeenAs = None) -> Response:
-    """Replace a message, and answer the new version if it is a user message."""
+    """Replace a message. If it is a user message, answer it, except in an agent's conversation."""
     session, info = await AllSessions(app.memory).find(session_id, user_id=user)
     message = await session.edit(form.get("message_id", ""), _text(form))
     if message.role == "user" and not info.namespace:
