@@ -66,7 +66,9 @@ def _parser() -> argparse.ArgumentParser:
         description="Threadkeep beside raw SQL and other memories; `python -m bench tokens`: token counters; "
         "`python -m bench context`: the contexts of model calls; `python -m bench runs`: runs of workflows; "
         "`python -m bench knowledge`: Graphiti and recall of facts; "
-        "`python -m bench chaos`: runs in processes that die; `python -m bench turn-cost`: CPU of a chat turn; "
+        "`python -m bench chaos`: runs in processes that die; "
+        "`python -m bench channels`: bots in services that are killed; "
+        "`python -m bench turn-cost`: CPU of a chat turn; "
         "`python -m bench memory-cost`: CPU that `SessionMemory` adds to a turn; "
         "`python -m bench capacity`: capacity predicted and measured.",
     )

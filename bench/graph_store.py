@@ -208,9 +208,11 @@ def main(arguments: Sequence[str], docs: Path) -> int:
     """Measure, print the table, and write it into the page; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m bench.graph_store", description=__doc__)
     parser.add_argument("--engine", choices=ENGINES, help="on this engine only; the page stays")
-    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--rounds", type=int, default=60, help="at least 2, for quartiles")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON; the page stays")
     given = parser.parse_args(arguments)
+    if given.rounds < 2:
+        parser.error("--rounds must be at least 2, because quartiles are printed; raise it.")
     found = asyncio.run(_measured(ENGINES if given.engine is None else (given.engine,), given.rounds))
     table = markdown(sheet(found))
     print(json.dumps(found) if given.json else table)
