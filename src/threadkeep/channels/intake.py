@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from datetime import timedelta
-from hashlib import sha256
 from weakref import WeakValueDictionary
 
 from threadkeep.boundary import ErrorBoundary
@@ -379,9 +378,10 @@ class Intake:
         Each conversation is deleted after its earlier turns end, together with messages that arrive in the meantime.
         Then the deletion is confirmed.
         """
-        own_prefix = f"{message.session_id}:"
-        # The entry has no session, because deleting a session deletes its entries. Its key does not name the person.
-        key = (bot.name, f"{FORGOTTEN}{sha256(own_prefix.encode()).hexdigest()}", message.message_id)
+        session_id = message.session_id or ""
+        # The entry has no session, because deleting a session deletes its entries. Its key does not name the person. It
+        # differs from the key of the deletion's record, because the outbox would take that for the run of the answer.
+        key = (bot.name, f"{FORGOTTEN}{deletion_key(session_id)}", message.message_id)
         stored = stored_message(message)
         added = await self._outbox.add(
             *key, address=message.reply_to, remember=False, about=message.user_id, message=stored
@@ -390,8 +390,8 @@ class Intake:
             return False
         runs = await self._runs.service()
         sessions = [info.session_id async for info in self._memory.sessions(user_id=message.user_id)]
-        # A chat with commands only has an address but no session. It is the last one, so that all are requested then.
-        own = {name for name in (*sessions, own_prefix[:-1]) if f"{name}:".startswith(own_prefix)}
+        # The message's own session is requested last, because `_is_requested` looks for it. It may not exist.
+        own = {name for name in (*sessions, session_id) if f"{name}:".startswith(f"{session_id}:")}
         if not await self._is_requested(message):
             for name in sorted(own, reverse=True):
                 await runs.submit(RunRequest(workflow=DELETE, session_id=name, message_id=message.message_id))

@@ -323,7 +323,7 @@ WHERE r.run_id = :run_id AND r.status = 'running' AND NOT EXISTS (
 )
 
 -- name: note_deletion
--- Record that a message has deleted a session. Another transaction may be doing the same: it decides first.
+-- Record that a message has deleted a session. If two transactions do this at once, the second one inserts nothing.
 INSERT INTO chat_answered_messages (
     session_id, message_id, run_id, workflow, status, trigger, created_at, ended_at
 )

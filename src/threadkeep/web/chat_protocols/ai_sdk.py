@@ -146,7 +146,6 @@ async def chat(body: ChatBody, app: AppInUse, caller: CallerInUse, request: Requ
     """
     user_id = caller.user(body.user_id)
     messages = _in_langchain([*body.messages, *([body.message] if body.message is not None else [])])
-    session = app.memory.session(body.id, user_id=user_id)
     if body.trigger == "regenerate-message":
         asked = next((one for one in reversed(messages) if one.type == "human"), None)
         if asked is None:
@@ -157,7 +156,7 @@ async def chat(body: ChatBody, app: AppInUse, caller: CallerInUse, request: Requ
         turn = await app.chat.regenerate(session, RegenerationRequest(message_id=question, workflow=body.workflow))
     else:
         if messages and messages[-1].id == body.message_id:
-            messages[-1] = await _edited(session, messages[-1])
+            messages[-1] = await _edited(app.memory.session(body.id, user_id=user_id), messages[-1])
         turn = await Sent(messages, body.id, user_id, body.workflow or CHAT).begin(app, stream=True)
     stream = await open_stream(turn, _Parts(), heartbeat_seconds=request.app.state.heartbeat_seconds)
     stream.headers[PROTOCOL_HEADER] = "v1"
