@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
@@ -61,13 +61,13 @@ class Unreadable:
     sentence: str
 
 
+@dataclass(kw_only=True)
 class Source(ABC):
     """The conversations of another system. `done` counts up to `total`; `left_out` counts excluded entries."""
 
-    def __init__(self, total: int) -> None:
-        self.total = total
-        self.done = 0
-        self.left_out: Counter[LeftOut] = Counter()
+    total: int
+    done: int = 0
+    left_out: Counter[LeftOut] = field(default_factory=Counter)
 
     @abstractmethod
     def conversations(self) -> AsyncIterator[Conversation | Unreadable]:
@@ -75,22 +75,13 @@ class Source(ABC):
 
 
 def address_of(source: str) -> DatabaseAddress | None:
-    """Return the database of a URL argument; None for a path.
-
-    Raises:
-        InvalidSettings: the URL is not a database URL.
-    """
+    """Return the database of a URL argument; None for a path."""
     return parse_address(source, variable="The database to import") if "://" in source else None
 
 
 @asynccontextmanager
 async def open_source_database(source: str, wanted: Kind) -> AsyncIterator[tuple[DatabaseAddress, ForeignDatabase]]:
-    """Open a database of the wanted kind for reading.
-
-    Raises:
-        WrongUse: the source is of another kind.
-        OSError: the file cannot be read.
-    """
+    """Open a database of the wanted kind for reading, and reject other kinds."""
     address = address_of(source)
     if address is None:
         path = Path(source)
@@ -103,12 +94,7 @@ async def open_source_database(source: str, wanted: Kind) -> AsyncIterator[tuple
 
 
 async def check_file(source: str, wanted: Kind) -> None:
-    """Reject a file of another kind. Files of unknown content, such as handwritten lines, are accepted as JSONL.
-
-    Raises:
-        WrongUse: the message names the kind and the command for it.
-        OSError: the file cannot be read.
-    """
+    """Reject a file of another kind. Files of unknown content, such as handwritten lines, are accepted as JSONL."""
     path = Path(source)
     if _head(path).startswith(_SQLITE):
         async with open_foreign(_address_of_file(path)) as database:
@@ -118,11 +104,7 @@ async def check_file(source: str, wanted: Kind) -> None:
 
 
 def check_kind(source: str, wanted: Kind, kinds: Collection[Kind]) -> None:
-    """Reject a source of another kind.
-
-    Raises:
-        WrongUse: the message names the kind and the command for it.
-    """
+    """Reject a source of another kind; the error names the kind and the command for it."""
     if wanted in kinds:
         return
     if not kinds:

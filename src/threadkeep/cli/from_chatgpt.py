@@ -9,6 +9,7 @@ import re
 import zipfile
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import ExitStack, asynccontextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
@@ -34,15 +35,11 @@ _CITATION = re.compile(" ?\ue200[^\ue200\ue201]*\ue201")
 
 @asynccontextmanager
 async def open_export(source: str, *, user_id: str | None) -> AsyncIterator[ChatGptExport]:
-    """Open an export: its zip, or the JSON file in it.
-
-    Raises:
-        WrongUse: the file is of another kind.
-    """
+    """Open an export: its zip, or the JSON file in it."""
     await check_file(source, "chatgpt")
     with ExitStack() as stack:
         files, total = _open_files(source, stack)
-        yield ChatGptExport(files, total, user_id=user_id)
+        yield ChatGptExport(files, user_id, total=total)
 
 
 def _open_files(source: str, stack: ExitStack) -> tuple[list[IO[bytes]], int]:
@@ -57,18 +54,17 @@ def _open_files(source: str, stack: ExitStack) -> tuple[list[IO[bytes]], int]:
     return [file], os.fstat(file.fileno()).st_size
 
 
+@dataclass
 class ChatGptExport(Source):
     """The conversations of an export, in the order of its files; `done` and `total` are in bytes."""
 
-    def __init__(self, files: list[IO[bytes]], total: int, *, user_id: str | None) -> None:
-        super().__init__(total)
-        self._files = files
-        self._user_id = user_id
+    files: list[IO[bytes]]
+    user_id: str | None
 
     async def conversations(self) -> AsyncIterator[Conversation | Unreadable]:
         """Yield the conversations in the order of the files."""
         number, before = 0, 0
-        for file in self._files:
+        for file in self.files:
             try:
                 with io.TextIOWrapper(file, encoding="utf-8-sig") as text:
                     for item in _array_items(text):
@@ -91,7 +87,7 @@ class ChatGptExport(Source):
             title = values.get("title")
             line = SessionLine(
                 f"chatgpt:{session_id}",
-                self._user_id,
+                self.user_id,
                 title=title if isinstance(title, str) and title else None,
                 created_at=_moment(values.get("create_time")),
                 updated_at=_moment(values.get("update_time")),
@@ -120,8 +116,7 @@ class ChatGptExport(Source):
 def _array_items(stream: IO[str]) -> Iterator[object]:
     """Yield the items of a JSON array one by one, so that a large file is never in memory as a whole.
 
-    Raises:
-        ValueError: the text is not an array, or its end is missing.
+    Raise ValueError if the text is not an array, or its end is missing.
     """
     decoder = json.JSONDecoder()
     text = stream.read(_STEP).lstrip()

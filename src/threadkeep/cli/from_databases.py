@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from datetime import datetime
 from hashlib import sha256
 from typing import Any, cast
@@ -31,42 +32,36 @@ from threadkeep.store.opening import ForeignDatabase
 
 @asynccontextmanager
 async def open_agent_sessions(source: str, *, branch: str, user_id: str | None) -> AsyncIterator[AgentSessions]:
-    """Open the sessions of a SQLite file, or of another database by its URL.
-
-    Raises:
-        WrongUse: the database is of another kind.
-    """
+    """Open the sessions of a SQLite file, or of another database by its URL."""
     async with open_source_database(source, "openai-agents") as (_, database):
-        yield AgentSessions(database, await database.rows("agent_sessions"), branch=branch, user_id=user_id)
+        rows = await database.rows("agent_sessions")
+        yield AgentSessions(database, rows, branch, user_id, total=len(rows))
 
 
+@dataclass
 class AgentSessions(Source):
     """The sessions of a database of the SDK."""
 
-    def __init__(self, database: ForeignDatabase, sessions: Sequence[Row], *, branch: str, user_id: str | None) -> None:
-        super().__init__(len(sessions))
-        self._database = database
-        self._sessions = sessions
-        self._branch = branch
-        self._user_id = user_id
+    database: ForeignDatabase
+    sessions: Sequence[Row]
+    branch: str
+    user_id: str | None
 
     async def conversations(self) -> AsyncIterator[Conversation | Unreadable]:
         """Yield the sessions."""
-        for session_id, created_at, updated_at in self._sessions:
-            line = SessionLine(
-                str(session_id), self._user_id, created_at=utc_time(created_at), updated_at=utc_time(updated_at)
-            )
+        for session_id, created_at, updated_at in self.sessions:
+            begun, changed = utc_time(created_at), utc_time(updated_at)
+            line = SessionLine(str(session_id), self.user_id, created_at=begun, updated_at=changed)
             rows = await self._rows(session_id)
             yield Conversation(line, [message for row in rows if (message := self._message(line.session_id, row))])
             self.done += 1
 
     async def _rows(self, session_id: str) -> list[Row]:
         """Return the items of a session, or of the chosen branch if the session has branches."""
-        if "message_structure" in self._database.columns and await self._database.rows(
-            "agent_branches", session_id=session_id
-        ):
-            return await self._database.rows("agent_branch_items", session_id=session_id, branch=self._branch)
-        return await self._database.rows("agent_items", session_id=session_id)
+        rows, has_branches = self.database.rows, "message_structure" in self.database.columns
+        if has_branches and await rows("agent_branches", session_id=session_id):
+            return await rows("agent_branch_items", session_id=session_id, branch=self.branch)
+        return await rows("agent_items", session_id=session_id)
 
     def _message(self, session_id: str, row: Row) -> Message | None:
         """Return the message of an item; count other items and return None for them."""
@@ -104,33 +99,26 @@ def _left_out(item: object) -> LeftOut | None:
 
 @asynccontextmanager
 async def open_histories(source: str, layout: GraphLayout, *, as_sessions: bool) -> AsyncIterator[StoredHistories]:
-    """Open the store of a SQLite file or a PostgreSQL database.
-
-    Raises:
-        WrongUse: the database is of another kind.
-    """
+    """Open the store of a SQLite file or a PostgreSQL database."""
     async with open_source_database(source, "graph-store") as (_, database):
         keys = [str(key) for (key,) in await database.rows("store_keys", prefix=".".join(layout.namespace))]
-        yield StoredHistories(database, keys, layout, as_sessions=as_sessions)
+        yield StoredHistories(database, keys, layout, as_sessions, total=len(keys))
 
 
+@dataclass
 class StoredHistories(Source):
     """The histories of a namespace. Other items of the namespace are skipped."""
 
-    def __init__(
-        self, database: ForeignDatabase, keys: Sequence[str], layout: GraphLayout, *, as_sessions: bool
-    ) -> None:
-        super().__init__(len(keys))
-        self._database = database
-        self._keys = keys
-        self._layout = layout
-        self._namespace = () if as_sessions else layout.namespace
+    database: ForeignDatabase
+    keys: Sequence[str]
+    layout: GraphLayout
+    as_sessions: bool
 
     async def conversations(self) -> AsyncIterator[Conversation | Unreadable]:
         """Yield the histories in the order of the keys."""
-        prefix = ".".join(self._layout.namespace)
-        for key in self._keys:
-            for row in await self._database.rows("store_item", prefix=prefix, key=key):
+        prefix = ".".join(self.layout.namespace)
+        for key in self.keys:
+            for row in await self.database.rows("store_item", prefix=prefix, key=key):
                 if (found := self._conversation(key, row)) is not None:
                     yield found
             self.done += 1
@@ -149,8 +137,8 @@ class StoredHistories(Source):
             key,
             created_at=utc_time(created_at),
             updated_at=changed,
-            namespace=self._namespace,
-            value_field=self._layout.value_field,
+            namespace=() if self.as_sessions else self.layout.namespace,
+            value_field=self.layout.value_field,
         )
         return Conversation(line, [found for one in item["messages"] if (found := self._message(one, changed))])
 
@@ -160,7 +148,7 @@ class StoredHistories(Source):
             system = isinstance(value, dict) and value.get("role") == "system"
             self.left_out["system" if system else "other"] += 1
             return None
-        text = value.get(self._layout.value_field, value.get("content"))
+        text = value.get(self.layout.value_field, value.get("content"))
         if not isinstance(text, str) or not text.strip():
             self.left_out["empty"] += 1
             return None
@@ -169,18 +157,13 @@ class StoredHistories(Source):
 
 @asynccontextmanager
 async def open_threads(source: str, *, channel: str, user_id: str | None) -> AsyncIterator[LangGraphThreads]:
-    """Open the checkpoints of a SQLite file or a PostgreSQL database.
-
-    Raises:
-        WrongUse: the database is of another kind.
-        NotDone: another version of LangGraph wrote it.
-    """
+    """Open the checkpoints of a SQLite file or a PostgreSQL database; reject those of other LangGraph versions."""
     async with open_source_database(source, "langgraph") as (address, database):
         _check_version(database.columns, "writes" if address.dsn is None else "checkpoint_writes")
         rows = await database.rows("threads_but_runs" if "chat_runs" in database.columns else "threads")
         threads = [str(thread_id) for (thread_id,) in rows]
         async with open_foreign_checkpoints(address, database.columns) as saver:
-            yield LangGraphThreads(saver, threads, channel=channel, user_id=user_id)
+            yield LangGraphThreads(saver, threads, channel, user_id, total=len(threads))
 
 
 def _check_version(columns: Mapping[str, frozenset[str]], writes: str) -> None:
@@ -190,22 +173,19 @@ def _check_version(columns: Mapping[str, frozenset[str]], writes: str) -> None:
         raise NotDone(f"`{writes}` is missing or outdated; call `setup()` of the current LangGraph saver once.")
 
 
+@dataclass
 class LangGraphThreads(Source):
     """The threads of a checkpointer; `has_channel` is True if any thread read so far has the channel."""
 
-    def __init__(
-        self, saver: BaseCheckpointSaver[str], threads: Sequence[str], *, channel: str, user_id: str | None
-    ) -> None:
-        super().__init__(len(threads))
-        self.has_channel = False
-        self._saver = saver
-        self._threads = threads
-        self._channel = channel
-        self._user_id = user_id
+    saver: BaseCheckpointSaver[str]
+    threads: Sequence[str]
+    channel: str
+    user_id: str | None
+    has_channel: bool = False
 
     async def conversations(self) -> AsyncIterator[Conversation | Unreadable]:
         """Yield the threads in the order of their ids."""
-        for thread_id in self._threads:
+        for thread_id in self.threads:
             # Bytes that another program wrote may raise any error.
             with ErrorBoundary(raising=(StoreError,)) as attempt:
                 conversation = await self._conversation(thread_id)
@@ -219,22 +199,22 @@ class LangGraphThreads(Source):
             self.done += 1
 
     async def _conversation(self, thread_id: str) -> Conversation:
-        newest = await self._saver.aget_tuple({"configurable": {"thread_id": thread_id, "checkpoint_ns": ""}})
+        newest = await self.saver.aget_tuple({"configurable": {"thread_id": thread_id, "checkpoint_ns": ""}})
         if newest is None:
             return Conversation(SessionLine(thread_id), [])
         user_id = newest.metadata.get("user_id")
-        line = SessionLine(thread_id, user_id=user_id if isinstance(user_id, str) and user_id else self._user_id)
+        line = SessionLine(thread_id, user_id=user_id if isinstance(user_id, str) and user_id else self.user_id)
         moment = datetime.fromisoformat(newest.checkpoint["ts"])
         messages = [message.with_fields(created_at=moment) for message in self._utterances(await self._values(newest))]
         return Conversation(line, messages)
 
     async def _values(self, newest: CheckpointTuple) -> list[object]:
         """Return the values of the channel. A DeltaChannel stores them in the writes of earlier checkpoints."""
-        channel, values = self._channel, newest.checkpoint["channel_values"]
+        channel, values = self.channel, newest.checkpoint["channel_values"]
         if channel in values:
             found = _empty_channel().from_checkpoint(values[channel])
         elif channel in newest.checkpoint["channel_versions"]:
-            histories = await self._saver.aget_delta_channel_history(config=newest.config, channels=[channel])
+            histories = await self.saver.aget_delta_channel_history(config=newest.config, channels=[channel])
             found = _empty_channel().from_checkpoint(histories[channel].get("seed", []))
             found.replay_writes(histories[channel]["writes"])
         else:

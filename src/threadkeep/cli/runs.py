@@ -311,11 +311,7 @@ async def _find(memory: Memory, run_id: str, user: str | None) -> Run:
 
 
 def _parts(payload: Mapping[str, Json]) -> _Payload:
-    """Return the parts of a payload: its `inputs`, `results` and `user_context`, or the whole payload as inputs.
-
-    Raises:
-        WrongUse: one of the parts is not an object.
-    """
+    """Return the parts of a payload: its `inputs`, `results` and `user_context`, or the whole payload as inputs."""
     if not any(name in payload for name in _Payload._fields):
         return _Payload(payload)
     given: dict[str, Mapping[str, Json]] = {}
