@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from threadkeep.cli.opening import command_settings, opened_memory, synchronous
-from threadkeep.cli.options import Confirmed, verbs
+from threadkeep.cli.options import Confirmed, one_of, verbs
 from threadkeep.cli.problems import NotDone, WrongUse
-from threadkeep.cli.terminal import relative, terminal
+from threadkeep.cli.terminal import relative, shown, terminal
 from threadkeep.records import Json
 from threadkeep.records.messages import OUTBOX_STATUSES, OutboxStatus
 
@@ -45,19 +45,7 @@ async def list_channels() -> None:
     bots = _bots()
     async with opened_memory() as memory:
         counts = await memory.channels.outbox.counts()
-    rows = [
-        {
-            "name": bot.name,
-            "kind": bot.kind,
-            "receive": bot.receive,
-            "workflow": bot.workflow,
-            **{status: counts.get((bot.name, status), 0) for status in _OPEN},
-        }
-        for bot in bots
-    ]
-    head = ["name", "kind", "receive", "workflow", *_OPEN]
-    columns = {name: _cell(name) for name in head}
-    terminal.listing({"channels": rows}, rows, columns, nothing=_NO_BOTS, right=_OPEN)
+    _list_bots([_row(bot, counts, "receive", "workflow") for bot in bots])
 
 
 @commands.command("status")
@@ -67,14 +55,11 @@ async def show_status() -> None:
     async with opened_memory() as memory:
         counts = await memory.channels.outbox.counts()
         times = await memory.channels.outbox.times()
-    rows: list[dict[str, object]] = []
+    rows = []
     for bot in bots:
         oldest, heard = times.get(bot.name, (None, None))
-        open_answers: dict[str, object] = {str(status): counts.get((bot.name, status), 0) for status in _OPEN}
-        rows.append({"name": bot.name, "kind": bot.kind, **open_answers, "oldest_open": oldest, "last_heard": heard})
-    columns = {name: _cell(name) for name in ("name", "kind", *_OPEN)}
-    columns |= {"oldest open": _cell("oldest_open", _since), "last heard": _cell("last_heard", _since)}
-    terminal.listing({"channels": rows}, rows, columns, nothing=_NO_BOTS, right=_OPEN)
+        rows.append({**_row(bot, counts), "oldest_open": oldest, "last_heard": heard})
+    _list_bots(rows)
 
 
 @commands.command("add")
@@ -137,7 +122,24 @@ async def send_text(
     message_id: Annotated[str, typer.Option("--id", help="The message's id. A repeated id is sent only once.")] = "",
 ) -> None:
     """Send a person a message that is not a reply, and store it in the transcript."""
-    sent_id = await _send(name, session, text, message_id)
+    from langchain_core.utils.uuid import uuid7
+
+    from threadkeep.records import Message
+
+    if not text.strip():
+        raise WrongUse("The message is empty; write a text.")
+    async with opened_memory() as memory:
+        outbox = memory.channels.outbox
+        recipient = await outbox.recipient(session)
+        if recipient is None:
+            raise NotDone("No bot has received a message of this conversation; the person must write to the bot first.")
+        if recipient.channel != name:
+            raise NotDone(f"The person of this conversation writes to {recipient.channel!r}; send it through that bot.")
+        sent_id = message_id or str(uuid7())
+        # Store the message first, so that the agent knows it.
+        message = Message(role="assistant", content=text, id=sent_id)
+        await memory.session(session, user_id=recipient.user_id).append([message])
+        await outbox.send(session, sent_id, text)
     terminal.result(
         {"session_id": session, "message_id": sent_id},
         "The message is in the outbox; a running service sends it.",
@@ -153,9 +155,8 @@ async def list_outbox(
     """List undelivered answers, or the answers with a given status."""
     if context.invoked_subcommand is not None:
         return
-    if status and status not in OUTBOX_STATUSES:
-        raise WrongUse(f"--status must be one of {', '.join(OUTBOX_STATUSES)}.")
-    entries = await _entries([known for known in OUTBOX_STATUSES if status == known or (not status and known in _OPEN)])
+    wanted = one_of("--status", status or None, OUTBOX_STATUSES)
+    entries = await _entries([known for known in OUTBOX_STATUSES if known == wanted or (not wanted and known in _OPEN)])
     values = [{name: value for name, value in vars(entry).items() if name not in _NOT_SHOWN} for entry in entries]
     terminal.listing(
         {"entries": values},
@@ -198,8 +199,20 @@ async def drop_answer(number: Number, confirmed: Confirmed = False) -> None:
     terminal.result({"dropped": number}, f"Answer {number} is dropped.")
 
 
-def _cell(name: str, text: Callable[[object], str] = str) -> Callable[[Mapping[str, object]], str]:
-    return lambda row: text(row[name])
+def _row(bot: AnyBot, counts: Mapping[tuple[str, OutboxStatus], int], *fields: str) -> dict[str, object]:
+    """Return fields of a bot, and the numbers of its open answers."""
+    described = {name: getattr(bot, name) for name in ("name", "kind", *fields)}
+    return {**described, **{status: counts.get((bot.name, status), 0) for status in _OPEN}}
+
+
+def _list_bots(rows: Sequence[Mapping[str, object]]) -> None:
+    """List rows with the same fields, each field in a column."""
+    columns = {name.replace("_", " "): partial(_cell, name) for name in (rows[0] if rows else ())}
+    terminal.listing({"channels": rows}, rows, columns, nothing=_NO_BOTS, right=_OPEN)
+
+
+def _cell(name: str, row: Mapping[str, object]) -> str:
+    return shown(row[name], "-")
 
 
 def _bots() -> Sequence[AnyBot]:
@@ -287,10 +300,6 @@ def _fields(given: Sequence[str] | None) -> dict[str, Json]:
     return found
 
 
-def _since(moment: object) -> str:
-    return relative(moment) if isinstance(moment, datetime) else "-"
-
-
 async def _entries(statuses: Sequence[OutboxStatus]) -> list[Outgoing]:
     async with opened_memory() as memory:
         found: list[Outgoing] = []
@@ -300,25 +309,3 @@ async def _entries(statuses: Sequence[OutboxStatus]) -> list[Outgoing]:
                 found += page
                 after = page[-1].number
         return sorted(found, key=lambda entry: entry.number)
-
-
-async def _send(name: str, session_id: str, text: str, message_id: str) -> str:
-    from langchain_core.utils.uuid import uuid7
-
-    from threadkeep.records import Message
-
-    if not text.strip():
-        raise WrongUse("The message is empty; write a text.")
-    async with opened_memory() as memory:
-        outbox = memory.channels.outbox
-        recipient = await outbox.recipient(session_id)
-        if recipient is None:
-            raise NotDone("No bot has received a message of this conversation; the person must write to the bot first.")
-        if recipient.channel != name:
-            raise NotDone(f"The person of this conversation writes to {recipient.channel!r}; send it through that bot.")
-        sent_id = message_id or str(uuid7())
-        session = memory.session(session_id, user_id=recipient.user_id)
-        # Store the message first, so that the agent knows it.
-        await session.append([Message(role="assistant", content=text, id=sent_id)])
-        await outbox.send(session_id, sent_id, text)
-        return sent_id

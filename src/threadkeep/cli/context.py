@@ -14,6 +14,8 @@ from threadkeep.cli.terminal import counted, terminal
 from threadkeep.errors import InvalidSettings
 
 if TYPE_CHECKING:
+    from langchain_core.language_models import BaseChatModel
+
     from threadkeep.agent.context_view import ContextLook
     from threadkeep.history.memory import Memory
     from threadkeep.settings import Settings
@@ -71,28 +73,28 @@ async def show_context(
 
 
 def look_of(settings: Settings) -> ContextLook:
-    """Return the parameters for a preview of the configured chat. The model is None if it cannot be created."""
+    """Return the parameters for a preview of the configured chat."""
     from threadkeep.agent.context_view import ContextLook
-    from threadkeep.agent.models import make_model
     from threadkeep.app import chat_options
 
     options = chat_options(settings)
+    return ContextLook(options.turn_options(), options.system_prompt, model_of(settings))
+
+
+def model_of(settings: Settings) -> BaseChatModel | None:
+    """Return the configured model; None if it cannot be created."""
+    from threadkeep.agent.models import make_model
+
     try:
-        model = make_model(settings.model)
+        return make_model(settings.model)
     except InvalidSettings:
-        model = None
-    return ContextLook(options.turn_options(), options.system_prompt, model)
+        return None
 
 
 async def show_now(memory: Memory, choice: CallChoice, look: ContextLook, *, only_next: bool = False) -> None:
     """Show the last call and a summary of the next one; show the next in full if there is no last or with `only_next`.
 
     For a conversation that an agent stores itself, show the last call: the built-in chat does not answer in it.
-
-    Raises:
-        SessionNotFound: the session does not exist, or this user may not see it.
-        BudgetTooSmall: every call would fail.
-        NotDone: the requested call does not exist.
     """
     from threadkeep.agent.context_view import look_ahead, look_back
     from threadkeep.cli.context_output import show_next, show_whole_next
@@ -169,9 +171,7 @@ class CallChoice:
     async def find(self, memory: Memory, number: int | None) -> StoredManifest:
         """Return a call by number: from a run's first call, or back from a session's newest. None is the newest call.
 
-        Raises:
-            CallNotFound: the call is not recorded; the message names the recorded calls.
-            SessionNotFound: the session does not exist, or this user may not see it.
+        Without such a record, `CallNotFound` names the recorded calls.
         """
         if self.run_id is None:
             return await self._of_session(memory, number or 1)
@@ -184,20 +184,12 @@ class CallChoice:
         return call
 
     async def newest(self, memory: Memory) -> StoredManifest | None:
-        """Return the newest recorded call of the session; None if there is none.
-
-        Raises:
-            SessionNotFound: the session does not exist, or this user may not see it.
-        """
+        """Return the newest recorded call of the session; None if there is none."""
         found = await self._newest(memory, 1)
         return found[0] if found else None
 
     async def before(self, memory: Memory, call: StoredManifest) -> StoredManifest:
-        """Return the previous call of the chosen session, or of the call's own session or run if none is chosen.
-
-        Raises:
-            CallNotFound: it was the first call, or the previous record was deleted.
-        """
+        """Return the previous call of the chosen session, or of the call's own session or run if none is chosen."""
         from threadkeep.agent.context_view import call_before
 
         if self.session_id is not None:

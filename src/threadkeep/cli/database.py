@@ -14,7 +14,7 @@ import typer
 from threadkeep.cli.opening import command_settings
 from threadkeep.cli.options import Confirmed, verbs
 from threadkeep.cli.problems import NotDone, WrongUse
-from threadkeep.cli.terminal import counted, file_size, relative, terminal
+from threadkeep.cli.terminal import counted, file_size, shown, terminal
 from threadkeep.errors import SchemaTooNew
 
 if TYPE_CHECKING:
@@ -321,47 +321,37 @@ def list_pending() -> None:
     from threadkeep.history.pending_files import unreadable_turns, waiting_files
 
     folder = _folder()
-    found = [(file, entry) for file in waiting_files(folder) for entry in file.entries]
-    damaged = unreadable_turns(folder)
+    entries = [
+        {
+            "entry": entry.entry_id,
+            "session_id": entry.turn.session_id,
+            "user_id": entry.turn.user_id,
+            "messages": len(entry.turn.messages),
+            "kept_at": entry.kept_at,
+            "process": "running" if file.live else "gone",
+            "error": entry.error,
+            "file": str(file.path),
+        }
+        for file in waiting_files(folder)
+        for entry in file.entries
+    ]
+    unreadable = [
+        {"entry": turn.entry_id, "bytes": turn.size, "found_at": turn.found_at, "file": str(turn.path)}
+        for turn in unreadable_turns(folder)
+    ]
     if terminal.as_json:
-        entries = [
-            {
-                "entry": entry.entry_id,
-                "session_id": entry.turn.session_id,
-                "user_id": entry.turn.user_id,
-                "messages": len(entry.turn.messages),
-                "kept_at": entry.kept_at,
-                "process": "running" if file.live else "gone",
-                "error": entry.error,
-                "file": str(file.path),
-            }
-            for file, entry in found
-        ]
-        unreadable = [
-            {"entry": turn.entry_id, "bytes": turn.size, "found_at": turn.found_at, "file": str(turn.path)}
-            for turn in damaged
-        ]
         terminal.json({"entries": entries, "unreadable": unreadable})
         return
-    if found:
-        rows = [
-            (
-                entry.entry_id,
-                entry.turn.session_id,
-                str(len(entry.turn.messages)),
-                relative(entry.kept_at),
-                "running" if file.live else "gone",
-                entry.error or "",
-            )
-            for file, entry in found
-        ]
+    if entries:
+        names = ["entry", "session_id", "messages", "kept_at", "process", "error"]
+        rows = [[shown(entry[name]) for name in names] for entry in entries]
         terminal.table(["entry", "session", "messages", "since", "process", "last error"], rows, right=["messages"])
         terminal.note("The next start writes the turns of processes that are gone.")
-    if damaged:
-        lines = [(turn.entry_id, str(turn.size), relative(turn.found_at), str(turn.path)) for turn in damaged]
-        terminal.table(["unreadable", "bytes", "since", "file"], lines, right=["bytes"])
+    if unreadable:
+        rows = [[shown(value) for value in turn.values()] for turn in unreadable]
+        terminal.table(["unreadable", "bytes", "since", "file"], rows, right=["bytes"])
         terminal.note("Repair the line in its file and restart, or drop it: threadkeep pending drop ENTRY")
-    if not found and not damaged:
+    if not entries and not unreadable:
         terminal.note("There are no pending turns.")
 
 

@@ -18,8 +18,6 @@ from threadkeep.cli.terminal import counted, duration, file_size, terminal
 from threadkeep.errors import DatabaseFileReplaced, InvalidSettings, PendingFolderUnusable
 
 if TYPE_CHECKING:
-    from langchain_core.language_models import BaseChatModel
-
     from threadkeep.history.pending_files import WaitingFile
     from threadkeep.settings import Settings
 
@@ -55,23 +53,14 @@ def check_variables() -> list[Finding]:
 def _no_room(settings: Settings) -> list[Finding]:
     """Return a finding if the budgets leave no room for a question, which prevents a start."""
     from threadkeep.app import chat_options
+    from threadkeep.cli.context import model_of
 
     try:
-        chat_options(settings).check_room(_made(settings))
+        chat_options(settings).check_room(model_of(settings))
     except InvalidSettings as error:
         cure = f"Change {error.variable}, or another setting that is named."
         return [Finding("settings", "fail", str(error), cure)]
     return []
-
-
-def _made(settings: Settings) -> BaseChatModel | None:
-    """Return the model; None if it cannot be created, which `check_model` reports."""
-    from threadkeep.agent.models import make_model
-
-    try:
-        return make_model(settings.model)
-    except InvalidSettings:
-        return None
 
 
 def check_disk(settings: Settings) -> list[Finding]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import getpass
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from itertools import batched
 from pathlib import Path
@@ -19,6 +18,7 @@ from threadkeep.cli.options import (
     Output,
     json_or_text,
     one_of,
+    opened_input,
     opened_output,
     read_cursor,
     session_ids,
@@ -51,11 +51,7 @@ By = Annotated[str | None, typer.Option("--by", metavar="NAME", help="Who decide
 
 
 def scope_named(session: str | None, workspace: str | None, user: str | None) -> Scope | None:
-    """Return the scope that a command names; None if it names none.
-
-    Raises:
-        WrongUse: the command names more than one.
-    """
+    """Return the scope that a command names; None if it names none. Reject more than one."""
     named = [("session", session), ("workspace", workspace), ("user", user)]
     scopes = [Scope(kind, owner) for kind, owner in named if owner is not None]  # type: ignore[arg-type]
     if len(scopes) > 1:
@@ -64,11 +60,7 @@ def scope_named(session: str | None, workspace: str | None, user: str | None) ->
 
 
 def needed_scope(session: str | None, workspace: str | None, user: str | None, *, what: str = "fact") -> Scope:
-    """Return the scope that a command names.
-
-    Raises:
-        WrongUse: the command names none, or more than one.
-    """
+    """Return the scope that a command must name, exactly one."""
     scope = scope_named(session, workspace, user)
     if scope is None:
         raise WrongUse(f"Name the scope of the {what}: --session ID, --workspace NAME or --user ID.")
@@ -280,7 +272,7 @@ async def _decide(work: Callable[[Proposals], Awaitable[Proposal]]) -> None:
 
 
 def decider(by: str | None) -> str:
-    """Return the name of the person who decides."""
+    """Return the given name, or else the login name."""
     return by or getpass.getuser()
 
 
@@ -347,16 +339,12 @@ async def import_facts(
 
 
 def _facts(source: Path) -> Iterator[tuple[int, Fact]]:
-    """Yield the facts of a file with their line numbers.
-
-    Raises:
-        NotDone: a line is not an exported fact; the message has its number and does not quote it.
-    """
+    """Yield the facts of a file with their line numbers. The error for another line has its number, but no quote."""
     from pydantic import ValidationError
 
     from threadkeep.knowledge.views import FactView
 
-    with sys.stdin.buffer if str(source) == "-" else source.open("rb") as stream:
+    with opened_input(str(source)) as stream:
         for number, line in enumerate(stream, start=1):
             if not line.strip():
                 continue

@@ -7,13 +7,21 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import asdict
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, BinaryIO
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from threadkeep.cli.opening import opened_memory
-from threadkeep.cli.options import Output, UserId, ViewOption, opened_output, session_ids, show_exported, verbs
+from threadkeep.cli.options import (
+    Output,
+    UserId,
+    ViewOption,
+    opened_input,
+    opened_output,
+    session_ids,
+    show_exported,
+    verbs,
+)
 from threadkeep.cli.problems import WrongUse
 from threadkeep.cli.terminal import counted, terminal
 from threadkeep.errors import StoreError
@@ -37,6 +45,7 @@ _LEFT_OUT = {
     "empty": "empty message",
     "other": "other item",
 }
+_CLEANED = "Messages with U+FFFD in place of characters that databases reject"
 _PLURALS = {"summary": "summaries", "reasoning": "pieces of reasoning"}
 
 Database = Annotated[
@@ -201,7 +210,7 @@ async def _import_lines(file: str, refusals: _Refusals, *, strict: bool) -> Impo
 
     if file != "-":
         await check_file(file, "jsonl")
-    with _input(file) as stream:
+    with opened_input(file) as stream:
         size = os.fstat(stream.fileno()).st_size if stream is not sys.stdin.buffer else 0
         read = 0
         async with opened_memory() as memory:
@@ -244,46 +253,35 @@ def _show_source(source: Source, done: Imported, empty: int) -> None:
         kinds = source.left_out.most_common()
         items = (counted(count, _LEFT_OUT[kind], _PLURALS.get(kind)) for kind, count in kinds)
         terminal.say(f"Skipped, because they are not utterances: {', '.join(items)}.")
-    if empty:
-        terminal.say(f"Conversations without utterances: {empty:,}.")
-    _show_changes(done)
-    if done.bad_lines:
-        terminal.say(f"Conversations that could not be read or stored: {done.bad_lines:,}.")
+    _say_counts(
+        ("Conversations without utterances", empty),
+        (_CLEANED, done.cleaned),
+        ("Conversations that could not be read or stored", done.bad_lines),
+    )
 
 
 def _show_lines(done: Imported) -> None:
     terminal.say(f"Stored {counted(done.stored, 'message')}; already known: {done.known:,}.")
-    if done.moved:
-        terminal.say(f"Stored at other positions, because their sessions already had messages: {done.moved:,}.")
-    _show_changes(done)
+    _say_counts(
+        ("Stored at other positions, because their sessions already had messages", done.moved),
+        (_CLEANED, done.cleaned),
+    )
     if done.summaries:
         terminal.say(f"Stored {counted(done.summaries, 'summary', 'summaries')}.")
-    if done.summaries_left_out:
-        terminal.say(
-            f"Summaries skipped, because their messages are stored differently here: {done.summaries_left_out:,}."
-        )
-    if done.unarchived:
-        terminal.say(f"Archived messages that are active here, as a graph store has no archive: {done.unarchived:,}.")
-    if done.limits_left_out:
-        terminal.say(f"Sessions without their limits, which a graph store does not keep: {done.limits_left_out:,}.")
-    if done.skipped:
-        terminal.say(f"Skipped because of their session: {done.skipped:,}.")
+    _say_counts(
+        ("Summaries skipped, because their messages are stored differently here", done.summaries_left_out),
+        ("Archived messages that are active here, as a graph store has no archive", done.unarchived),
+        ("Sessions without their limits, which a graph store does not keep", done.limits_left_out),
+        ("Skipped because of their session", done.skipped),
+    )
     if done.bad_lines:
         terminal.say(f"Invalid lines: {done.bad_lines:,}. Correct them and repeat the import; nothing is stored twice.")
 
 
-def _show_changes(done: Imported) -> None:
-    if done.cleaned:
-        terminal.say(f"Messages with U+FFFD in place of characters that databases reject: {done.cleaned:,}.")
-
-
-@contextmanager
-def _input(file: str) -> Iterator[BinaryIO]:
-    if file == "-":
-        yield sys.stdin.buffer
-        return
-    with Path(file).open("rb") as stream:
-        yield stream
+def _say_counts(*counts: tuple[str, int]) -> None:
+    for words, count in counts:
+        if count:
+            terminal.say(f"{words}: {count:,}.")
 
 
 async def export_sessions(

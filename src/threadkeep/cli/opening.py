@@ -28,11 +28,7 @@ chosen_database: ContextVar[str | None] = ContextVar("chosen_database", default=
 
 
 def command_settings(**overrides: object) -> Settings:
-    """Return the settings of the environment, with `--database` and the overrides that are not None.
-
-    Raises:
-        InvalidSettings: the settings are invalid.
-    """
+    """Return the settings of the environment, with `--database` and the overrides that are not None."""
     # Importing pydantic takes a tenth of a second, which `--help` does not need.
     from threadkeep.settings import load_settings
 
@@ -41,11 +37,7 @@ def command_settings(**overrides: object) -> Settings:
 
 
 def run[T](work: Coroutine[Any, Any, T]) -> T:
-    """Run a command's coroutine in its own event loop and return its result.
-
-    Raises:
-        KeyboardInterrupt: a signal stopped the work.
-    """
+    """Run a command's coroutine in its own event loop; raise KeyboardInterrupt if a signal stopped it."""
     import asyncio
     import gc
     import logging
@@ -74,20 +66,16 @@ def synchronous(command: Callable[..., object]) -> Callable[..., object]:
 
 
 @asynccontextmanager
-async def opened_memory() -> AsyncIterator[Memory]:
-    """Open the configured memory for a short command, without background work.
+async def opened_memory(*, background: bool = False) -> AsyncIterator[Memory]:
+    """Open the configured memory, for a short command without background work.
 
     The error for a missing session or run names the database.
-
-    Raises:
-        InvalidSettings: the settings are invalid.
-        StoreUnavailable: the database does not respond.
     """
     from threadkeep.memory import open_memory
 
     settings = command_settings()
     url = settings.database_url.get_secret_value()
-    async with open_memory(url, options=settings.memory_options(background=False)) as memory:
+    async with open_memory(url, options=settings.memory_options(background=background)) as memory:
         with naming_the_database(settings):
             yield memory
 
@@ -103,11 +91,7 @@ async def opened_sessions() -> AsyncIterator[AllSessions]:
 
 @asynccontextmanager
 async def opened_session(session_id: str, user_id: str | None) -> AsyncIterator[tuple[Session, SessionInfo]]:
-    """Open a session of the configured memory, with its metadata.
-
-    Raises:
-        SessionNotFound: the session does not exist, or this user may not see it.
-    """
+    """Open a session of the configured memory that this user may see, with its metadata."""
     async with opened_sessions() as sessions:
         yield await sessions.find(session_id, user_id=user_id)
 
@@ -151,10 +135,7 @@ async def opened_runs(*, in_background: bool, works: bool = True) -> AsyncIterat
     """Open the runs of the configured database.
 
     With `works`, the command acts as a worker while it waits for its run, because queued runs of other processes may be
-    ahead of it. Without `works` it executes no runs.
-
-    Raises:
-        NotDone: the run is for other processes, but they cannot open an in-memory database.
+    ahead of it. Without `works` it executes no runs. Runs `in_background` are for other processes.
     """
     settings = command_settings()
     if in_background:
@@ -167,11 +148,7 @@ async def opened_runs(*, in_background: bool, works: bool = True) -> AsyncIterat
 
 
 def check_others_see(settings: Settings) -> None:
-    """Reject an in-memory database if other processes must see its content.
-
-    Raises:
-        NotDone: the message names the variable for a permanent database.
-    """
+    """Reject an in-memory database, because other processes must see its content."""
     if settings.database.path is None and settings.database.dsn is None:
         raise NotDone(
             "Other processes cannot open a database in memory; name another one with --database, or in "

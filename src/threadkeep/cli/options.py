@@ -76,6 +76,7 @@ ViewOption = Annotated[
     Literal["active", "history"], typer.Option("--view", help="Exclude superseded messages, or include them.")
 ]
 Output = Annotated[Path | None, typer.Option("--output", "-o", help="The file to write; by default stdout.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the data that would be deleted; write nothing.")]
 Confirmed = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 
 
@@ -96,11 +97,7 @@ def with_whole_options(arguments: Sequence[str]) -> list[str]:
 
 
 def one_of[T: str](option: str, text: str | None, allowed: Sequence[T]) -> T | None:
-    """Return the value of an option; None if it was not given.
-
-    Raises:
-        WrongUse: the option does not allow the value.
-    """
+    """Return the value of an option; None if it was not given. Reject values that are not allowed."""
     for value in allowed:
         if value == text:
             return value
@@ -115,11 +112,7 @@ def write_cursor(cursor: Cursor | None) -> str | None:
 
 
 def read_cursor(text: str | None) -> Cursor | None:
-    """Return the cursor that `write_cursor` wrote.
-
-    Raises:
-        WrongUse: the text is not a cursor.
-    """
+    """Return the cursor that `write_cursor` wrote; reject other texts."""
     if text is None:
         return None
     moment, separator, key = text.partition("~")
@@ -133,16 +126,9 @@ def read_cursor(text: str | None) -> Cursor | None:
 
 
 def read_payload(path: str) -> dict[str, Any]:
-    """Return the JSON object in a file; `-` is stdin.
-
-    Raises:
-        WrongUse: the file does not contain a JSON object.
-    """
-    if path == "-":
-        data = sys.stdin.buffer.read(_PAYLOAD_BYTES + 1)
-    else:
-        with Path(path).open("rb") as file:
-            data = file.read(_PAYLOAD_BYTES + 1)
+    """Return the JSON object in a file, and reject other content; `-` is stdin."""
+    with opened_input(path) as stream:
+        data = stream.read(_PAYLOAD_BYTES + 1)
     try:
         value = json.loads(data.decode("utf-8-sig"))
     except (ValueError, RecursionError):
@@ -150,6 +136,16 @@ def read_payload(path: str) -> dict[str, Any]:
     if len(data) > _PAYLOAD_BYTES or not isinstance(value, dict):
         raise WrongUse("The payload must be a JSON object of at most 2 MiB, such as the channel delivers.")
     return value
+
+
+@contextmanager
+def opened_input(path: str) -> Iterator[BinaryIO]:
+    """Open a file for reading; `-` is stdin."""
+    if path == "-":
+        yield sys.stdin.buffer
+        return
+    with Path(path).open("rb") as stream:
+        yield stream
 
 
 @contextmanager

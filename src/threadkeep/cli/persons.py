@@ -11,7 +11,7 @@ from typing import Annotated, BinaryIO
 import typer
 
 from threadkeep.cli.opening import opened_memory
-from threadkeep.cli.options import Confirmed, CursorOption, Limit, new_file, read_cursor, verbs, write_cursor
+from threadkeep.cli.options import Confirmed, CursorOption, DryRun, Limit, new_file, read_cursor, verbs, write_cursor
 from threadkeep.cli.problems import NotDone, WrongUse
 from threadkeep.cli.terminal import counted, relative, terminal
 from threadkeep.errors import InvalidInput
@@ -23,7 +23,6 @@ _Person = Annotated[str, typer.Argument(metavar="PERSON", help="Any id of the pe
 
 erase_commands = verbs("Erase a person or a session permanently.")
 _REFUSAL = "Erasing cannot be undone; add --yes to do it without confirmation, or --dry-run."
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the data that would be deleted; write nothing.")]
 Vacuum = Annotated[
     bool, typer.Option("--vacuum", help="Rewrite the tables, to remove earlier deletions too. Writes wait meanwhile.")
 ]
@@ -135,8 +134,7 @@ async def erase_user(
     confirmed: Confirmed = False,
 ) -> None:
     """Erase a person with all ids. Repeat an interrupted command to continue it."""
-    _check_writable(receipt)
-    terminal.confirm("Erase this person permanently?", _REFUSAL, confirmed=confirmed or dry_run)
+    _confirm("person", receipt, confirmed=confirmed or dry_run)
     async with opened_memory() as memory:
         erased = await memory.erase(user_id=user_id, dry_run=dry_run, vacuum=vacuum)
     _show_receipt(erased, receipt)
@@ -152,8 +150,7 @@ async def erase_session(
     confirmed: Confirmed = False,
 ) -> None:
     """Erase a session. Repeat an interrupted command to continue it."""
-    _check_writable(receipt)
-    terminal.confirm("Erase this session permanently?", _REFUSAL, confirmed=confirmed or dry_run)
+    _confirm("session", receipt, confirmed=confirmed or dry_run)
     async with opened_memory() as memory:
         erased = await memory.erase(session_id=session_id, dry_run=dry_run, vacuum=vacuum)
     _show_receipt(erased, receipt)
@@ -182,19 +179,18 @@ async def verify_receipt(
         terminal.say("The receipt is genuine, and there is no data of the person or session.")
 
 
-def _check_writable(file: Path | None) -> None:
-    """Reject a receipt file that cannot be written, before anything is erased."""
-    if file is None:
-        return
-    is_new = not file.exists()
-    try:
-        file.open("a").close()
-    except OSError as error:
-        raise WrongUse(
-            f"{file} cannot be written ({error.strerror}), so nothing was erased; name another file."
-        ) from None
-    if is_new:
-        file.unlink()
+def _confirm(what: str, receipt: Path | None, *, confirmed: bool) -> None:
+    """Ask for confirmation, after checking that the receipt can be written."""
+    if receipt is not None:
+        is_new = not receipt.exists()
+        try:
+            receipt.open("a").close()
+        except OSError as error:
+            sentence = f"{receipt} cannot be written ({error.strerror}), so nothing was erased; name another file."
+            raise WrongUse(sentence) from None
+        if is_new:
+            receipt.unlink()
+    terminal.confirm(f"Erase this {what} permanently?", _REFUSAL, confirmed=confirmed)
 
 
 def _show_receipt(receipt: EraseReceipt, file: Path | None) -> None:

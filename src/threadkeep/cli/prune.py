@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from threadkeep.cli.opening import command_settings, opened_memory
-from threadkeep.cli.options import Confirmed, UserId, session_ids
+from threadkeep.cli.options import Confirmed, DryRun, UserId, session_ids
 from threadkeep.cli.problems import WrongUse
 from threadkeep.cli.terminal import Reach, counted, relative, terminal
 from threadkeep.records import Retention, RetentionLimits
@@ -21,10 +21,26 @@ if TYPE_CHECKING:
     from threadkeep.history.retention_rounds import RunRetention
     from threadkeep.store.retention import FinishedTree, PrunedRuns
 
+_NO_MESSAGES = "Nothing is beyond the limits."
+_NO_RUNS = "There are no runs that old."
+_REMOVAL: Mapping[str, Callable[[PlannedRemoval], str]] = {
+    "session": lambda removal: removal.session_id,
+    "what": lambda removal: "delete the session" if removal.whole_session else removal.action,
+    "seq": lambda removal: f"{removal.first_seq}–{removal.last_seq}" if removal.messages else "",
+    "messages": lambda removal: f"{removal.messages:,}",
+    "tokens": lambda removal: f"{removal.tokens:,}",
+}
+_TREE: Mapping[str, Callable[[FinishedTree], str]] = {
+    "run": lambda tree: tree.root_run_id,
+    "workflow": lambda tree: tree.workflow,
+    "status": lambda tree: tree.status,
+    "ended": lambda tree: relative(tree.ended_at),
+    "runs": lambda tree: f"{tree.runs:,}",
+    "events": lambda tree: f"{tree.events:,}",
+}
+_NUMBERS = ("messages", "tokens", "runs", "events")
 _MOST_SHOWN = 50
 _CHECKPOINTS_AT_ONCE = 50
-
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the data that would be deleted; write nothing.")]
 
 
 async def prune_sessions(
@@ -60,7 +76,8 @@ async def prune_sessions(
             (Pruned.by(one.action, amount, whole_sessions=one.whole_session) for one, amount in amounts), Pruned()
         )
         if dry_run:
-            _show_plan(plan, total)
+            values = {**total.to_dict(), "sessions": [asdict(removal) for removal in plan]}
+            _show_plan(values, plan, _REMOVAL, nothing=_NO_MESSAGES, words=f"Would be {_words(total)}.")
             return
         _confirm_deletion(f"{_amount(total.deleted)}{_whole(total)}", confirmed or not total.deleted.sessions)
         with _progress(total.messages, _words(Pruned())) as reach:
@@ -103,7 +120,9 @@ async def prune_runs(
             plan = [tree async for tree in memory.run_retention.plan(rules)]
         total = PrunedRuns(len(plan), sum(tree.runs for tree in plan), sum(tree.events for tree in plan))
         if dry_run:
-            _show_run_plan(plan, total)
+            counts = {"trees": total.trees, "runs": total.runs, "events": total.events}
+            values = {**counts, "root_run_ids": [tree.root_run_id for tree in plan]}
+            _show_plan(values, plan, _TREE, nothing=_NO_RUNS, words=f"Would be deleted: {_run_words(total)}.")
             return
         _confirm_deletion(_run_words(total), confirmed or not plan)
         with _progress(total.runs, _run_words(PrunedRuns())) as reach:
@@ -113,7 +132,7 @@ async def prune_runs(
     if terminal.as_json:
         terminal.json({"dry_run": False, **done.to_dict()})
     else:
-        terminal.say(f"Deleted {_run_words(done)}." if done.runs or done.versions else "There are no runs that old.")
+        terminal.say(f"Deleted {_run_words(done)}." if done.runs or done.versions else _NO_RUNS)
         if done.busy:
             terminal.error(f"Skipped, because they are in use: {counted(done.busy, 'tree')}. Prune again later.")
     if done.busy:
@@ -121,11 +140,7 @@ async def prune_runs(
 
 
 def _rules(delete: bool | None, limits: RetentionLimits) -> Retention | None:
-    """Return the limits given on the command line; None if there are none.
-
-    Raises:
-        WrongUse: there are limits without an action, or an action without limits.
-    """
+    """Return the limits given on the command line; None if there are none. Reject limits without an action."""
     if limits.nothing and delete is None:
         return None
     if delete is None:
@@ -169,54 +184,32 @@ def _progress(total: int, nothing: str) -> AbstractContextManager[Reach]:
     return terminal.progress("Pruning", total or None, so_far=nothing, again=again)
 
 
-def _show_plan(plan: Sequence[PlannedRemoval], total: Pruned) -> None:
+def _show_plan[T](
+    values: Mapping[str, object],
+    plan: Sequence[T],
+    columns: Mapping[str, Callable[[T], str]],
+    *,
+    nothing: str,
+    words: str,
+) -> None:
+    """Show the first removals of a plan; `nothing` is the sentence for an empty plan, `words` the one for its total."""
     if terminal.as_json:
-        terminal.json({"dry_run": True, **total.to_dict(), "sessions": [asdict(removal) for removal in plan]})
+        terminal.json({"dry_run": True, **values})
         return
     if not plan:
-        terminal.say("Nothing is beyond the limits.")
+        terminal.say(nothing)
         return
-    rows = [
-        (
-            removal.session_id,
-            "delete the session" if removal.whole_session else removal.action,
-            f"{removal.first_seq}–{removal.last_seq}" if removal.messages else "",
-            f"{removal.messages:,}",
-            f"{removal.tokens:,}",
-        )
-        for removal in plan[:_MOST_SHOWN]
-    ]
-    terminal.table(["session", "what", "seq", "messages", "tokens"], rows, right=["messages", "tokens"])
-    _note_rest(len(plan))
-    terminal.say(f"Would be {_words(total)}. Nothing was changed.")
-
-
-def _show_run_plan(plan: Sequence[FinishedTree], total: PrunedRuns) -> None:
-    if terminal.as_json:
-        counts = {"trees": total.trees, "runs": total.runs, "events": total.events}
-        terminal.json({"dry_run": True, **counts, "root_run_ids": [tree.root_run_id for tree in plan]})
-        return
-    if not plan:
-        terminal.say("There are no runs that old.")
-        return
-    rows = [
-        (tree.root_run_id, tree.workflow, tree.status, relative(tree.ended_at), f"{tree.runs:,}", f"{tree.events:,}")
-        for tree in plan[:_MOST_SHOWN]
-    ]
-    terminal.table(["run", "workflow", "status", "ended", "runs", "events"], rows, right=["runs", "events"])
-    _note_rest(len(plan))
-    terminal.say(f"Would be deleted: {_run_words(total)}. Nothing was changed.")
-
-
-def _note_rest(count: int) -> None:
-    if count > _MOST_SHOWN:
-        terminal.note(f"And {count - _MOST_SHOWN:,} more; --json shows all.")
+    rows = [[cell(removal) for cell in columns.values()] for removal in plan[:_MOST_SHOWN]]
+    terminal.table([*columns], rows, right=_NUMBERS)
+    if len(plan) > _MOST_SHOWN:
+        terminal.note(f"And {len(plan) - _MOST_SHOWN:,} more; --json shows all.")
+    terminal.say(f"{words} Nothing was changed.")
 
 
 def _show_result(done: Pruned, *, vacuum: bool, vacuumed: bool) -> None:
     words = _words(done)
     changed = done.archived.sessions or done.deleted.sessions
-    terminal.say(f"{words[:1].upper()}{words[1:]}." if changed else "Nothing is beyond the limits.")
+    terminal.say(f"{words[:1].upper()}{words[1:]}." if changed else _NO_MESSAGES)
     if vacuumed:
         terminal.say("The free space of the file was returned to the disk.")
     elif vacuum:

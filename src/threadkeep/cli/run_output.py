@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from threadkeep.cli.problems import Problem
-from threadkeep.cli.terminal import Styled, counted, duration, first_words, relative, terminal
+from threadkeep.cli.terminal import Styled, counted, duration, first_words, relative, styled, terminal
 from threadkeep.records import Json
 from threadkeep.records.runs import Run, RunEvent, RunResult, RunStatus, TokenUsage
 from threadkeep.runs.retries import RUN_ERRORS
@@ -218,7 +218,7 @@ def _branch(run: Run, tokens: str, *, chosen: bool) -> Text:
     node = f" at {run.node_id}" if run.node_id else ""
     facts = ", ".join(filter(None, (_duration(run), tokens, run.error, run.run_id)))
     parts: list[Styled] = [(run.status, _STYLES[run.status]), " ", (run.workflow + node, "bold" if chosen else "")]
-    return terminal.text(*parts, "  ", (facts, "dim"))
+    return styled(*parts, "  ", (facts, "dim"))
 
 
 def _short(event: RunEvent) -> str:

@@ -27,7 +27,6 @@ from threadkeep.version import __version__
 if TYPE_CHECKING:
     from threadkeep.history.session import Session
     from threadkeep.memory import Memory
-    from threadkeep.settings import Settings
     from threadkeep.store.api_keys import NewKey
 
 
@@ -179,13 +178,9 @@ async def serve_mcp(
         if (error.name or "").startswith("threadkeep"):
             raise
         raise WrongUse("The extra `mcp` is not installed; install it with: pip install 'threadkeep[mcp]'") from None
-    from threadkeep.memory import open_memory
-
-    settings = command_settings()
-    url = settings.database_url.get_secret_value()
-    async with open_memory(url, options=settings.memory_options()) as memory:
+    async with opened_memory(background=True) as memory:
         if http:
-            await _serve_http(memory, settings, host, port, write=write)
+            await _serve_http(memory, host, port, write=write)
         else:
             await _serve_stdio(memory, user, write=write)
 
@@ -198,11 +193,11 @@ async def _serve_stdio(memory: Memory, user: str | None, *, write: bool) -> None
     await memory_server(memory, lambda: caller, writes=write).run_stdio_async()
 
 
-async def _serve_http(memory: Memory, settings: Settings, host: str, port: int, *, write: bool) -> None:
+async def _serve_http(memory: Memory, host: str, port: int, *, write: bool) -> None:
     from threadkeep.web.mcp_keys import keyed_server, serve_keyed
     from threadkeep.web.server import bind
 
-    settings = settings.model_copy(update={"host": host})  # the default rate limits depend on the host
+    settings = command_settings().model_copy(update={"host": host})  # the default rate limits depend on the host
     server = await keyed_server(memory, settings, f"http://{host}:{port}", writes=write)
     with bind(host, port) as listening:
         started = f"Threadkeep serves MCP at http://{host}:{port}/mcp (Ctrl+C stops it)"

@@ -126,7 +126,7 @@ class Terminal:
         if not sys.stdout.isatty():
             self.say(label + text, style=style)
             return
-        for line in _text([text]).wrap(self.out, max(self.out.width - len(label), _LEAST_COLUMN)):
+        for line in styled(text).wrap(self.out, max(self.out.width - len(label), _LEAST_COLUMN)):
             self.say(label + line.plain.rstrip(), style=style)
             label = " " * len(label)
 
@@ -141,16 +141,11 @@ class Terminal:
         for name in columns:
             table.add_column(name, justify="right" if name in right else "left", overflow="fold")
         for row in rows:
-            table.add_row(*(_text([cell]) for cell in row))
+            table.add_row(*(styled(cell) for cell in row))
         self.out.print(table)
 
     def confirm(self, question: str, refusal: str, *, confirmed: bool) -> None:
-        """Ask for confirmation unless it was given on the command line.
-
-        Raises:
-            WrongUse: there is no terminal to ask on; the message is `refusal`.
-            typer.Abort: the user declined.
-        """
+        """Ask for confirmation unless it was given. Without a terminal to ask on, `refusal` is the error."""
         if confirmed:
             return
         if not self.interactive:
@@ -161,10 +156,6 @@ class Terminal:
             typer.confirm(escape(question), abort=True, err=True)
         finally:
             signal.signal(signal.SIGINT, before)
-
-    def text(self, *parts: Styled) -> Text:
-        """Return a rich text of the parts."""
-        return _text(parts)
 
     @contextmanager
     def waiting(self, words: str) -> Iterator[None]:
@@ -234,7 +225,7 @@ class Terminal:
     def _print(self, parts: Sequence[Styled], style: str, stream: TextIO, end: str = "\n") -> None:
         if stream.isatty():
             console = self.out if stream is sys.stdout else self.err
-            console.print(_text(parts), style=style, markup=False, highlight=False, soft_wrap=True, end=end)
+            console.print(styled(*parts), style=style, markup=False, highlight=False, soft_wrap=True, end=end)
         else:
             print("".join(map(plain, parts)), file=stream, end=end, flush=True)
 
@@ -281,6 +272,13 @@ def typed(session_id: str, options: str) -> str:
     """Return a session id and options in shell syntax, for use after a command."""
     quoted = shlex.quote(session_id)
     return f"{options} -- {quoted}" if quoted.startswith(("-", "'-")) else f"{quoted} {options}"
+
+
+def shown(value: object, nothing: str = "") -> str:
+    """Return a JSON value as a cell of a table: a time as the time since then, null as `nothing`."""
+    if value is None:
+        return nothing
+    return relative(value) if isinstance(value, datetime) else str(value)
 
 
 def relative(moment: datetime | None) -> str:
@@ -334,7 +332,8 @@ def _json(value: object) -> object:
     return to_jsonable_python(value)
 
 
-def _text(parts: Sequence[Styled]) -> Text:
+def styled(*parts: Styled) -> Text:
+    """Return a rich text of the parts."""
     from rich.text import Text
 
     return Text.assemble(*(escape(part) if isinstance(part, str) else (escape(part[0]), part[1]) for part in parts))
