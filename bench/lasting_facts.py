@@ -6,7 +6,8 @@ summaries alone, then with recall, and at last after all but the newest 40 messa
 
 The summarizer is a script with a model's limits: each time it treats nine of ten facts as important, and one of forty
 other remarks of the user; it writes these first, then other sentences, up to the requested length. With
-`--prose` it writes no lines of facts.
+`--prose` it writes no lines of facts. With `--meaning` the word vectors of the extra `meaning` are used too, once all
+turns have one.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from zlib import crc32
 from langchain_core.messages import HumanMessage
 
 from bench import recall_hard
+from bench.recall_calls import indexed, use_meaning
 from bench.recall_chats import Asked, ChatTurn
 from bench.recall_hard_facts import FITTED, HELD_OUT
 from threadkeep import Compression, Memory, Message, RecalledTurns, Retention, RetentionLimits, Session, open_memory
@@ -141,17 +143,20 @@ async def converse(memory: Memory, session: Session, turns: Sequence[ChatTurn], 
 async def ask(memory: Memory, session: Session, made: Planted, *, recall: bool) -> dict[str, list[bool]]:
     """Return for each kind of question whether the call contains all code words."""
     found: dict[str, list[bool]] = {}
-    source = RecalledTurns(memory)
-    # A query waits a moment for the index, not for all of it.
-    for place in range(-10 if recall else 0, len(made.asked)):
-        asked, words = made.asked[place]
-        question = [HumanMessage(asked.text, id="question")]
-        options = TurnOptions(max_tokens=BUDGET, sources=(source,) if recall else ())
-        sent = await TurnContext(memory, session, options, question).context(question)
-        text = "\n".join(str(message.content) for message in sent.messages)
-        if place >= 0:
-            found.setdefault(asked.category, []).append(all(word in text for word in words))
+    options = TurnOptions(max_tokens=BUDGET, sources=(RecalledTurns(memory),) if recall else ())
+    if recall:
+        await indexed(memory, session.session_id, lambda: _call(memory, session, options, made.asked[0][0].text))
+    for asked, words in made.asked:
+        text = await _call(memory, session, options, asked.text)
+        found.setdefault(asked.category, []).append(all(word in text for word in words))
     return found
+
+
+async def _call(memory: Memory, session: Session, options: TurnOptions, text: str) -> str:
+    """Return the text of the model call for a question."""
+    question = [HumanMessage(text, id="question")]
+    sent = await TurnContext(memory, session, options, question).context(question)
+    return "\n".join(str(message.content) for message in sent.messages)
 
 
 async def report(*, facts: bool) -> None:
@@ -183,7 +188,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print, and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m bench.lasting_facts", description=__doc__)
     parser.add_argument("--prose", action="store_true", help="a summarizer that writes no lines of facts")
-    asyncio.run(report(facts=not parser.parse_args(arguments).prose))
+    parser.add_argument("--meaning", action="store_true", help="use the word vectors of the extra `meaning`")
+    given = parser.parse_args(arguments)
+    use_meaning(wanted=given.meaning)
+    asyncio.run(report(facts=not given.prose))
     return 0
 
 

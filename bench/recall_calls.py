@@ -3,10 +3,11 @@
 `python -m bench.recall_calls --data FILE` stores each conversation in a session, as an application does, and asks its
 questions through `RecalledTurns` and the context of a model call: blocks of quotes and whole calls, each by its
 tokens. The first speaker of a conversation is its user, the second its assistant; both have their names as authors.
-`--each N` asks every Nth question, `--left-out` ranks each conversation with weights that are fitted to the others,
-`--model NAME` counts as in calls of this model, which is exact for OpenAI's models with the extra `tokens`. `--start N`
-measures the first question after a start in a session of N turns, or in M sessions of a user with `--sessions M`; with
-`--graph-store` the transcripts are in a LangGraph store.
+With `--meaning` the word vectors of the extra `meaning` are used too, once all turns have one; without it words alone,
+even if the extra is installed. `--each N` asks every Nth question, `--left-out` ranks each conversation with weights
+that are fitted to the others, `--model NAME` counts as in calls of this model, which is exact for OpenAI's models with
+the extra `tokens`. `--start N` measures the first question after a start in a session of N turns, or in M sessions of a
+user with `--sessions M`; with `--graph-store` the transcripts are in a LangGraph store.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import asyncio
 import statistics
 import sys
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC
 from pathlib import Path
@@ -28,9 +29,11 @@ from bench import fit_recall
 from bench.recall import conversations, later
 from bench.recall_chats import Asked, Chat, ChatTurn
 from threadkeep import Memory, MemoryOptions, Message, RecalledTurns, Session, open_memory
+from threadkeep.agent import recalled_turns
 from threadkeep.agent.extras import ExtraRequest
 from threadkeep.agent.turn_context import TurnContext
 from threadkeep.agent.turn_options import TurnOptions
+from threadkeep.context.recall.embedding import installed_word_vectors
 from threadkeep.context.tokens import TokenCounter, counter_for
 from threadkeep.history.older_turns import RecallScope, Search
 
@@ -72,6 +75,28 @@ async def store(memory: Memory, chat: Chat, user_id: str | None = None) -> dict[
     return {place: turn.id for place, turn in enumerate(chat.turns, 1)}
 
 
+def use_meaning(*, wanted: bool) -> None:
+    """Recall with the word vectors of the extra `meaning`, or with words alone even if it is installed.
+
+    Raises SystemExit if the extra is wanted but not installed.
+    """
+    if not wanted:
+        recalled_turns.installed_word_vectors = lambda: None  # type: ignore[attr-defined]
+    elif installed_word_vectors() is None:
+        raise SystemExit("--meaning needs the extra `meaning`: pip install 'threadkeep[meaning]'")
+
+
+async def indexed(memory: Memory, session_id: str, query: Callable[[], Awaitable[object]]) -> None:
+    """Repeat a query until the whole session is indexed and, if vectors are used, embedded."""
+    last_seq = (await memory.session(session_id).info()).last_seq
+    while (index := memory.older_turns.index("session", session_id)) is None or index.read.get(session_id) != last_seq:
+        await query()
+    for _ in range(2):  # the first of these tasks may have begun before all messages were indexed
+        await query()
+        if index.embedding is not None:
+            await index.embedding
+
+
 async def measure(
     memory: Memory, chat: Chat, found: Found, *, each: int = 1, counter: TokenCounter | None = None
 ) -> None:
@@ -79,8 +104,7 @@ async def measure(
     ids = await store(memory, chat)
     session = memory.session(chat.id)
     source = RecalledTurns(memory)
-    for _ in range(10):  # a query waits a moment for the index, not for all of it
-        await _quoted(memory, session, source, "the index is built", 1_000, counter)
+    await indexed(memory, chat.id, lambda: _quoted(memory, session, source, "the index is built", 1_000, counter))
     for asked in chat.asked[::each]:
         started = time.process_time()
         for room in QUOTES:
@@ -171,7 +195,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--graph-store", action="store_true", help="keep the transcripts of --start in a LangGraph store"
     )
+    parser.add_argument("--meaning", action="store_true", help="use the word vectors of the extra `meaning`")
     given = parser.parse_args(arguments)
+    use_meaning(wanted=given.meaning)
     chats = list(conversations(given.data))
     if given.start:
         options = MemoryOptions(transcripts="graph_store" if given.graph_store else "tables")

@@ -200,6 +200,17 @@ def test_an_embedding_and_words_are_weighed_together() -> None:
         assert best(index.rank("greyhound", semantic={"0.5": 0.6 * scale, "1.5": 0.2 * scale})) == "0.5"
 
 
+def test_a_turn_that_is_not_embedded_yet_is_ranked_by_its_words() -> None:
+    """It has the score that words alone give it, and comes before a turn with the same words that is less alike."""
+    index = index_of(chatter(("Ann", "The greyhound ran.")), chatter(("Ann", "The greyhound ran.")))
+    words = {entry.id: entry.score for entry in index.rank("greyhound")}
+    embedded = {f"1.{place}": 0.3 for place in range(11)}
+    ranked = index.rank("greyhound", semantic={**embedded, "1.5": 0.1})
+    assert best(ranked) == "0.5"
+    assert ranked[0].score == pytest.approx(words["0.5"])
+    assert best(index.rank("greyhound", semantic={**embedded, "1.5": 0.6})) == "1.5"
+
+
 def test_the_same_id_twice_is_one_turn() -> None:
     """Adding again changes nothing."""
     index = index_of([("Ann", "A greyhound.")])

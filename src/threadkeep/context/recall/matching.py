@@ -221,6 +221,7 @@ class Matching:
 
 _MOST_ALIKE = 120
 _BEST_TURNS = 3
+_ASSUMED_DISSIMILAR = 8
 # The limit of an outlier's weight, which would be very large if few similarities are known.
 _MOST_SPREADS = 5.0
 
@@ -229,17 +230,21 @@ class Likeness:
     """The similarity of turns in standard deviations from the mean, because every embedding has its own scale.
 
     Neighbours of a similar turn and its episode share in its similarity. A turn without a similarity counts as
-    dissimilar.
+    average: it may not be embedded yet, and words alone decide about it.
+
+    Args:
+        by_place: The similarity of each turn that has one, by position; at least one.
+        turns: The number of all turns.
+        places: The positions of the turns.
     """
 
     def __init__(self, by_place: Mapping[int, float], turns: int, places: Places) -> None:
-        unlike = min(0.0, *by_place.values()) if by_place else 0.0
-        unknown = max(0, turns - len(by_place))
-        mean = (math.fsum(by_place.values()) + unlike * unknown) / max(1, turns)
-        squares = math.fsum((alike - mean) ** 2 for alike in by_place.values()) + (unlike - mean) ** 2 * unknown
-        self._mean, self._spread = mean, math.sqrt(squares / max(1, turns)) or 1.0
+        # Few similarities have no reliable mean and spread, so some turns without one are assumed to be dissimilar.
+        assumed = min(_ASSUMED_DISSIMILAR, turns - len(by_place))
+        known = [*by_place.values(), *[min(0.0, *by_place.values())] * assumed]
+        mean = self._mean = math.fsum(known) / len(known)
+        self._spread = math.sqrt(math.fsum((alike - mean) ** 2 for alike in known) / len(known)) or 1.0
         self._alike = {place: self._spreads(alike) for place, alike in by_place.items()}
-        self._unlike = self._spreads(unlike)
         self._episodes = places.episodes
         self._of_episode = self._best_of_episodes()
 
@@ -262,13 +267,13 @@ class Likeness:
         return {
             "alike": self._at(place),
             "alike_beside": one / 2 + two / 4,
-            "alike_episode": self._of_episode.get(self._episodes[place], self._unlike),
+            "alike_episode": self._of_episode.get(self._episodes[place], 0.0),
         }
 
     def _at(self, place: int) -> float:
         if place >= len(self._episodes) or self._episodes[place] == NOBODY:
             return 0.0
-        return self._alike.get(place, self._unlike)
+        return self._alike.get(place, 0.0)
 
     def _best_of_episodes(self) -> dict[int, float]:
         """Return the mean of the best turns of each episode."""
