@@ -81,7 +81,7 @@ def use_meaning(*, wanted: bool) -> None:
     Raises SystemExit if the extra is wanted but not installed.
     """
     if not wanted:
-        recalled_turns.installed_word_vectors = lambda: None  # type: ignore[attr-defined]
+        recalled_turns.installed_word_vectors = lambda: None  # type: ignore[assignment, attr-defined]
     elif installed_word_vectors() is None:
         raise SystemExit("--meaning needs the extra `meaning`: pip install 'threadkeep[meaning]'")
 
