@@ -11,7 +11,7 @@ __all__ = ["candidate_graph"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import the ready-made graph on first use, because loading LangGraph is slow."""
+    """Import `candidate_graph` on first use, because loading LangGraph is slow."""
     if name == "candidate_graph":
         from threadkeep.agent.candidates import candidate_graph
 

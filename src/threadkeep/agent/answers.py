@@ -21,14 +21,14 @@ from threadkeep.agent.conversion import REPEATS, STRUCTURED, id_of, text_of
 from threadkeep.errors import MiddlewareWarning
 
 _LIMIT_NOTICES = ("Model call limits exceeded: ", " call limit reached: ")
-"""Parts of the messages of LangChain's call limits; tests compare them with the real middleware."""
+"""Parts of the notices with which LangChain's call limits end a run; tests compare them with the real middleware."""
 
 
 def answered_before(answer: AIMessage, request: ModelRequest[Any], config: RunnableConfig) -> ModelResponse[Any]:
-    """Return a stored answer as the response of a model call, with its structured response if the agent has one.
+    """Return a stored answer as the response of a model call, with a structured response if the agent requests one.
 
-    If the checkpointed state ends with the turn of the answer, the answer stays as it is. If later turns or repeats
-    follow it, or if it is a tool's result, a copy with a new id is appended. Later model calls do not receive the copy.
+    If later turns or repeats follow the answer in the state, or if a tool's result has its id, a copy with a new id is
+    returned, which later model calls do not receive. Otherwise the answer keeps its id.
     """
     data = answer.additional_kwargs.get(STRUCTURED)
     structured = _structured(text_of(answer) if data is None else data, request.response_format)
@@ -45,7 +45,7 @@ def answered_before(answer: AIMessage, request: ModelRequest[Any], config: Runna
 
 
 def named_as_agent(answer: AIMessage, config: RunnableConfig) -> AIMessage:
-    """Return a stored answer for the state, with the agent's name and without the JSON of its structured response."""
+    """Return a copy of a stored answer for the graph's state: with the agent's name, without its metadata."""
     name = config.get("metadata", {}).get("lc_agent_name")
     named = {"name": str(name)} if name else {}
     return answer.model_copy(update={**named, "additional_kwargs": {}})
@@ -64,9 +64,9 @@ def _structured(text: str, wanted: object) -> object:
 
 
 def final_answer(state: AgentState[Any], direct_calls: Collection[str]) -> AIMessage | None:
-    """Return the final answer: an assistant message, tools' direct results, or the structured response as JSON.
+    """Return the final answer in a state: an assistant message, tool results, or the structured response as JSON.
 
-    The answer has the id of its message in the state; None if no answer follows the question.
+    `direct_calls` are the ids of calls of tools with `return_direct`. Return None if no answer follows the question.
     """
     direct: list[ToolMessage] = []
     for message in reversed(state["messages"]):
@@ -79,7 +79,7 @@ def final_answer(state: AgentState[Any], direct_calls: Collection[str]) -> AIMes
             return None
         if isinstance(message, AIMessage):
             structured = state.get("structured_response")
-            # The structured response of an earlier turn may still be in the state.
+            # The structured response in the state may come from an earlier turn.
             if structured is None or (text_of(message).strip() and not message.tool_calls):
                 return message
             data = to_json(structured).decode()
@@ -90,17 +90,17 @@ def final_answer(state: AgentState[Any], direct_calls: Collection[str]) -> AIMes
 
 
 def answer_of(results: Sequence[ToolMessage]) -> AIMessage:
-    """Return the results of tools that end a run as one answer, with the id of the last one."""
+    """Join the results of tools that end a run to one answer, which has the id of the last result."""
     return AIMessage("\n\n".join(filter(None, map(text_of, results))), id=results[-1].id)
 
 
 def is_limit_notice(answer: AIMessage, said_ids: Collection[str | None]) -> bool:
-    """Return True if an answer is the notice of a call limit and not a model's answer."""
+    """Return True if an answer is the notice of a call limit; `said_ids` are the ids of the model's own replies."""
     return answer.id not in said_ids and any(notice in text_of(answer) for notice in _LIMIT_NOTICES)
 
 
 HELD_BACK_CHARACTERS: Final = 128
-"""The characters removed from the end of a cut-off text, which may be the beginning of an address or a number.
+"""The number of characters removed from the end of an incomplete text, which may end inside an address or a number.
 
 LangChain holds back the same number of characters of a redacted stream.
 """
@@ -116,12 +116,12 @@ def has_detector(kind: str) -> bool:
 
 
 def storable(said: BaseMessage | str, kinds: Collection[str], *, whole: bool) -> BaseMessage | str:
-    """Remove data of these kinds from an answer; return an empty one if `PIIMiddleware` cannot detect one of them.
+    """Return an answer without data of these kinds; an empty text if `PIIMiddleware` has no detector for one of them.
 
     Args:
         said: the answer of the model.
         kinds: the kinds of all `PIIMiddleware` of the agent, including those that do not redact answers.
-        whole: True if the answer is complete.
+        whole: True if the answer is complete. The end of an incomplete answer is removed (`HELD_BACK_CHARACTERS`).
     """
     if not kinds:
         return said
@@ -178,7 +178,7 @@ class OtherMiddleware:
         self._found: set[Finding] = set()
 
     def check_state(self, messages: Sequence[BaseMessage]) -> None:
-        """Check the messages of the state for summaries and cleared tool results."""
+        """Warn if the messages of the state include summaries or cleared tool results of other middleware."""
         for message in messages:
             if message.additional_kwargs.get("lc_source") == "summarization":
                 self._warn("summaries")
@@ -186,7 +186,7 @@ class OtherMiddleware:
                 self._warn("cleared")
 
     def check_calls(self, sent: Sequence[BaseMessage], partial: PartialAnswer) -> None:
-        """Compare the messages that the memory sent with those that the models received."""
+        """Warn if several models were called, or if no model received exactly the messages that the memory sent."""
         if len(partial.models) > 1:
             self._warn("model")
         for asked in partial.asked:
@@ -198,7 +198,7 @@ class OtherMiddleware:
             self._warn("cleared" if any(map(_is_cleared, partial.asked[-1])) else "behind")
 
     def check_end(self, state: object, answers: Sequence[AIMessage], *, is_whole: bool) -> None:
-        """Compare the stored answers with the graph's final state; `is_whole` is True if the graph is the agent."""
+        """Warn if the final state of the graph differs from the stored answers; `is_whole`: the graph is the agent."""
         messages = state.get("messages") if isinstance(state, Mapping) else None
         last = messages[-1] if isinstance(messages, list) and messages else None
         if not isinstance(last, AIMessage) or not last.id:

@@ -42,13 +42,13 @@ from threadkeep.records import Message, Summary
 type _Sent = tuple[BaseMessage, Entry]
 
 _NEWEST: Final = 8
-"""The number of newest messages that stay in the window if they need at most half of the budget."""
+"""The number of newest messages for which other sections leave room, as far as half of the budget is enough."""
 _YIELDING: Final[tuple[Section, ...]] = ("window", "earlier_steps")
 _PINNED: Final[tuple[Section, ...]] = ("system", "summary")
 
 
 class Assembler:
-    """A builder of the contexts of one turn; `kept` is the window that an earlier turn of the session cached."""
+    """A builder of the contexts of a turn's model calls; `kept` is the window that an earlier turn cached."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class Assembler:
             self.window = KeptWindow(counter)
             self.window.extend(recollection.messages)
         self._count = len(recollection.messages)
-        # The cached window grows when later turns begin, so this turn copies the ids.
+        # Later turns add their messages to the cached window, so this turn copies the ids.
         self._rows_by_id = dict(self.window.rows_by_id)
         self._no_answer, self._opening = AIMessage(NO_ANSWER), HumanMessage(OPENING)
         self._sizes: dict[int, tuple[BaseMessage, TokenCounter, Size]] = {}
@@ -75,7 +75,7 @@ class Assembler:
         self._shown: tuple[int, TokenCounter, tuple[Summary, ...]] | None = None
 
     def draft(self, call: Call, wanted: Sequence[Section] = (), extras: Sequence[Extra] = ()) -> Draft:
-        """Choose the window; `wanted` are sections to search later, `extras` are blocks that were found.
+        """Choose the messages to send, and reserve tokens for `wanted` sections (searched later) and found `extras`.
 
         Raises:
             BudgetTooSmall: the system message exceeds the budget, alone or together with the newest user message and
@@ -90,12 +90,12 @@ class Assembler:
         return self._chosen(self._drafted(call, merge(self._earlier, talk), wanted, extras))
 
     def included_ids(self, draft: Draft) -> set[str]:
-        """Return the stored ids of the messages that a draft includes."""
+        """Return the ids, as stored in the transcript, of the messages that a draft includes."""
         ids = {found for index in draft.chosen.kept if (found := draft.pieces[index].id) is not None}
         return ids.union(row.id for row in self._recollection.messages[: draft.window] if row.id)
 
     def build(self, draft: Draft) -> Assembled:
-        """Build the call from the chosen messages and the extras of the draft."""
+        """Return the messages of the call: those that the draft chose, with the found extras at their positions."""
         pieces, chosen = draft.pieces, draft.chosen
         moved = chosen.cut_back and self._layout.window == "anchored"
         # Later calls of the turn must not begin earlier, because messages before the window may now be quoted.
@@ -122,7 +122,7 @@ class Assembler:
     def _assembled(
         self, draft: Draft, head: list[_Sent], tail: list[_Sent], stable: int, texts: Mapping[str, str]
     ) -> Assembled:
-        """Join `head`, the cached window and `tail`; the stable prefix includes `stable` messages of `tail`."""
+        """Join `head`, the cached window and `tail`; the stable prefix has the first `stable` messages of `tail`."""
         count = draft.window
         messages = [*[each[0] for each in head], *self.window.messages[:count], *[each[0] for each in tail]]
         entries = (*[each[1] for each in head], *self.window.entries[:count], *[each[1] for each in tail])
@@ -159,7 +159,7 @@ class Assembler:
 
     @cached_property
     def _rows(self) -> dict[int, Message]:
-        """The rows of earlier messages, by the `id()` of the message."""
+        """The stored rows of the earlier messages, by the `id()` of the converted message."""
         pairs = zip(self.window.messages, self._recollection.messages, strict=False)
         return {id(message): row for message, row in pairs}
 
@@ -173,7 +173,7 @@ class Assembler:
         return earlier
 
     def _is_whole(self, call: Call, talk: Sequence[BaseMessage]) -> bool:
-        """Return True if the cached window can be sent unchanged before the messages of the run."""
+        """Return True if the whole cached window can be sent unchanged before the messages of the run."""
         window, recollection = self.window, self._recollection
         if not window.plain or window.counter != call.counter or self._steps or self._begin_id is not None:
             return False
@@ -200,7 +200,7 @@ class Assembler:
         *,
         window: int = 0,
     ) -> Draft:
-        """Return a draft of everything that could be sent; the first `window` messages come from the cached window."""
+        """Return a draft of everything that could be sent, after the first `window` messages of the cached window."""
         shown = self._summaries_for(call)
         repaired = repair(plain(talk, call.provider))
         pieces = tuple(self._pieces(call, repaired.messages, shown))
@@ -244,14 +244,14 @@ class Assembler:
         return replace(draft, pieces=pieces, summaries=(), chosen=self._plan(call, pieces, call.budget))
 
     def _recalled(self, draft: Draft) -> int:
-        """Return the tokens for recalled turns, free for other use if the whole conversation is sent; else 0."""
+        """Return the tokens for recalled turns if messages may use them, as no older turns exist; otherwise 0."""
         recollection = self._recollection
         if recollection.begin or recollection.dropped or recollection.overflowing:
             return 0
         return draft.rooms.get("selected", 0)
 
     def _summaries_for(self, call: Call) -> tuple[Summary, ...]:
-        """Return the summaries that fit into a call of this size."""
+        """Return the summaries that fit into their share of the call's budget."""
         if not self._recollection.summaries:
             return ()
         most, counter = self._layout.most("summary", call.budget), call.counter
@@ -285,7 +285,7 @@ class Assembler:
             yield piece
 
     def _is_unanswered(self, asked: Piece, next_id: str | None) -> bool:
-        """Return True if the run of a question stored no answer, and no message of this run follows the question."""
+        """Return True if the run of the question stored no answer, and the message that follows is of another run."""
         row = self._rows_by_id.get(asked.id)
         return row is not None and not self.window.has_answer(row, self._rows_by_id.get(next_id))
 
@@ -314,7 +314,7 @@ class Assembler:
         if held:
             begin = next((i for i, piece in enumerate(pieces) if piece.id == self._begin_id), 0)
         elif self._recollection.begin:
-            # Messages of the state before the first known message are before the anchor, or summarised.
+            # Messages of the state before the first stored message are older than the anchor, or summarised.
             known = (i for i, piece in enumerate(pieces) if piece.section != "window" or piece.id in self._rows_by_id)
             begin = next((i for i in known if pieces[i].section not in _PINNED), len(pieces))
         if self._layout.window == "sliding":
@@ -341,7 +341,7 @@ class Assembler:
         return size
 
     def _sent(self, draft: Draft, piece: Piece, cut_to: int | None, texts: dict[str, str]) -> _Sent:
-        """Return a message as it is sent, and its entry; add its text to `texts` if no transcript has it."""
+        """Return a message as it is sent, and its entry; add its text to `texts` if it is not in the transcript."""
         call = draft.call
         message, size = piece.message, count_message(piece.message, call.counter)
         before = self._earlier_steps.tokens_before.get(id(message))
@@ -359,7 +359,7 @@ class Assembler:
         return message, Entry(piece.section, size, seq=seq, id=piece.id, digest=digest, tokens_before=before)
 
     def _summary_entry(self, message: BaseMessage, entry: Entry, draft: Draft, texts: dict[str, str]) -> Entry:
-        """Return the entry of the summaries, which refers to their ids, or to the sent text if a summary was cut."""
+        """Return the entry of the summaries: their ids and, if the last one was cut, the digest of the sent text."""
         entry = replace(entry, summaries=tuple(summary.id for summary in draft.summaries), source="summaries")
         whole = self._recollection.summaries[-1]
         if draft.summaries[-1].text == whole.text:
@@ -368,7 +368,7 @@ class Assembler:
         return replace(entry, source="text", tokens_before=before, digest=_added(message, texts))
 
     def _source(self, call: Call, piece: Piece) -> Source:
-        """Return the source of a message's text."""
+        """Return `transcript` if the text of a message can be read from the transcript, otherwise `text`."""
         message = piece.message
         if piece.section in _PINNED or piece.mark:
             return "text"
@@ -392,7 +392,7 @@ class Assembler:
         return first + asked.index(piece.id) if piece.id in asked else None
 
     def _new_begin(self, draft: Draft) -> int | None:
-        """Return the `seq` where the window begins from the next turn on; None if it is unchanged."""
+        """Return the `seq` at which the windows of later turns begin; None if the beginning does not change."""
         if self._layout.window == "sliding" or not draft.chosen.lasting:
             return None
         rows = (self._rows_by_id.get(piece.id) for piece in draft.pieces[draft.chosen.begin :])
@@ -401,7 +401,7 @@ class Assembler:
 
 
 def _turn_suffers(chosen: Plan, pieces: Sequence[Piece]) -> bool:
-    """Return True if the question or a step of this turn is cut or excluded."""
+    """Return True if the plan cuts or excludes the question or a step of this turn."""
     suffering = [*chosen.cuts, *(index for index, _ in chosen.excluded)]
     return any(pieces[index].section in ("input", "steps") for index in suffering)
 
@@ -412,7 +412,7 @@ def _ordered(extras: Sequence[Extra], order: Sequence[Section]) -> list[_Sent]:
 
 
 def _added(message: BaseMessage, texts: dict[str, str]) -> str:
-    """Add a message to the texts, and return its digest."""
+    """Add the JSON of a message to `texts`, and return its digest."""
     if type(message) is SystemMessage and is_only_text(message):
         digest, body = _system_text(str(message.content), message.id)
     else:
@@ -424,6 +424,6 @@ def _added(message: BaseMessage, texts: dict[str, str]) -> str:
 
 @lru_cache(maxsize=64)
 def _system_text(content: str, message_id: str | None) -> tuple[str, str]:
-    """Return the digest and the JSON of a system message, which is usually the same in all calls."""
+    """Return the digest and the JSON of a system message; cached, because it is usually the same in all model calls."""
     body = dump_message(SystemMessage(content, id=message_id))
     return digest_of(body), body

@@ -1,4 +1,4 @@
-"""The token measure of a model call: its counter, the learned correction, and the budget."""
+"""Token counting for a model call: its counter, the learned correction of the counter, and the budget."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ class ModelUse:
 
 @dataclass(frozen=True)
 class CallMeasure:
-    """The counter of a call and the budget of its messages; `tools` are the additional tokens of the tools.
+    """The token counter of a model call and the budget of its messages; the `tools` need further tokens.
 
-    `stored` is the counter of stored messages; None if the caller chose another counter. `learns` is True if the
-    provider's count can correct the counter. Sections have shares of `shared` tokens; None: of the budget. `other` is
-    the unscaled number of tokens in scripts other than Latin; `other_counter` counts them if they have their own
-    factor.
+    `stored` is the counter with which stored messages were counted; None if the caller chose another counter. `learns`
+    is True if the provider's count can correct the counter. The shares of sections are parts of `shared` tokens, or of
+    the budget if that is None. `other` is the unscaled number of tokens in scripts other than Latin; `other_counter`
+    counts them if they have their own factor.
     """
 
     model: str | None
@@ -61,14 +61,14 @@ class CallMeasure:
     other: int = 0
 
     def unscaled(self, tokens: int) -> int:
-        """Return the tokens without the learned factors, one for text in Latin letters and one for other scripts."""
+        """Return the tokens before the learned factors (one for Latin letters, one for other scripts) were applied."""
         if not isinstance(self.counter, ScaledCounter):
             return tokens
         other_hundredths = self.counter.other_hundredths or self.counter.hundredths
         return (tokens * 100 - self.other * other_hundredths) // self.counter.hundredths + self.other
 
     def learning_from(self, sent: Assembled) -> CallMeasure:
-        """Add the tokens of a call in scripts other than Latin; set `learns` to False for a call with media."""
+        """Return the measure after a call: with its tokens in other scripts, or with `learns` False if it has media."""
         if not (self.learns and sent.texts_only):
             return replace(self, learns=False)
         if (counter := self.other_counter) is None:
@@ -77,7 +77,7 @@ class CallMeasure:
         return replace(self, other=self.other + sum(count_message(message, counter) for message in messages))
 
     def as_stored(self, tokens: int, sent: Assembled) -> int:
-        """Convert tokens of this counter to tokens of the stored counter, by their ratio in the sent conversation."""
+        """Convert a number of tokens to the counter of stored messages, by the ratio of both in the sent messages."""
         if self.stored is None or self.stored is self.counter:
             return tokens
         chat = sent.chat
@@ -88,7 +88,7 @@ class CallMeasure:
 
 
 class Measuring:
-    """The measures of the calls of one turn; a factor learned during the turn applies from the next turn on."""
+    """The measures of a turn's model calls. A correction learned during the turn applies from the next turn on."""
 
     def __init__(self, memory: Memory, options: TurnOptions) -> None:
         self._memory = memory
@@ -97,7 +97,7 @@ class Measuring:
         self._counters: dict[str | None, TokenCounter] = {}
 
     async def of(self, use: ModelUse) -> CallMeasure:
-        """Return the measure of a call of this model.
+        """Return the measure of a call of this model with these tools.
 
         Raises:
             BudgetTooSmall: the tools fill the model's window.
@@ -114,7 +114,7 @@ class Measuring:
                 f"The tools alone have {tools} tokens and a prompt may have {room + tools}: give the agent fewer "
                 "tools, or a model with a larger context window."
             )
-        # For a model of an unknown family, tokens of scripts other than Latin have their own factor.
+        # If the model's family is unknown, scripts other than Latin have a learned factor of their own.
         unknown = facts.name is not None and family_of(facts.name) is None
         other = memory.remembered_counts.remembering(other_tokens(estimate)) if learns and unknown else None
         return CallMeasure(
@@ -137,7 +137,7 @@ class Measuring:
         return self._counters[model]
 
     def _tools_text(self, tools: Sequence[object]) -> str:
-        """Return the description of the tools, cached while they are the same."""
+        """Return the tools as JSON, from a cache if they are the tools of the previous call."""
         known, text = self._tools
         if list(map(id, known)) != list(map(id, tools)):
             text = tools_text(tools)
@@ -166,7 +166,7 @@ def tools_text(tools: Sequence[object]) -> str:
     """Return the tools as the JSON that a provider receives and counts as input."""
     told = list(tools)
     for place, tool in enumerate(tools):
-        # LangChain passes a provider's own kind of tool on unchanged.
+        # LangChain cannot convert a tool in a provider's own form, and sends it unchanged.
         with suppress(ValueError, TypeError):
             told[place] = convert_to_openai_tool(cast("dict[str, Any]", tool))
     return json.dumps(told, ensure_ascii=False, default=str) if told else ""

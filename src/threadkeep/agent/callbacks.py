@@ -37,7 +37,7 @@ _PUSHED = "__pregel_push"
 
 @dataclass(frozen=True)
 class NodeAttempt:
-    """An attempt at a task of a graph: the run of its node, and the runs that started in it."""
+    """An attempt to execute a task of a graph: the LangChain run of the node, and the runs that started in the node."""
 
     run_id: UUID
     below: set[UUID] = field(default_factory=set)
@@ -84,18 +84,18 @@ class RootCallbacks(BaseCallbackHandler):
         self.in_branch: ContextVar[bool] = ContextVar("threadkeep_sent", default=False)
         """True if the current task is in a branch that a program started with `Send`."""
         self.attempts: ContextVar[Mapping[str, NodeAttempt]] = ContextVar("threadkeep_attempts", default=_NO_ATTEMPTS)
-        """The attempts in which the current task is called, by the checkpoint namespaces of their tasks.
+        """The attempts in which the current code runs, outermost first, by the checkpoint namespaces of their tasks.
 
-        If LangGraph's `RetryPolicy` repeats a task, the new attempt is another run in the same namespace.
+        If LangGraph's `RetryPolicy` repeats a task, the new attempt has the same namespace and another run id.
         """
 
     ignore_llm = ignore_chat_model = ignore_custom_event = ignore_retriever = ignore_retry = True
 
     @property
     def call(self) -> RootCall | None:
-        """The root run that this task is part of; None outside of a run, or if the run is unknown.
+        """The root run that the current task is part of; None outside of a run, or if the run is not stored.
 
-        A stream leaves its run set in the context of its reader, but other calls of the reader are not part of the run.
+        A stream leaves its run id in the context of its reader, although other calls of the reader are not part of it.
         """
         return None if var_child_runnable_config.get() is None else self._calls.get(self._current.get())
 
@@ -109,7 +109,7 @@ class RootCallbacks(BaseCallbackHandler):
         metadata: Mapping[str, Any] | None = None,
         **_: Any,
     ) -> None:
-        """Store a root run; for a run inside it, note its branch and the attempt at its node."""
+        """Store a root run; for a run inside a root run, note its branch and its attempt."""
         known = metadata or {}
         if parent_run_id is not None:
             self._note_branch(known)
@@ -137,7 +137,7 @@ class RootCallbacks(BaseCallbackHandler):
             self._note_attempt(str((metadata or {}).get("langgraph_checkpoint_ns", "")), run_id, parent_run_id)
 
     def _note_branch(self, metadata: Mapping[str, Any]) -> None:
-        """Note the start of a branch. Tools, and runs of another LangGraph thread, are not in a branch."""
+        """Note if a run begins a branch. Tools, and runs with another LangGraph thread id, are not in a branch."""
         call = self._calls.get(self._current.get())
         if metadata.get("langgraph_node") == _TOOLS or (call is not None and call.thread != metadata.get("thread_id")):
             self.in_branch.set(False)
@@ -145,7 +145,7 @@ class RootCallbacks(BaseCallbackHandler):
             self.in_branch.set(True)
 
     def _note_attempt(self, namespace: str, run_id: UUID, parent_run_id: UUID) -> None:
-        """Note a run that started in a node. Its parent is the run of the node, or another run in the node."""
+        """Add a run to the attempt of its node: the parent is the run of the node, or another run in the node."""
         if not namespace:
             return
         known = self.attempts.get()
@@ -179,7 +179,7 @@ register_configure_hook(ContextVar[Any]("threadkeep_root_callbacks", default=roo
 
 
 class Ending(GraphCallbackHandler):
-    """A handler for one call of a graph. `output` is the graph's output; None if the graph was interrupted."""
+    """A handler for one call of a graph. `output` is the graph's output; None before its end and after an interrupt."""
 
     run_inline = True
 
@@ -231,7 +231,7 @@ class PartialAnswer(BaseCallbackHandler):
         metadata: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Store the messages of a model call."""
+        """Store the messages and the model name of a call, unless other middleware makes the call."""
         if metadata and metadata.get("lc_source"):
             self._foreign.add(run_id)
         else:
@@ -268,7 +268,7 @@ class PartialAnswer(BaseCallbackHandler):
 
 
 def with_callback(config: RunnableConfig, handler: BaseCallbackHandler, *, inherit: bool) -> RunnableConfig:
-    """Return a config with one more handler; with `inherit`, the child runs get it too."""
+    """Return a config with one more handler; child runs get it with `inherit`, or if the config has no manager yet."""
     callbacks = config.get("callbacks")
     if isinstance(callbacks, BaseCallbackManager):
         manager = callbacks.copy()

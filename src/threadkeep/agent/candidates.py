@@ -51,7 +51,7 @@ class Candidate(TypedDict):
 
 
 class CandidateError(TypedDict):
-    """The reason why there is no answer; `error` is the class of the error, because its text may quote people."""
+    """The reason why there is no answer; `error` is only the error's class, because its text may quote people."""
 
     source: str
     error: str
@@ -77,13 +77,13 @@ def bounded_state(reducer: BoundedMessages) -> type[CandidateState]:
     class BoundedState(CandidateState, total=False):
         """The state of a candidate graph."""
 
-    # Set here because annotations in the class are strings, in which a local reducer has no name.
+    # Annotations in the class body are strings, in which the local variable `reducer` is unknown.
     BoundedState.__annotations__["messages"] = Annotated[list[AnyMessage], reducer]
     return BoundedState
 
 
 SOURCE = "llm-bot"
-"""The source of candidates and errors."""
+"""The value of `source` in candidates and errors."""
 
 CREATED_AT = "createdAt"
 """The key in a message's `additional_kwargs` for the time at which the message entered the memory."""
@@ -109,7 +109,7 @@ class CandidateNodes:
     clock: Callable[[], datetime]
 
     async def ingest_prompt(self, state: CandidateState, config: RunnableConfig) -> CandidateState:
-        """Add the event's prompt as one human message; a repeated event keeps its answer."""
+        """Add the event's prompt as one human message; skip an event without a prompt; keep the answer of a repeat."""
         prompt = prompt_of(state.get("event") or {})
         if prompt is None:
             return {**_NOTHING, "outcome": "SKIP"}
@@ -124,7 +124,7 @@ class CandidateNodes:
         return {**_NOTHING, "messages": update, "combinedPrompt": prompt.text}
 
     async def call_model(self, state: CandidateState, config: RunnableConfig) -> CandidateState:
-        """Call the model with the messages of the state, system messages first, and add its answer."""
+        """Call the model with the messages of the state, system messages first; add its answer, or the error."""
         sent = sorted(repair(state["messages"]).messages, key=lambda message: role_of(message) != "system")
         prompt = self._prompt(sent)
         self._notify_prompt(sent, prompt, config)
@@ -176,7 +176,7 @@ class CandidateNodes:
         return [SystemMessage(self.system_prompt, id=SYSTEM_PROMPT_ID, additional_kwargs=created), *before, question]
 
     def _created(self, messages: Sequence[BaseMessage] = (), message_id: str = "") -> dict[str, str]:
-        """Return the time at which a message first entered the memory."""
+        """Return the metadata with the time at which a message with this id first entered the memory, else now."""
         times = (one.additional_kwargs.get(CREATED_AT) for one in messages if one.id == message_id)
         return {CREATED_AT: next((str(time) for time in times if time), None) or self.clock().isoformat()}
 
@@ -335,7 +335,7 @@ def candidate_graph(
 def _after_prompt(state: CandidateState) -> str:
     if state.get("outcome") == "SKIP":
         return END
-    # The state already has the model's text for a repeated event.
+    # If the event is a repeat, the state already has the model's text.
     return "call_model" if state.get("llmText") is None else "build_candidate"
 
 

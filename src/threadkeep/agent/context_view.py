@@ -48,7 +48,7 @@ class ContextLook:
 
 @dataclass(frozen=True)
 class SeenMessage:
-    """A message of a context; role and text are missing if their source no longer exists."""
+    """A message of a context; `role` and `text` are None if the stored message was deleted."""
 
     entry: Entry
     role: str | None = None
@@ -64,7 +64,7 @@ class SeenMessage:
 
     @property
     def words(self) -> str:
-        """The readable text; for a block of quotes or summaries, the part after its introduction."""
+        """The text to display, with tool calls; of a block of quotes or summaries, the part after its introduction."""
         if self.text is None:
             return "(not there any more)"
         text = self.text.partition("\n\n")[2] if self.entry.section in _INTRODUCED else ""
@@ -93,7 +93,7 @@ class ContextView:
 
     @property
     def budget(self) -> int:
-        """The maximum number of tokens that could be sent."""
+        """The maximum number of tokens of the call; the sent tokens if the manifest has no budget."""
         return self.manifest.budget or self.manifest.tokens
 
     @property
@@ -158,7 +158,7 @@ async def look_ahead(memory: Memory, session: Session, look: ContextLook) -> Con
 
 
 async def look_back(memory: Memory, stored: StoredManifest) -> ContextView:
-    """Return a recorded model call, with the texts that still exist."""
+    """Return the view of a recorded model call; messages whose texts were deleted have no text."""
     manifest = recorded(stored)
     parts = await ContextParts.read(manifest, memory)
     return ContextView(manifest, tuple(_seen(parts, entry) for entry in manifest.entries))
@@ -200,7 +200,7 @@ _WORDS: dict[str, str] = {
 
 @dataclass(frozen=True)
 class Difference:
-    """Two calls, the earlier one first. `shared` is the number of equal leading messages."""
+    """Two calls, the earlier one first, the number of equal leading messages, and the added and removed messages."""
 
     before: ContextView
     after: ContextView
@@ -251,7 +251,7 @@ class Difference:
 
 
 async def call_before(memory: Memory, call: StoredManifest, *, user_id: str | None = None) -> StoredManifest | None:
-    """Return the previous recorded call of the session, or of the run if there is no session; None if it is gone."""
+    """Return the recorded call before `call` in its session, or in its run if it has no session; None without one."""
     if call.session_id is None:
         older = [one for one in await memory.manifests.of_run(call.run_id) if one.call < call.call][-1:]
     else:
@@ -276,7 +276,7 @@ def _departure(entry: Entry, before: ContextManifest, after: ContextManifest) ->
 def _is_of(entry: Entry, left: LeftOut, before: ContextManifest, after: ContextManifest) -> bool:
     """Return True if a message of the earlier call is in a range that the later call excluded.
 
-    A range names its first and last message. If the earlier call did not send one of them, that end is open.
+    A range has the ids of its first and last message. If the earlier call did not send one, this end has no limit.
     """
     if left.last_id is None or entry.id is None:
         return entry.id is not None and entry.id == left.id
@@ -287,7 +287,7 @@ def _is_of(entry: Entry, left: LeftOut, before: ContextManifest, after: ContextM
 
 
 def _key(entry: Entry) -> tuple[object, ...]:
-    """Return a key that is equal for entries with the same text."""
+    """Return a key that two entries share if they refer to the same stored message, summaries, turns or text."""
     match entry.source:
         case "transcript":
             return "transcript", entry.id or entry.seq

@@ -41,7 +41,7 @@ _CHAT_ROLES: dict[str, Role] = {
 
 
 SENT_AT = "sent_at"
-"""The key in the `response_metadata` of a human message for the platform's time, in ISO 8601."""
+"""The key in a human message's `response_metadata` for the time that the platform reports, in ISO 8601."""
 
 
 EDITS = "edits"
@@ -51,8 +51,8 @@ EDITS = "edits"
 def id_of(message: BaseMessage) -> str | None:
     """Return the id with which a message is stored, searched and merged; None if it has no id.
 
-    An id that cannot be stored (too long, or with unprintable characters) is replaced by its hash. The hash is always
-    the same, so a repeated delivery is recognised.
+    An id that cannot be stored (too long, or with unprintable characters) is replaced by its hash, so that a message
+    that is sent again has the same id.
     """
     if not message.id:
         return None
@@ -75,7 +75,7 @@ def text_of(message: BaseMessage) -> str:
 
 
 def _refusal(message: BaseMessage) -> str:
-    """Return the text with which an OpenAI model refuses to answer; the model returns it instead of a normal text."""
+    """Return the text in which an OpenAI model refuses to answer; it is not part of the property `text`."""
     if not isinstance(message, AIMessage):
         return ""
     blocks = [block for block in message.content if isinstance(block, dict)]
@@ -94,7 +94,7 @@ def transcript_text(message: BaseMessage) -> str:
 
 
 def role_of(message: BaseMessage) -> Role | None:
-    """Return the role of the speaker; None for a tool's result and other messages that are not utterances."""
+    """Return the role of the speaker; None for tool results and other messages that have no speaker."""
     if isinstance(message, HumanMessage):
         return "user"
     if isinstance(message, AIMessage):
@@ -107,7 +107,7 @@ def role_of(message: BaseMessage) -> Role | None:
 
 
 def is_utterance(message: BaseMessage) -> bool:
-    """Return True if transcripts store a message: not a tool call, a tool result or a system message."""
+    """Return True if transcripts store a message: one of the user, or one of the assistant without tool calls."""
     return role_of(message) in SPEAKERS and not (isinstance(message, AIMessage) and message.tool_calls)
 
 
@@ -124,7 +124,7 @@ def opinion_of(message: BaseMessage) -> tuple[float | None, bool]:
 
 
 def to_langchain(message: Message) -> BaseMessage:
-    """Convert a stored message to LangChain's; use the full original message if it was stored and has the same text."""
+    """Convert a row to a LangChain message; return the full original if it was stored and has the same text."""
     if message.original is not None and (full := _original(message)) is not None:
         return full
     if message.role == "user":
@@ -135,21 +135,21 @@ def to_langchain(message: Message) -> BaseMessage:
 
 
 STRUCTURED: Final = "threadkeep:structured"
-"""The metadata key of a stored answer for the JSON of its structured response, if the text is different."""
+"""The key in a stored answer's metadata for the JSON of the structured response, if the answer has another text."""
 
 
 ANSWERS: Final = "threadkeep:answers"
-"""The key in the `response_metadata` of a reply for the id of its question; set if the state also has later turns."""
+"""The key in a reply's `response_metadata` for the id of its question; set if later turns follow it in the state."""
 
 
 REPEATS: Final = "threadkeep:repeats"
-"""The key in the `additional_kwargs` of a copied answer for the id of the original; only the state has the copy."""
+"""The key in a copied answer's `additional_kwargs` for the id of the original; copies are only in the graph's state."""
 
 
 def from_langchain(message: BaseMessage, *, full: bool = False, others: Mapping[str, Any] | None = None) -> Message:
     """Return the message to store: its `transcript_text`, its id and, with `full`, its JSON in `original`.
 
-    `others` are values of other fields; they take precedence over the message's own values.
+    `others` are values of further fields; they replace values that come from the message.
 
     Raises:
         InvalidMessage: the message is not from a user, an assistant or the system; for example, a tool's result.
@@ -179,9 +179,9 @@ def from_langchain(message: BaseMessage, *, full: bool = False, others: Mapping[
 
 
 def refused_message(question: BaseMessage, run_id: str | None, metadata: Mapping[str, Json] | None) -> Message:
-    """Return a row without text for a question that other middleware rejected; its id is derived from the question's.
+    """Return a row without text for a question that other middleware rejected.
 
-    Its metadata contains the id of the question.
+    The id of the row is derived from the id of the question, which is in the row's metadata.
     """
     question_id = id_of(question) or ""
     digest = sha256(question_id.encode("utf-8", "surrogatepass")).hexdigest()
@@ -229,15 +229,15 @@ def _original(message: Message) -> BaseMessage | None:
     try:
         (full,) = messages_from_dict([message.original])
     except (ValueError, TypeError):
-        return None  # another version of LangChain wrote it; the text is used
-    # Messages that were stored before media marks existed have only the text.
+        return None  # another version of LangChain wrote it, so the caller uses the stored text
+    # The content may lack the marks for images and files (`[image]`): early versions stored only the visible text.
     if message.content not in (transcript_text(full), text_of(full)):
         return None
     return full if full.id == message.id else full.model_copy(update={"id": message.id})
 
 
 def is_plain(message: BaseMessage) -> bool:
-    """Return True if a message has only role, text and id, which the transcript stores."""
+    """Return True if the transcript stores the whole message: it has only a role, an id and a storable text."""
     if type(message) not in (HumanMessage, AIMessage) or not isinstance(message.content, str):
         return False
     if isinstance(message, AIMessage) and (message.tool_calls or message.invalid_tool_calls):
@@ -255,7 +255,7 @@ def is_only_text(message: BaseMessage) -> bool:
 
 
 def is_stored_as(row: Message, message: BaseMessage) -> bool:
-    """Return True if the stored message, when read back, equals the sent one; only plain messages can be equal."""
+    """Return True if the row equals this message after conversion; False if one of them is not plain."""
     read = to_langchain(row)
     same = (read.type, read.id, read.content) == (message.type, message.id, message.content)
     return same and is_plain(message) and is_plain(read)
@@ -278,7 +278,7 @@ def digest_of(text: str) -> str:
 
 
 def digest_of_all(messages: Iterable[BaseMessage]) -> str:
-    """Return the SHA-256 of messages in order, as stored in manifests."""
+    """Return the SHA-256 of messages in their order; manifests store it."""
     digest = sha256()
     for message in messages:
         add_to_digest(digest, message)

@@ -17,15 +17,15 @@ from threadkeep.context.tokens import TokenCounter, counter_for
 from threadkeep.records import Message
 
 MEDIA_TOKENS = 1_000
-"""Tokens of an image, a recording or a file: providers charge by size, not by the length of its base64 text."""
+"""The tokens counted for an image, a recording or a file. Providers do not charge for the length of its base64 text."""
 
 PDF_PAGE_TOKENS = 2_300
-"""Tokens of a page of a PDF, as Claude charges for a page of text; Gemini charges 560."""
+"""The tokens counted for a page of a PDF: the price of a page of text for Claude; Gemini charges 560."""
 
 LOW_DETAIL_TOKENS = 100
 """Tokens of an image that is sent with `detail: low`."""
 
-_OPAQUE_CHARACTERS = 6  # per token of encrypted text in base64
+_OPAQUE_CHARACTERS = 6  # characters of encrypted base64 text that count as one token
 _MEDIA = frozenset(
     {"image", "image_url", "input_image", "audio", "input_audio", "video", "file", "input_file", "document", "media"}
 )
@@ -60,7 +60,7 @@ _MOST_PDF_PAGES = 1_000
 
 
 def is_call(block: Mapping[str, object], known: frozenset[str]) -> bool:
-    """Return True if a block repeats a tool call of its message; `known` are the ids of the calls."""
+    """Return True if a block repeats a tool call of its message; `known` are the ids of the message's tool calls."""
     if block.get("type") not in _CALLS or not known:
         return False
     given = call_id_of(block)
@@ -79,9 +79,9 @@ def media_name(block: object) -> str:
 
 
 def media_places(message: BaseMessage) -> list[int]:
-    """Return the indexes of blocks that can be excluded, oldest first: images, files, everything except text.
+    """Return the indexes of the blocks that can be excluded, in order: images, files, everything except text.
 
-    Reasoning and searches of an assistant's message are never excluded: its provider requires them.
+    In an assistant's message these are only media, because its provider requires its reasoning and searches.
     """
     if isinstance(message.content, str):
         return []
@@ -91,20 +91,20 @@ def media_places(message: BaseMessage) -> list[int]:
 
 
 def media_mark(blocks: Sequence[object], fate: str = "") -> str:
-    """Return the mark that replaces blocks: `[image]`, `[2 images left out] [file left out]`."""
+    """Return the marks that replace blocks, one for each kind: `[image] [2 files]`; each mark ends with `fate`."""
     names = Counter(media_name(block) for block in blocks)
     return " ".join(f"[{name if n == 1 else f'{n} {name}s'}{fate}]" for name, n in names.items())
 
 
 def is_text(block: object) -> bool:
-    """Return whether a block is text, plain or in a mapping."""
+    """Return True if a block is text: a string, or a mapping of type `text`."""
     return isinstance(block, str) or (isinstance(block, Mapping) and block.get("type") == "text")
 
 
 def count_block(block: object, counter: TokenCounter) -> int:
-    """Return the tokens of one content block: its text, its nested blocks, or a fixed number for media or a page.
+    """Return the tokens of one content block: of its text, of its nested blocks, or a fixed number for media.
 
-    A block of unknown shape counts as its JSON, without base64 data.
+    A block of unknown shape is counted as JSON without its base64 data, which counts as media.
     """
     if isinstance(block, str):
         return counter(block)
@@ -115,7 +115,7 @@ def count_block(block: object, counter: TokenCounter) -> int:
 
 
 def as_json(value: object) -> str:
-    """Return tool-call arguments or an unknown block as JSON text, not escaped, as models receive it."""
+    """Return tool-call arguments or an unknown block as JSON, with non-ASCII characters as models receive them."""
     return json.dumps(value, ensure_ascii=False, default=str)
 
 
@@ -134,7 +134,7 @@ def _count_known(block: Mapping[str, object], counter: TokenCounter) -> int | No
 
 
 def _parts(value: object) -> list[object] | None:
-    """Return the contents of a block: texts, blocks, or a source of text or blocks; None for media."""
+    """Return the texts or blocks in the value of a block; None if the value is media."""
     if isinstance(value, str):
         return [value]
     if isinstance(value, list | tuple):
@@ -147,7 +147,7 @@ def _parts(value: object) -> list[object] | None:
 
 
 def _pdf_pages(value: object) -> int:
-    """Return the pages of the PDF in a block; 0 if it has none, cannot be read, or the extra `pdf` is missing."""
+    """Return the number of pages of the PDF in a block; 0 without a readable PDF, or without the extra `pdf`."""
     if isinstance(value, Mapping):
         return max(map(_pdf_pages, value.values()), default=0)
     with ErrorBoundary():  # a broken file may raise anything
@@ -201,9 +201,9 @@ def count_tokens(
     """Return the tokens of a text, a message, or several of them.
 
     Text blocks, reasoning, tool calls (name and JSON arguments) and tool results are counted. An image, a recording or
-    a file counts `MEDIA_TOKENS`, regardless of the length of its base64 text. With the extra `pdf`, a PDF counts
-    `PDF_PAGE_TOKENS` for each page. The provider's framing of each message is not counted: `input_budget` reserves
-    tokens for it.
+    a file counts as `MEDIA_TOKENS`, regardless of the length of its base64 text. With the extra `pdf`, each page of a
+    PDF counts as `PDF_PAGE_TOKENS`. The tokens that a provider adds to each message are not counted: `input_budget`
+    reserves tokens for them.
 
     Args:
         message_or_messages: a text, a message, or a sequence of them.
@@ -233,6 +233,6 @@ def count_message(message: BaseMessage, counter: TokenCounter) -> int:
 
 
 def _calls(message: AIMessage) -> list[str]:
-    """Return the name and arguments of each tool call as text, also of invalid calls, which the model receives too."""
+    """Return the name and arguments of each tool call as text, including invalid calls, which models also receive."""
     calls = [call["name"] + as_json(call["args"]) for call in message.tool_calls]
     return calls + [(call["name"] or "") + (call["args"] or "") for call in message.invalid_tool_calls]

@@ -1,6 +1,6 @@
 """The demo model: an offline chat model that answers only from its context, so that the effect of memory is visible.
 
-It understands nothing. It searches the user's earlier statements for the words of a question, and quotes them.
+It understands nothing. It searches the user's earlier statements for the words of a question, and quotes the best.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from threadkeep.context.tokens import estimate
 
 
 class OfflineModel(BaseChatModel):
-    """An offline chat model that accepts tools; each call receives the bound tools."""
+    """A base class for offline chat models. Tools can be bound; each model call receives them."""
 
     def bind_tools(
         self,
@@ -102,10 +102,10 @@ class DemoModel(OfflineModel):
     """A deterministic LangChain chat model that answers questions with earlier statements of the user.
 
     It quotes the statements that share most words with the question, including statements in quoted older turns and in
-    its own summaries. It acknowledges a statement. Its own answers, system texts, tool results and earlier questions
-    are not statements. Every answer ends with the number of messages in the call, including the new one, without system
-    messages. For `ModelSummarizer` it returns the first words of each message. Usage is an estimate. Tools may be
-    bound, but are never called.
+    its own summaries. If the user asks nothing, it acknowledges the statement. Its own answers, system texts, tool
+    results and earlier questions are not statements. Every answer ends with the number of messages in the model call,
+    including the new one, without system messages. For `ModelSummarizer` it returns the first words of each message.
+    The reported usage is an estimate. Tools may be bound, but are never called.
     """
 
     @property
@@ -153,7 +153,7 @@ def answer(messages: Sequence[BaseMessage]) -> str:
 
 
 def _said(messages: Sequence[BaseMessage]) -> tuple[list[str], list[str]]:
-    """Return the user's statements: in the conversation, and in quoted or summarised older turns."""
+    """Return the user's texts as two lists: from the conversation, and from quoted or summarised older turns."""
     said: list[str] = []
     recalled: list[str] = []
     for message in messages:
@@ -183,7 +183,7 @@ def _recollection(questions: Sequence[str], statements: Sequence[str]) -> str:
 
 
 def _best(wanted: set[str], statements: Sequence[str]) -> list[str]:
-    """Return the statements that share most of the wanted words, in order; rare words count more."""
+    """Return the statements with the highest score for the wanted words, in order; rare words score more."""
     features = [_features(statement) for statement in statements]
     spread = Counter(feature for one in features for feature in one)
     scores = [
@@ -268,7 +268,7 @@ def summary_of(messages: Sequence[BaseMessage]) -> str | None:
         if found["task"].startswith(_CONTINUATION):
             lines = json.loads(found["known"])["known"].splitlines() + lines
     except (ValueError, KeyError, TypeError, AttributeError):
-        return None  # tags of another program
+        return None  # the tags are those of another program
     return _bounded(lines, int(most[1]))
 
 
@@ -288,7 +288,7 @@ def _lines_of_record(record: str) -> Iterator[str]:
 
 
 def _bounded(lines: Sequence[str], most_tokens: int) -> str:
-    """Return the lines, cut until they fit; if even short lines do not fit, return only the newest ones."""
+    """Return the lines, shortened until all fit; if lines of 20 characters do not fit, return only the newest ones."""
     characters = MAX_LINE_CHARACTERS
     text = "\n".join(_beginning(line, characters) for line in lines)
     while estimate(text) > most_tokens and characters > _LEAST_LINE_CHARACTERS:
@@ -303,7 +303,7 @@ def _bounded(lines: Sequence[str], most_tokens: int) -> str:
 
 
 def _beginning(line: str, characters: int) -> str:
-    """Return the first words (or characters, without spaces) of a line, with a mark for the rest."""
+    """Return the first words of a line, or its first characters if it has no spaces, and a mark for the rest."""
     if len(line) <= characters:
         return line
     cut = line[:characters]

@@ -1,4 +1,4 @@
-"""Tool calls and results of earlier turns: their stored form, and the part that a later call receives."""
+"""Tool calls and results of earlier turns: how they are stored, and which of them a later model call receives."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from threadkeep.records import Message, dump_json
 from threadkeep.store.contexts import Steps
 
 KEPT_TOKENS: Final = 16_000
-"""The maximum number of tokens stored for the steps of one turn; longer steps are cut as in a call."""
+"""The maximum number of tokens stored for the steps of one turn; longer steps are cut as in a model call."""
 
 _MOST_TURNS: Final = 20
-"""The maximum number of turns with stored steps, if the steps fit.
+"""The maximum number of turns with stored steps, if the steps fit into their share of the budget.
 
-At the maximum, only the steps of the newest `tool_memory` turns stay. Below it all stay, so that calls begin alike.
+Below it, all steps stay, so that model calls begin alike. At it, only those of the newest `tool_memory` turns stay.
 """
 
 
 @dataclass(frozen=True)
 class EarlierSteps:
-    """The steps of earlier turns that a call receives, by the `seq` of the question that they follow.
+    """The steps of earlier turns that a model call receives, by the `seq` of the question that they follow.
 
-    `tokens_before` contains the sizes of cut messages before the cut, by the `id()` of the message.
+    `tokens_before` has the tokens of each cut message before the cut, by the `id()` of the message.
     """
 
     messages: Mapping[int, Sequence[BaseMessage]] = field(default_factory=dict)
@@ -62,9 +62,10 @@ class TurnSteps:
         self._counter: TokenCounter = estimate
 
     def gather(self, since_question: Sequence[BaseMessage], author: str | None, ordinal: int) -> None:
-        """Collect the calls and results that follow the question in the state.
+        """Collect this agent's tool calls, and their results, that follow the question in the state.
 
-        If the state has an answer at the agent's first call, the steps before that answer belong to other agents.
+        If the state already has an answer at the first call of this method, the steps before that answer belong to
+        other agents; all calls skip them.
         """
         self._author, self._ordinal = author or "", ordinal
         if self._others is None:
@@ -82,7 +83,7 @@ class TurnSteps:
     def add(self, messages: Sequence[BaseMessage], result: ToolMessage | Command[Any]) -> None:
         """Add a finished tool call, in case no model call follows; `messages` are the messages of the state.
 
-        The text of the result is not added, because other middleware may still redact it.
+        `UNREAD_RESULT` is added instead of the result's text, because other middleware may still redact the text.
         """
         asked = next((message for message in reversed(messages) if isinstance(message, AIMessage)), None)
         if asked is None or asked.name not in (None, self._author):
@@ -105,7 +106,7 @@ class TurnSteps:
         return bool(self._own and self._turns)
 
     async def keep(self, question_id: str, question_seq: int) -> None:
-        """Store the steps of this turn. Raise `StoreError` if the database does not answer."""
+        """Store the collected steps of this turn, and discard them here. Raise `StoreError` if the database fails."""
         own, self._own = self._own, []
         if (body := dump_steps(own)) is None:
             return
@@ -119,7 +120,7 @@ class TurnSteps:
         )
 
     def _has_room(self, body: str) -> bool:
-        """Return True if this turn's steps fit beside the earlier ones, so that no earlier steps are dropped."""
+        """Return True if this turn's steps fit beside the earlier ones, so that no earlier steps have to be deleted."""
         if self._options.plan.window == "sliding" or self._shown_turns >= _MOST_TURNS:
             return False
         return sum(count_message(message, self._counter) for message in _loaded(body)) <= self._left
@@ -131,7 +132,7 @@ class TurnSteps:
 
         Args:
             messages: the messages of earlier turns in the call.
-            before: the messages of earlier turns in the run's state. If they include steps, no stored steps are used.
+            before: messages of earlier turns in the run's state. If they include tool results, no stored ones are used.
             measure: the token counter and the budget of the call.
         """
         sliding = self._options.plan.window == "sliding"
@@ -149,13 +150,13 @@ class TurnSteps:
 
 
 def dump_steps(messages: Sequence[BaseMessage]) -> str | None:
-    """Return calls and results as JSON, reduced to content that every provider accepts; None if none fits."""
+    """Return tool calls and results as JSON, reduced to content that every provider accepts; None if none fits."""
     kept = _cut([_reduced(message) for message in repair(messages).messages], KEPT_TOKENS, estimate)
     return dump_json([as_data(message) for message in kept]) if kept else None
 
 
 def shown_steps(rows: Sequence[Steps], earlier: Sequence[Message], room: int, counter: TokenCounter) -> EarlierSteps:
-    """Return the stored steps of earlier turns that fit the tokens, newest turn first."""
+    """Return the stored steps of earlier turns that fit into `room` tokens; newer turns take precedence."""
     left = room
     messages: dict[int, list[BaseMessage]] = {}
     tokens_before: dict[int, int] = {}
@@ -175,7 +176,7 @@ def shown_steps(rows: Sequence[Steps], earlier: Sequence[Message], room: int, co
 
 
 def first_of_turns(earlier: Sequence[Message], turns: int) -> int | None:
-    """Return the `seq` of the first question of the newest `turns` turns; None if there is none."""
+    """Return the `seq` of the first question of the newest `turns` turns; None if there is no question."""
     asked: list[int | None] = []
     following: Message | None = None
     for message in reversed(earlier):
@@ -204,7 +205,7 @@ def _reduced(message: BaseMessage) -> BaseMessage:
 
 
 def _cut(messages: Sequence[BaseMessage], room: int, counter: TokenCounter) -> list[BaseMessage]:
-    """Return the calls and results that fit the tokens, cut like those of the current turn; empty if none fits."""
+    """Return the tool calls and results that fit into `room` tokens, cut like those of the current turn."""
     try:
         # `trim` keeps the messages after a question, so put an empty question before them.
         return [] if room <= 0 else trim([HumanMessage(""), *messages], room, counter=counter)[1:]

@@ -1,4 +1,4 @@
-"""Explanations of a recorded context: its reasons and outcomes in words, and the fate of each message."""
+"""Explanations of a recorded model call in words: why texts were left out, and what happened to each message."""
 
 from __future__ import annotations
 
@@ -51,26 +51,26 @@ _LEFT_OUT: Mapping[FactExclusion, str] = {
 
 
 def in_words(reason: ExclusionReason, manifest: ContextManifest) -> str:
-    """Describe a reason in words, with the limits that applied."""
+    """Describe the reason of an exclusion in words, with the limits of the call."""
     return _REASONS[reason].format(messages=manifest.max_messages, tokens=manifest.budget or 0)
 
 
 def recall_in_words(one: ScopeRecall) -> str:
-    """Describe the outcome of a Graphiti query for a scope, and the reasons for missing facts."""
+    """Describe the outcome of a Graphiti query for a scope, with the numbers of missing facts by reason."""
     outcome = f"{one.shown} of {one.found} facts are shown" if one.outcome == "ok" else _OUTCOMES[one.outcome]
     counts = {words: int(getattr(one, name)) for name, words in _COUNTS.items()}
     return "; ".join([f"{one.scope}: {outcome}", *(f"{count} {words}" for words, count in counts.items() if count)])
 
 
 def left_out_in_words(one: FactsLeftOut) -> str:
-    """Describe the reason why facts of a scope were not sent, with the first ids."""
+    """Describe why facts of a scope were not sent, with their number and first ids."""
     count = f"{one.count} " if one.count else ""
     ids = f" ({', '.join(one.ids)}{', …' if one.count > len(one.ids) else ''})" if one.ids else ""
     return f"{one.scope}: {count}{_LEFT_OUT[one.reason]}{ids}"
 
 
 def join_ranges(gaps: Sequence[Exclusion]) -> list[Exclusion]:
-    """Join consecutive ranges that are excluded for the same reason, except ranges that are summarised."""
+    """Join consecutive ranges with the same reason, except summarised ranges, which belong to different summaries."""
     joined: list[Exclusion] = []
     for gap in gaps:
         last = joined[-1] if joined else None
@@ -88,7 +88,7 @@ type FateKind = Literal[
 
 @dataclass(frozen=True)
 class Fate:
-    """The fate of a message in a call, with its reason in words."""
+    """The fate of a message in a model call (sent, quoted, left out, …), with the reason in words."""
 
     kind: FateKind
     words: str
@@ -104,7 +104,7 @@ class CallRecord:
 
 
 def fate_of(message: Message, home: SessionInfo, call: CallRecord) -> Fate:
-    """Return the fate of a message of the session `home` in a call."""
+    """Return what happened in a recorded call to a message of the session `home`, which may be another session."""
     own = home.session_id == call.session.session_id
     found = _sent_as_itself(message, call.manifest) if own else None
     found = found or _quoted(message, home.session_id, call.manifest)

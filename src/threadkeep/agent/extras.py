@@ -1,4 +1,4 @@
-"""Extra sections of a prompt, such as recalled turns and passages of a knowledge base, and their sources."""
+"""Extra sections of a prompt, such as recalled turns and passages of a knowledge base, and the sources of both."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _RECENT_CHARACTERS = 1_000
 
 @dataclass(frozen=True)
 class Extra:
-    """A block that a source found: its message, its entry, and the texts for the digests in the entry."""
+    """A block that a source found: its message, the manifest's entry for it, and the texts of the entry's digests."""
 
     message: HumanMessage
     entry: Entry
@@ -43,10 +43,10 @@ class Extra:
 class ExtraRequest:
     """The input to search for, and the messages before it.
 
-    `earlier` are the messages before the input, oldest first. `known_ids` are ids of messages in the prompt.
-    `question_seq` is the `seq` of the input; None if it has none yet. A source that queries Graphiti adds the outcome
-    to `graph`. A source of facts adds the facts that it omits to `facts_left_out`. Sections without room are added to
-    `notes`.
+    `earlier` are the messages before the input, oldest first. `known_ids` are the ids of messages that the prompt
+    already has. `question_seq` is the `seq` of the input; None if it has none yet. A source that queries Graphiti adds
+    the outcome to `graph`. A source of facts adds the facts that it omits to `facts_left_out`. A section without room
+    adds a line to `notes`.
     """
 
     session: Session
@@ -67,7 +67,7 @@ class ExtraRequest:
 
     @property
     def asker(self) -> str | None:
-        """The name of the person who asks; None if the question has no name."""
+        """The name of the person who asks; None if no message of the question has a name."""
         return next((message.name for message in reversed(self.question) if message.name), None)
 
     @property
@@ -86,7 +86,7 @@ class ExtraSource(Protocol):
 
     @property
     def section(self) -> ExtraSection:
-        """The section of its results."""
+        """The section in which the results are sent."""
         ...
 
     async def find(self, request: ExtraRequest, room: int) -> Extra | None:
@@ -97,7 +97,7 @@ class ExtraSource(Protocol):
 async def find_all(
     sources: Sequence[ExtraSource], request: ExtraRequest, rooms: Mapping[Section, int], observer: Observer
 ) -> list[Extra]:
-    """Return the results of the sources within their budgets; report a failure and leave its section out."""
+    """Search all sources, each within its tokens in `rooms`; report a source that fails, and leave its section out."""
 
     async def found_by(source: ExtraSource) -> Extra | None:
         if not request.text.strip():
@@ -123,12 +123,12 @@ SECTION_KEY = "threadkeep_section"
 
 
 def turns_message(turns: Sequence[QuotedTurn], *, home: str) -> HumanMessage:
-    """Return a message that quotes turns in order, for a prompt of the session `home`."""
+    """Return a message that quotes turns in the given order, for a prompt of the session `home`."""
     return section_message("selected", turns_text(turns, home=home))
 
 
 def section_message(section: Section, text: str) -> HumanMessage:
-    """Return a message with a section of the context."""
+    """Return a message with the text of a section, marked with the section's name."""
     return HumanMessage(text, additional_kwargs={SECTION_KEY: section})
 
 
@@ -161,7 +161,7 @@ def query_of(request: ExtraRequest) -> str:
 
 
 def query_with(recent: Sequence[str], text: str) -> str:
-    """Return a question, preceded by the end of the messages before it."""
+    """Return a question, preceded by the last 1,000 characters of the messages before it."""
     before = "\n".join(recent)[-_RECENT_CHARACTERS:]
     return f"{before}\n{text}".strip()
 

@@ -1,4 +1,4 @@
-"""Learning of facts from turns, and a learner that asks a chat model."""
+"""Background learning of facts after turns, and a learner that asks a chat model for facts."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ _DECODER = json.JSONDecoder()
 class FactLearning:
     """Background learning that proposes facts from human messages after each turn.
 
-    A person accepts or rejects proposals (`memory.proposals`); proposals with a confidence from `accept_from` are
-    accepted at once. With `directives`, lines such as `preference (user): Keep diffs small.` are remembered, and sent
-    to Graphiti if consent was given.
+    A person accepts or rejects the proposals (`memory.proposals`); proposals with a confidence of at least
+    `accept_from` are accepted at once. With `directives`, lines in messages such as `preference (user): Keep diffs
+    small.` are remembered, and sent to Graphiti if consent was given.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class ModelLearner:
 
 
 def _listed(text: str) -> list[Any]:
-    """Return the first JSON list of objects in a text, else the last other list; text around it may have brackets.
+    """Return the first JSON list with an object in a text, else the last list; other text may have brackets too.
 
     Raises:
         ValueError: there is no list.
@@ -159,7 +159,7 @@ def _request(record: Record) -> str:
 
 
 def _proposed(value: Any, record: Record) -> Proposed | None:
-    """Return the proposal in an entry of a model's answer; None if the entry is not a fact of the record."""
+    """Convert an entry of a model's answer to a proposal; None if it is invalid or names no message of the record."""
     if not isinstance(value, Mapping) or not isinstance(value.get("key"), str):
         return None
     seq, about, kind = value.get("message"), value.get("about"), value.get("kind")

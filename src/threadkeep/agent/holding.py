@@ -1,4 +1,4 @@
-"""The run that a process executes, as seen by the agents of the run."""
+"""State that a run shares with its agents, in the process that executes the run."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from threadkeep.store.manifests import NotedManifest
 
 @dataclass(frozen=True)
 class HeldAnswer:
-    """An answer that is stored in the transaction that ends its run.
+    """An answer that waits to be stored in the transaction that ends its run.
 
-    `anchor` returns the statement that moves the anchor of the window; None if it does not move. If the transaction
-    fails, `store` stores only the answer. `settle` is called after the answer is stored.
+    `anchor` returns the statement that moves the window's anchor in this transaction; None if it does not move. `store`
+    stores the answer without ending the run. `settle` must be called after the answer is stored.
     """
 
     session: Session
@@ -35,11 +35,11 @@ class HeldAnswer:
 class RunHold:
     """The state of a run that this process executes.
 
-    `lost` is True if another process owns the run; `told` if a caller in this process waits for the answer. `told_id`
-    is the id of the answer that was stored for this caller. `replaced` is True if the answer of another process was
-    adopted. `sessions` are the conversations that agents of the run store under their own keys.
+    `lost` is True if another process owns the run; `told` is True if a caller in this process waits for the answer.
+    `told_id` is the id of the answer that was stored for this caller. `replaced` is True if the answer of another
+    process was adopted. `sessions` are the conversations that agents of the run store under their own keys.
 
-    A run with one speaker ends in the same transaction in which its answer is stored: `joins` is its session, and
+    A run with one speaker stores its answer in the transaction that ends the run: `joins` is the id of its session, and
     `answer` and `manifests` are stored in this transaction. `begun` is the question that was stored when the run began.
     """
 
@@ -54,7 +54,7 @@ class RunHold:
     begun: BegunTurn | None = None
 
     def stored(self, question: Sequence[Message]) -> Receipt | None:
-        """Return the receipt of a question that was stored when the run began; None for any other question."""
+        """Return the receipt if this question was stored when the run began; None for any other question."""
         if self.begun is None or [(one.id, one.content) for one in question] != [
             (one.id, one.content) for one in self.begun.question
         ]:
@@ -62,11 +62,11 @@ class RunHold:
         return self.begun.receipt
 
     def takes(self, session: Session) -> bool:
-        """Return True if the transaction that ends the run may store an answer in a session."""
+        """Return True if the transaction that ends the run can store an answer in this session."""
         return session.session_id == self.joins and not session.waiting()
 
     async def store(self) -> AIMessage | None:
-        """Store the waiting answer, if any. Return the answer that another process stored instead; None otherwise."""
+        """Store the waiting answer unless another process owns the run; return the answer stored instead, if any."""
         answer, self.answer = self.answer, None
         if answer is None or self.lost:
             return None

@@ -1,6 +1,6 @@
 """The hooks of `SessionMemory`, written once for synchronous and asynchronous runs.
 
-They run on the event loop of their memory. Between the hooks, the caller calls the model and the tools.
+The hooks run on the event loop of their memory. Between two hooks, the caller calls the model or a tool.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class TurnHooks:
 
     @property
     def open_runs(self) -> int:
-        """The number of calls that take part in a turn, and have begun and not ended."""
+        """The number of agent calls that take part in a turn and have not ended."""
         return sum(not call.silent for call in self._open.calls.values())
 
     def knows(self, key: CallKey) -> bool:
@@ -72,21 +72,21 @@ class TurnHooks:
         return key in self._open.calls
 
     async def before_agent(self, call: AgentCall) -> None:
-        """Wait for the earlier turns of the session, then begin the agent's part in this turn."""
+        """Begin the agent's part in the turn; if turns are ordered, wait for the earlier turns of the session."""
         part = self._new_part(call)
         if not part.silent:
             part.begun_by(call.runtime)
             if (run := root_callbacks.call) is not None:
                 run.at_end.append(partial(self._run_ended, part))
-            # Agents in tools wait only for their own conversation. An agent in a tool of such an agent does not wait,
-            # because two agents could wait for each other.
+            # An agent in a tool waits only if it has its own conversation. If it runs in a tool of such an agent, it
+            # does not wait, because the two could wait for each other.
             tools = len(tool_of_sessions.get())
             may_wait = tools < 2 if part.parent is not None else run_hold.get() is None and not tools
             if self._options.ordered and may_wait:
                 await part.root.order.acquire(part.root, self.memory.observers)
 
     async def begin_model_call(self, call: AgentCall, request: ModelRequest[Any]) -> ModelStep | None:
-        """Store the question and return the messages for the model; None if the agent has no part in the turn."""
+        """Store the question; return the request for the model or the stored answer. None if the agent has no part."""
         part = self._part(call)
         if part.silent:
             return None
@@ -111,7 +111,7 @@ class TurnHooks:
         return step
 
     async def end_model_call(self, step: ModelStep, response: ModelResponse[Any]) -> None:
-        """Hold the reply of a model as the answer until the run ends, unless it calls tools.
+        """Keep the model's reply, unless it calls tools: it is stored as the answer if the run is cut off.
 
         A reply with the id of an earlier message (from a cache, for example) gets a new id, so that both remain.
         """
@@ -139,7 +139,7 @@ class TurnHooks:
             part.discard()
 
     async def fail_model_call(self, step: ModelStep, error: BaseException) -> None:
-        """Store the text that a model returned before it was cancelled; hold the text if the model failed."""
+        """Store the text received so far if the call was cancelled; otherwise hold it (see `Participation.hold`)."""
         part = step.part
         part.root.call_ends()
         part.partial = None
@@ -164,7 +164,7 @@ class TurnHooks:
             part.hold(said, "failed", step.call.runtime)
 
     async def begin_tool_call(self, call: AgentCall, request: ToolCallRequest) -> ToolStep | None:
-        """Count a tool call as open; return None if the agent has no part in the turn."""
+        """Count a tool call as open, and return it; return None if the agent has no part in the turn."""
         part = self._part(call)
         if part.silent:
             return None
@@ -173,7 +173,7 @@ class TurnHooks:
         return ToolStep(part, call, request)
 
     async def end_tool_call(self, step: ToolStep, result: ToolMessage | Command[Any]) -> None:
-        """Count a tool call as ended, and add it to the steps of the turn."""
+        """Count a tool call as ended; add it to the steps of the turn, unless its result is the answer."""
         part, tool = step.part, step.request.tool
         part.root.call_ends()
         if tool is not None and tool.return_direct:
@@ -182,7 +182,7 @@ class TurnHooks:
             part.turn.steps.add(step.call.messages, result)
 
     async def fail_tool_call(self, step: ToolStep, error: BaseException) -> None:
-        """End a tool call that handed over, was interrupted or failed; if it was cancelled, store the model's text."""
+        """End a tool call that handed over, was interrupted or failed; if cancelled, store the model's newest text."""
         part, call = step.part, step.call
         part.root.call_ends()
         if isinstance(error, ParentCommand):
@@ -190,7 +190,7 @@ class TurnHooks:
             part.root.release(part.author, part.key)
             return
         if isinstance(error, Exception):
-            # An interrupt or a failure, which may end the run. A retry continues without holding the session.
+            # An interrupt or a failure may end the run, so release the session. A retry does not acquire it again.
             if not isinstance(error, GraphBubbleUp):
                 part.root.release(part.author, part.key)
             part.root.release_session()
@@ -230,7 +230,7 @@ class TurnHooks:
         return {"messages": [RemoveMessage(id=str(answer.id)), named_as_agent(winner, call.config)]}
 
     def _run_ended(self, part: Participation, state: object, error: BaseException | None) -> Awaitable[None] | None:
-        """Settle a run that failed or was cut off, and release the session for its next turn.
+        """Release the session after a run; if the run failed or was cut off, return a coroutine that settles it.
 
         This is called in the OS thread of the run.
         """
@@ -251,7 +251,7 @@ class TurnHooks:
     def _part(self, call: AgentCall) -> Participation:
         """Return the part of an agent in the turn.
 
-        An unknown call continues after an interrupt, or other middleware ended the run before `before_agent`.
+        A call is unknown if it continues after an interrupt, or if other middleware skipped `before_agent`.
         """
         part = self._open.calls.get(call.key)
         if part is None:
@@ -300,7 +300,7 @@ class AgentCall:
 
     @property
     def key(self) -> CallKey:
-        """The key that all hooks of this call share."""
+        """The key of this call, which is the same in all its hooks."""
         namespace = str(self.config.get("configurable", {}).get("checkpoint_ns", "")).rpartition("|")[0]
         return id(self.runtime.control), namespace, id(self.runtime.stream_writer)
 
@@ -318,7 +318,7 @@ class ModelStep:
     partial: PartialAnswer = field(default_factory=PartialAnswer)
 
     def __enter__(self) -> None:
-        """Start collecting the text of model calls inside the block."""
+        """Start collecting the text of the model calls that are made inside the block."""
         self._token = var_child_runnable_config.set(with_callback(self.call.config, self.partial, inherit=True))
 
     def __exit__(self, *_: object) -> None:

@@ -17,13 +17,13 @@ from threadkeep.history.session import Session
 from threadkeep.records import Json
 
 type CallKey = tuple[int, str, int]
-"""The identity of an agent's call: its root run, its checkpoint namespace and its stream."""
+"""The identity of an agent's call: the root run, the checkpoint namespace and the stream writer."""
 
 
 def session_for(
     memory: Memory, options: TurnOptions, config: RunnableConfig, runtime: Runtime[Any] | None = None
 ) -> Session:
-    """Return the session of a run; functions of the options, the config or the runtime context name it.
+    """Return the session that the options' functions, the run's config or its runtime context name.
 
     `runtime` is the runtime of the run, if the caller has it.
 
@@ -60,8 +60,8 @@ def workspace_in(
 ) -> object:
     """Return the workspace that a run names in `configurable["workspace"]` or its context, else the given one.
 
-    If a function is given, it is used instead of both. A name that is not a text, a whole number or a UUID is returned
-    unchanged; it cannot be used.
+    If `given` is a function, its result is returned instead. A value that is not a text, a whole number or a UUID is
+    returned unchanged; it is no valid workspace.
     """
     runtime = runtime or _runtime()
     if given is not None and not isinstance(given, str):
@@ -101,7 +101,7 @@ def metadata_of(config: RunnableConfig) -> Mapping[str, Json] | None:
 
 
 def run_id_of(config: RunnableConfig, runtime: Runtime[Any] | None = None) -> str | None:
-    """Return the id that the caller gave to the run, if any; in the nodes of a graph, only the runtime has it.
+    """Return the id that the caller gave to the run, if any. In the nodes of a graph, only the runtime has the id.
 
     Workflows pass the id in the run's context, because an agent in a node also has a run id of its own.
     """
@@ -120,7 +120,7 @@ _REDACTING = re.compile(r"PIIMiddleware\[(.+)\]\.after_model$")
 
 
 def in_tool(config: RunnableConfig) -> bool:
-    """Return True if an agent runs in a tool of another agent: below the node `tools` of LangChain's agents."""
+    """Return True if an agent runs in a tool of another agent: in the node `tools` that LangChain's agents have."""
     *outer, _ = str(config.get("configurable", {}).get("checkpoint_ns", "")).split("|")
     return "tools" in [node.partition(":")[0] for node in outer]
 
@@ -136,12 +136,12 @@ def redacted_kinds(config: RunnableConfig) -> frozenset[str]:
 
 
 def kinds_among(names: Iterable[object]) -> frozenset[str]:
-    """Return the kinds of data that `PIIMiddleware` detects, from the names of nodes or channels."""
+    """Return the kinds of data that `PIIMiddleware` detects, as found in the names of nodes or channels."""
     return frozenset({found[1] for name in names if (found := _REDACTING.search(str(name)))})
 
 
 def author_of(config: RunnableConfig, place: CallPlace | None) -> str | None:
-    """Return the name of the agent, or else of its node; None if there is neither."""
+    """Return the name of the workflow's node, else of the agent, else of the graph's node; None without a name."""
     if place is not None and place.node:
         return place.node
     if name := config.get("metadata", {}).get("lc_agent_name"):
@@ -153,7 +153,7 @@ def author_of(config: RunnableConfig, place: CallPlace | None) -> str | None:
 
 
 def node_of(config: RunnableConfig, place: CallPlace | None) -> str | None:
-    """Return the name of the node in which a function runs; None outside of a graph."""
+    """Return the name of the workflow's or the graph's node in which a function runs; None outside of a graph."""
     if place is not None and place.node:
         return place.node
     return str(config.get("configurable", {}).get("checkpoint_ns", "")).rpartition("|")[2].partition(":")[0] or None

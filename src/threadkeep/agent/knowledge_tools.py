@@ -36,7 +36,7 @@ from threadkeep.records.knowledge import SCOPE_KINDS, Evidence, FactKind, Scope,
 def memory_tool[M: history.Memory, H](
     tools: OnLoop[M, H], verb: Callable[[H], Callable[..., Coroutine[Any, Any, str]]]
 ) -> BaseTool:
-    """Return a tool with the name, arguments and docstring of a method, called on the event loop of the memory."""
+    """Return a tool with the name, arguments and docstring of a method, which is called on the memory's event loop."""
     described = verb(tools.made[0])
 
     @functools.wraps(described)
@@ -52,7 +52,7 @@ def memory_tool[M: history.Memory, H](
 
 @functools.cache
 def _described(method: Callable[..., Coroutine[Any, Any, str]]) -> BaseTool:
-    """Return a tool with the name, arguments and docstring of a method; cached, because it takes 10 ms of CPU."""
+    """Return a tool with the name, arguments and docstring of a method; cached, because this takes 10 ms of CPU."""
     return StructuredTool.from_function(coroutine=MethodType(method, object()), parse_docstring=True)
 
 
@@ -60,12 +60,12 @@ ALL_SCOPES: tuple[ScopeKind, ...] = ("session", "workspace", "user")
 
 
 def default_workspace[W: str | IdOf](memory: Memory, given: W | None) -> W | str | None:
-    """Return the default workspace of runs: the given one, else the workspace of the memory's Graphiti options."""
+    """Return the workspace for runs that name none: the given one, else that of the memory's Graphiti options."""
     return given or memory.graphiti.workspace
 
 
 class OwnScopes(NamedTuple):
-    """The usable scopes of a run, the most specific first, and the errors of the others."""
+    """The usable scopes of a run, the most specific first, and the errors of scopes with an invalid owner."""
 
     usable: dict[ScopeKind, Scope]
     refused: dict[ScopeKind, InvalidInput]
@@ -74,7 +74,7 @@ class OwnScopes(NamedTuple):
 def scopes_of(
     kinds: Collection[ScopeKind], session_id: str | None, workspace: object, user_id: str | None
 ) -> OwnScopes:
-    """Return the scopes of a run with the given kinds."""
+    """Return those scopes of a run that are of the given kinds and have an owner."""
     found = OwnScopes({}, {})
     for kind, owner in zip(ALL_SCOPES, (session_id, workspace, user_id), strict=True):
         if owner and kind in kinds:
@@ -310,9 +310,9 @@ class _KnowledgeTools:
         refused: str,
         failed: str = _NOT_WRITTEN,
     ) -> str:
-        """Write to a scope of the run; return the answer of the tool, or the reason why nothing was written.
+        """Await `work` with a scope of the run; return the tool's answer, or the reason why nothing was written.
 
-        Nothing is written if the scope is missing, or if `said` looks like a secret.
+        Nothing is written if the run does not have the scope `about`, or if `said` looks like a secret.
         """
         session = self._scopes.session(runtime.config)
         usable, unusable = self._scopes.of(session, runtime.config)
@@ -333,7 +333,7 @@ class _KnowledgeTools:
             return failed
 
     def _readable(self, session: Session, runtime: ToolRuntime[Any, Any]) -> tuple[list[Scope], str]:
-        """Return the usable scopes, and sentences about the unusable ones; report the unusable ones."""
+        """Return the usable scopes, and sentences for the model about the others, which are also reported."""
         usable, refused = self._scopes.of(session, runtime.config)
         for error in refused.values():
             self._memory.observers.notify(
@@ -343,7 +343,7 @@ class _KnowledgeTools:
         return list(usable.values()), "".join(missing)
 
     async def _procedures(self, goal: str, scopes: Sequence[Scope], available: Sequence[str]) -> list[str]:
-        """Return the procedures for a goal as lines, and count their use."""
+        """Return the procedures for a goal as lines, and count each returned procedure as used."""
         found = await self._memory.procedures.recall(goal, scopes, context=available)
         lines = _bounded([quoted_procedure(procedure) for procedure in found])
         for procedure in found[: len(lines)]:
@@ -351,7 +351,7 @@ class _KnowledgeTools:
         return lines
 
     async def _read[T](self, session: Session, work: Awaitable[T]) -> T | None:
-        """Return the result of a read; report an error of the database and return None."""
+        """Return the result of a read; if the database fails or is too slow, report that and return None."""
         events = events_beside(self._memory, session)
         return await in_time(session, work, lambda error: events.read_failed(error, "fallback"))
 
@@ -370,7 +370,7 @@ def events_beside(memory: history.Memory, session: Session) -> SessionEvents:
 
 
 async def _evidence(session: Session, runtime: ToolRuntime[Any, Any]) -> Evidence:
-    """Return the evidence of a run: the `seq` of its question if that is stored, and the id of the run."""
+    """Return the evidence for a fact: the session, the run, and the `seq` of the run's question if it is stored."""
     messages = runtime.state["messages"] if isinstance(runtime.state, dict) else []
     asked = next((message for message in reversed(messages) if isinstance(message, HumanMessage)), None)
     message_id = None if asked is None else id_of(asked)
@@ -379,7 +379,7 @@ async def _evidence(session: Session, runtime: ToolRuntime[Any, Any]) -> Evidenc
 
 
 def _bounded(lines: Sequence[str]) -> list[str]:
-    """Return the leading lines that fit in the result of a tool."""
+    """Return the leading lines that fit into the result of a tool (6,000 characters)."""
     kept: list[str] = []
     for line in lines:
         if sum(map(len, kept)) + len(line) > _MOST_CHARACTERS:

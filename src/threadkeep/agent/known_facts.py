@@ -48,7 +48,7 @@ _TIMEOUT_SECONDS = 3.0
 _MOST_FACTS = 60
 _MOST_SELECTIONS = 1_000
 _MOST_NAMED = 20
-# A selection is reused if it contains the three best facts for the new input.
+# The number of best facts for the new input that a selection must contain to be reused.
 _DECISIVE = 3
 
 
@@ -63,7 +63,7 @@ REFUSED_LINE = (
 
 
 class _Selection(NamedTuple):
-    """The facts that a block shows for a set of scopes, and the facts, tokens and counter that they were chosen by."""
+    """The facts shown for a set of scopes, and the facts `of` which they were chosen, with tokens and counter."""
 
     ids: frozenset[str]
     facts: list[Fact]
@@ -110,7 +110,7 @@ class KnownFacts:
         self._selections: OrderedDict[tuple[Scope, ...], _Selection] = OrderedDict()
 
     async def find(self, request: ExtraRequest, room: int) -> Extra | None:
-        """Return the block of facts that fits; None if nothing is known."""
+        """Return a block with the facts that fit, and report unusable scopes; None if there is nothing to send."""
         scopes, refused = self._scopes.of(request.session, ensure_config())
         for error in refused.values():
             self._memory.made[0].observers.notify(
@@ -138,7 +138,7 @@ class KnownFacts:
     async def _known(
         self, knowledge: Knowledge, scopes: tuple[Scope, ...], request: ExtraRequest, room: int
     ) -> list[Fact]:
-        """Return the facts of this database that fit, in an order that is stable from call to call."""
+        """Return the facts of this database that fit, in an order that is stable from turn to turn; note the others."""
         async with asyncio.timeout(_TIMEOUT_SECONDS):
             loaded = await knowledge.valid(scopes, limit=_MOST_FACTS, shadowed=True)
             kept = await self._fitting(knowledge, scopes, without_shadowed(loaded), request, room)
@@ -148,7 +148,7 @@ class KnownFacts:
     async def _fitting(
         self, knowledge: Knowledge, scopes: tuple[Scope, ...], known: list[Fact], request: ExtraRequest, room: int
     ) -> list[Fact]:
-        """Return all known facts if they fit, else those that are most relevant to the input, in stable order."""
+        """Return all known facts if they are few and fit, else those most relevant to the input, in stable order."""
         if len(known) >= _MOST_FACTS:
             found = await knowledge.recall(
                 request.text, scopes, recent=request.recent, limit=_MOST_FACTS, embedder=self._embedder
@@ -188,7 +188,7 @@ class KnownFacts:
 
 
 def _left_out(loaded: Sequence[Fact], kept: Sequence[Fact]) -> list[FactsLeftOut]:
-    """Return the facts that are not shown, by scope and reason."""
+    """Return the numbers and first ids of facts that are not shown, by scope and reason."""
     if len(kept) == len(loaded) < _MOST_FACTS:
         return []
     shown, visible = {fact.id for fact in kept}, {fact.id for fact in without_shadowed(loaded)}
@@ -205,7 +205,7 @@ def _left_out(loaded: Sequence[Fact], kept: Sequence[Fact]) -> list[FactsLeftOut
 
 
 def _notes(text: str, missing: Collection[ScopeKind]) -> tuple[str, ...]:
-    """Return a line for each reason why a directive in a message is not remembered."""
+    """Return lines that tell the model which directives in a message were not remembered, and why."""
     accepted, refused = accepted_directives(text)
     unowned = sorted({one.scope for one in accepted if one.scope in missing})
     return (*([REFUSED_LINE] if refused else []), *(UNOWNED_LINE.format(scope=scope) for scope in unowned))
@@ -214,7 +214,7 @@ def _notes(text: str, missing: Collection[ScopeKind]) -> tuple[str, ...]:
 def _block(
     facts: Sequence[Fact], recalled: GraphRecall, request: ExtraRequest, room: int, notes: Sequence[str] = ()
 ) -> Extra | None:
-    """Return one prompt message: the given facts, then the Graphiti facts that are new and fit, then the notes."""
+    """Return a message with the facts, then new Graphiti facts that fit, then the notes; set `request.graph`."""
     lines = [fact_line(fact) for fact in facts]
     known = {normalised(fact.text) for fact in facts} if recalled.facts else set()
     fresh = [(rank, fact) for rank, fact in enumerate(recalled.facts, start=1) if normalised(fact.text) not in known]
@@ -238,7 +238,7 @@ def _block(
 
 @lru_cache(maxsize=500)
 def _body_of(text: str) -> tuple[str, str]:
-    """Return the JSON of a block's message, and its digest; cached, because many turns send the same block."""
+    """Return the JSON of a message with this text, and its digest; cached, because many turns send the same block."""
     body = dump_message(section_message("facts", text))
     return body, digest_of(body)
 

@@ -56,7 +56,7 @@ def history_tools(
 
 
 class _Lookups:
-    """The memory of the tools, and the options that determine the session. Models read the docstrings."""
+    """The functions behind two of the tools. Models read the docstrings of its public methods as descriptions."""
 
     def __init__(self, memory: Memory, options: TurnOptions) -> None:
         self._memory = memory
@@ -92,7 +92,7 @@ class _Lookups:
         return "\n".join([*shown, *_in_short(parts)])
 
     async def _summaries(self, session_id: str, first_seq: int, last_seq: int) -> Sequence[Summary]:
-        """Return summaries of a range; none for a conversation in a graph store, even if a session has its key."""
+        """Return summaries of a range; none for a conversation in a graph store, even if a session has the same key."""
         if not (await self._memory.contexts.state(session_id, "")).summaries:
             return ()
         return await self._memory.summaries.of_messages(session_id, first_seq, last_seq, _MOST_HITS)
@@ -160,7 +160,7 @@ def read_tool_result(
 
 
 def _shown(messages: Sequence[Message], to_seq: int, start: int) -> tuple[list[str], int | None]:
-    """Return the messages that fit as lines, with a hint to read on, and the number of the first one not shown."""
+    """Return the messages that fit, as lines with a hint how to read on, and the `seq` of the first one not shown."""
     lines = [f"What was said. {_QUOTED}"]
     left = _MOST_CHARACTERS
     for message in messages:
@@ -183,7 +183,7 @@ def _shown(messages: Sequence[Message], to_seq: int, start: int) -> tuple[list[s
 
 
 def _in_short(summaries: Sequence[Summary]) -> list[str]:
-    """Return the lines of the summaries that fit."""
+    """Return a heading and the first summaries that fit into half of the result, as lines; nothing if none fits."""
     lines: list[str] = []
     left = _MOST_CHARACTERS // 2
     for summary in summaries:
@@ -195,7 +195,7 @@ def _in_short(summaries: Sequence[Summary]) -> list[str]:
 
 
 def _excerpt(text: str, query: str) -> str:
-    """Return the part of a long text around the first word of the query."""
+    """Return 300 characters of a long text around the first word in it that the query has; a short text unchanged."""
     if len(text) <= _EXCERPT_CHARACTERS:
         return text
     lowered = text.lower()

@@ -107,10 +107,10 @@ class SessionMemory(AgentMiddleware[AgentState[Any], Any, Any]):
 
     @property
     def open_runs(self) -> int:
-        """The number of runs of this process that have begun and not ended, at most a thousand."""
+        """The number of agent calls with this middleware that have begun and not ended, at most a thousand."""
         return sum(hooks.open_runs for hooks in self._hooks.made)
 
-    # A node, because other middleware may reject a question before a model call; the question is stored as failed then.
+    # The hook is a node, so that it also runs if other middleware rejects the question; it is stored as failed then.
     async def abefore_agent(self, state: AgentState[Any], runtime: Runtime[Any]) -> dict[str, Any] | None:
         """Wait for the earlier turns of the session, then begin the turn of the run."""
         call = AgentCall(get_config(), runtime, state["messages"])
@@ -123,8 +123,8 @@ class SessionMemory(AgentMiddleware[AgentState[Any], Any, Any]):
         self._wait_for(call, lambda hooks: hooks.before_agent(call))
         return None
 
-    # This and `awrap_tool_call` are not coroutine functions: LangSmith would switch to an OS thread before and after
-    # each call of a coroutine function, even while tracing is off.
+    # This and `awrap_tool_call` are not coroutine functions, because LangSmith would switch to an OS thread before and
+    # after each call of a coroutine function, even while tracing is off.
     def awrap_model_call(
         self, request: ModelRequest[Any], handler: _CallModel
     ) -> Coroutine[Any, Any, ModelResponse[Any]]:
@@ -209,7 +209,7 @@ class SessionMemory(AgentMiddleware[AgentState[Any], Any, Any]):
         self._wait_for(call, lambda hooks: hooks.end_tool_call(step, result))
         return result
 
-    # A node, because other middleware may change the answer after a model call, and only nodes can change the state.
+    # The hook is a node, because other middleware may change the answer before it, and only nodes can change the state.
     async def aafter_agent(self, state: AgentState[Any], runtime: Runtime[Any]) -> dict[str, Any] | None:
         """Store the final answer. If another process stored one first, put that answer into the state instead."""
         call = AgentCall(get_config(), runtime, state["messages"])
@@ -221,6 +221,6 @@ class SessionMemory(AgentMiddleware[AgentState[Any], Any, Any]):
         return self._wait_for(call, lambda hooks: hooks.after_agent(call, state))
 
     def _wait_for[T](self, call: AgentCall, hook: Callable[[TurnHooks], Coroutine[Any, Any, T]]) -> T:
-        """Run a hook on the loop on which the call began; run the first hook on a loop that is not blocked."""
+        """Run a hook on the loop on which the agent's call began; run its first hook on a loop that is not blocked."""
         begun = next((hooks for hooks in self._hooks.made if hooks.knows(call.key)), None)
         return self._hooks.wait_for(hook, begun)

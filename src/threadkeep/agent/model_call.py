@@ -1,4 +1,4 @@
-"""The stages of a model call: inputs, cached window of the session, selection, sent and excluded messages."""
+"""Data of a model call: its inputs, the session's cached window, the selection, the sent and excluded messages."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 class Call:
     """The inputs of a model call, apart from the earlier turns.
 
-    `messages` are the run's own, including the `question`. `budget` is in tokens of `counter`. `max_messages` limits
-    the messages of earlier turns. `provider` is the provider of the model. `forgotten` are messages of the run from
-    before a reset, `superseded` messages that were superseded in the transcript. `question_as_stored` is True if the
-    transcript has the question with the same text. `shared` is the number of tokens that shares are computed from.
+    `messages` are the run's own messages, including the `question`. `budget` is in tokens of `counter`. `max_messages`
+    limits the messages of earlier turns. `forgotten` are messages of the run that precede a reset; `superseded` are
+    messages that are superseded in the transcript. `question_as_stored` is True if the transcript has the question with
+    the same text. The shares of sections are parts of `shared` tokens, or of the budget if that is None.
     """
 
     messages: Sequence[BaseMessage]
@@ -50,7 +50,7 @@ class Call:
 class Piece(NamedTuple):
     """A message that may be sent, and the id with which it is stored.
 
-    A `mark` is a placeholder that exists only in this call; it is sent or excluded with the message before it.
+    A `mark` is a placeholder that is only in this model call; it is sent or excluded with the message before it.
     """
 
     message: BaseMessage
@@ -62,8 +62,8 @@ class Piece(NamedTuple):
 class KeptWindow:
     """The earlier messages of a session, converted for model calls and cached between them; it only grows.
 
-    All values are derived from the rows and the counter. `plain` is False if a message has more than role, text and id,
-    is empty, or has no answer. Such a window is added to a call message by message instead of as a whole.
+    All values are derived from the rows and the counter. `plain` is False if a message is empty or has more than role,
+    text and id, or if a question has no answer. Then the messages are added to a call one by one instead of as a whole.
     """
 
     def __init__(self, counter: TokenCounter) -> None:
@@ -87,7 +87,7 @@ class KeptWindow:
         return bool(rows)
 
     def digest(self, front: HASH, count: int) -> HASH:
-        """Return the digest of the messages in `front` and of the first `count` messages of the window."""
+        """Return the digest of the messages already in `front` and then the window's first `count` messages."""
         key = front.digest()
         state, done = front.copy(), 0
         if self._digest is not None and self._digest[0] == key and self._digest[2] <= count:
@@ -114,7 +114,7 @@ class KeptWindow:
         self.sums.append(self.sums[-1] + tokens)
 
     def has_answer(self, asked: Message, following: Message | None) -> bool:
-        """Return False if a row is an unanswered question that is followed by a question of another run."""
+        """Return False if a row is a question whose run stored no answer, and the `following` row is of another run."""
         if asked.role != "user" or asked.run_id is None or asked.run_id in self.answered_runs:
             return True
         return following is not None and following.run_id == asked.run_id
@@ -122,11 +122,11 @@ class KeptWindow:
 
 @dataclass(frozen=True)
 class Draft:
-    """A model call with a chosen window.
+    """A model call whose messages are chosen, before the extra sections are searched and inserted.
 
     `chosen` has indexes of `pieces`. `window` is the number of messages of the cached window if it is sent as a whole;
-    they are not in `pieces`. `rooms` are the tokens for each extra that is still to be searched. `unsendable` are
-    messages that no provider accepts, and `summaries` are the summaries that are sent.
+    these messages are not in `pieces`. `rooms` has the tokens for each section that is still to be searched.
+    `unsendable` are messages that no provider accepts, and `summaries` are the summaries that are sent.
     """
 
     call: Call
@@ -140,16 +140,16 @@ class Draft:
 
     @property
     def reserved(self) -> int:
-        """The tokens of the extras that were found, and of the extras that are still to be searched."""
+        """The tokens of the extras that were found, plus those for sections that are still to be searched."""
         return sum(self.rooms.values()) + sum([extra.entry.tokens for extra in self.extras])
 
 
 @dataclass(frozen=True)
 class Assembled:
-    """The messages of a model call, with reasons; `texts` maps the digests in the entries to texts.
+    """The messages of a model call, an entry for each, and the excluded messages with the reasons.
 
-    `begin_seq` is the new start of the window; None if it is unchanged. `marks` is the number of messages that were
-    added only for this call. `texts_only` is True if no message has media.
+    `texts` has the texts of the digests in the entries. `begin_seq` is the new start of the window; None if unchanged.
+    `marks` is the number of messages that were added only for this call. `texts_only` is True if no message has media.
     """
 
     system: SystemMessage | None
@@ -168,14 +168,14 @@ class Assembled:
 
     @property
     def chat(self) -> list[BaseMessage]:
-        """The messages of the window and of the input: not the prompt, summaries, facts or quotes."""
+        """The messages of the window and the input, without the system message, summaries, steps, facts and quotes."""
         entries = self.entries[len(self.entries) - len(self.messages) :]
         sent = zip(self.messages, entries, strict=True)
         return [message for message, entry in sent if entry.section in ("window", "input")]
 
 
 _SINGLE: Final[tuple[ExclusionReason, ...]] = ("folded", "superseded")
-"""The reasons for which single messages between other messages are excluded."""
+"""The reasons for which a message is excluded although messages before and after it are sent."""
 
 type Rows = Mapping[str | None, Message]
 """Stored messages that were read for a call, by id."""
@@ -184,12 +184,12 @@ type Rows = Mapping[str | None, Message]
 def exclusions(
     draft: Draft, rows: Rows, recollection: Recollection
 ) -> tuple[tuple[Exclusion, ...], tuple[LeftOut, ...]]:
-    """Return the excluded positions of the transcript, in order, and the excluded messages of the run's state."""
+    """Return the excluded `seq` ranges of the transcript, in order, and the excluded messages of the run's state."""
     read, call = recollection.messages, draft.call
     out_of_state = draft.unsendable or draft.chosen.excluded or call.forgotten or call.superseded
     out_of_session = recollection.excluded or recollection.begin or recollection.end != len(read) + 1
     if not out_of_state and not out_of_session and (not read or read[0].seq == 1):
-        # As most calls, this one has all messages of its session and of the run's state.
+        # Like most calls, this one has all messages of its session and of the run's state.
         return (), ()
     pieces = [(draft.pieces[index], reason) for index, reason in draft.chosen.excluded]
     out = [(id_of(message), reason) for message, reason in draft.unsendable]
@@ -206,7 +206,7 @@ def exclusions(
 
 
 def _not_read(recollection: Recollection, low: int) -> dict[int, ExclusionReason]:
-    """Return the positions from `low` to the question that are not among the messages, with the reasons."""
+    """Return each `seq` from `low` to the question whose message was not read for the window, with the reason."""
     messages, end = recollection.messages, recollection.end
     single = any(gap.reason in _SINGLE for gap in recollection.excluded)
     if not single and end is not None and end - low == len(messages) and (not messages or messages[0].seq == low):
@@ -215,7 +215,7 @@ def _not_read(recollection: Recollection, low: int) -> dict[int, ExclusionReason
     superseded = _places(recollection, "superseded")
     read = folded.union(superseded, (row.seq for row in messages if row.seq is not None))
     high = end or max(read, default=0) + 1
-    # Unread positions before the question are notes of the system, which no window contains.
+    # The other unread messages before the question are notes of the system, which no window contains.
     places: dict[int, ExclusionReason] = dict.fromkeys(set(range(low, high)) - read, "role")
     places |= dict.fromkeys(folded, "folded")
     return places | dict.fromkeys(superseded, "superseded")
@@ -223,7 +223,7 @@ def _not_read(recollection: Recollection, low: int) -> dict[int, ExclusionReason
 
 def dropped(draft: Draft, rows: Rows, recollection: Recollection) -> int:
     """Count the earlier messages since the last reset that are neither sent nor covered by a sent summary."""
-    # Messages of the state that the window excludes are in both counts, so subtract them once.
+    # `recollection.dropped` includes messages that were not read but are in the state: subtract them.
     window = [piece for piece in draft.pieces if piece.section == "window" and piece.id not in rows]
     again = len([piece for piece in window if is_utterance(piece.message)])
     gaps = [gap for gap in recollection.excluded if _unsummarised(gap, draft)]
@@ -234,7 +234,7 @@ def dropped(draft: Draft, rows: Rows, recollection: Recollection) -> int:
 
 
 def _places(recollection: Recollection, reason: ExclusionReason) -> set[int]:
-    """Return the positions before the question that are excluded for the given reason."""
+    """Return each `seq` before the question that is excluded for the given reason."""
     gaps = (gap for gap in recollection.excluded if gap.reason == reason)
     end = recollection.end
     return {seq for gap in gaps for seq in range(gap.first_seq, gap.last_seq + 1) if end is None or seq < end}
@@ -243,7 +243,7 @@ def _places(recollection: Recollection, reason: ExclusionReason) -> set[int]:
 def _stretches(call: Call, out: Sequence[tuple[str | None, ExclusionReason]], rows: Rows) -> Iterator[LeftOut]:
     """Yield the excluded messages that are not in the transcript: ranges of the run's state, then other messages.
 
-    A range includes transcript messages between its messages, so that the steps and text of a turn form one range.
+    A range may include messages that the transcript has, so that the steps and texts of a turn form one range.
     """
     placed = {key for key, row in rows.items() if row.seq is not None}
     reasons = dict(out)
@@ -262,14 +262,14 @@ def _stretches(call: Call, out: Sequence[tuple[str | None, ExclusionReason]], ro
 
 
 def _before(end: int | None, gaps: Iterable[Exclusion]) -> Iterator[Exclusion]:
-    """Yield the excluded ranges before the question, cut at the question; skip folded and superseded messages."""
+    """Yield the excluded ranges before the question; a range ends before it. Skip folded and superseded messages."""
     for gap in gaps:
         if gap.reason not in _SINGLE and (end is None or gap.first_seq < end):
             yield gap if end is None else replace(gap, last_seq=min(gap.last_seq, end - 1))
 
 
 def _unsummarised(gap: Exclusion, draft: Draft) -> bool:
-    """Return True if a summary covers this range, and the summary is not sent."""
+    """Return True if the range is excluded because a summary covers it, but no such summary is sent."""
     if gap.reason != "summarised":
         return False
     return not any(one.first_seq <= gap.first_seq and gap.last_seq <= one.last_seq for one in draft.summaries)

@@ -1,4 +1,4 @@
-"""The chat model that a setting names, and LangSmith's tracing of its calls."""
+"""Creation of the chat model that a setting names, and a setting of LangSmith's tracing."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def make_model(name: str, *, variable: str = "THREADKEEP_MODEL") -> BaseChatMode
         raise InvalidSettings(
             f"{variable}={name} needs a package that is not installed: {error}", variable=variable
         ) from error
-    # Providers raise different errors for a missing key; some texts quote the key, so no text is shown.
+    # Each provider raises other errors for a missing key. Some texts quote the key, so only the class is shown.
     except Exception as error:
         raise InvalidSettings(
             f"{variable}={name} cannot be used ({type(error).__name__}): check the name (openai:gpt-5-mini, "
@@ -43,14 +43,14 @@ def make_model(name: str, *, variable: str = "THREADKEEP_MODEL") -> BaseChatMode
 
 
 def _reporting(model: BaseChatModel) -> BaseChatModel:
-    """Make models of OpenAI's protocol request usage in streams: LangChain does so only for OpenAI's own address."""
+    """Make a model request token counts in streams: LangChain does so by default only for OpenAI's own address."""
     if getattr(model, "stream_usage", True) is None:
         cast("Any", model).stream_usage = True
     return model
 
 
 def trace_without_threads() -> None:
-    """Make LangSmith set up its runs on the event loop of this process while tracing is off.
+    """Make LangSmith set up its runs on the current event loop, and not in OS threads, while tracing is off.
 
     LangChain wraps each `awrap_model_call` of a middleware for LangSmith, which runs two functions in OS threads even
     if tracing is off. The setting applies to all agents of the process, so only Threadkeep's own processes use it.

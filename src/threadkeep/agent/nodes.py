@@ -38,7 +38,7 @@ class NodeTurns:
         self._options = options
 
     async def begin(self, messages: Sequence[BaseMessage], config: RunnableConfig) -> NodeTurn:
-        """Wait for the earlier turns of the session, then store the question."""
+        """Wait for the earlier turns of the session if turns are ordered, then store the question."""
         identify(question_before(messages))
         part = self._enter(messages, config)
         ordered = self._options.ordered and not part.silent and run_hold.get() is None
@@ -77,7 +77,7 @@ class NodeTurns:
             turn.part.root.add_answer(turn.reply, turn.part.author)
 
     def _enter(self, messages: Sequence[BaseMessage], config: RunnableConfig) -> Participation:
-        """Take part in the turn of the run; if the program wrote the question, use a memory that stores nothing."""
+        """Take part in the turn of the run; a node that has no part in it gets a memory that stores nothing."""
         memory, options = self._memory, self._options
         session = session_for(memory, options, config)
         place = place_in(options, config)
@@ -111,19 +111,19 @@ class NodeTurn:
     _token: Token[RunnableConfig | None] | None = None
 
     def take(self, reply: BaseMessage | str) -> None:
-        """Set the answer; give it an id if it has none."""
+        """Set the answer of the turn; give an id to a message that has none."""
         if isinstance(reply, BaseMessage):
             identify([reply])
         self.reply, self._unreported = reply, True
 
     def report(self) -> None:
-        """Report the usage of the newest call, on the event loop of the memory."""
+        """Report the token usage of the newest model call; must be called on the event loop of the memory."""
         if self._unreported:
             self._unreported = False
             self.open.report(self.reply if isinstance(self.reply, AIMessage) else None)
 
     def listen(self, config: RunnableConfig) -> None:
-        """Start collecting the text of model calls in the caller's block."""
+        """Start collecting the text of the model calls that are made in the caller's block."""
         self._token = var_child_runnable_config.set(with_callback(config, self.partial, inherit=True))
 
     def stop_listening(self) -> None:
@@ -140,12 +140,12 @@ class _InsideTurn:
 
     @property
     def answered(self) -> AIMessage | None:
-        """The stored answer if the question is a repeat; return it instead of calling a model."""
+        """The stored answer if the question is a repeat, otherwise None. Return it instead of calling a model."""
         return self._turn.answered
 
     @property
     def reply(self) -> BaseMessage | str | None:
-        """The stored answer: the given answer, or the answer of another process if that was stored first."""
+        """The answer: the given one, or after the block the answer of another process if that was stored first."""
         return self._turn.reply
 
     def answer(self, reply: BaseMessage | str) -> None:
@@ -202,7 +202,7 @@ class TurnBlock:
         """Store the answer, or the part of it that arrived."""
         turn = self._ended()
         if isinstance(error, GeneratorExit):
-            # The caller's coroutine was closed and cannot await.
+            # The caller's coroutine is being closed, so it cannot await.
             turn.part.root.release_session()
         else:
             await self._turns.call(lambda turns: turns.end(turn, error))
@@ -246,7 +246,7 @@ def session_turn(
     In synchronous code use a `with` block; `turn.messages()` then blocks.
 
     The question (the newest human messages) is stored when the block begins, the answer when it ends. If the block is
-    cancelled or fails, the streamed part of the answer is stored as `interrupted` or `failed`. Use it once per run.
+    cancelled or fails, the streamed part of the answer is stored as `interrupted` or `failed`. Use one block per run.
     Questions without an id get one.
 
     Raises:
@@ -258,7 +258,7 @@ def session_turn(
 
 
 class MessagesUpdate(TypedDict):
-    """The update of the state."""
+    """The update of the graph's state that the node returns."""
 
     messages: list[BaseMessage]
 

@@ -1,4 +1,4 @@
-"""Calls of agents in a turn, from the first hook to the answer, and the calls that have not ended."""
+"""The call of one agent in a turn, from the first hook to the stored answer, and a registry of open calls."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ type _Writer = weakref.ref[Callable[[Any], None]]
 class OpenCalls:
     """The calls of one middleware in this process that have begun and not ended, by key.
 
-    The memory settles them before it closes. At most a thousand are stored. A call that is no longer stored, such as
-    one of an interrupted run, continues from the transcript.
+    The memory settles the calls before it closes. At most a thousand are kept. A call that was dropped, such as one of
+    an interrupted run, continues from the transcript.
     """
 
     def __init__(self) -> None:
@@ -68,9 +68,9 @@ class OpenCalls:
             del self.calls[next(iter(self.calls))]
 
     async def settle_before(self, new: Participation) -> None:
-        """Store the held answers of cut-off runs of a session before its next turn; leave live runs alone.
+        """Store the held answers of a session's cut-off runs before its next turn; leave live runs alone.
 
-        The held answer of a failed run to the same question is discarded, because this call is the next attempt.
+        Discard the held answer of a failed or ended run to the same question, because this call is the next attempt.
         """
         for call in list(self.calls.values()):
             if call is new or call.session.session_id != new.session.session_id or call.silent:
@@ -85,7 +85,7 @@ class OpenCalls:
         """Store the held answers of all runs and the text of open model calls, before the memory closes."""
         errors: list[Exception] = []
         for call in list(self.calls.values()):
-            # After a failure the other turns are stored as well; then the first error is raised.
+            # If storing an answer fails, the other answers are stored nevertheless; then the first error is raised.
             with ErrorBoundary(errors.append):
                 begun = "" if call.partial is None else storable(call.partial.text, call.redacted, whole=False)
                 await call.end(call.text or begun, call.status)
@@ -93,7 +93,7 @@ class OpenCalls:
             raise first
 
     async def settle_run(self, run_id: str, *, elsewhere: bool) -> None:
-        """Store the held answers of a run that has ended; discard them if it continues in another process."""
+        """Store the held answers of a run that has ended here; discard them if it continues `elsewhere`."""
         for call in list(self.calls.values()):
             if call.turn is not None and call.turn.run_id == run_id:
                 if elsewhere:
@@ -109,13 +109,13 @@ class Participation:
     `run_id` and `metadata` are those of the caller, `place` is the owner of the model calls, and `registry` has the
     calls of the same middleware that have not ended.
 
-    A `silent` agent was called by the program and neither reads nor writes the session. `redacted` are the kinds of
-    data that the agent's `PIIMiddleware` detects. `partial` is the answer of a model call that has not ended. A
+    A `silent` agent has no part in the turn: it neither reads nor writes the session. `redacted` are the kinds of data
+    that the agent's `PIIMiddleware` detects. `partial` collects the text of a model call that has not ended. A
     `resumed` agent began in an earlier call of the graph, before an interrupt or in another process.
 
-    LangGraph does not report that a run was cut off after its model had answered. But the stream writer of a run is one
-    object in all nodes, and lives as long as the run. If it is gone, the run has ended. If it exists, the run may be
-    alive, or the writer waits for the garbage collector or a cancelled timer.
+    LangGraph does not report that a run was cut off after its model had answered. But all nodes of a run share one
+    stream writer, which lives as long as the run. If the writer is gone, the run has ended. If the writer exists, the
+    run may be alive, or only the garbage collector or a cancelled timer still refers to the writer.
     """
 
     memory: Memory
@@ -149,7 +149,7 @@ class Participation:
     _settling: asyncio.Task[None] | None = field(default=None, repr=False)
 
     def enter(self, messages: Sequence[BaseMessage]) -> None:
-        """Take part in the turn of the root run, or begin it; an agent with its own input stays silent.
+        """Take part in the turn of the root run, or begin it; an agent whose input the program wrote becomes silent.
 
         An agent that gets the caller's question begins a turn even if an earlier agent of the run began one with a
         question that the program wrote.
@@ -175,7 +175,7 @@ class Participation:
         return self.turn.question_id if self.turn is not None else self.root.question_id
 
     async def begin(self, messages: Sequence[BaseMessage]) -> OpenTurn:
-        """Store the question as changed by all `before_model` hooks, and read the stored answers of the turn.
+        """Return the turn; at first, store the question as all `before_model` hooks left it, and read its answers.
 
         Raises:
             InvalidMessage, WrongUser: the question can never be stored in this session.
@@ -206,7 +206,7 @@ class Participation:
                 await self.session.belong_to(self.parent, self.author)
             turn.answered = self._answered_at_end(turn)
         if turn.answered is None or root.turn is not turn:
-            # If a caller repeats a question, a checkpointer's state has the answers of the first time.
+            # If a caller repeats a question, the state of a checkpointer has the answers of the first attempt.
             seen = () if not root.answers else messages if self._goes_on else root.sent
             turn.speak_as(self.author, root.claim_after_seen(self.author, self.key, seen))
         return turn
@@ -221,7 +221,7 @@ class Participation:
         return turn
 
     def _answered_at_end(self, turn: OpenTurn) -> AIMessage | None:
-        """Return the agent's own stored answer to the question if the caller's messages end with it."""
+        """Return the agent's own stored answer if the messages that the caller sent end with it, otherwise None."""
         if not turn.earlier:
             return None
         last = self.root.sent[-1] if self.root.sent and not self._goes_on else None
@@ -235,13 +235,13 @@ class Participation:
         return self.resumed or (call is not None and call.goes_on)
 
     def go_on(self, turn: OpenTurn) -> None:
-        """Claim the number of the answer again if it was released when a model or a tool failed."""
+        """Claim a number for the answer again, if the number was released because a model or a tool failed."""
         ordinal = self.root.reclaim(self.author, self.key, turn.ordinal)
         if ordinal != turn.ordinal:
             turn.speak_as(self.author, ordinal)
 
     async def _ask(self, messages: Sequence[BaseMessage]) -> OpenTurn:
-        """Store the question without leading messages that are stored, because clients may send the whole chat."""
+        """Store the question, without leading messages that are stored already: clients may send the whole chat."""
         self.root.question = await self._without_later_turns(self.root.question)
         history = SentHistory(self.root.question)
         if run_hold.get() is None:
@@ -257,9 +257,9 @@ class Participation:
         return turn
 
     async def _without_later_turns(self, question: tuple[BaseMessage, ...]) -> tuple[BaseMessage, ...]:
-        """Return the question up to the message that the caller sent if the messages after it belong to a later turn.
+        """Return the question; leave out messages after the caller's last one that belong to a later turn.
 
-        In a checkpointed state, the next question directly follows a repeated question that got no reply.
+        In a checkpointed state, a repeated question that got no reply is directly followed by the next question.
         """
         sent = [id(message) for message in self.root.sent]
         end = max([at for at, message in enumerate(question, start=1) if id(message) in sent], default=len(question))
@@ -287,7 +287,7 @@ class Participation:
             await self.memory.finish(self.session.record, [refused])
 
     def _question_in(self, messages: Sequence[BaseMessage]) -> list[BaseMessage]:
-        """Return the question of the turn, each message as it is now in `messages`."""
+        """Return the turn's question; take the current form of each of its messages from `messages` if it is there."""
         now = {id_of(message): message for message in messages}
         return [now.get(id_of(message), message) for message in self.root.question]
 
@@ -308,9 +308,9 @@ class Participation:
         """Continue the turn of a resumed agent; its question is the newest block of human messages.
 
         A human message after an interrupt is a further question. A human message that a tool added, such as an image,
-        is not a question: it follows the tool's result, and the session does not have it. If an answer is in progress,
-        the question was stored before; if the session does not have it, it was deleted. If the state has only a summary
-        of the question, the question is read from the session. A reply to a repeated older question names it.
+        is not a question: it follows the tool's result, and the session does not have it. If the state has replies, the
+        question was stored before; if the session does not have it, it was deleted. If the state has only a summary of
+        the question, it is read from the session. The metadata of a reply to a repeated older question has its id.
         """
         question = question_before(messages)
         for block in questions_back(messages):
@@ -347,19 +347,19 @@ class Participation:
 
     @property
     def is_over(self) -> bool:
-        """True if all runs that produced the held answer have certainly ended."""
+        """True if all runs that worked on the held answer have certainly ended; False if this is not known."""
         return bool(self._runs) and self._all_runs_known and all(run() is None for run in self._runs)
 
     def begun_by(self, runtime: Runtime[Any]) -> None:
-        """Store a weak reference to the stream writer of a run that begins; the writer is gone after the run."""
+        """Store a weak reference to the stream writer of a run that begins; the writer exists until the run ends."""
         writer = weakref.ref(runtime.stream_writer)
         self._begun = [begun for begun in self._begun if begun() is not None] + [writer]
         self.root.writers.append(writer)
 
     def hold(self, said: BaseMessage | str, status: Status, runtime: Runtime[Any]) -> None:
-        """Hold an answer until the run ends; a timer stores it if the run makes no further call.
+        """Hold an answer in memory until the run ends or continues; a timer stores it if the run makes no further call.
 
-        A writer is known to live as long as the run only if a second node of the run has the same writer.
+        A writer is known to live as long as the run only if an earlier node of the run had the same writer.
         """
         self.stop_waiting()
         self.text, self.status = said, status
@@ -376,7 +376,7 @@ class Participation:
             self._timer = None
 
     def discard(self) -> None:
-        """Discard the held answer: the run continues."""
+        """Discard the held answer, because the run continues."""
         self.stop_waiting()
         self.text, self.status = "", "interrupted"
         self._runs.clear()
@@ -409,7 +409,7 @@ class Participation:
             del self.registry.calls[self.key]
 
     async def end(self, said: BaseMessage | str, status: Status) -> AIMessage | None:
-        """Store the answer of the call, which has ended; return the answer of another process if that was first."""
+        """Store the answer of a call that has ended; return the answer of another process if that was stored first."""
         self.leave()
         if self.turn is None:
             return None
@@ -427,8 +427,7 @@ class Participation:
         """Settle the call after its run failed, was cancelled, or lost the reader of its stream; release the session.
 
         If the run failed, a question that reached no model is stored without its text, because other middleware may
-        have rejected the text. A rejected answer is not stored. Any other text of the model is stored, and the tool
-        calls too.
+        have rejected it. An answer that `PIIMiddleware` rejected is not stored; other texts and tool calls are.
         """
         try:
             if self.registry.calls.get(self.key) is not self:

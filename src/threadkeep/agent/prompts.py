@@ -24,8 +24,8 @@ type Event = Mapping[str, Json]
 class Prompt:
     """The prompt of an event: its text and a stable id.
 
-    The id is the id of the event's message, else of the event, else a hash of the text with the ids and times of the
-    annotations. It is never derived from the text alone, because the same text may be sent as two messages.
+    `message_id` is the id of the event's message, else of the event, else a hash of the text with the ids and times of
+    the annotations. None if there are none, because the same text alone may be sent as two messages.
     """
 
     text: str
@@ -59,10 +59,10 @@ def prompt_of(event: Event) -> Prompt | None:
     """Return the prompt of an event; None if it has no text.
 
     The text of the event's message (or the message, if it is a text) comes first, then the annotations of kind `prompt`
-    by time and id (those without a time last). Annotations with the same text as the message are left out.
+    by time and id (annotations without a time last). Annotations with the same text as the message are left out.
 
     Raises:
-        InvalidInput: a field has a value of the wrong type; the text names the field.
+        InvalidInput: a field has a value of the wrong type; the error names the field.
     """
     if not isinstance(event, Mapping):
         raise InvalidInput("An event must be a JSON object with a text or prompt annotations. Correct the event.")
@@ -94,7 +94,7 @@ def _read[M: BaseModel](kind: type[M], value: object, name: str) -> M:
     try:
         return kind.model_validate(value)
     except ValidationError as error:
-        # Show only the location and pydantic's message, because the value is private.
+        # Show only the field and pydantic's message, because the value may be private.
         first = error.errors(include_input=False, include_url=False, include_context=False)[0]
         place = ".".join([name, *map(str, first["loc"])])
         raise InvalidInput(f"{place} cannot be used: {first['msg']}. Correct the event.") from None
@@ -163,7 +163,7 @@ class PromptTemplate:
             "input": "\n\n".join([*map(text_of, said[start : start + 1]), *_flat(said[start + 1 :])]),
             **given,
         }
-        # One pass over the template: inserted text is not rendered again.
+        # Substitute all placeholders in one pass, so that inserted text is not rendered again.
         return _PLACEHOLDER.sub(lambda found: values[found[1]], self.text)
 
     def _named(self) -> set[str]:

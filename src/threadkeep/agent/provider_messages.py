@@ -1,4 +1,4 @@
-"""Preparation of messages for providers: merged, every tool call answered, no content of other providers."""
+"""Preparation of messages for a provider: merging, results for all tool calls, removal of other providers' content."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from threadkeep.agent.counting import is_text
 from threadkeep.context.window import ExclusionReason
 
 NO_RESULT = "This tool was not run to its end: the run stopped before it answered."
-"""The result of a tool call if its run was cancelled or failed."""
+"""The result that models see for a tool call without a result, because its run was cancelled or failed."""
 
 UNREAD_RESULT = "This tool ran, but the run stopped before the model read the result."
-"""The result of a tool call if the tool ended, but no model call followed."""
+"""The stored result of a tool call if the tool ended, but no model call followed in its run."""
 
 NO_ANSWER = "[This message has no answer.]"
-"""The answer to a question if its run failed, was cancelled or returned nothing."""
+"""The answer that models see for a question whose run failed, was cancelled or returned nothing."""
 
 OPENING = "[The assistant speaks first.]"
 """The first message of a call that would otherwise begin with an assistant message."""
 
 _CALL_BLOCKS = frozenset({"tool_use", "tool_call", "function_call", "invalid_tool_call", "input_json_delta"})
-# The names by which models and answers call their provider, mapped to one name per provider.
+# One name for each provider, by the names that models and answers use for it.
 _PROVIDERS = {
     "amazon_bedrock": "bedrock",
     "anthropic": "anthropic",
@@ -41,7 +41,7 @@ _PROVIDERS = {
 
 
 def merge(history: Sequence[BaseMessage], state: Sequence[BaseMessage]) -> list[BaseMessage]:
-    """Return history and the messages in state as one list, each id once, in the state's version and order.
+    """Return one list of the messages in `history` and `state`, each id once, in the version and order of `state`.
 
     A message that only `history` has follows the nearest earlier message of `history` that `state` has too. Without
     such a message, it comes before the first message of `state` that is not a system message.
@@ -79,16 +79,16 @@ class _Calls:
 
 @dataclass(frozen=True)
 class Repaired:
-    """Messages that a provider accepts, and the excluded ones with the reason."""
+    """Messages that a provider accepts, and the dropped messages with the reasons."""
 
     messages: list[BaseMessage]
     dropped: list[tuple[BaseMessage, ExclusionReason]]
 
 
 def repair(messages: Sequence[BaseMessage]) -> Repaired:
-    """Return the messages with every tool call answered directly after it, no orphaned result, and no empty text.
+    """Return the messages so that each tool call is followed by its result, and no text is empty.
 
-    A call without a result is answered with `NO_RESULT`. Calls that are invalid or have no id, results without a call,
+    A call without a result gets the result `NO_RESULT`. Calls that are invalid or have no id, results without a call,
     repeated results and answers, empty text blocks, and empty messages except the newest user message are removed.
     """
     calls, reasons = _calls_of(messages)
@@ -112,7 +112,7 @@ def repair(messages: Sequence[BaseMessage]) -> Repaired:
 
 
 def _calls_of(messages: Sequence[BaseMessage]) -> tuple[dict[int, _Calls], dict[int, ExclusionReason]]:
-    """Return assistant messages with the results of their calls, and the reasons to remove other results, by index."""
+    """Return, by index, assistant messages with the results of their calls, and reasons to drop all other results."""
     calls: dict[int, _Calls] = {}
     open_calls: dict[str, _Calls] = {}
     reasons: dict[int, ExclusionReason] = {}
@@ -129,11 +129,11 @@ def _calls_of(messages: Sequence[BaseMessage]) -> tuple[dict[int, _Calls], dict[
 
 
 def plain(messages: Sequence[BaseMessage], provider: str | None = None) -> list[BaseMessage]:
-    """Reduce content that only another provider understands to text and tool calls.
+    """Return the messages; reduce those with content for another provider only to text and tool calls.
 
     Reasoning with signatures, and searches that a provider ran itself, cannot be sent to another provider. `provider`
-    is the provider of the called model. If it is unknown to LangChain, the provider of the newest assistant message
-    (`response_metadata["model_provider"]`) is used instead.
+    is the provider of the called model. If its name is unknown here, the provider of the newest assistant message with
+    one (`response_metadata["model_provider"]`) is used instead.
     """
     if not [message for message in messages if isinstance(message, AIMessage)]:
         return list(messages)
@@ -149,7 +149,7 @@ def plain(messages: Sequence[BaseMessage], provider: str | None = None) -> list[
 
 
 def is_blank(message: BaseMessage) -> bool:
-    """Return True if the content is empty: only white space, and no other block."""
+    """Return True if the content is empty: no blocks except text blocks of white space."""
     return all(is_text(block) and not _text(block).strip() for block in _blocks(message))
 
 
@@ -213,7 +213,7 @@ def _provider(message: AIMessage) -> str | None:
 
 
 def _is_foreign(message: AIMessage, target: str | None) -> bool:
-    """Return True if the message has parts that the target may not understand."""
+    """Return True if the message has content that the provider `target` may not understand."""
     if (said_by := _provider(message)) is not None and said_by == target:
         return False
     if isinstance(message.content, str):
@@ -222,7 +222,7 @@ def _is_foreign(message: AIMessage, target: str | None) -> bool:
 
 
 def merged_system(systems: Sequence[BaseMessage]) -> SystemMessage | None:
-    """Merge system messages into one, in order; providers accept only one, at the beginning."""
+    """Merge system messages into one, in order; None if all are empty. Providers accept only one, at the beginning."""
     given = [without_empty_text(message) for message in systems if not is_blank(message)]
     if len(given) == 1 and isinstance(given[0], SystemMessage):
         return given[0]
@@ -254,7 +254,7 @@ def superseded_places(messages: Sequence[BaseMessage], superseded: Collection[st
 
 
 def first_since(forgotten: Collection[str], before: Sequence[BaseMessage]) -> int:
-    """Return the index of the first question after the messages that a reset hides; 0 if it hides none."""
+    """Return the index of the first question after the messages that a reset hides; 0 if no message is hidden."""
     place = max((place for place, message in enumerate(before, start=1) if id_of(message) in forgotten), default=0)
     while 0 < place < len(before) and not isinstance(before[place], HumanMessage):
         place += 1
@@ -262,7 +262,7 @@ def first_since(forgotten: Collection[str], before: Sequence[BaseMessage]) -> in
 
 
 def _steps(messages: Sequence[BaseMessage], places: range) -> list[int]:
-    """Return the indexes of the steps up to the next question or answer."""
+    """Return the indexes of the steps among `places`, up to the first question or answer."""
     found: list[int] = []
     for place in places:
         message = messages[place]

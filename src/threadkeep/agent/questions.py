@@ -1,4 +1,4 @@
-"""Questions in the messages of a call, and messages that a client sends again with every turn."""
+"""Finding the question in the messages of a run, and earlier messages that a client sends again in every turn."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from threadkeep.records import Message, Role
 
 
 def is_question(message: BaseMessage) -> bool:
-    """Return True if a message is from a person, and not a summary of `SummarizationMiddleware`."""
+    """Return True if a message is a human message and not a summary of `SummarizationMiddleware`."""
     return isinstance(message, HumanMessage) and message.additional_kwargs.get("lc_source") != "summarization"
 
 
 def question_before(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
     """Return the question that a run is answering: the newest block of human messages, without summaries.
 
-    Return an empty list if a system message follows an answer, because the run then speaks without being asked.
+    Return an empty list if a system message follows the newest answer, because the run then speaks without being asked.
     """
     end = len(messages)
     instructed = False
@@ -56,9 +56,9 @@ def questions_back(messages: Sequence[BaseMessage]) -> Iterator[list[BaseMessage
 
 
 def steps_begin(messages: Sequence[BaseMessage], said_ids: Container[str | None]) -> int:
-    """Return the index of a turn's first step if the question is missing; `said_ids` are ids of model messages.
+    """Return the index of the turn's first step in messages without the question.
 
-    Steps are the tool calls and results at the end, the model's drafts, and messages that tools added to results.
+    Steps are tool calls and results, replies of the model (`said_ids`), and human messages that tools added.
     """
     begin = len(messages)
     for place in range(begin - 1, -1, -1):
@@ -72,13 +72,13 @@ def steps_begin(messages: Sequence[BaseMessage], said_ids: Container[str | None]
 
 
 _MORE_ROWS: Final = 50
-"""The rows to read in addition to one for each message: failed and superseded rows, and answers that a client lost."""
+"""How many rows are read beyond one for each message, for failed and superseded rows and answers that a client lost."""
 
 
 async def unanswered_question(session: Session, run_id: str | None) -> list[BaseMessage]:
-    """Return the question of a run, or else the newest question without an answer, from the newest rows of a session.
+    """Return the stored question of a run, or else the newest unanswered question, among a session's newest rows.
 
-    If the database does not answer in time, return an empty list.
+    Return an empty list if there is none, or if the database does not answer in time.
     """
     page = await in_time(session, session.page(limit=LONGEST_PAGE))
     rows = () if page is None else page.messages
@@ -92,7 +92,7 @@ async def unanswered_question(session: Session, run_id: str | None) -> list[Base
 class SentHistory:
     """The current question, earlier messages that the transcript does not have, and the rows that were compared.
 
-    `sent` are the messages that the caller sent, with the ids of their rows if the question is stored.
+    `sent` are the messages that the caller sent, with stored ids, if the transcript already has the answer.
     """
 
     question: tuple[BaseMessage, ...]
@@ -102,7 +102,7 @@ class SentHistory:
 
 
 def sent_by_caller(messages: Sequence[BaseMessage]) -> Sequence[BaseMessage]:
-    """Return the agent's messages that the caller of the root run sent; leave out messages from a checkpoint.
+    """Return those of the agent's messages that the caller of the root run sent, without messages from a checkpoint.
 
     A checkpointer keeps a repeated message at its old position, so messages are found by their ids if all have one.
     """
@@ -116,9 +116,9 @@ def sent_by_caller(messages: Sequence[BaseMessage]) -> Sequence[BaseMessage]:
 
 
 def question_asked(messages: Sequence[BaseMessage]) -> list[BaseMessage] | None:
-    """Return the question that begins a turn in an agent's input; None in a branch whose input the program wrote.
+    """Return the question in an agent's input that begins a turn; None in a branch whose input the program wrote.
 
-    The question is the newest block of human messages. If the program wrote it, the caller's earlier question is used.
+    The question is the newest block of human messages, or the caller's earlier question if the program wrote the block.
     """
     question, own = question_before(messages), callers_question(messages)
     if {id(message) for message in question} & {id(message) for message in own}:
@@ -140,7 +140,7 @@ def _asked_by_caller() -> list[BaseMessage]:
     try:
         return [] if call is None else question_before(convert_to_messages(call.sent))
     except (TypeError, ValueError, NotImplementedError):
-        return []  # the program has other values under this name
+        return []  # this program's `messages` are no LangChain messages
 
 
 async def compare_history(
@@ -148,7 +148,7 @@ async def compare_history(
 ) -> SentHistory:
     """Compare the messages that a caller sent before its question with the newest rows of a session.
 
-    If the database does not answer in time, all messages count as unknown.
+    If the database does not answer in time, nothing is compared: the question is returned as it is.
     """
     asked = [id(message) for message in question]
     before = [message for message in sent if id(message) not in asked]
@@ -173,7 +173,7 @@ async def compare_history(
 def _stored_turn(
     sent: Sequence[BaseMessage], question: Sequence[BaseMessage], rows: Sequence[Message], digest: Digest | None
 ) -> SentHistory | None:
-    """Return the question as it is stored if the transcript already has its answer, otherwise None."""
+    """Return the question as it is stored if the transcript has it and a later sent message; otherwise None."""
     found = known_messages(sent, rows, digest, by_place=False).rows
     known = {place: row for place, row in found.items() if row.superseded_at is None}
     asked = [place for place, message in enumerate(sent) if any(message is one for one in question)]
@@ -184,25 +184,25 @@ def _stored_turn(
 
 
 RECEIVED: Final = "threadkeep:received"
-"""The metadata key of a stored question for the digest of its text as received."""
+"""The key in a stored question's metadata for the keyed digest of its text before middleware changed it."""
 
 type Digest = Callable[[str], str]
 """A function that returns the keyed digest of a text, with the key of the database."""
 
 type _Pair = tuple[int, int]
-"""The positions of a message and of its row."""
+"""The index of a message and the index of its row."""
 
 
 @dataclass
 class KnownMessages:
-    """The rows of known messages by position, and the positions of human messages that differ from the transcript."""
+    """The rows of known messages by index, and the indexes of human messages that differ from the transcript."""
 
     rows: dict[int, Message] = field(default_factory=dict)
     changed: list[int] = field(default_factory=list)
 
 
 async def digest_for(memory: Memory, rows: Sequence[Message]) -> Digest | None:
-    """Return the digest function of the database if a row has a digest, otherwise None."""
+    """Return the digest function of the database; None if no row has a digest, so that none is compared."""
     return await memory.text_digests.digest() if any(RECEIVED in row.metadata for row in rows) else None
 
 
@@ -212,9 +212,9 @@ def known_messages(
     """Find the rows of messages in the newest rows of a transcript; both sequences are in order.
 
     A message is known if a row has its id, or has its text at a matching position. If middleware changed the text, the
-    row has a keyed digest of the received text. A human message between known messages has changed if no row has its
-    text. With `by_place`, an answer in the position of a stored answer is known, because clients may change the text.
-    Messages before the first row are older, or the program wrote them. If no message is known, none has changed.
+    row's digest of the received text is compared. Other human messages have changed, except those before the first row,
+    which are older or written by the program. With `by_place`, an answer at the position of a stored answer is known,
+    because clients may change the text. If no message is known, none has changed.
     """
     told = _sent(messages, rows, digest)
     pairs = _aligned(told, rows)
@@ -239,9 +239,9 @@ def known_messages(
 
 
 def _opposite(gap: Sequence[_Sent], rows: Sequence[Message], beside: range) -> Sequence[Message]:
-    """Return the row for each message in a gap between known messages.
+    """Return the rows at the positions of the messages in a gap between known messages.
 
-    If the numbers differ, only answers after a known message get rows: clients join, split and omit answers.
+    If there are more or fewer rows, only answers after a known message get one: clients join, split and omit answers.
     """
     if len(gap) == len(beside):
         return rows[beside.start : beside.stop]
@@ -276,7 +276,7 @@ def known_beginning(
 def in_order(messages: Sequence[BaseMessage], known: Mapping[int, Message]) -> list[BaseMessage]:
     """Return the messages; replace known messages with their stored form.
 
-    A known message is removed if its row follows the row of a later message: the transcript has it after that.
+    A known message is removed if its row comes after the row of a later message: the order of the transcript counts.
     """
     found: list[BaseMessage] = []
     before = None
@@ -293,7 +293,7 @@ def in_order(messages: Sequence[BaseMessage], known: Mapping[int, Message]) -> l
 
 @dataclass(frozen=True)
 class _Sent:
-    """A message that a client sent, with the values to compare; `row_id` is its id if a row has this id."""
+    """A message that a client sent, with the values to compare; `row_id` is the message's id if a row has it."""
 
     place: int
     role: Role | None
@@ -327,7 +327,7 @@ def _is_answer(row: Message) -> bool:
 
 
 def _aligned(told: Sequence[_Sent], rows: Sequence[Message]) -> list[_Pair]:
-    """Return the longest list of pairs that is in order on both sides; prefer newer pairs if lists are equally long."""
+    """Return the longest list of pairs (message, row) that is in order on both sides; prefer the newest pairs."""
     ids, texts = {row.id for row in rows}, {(row.role, row.content) for row in rows}
     received = {row.metadata.get(RECEIVED) for row in rows}
     some = [
@@ -345,7 +345,7 @@ def _aligned(told: Sequence[_Sent], rows: Sequence[Message]) -> list[_Pair]:
 
 
 def _longest(same: Sequence[Sequence[bool]]) -> list[_Pair]:
-    """Return the longest common subsequence of two lists, given a table of equal elements."""
+    """Return the longest common subsequence of two lists as pairs of indexes; `same` tells which elements are equal."""
     count, width = len(same), len(same[0]) if same else 0
     best = [[0] * (width + 1) for _ in range(count + 1)]
     for at in range(1, count + 1):
@@ -366,7 +366,7 @@ def _longest(same: Sequence[Sequence[bool]]) -> list[_Pair]:
 
 
 def _gaps(pairs: Sequence[_Pair], told: int, rows: int) -> Iterator[tuple[range, range]]:
-    """Yield the messages and the rows between the pairs; before the first pair, at most as many messages as rows."""
+    """Yield the indexes of messages and rows between the pairs; before the first, at most as many messages as rows."""
     before: _Pair = (-1, -1)
     for end in (*pairs, (told, rows)):
         gap, beside = range(before[0] + 1, end[0]), range(before[1] + 1, end[1])

@@ -1,4 +1,4 @@
-"""Rebuilding of a model call's messages from its manifest."""
+"""`rebuild`: the messages of a recorded model call, from its manifest and the stored data that it refers to."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def rebuild(
         memory: the memory that stored it; not needed if `memory.manifests` returned the record.
 
     Raises:
-        ContextGone: some of its data was deleted, or is no longer stored.
+        ContextGone: some of the call's data was deleted or has changed.
         InvalidInput: the record is not a manifest, or its memory is unknown.
     """
     if isinstance(manifest, StoredManifest):
@@ -65,7 +65,7 @@ class ContextParts:
 
     @classmethod
     async def read(cls, context: ContextManifest, memory: Memory) -> ContextParts:
-        """Read the data that still exists."""
+        """Read all data that the entries refer to, as far as it still exists."""
         conversation = context.conversation
         keeper = memory if conversation is None else await memory.memory_of(conversation)
         home = (context.session_id or "") if conversation is None else conversation.key

@@ -1,4 +1,4 @@
-"""The section `selected`: older turns that are relevant to the new input, quoted with their days and speakers."""
+"""The section `selected`: quotes of older turns that are relevant to the new input, with days and speakers."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ _PATIENCE_SECONDS = 3.0
 _DAY_TOKENS = 11
 """The tokens of the line above the turns of a day."""
 _OTHER_COUNTS = 16
-"""For a model with its own counter, search a sixteenth more tokens, because stored counts may be that much higher."""
+"""If the model has another counter, the search may find 1/16 more tokens: stored counts may be that much higher."""
 _UNUSED, _MARGIN = 0.04, 0.01
-"""The share of the section's tokens that may stay unused, and the share that a second selection leaves free."""
+"""The share of the section's tokens that may stay unused without a second selection, which leaves `_MARGIN` free."""
 
 
 class RecalledTurns:
-    """A source of older turns of the session, or of all sessions of its user, that matter for the input.
+    """A source of relevant older turns of the session, or of all sessions of its user.
 
-    No model is needed. With the extra `meaning`, or with LangChain `embeddings`, turns that mean the same in other
-    words are found too; each message is embedded once, in the background. `embeddings_name` distinguishes the vectors
-    of different models.
+    No chat model is needed. With the extra `meaning`, or with LangChain `embeddings`, turns that mean the same in other
+    words are found too; each message is embedded once, in the background. `embeddings_name` is the name under which the
+    vectors are stored.
     """
 
     section: ExtraSection = "selected"
@@ -59,7 +59,7 @@ class RecalledTurns:
         self._embedder = embedder_of(embeddings, embeddings_name)
 
     async def find(self, request: ExtraRequest, room: int) -> Extra | None:
-        """Return the block of turns that fits; None if no turn is relevant."""
+        """Return a block with the relevant turns that fit; None if there are none."""
         session = request.session
         known = [m.seq for m in request.earlier if m.id in request.known_ids and m.seq is not None]
         search = Search(
@@ -104,13 +104,13 @@ def embedder_of(embeddings: Embeddings | None, name: str | None) -> Embedder | N
 
 
 def _room_of(memory: Memory, request: ExtraRequest, room: int) -> int:
-    """Return the token limit of the search, in tokens as counted when messages are stored."""
+    """Return the token limit of the search, converted from the request's counter to that of stored messages."""
     alike = request.counter in (memory.counter, memory.remembered_counts.remembering(memory.counter))
     return room if alike else room + room // _OTHER_COUNTS
 
 
 def _without_copies(found: Sequence[FoundTurn], request: ExtraRequest) -> list[FoundTurn]:
-    """Remove turns whose message is already in the prompt or in an earlier result: branches copy messages and ids."""
+    """Leave out turns whose message is in the prompt or in an earlier result: copied sessions have the same ids."""
     seen = set(request.known_ids)
     first: list[FoundTurn] = []
     for turn in found:
@@ -126,7 +126,7 @@ def _time_of(turn: FoundTurn) -> datetime:
 
 
 def _block(found: Sequence[FoundTurn], request: ExtraRequest, room: int) -> Extra | None:
-    """Return the best turns that fit, as one message; select again if it is too long or leaves too much unused."""
+    """Return the best turns that fit, as one message; None if none fits. Select twice if the first size is wrong."""
     quoted = [QuotedTurn(turn.session_id, turn.message, turn.part) for turn in found]
     sizes = _sizes(quoted, request.counter)
     budget = room - request.counter(TURNS_HEADER)
@@ -145,7 +145,7 @@ def _block(found: Sequence[FoundTurn], request: ExtraRequest, room: int) -> Extr
 
 
 def _fitting(quoted: Sequence[QuotedTurn], sizes: Sequence[int], budget: float) -> list[int]:
-    """Return the indexes of the turns that fit, best first; skip turns that do not fit."""
+    """Return the indexes of the turns that fit into the budget, best first; skip turns that are too long."""
     left = budget
     days: set[object] = set()
     taken: list[int] = []
@@ -177,9 +177,9 @@ def _sizes(quoted: Sequence[QuotedTurn], counter: TokenCounter) -> list[int]:
 def _block_of(
     found: Sequence[FoundTurn], quoted: Sequence[QuotedTurn], places: Sequence[int], request: ExtraRequest
 ) -> Extra:
-    """Return the turns at these indexes as one message: grouped by session, oldest first, the own session last.
+    """Return the turns at these indexes as one message: grouped by session, oldest first, the current session last.
 
-    The entry refers to stored messages. If summaries of archived messages are quoted, it has the whole text.
+    The entry refers to stored messages; if summaries of archived messages are quoted, to the whole text.
     """
     home = request.session.session_id
     begins: dict[str, datetime] = {}

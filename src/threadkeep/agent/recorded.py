@@ -33,7 +33,7 @@ from threadkeep.memory.sync_memory import SyncMemory
 def recorded(
     graph: Runnable[Any, Any], memory: Memory | SyncMemory, options: TurnOptions | None = None
 ) -> RecordedGraph:
-    """Wrap a graph, such as a graph of `create_supervisor`, so that it begins and ends the turn of its session.
+    """Return a wrapper of a graph, such as one of `create_supervisor`, that begins and ends a turn of its session.
 
     The question is stored before the graph runs, and the final answer when it ends; the author is the name of the
     answer's message. Agents with `SessionMemory` inside take part in the turn. A graph without a checkpointer gets the
@@ -114,7 +114,7 @@ class RecordedGraph(Runnable[Any, Any]):
     ) -> AsyncIterator[Any]:
         """Run the graph; yield the parts of its stream as they arrive."""
         with await self._abegun(input, config, kwargs) as turn:
-            # If the reader leaves, the graph ends before the next turn begins.
+            # If the reader stops early, close the graph's stream before the next turn begins.
             async with aclosing(turn.graph.astream(turn.given, turn.config, **turn.options)) as parts:
                 async for part in parts:
                     yield part
@@ -135,7 +135,7 @@ class RecordedGraph(Runnable[Any, Any]):
         return graph.astream_events(input, config, **kwargs)
 
     def _with_streams(self) -> Any:
-        """Return a copy of the graph that streams through this object; None if it is not a LangGraph graph."""
+        """Return a copy of the graph whose streams go through this wrapper; None if it is not a LangGraph graph."""
         if not isinstance(self._graph, Pregel):
             return None
         graph: Any = copy(self._graph)
@@ -143,7 +143,7 @@ class RecordedGraph(Runnable[Any, Any]):
         return graph
 
     def _final(self, turn: GraphTurn) -> object:
-        """Return the output of the graph; store the classes of its values, to restore them in a repeated call."""
+        """Return the output of the graph; remember the classes of its values, to restore them in a repeated call."""
         state = turn.ending.output
         if isinstance(state, Mapping):
             self._classes |= {name: type(value) for name, value in state.items() if isinstance(value, BaseModel)}
@@ -170,13 +170,13 @@ class RecordedGraph(Runnable[Any, Any]):
         return turn
 
     def _needs_state(self, turn: GraphTurn) -> bool:
-        """Return True if the state in the checkpointer is needed before the graph runs, or to replay its end."""
+        """Return True if the checkpointer's state is needed to remove outdated messages or to replay the turn's end."""
         return self._saves_messages if turn.ended is None else self._has_saver
 
     def _prepare(self, turn: GraphTurn, saved: State | None, options: Mapping[str, Any]) -> None:
-        """Set the graph of a turn, its input and the options of the call; `saved` is a checkpointer's state.
+        """Set the graph to run and the options of the call; `saved` is a checkpointer's state.
 
-        A finished turn gets a graph that replays its end.
+        If the turn is already finished, it gets a graph that replays its end, and the input of that graph.
         """
         if turn.ended is None:
             turn.graph, turn.options = self._graph, {**options, "control": turn.control}
@@ -203,13 +203,13 @@ def _redacted_kinds(graph: Runnable[Any, Any]) -> frozenset[str]:
 
 
 _OF_RESULTS: Final = frozenset({"stream_mode", "version", "subgraphs", "output_keys", "print_mode", "debug"})
-"""The options of a call that also apply to a repeat; the others only affect running the graph."""
+"""The options of a call that also apply if the end is replayed; the others only affect running the real graph."""
 
 
 def graph_of_end(graph: Any, state: State, answers: Sequence[AIMessage]) -> tuple[Any, State]:
-    """Return a graph that ends with a state, and its input; nodes with the names of the authors return the answers.
+    """Return a graph that ends with the given state, and its input; nodes named after the authors return the answers.
 
-    It replaces the graph if a turn has already ended, and returns the same results, streams and events.
+    It replaces the real graph if the turn has already ended, so that callers still get a result, a stream or events.
     """
     messages, ids = state["messages"], [answer.id for answer in answers]
     ends = [place for place, message in enumerate(messages) if id_of(message) in ids]

@@ -1,4 +1,4 @@
-"""The turns of a recorded graph: the input of the graph, and the data stored before and after it runs."""
+"""The turns of a recorded graph: preparing the graph's input, and storing the question, the answer and the end."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ class GraphTurns:
     async def begin(self, given: GraphInput, config: RunnableConfig) -> GraphTurn:
         """Wait for the earlier turns of the session, then store the question.
 
-        A graph inside the turn of another graph takes part in that turn. In a tool of an agent with memory, it neither
-        reads nor writes the session.
+        A graph inside the turn of another graph takes part in that turn. A graph in a tool of an agent with the same
+        session neither reads nor writes it.
         """
         memory, options = self._memory, self._options
         session = session_for(memory, options, config)
@@ -128,7 +128,7 @@ class GraphTurn:
         self.leave()
 
     def leave(self) -> None:
-        """End the call; if it owns its turn, release the session for the next one. Callable from any OS thread."""
+        """End the call; if the turn is its own, release the session for the next turn. Callable from any OS thread."""
         root = self.part.root
         if self.role == "silent":
             return
@@ -138,7 +138,7 @@ class GraphTurn:
             root.release_session()
 
     async def add_history(self) -> None:
-        """Insert the earlier turns before the input."""
+        """Insert the earlier turns of the session, or their summaries, before the messages of the input."""
         options, turn = self.part.options, self.part.turn
         if turn is None or options.no_history:
             return
@@ -160,7 +160,7 @@ class GraphTurn:
         self.given = {**self.given, "messages": [*earlier, *given]}
 
     async def without_outdated(self, state: State) -> None:
-        """Make the graph remove superseded messages and messages before a reset from its checkpointer's state."""
+        """Add removals to the input for messages in the checkpointer's state that are superseded or precede a reset."""
         turn, saved = self.part.turn, state.get("messages", ())
         if turn is None or self.ended is not None or not saved or not isinstance(self.given, Mapping):
             return
@@ -173,7 +173,7 @@ class GraphTurn:
         self.given = {**self.given, "messages": [*outdated, *self.given["messages"]]}
 
     async def find_end(self) -> None:
-        """Read the end of the turn if the caller repeats the message of a finished turn.
+        """Set `ended` if the caller repeats the message of a finished turn.
 
         If the caller sends the answer and another message after it, the turn continues instead.
         """
@@ -189,7 +189,7 @@ class GraphTurn:
         Args:
             saved: the state of a checkpointer, which may have newer turns.
             names: the names of the graph's outputs.
-            classes: the classes of values of earlier states, by name.
+            classes: the classes of the values in states that this process has seen, by name.
         """
         end = self.ended or GraphEnd(())
         values = dict(saved or {})
@@ -222,7 +222,7 @@ class GraphTurn:
         return winner
 
     async def _keep_end(self, turn: OpenTurn, answer_id: str, state: State) -> None:
-        """Store the end of a turn; a database error is only reported."""
+        """Store the id of the final answer and the values of the final state; a database error is only reported."""
         memory, session, seq = self.part.memory, self.part.session, turn.question_seq
         if turn.question_id is None or seq is None:
             return
@@ -237,7 +237,7 @@ class GraphTurn:
         await in_time(session, keeping, session.tell_write_failed)
 
     async def _stored_end(self, turn: OpenTurn) -> GraphEnd | None:
-        """Return the stored end of a repeated turn; None if there is none."""
+        """Return the stored end of a repeated turn; None if none is stored, or the database does not answer in time."""
         memory, session, seq = self.part.memory, self.part.session, turn.question_seq
         if not turn.earlier or seq is None:
             return None
@@ -251,7 +251,7 @@ class GraphTurn:
         return GraphEnd(tuple(answers), values if isinstance(values, dict) else {})
 
     def without_history(self, result: Any, winner: AIMessage | None) -> Any:
-        """Remove the earlier turns from a result; replace the answer with `winner`, the one that was stored first."""
+        """Return a result without the inserted earlier turns, and with `winner`, if given, as its last message."""
         if isinstance(result, GraphOutput):
             return replace(result, value=self.without_history(result.value, winner))
         if not isinstance(result, Mapping) or "messages" not in result or not (self._history or winner):
@@ -263,11 +263,11 @@ class GraphTurn:
 
 
 def _as_conversation(rows: Sequence[Message]) -> list[BaseMessage]:
-    """Return earlier turns as messages for a provider: a user message first, a mark after each unanswered question."""
+    """Return rows as messages for a provider: a user message first, `NO_ANSWER` after each unanswered question."""
     spoken = {row.run_id for row in rows if row.role == "assistant"}
     found: list[BaseMessage] = [HumanMessage(OPENING)] if rows and rows[0].role == "assistant" else []
     for row, following in zip_longest(rows, rows[1:]):
-        # Earlier answers get no id: an answer of the graph with the same id would replace the earlier one in the state.
+        # Earlier answers get new ids, because an answer of the graph with the same id would replace them in the state.
         found.append(to_langchain(row if row.role == "user" else row.with_fields(id=None)))
         next_run = None if following is None else following.run_id
         asked = row.role == "user" and row.run_id is not None and row.run_id not in spoken
@@ -321,7 +321,7 @@ def kept_values(state: State) -> dict[str, Json]:
 
 
 def restored_values(values: Mapping[str, Json], classes: Mapping[str, type]) -> dict[str, Any]:
-    """Convert stored values to objects of the given classes; leave others as JSON."""
+    """Convert stored values to objects of the classes with their names; leave other values as JSON."""
     found: dict[str, Any] = {}
     for name, value in values.items():
         try:

@@ -1,7 +1,7 @@
 """In-run memory: a LangGraph reducer that bounds the messages in state, first by characters, then by their number.
 
-System messages are pinned, and the newest user message is never dropped; it is cut if it alone is too big. Messages to
-drop or cut are planned as for a model call, with characters instead of tokens.
+System messages always stay. The newest user message is never dropped, but cut if it alone is too long. The messages to
+drop or cut are chosen as for a model call, with characters instead of tokens.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from threadkeep.context.trim import Item, Size, plan
 
 @dataclass(frozen=True)
 class TrimReport:
-    """The result of one reduction: messages before and after, and the amount removed by each limit.
+    """The result of one reduction: the number of messages before and after, and the amount removed by each limit.
 
-    `trimmed_by_chars` is in characters, also those cut from messages; `trimmed_by_count` is in messages.
+    `trimmed_by_chars` is in characters, including those cut from messages; `trimmed_by_count` is in messages.
     """
 
     before: int
@@ -51,7 +51,7 @@ def bound(items: Sequence[Item], lengths: Sequence[int], *, max_messages: int, m
             tool calls stay with their results even beyond the limit, because the agent would repeat lost calls.
         max_chars: the maximum number of characters of all messages together; 0 means no limit.
     """
-    # A result without its call is kept, because removing it is not the reducer's task.
+    # Treat a result without its call as an ordinary message, because removing it is not the reducer's task.
     known = [Item("assistant") if item == Item("tool") else item for item in items]
     kept, cuts = _by_chars(known, lengths, max_chars) if max_chars > 0 else (range(len(known)), {})
     chosen = _by_count(known, kept, max(max_messages, 1))
@@ -106,9 +106,9 @@ type Messages = Sequence[MessageLikeRepresentation] | MessageLikeRepresentation
 
 
 class BoundedMessages:
-    """A reducer that appends and updates as LangGraph's `add_messages` does, then limits the result.
+    """A reducer that appends and updates messages as LangGraph's `add_messages` does, then limits the result.
 
-    It is deterministic. Like `add_messages`, it gives an id to messages that have none.
+    Like `add_messages`, it gives an id to messages that have none; apart from these ids, it is deterministic.
     """
 
     def __init__(self, max_messages: int, max_chars: int) -> None:
@@ -128,7 +128,7 @@ class BoundedMessages:
         ]
 
     def trim_report(self, left: Messages | None = None, right: Messages | None = None) -> TrimReport:
-        """Return the report of merging `right` into `left`; without arguments, of this reducer's last call."""
+        """Return the report that merging `right` into `left` would give; without arguments, that of the last merge."""
         if left is None and right is None:
             return self._last
         return self._bound(_added(left or [], right or [])).report

@@ -35,7 +35,7 @@ type RootRuns = OrderedDict[tuple[int, str], "RootRun"]
 
 _LOOK_SECONDS: Final = 0.5
 _IDLE_SECONDS: Final = 10.0
-"""Seconds without an open model or tool call, or with a blocked event loop, after which a run counts as cut off."""
+"""A run counts as cut off after this many seconds without an open model or tool call, or with a blocked event loop."""
 
 _REPORT_SECONDS: Final = 30.0
 _MOST_ROOT_RUNS: Final = 1_000
@@ -50,10 +50,10 @@ class RootRun:
     """The turn of one root run in one session.
 
     LangGraph gives all nodes and nested graphs of one call the same `Runtime.control` object. The input of an agent
-    shows if it takes part in the turn; its LangGraph thread id, which nested agents inherit, and its checkpoint
-    namespace do not. `question` are the messages that began the turn, `sent` all messages that the caller sent with
+    shows if the agent takes part in the turn; its LangGraph thread id, which nested agents inherit, and its checkpoint
+    namespace do not. `question` are the messages that began the turn, `sent` are all messages that the caller sent with
     them. `turn` is the turn of the agent that stored the question. `answers` are the complete answers of all speakers,
-    in order; the `name` of each is its author. A `recorded` run holds its session until the graph ends, other runs
+    in order; the `name` of each is its author. A `recorded` run holds its session until the graph ends, any other run
     until an agent's answer is stored.
     """
 
@@ -89,12 +89,12 @@ class RootRun:
 
     @property
     def is_cut_off(self) -> bool:
-        """True if no run should wait for this one: it ended, was idle for ten seconds, or its event loop is blocked."""
+        """True if later runs should not wait for this one: it ended, was idle for 10 s, or its loop is blocked."""
         idle = self.open_calls == 0 and time.monotonic() - self.last_seen > _IDLE_SECONDS
         return idle or self.is_over or any(map(self._is_blocked, self.loops))
 
     def _is_blocked(self, loop: asyncio.AbstractEventLoop) -> bool:
-        """Return True if an event loop is closed, or has not run for ten seconds since the first check."""
+        """Return True if an event loop is closed, or has not run a callback within ten seconds of the first check."""
         asked = self._pings.setdefault(loop, now := time.monotonic())
         if asked == now:
             try:
@@ -104,7 +104,7 @@ class RootRun:
         return now - asked > _IDLE_SECONDS
 
     def release_session(self) -> None:
-        """Release the session for its next turn if this run holds it. This may be called from any OS thread."""
+        """Release the session for its next turn, unless the run is `recorded`. Callable from any OS thread."""
         if not self.recorded:
             self.order.hand_on(self)
 
@@ -114,13 +114,13 @@ class RootRun:
         self.last_seen = time.monotonic()
 
     def begin(self, question: Sequence[BaseMessage], sent: Sequence[BaseMessage] = ()) -> None:
-        """Begin the turn with a question; without messages, the agent speaks without being asked."""
+        """Begin a turn with a question, and discard the answers of an earlier one; an empty question is allowed."""
         self.begun = True
         self.question, self.sent = tuple(question), tuple(sent)
         self.turn, self.answers, self._claims = None, [], {}
 
     def has_part(self, messages: Sequence[BaseMessage]) -> bool:
-        """Return True if an agent with this input takes part in the turn: it has the question or a copy of it."""
+        """Return True if an agent with this input takes part in the turn: it includes the question or a copy of it."""
         if not self.question:
             return not question_before(messages)
         ids = {id_of(message) for message in self.question}
@@ -134,7 +134,7 @@ class RootRun:
         return len(sent) > 1 and [text_of(message) for message in messages[: len(sent)]] == sent
 
     def with_question(self, messages: Sequence[BaseMessage]) -> list[BaseMessage]:
-        """Return the messages with the question once; a copy that stands for the question gets its stored id.
+        """Return the messages with each message of the question once; if only a copy is there, it gets the stored id.
 
         A message with the same text before an answer of an earlier turn is an earlier question, not a copy.
         """
@@ -179,7 +179,7 @@ class RootRun:
         return [*messages[:end], *missing, *messages[end:]]
 
     def begin_attempt(self) -> bool:
-        """Return True if this task is in a repeated attempt at a node; release the numbers of the earlier attempt."""
+        """Return True if this task is in a repeated attempt at a node; release numbers of the attempt before."""
         attempts = {namespace: attempt.run_id for namespace, attempt in root_callbacks.attempts.get().items()}
         if not attempts:
             return False
@@ -194,27 +194,27 @@ class RootRun:
         return not self._repeated_nodes.isdisjoint(attempts)
 
     def claim(self, author: str | None, call: Hashable) -> int:
-        """Return the number of an author's answer in this run, from 1; it is always the same for the same call."""
+        """Return the number of an author's answer in this run, from 1; the same call always gets the same number."""
         claims = self._claims.setdefault(author, {})
         if call not in claims:
             claims[call] = min({*range(1, len(claims) + 2)} - {*claims.values()})
         return claims[call]
 
     def release(self, author: str | None, call: Hashable) -> None:
-        """Release a number, because the agent handed over without an answer, or failed and may be called again."""
+        """Release the number of a call: the agent handed over without an answer, or failed and may be called again."""
         self._claims.get(author, {}).pop(call, None)
 
     def reclaim(self, author: str | None, call: Hashable, number: int) -> int:
-        """Return the number of a call that continues after `release`: the same number unless another call has it."""
+        """Return the number of a call that continues after `release`: `number`, unless another call has it now."""
         claims = self._claims.setdefault(author, {})
         if call not in claims and number not in claims.values():
             claims[call] = number
         return self.claim(author, call)
 
     def claim_after_seen(self, author: str | None, call: Hashable, messages: Sequence[BaseMessage]) -> int:
-        """Return the number of an author's answer, after the numbers of the author's answers in `messages`.
+        """Return a number for an author's answer that is higher than those of the author's answers in `messages`.
 
-        If a root run is resumed in another process, the state has the earlier answers.
+        If a root run is resumed in another process, the state has the answers that the author gave before.
         """
         ids = {id_of(message) for message in messages}
         seen = len([one for one in self.answers if one.name == author and id_of(one) in ids])
@@ -223,7 +223,7 @@ class RootRun:
         return claims[call]
 
     def add_answer(self, message: BaseMessage, author: str | None) -> None:
-        """Add a complete answer of the turn, once."""
+        """Add a complete answer of the turn, unless it is known already."""
         if id_of(message) not in [one.id for one in self.answers]:
             self.answers.append(AIMessage(text_of(message), id=id_of(message), name=author))
 
@@ -233,15 +233,15 @@ def _is_human(message: BaseMessage, texts: Container[str]) -> bool:
 
 
 def own_session(memory: Memory, session: Session, author: str | None) -> Session:
-    """Return the session for an agent's own conversation below a session; the same agent always gets the same one."""
+    """Return the session that stores an agent's own conversation within a session; the agent's name determines it."""
     digest = sha256(dump_json([session.session_id, author]).encode("utf-8", "surrogatepass")).hexdigest()
     return memory.session(f"own:{digest[:32]}", user_id=session.user_id, workspace=session.workspace)
 
 
 def root_run(memory: Memory, control: object, session_id: str, *, shared: bool = True) -> RootRun:
-    """Return the turn of a root run in a session. It is created at the first call and stored until the run ends.
+    """Return the turn of a root run in a session. It is created at the first call and kept until the run ends.
 
-    If the end of runs is not reported, as for streams without a reader, the newest thousand are stored. A turn
+    The end of some runs is not reported, such as streams without a reader; so at most a thousand turns are kept. A turn
     that is not `shared` with other calls, as in a workflow's node without a transcript, is new each time.
     """
     order = _orders.get(memory.identity) or _orders.setdefault(memory.identity, SessionOrder())
@@ -277,10 +277,10 @@ type _Turn = Future[None]
 class SessionOrder:
     """The order of root runs in the sessions of one database, for all memories and event loops of the process.
 
-    Only one root run at a time holds a session, in the order of arrival. LangGraph does not report the end of a root
-    run, so a run releases its session after its answer. A run that was cut off loses the session if its streams are
-    gone, if it has made no model or tool call for ten seconds, or if its event loop has been blocked for ten seconds. A
-    caller that blocks an event loop does not wait for runs that need this loop.
+    Only one root run at a time holds a session; the others wait in the order of arrival. LangGraph does not report the
+    end of every root run, so a run releases its session after its answer. A run also loses the session if its stream
+    writers are gone, if it has made no model or tool call for ten seconds, or if its event loop has been blocked for
+    ten seconds. A caller that blocks an event loop does not wait for runs that need this loop.
     """
 
     def __init__(self) -> None:
@@ -289,7 +289,7 @@ class SessionOrder:
         self._waiting: dict[str, dict[_Turn, RootRun]] = {}
 
     async def acquire(self, run: RootRun, observers: Observers) -> None:
-        """Wait until a root run gets the session; other agents of the same run do not wait.
+        """Wait until the root run gets its session; return at once if the run already has it.
 
         A wait is reported once, after 30 seconds. It never ends if a tool runs the same session in its own OS thread.
         """
@@ -310,7 +310,7 @@ class SessionOrder:
         def leave() -> None:
             with self._lock:
                 queue.pop(turn, None)
-                # The run may have got the session just when its caller was cancelled.
+                # The run may have got the session at the moment when its caller was cancelled.
                 self.hand_on(run)
 
         report_at = time.monotonic() + _REPORT_SECONDS

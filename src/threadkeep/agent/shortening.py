@@ -1,4 +1,4 @@
-"""Messages shortened to a token budget: cut texts and arguments, marks for media, excluded steps."""
+"""Shortening of messages to a token budget: cut texts and arguments, marks instead of media, excluded messages."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from threadkeep.errors import InvalidInput
 type Block = str | dict[str, object]
 
 _LEAST_TEXT = 16
-"""The minimum tokens of text beside media; media are excluded before the text is cut further."""
+"""The minimum tokens of a text beside media: media are replaced by marks before the text gets shorter than this."""
 
 _GONE = " left out"
 _LONGEST_TOKEN = 16
 _RAW_CALLS = frozenset({"tool_calls", "function_call"})
-_ARGUMENTS = ("args", "input", "arguments")  # the names of arguments in blocks that repeat a call
+_ARGUMENTS = ("args", "input", "arguments")  # keys of the arguments in blocks that repeat a tool call
 
 
 def size_of(message: BaseMessage, counter: TokenCounter) -> Size:
-    """Return the tokens of a message, and of its shortest form."""
+    """Return the tokens of a message as it is, and in the shortest form to which it can be cut."""
     if is_plain(message):
         tokens = counter(str(message.content))
         return Size(tokens, min(tokens, counter(CUT_MARK)))
@@ -44,10 +44,10 @@ def size_of(message: BaseMessage, counter: TokenCounter) -> Size:
 
 
 def shortened(message: BaseMessage, tokens: int, counter: TokenCounter) -> BaseMessage:
-    """Return a copy of the message that has at most this many tokens.
+    """Return a copy of the message with at most this many tokens, if its shortest form allows that.
 
-    A tool's result is cut in the middle of its text, a call in the middle of its long arguments, and any other message
-    at the end of its text. If that is not enough, a mark replaces images and other media, oldest first.
+    A tool's result is cut in the middle of its text, a tool call in the middle of its long arguments, and any other
+    message at the end of its text. If that is not enough, a mark replaces images and other media, first ones first.
     """
     if isinstance(message, AIMessage) and message.tool_calls:
         return _shortened_calls(message, tokens, counter)
@@ -67,7 +67,7 @@ def shortened(message: BaseMessage, tokens: int, counter: TokenCounter) -> BaseM
 
 
 def with_text(message: BaseMessage, text: str) -> BaseMessage:
-    """Return a copy with another text, before the blocks that are not text."""
+    """Return a copy whose text is replaced; the blocks that are not text follow the new text."""
     return _merged(message, text, ())
 
 
@@ -97,7 +97,7 @@ def _count_without(message: BaseMessage, gone: Collection[int], counter: TokenCo
 
 
 def _shortened_calls(message: AIMessage, tokens: int, counter: TokenCounter) -> BaseMessage:
-    """Return the message with its arguments and texts cut to a common length, the longest that fits."""
+    """Return the message with each argument and text cut to the same length: the longest with which it fits."""
     if count_message(_with_short_calls(message, 0), counter) > tokens:
         message = _with_marks(message, media_places(message))
     best = _with_short_calls(message, 0)
@@ -138,7 +138,7 @@ def _with_short_calls(message: AIMessage, most: int) -> AIMessage:
 
 
 def _short_block(block: Block, most: int, arguments: Mapping[str, Mapping[str, object]]) -> object:
-    """Return a block of a message with calls: its text cut, and repeated arguments replaced by the cut ones."""
+    """Return a block of a message with tool calls: text is cut, and arguments that repeat a call's are replaced."""
     if isinstance(block, str):
         return _short(block, most)
     if is_text(block):
@@ -158,7 +158,7 @@ def _short(value: object, most: int) -> object:
 
 
 def _longest(message: AIMessage) -> int:
-    """Return the number of characters of the longest text or argument."""
+    """Return the number of characters of the longest argument of the message, or of its text if that is longer."""
     values = [value for call in message.tool_calls for value in call["args"].values()]
     return max(
         (len(value if isinstance(value, str) else as_json(value)) for value in [*values, text_of(message)]), default=0
@@ -186,7 +186,7 @@ def trim(
         messages: everything that could be sent, in order.
         budget: the maximum number of tokens of all sent messages together.
         counter: the counter of texts; the estimate by default.
-        max_messages: the maximum number of messages before the newest user message, without those with tool calls.
+        max_messages: the maximum number of messages before the newest user message; tool calls do not count.
 
     Raises:
         BudgetTooSmall: the system messages exceed the budget, alone or together with the newest user message and the

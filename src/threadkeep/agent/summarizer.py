@@ -1,4 +1,4 @@
-"""Summaries written by a chat model: the prompt, the deadline, the call."""
+"""A summarizer that asks a chat model: its prompt, its time limit and the model call."""
 
 from __future__ import annotations
 
@@ -76,8 +76,8 @@ class ModelSummarizer:
 
         Args:
             model: any chat model.
-            input_tokens: the tokens of a record in one call; by default a third of the context window, at most 24,000,
-                because models read long records less carefully.
+            input_tokens: the maximum tokens of the record in one call; by default a third of the context window, at
+            most 24,000, because models read long records less carefully.
             context_window: the tokens of the model's context window; by default from its profile or its name.
             timeout_seconds: the maximum seconds for a summary.
             instructions: the system message that replaces `INSTRUCTIONS`.
@@ -103,7 +103,7 @@ class ModelSummarizer:
         """Return the summary of a record; see `threadkeep.history.compression.Summarizer`.
 
         Raises:
-            CompressionFailed: the model stopped before its answer was complete.
+            CompressionFailed: the provider reports that the answer was cut off or filtered.
             TimeoutError: it took too long.
         """
         messages = [SystemMessage(self._instructions), HumanMessage(_request(record, earlier, task, max_tokens))]

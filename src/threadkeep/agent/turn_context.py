@@ -1,4 +1,4 @@
-"""The contexts of a turn's model calls, and their records."""
+"""The contexts of a turn's model calls, and the manifests that record them."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ from threadkeep.store.manifests import NotedManifest
 
 
 class TurnContext:
-    """The contexts of one turn. The last call's manifest is stored with the answer, the others in the background.
+    """The contexts of one turn's model calls, and their manifests, the last of which is stored with the answer.
 
     `question_id` is the stored id of the newest message of the question; it identifies the turn. `question_seq` is the
     `seq` of this message, if it is known, and `questions` is the number of messages of the question.
     `question_as_stored` is False if the text of a repeated question may differ from the stored text. `sent_rows` are
-    the stored rows that were compared with the history that a client sent. The answer has an `author`, and an `ordinal`
-    among the answers of this author in the run, from 1. Without a `run_id`, the turn has the run of the stored
-    question, or else a new one.
+    the stored rows that were compared with the history that a client sent. `ordinal` is the number of the answer among
+    the answers of its `author` in the run, from 1. Without a `run_id`, the turn has the run id of the stored question,
+    or else a new one.
     """
 
     def __init__(
@@ -95,12 +95,12 @@ class TurnContext:
 
     @property
     def mark(self) -> Mapping[str, str | None]:
-        """The metadata that marks replies to a repeated question if later turns follow it in the state; else empty."""
+        """Metadata for the model's replies to a repeated question that later turns follow in the state; else empty."""
         return {ANSWERS: self.question[-1].id} if self._later_ids else {}
 
     @property
     def manifest(self) -> ContextManifest | None:
-        """The manifest of the last call; None before the first call, and after it was queued or stored."""
+        """The manifest of the last model call; None before the first call, and after it was queued or stored."""
         return self._open[0] if self._open is not None else None
 
     async def context(
@@ -150,7 +150,7 @@ class TurnContext:
         return sent
 
     async def _first_assembler(self, messages: Sequence[BaseMessage], measure: CallMeasure, use: ModelUse) -> Assembler:
-        """Read the history and the steps; return the assembler for all calls of the turn, and cache its window."""
+        """Read the history and the earlier steps; return the assembler for all model calls of the turn."""
         found = (await self._recall(messages, measure)).without_failures()
         if self._options.plan.fold_repeats:
             found = found.with_folds(self._memory.counter)
@@ -179,7 +179,7 @@ class TurnContext:
             self.keep()
 
     def keep(self) -> None:
-        """Queue the manifest of the last call for storing."""
+        """Queue the manifest of the last model call, or add it to the transaction that ends the run."""
         if self._open is None or (entry := self._entry()) is None:
             return
         if self._hold is not None and self._hold.joins is not None and self._hold.joins == entry.session_id:
@@ -195,7 +195,7 @@ class TurnContext:
         return self._memory.manifests.entry(manifest.session_id, manifest.run_id, manifest.to_dict, texts)
 
     def joined(self, _: Sequence[Message] = ()) -> Joined:
-        """Return statements for the answer's transaction, which store the last call's manifest and the new anchor."""
+        """Return statements for the transaction of the answer: they store the last call's manifest and a new anchor."""
         manifests, entry = self._memory.manifests, self._entry()
         if entry is not None and (entry.session_id != self.session.session_id or manifests.has_earlier(entry)):
             entry = None
@@ -216,8 +216,8 @@ class TurnContext:
     async def settle(self, *, anchored: bool = False) -> None:
         """End the turn: store the data that later turns need, and queue the session for compression.
 
-        If the answer of another process was adopted, the steps of this process are not stored. If the turn is
-        `anchored`, the anchor is already stored. Database failures are only reported.
+        If the answer of another process was adopted, the steps of this process are not stored. `anchored` is True if
+        the anchor is stored already. Database failures are only reported.
         """
         self.keep()
         if self._options.compression is not None:
@@ -258,7 +258,7 @@ class TurnContext:
             )
 
     async def as_stored(self, messages: Sequence[BaseMessage]) -> list[BaseMessage]:
-        """Return the messages; replace those before the question with their rows if the transcript has them."""
+        """Return the messages; replace messages before the question with their rows if the transcript has them."""
         start = self._start(messages)
         if start == 0:
             return [*messages]
@@ -272,7 +272,7 @@ class TurnContext:
     async def _of_later_turns(self, messages: Sequence[BaseMessage]) -> set[str | None]:
         """Return the ids of messages of later turns, which follow a repeated question in a checkpointed state.
 
-        The messages after the last message that another run stored belong to this run, except the steps of a later
+        Messages after the last one that another run stored belong to this run, unless they are steps of a later
         question.
         """
         begin, end = self._end(messages) if self.question_seq else len(messages), len(messages)
@@ -301,7 +301,7 @@ class TurnContext:
     def _without_superseded(
         self, messages: Sequence[BaseMessage]
     ) -> tuple[Sequence[BaseMessage], Sequence[BaseMessage]]:
-        """Return the valid messages of the run's state, and the superseded ones with their steps."""
+        """Split the messages of the run's state into valid ones and superseded ones with their steps."""
         if not self._recollection.superseded:
             return messages, ()
         asked = {id_of(message) for message in self.question}
@@ -331,7 +331,7 @@ class TurnContext:
         return await self.session.recall(past)
 
     async def _draft(self, assembler: Assembler, call: Call) -> Draft:
-        """Return a draft with the window and the sections found for the input. The search runs once per turn."""
+        """Return a draft with the window and the extra sections; these are searched at the turn's first model call."""
         if self._extras is not None:
             return assembler.draft(call, extras=self._extras)
         # Without history, quoted older turns are left out too.
@@ -354,12 +354,12 @@ class TurnContext:
         return replace(draft, extras=tuple(self._extras))
 
     def _end(self, messages: Sequence[BaseMessage]) -> int:
-        """Return the index after the question in the run's messages."""
+        """Return the index after the question in the run's messages; 0 if it is missing."""
         asked = {message.id for message in self.question}
         return max([place for place, message in enumerate(messages, start=1) if message.id in asked], default=0)
 
     def _start(self, messages: Sequence[BaseMessage]) -> int:
-        """Return the index of the question in the run's messages."""
+        """Return the index of the question in the run's messages; 0 if it is missing."""
         first = self.question[0].id if self.question else None
         ids = [message.id for message in messages]
         return ids.index(first) if first in ids else 0
@@ -415,13 +415,13 @@ class TurnContext:
 
 
 def _is_step(before: BaseMessage, message: BaseMessage) -> bool:
-    """Return True if a message continues the steps of the question before it, and not of an older question."""
+    """Return True if a message is a step that directly follows a question or another step."""
     follows = is_question(before) or not is_utterance(before)
     return follows and not is_utterance(message) and ANSWERS not in message.response_metadata
 
 
 def _window_room(sent: Assembled, draft: Draft, measure: CallMeasure, options: TurnOptions) -> WindowRoom:
-    """Return the room for the window in a turn's first call; `tokens` is None without a counter of stored messages."""
+    """Return the window's limits in a turn's first call, in tokens of stored messages (None if not comparable)."""
     taken = 0
     for entry in sent.entries:
         if entry.section not in ("system", "summary"):

@@ -1,4 +1,4 @@
-"""Options of how a turn reads and writes its session, options of the built-in chat, and facts of a model."""
+"""Options for reading and writing a session in a turn, options of the built-in chat, and facts about a model."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ type IdOf = Callable[[RunnableConfig], str | None] | Callable[[RunnableConfig, R
 type Limit = int | Literal["auto"] | None
 
 AUTO_MESSAGES: Final = 20
-"""The number of earlier messages if neither limit is given."""
+"""The maximum number of earlier messages if neither `max_messages` nor `max_tokens` is given."""
 
 AUTO_TOKENS: Final = 4_000
 """The budget for a model whose context window is unknown."""
@@ -37,11 +37,11 @@ AUTO_TOKENS: Final = 4_000
 _MOST_NAME_CHARACTERS: Final = 200
 
 AUTO_SHARED_TOKENS: Final = 16_000
-"""The maximum budget for computing the shares of sections, so that sections do not fill a huge window."""
+"""With `max_tokens="auto"`, sections share at most this many tokens, so that they do not fill a huge window."""
 
 
 class TurnLearning(Protocol):
-    """Work after the end of a turn; see `FactLearning`."""
+    """Learning from a session after the end of a turn; see `FactLearning`."""
 
     def consider(self, session: Session, model: BaseChatModel | None) -> None:
         """Queue a session for learning after a turn, and return at once; `model` is the model of the turn."""
@@ -50,7 +50,7 @@ class TurnLearning(Protocol):
 
 @dataclass(frozen=True)
 class TurnOptions:
-    """Options of how a turn reads and writes its session.
+    """Options for reading and writing the session in a turn.
 
     `max_messages` limits the messages of earlier turns; `max_tokens` limits the whole model call, including the system
     message and this turn's tool calls, counted by `counter`. If either is 0, earlier turns are left out; None means no
@@ -100,7 +100,7 @@ class TurnOptions:
 
         Raises:
             InvalidInput: a limit is below zero, or an option has an invalid value.
-            BudgetTooSmall: the window leaves no room for a prompt; names the three numbers.
+            BudgetTooSmall: the window leaves no room for a prompt; the error shows the three numbers.
         """
         Limits(self.message_limit, None if self.max_tokens == "auto" else self.max_tokens)
         if self.counter is not None and not callable(self.counter):
@@ -131,7 +131,7 @@ class TurnOptions:
 
     @cached_property
     def profile(self) -> str | None:
-        """The name of the anchor that agents with these limits share in a session; None if the window slides."""
+        """The name of the window's anchor, which agents with the same limits share; None if the window slides."""
         return None if self.plan.window == "sliding" else f"{self.message_limit}/{self.max_tokens}"
 
     @cached_property
@@ -154,7 +154,7 @@ def call_id_function(function: IdOf, config: RunnableConfig, runtime: Runtime[An
 
 
 def _takes_two(function: IdOf) -> bool:
-    """Return whether a function takes a second argument; one with a default counts only if it is called `runtime`."""
+    """Return True if a function takes a second argument; one with a default counts only if its name is `runtime`."""
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):  # some functions in C have no signature
@@ -172,11 +172,11 @@ def _check_turns(turns: object) -> None:
 
 @dataclass(frozen=True)
 class CallPlace:
-    """The owner of the model calls of a workflow's node.
+    """The run, node and session to which the model calls of a workflow's node belong.
 
-    The manifests are stored under `run_id`, with the session `session_id`, or with the run if that is None. Earlier
-    turns come from the session, or from a `conversation` elsewhere. Without a `transcript`, there are no earlier turns,
-    and the turn is not stored.
+    The manifests of the calls are stored with the session `session_id`, or with the run `run_id` if that is None.
+    Earlier turns come from the session, or from a `conversation` outside of it. If `transcript` is False, there are no
+    earlier turns, and the turn is not stored.
     """
 
     run_id: str
@@ -188,30 +188,30 @@ class CallPlace:
 
 @dataclass(frozen=True)
 class NodeTurnOptions(TurnOptions):
-    """The options of a workflow's node; `place` returns the owner of the model calls of a run."""
+    """The options of a workflow's node; `place` is a function of a run's config that returns its `CallPlace`."""
 
     place: Callable[[RunnableConfig], CallPlace | None] | None = None
 
     @classmethod
     def of(cls, options: TurnOptions, place: Callable[[RunnableConfig], CallPlace | None]) -> Self:
-        """Return the options with a function that returns the owner of the model calls."""
+        """Return the options of a turn with the function `place` added."""
         return cls(**{field.name: getattr(options, field.name) for field in fields(TurnOptions)}, place=place)
 
 
 def place_in(options: TurnOptions, config: RunnableConfig) -> CallPlace | None:
-    """Return the owner of the model calls of a run; None if it is the session."""
+    """Return the place to which the model calls of a run belong; None if it is simply the session."""
     return options.place(config) if isinstance(options, NodeTurnOptions) and options.place is not None else None
 
 
 type Recall = Literal["off", "session", "user"]
 
 LEAST_QUESTION_TOKENS = 32
-"""Tokens that a system prompt must leave for the question; with fewer, questions are cut to a few words."""
+"""The tokens that a system prompt must leave for the question, which would otherwise be cut to a few words."""
 
 
 @dataclass(frozen=True)
 class ChatOptions:
-    """Options of the chat agent; `threadkeep.settings` explains each."""
+    """Options of the built-in chat agent; `threadkeep.settings` explains each."""
 
     system_prompt: str = ""
     max_messages: int = 20
@@ -246,7 +246,7 @@ class ChatOptions:
         """Check that the system prompt leaves tokens for a question.
 
         Raises:
-            InvalidSettings: names the variables that do not go together.
+            InvalidSettings: it leaves too few tokens; the error names the settings to change.
         """
         facts = facts_of(model, self.context_window)
         room = self._room(facts.name, facts.window)
@@ -283,7 +283,7 @@ class ChatOptions:
 class ModelFacts:
     """The name of a model and of its provider (None if unknown), and its context window in tokens.
 
-    `known` is False if the window is a default: neither the model, its name nor the caller gives it.
+    `known` is False if the window is a default, because neither the model nor its name nor the caller gives it.
     """
 
     name: str | None
@@ -311,5 +311,5 @@ def facts_of(model: BaseChatModel | None, override: int | None = None) -> ModelF
 
 
 def kept_name(name: str) -> str:
-    """Return a model's name as a table key: printable and short."""
+    """Return a model's name as it is stored: printable, and at most 200 characters."""
     return (name if name.isprintable() else ascii(name))[:_MOST_NAME_CHARACTERS]

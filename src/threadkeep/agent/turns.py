@@ -1,8 +1,8 @@
 """A turn of a session inside a run: its question, and the answer of one speaker.
 
 The middleware and the node helper both use `OpenTurn`. It has no state that another process would need: the context of
-a model call is read from the messages before the question, so another process can continue an interrupted run. The
-database decides which answer is valid: the first complete answer of a speaker.
+a model call is built from stored messages, so another process can continue an interrupted run. The database decides
+which answer is valid: the first complete answer of a speaker.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def as_answer(row: Message) -> AIMessage:
 class OpenTurn(TurnContext):
     """A turn that has begun.
 
-    `answered` is the stored complete answer of the speaker, if the question is a repeat or another process stored an
-    answer first. `earlier` are the complete answers of all speakers that were read.
+    `answered` is the complete answer of the speaker that is stored already, because the question is a repeat or another
+    process was faster. `earlier` are the stored complete answers of all speakers, as far as they were read.
     """
 
     answered: AIMessage | None = None
@@ -65,7 +65,7 @@ class OpenTurn(TurnContext):
         received: Sequence[BaseMessage] = (),
         changed: Sequence[BaseMessage] = (),
     ) -> None:
-        """Store the question with the caller's metadata, and read its answer if it is a repeat.
+        """Store the question with the caller's metadata, and read its answers if it is a repeat.
 
         `received` is the question as the caller sent it, before other middleware changed it. `changed` are earlier
         human messages that the transcript does not have; they are stored before the question.
@@ -79,7 +79,7 @@ class OpenTurn(TurnContext):
         question = await self._question_rows(metadata or {}, received)
         waiting = self._pending()
         if waiting:
-            # Another process may have stored an answer; the database decides which one is valid.
+            # Another process may have stored an answer, so try to write first: the database decides which one is valid.
             await in_time(self.session, self.session.deliver())
             waiting = self._pending()
         self.earlier = tuple([m for m in waiting if m.answers == self.question_id and m.status == "complete"])
@@ -103,11 +103,11 @@ class OpenTurn(TurnContext):
             await self._memory.pending.ensure_kept(self.session.session_id, str(self.answered.id))
 
     def _pending(self) -> list[Message]:
-        """Return the pending question and the pending answers to it."""
+        """Return the question and the answers to it, as far as they are waiting to be written to the database."""
         return [m for m in self.session.waiting() if self.question_id in (m.id, m.answers)]
 
     async def _question_rows(self, metadata: Mapping[str, Json], received: Sequence[BaseMessage]) -> list[Message]:
-        """Return the rows of the question; if a text was changed, its metadata has the digest of the received text."""
+        """Return the rows of the question; if middleware changed a text, with the digest of the received text."""
         rows = [self._stored(message, "complete", metadata=metadata) for message in self.question]
         texts = dict(enumerate(map(transcript_text, received)))
         changed = [place for place, row in enumerate(rows) if texts.get(place, row.content) != row.content]
@@ -143,7 +143,7 @@ class OpenTurn(TurnContext):
             self._memory.observers.notify(HistoryDiffers(session_id=self.session.session_id, messages=len(changed)))
 
     async def _record_question(self, messages: Sequence[Message]) -> Receipt | None:
-        """Store the question, and read the history in the same transaction if that is possible."""
+        """Store the question, and if possible read the history in its transaction; return None if it is pending."""
         profile, limit = self._options.profile or "", min(self._options.message_limit or PAGE_ROWS, PAGE_ROWS)
         if self._transcribed and not self._options.no_history:
             self._begun = await self.session.begin_joined(messages, Joined(), profile=profile, limit=limit)
@@ -152,10 +152,10 @@ class OpenTurn(TurnContext):
     async def _record(
         self, messages: Sequence[Message], *, answers: str | None = None, told: bool = False
     ) -> Receipt | None:
-        """Record messages; return None if they are pending.
+        """Record messages; return None if they are not in the database yet.
 
         Raises:
-            TurnInMemoryOnly: an answer for a waiting caller could be lost. In a run, None is returned.
+            TurnInMemoryOnly: they are only in memory, and a caller outside of a run waits for the answer (`told`).
         """
         try:
             return await self.session.record(messages, answers=answers, told=told)
@@ -165,7 +165,7 @@ class OpenTurn(TurnContext):
             return None
 
     def join(self, first: OpenTurn) -> None:
-        """Take part in a turn after another agent of the run has stored the question."""
+        """Take part in a turn whose question another agent of the run has stored (`first`)."""
         self.run_id, self._run_is_known = first.run_id, first._run_is_known
         self.earlier, self._repeated = first.earlier, first._repeated
         self._known_question_id, self._forgotten = first._known_question_id, first._forgotten
@@ -178,7 +178,7 @@ class OpenTurn(TurnContext):
         self._find_answer()
 
     async def read_answers(self) -> None:
-        """Read the answers that were given since the turn began, including those that are not stored yet."""
+        """Read the answers to the question that the run has given so far, including those that are not stored yet."""
         await self._read_stored()
         held = self._hold.answer if self._hold is not None else None
         given = [*self._pending(), *([held.message] if held is not None else [])]
@@ -186,7 +186,7 @@ class OpenTurn(TurnContext):
         self.earlier = (*self.earlier, *mine)
 
     def speak_as(self, author: str | None, ordinal: int) -> None:
-        """Set the author and the number of the answer."""
+        """Set the author and the number of the answer, and find the stored answer of this author with this number."""
         self.author, self.ordinal = author, ordinal
         self._find_answer()
 
@@ -205,9 +205,9 @@ class OpenTurn(TurnContext):
             self._known_question_id = self.question_id
 
     async def close(self, answer: BaseMessage | str, status: Status = "complete") -> AIMessage | None:
-        """Store the speaker's answer unless it is empty. Cancelling the caller does not stop this.
+        """Store the speaker's answer unless it is empty, even if the caller is cancelled meanwhile.
 
-        Returns the answer of another process if that was stored first, or this answer with a new id if another message
+        Return the answer of another process if that was stored first, or this answer with a new id if another message
         of the session has its id; otherwise None.
 
         Raises:
@@ -217,7 +217,7 @@ class OpenTurn(TurnContext):
         return await self._memory.finish(self._close, message, status)
 
     async def _close(self, message: BaseMessage, status: Status) -> AIMessage | None:
-        # A deleted question gets no answer. If another process owns the run, this process drops its partial answer.
+        # If the question was deleted, or another process owns the run and the answer is partial, drop the answer.
         given_up = self._forgotten or (status != "complete" and self._hold is not None and self._hold.lost)
         winner = None
         if self._options.answers and transcript_text(message).strip() and not given_up:
@@ -250,7 +250,7 @@ class OpenTurn(TurnContext):
         return await self._store_answer(answer, told=told)
 
     async def _store_answer(self, answer: Message, *, told: bool) -> AIMessage | None:
-        """Store the answer, with the manifest of its call and the new anchor of the window if that is possible now.
+        """Store the answer; if possible, store the manifest of its call and the window's anchor together with it.
 
         Return the answer that was stored instead, if there is one.
         """
@@ -281,10 +281,10 @@ class OpenTurn(TurnContext):
         return None if first is None else as_answer(first)
 
     async def _first_answer(self, answer_id: str, *, told: bool) -> Message | None:
-        """Return the answer that was stored first, which callers get instead of this one; None if it was deleted.
+        """Return the answer that another process stored first; None if it was deleted.
 
         Raises:
-            StoreUnavailable: the answer cannot be read in time. In a run, the read is retried until it succeeds.
+            StoreUnavailable: the answer could not be read in time. In a run, the read is retried until it succeeds.
         """
         pauses = _READ_PAUSES if self._hold is None else chain(_READ_PAUSES, repeat(_READ_PAUSES[-1]))
         for pause in pauses:
@@ -298,12 +298,12 @@ class OpenTurn(TurnContext):
         )
 
     async def is_stored(self, message: BaseMessage) -> bool:
-        """Return True if the session already has a message, and the message is not superseded."""
+        """Return True if the session has this message, not superseded; False also if the database does not answer."""
         stored = await self._find(id_of(message))
         return stored is not None and stored.superseded_at is None
 
     async def _read_stored(self) -> None:
-        """Read the stored question, and the complete answers to it."""
+        """Read the stored question and the complete answers to it, and take over their values."""
         question = await self._find(self.question_id)
         if question is None:
             return
@@ -316,7 +316,7 @@ class OpenTurn(TurnContext):
         self._find_answer()
 
     def _find_answer(self) -> None:
-        # Answers of early versions have neither a question nor an author.
+        # Answers that early versions stored have neither the id of their question nor an author.
         found = [
             one
             for one in self.earlier
