@@ -71,7 +71,7 @@ async def test_a_key_that_reads_changes_nothing(app: App, client: httpx2.AsyncCl
     headers = await key(app, scope="read")
     refused = 0
     for route, method in routes_of(app):
-        if method not in ("GET", "HEAD") and "x-access" not in (route.openapi_extra or {}):
+        if method != "GET" and "x-access" not in (route.openapi_extra or {}):
             response = await client.request(method, route.path.format(**ids_of(route, ann)), headers=headers)
             check_problem(response, 403, "scope-missing")
             refused += 1
@@ -88,6 +88,17 @@ async def test_a_key_that_writes_does_not_administer(app: App, client: httpx2.As
     assert (await client.delete("/api/v1/users/ann", headers=more)).status_code == 200
 
 
+async def test_head_answers_as_get_does_without_its_body(
+    app: App, client: httpx2.AsyncClient, ann: dict[str, str]
+) -> None:
+    """On every route that takes GET, for a key that may read and for one that may not."""
+    for headers in (await key(app, scope="read"), await key(app, scope="read", user_id="bob")):
+        for path in [route.path.format(**ids_of(route, ann)) for route, method in routes_of(app) if method == "GET"]:
+            head, whole = [await client.request(method, path, headers=headers) for method in ("HEAD", "GET")]
+            assert (head.status_code, head.content) == (whole.status_code, b""), path
+            assert head.headers.get("content-type") == whole.headers.get("content-type")
+
+
 @pytest.mark.parametrize("scope", ["read", pytest.param("write", marks=pytest.mark.slow)])
 async def test_a_key_of_one_user_reads_nothing_of_another(
     app: App, client: httpx2.AsyncClient, ann: dict[str, str], scope: KeyScope
@@ -98,7 +109,7 @@ async def test_a_key_of_one_user_reads_nothing_of_another(
     seen, invalid = set(), set()
     for route, method in routes_of(app):
         path = route.path.format(**ids_of(route, ann))
-        body = None if method in ("GET", "HEAD") else body_of(document, route.path, method, known)
+        body = None if method == "GET" else body_of(document, route.path, method, known)
         for query in ({"q": "canary"}, {"q": "canary", "user_id": "ann"}):
             response = await client.request(method, path, params=query, json=body, headers=headers)
             assert CANARY not in response.text, path
@@ -107,7 +118,7 @@ async def test_a_key_of_one_user_reads_nothing_of_another(
                 invalid.add((method, route.path))
     assert seen <= {200, 201, 204, 403, 404, 409, 422}
     # Every other route has seen who asks, and for whom.
-    assert invalid <= {(one, "/threads/{thread_id}/state/{checkpoint_id}") for one in ("GET", "HEAD")}
+    assert invalid <= {("GET", "/threads/{thread_id}/state/{checkpoint_id}")}
     more = await key(app, scope="admin")
     for kept in ("chat/history/room", f"facts/{ann['fact_id']}", f"procedures/{ann['procedure_id']}"):
         assert CANARY in (await client.get(f"/api/v1/{kept}", headers=more)).text
@@ -134,7 +145,7 @@ async def test_a_key_of_one_user_changes_nothing_of_another(
     for method, path, body, kind in owned:
         check_problem(await client.request(method, path, json=body, headers=headers), 404, kind)
     for route, method in routes_of(app):
-        if method not in ("GET", "HEAD") and route.openapi_extra not in (PUBLIC, READS):
+        if method != "GET" and route.openapi_extra not in (PUBLIC, READS):
             response = await client.request(method, route.path.format(**ids_of(route, ann)), headers=headers)
             assert response.status_code >= 400, route.path
     more = await key(app, scope="admin")

@@ -166,6 +166,26 @@ class SafeHeaders:
         await self._app(scope, receive, with_headers if scope["type"] == "http" else send)
 
 
+class HeadAsGet:
+    """Middleware that answers HEAD with the status and the headers of GET, on every path. A stream ends with them."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on, and send no body if its method is HEAD."""
+
+        async def without_body(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                await send(message)
+                await send({"type": "http.response.body"})
+
+        if scope["type"] == "http" and scope["method"] == "HEAD":
+            await self._app({**scope, "method": "GET"}, receive, without_body)
+        else:
+            await self._app(scope, receive, send)
+
+
 class BodyLimit:
     """Middleware that rejects bodies over a limit, by their Content-Length or by counting the received bytes."""
 

@@ -39,6 +39,7 @@ from threadkeep.web.middleware import (
     Access,
     BodyLimit,
     CrossOrigin,
+    HeadAsGet,
     SafeHeaders,
 )
 from threadkeep.web.problems import Problem, answer_errors_with_problems, documented
@@ -133,6 +134,7 @@ def create_service(app: App, *, heartbeat_seconds: float = HEARTBEAT_SECONDS) ->
         # Added after `Access`, so that it runs first: the preflight request of a browser has no key.
         service.add_middleware(CrossOrigin, origins=settings.cors_origins)
     service.add_middleware(SafeHeaders)
+    service.add_middleware(HeadAsGet)
     return service
 
 

@@ -22,14 +22,12 @@ router = APIRouter(tags=["health"])
 PATIENCE_SECONDS = 2.0
 
 
-@router.head("/healthz", include_in_schema=False)
 @router.get("/healthz", summary="Is the service alive?")
 async def healthz() -> Health:
     """Return success while the process responds. This needs no key."""
     return Health()
 
 
-@router.head("/readyz", include_in_schema=False, openapi_extra=PUBLIC)
 @router.get("/readyz", summary="Can the service work?", responses=documented(503), openapi_extra=PUBLIC)
 async def readyz(app: AppInUse) -> Readiness:
     """Return 200 if the database answers within two seconds, else 503. Meanwhile the chat continues without history."""
