@@ -42,10 +42,10 @@ from threadkeep.workflows.built_in import CHAT
 from threadkeep.workflows.registry import Workflows
 
 _SUBMIT_SECONDS = 15.0
-"""Seconds to wait until a run is stored. Longer than other waits: a run stored too late costs a second model call."""
+"""Seconds to wait until a run is stored; longer than other waits, because giving up may cost a second model call."""
 
 _ELSEWHERE_SECONDS = 60.0
-"""Seconds to wait for a turn of another process. On SQLite a suspended process still owns its runs."""
+"""Seconds to wait for a turn of another process, which may hang: on SQLite a suspended process still owns its runs."""
 
 ELSEWHERE = "Another process is answering in this session; send the message again later, with the same message_id."
 
@@ -54,7 +54,7 @@ _MOST_REMEMBERED = 10_000
 
 @dataclass(frozen=True)
 class RegenerationRequest:
-    """A request to answer a question again: the question of the run or with the message id, by default the newest.
+    """A request to answer a question again. The run or the message id names the question; the newest is the default.
 
     Without a `workflow`, the workflow that answered the question before is used again.
     """
@@ -105,9 +105,9 @@ class Chat:
         return len(self._turns)
 
     def begin(self, request: ChatRequest, *, stream: bool = True) -> ChatTurn:
-        """Start a turn, or join the turn that already answers this message.
+        """Start a turn and return it, or return the running turn that already answers this message.
 
-        If `stream` is false, the model is called without streaming, and followers get no tokens.
+        If `stream` is false, the model is called without streaming, and followers of the turn get no tokens.
 
         Raises:
             InvalidKey, InvalidInput: the session id or the user id cannot be used.
@@ -196,7 +196,7 @@ class Chat:
         return answer
 
     async def _answer_recorded(self, turn: ChatTurn) -> ChatAnswer | None:
-        """Return the answer of a recorded run; None if no run can be recorded now."""
+        """Return the answer of a recorded run; None if the database cannot record or execute one now."""
         session = self._memory.session(turn.session_id, user_id=turn.request.user_id)
         # Submit one message at a time, so that the turns keep the order of arrival.
         async with self._lock_of(turn.order_key):
@@ -212,7 +212,7 @@ class Chat:
         return await self._answers.of_recorded(turn, ended, runs, submitted)
 
     def _lock_of(self, key: str) -> asyncio.Lock:
-        """Return the lock that orders this process's operations on one session; the database orders recorded runs."""
+        """Return the lock that orders this process's work on one session; the database also orders recorded runs."""
         return self._locks.setdefault(key, asyncio.Lock())
 
     async def _service(self, session: Session) -> RunService | None:
@@ -220,7 +220,7 @@ class Chat:
         if self._runs.opened is not None:
             return self._runs.opened
         pending = self._memory.pending
-        # At startup, opening may wait longer for locks than here, because here a person waits.
+        # A person waits, so limit the wait for locks; at startup, opening the service may wait longer.
         async with session.timeout(pending.wait_seconds):
             with waiting_until(time.monotonic() + pending.wait_seconds):
                 await self._memory.runs.take_lock()
@@ -264,7 +264,7 @@ class Chat:
 
     @contextlib.asynccontextmanager
     async def _limit_elsewhere(self, runs: RunService, session_id: str) -> AsyncIterator[None]:
-        """Limit the time of the block, unless this process is executing a turn of the session.
+        """Limit the time of the block; extend the limit while this process executes a turn of the session.
 
         Raises:
             Interrupted: another process did not end its turn in time.
@@ -325,7 +325,7 @@ class Chat:
             return outcome, ledger
 
     async def _between_turns(self, workflow: str, session_id: str) -> None:
-        """Execute an internal workflow of a session in the order of its turns.
+        """Execute an internal workflow of a session (reset or delete) in the order of the session's turns.
 
         Raises:
             RunFailed: the workflow did not succeed.
@@ -341,7 +341,7 @@ class Chat:
             raise RunFailed(submitted.run_id, result.run.error or result.status)
 
     async def regenerate(self, session: Session, request: RegenerationRequest, *, stream: bool = True) -> ChatTurn:
-        """Supersede everything after a question and start a new turn for it, or join a turn that is already running.
+        """Supersede everything after a question and start a new turn for it, or join the turn that is answering it.
 
         Raises:
             MessageNotFound: the session has no such question.
@@ -352,7 +352,7 @@ class Chat:
         return self.begin(await self.release(session, request), stream=stream)
 
     async def release(self, session: Session, request: RegenerationRequest) -> ChatRequest:
-        """Supersede everything after a question and return the request for a new run that answers it.
+        """Supersede everything after a question, unless a run is answering it; return the request for this answer.
 
         Raises: as for `regenerate`.
         """
@@ -368,7 +368,7 @@ class Chat:
         return ChatRequest(
             question.content,
             session_id=session.session_id,
-            user_id=info.user_id,  # the session's owner: if the owner sends the message again, it joins this run
+            user_id=info.user_id,  # the owner of the session: if the owner sends the message again, it joins this run
             message_id=question_id,
             metadata=question.metadata,
             workflow=workflow.name,
@@ -376,14 +376,14 @@ class Chat:
         )
 
     async def _asked_by(self, session: Session, run_id: str | None) -> str | None:
-        """Return the id of the message that a run answers; `run_id` itself if the session has no such run now."""
+        """Return the id of the message that a run answers: `run_id` if the run is unknown or its message has no id."""
         run = await self._memory.runs.run(run_id) if run_id is not None else None
         if run is None or run.session_id != session.session_id:
             return run_id
         return (run.inputs[-1].message_id if run.inputs else run.message_id) or run_id
 
     async def _workflow_of(self, question: Message, run_id: str | None) -> str:
-        """Return the name of the workflow that answered a question."""
+        """Return the name of the workflow that answered a question; the built-in chat if its run was deleted."""
         for known in filter(None, (run_id, question.run_id)):
             if (run := await self._memory.runs.run(known)) is not None:
                 return run.workflow

@@ -42,7 +42,8 @@ class ChatRequest:
     """A message of a person.
 
     Without a `session_id` the turn continues the last session of the user with the workflow, or starts a new one. A
-    `message_id` makes retries safe. `quoted_text` is the text that the message replies to, an input of the run only.
+    `message_id` makes retries safe. `quoted_text` is the text that the message replies to: the run gets it as an input,
+    but it is not stored with the message.
     """
 
     message: str
@@ -136,9 +137,8 @@ type ChatEvent = ChatStarted | ChatToken | ChatAnswer
 class ChatTurn:
     """A turn that runs in the background; any number of callers may follow it, at any time.
 
-    `session_id` and `run_id` may change until the turn has begun. `user_key` orders a user's messages without a session
-    id; it is None if the request names no user. `stored_id` is the id of the answer, if the database
-    has certainly stored it.
+    `session_id` and `run_id` may change until the turn has begun. `user_key` stands for the user and the workflow; None
+    if the request names no user. `stored_id` is the id of the answer once the database has certainly stored it.
     """
 
     def __init__(self, request: ChatRequest, *, stream: bool) -> None:
@@ -157,7 +157,7 @@ class ChatTurn:
 
     @property
     def order_key(self) -> str:
-        """The key that orders messages: the session id, or the user and the workflow if no session id is given."""
+        """The key under which messages are answered one after another: the session id or, without one, `user_key`."""
         return self.user_key if self.request.session_id is None and self.user_key is not None else self.session_id
 
     @property
@@ -207,7 +207,7 @@ class ChatTurn:
             raise
 
     async def follow(self) -> AsyncIterator[ChatEvent]:
-        """Yield all events from the beginning, then the answer."""
+        """Yield all events of the turn from its beginning, wait for further ones, and yield the answer last."""
         if self.task is None:
             raise RuntimeError("the turn has not begun")
         position = 0
@@ -223,7 +223,7 @@ class ChatTurn:
             await changed.wait()
 
     def _told_at_the_end(self, response: str) -> bool:
-        """Return whether the tokens end with the answer. Other agents and failed attempts may have sent tokens too."""
+        """Return True if no tokens were sent, or if they end with the answer; earlier tokens may be of other agents."""
         pieces = "".join(event.text for event in self._events if isinstance(event, ChatToken))
         return not pieces or pieces.endswith(response)
 
@@ -233,7 +233,7 @@ class ChatTurn:
 
 
 async def listen(turn: ChatTurn, stream: RunStream, work: asyncio.Task[Any]) -> None:
-    """Forward the events of the run's current attempt to the turn until its outcome is known."""
+    """Forward the start and the tokens of a run's current attempt to the turn, until the outcome is known."""
     work.add_done_callback(stream.signal)
     published = stream.first_piece
     while True:
@@ -257,7 +257,7 @@ _NO_DATABASE = "The database is unavailable, and this message cannot be answered
 
 
 def error_of(ended: Run | Outcome, turn: ChatTurn, workflow: Workflow) -> ThreadkeepError:
-    """Return the error for a turn whose run did not succeed."""
+    """Return the error that callers of a turn get if its run did not succeed."""
     kind = ended.error or "NoAnswer"
     if ended.status in ("waiting", "cancelled"):
         rolled_back = isinstance(ended, Run) and ended.cancel_reason == ROLLED_BACK
@@ -277,7 +277,7 @@ def error_of(ended: Run | Outcome, turn: ChatTurn, workflow: Workflow) -> Thread
 
 
 class ChatAnswers:
-    """A builder of answers from ended runs. Details that the database cannot return are left out."""
+    """A builder of answers from ended runs. Details that the database cannot return now are left out."""
 
     def __init__(self, memory: Memory, workflows: Workflows) -> None:
         self._memory = memory
@@ -286,9 +286,9 @@ class ChatAnswers:
     async def of_recorded(
         self, turn: ChatTurn, ended: Run | Outcome, runs: RunService, submitted: Submitted
     ) -> ChatAnswer:
-        """Return the answer of a recorded run or of its outcome, and mark the answer as delivered.
+        """Return the answer in a recorded run, or in its outcome, and mark the answer as delivered.
 
-        If the answer was marked as delivered when it was stored, `stream.hold.told_id` is its id.
+        An answer that was marked as delivered when it was stored has the id `stream.hold.told_id`.
 
         Raises:
             ModelCallFailed, RunFailed, RunWaits, Interrupted, BudgetTooSmall: the run has no answer.
@@ -337,7 +337,7 @@ class ChatAnswers:
 
     @contextlib.asynccontextmanager
     async def _optional(self, turn: ChatTurn) -> AsyncIterator[None]:
-        """Leave the block if the database does not respond in time or the session was deleted; raise no error."""
+        """Leave the block without an error if the database does not respond in time, or if the session was deleted."""
         with contextlib.suppress(RunNotFound, StoreError, TimeoutError):
             async with self._memory.session(turn.session_id).timeout():
                 yield

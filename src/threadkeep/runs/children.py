@@ -1,4 +1,4 @@
-"""Child runs: executed in the process of their parent, and resumed together with it."""
+"""Child runs, which are executed in the process of their parent and resumed together with the parent."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _DEADLINE: Final = "DeadlinePassed"
 
 
 class RunChildren:
-    """An executor of child runs for runs that this process executes.
+    """An executor of the child runs of those runs that this process executes.
 
     A child is stored below its parent, and receives only the input in the parent's request. The process that executes
     the parent also executes the child. If a child waits for a person, its parent waits too.
@@ -35,7 +35,7 @@ class RunChildren:
         self._worker = worker
 
     async def run(self, request: ChildRequest, /) -> ChildResult:
-        """Execute a child to its end.
+        """Execute or resume a child, and return its result after its end.
 
         Raises:
             WorkflowNotFound: no workflow of that name is registered.
@@ -64,7 +64,7 @@ class RunChildren:
         return _result_of(run)
 
     async def _there(self, request: ChildRequest, workflow: Workflow, parent: ActiveRun) -> tuple[Run, bool]:
-        """Return the child, created or retried if necessary, and True if it is new and may begin at once."""
+        """Return the child run, created or retried if necessary; with it True if it is new and may begin at once."""
         run_id = _child_id(request)
         run = await self._runs.run(run_id)
         if run is None:
@@ -129,7 +129,7 @@ def _child_id(request: ChildRequest) -> str:
 
 
 def _answer_to(run: Run) -> Json:
-    """Return a person's answer to a waiting child; the first call interrupts the parent, which then waits as well.
+    """Return a person's answer to a waiting child. If there is none yet, interrupt the parent, which then waits too.
 
     When LangGraph repeats a node, `interrupt` returns the earlier answers in order; the last one is for this question.
     """

@@ -36,7 +36,7 @@ from threadkeep.workflows.nodes.base import Step
 from threadkeep.workflows.turn_ends import reset_commands
 
 type RunStop = Stop | Literal["cancelled"]
-"""The reason why a run was stopped: a reason of the engine, or `cancelled` after a request to cancel the run."""
+"""The reason why a run is stopped: a reason of the engine, or `cancelled` after a request to cancel the run."""
 
 
 @dataclass(eq=False)
@@ -44,8 +44,8 @@ class ActiveRun:
     """A run that this process is executing.
 
     `stop` is the reason why the run is being stopped. `begins` is true if no process has executed the run before;
-    then `workflow` is known.
-    `over` is the record of the run after its end. `has_following` is false if no other run waited for this end.
+    then `workflow` is known. `over` is the record of the run after its end. `has_following` is false if no other run
+    waited for this end.
     """
 
     run: Run
@@ -75,14 +75,14 @@ _AT_ONCE = 200
 
 
 async def end_orphans(runs: Runs, parent_run_id: str) -> None:
-    """End the children of an ended run that are still marked as running."""
+    """Cancel the children of an ended run that are still marked as running, at most 200."""
     children, _ = await runs.records.runs(RunQuery(parent_run_id=parent_run_id, status="running", limit=_AT_ONCE))
     for child in children:
         await end_orphan(runs, child)
 
 
 async def end_orphan(runs: Runs, child: Run) -> None:
-    """End a child whose parent has ended, and the runs below the child."""
+    """Cancel a child whose parent has ended, and the runs below the child."""
     if child.owner is not None:
         await runs.finish(child.run_id, child.owner, "cancelled", error="ParentOver")
     else:
@@ -137,7 +137,7 @@ _PAUSE_SECONDS: Final = 0.25
 
 
 class RunEndings:
-    """A recorder that ends runs together with their turns, or leaves them to other processes."""
+    """A recorder of the ends of runs and of their turns; it also releases runs to other processes."""
 
     def __init__(self, memory: Memory, workflows: RunWorkflows, dependencies: Dependencies) -> None:
         self._memory = memory
@@ -148,7 +148,7 @@ class RunEndings:
         self._store = dependencies.compiler.store
 
     async def end(self, active: ActiveRun, outcome: Outcome) -> Outcome | None:
-        """Record the end of a run; return None if this process does not own the run any more."""
+        """Record that a run has ended or waits; return the recorded outcome, None if another process owns the run."""
         given = {"status": outcome.status, "error": outcome.error, "interrupt": outcome.interrupt}
         noted = {name: value for name, value in given.items() if value is not None}
         if outcome.status == "done" and active.hold.answer is not None:
@@ -181,10 +181,10 @@ class RunEndings:
         return ended
 
     async def _end_with_answer(self, active: ActiveRun, outcome: Outcome) -> bool:
-        """Store the answer with the end of its run, the trace, the manifests and the anchor, in one transaction.
+        """Store the answer, the end of its run, the trace, the manifests and the window's anchor in one transaction.
 
-        Return False if nothing was stored, or if the result is unknown. The caller then stores first the answer and
-        then the end of the run, unless this process has lost the run. The database rejects the transaction if another
+        Return False if nothing was stored, or if that is unknown. The caller must then store the answer and after it
+        the end of the run, unless this process has lost the run. The database rejects the transaction if another
         process owns the run by now or has answered the question.
         """
         hold, run = active.hold, active.run
@@ -223,15 +223,15 @@ class RunEndings:
     async def _end_turn(self, run: Run, hold: RunHold | None = None) -> None:
         """Store the question and the partial answer of an interrupted run, or roll the turn back.
 
-        The next turn of the session begins only afterwards. A failed write is reported, and the run ends anyway. `hold`
-        contains the conversations that the run used in this process.
+        Call this before the end of the run is recorded, because the session's next turn may then begin. A failed write
+        is reported, and the run ends anyway. `hold` has the conversations that the run used in this process.
 
         Raises:
             StoreUnavailable: the turn cannot be rolled back now, and the next turn must not see it.
         """
         found = await self._memory.runs.run(run.run_id)
         try:
-            # If the session was deleted or another process owns the run, write no message.
+            # If the run was deleted with its session, or if another process owns it, write no message.
             if found is not None and found.owner == run.owner:
                 await self._keep_question(run)
             if found is not None and found.cancel_reason == ROLLED_BACK:
@@ -260,7 +260,7 @@ class RunEndings:
                 await session.take_back_turn(str(question.id))
 
     async def _keep_question(self, run: Run) -> None:
-        """Store the message that a run received if the run did not, because later turns must see the message."""
+        """Store the message that a run received, unless the run has stored it, because later turns must see it."""
         if run.parent_run_id is not None:
             return
         step, metadata = Step("", context_of(run, self._resources), None), metadata_of(run)
@@ -279,8 +279,8 @@ class RunEndings:
     async def release(self, active: ActiveRun) -> None:
         """Record the end of a cancelled run; release any other stopped run, so that another process resumes it.
 
-        A child is not released, because it belongs to its parent. A resumed run is not released either: the process
-        that takes it over must know that the person's reply may have been used.
+        A child is not released, because its parent resumes it. A resumed run is not released either, because the
+        process that takes it over must know that the person's reply may have been used.
         """
         run = active.run
         with contextlib.suppress(StoreError):
@@ -351,7 +351,7 @@ class RunEndings:
 
     async def _is_kept(self, active: ActiveRun) -> bool:
         """Store the pending progress of a run; return False if the store is unavailable and a retry may help."""
-        # Only report other errors: the run must end, even if a retry then has to start from the beginning.
+        # Only report other errors, because the run must end, even if a retry then has to start from the beginning.
         with ErrorBoundary(lambda error: self._notify_unstored(type(error).__name__)):
             try:
                 await active.progress.keep()
@@ -364,7 +364,7 @@ class RunEndings:
 
 
 def _instead(outcome: Outcome, winner: AIMessage | None) -> Outcome:
-    """Return the outcome with the answer stored instead: another process's, or the same answer under a new id."""
+    """Return the outcome with the answer that was stored instead of the run's: of another process, or with a new id."""
     if winner is None or outcome.result is None:
         return outcome
     text = text_of(winner)

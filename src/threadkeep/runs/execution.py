@@ -49,7 +49,7 @@ from threadkeep.workflows.turn_ends import LateQuestion
 _MOST_LATE = 3
 
 _TOOLS = "tools"
-"""The name of the tool node of `create_agent`. Output of models inside tools is not part of the answer."""
+"""The node of `create_agent`'s agents that runs tools. Output of models in tools is not part of the answer."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Dependencies:
     _plans: WeakKeyDictionary[Workflow, RunPlan] = field(default_factory=WeakKeyDictionary)
 
     def plan(self, workflow: Workflow) -> RunPlan:
-        """Return the plan of a workflow, which is made once."""
+        """Return the plan of a workflow; make it at the first call."""
         known = self._plans.get(workflow)
         if known is None:
             known = self._plans[workflow] = RunPlan.of(workflow, self.resources)
@@ -82,7 +82,7 @@ class _Part(TypedDict):
 
 
 class RunExecution:
-    """An execution of a run in this process. `begins` is true for the first one, which has no checkpoints yet."""
+    """An execution of a run in this process. `begins` is true if it is the run's first, without checkpoints."""
 
     def __init__(
         self,
@@ -118,7 +118,7 @@ class RunExecution:
             async with asyncio.timeout(self._seconds_left()):
                 outcome = await self._execute_with_retries()
         except TimeoutError:
-            # The block handles timeouts of models and tools, so this is the deadline of the run.
+            # Timeouts of models and tools are handled inside the block, so this is the deadline of the run.
             return Outcome("failed", error="DeadlinePassed")
         finally:
             built = contexts.take(run_id)
@@ -130,7 +130,7 @@ class RunExecution:
     async def _execute_with_retries(self) -> Outcome:
         tries, again = max(self._run.attempts, 1), False
         while True:
-            # A graph may raise any error. The run then ends with that error.
+            # A graph may raise any error. The run is retried, or ends with this error.
             with ErrorBoundary() as attempt:
                 return await self._execute_once(again=again)
             error = attempt.caught
@@ -152,7 +152,7 @@ class RunExecution:
         await in_flight.wait_for(self._run)
         if len(self._run.inputs) > 1:
             self._run = await with_unanswered(memory, self._run)
-        # The graph looks for this answer in its first step only, and a resumed graph skips that step.
+        # A graph looks for this answer only in its first step, which a resumed graph skips.
         answered = not self._begins and in_flight.has_answered(self._run)
         if answered and (result := await answered_without(memory, self._run)) is not None:
             return Outcome("done", result=result)
@@ -168,9 +168,9 @@ class RunExecution:
         return outcome
 
     async def _wait_for_recovery(self, error: Exception) -> bool:
-        """Wait for the database if its failure caused the error; return True if the attempt must not count.
+        """Wait until the database is available, if it is down; return True if the failed attempt must not count.
 
-        An unrecorded run (it has no checkpoints) does not wait.
+        An unrecorded run, which has no checkpoints, does not wait.
         """
         saver = self._dependencies.saver
         if saver is None:
@@ -184,7 +184,7 @@ class RunExecution:
         try:
             await query()
         except StoreUnavailable as away:
-            # This outcome is not final. It allows a caller to stop waiting for the database.
+            # This outcome is not final. It lets a caller stop waiting for the recorded run.
             self._stream.set_outcome(Outcome("failed", error=kind_of(away)))
             await retry_until_available(query)
             return True
@@ -199,7 +199,7 @@ class RunExecution:
         await asyncio.sleep(pause_before(tries, first_seconds=first, longest_seconds=longest))
 
     async def _report_crossing(self) -> None:
-        """Report that the last model call exceeded a budget, because no later call will raise the error."""
+        """Report it if the last model call exceeded a budget, because no later call raises the error."""
         crossed = None
         with contextlib.suppress(StoreError):  # the answer exists anyway
             crossed = await self._ledger.crossed()
@@ -246,7 +246,7 @@ class RunExecution:
         async for part in stream:
             self._take(part)
         if self._ledger.spent is not None:
-            # A node may have caught this error and continued without its model; then the result is incomplete.
+            # A node may have caught this error and continued without its model, so the result may be incomplete.
             raise self._ledger.spent
 
     async def _reply(self, name: str, chat: ChatNode, options: Mapping[ConversationKind, TurnOptions]) -> None:
@@ -268,7 +268,7 @@ class RunExecution:
         self._state = {**state, **said(step, reply), "messages": [*state.get("messages", ()), reply]}
 
     async def _ask_model(self, node: str, model: BaseChatModel, messages: list[BaseMessage]) -> AIMessage:
-        """Call a model; if a caller follows the run, publish each token when it arrives."""
+        """Call a model and return its message; if a caller wants tokens, publish each one when it arrives."""
         if not self._stream.wants_pieces:
             return await model.ainvoke(messages)
         chunks: list[AIMessageChunk] = []
@@ -320,7 +320,7 @@ class RunExecution:
     def _id_in(self, place: str, chunk: AIMessageChunk) -> str | None:
         """Return the id of the message that a chunk belongs to.
 
-        If the model marks no chunk as the last, LangChain adds an empty chunk; ignore the id of that chunk.
+        If the model marks no chunk as the last, LangChain adds an empty chunk with another id, which is ignored.
         """
         streaming = self._streaming.setdefault(place, [])
         message_id, is_last = chunk.id, chunk.chunk_position == "last"
@@ -354,7 +354,7 @@ class RunExecution:
         return Outcome("done", result={name: value for name, value in result.items() if value is not None})
 
     def _asked(self) -> Json:
-        """Return the run's questions to a person, and the number of times that the run has asked."""
+        """Return the run's questions to a person, with the number of times that the run has asked so far."""
         earlier = self._run.interrupt if isinstance(self._run.interrupt, Mapping) else {}
         before, reply = earlier.get("number"), earlier.get(REPLY)
         asked: list[Json] = [{"id": one.id, "value": jsonable(one.value)} for one in self._interrupts.values()]
@@ -391,7 +391,7 @@ class RunExecution:
         }
 
     def _question(self) -> list[BaseCallbackHandler]:
-        """Return a handler that stores the question after other middleware; empty if the recorder does not wait."""
+        """Return a handler that stores the question after other middleware changed it; none if it is stored earlier."""
         run, resources = self._run, self._dependencies.resources
         recorder = self._workflow.recorder
         if recorder is None or not recorder.waits or run.session_id is None:
@@ -401,7 +401,7 @@ class RunExecution:
         return [LateQuestion(resources.memory.loop, asked, keep)]
 
     def _seconds_left(self) -> float | None:
-        """Return the seconds until the deadline; None without one. Time spent waiting for a person does not count."""
+        """Return the seconds until the deadline; None without one. After a reply or a retry, the time starts again."""
         run = self._run
         if run.deadline_at is None:
             return None
@@ -417,7 +417,7 @@ def _map(value: Json) -> Mapping[str, Json]:
 
 
 def _without_empty(data: Mapping[str, Json]) -> dict[str, Json]:
-    """Return an event's data without the empty fields of its LangChain messages, because LangChain restores these."""
+    """Return an event's data without empty fields of its LangChain messages; LangChain restores them when it reads."""
     messages = data.get("messages")
     if not isinstance(messages, list):
         return dict(data)

@@ -1,4 +1,4 @@
-"""Intake of runs: requests to start, resume or retry a run, which starts at once here if a caller waits for it."""
+"""Intake of runs: requests to start, resume or retry a run. If a caller waits for a run, it starts here at once."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from threadkeep.workflows.resources import RunOptions
 _AS_BEFORE = RunBudget()
 
 type Mode = Literal["wait", "background", "later"]
-"""`wait`: this process executes the run. `background`: any worker executes it. `later`: it is only stored now."""
+"""`wait`: this process executes the run. `background`: any worker executes it. `later`: it is only stored for now."""
 
 
 class RunIntake:
-    """A service that starts, resumes and retries runs, except children."""
+    """A service that starts, resumes and retries runs, except child runs."""
 
     def __init__(self, memory: Memory, worker: Worker, maintenance: RunMaintenance) -> None:
         self._memory = memory
@@ -46,9 +46,9 @@ class RunIntake:
         """Store a run and start it: at once in this process if the caller waits, else on any worker.
 
         In mode `later` the run starts when a caller requests its result, and further messages can join the run until
-        then. If no caller requests the result, a worker starts the run.
+        then. If no caller requests the result, a worker starts the run later.
 
-        A repeated `message_id` of a session returns the same run. If that run has failed, it is retried.
+        If the session has a run for the `message_id` already, this run is returned. If it has failed, it is retried.
 
         Raises:
             WorkflowNotFound: no workflow of that name is registered.
@@ -61,7 +61,7 @@ class RunIntake:
         if workflow.source == "built-in" and not request.text and workflow.name not in OWN_NAMES:
             raise InvalidInput("The chat needs a message; pass it in `message`.")
         await self._worker.engine.ready()
-        # Limit the time of a caller that waits, because an unrecorded run can answer instead.
+        # Limit the time to wait for the database if a caller waits, because an unrecorded run can answer instead.
         here = mode == "wait"
         until = time.monotonic() + self._memory.pending.wait_seconds if here else None
         with waiting_until(until):
@@ -95,7 +95,7 @@ class RunIntake:
 
         A child's question is answered through the run at the top, which waits for the child. With a `message_id` the
         value is a message of the session: it counts only once, and a channel sends the run's answer as a reply to it.
-        With the ids of the `questions` that the value is meant for, it answers no other question.
+        If `questions` has ids of questions, the value is accepted only if the run still asks all of them.
 
         Raises:
             RunNotFound: there is no such run that the user may see.
@@ -103,7 +103,7 @@ class RunIntake:
         """
         run = await self._top_of_waiting(await self.run(run_id, user_id=user_id))
         if questions:
-            # Read this run after the run at the top, so that both show the same question.
+            # Read this run after the run at the top, so that it does not show an older question.
             asking = await self.run(run_id, user_id=user_id)
             if not set(questions) <= {one.get("id") for one in RunResult.of(asking).interrupts}:
                 raise InvalidInput(f"Run {run_id!r} does not ask this any more; see the run for what it asks now.")
@@ -120,12 +120,12 @@ class RunIntake:
     ) -> None:
         """Answer a waiting run at most once: a repeated request with the same `message_id` changes nothing.
 
-        The id is unique in the session. The channel that asked the question also sends the run's answer.
+        The id must be unique in the session. The channel that asked the question also sends the run's answer.
 
         Raises:
             RunNotFound: there is no such run that the user may see.
             InvalidInput: the run does not wait for an answer, or it has a `message_id` but no session.
-            RunBusy: the run at the top does not wait yet for this child; a retry is safe.
+            RunBusy: the run at the top does not wait for this child yet; the call can be repeated.
         """
         if message_id is None:
             return await self.resume(run_id, value, user_id=user_id, mode=mode)
@@ -171,9 +171,9 @@ class RunIntake:
     async def retry(
         self, run_id: str, *, user_id: str | None = None, mode: Mode = "wait", budget: RunBudget = _AS_BEFORE
     ) -> None:
-        """Retry a run that failed, was cancelled or interrupted, from where it stopped.
+        """Retry a run that failed, was cancelled or interrupted, from its last checkpoint.
 
-        A limit in `budget` replaces the same limit of the run. It applies to the whole run, including earlier attempts.
+        A limit in `budget` replaces the same limit of the run, and applies to the whole run with earlier attempts.
 
         Raises:
             RunNotFound: there is no such run that the user may see.
@@ -251,7 +251,7 @@ class RunIntake:
     async def _add(
         self, new: NewRun, workflow: Workflow, policy: DoubleTexting, *, mode: Mode, until: float | None
     ) -> Added:
-        """Store a run and start it. Shield this call, so that a stored run is always started."""
+        """Store a run, and start or enqueue it. Shield this call: a cancellation must not separate the two."""
         owner = self._worker.engine.name if mode == "wait" else None
         if owner is not None and (run := await self._begin_at_once(new, workflow, policy, owner)) is not None:
             return Added(run, "new")
@@ -284,7 +284,7 @@ class RunIntake:
         return run
 
     async def _try_again(self, run: Run, request: RunRequest, *, here: bool) -> bool:
-        """Retry an unsuccessful run because its message was sent again; return whether it is retried."""
+        """Retry a failed or interrupted run because its message was sent again; return False if it is not retried."""
         if request.user_id is not None and run.user_id != request.user_id and run.session_id is not None:
             raise WrongUser(run.session_id)
         if run.status not in ("failed", "interrupted") or run.set_aside or not await self._runs.retry(run.run_id):
@@ -307,6 +307,6 @@ def _least(first: float | None, second: float | None) -> float | None:
 
 
 def _budget(asked: RunBudget, options: RunOptions) -> RunBudget:
-    """Return the lower of the two limits, for tokens and for cost."""
+    """Return the budget with the lower of the request's and the workflow's limits, for tokens and for cost."""
     tokens = _least(asked.max_tokens, options.max_tokens)
     return RunBudget(None if tokens is None else int(tokens), _least(asked.max_cost, options.max_cost))

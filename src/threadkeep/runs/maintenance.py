@@ -1,4 +1,4 @@
-"""Background maintenance: stopping runs of this process on request, and recovering runs of other processes."""
+"""Background maintenance: stops runs of this process on request, and recovers runs of dead processes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MOST_REMEMBERED = 10_000
 
 
 class RunMaintenance:
-    """Background tasks that repeat a bounded amount of work; an error is reported, and the task continues."""
+    """Background tasks that repeat maintenance work; an error is reported, and the task continues."""
 
     def __init__(self, memory: Memory, worker: Worker, checkpoints: RunCheckpoints, options: RunServiceOptions) -> None:
         self._memory = memory
@@ -55,7 +55,7 @@ class RunMaintenance:
         self._look.set()
 
     async def watch(self) -> None:
-        """Stop the runs of this process that have a cancel request or belong to another process by now."""
+        """Stop active runs of this process that a request cancelled, or that another process owns by now."""
         before = [active for active in self._worker.active.values() if active.stop is None]
         if not before:
             return
@@ -72,7 +72,7 @@ class RunMaintenance:
                 active.cancel("cancelled")
 
     async def recover(self) -> None:
-        """Recover runs that no process executes, and remove checkpoints of finished runs."""
+        """Start or enqueue runs that no process executes, and remove checkpoints of finished runs."""
         await self._start_unknown()
         forgotten = await self._runs.order.ready(limit=_AT_ONCE, waited_seconds=self._options.forgotten_seconds)
         abandoned = await self._runs.order.abandoned(limit=_AT_ONCE)
@@ -83,7 +83,7 @@ class RunMaintenance:
         await self._checkpoints.remove_before(self._memory.clock() - age, limit=_AT_ONCE)
 
     async def _start_unknown(self) -> None:
-        """Execute runs that this process owns but does not know, because the reply to their start was lost.
+        """Execute runs that this process owns without knowing it, because the database's reply was lost.
 
         No other process may take over such a run while this one lives. A child is left to its parent, which starts it.
         """
@@ -95,7 +95,7 @@ class RunMaintenance:
     async def take_over(self) -> None:
         """Enqueue the runs that dead processes owned or had taken from the queue.
 
-        A run that was active when a process died a second time is executed alone, because it may be the cause.
+        A run that was active when a process died for the second time is executed alone, because it may be the cause.
         """
         engine = self._worker.engine
         for run_id in await engine.take_from_dead():

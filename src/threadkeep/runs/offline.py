@@ -1,4 +1,4 @@
-"""Turns that unrecorded runs answer while the database is down."""
+"""Unrecorded runs, which answer messages while the database is down."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ class OfflineRuns:
         )
 
     def close(self) -> None:
-        """Remove the observer."""
+        """Stop observing the contexts of model calls."""
         self._contexts.close()
 
     async def execute(self, request: RunRequest, stream: RunStream, session_id: str) -> tuple[Outcome, Ledger]:
-        """Execute a request under the run id of the stream; return its outcome and the ledger with its usage.
+        """Execute a request under the run id of the stream; return its outcome, and the ledger with its token usage.
 
         Raises:
             WorkflowNotFound: no workflow of that name is registered.
@@ -92,7 +92,7 @@ class OfflineRuns:
             trigger=request.trigger,
             inputs=(RunInput(request.values(), request.message_id),),
             budget=options.budget,
-            # Allow no second attempt: without checkpoints it would repeat every step.
+            # Count all attempts as used: without checkpoints a second attempt would repeat every step.
             attempts=options.max_tries,
             created_at=now,
             deadline_at=None if seconds is None else now + timedelta(seconds=seconds),
@@ -100,7 +100,7 @@ class OfflineRuns:
 
 
 class IdempotentToolsOnly(AgentMiddleware[AgentState[Any], Any, Any]):
-    """A middleware that blocks tools that must not run twice, because unrecorded runs cannot record their calls."""
+    """A middleware that blocks tools that must not run twice, because an unrecorded run cannot record tool calls."""
 
     async def awrap_tool_call(self, request: ToolCallRequest, handler: Handler) -> ToolResult:
         """Run the tool if it is idempotent; return an error message otherwise."""

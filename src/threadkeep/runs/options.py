@@ -23,21 +23,21 @@ _FORM = "Write model=input/output or model=input/output/cached, per million toke
 
 @dataclass(frozen=True)
 class Price:
-    """The price of a million tokens of a model. `cached` is the price of input tokens that come from a cache."""
+    """The prices of a million tokens of a model. `cached` is the price of input tokens that the provider had cached."""
 
     input: float
     output: float
     cached: float | None = None
 
     def cost(self, input_tokens: int, output_tokens: int, cache_read_tokens: int = 0) -> float:
-        """Return the cost of a call. The input tokens include the cached ones."""
+        """Return the cost of a model call. `input_tokens` includes the cached tokens."""
         cached = self.input if self.cached is None else self.cached
         fresh = max(input_tokens - cache_read_tokens, 0)
         return (fresh * self.input + cache_read_tokens * cached + output_tokens * self.output) / _MILLION
 
 
 class Prices(dict[str, Price]):
-    """A table of prices by model. An entry with a model's full name comes first, then the longest prefix."""
+    """A table of prices by model name. An entry with the full name applies, else the entry with the longest prefix."""
 
     def __init__(self, table: Mapping[str, Price]) -> None:
         super().__init__({name.strip().lower(): price for name, price in table.items()})
@@ -92,11 +92,11 @@ class RunServiceOptions:
     after `max_attempts` attempts in which its process died or failed unexpectedly.
 
     Trace events are stored in groups: after `trace_seconds` if a caller follows the run, else `late_trace_seconds`.
-    Progress is stored after `progress_seconds` if its last steps may be repeated. A run that ends without a result
-    waits at most `keep_progress_seconds` for a checkpointer that is down; after that a retry starts from an earlier
-    checkpoint. Every `upkeep_seconds`, maintenance starts runs that have not begun within `forgotten_seconds`, and
-    removes the checkpoints of finished runs. Checkpoints of runs without a result stay for `keep_checkpoints_seconds`,
-    so that the runs can be retried.
+    Checkpoints are stored after `progress_seconds` if the run's last steps may be repeated. A run that ends without a
+    result waits at most `keep_progress_seconds` for a checkpointer that is down; after that a retry starts from an
+    earlier checkpoint. Every `upkeep_seconds`, maintenance starts runs that have not begun within `forgotten_seconds`,
+    and removes the checkpoints of finished runs. Checkpoints of runs without a result stay for
+    `keep_checkpoints_seconds`, so that the runs can be retried.
     """
 
     prices: Prices = field(default_factory=lambda: Prices({}))

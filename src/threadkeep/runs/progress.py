@@ -1,4 +1,4 @@
-"""Progress of active runs: checkpoints that are stored while the run continues, or dropped if no longer needed."""
+"""Progress of active runs: checkpoints that are stored while the run continues, or dropped once they are not needed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def thread_of(run_id: str) -> RunnableConfig:
 
 
 class RunCheckpoints:
-    """The checkpoints of finished runs, and their removal. Any number of processes may remove them at once."""
+    """A remover of checkpoints of finished runs. Several processes may remove checkpoints at the same time."""
 
     def __init__(self, records: RunRecords, saver: BaseCheckpointSaver[str]) -> None:
         self._records = records
@@ -50,7 +50,7 @@ class RunCheckpoints:
             await self._records.checkpoints_removed(run_ids)
 
     async def remove_before(self, moment: datetime, *, limit: int) -> int:
-        """Remove checkpoints of runs that are done, deleted, or ended before `moment`; return the number of runs."""
+        """Remove checkpoints of runs that are done, deleted, or ended before `moment`; return how many these are."""
         run_ids = await self._records.with_checkpoints(moment, limit=limit)
         await self.remove(run_ids)
         return len(run_ids)
@@ -58,7 +58,7 @@ class RunCheckpoints:
 
 _AGAIN_SECONDS: Final = 1.0
 _SOON_SECONDS: Final = 0.005
-"""Seconds until a task's writes are stored; usually the checkpoint of the step arrives earlier and replaces them."""
+"""Seconds until the writes of a task are stored; usually the step's checkpoint comes earlier and replaces them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,22 +77,22 @@ class PendingCheckpoint:
 
     @property
     def is_whole(self) -> bool:
-        """True if it can replace earlier checkpoints. With delta channels the state spans several checkpoints."""
+        """True if it has the whole state and so can replace earlier checkpoints; not always with delta channels."""
         return not self.metadata.get("counters_since_delta_snapshot")
 
     @property
     def is_of_step(self) -> bool:
-        """True if it follows a step; false for the checkpoint of the input."""
+        """True if the checkpoint was made after a step; false if it was made for the input of the graph."""
         return self.metadata.get("source") != "input"
 
     def instead_of(self, before: PendingCheckpoint) -> PendingCheckpoint:
-        """Return this checkpoint merged with an earlier one that it replaces."""
+        """Return this checkpoint with the parent and the versions of an earlier one that it replaces."""
         return replace(self, config=before.config, new_versions={**before.new_versions, **self.new_versions})
 
 
 @dataclass(frozen=True, eq=False)
 class PendingWrites:
-    """Writes of a task after a checkpoint that are not stored yet."""
+    """Writes that a task made after a checkpoint, and that are not stored yet."""
 
     saver: BaseCheckpointSaver[Any]
     config: RunnableConfig
@@ -109,9 +109,9 @@ type Pending = PendingCheckpoint | PendingWrites
 
 
 class ProgressWriter:
-    """A writer of progress that reports once when storing fails and once when it works again.
+    """A writer of progress that reports once when storing fails, and once when it works again.
 
-    Without the report a failure would stay unnoticed until a run needs its checkpoints.
+    Without these reports, a failure would stay unnoticed until a run needs its checkpoints.
     """
 
     def __init__(self, observer: Observer) -> None:
@@ -137,13 +137,12 @@ class ProgressWriter:
 
 
 class RunProgress:
-    """The checkpoints of one execution of a run, of its graph and its subgraphs, by namespace.
+    """The checkpoints that one execution of a run makes, for its graph and its subgraphs (namespaces).
 
-    If `beside` is true for a namespace, its checkpoints are stored after `seconds`, while the run continues, unless
-    newer ones replace them or the run ends before. If `beside` is false, as it is initially, the checkpoint of each
-    step is stored at once, and writes of tasks soon after. If `starts_again` is true, a crashed run starts from the
-    beginning, and nothing is stored until the run fails or waits. A `fresh` run has no checkpoints of an earlier
-    execution.
+    If `beside(namespace)` is true, checkpoints are stored after `seconds`, while the run continues, unless newer ones
+    replace them or the run ends before. If it is false, as initially for all namespaces, the checkpoint of each step is
+    stored at once, and writes of tasks soon after. If `starts_again` is true, a crashed run starts from the beginning,
+    and nothing is stored until the run fails or waits. A `fresh` run has no checkpoints of an earlier execution.
 
     While the database is unavailable, storing is retried. Any other failure is raised by the next `add`.
     """
@@ -151,7 +150,7 @@ class RunProgress:
     def __init__(
         self, keeping: ProgressWriter, expect: Callable[[], Awaitable[None]], *, fresh: bool, seconds: float
     ) -> None:
-        """Create the progress; `expect` records that the run has checkpoints, before the first one is stored."""
+        """Create the progress; `expect` is called before the first checkpoint is stored, to record that one exists."""
         self.beside: Callable[[str], bool] = lambda _: False
         self.starts_again = False
         self._keeping = keeping
@@ -166,7 +165,7 @@ class RunProgress:
         self._failed: Exception | None = None
 
     async def add(self, new: Pending) -> None:
-        """Add a checkpoint or writes; store them at once or soon."""
+        """Add a checkpoint or writes; store them at once, soon or not yet, as the class describes."""
         if self._failed is not None:
             failed, self._failed = self._failed, None
             raise failed
@@ -206,7 +205,7 @@ class RunProgress:
             self._pending.clear()
 
     async def leave(self) -> bool:
-        """Discard pending progress because the run is over or lost; return True if no progress was ever stored."""
+        """Discard pending progress because the run is over or lost; return True if the run has no stored progress."""
         self._pending.clear()
         await self._storing.close()
         return self._offline
@@ -230,7 +229,7 @@ class RunProgress:
         with ErrorBoundary() as attempt:
             await self.keep()
         if isinstance(attempt.error, StoreUnavailable):
-            # The run continues. Progress that is still pending when the run ends is stored then, with retries.
+            # The run continues. Progress that is still pending at its end is stored then, with retries.
             if self._pending:
                 self._storing.within(_AGAIN_SECONDS)
         elif attempt.error is not None:
@@ -244,11 +243,11 @@ def namespace_of(config: RunnableConfig) -> str:
 
 
 class ProgressSaver(BaseCheckpointSaver[Any]):
-    """A wrapper of a checkpointer that delays the checkpoints of active runs, but no others.
+    """A wrapper of a checkpointer that may delay the checkpoints of active runs, but no others.
 
-    Before a thread is read, its pending progress is stored, so a reader always gets the newest state. `active` contains
-    the progress of each active run by its id. The synchronous methods run the async ones in the saver's event loop, and
-    wait for them.
+    Before a LangGraph thread is read, its pending progress is stored, so that readers get the newest state. `active`
+    has the progress of each active run by its id. The synchronous methods run the asynchronous ones in the event loop
+    in which the saver was created, and wait for them.
     """
 
     def __init__(self, saver: BaseCheckpointSaver[Any]) -> None:
@@ -276,14 +275,14 @@ class ProgressSaver(BaseCheckpointSaver[Any]):
         return self.saver.get_next_version(current, channel)
 
     def with_allowlist(self, extra_allowlist: Collection[tuple[str, ...]]) -> ProgressSaver:
-        """Return a saver for the same runs that allows additional types in the state of a graph."""
+        """Return a saver for the same active runs that allows additional types in the state of a graph."""
         allowing = copy(self)
         allowing.saver = self.saver.with_allowlist(extra_allowlist)
         allowing.serde = allowing.saver.serde
         return allowing
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
-        """Return the named or else the newest checkpoint of a thread. For a new run, return None without a query."""
+        """Return the checkpoint that the config names, by default the newest; None for a new run, without a query."""
         progress = self.active.get(_thread_of(config))
         if progress is not None:
             if progress.is_new(namespace_of(config)):

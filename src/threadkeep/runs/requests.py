@@ -1,4 +1,4 @@
-"""Requests for runs, as callers make them, as they are stored, and as the input of graphs."""
+"""Requests for runs: as callers make them, as runs store them, and as the input of graphs."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class RunRequest:
 
     Without a `session_id` the run continues the last session of the user with the workflow, or starts a new one. A
     `sessionless` run sees no earlier turns and stores none. A `message_id` makes retries safe. `inputs` is the payload
-    that started the run; `results` contains the values that a channel parsed from it. `metadata` and `sent_at` (the
-    platform's time) are stored with the message. If `stream` is true, the caller receives each token when it arrives.
-    `double_texting` replaces the workflow's own policy for a message that arrives during a turn.
+    that started the run; `results` has the values that a channel parsed from the payload. `metadata` and `sent_at` (the
+    time that the platform reports) are stored with the message. If `stream` is true, the caller receives each token
+    when it arrives. `double_texting` replaces the workflow's own policy for a message that arrives during a turn.
     """
 
     workflow: str
@@ -52,7 +52,7 @@ class RunRequest:
         """Reject fields that contradict each other, and a deadline that is not positive.
 
         Raises:
-            InvalidInput: the message names the fields.
+            InvalidInput: the error names the fields.
         """
         if self.sessionless and (self.session_id is not None or self.message_id is not None):
             raise InvalidInput("A sessionless run has no session_id and no message_id; leave them out.")
@@ -60,7 +60,7 @@ class RunRequest:
             raise InvalidInput("deadline_seconds is a number above 0, or None for the deadline of the workflow.")
 
     def values(self) -> dict[str, Json]:
-        """Return the request as it is stored with its run."""
+        """Return the fields of the request that are stored as the input of its run, without empty ones."""
         given: dict[str, Json] = {
             "text": self.text,
             "inputs": dict(self.inputs),
@@ -76,7 +76,7 @@ class RunRequest:
 class Submitted:
     """The run that answers a request: a `new` run, a run that the request `joined`, or an already `known` run.
 
-    `stream` receives the events of the run for as long as it is referenced. `over` is true if the run had already
+    `stream` receives the tokens and the outcome of the run in this process. `over` is true if the run had already
     ended.
     """
 
@@ -104,14 +104,14 @@ def begin_state(run: Run) -> WorkflowState:
 
 def message_of_input(given: RunInput, message_id: str) -> HumanMessage:
     """Return the LangChain message of an input."""
-    # The transcript reads the platform's time from the metadata.
+    # `from_langchain` reads the platform's time from the metadata, for the transcript.
     sent_at = given.values.get(SENT_AT)
     metadata = {SENT_AT: sent_at} if isinstance(sent_at, str) else {}
     return HumanMessage(text_of_input(given), id=message_id, response_metadata=metadata)
 
 
 def context_of(run: Run, resources: Resources) -> RunContext:
-    """Return the context that the nodes of a run receive in addition to the state."""
+    """Return the LangGraph runtime context that the nodes of a run receive in addition to the state."""
     values = run.inputs[-1].values if run.inputs else {}
     return RunContext(
         run_id=run.run_id,

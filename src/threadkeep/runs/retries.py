@@ -1,4 +1,4 @@
-"""Pauses of retries, and helpers for work that waits for the database or outlives its caller."""
+"""Pauses between attempts, and helpers for work that waits for the database, is shielded, or is delayed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RUN_ERRORS: Final[Mapping[str, str]] = {
         "retry it where the old version is deployed, or start a new run."
     ),
 }
-"""Error kinds of Threadkeep itself, each with its cause and cure; other kinds are names of error classes."""
+"""The cause and cure of each error kind of Threadkeep's own; any other kind is the name of an error class."""
 
 
 def kind_of(error: BaseException) -> str:
@@ -30,7 +30,7 @@ def kind_of(error: BaseException) -> str:
 
 
 def pause_before(try_number: int, *, first_seconds: float, longest_seconds: float) -> float:
-    """Return the seconds to wait before an attempt: doubled each time, with jitter to spread out many retries."""
+    """Return the seconds to wait before attempt `try_number`: doubled each time, with jitter to spread out retries."""
     full = min(first_seconds * 2.0 ** (try_number - 2), longest_seconds)
     return full * random.uniform(0.5, 1.0)
 
@@ -40,7 +40,7 @@ _LONGEST_PAUSE_SECONDS = 2.0
 
 
 async def retry_until_available[T](work: Callable[[], Awaitable[T]]) -> T:
-    """Await `work()`, and retry it until the database is available. A cancelled caller stops the retries."""
+    """Call and await `work`; repeat it while it raises `StoreUnavailable`. Cancelling the caller stops the retries."""
     pause = _FIRST_PAUSE_SECONDS
     while True:
         try:
@@ -51,7 +51,7 @@ async def retry_until_available[T](work: Callable[[], Awaitable[T]]) -> T:
 
 
 async def shielded[T](work: Coroutine[object, object, T]) -> T:
-    """Await work to its end. If the caller is cancelled meanwhile, the cancellation is raised after the work."""
+    """Await `work` to its end. If the caller is cancelled meanwhile, the cancellation is raised after the end."""
     task = asyncio.create_task(work)
     try:
         await asyncio.wait([task])

@@ -1,4 +1,4 @@
-"""The versions of workflows that runs use, and the conversations that agents store under their own keys."""
+"""The workflow versions that runs use, and the conversations that their agents store under their own keys."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _KNOWN_SECONDS = 60.0
 
 
 class VersionGone(Exception):
-    """An error because the workflow version of a run is not available any more; `kind` is stored with the run."""
+    """An error: the workflow version of a run is not available any more; `kind` is stored as the run's error."""
 
     def __init__(self, kind: str) -> None:
         super().__init__(kind)
@@ -96,7 +96,7 @@ class RunWorkflows:
     async def to_go_on_with(self, run: Run, is_untouched: Callable[[], Awaitable[bool]]) -> Workflow:
         """Return the workflow of a run; the newest version if the run's version is gone and the run did nothing yet.
 
-        So a run that is in the queue while changed code is deployed still gets an answer.
+        So a run that waits in the queue while changed code is deployed still answers its message.
 
         Raises:
             VersionGone: the run's version is gone, and the run has done something or the workflow is not registered.
@@ -112,7 +112,7 @@ class RunWorkflows:
         return self._own[name] if name in self._own else self._workflows.get(name)
 
     async def _restore(self, name: str, version: str) -> Workflow | None:
-        """Return a stored version; None if it was deleted, or if it imports code that no registered workflow imports.
+        """Return a stored version; None if it is gone or invalid, or imports code that no registered workflow imports.
 
         A version in the database must not decide which code a worker imports; only the operator's files may.
         """
@@ -133,9 +133,9 @@ class RunWorkflows:
 class RunPlan:
     """Facts about a workflow that its runs in this process share.
 
-    `chat` is the node of the built-in chat with its name and options, if it needs no agent. `at_once` are the options
-    of the only node, if the question may be stored before the node runs. The model output of `silent` nodes is not part
-    of the run's answer.
+    `chat` is the name, node and options of the built-in chat if it is the only node and needs no agent. `at_once` are
+    the options with which the question may be stored when the run is stored; None if it may not. The model output of
+    `silent` nodes is not part of the run's answer.
     """
 
     chat: tuple[str, ChatNode, Mapping[ConversationKind, TurnOptions]] | None
@@ -168,9 +168,9 @@ class _Caller(NamedTuple):
 def order_keys(
     workflow: Workflow, request: RunRequest, session_id: str | None, memory: Memory, store: BaseStore | None
 ) -> tuple[str, ...]:
-    """Return the keys of the conversations, besides its session, in which a requested run waits for its turn.
+    """Return the names of conversations, besides its session, in which a requested run must wait for its turn.
 
-    A key that depends on a node's result is not known yet; the run waits there when it reaches the node.
+    A conversation key that depends on a node's result is not known yet; the run waits when it reaches that node.
     """
     if store is None or not (keeping := list(_keeping(workflow))):
         return ()
@@ -183,7 +183,7 @@ def order_keys(
 
 
 async def sessions_known(workflow: Workflow, run: Run, memory: Memory, store: BaseStore | None) -> list[Session]:
-    """Return the agents' conversations in which the question of a run is stored."""
+    """Return the conversations of agents in which a run's question is stored, and whose keys the request determines."""
     keeping = [node for node in _keeping(workflow) if isinstance(node, AgentNode)]
     if store is None or not keeping:
         return []
@@ -196,7 +196,7 @@ async def sessions_known(workflow: Workflow, run: Run, memory: Memory, store: Ba
 
 
 async def sessions_reached(run: Run, memory: Memory, store: BaseStore | None) -> list[Session]:
-    """Return the conversations that a run has used in any process, from the records of the order of turns."""
+    """Return the conversations that a run has used in any process, as recorded for the order of turns."""
     found = []
     for place in await memory.runs.places.of(run.run_id):
         conversation = of_order_name(place)
@@ -209,7 +209,7 @@ async def sessions_reached(run: Run, memory: Memory, store: BaseStore | None) ->
 
 
 def _keeping(workflow: Workflow) -> Iterable[ConversationFields]:
-    """Yield the nodes with a conversation key that depends only on the request."""
+    """Yield the nodes that use a conversation in the graph store whose key depends only on the request."""
     for node in workflow.nodes.values():
         if not isinstance(node, AgentNode | AppendMessageNode) or not node.use_graph_chat_history:
             continue
@@ -222,7 +222,7 @@ def _keeping(workflow: Workflow) -> Iterable[ConversationFields]:
 def _keys(
     keeping: Iterable[ConversationFields], state: WorkflowState, caller: _Caller
 ) -> list[tuple[GraphLayout, str]]:
-    """Return the layouts and the conversation keys of the nodes of a run; skip nodes without a key."""
+    """Return the layout and the conversation key of each node, without duplicates; skip nodes without a key."""
     values = {"session_id": caller.session_id, "user_id": caller.user_id, "message_metadata": caller.metadata}
     config: RunnableConfig = {"configurable": values}
     scope = key_scope(state, caller.session_id, config)

@@ -1,4 +1,4 @@
-"""The run service: one object for HTTP, terminal, channels and schedules, and a variant that opens on first use."""
+"""The run service that HTTP, terminal, channels and schedules share, and a wrapper that opens it on first use."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class RunService(RunIntake):
     """The service for the runs of a database, opened and closed by `open_runs`."""
 
     async def result(self, run_id: str, *, user_id: str | None = None) -> RunResult:
-        """Return the result of a run when it is over or waits for a person. A cancelled caller does not stop the run.
+        """Wait until a run is over or waits for a person; return its result. A cancelled caller does not stop the run.
 
         Raises:
             RunNotFound: there is no such run that the user may see.
@@ -52,10 +52,10 @@ class RunService(RunIntake):
         return RunResult.of(await self.end_of(run_id, user_id=user_id))
 
     async def end_of(self, run_id: str, *, user_id: str | None = None) -> Run:
-        """Return a run when it is over or waits for a person; see `result`.
+        """Wait until a run is over or waits for a person; return the run.
 
         A run of this process notifies its callers; a run of another process is polled in the database. If the run may
-        begin and no process has started it, it is started.
+        begin and no process has started it, this process starts it.
         """
         stream = self._worker.streams.of(run_id)
         stream.waiting += 1
@@ -64,7 +64,7 @@ class RunService(RunIntake):
             while True:
                 end = stream.next_end
                 if self._worker.has(run_id):
-                    # The run notifies this process of its end. The timeout is for a run that another process took over.
+                    # The run signals its end here. The timeout is for a run that another process has taken over.
                     pause = _LONGEST_POLL_SECONDS
                 else:
                     run = await self.run(run_id, user_id=user_id)
@@ -80,7 +80,7 @@ class RunService(RunIntake):
             stream.waiting -= 1
 
     async def follow(self, run_id: str, *, after: int = 0, user_id: str | None = None) -> AsyncIterator[Followed]:
-        """Yield a run's events with numbers above `after` and its answer's tokens, then the run itself.
+        """Yield the events of a run with numbers above `after`, and the tokens of its answer; yield the run last.
 
         Raises:
             RunNotFound: there is no such run that the user may see, or it was deleted with its session.
@@ -100,7 +100,7 @@ class RunService(RunIntake):
 
     async def _followed(self, stream: RunStream, after: int, user_id: str | None) -> AsyncGenerator[Followed]:
         pause, run_id, now = _FIRST_POLL_SECONDS, stream.run_id, asyncio.get_running_loop().time
-        # Do not stream the answer of a run that has stopped already.
+        # If the run has stopped already, do not yield the tokens of its answer.
         published = len(stream.pieces) if _has_stopped(await self.run(run_id, user_id=user_id)) else 0
         look_at = now()
         while True:
@@ -133,14 +133,14 @@ class RunService(RunIntake):
             await self._worker.start(run.run_id)
 
     async def cancel(self, run_id: str, *, user_id: str | None = None) -> list[str]:
-        """Stop a run and all runs below it, in any process; return the ids of the runs that were not over.
+        """Request that a run and all runs below it stop, in any process; return the ids of those that were not over.
 
         Raises:
             RunNotFound: there is no such run that the user may see.
         """
         run = await self.run(run_id, user_id=user_id)
         if run.unbegun and await self._runs.order.stop_as_it_begins(run_id):
-            # The run ends when its turn comes, so that its question is stored after the earlier turns.
+            # The run ends when it may begin, so that its question is stored after the earlier turns.
             await self._worker.end_stopped(run_id)
             return [run_id]
         stopped = await self._runs.request_cancel(run_id)
@@ -159,7 +159,7 @@ class RunService(RunIntake):
         return stopped
 
     async def list(self, query: RunQuery) -> tuple[Sequence[Run], RunCursor | None]:
-        """Return runs, the newest first, and the cursor of the next page."""
+        """Return a page of runs, newest first, and the cursor of the next page; None after the last page."""
         return await self._runs.records.runs(query)
 
     async def tree(self, run_id: str, *, user_id: str | None = None) -> Sequence[Run]:
@@ -186,7 +186,7 @@ class RunService(RunIntake):
     async def usage(
         self, run_id: str, *, with_children: bool = True, user_id: str | None = None
     ) -> Sequence[TokenUsage]:
-        """Return the usage of a run by model, by default with all runs below it; each call is counted once.
+        """Return the token usage of a run by model, by default with that of all runs below it.
 
         Raises:
             RunNotFound: there is no such run that the user may see.
@@ -268,10 +268,10 @@ async def open_runs(
 
 
 class RunsOnDemand:
-    """A run service that opens on first use. A failure to open is raised, and the next caller tries again.
+    """A run service that is opened at first use. If that fails, the error is raised, and the next caller tries again.
 
-    The service lives in a separate task, independent of requests, until `close`. `opened` is the service, once it is
-    open; after `close` it accepts no more runs.
+    The service stays open in a separate task, independent of requests, until `close`. `opened` is the service once it
+    is open; after `close` the service accepts no more runs.
     """
 
     def __init__(self, opening: Callable[[InFlightMessages], AbstractAsyncContextManager[RunService]]) -> None:
@@ -298,7 +298,7 @@ class RunsOnDemand:
         return await asyncio.shield(future)
 
     def open_soon(self) -> None:
-        """Start opening the service in the background; a later call of `service` raises a failure."""
+        """Start opening the service in the background; if that fails, `service` raises the error."""
         if not self._closing and self._future is None:
             self._future = self._begin()
 

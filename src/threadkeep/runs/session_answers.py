@@ -1,4 +1,4 @@
-"""Answers of runs from their sessions, if a run's own result was deleted or another process answered."""
+"""Reading the answer of a run from its session, if the run's own result was deleted or another answer is valid."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from threadkeep.records import Json, Message
 from threadkeep.records.runs import Run
 
 _MOST_MESSAGES: Final = 500
-"""The most messages of a turn that are searched for its newest question."""
+"""The maximum number of messages that are searched for the newest question of a turn."""
 
 
 async def with_answer(memory: Memory, run: Run) -> Run:
-    """Return a run with the answer from its session, if its own result was deleted or replaced."""
+    """Return a run; if its own result was deleted or replaced, take the answer from its session."""
     if run.status != "done" or run.message_id is None:
         return run
     if run.result is not None:
@@ -26,7 +26,7 @@ async def with_answer(memory: Memory, run: Run) -> Run:
 
 
 async def _with_answer_that_stands(memory: Memory, run: Run, result: Mapping[str, Json]) -> Run:
-    """Return a run with the delivered answer, if another process's answer to its question was delivered instead."""
+    """Return a run; if the answer of another process was delivered instead of its own, with that answer."""
     own_id = result.get("message_id")
     if run.session_id is None or not isinstance(own_id, str):
         return run
@@ -35,7 +35,7 @@ async def _with_answer_that_stands(memory: Memory, run: Run, result: Mapping[str
     while answer is not None and answer.superseded_by is not None:
         answer = await session.find(answer.superseded_by)
     if own is None and run.message_id is not None:
-        # The run's own answer was pending in an outage, and was not stored because another one was delivered first.
+        # The run's own answer was never stored, because another answer was delivered while the database was down.
         answer = await _answer_of_turn(memory, run, run.message_id)
         if answer is not None and answer.status != "complete":
             return run
@@ -46,9 +46,9 @@ async def _with_answer_that_stands(memory: Memory, run: Run, result: Mapping[str
 
 
 async def with_own_answer(memory: Memory, run: Run, message_id: str) -> Run:
-    """Return a run with the answer for the sender of one of its messages.
+    """Return a run with the answer to one of its several messages.
 
-    Another run may have answered this message, or may have answered the newest message again.
+    It is not the run's own answer if another run has answered this message, or has answered the newest one again.
     """
     if len(run.inputs) < 2:
         return run
@@ -58,7 +58,7 @@ async def with_own_answer(memory: Memory, run: Run, message_id: str) -> Run:
 
 
 async def with_unanswered(memory: Memory, run: Run) -> Run:
-    """Return a run without the messages that other runs have answered; it always keeps at least one message."""
+    """Return a run without those of its messages that other runs have answered; unchanged if they answered all."""
     if len(run.inputs) < 2:
         return run
     rest = [
@@ -70,7 +70,7 @@ async def with_unanswered(memory: Memory, run: Run) -> Run:
 
 
 async def answered_without(memory: Memory, run: Run) -> Mapping[str, Json] | None:
-    """Return the answer of an unrecorded run to the newest message of a run; None if the session has none."""
+    """Return the stored answer to the newest message of a run, which an unrecorded run gave; None if there is none."""
     message_id = run.inputs[-1].message_id if run.inputs else None
     answer = None if message_id is None else await _answer(memory, run, message_id)
     return None if answer is None or answer.status != "complete" else _result_of(answer)

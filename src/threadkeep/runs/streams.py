@@ -1,4 +1,4 @@
-"""Streams of runs inside this process: the start, the tokens of the answer, and the outcome."""
+"""Streams of runs inside this process, which carry the start, the tokens of the answer, and the outcome."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ class RunEndEvent(asyncio.Event):
 
 
 class RunStream:
-    """The stream of a run that a caller in this process executes, waits for or follows.
+    """The stream of a run that this process executes, or that callers in this process wait for.
 
-    `begun` is true once this process executes the run. `outcome` is the outcome of this execution, perhaps not yet
-    recorded. The tokens from `first_piece` on belong to the current attempt. `hold` contains the data of the execution.
-    `usage` is the usage of the whole run, if this process knows it. `waiting` counts the callers that wait for the end,
-    including `followers`, which also read the events.
+    `begun` is true once this process executes the run. `outcome` is the outcome of this execution, which may not be
+    recorded yet. The tokens from `first_piece` on belong to the current attempt. `hold` is the state that the run
+    shares with its agents. `usage` is the usage of the whole run, if this process knows it. `waiting` counts the
+    callers that wait for the end; `followers` counts those of them that also read the events.
     """
 
     def __init__(self, run_id: str) -> None:
@@ -72,7 +72,7 @@ class RunStream:
         """The event that is set when the run ends or waits; get the event before you read the run's state."""
 
     def renew(self) -> None:
-        """Reset the state for another attempt."""
+        """Reset the stream for another attempt at the run."""
         self.begun = False
         self.outcome = None
         self.usage = None
@@ -146,8 +146,8 @@ type _Key = tuple[str | None, str | None]
 class InFlightMessages:
     """Messages that this process is answering with unrecorded runs, because the database could not store runs.
 
-    Such a message may also have a recorded run: it was active when the outage began, or it was stored but the reply of
-    the database was lost. The recorded run waits, and then finds the answer in the transcript or the pending writes.
+    Such a message may also have a recorded run, which was active when the outage began, or which was stored although
+    the reply of the database was lost. The recorded run waits, and then finds the answer in the session.
     """
 
     def __init__(self) -> None:
@@ -156,7 +156,7 @@ class InFlightMessages:
 
     @contextmanager
     def answering(self, session_id: str, message_id: str) -> Iterator[None]:
-        """Mark a message as being answered inside the block; never open two blocks for one message at once."""
+        """Mark a message as being answered inside the block; a message must not have two blocks at the same time."""
         end = self._ends[session_id, message_id] = asyncio.Event()
         try:
             yield

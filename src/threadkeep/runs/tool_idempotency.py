@@ -1,4 +1,4 @@
-"""Tools that must not run twice: each call is recorded before the tool runs."""
+"""Protection of tools that must not run twice: each call is recorded before the tool runs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ type Handler = Callable[[ToolCallRequest], Awaitable[ToolResult]]
 AGAIN: Final = "again"
 SKIP: Final = "skip"
 _ASKED: Final[Mapping[str, Json]] = {"asked_a_person": True}
-"""The stored result of a part of a tool call that ended with a question to a person. The reply begins the next part."""
+"""The stored result of a part of a tool call that ends with a question to a person; the reply begins the next part."""
 
 _SKIPPED = "This tool call was started before, and its outcome is unknown; a person decided not to run it again."
 _UNKNOWN = "This tool call finished before, but its result was not stored."
@@ -34,7 +34,7 @@ _UNKNOWN = "This tool call finished before, but its result was not stored."
 
 @dataclass(frozen=True)
 class _Part:
-    """A part of a tool call. Each question to a person ends a part; `asked` is the number of earlier questions."""
+    """A part of a tool call; each question to a person ends a part. `asked` is the number of questions before it."""
 
     id: str
     call: ToolCall
@@ -49,11 +49,11 @@ class _Part:
 
 
 class RecordedTools(AgentMiddleware[AgentState[Any], Any, Any]):
-    """A middleware that runs each call of a marked tool once per run, across processes.
+    """A middleware that executes each call of a tool that must not run twice only once in a run, across processes.
 
     If a call was started and its outcome is unknown, a person is asked, and replies `again`, `skip`, or the result.
     `keep` stores the progress of a run, so that a process that resumes the run makes the same call. `holds` returns
-    whether this process certainly still owns a run.
+    True if this process certainly still owns a run.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class RecordedTools(AgentMiddleware[AgentState[Any], Any, Any]):
         self._holds = holds
 
     async def awrap_tool_call(self, request: ToolCallRequest, handler: Handler) -> ToolResult:
-        """Run the tool, unless the call was already finished or started."""
+        """Run the tool; return the stored result of a finished call, and ask a person about a call that was started."""
         context: object = request.runtime.context
         if not isinstance(context, RunContext) or request.tool is None or is_idempotent(request.tool):
             return await handler(request)
@@ -83,7 +83,7 @@ class RecordedTools(AgentMiddleware[AgentState[Any], Any, Any]):
         return await self._run(context.run_id, part.id, request, handler)
 
     async def _begin(self, run_id: str, request: ToolCallRequest) -> _Part:
-        """Record the call, or the part of the call after the last question to a person."""
+        """Record that the call begins, or that its part after the last question to a person begins."""
         await self._keep(run_id)
         if not self._holds(run_id):
             raise StoreUnavailable("This process cannot tell whether it still owns the run; the call is retried.")

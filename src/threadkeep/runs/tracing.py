@@ -1,4 +1,4 @@
-"""The trace of an active run: events are noted in memory, and the run's owner stores them in groups."""
+"""The trace of an active run: events are collected in memory, and the owner of the run stores them in groups."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ type Data = Mapping[str, Json]
 
 _MOST_REMEMBERED = 50
 _AT_ITS_START = frozenset({STATUS, "node_started"})
-"""Kinds of events that add nothing to the row of a started run, so they may be stored later than other events."""
+"""Kinds of events that tell nothing beyond the row of a started run, so they may be stored later than others."""
 
 _START_TIMES = 10
 _MOST_EVENTS = 5_000
-"""The most events that are buffered while the database is down; older ones are dropped."""
+"""The maximum number of events that are kept while the database is down; older groups of events are dropped."""
 
 
 class Notes(Protocol):
@@ -38,9 +38,9 @@ class Notes(Protocol):
 
 
 class RunTracer:
-    """The trace of one run; a killed process loses the events since the last group.
+    """The trace of one run. If the process is killed, the events after the last stored group are lost.
 
-    An event waits to be stored with others: at most `seconds` while a local caller follows the run, else at most
+    An event is stored with later ones: within `seconds` while a caller in this process follows the run, else within
     `late_seconds`, so that a short run stores its trace when it ends. `lost` is called if another process owns the run.
     """
 
@@ -70,7 +70,7 @@ class RunTracer:
     def note(
         self, kind: str, node: str | None = None, data: Data | None = None, *, usage: TokenUsage | None = None
     ) -> None:
-        """Note an event, with the usage of the model call that it reports."""
+        """Note an event, and the token usage if it reports a model call; it is stored soon."""
         self._group.events.append(TraceEvent(kind, node, data or {}, self._trace.clock()))
         if usage is not None:
             self._group.usage.append(usage)
@@ -90,7 +90,7 @@ class RunTracer:
         self._stream.signal()
 
     async def flush_with[T](self, store: Callable[[TraceGroup], Awaitable[T | None]]) -> T | None:
-        """Store the events noted so far, the last group with `store`, which also writes other data; return its result.
+        """Store the events noted so far, the last group by calling `store`, whose result is returned.
 
         Raises:
             StoreError: the database did not store them; the next call tries again.
@@ -109,7 +109,7 @@ class RunTracer:
     async def whole(self) -> TraceGroup | None:
         """Return all events of the run, to store them in another transaction; None if they are not all in memory.
 
-        `after` of the group is the number of the newest stored event. Call `stored_elsewhere` after the transaction.
+        The group's `after` is the number of the newest stored event. Call `stored_elsewhere` after the transaction.
         """
         self._storing.disarm()
         async with self._storing.working:
@@ -133,7 +133,7 @@ class RunTracer:
             self._group = TraceGroup()
 
     async def _newest(self) -> int:
-        """Return the number of the newest stored event; reading it before the first write makes retries safe."""
+        """Return the number of the newest stored event, so that a repeated write does not store an event twice."""
         if self._number is None:
             self._number = await self._trace.last_number(self._stream.run_id)
         return self._number
@@ -152,7 +152,7 @@ class RunTracer:
             self._number = number
 
     def _remember(self, group: TraceGroup) -> None:
-        """Cache the stored events of a short trace, so that `whole` need not read them again."""
+        """Cache the stored events of a short trace, so that `whole` can return the complete trace."""
         if self._stored is not None:
             self._stored.events += group.events
             self._stored.usage += group.usage
@@ -163,7 +163,7 @@ class RunTracer:
         try:
             await self.flush()
         except StoreError:
-            # The answer must not wait for the trace. The next group or the end of the run stores these events too.
+            # The answer must not wait for the trace. The next write stores these events too.
             while sum(len(group.events) for group in self._sealed) > _MOST_EVENTS and len(self._sealed) > 1:
                 self._sealed.popleft()
 
@@ -172,7 +172,7 @@ class ToolTrace(AsyncCallbackHandler):
     """A callback of a run that notes tool calls with their arguments and results."""
 
     run_inline = True
-    # Ignore other events: each would cost a coroutine for each step of a graph.
+    # Ignore other events, each of which would cost a coroutine in each step of a graph.
     ignore_chain = ignore_llm = ignore_chat_model = ignore_retriever = ignore_retry = ignore_custom_event = True
 
     def __init__(self, notes: Notes) -> None:
@@ -208,7 +208,7 @@ class ToolTrace(AsyncCallbackHandler):
 
 
 def node_of(metadata: Mapping[str, Any] | None) -> str | None:
-    """Return the workflow node of an event of the graph or of its subgraphs."""
+    """Return the workflow's node in which an event of the graph or of a subgraph happened, from its metadata."""
     namespace = (metadata or {}).get("langgraph_checkpoint_ns")
     return namespace.partition(":")[0] or None if isinstance(namespace, str) else None
 

@@ -1,4 +1,4 @@
-"""Usage of models: the cost, the ledgers of runs with their budgets, and the context of the last call."""
+"""Token usage of runs: ledgers with budgets and costs, and the context of the last model call."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from threadkeep.store.runs.trace import RunTrace
 
 
 class Ledger:
-    """The usage of one execution of a run, checked against the budgets of the runs in `limited`.
+    """The token usage of one execution of a run, checked against the budgets of the runs in `limited`.
 
     A `Meter` adds the usage of each model call. Concurrent calls may exceed a budget, because a call is counted when it
-    ends. A model without a price costs nothing. `usages` contains the calls of the run itself, but not of its children.
-    `spent` is the error that stopped a model call, if any.
+    ends. A model without a price costs nothing. `usages` has the calls of the run itself, but not those of its
+    children. `spent` is the error that stopped a model call, if any.
     """
 
     def __init__(self, limited: Sequence[Run]) -> None:
@@ -34,7 +34,7 @@ class Ledger:
         self.limited = limited
 
     async def check(self) -> None:
-        """Raise an error if a budget leaves no room for a model call.
+        """Check that no budget is used up, before a model call.
 
         Raises:
             BudgetSpent: a budget is used up.
@@ -52,7 +52,7 @@ class Ledger:
         return None
 
     async def add(self, usage: TokenUsage, message_id: str | None = None) -> None:
-        """Add the usage of a call, and the id of the message that the model has returned."""
+        """Add the usage of a model call; `message_id` is the id of the message that the model returned."""
         self.usages.append(usage)
 
     async def _used(self, run: Run) -> Sequence[TokenUsage]:
@@ -60,10 +60,10 @@ class Ledger:
 
 
 class RunLedger(Ledger):
-    """The ledger of a recorded run; `has_children` is true if the run has any.
+    """The ledger of a recorded run; `has_children` is true if the run has child runs.
 
-    Usage is stored in groups with the trace, so a killed process loses at most the usage of the last calls. If there
-    is a budget, usage is stored before the next call is allowed.
+    Usage is stored in groups with the trace, so a killed process loses only the usage of the last model calls. If there
+    is a budget, usage is stored before the next model call is allowed.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class RunLedger(Ledger):
                 "cache_read_tokens": usage.cache_read_tokens,
                 "cost": usage.cost,
                 **({"estimated": True} if usage.estimated else {}),
-                # With a `message_id` the trace can restore the text of the message.
+                # With the `message_id`, a reader of the trace finds the message.
                 **({"answer": message_id} if message_id else {}),
             },
             usage=usage,
@@ -118,9 +118,9 @@ UNNAMED = "unnamed"
 class Meter(AsyncCallbackHandler):
     """A callback that adds the usage of each model call to the ledger of its run, exactly once."""
 
-    # An error from `check` must stop the call. Do not set `run_inline`: an inline error skips the remaining handlers.
+    # An error from `check` must stop the call. Do not set `run_inline`, because an inline error skips other handlers.
     raise_error = True
-    # Ignore other events: each would cost a coroutine for each step of a graph.
+    # Ignore other events, each of which would cost a coroutine in each step of a graph.
     ignore_chain = ignore_agent = ignore_retriever = ignore_retry = ignore_custom_event = True
 
     def __init__(self, ledger: Ledger, prices: Prices) -> None:
@@ -198,12 +198,12 @@ class LastContexts:
         self._watched[run_id] = session_id
 
     def take(self, run_id: str) -> ContextBuilt | None:
-        """Return the context of a run's last model call, and stop recording; None if no call was made."""
+        """Return the event of a run's last model call, and stop recording for this run; None if it made no call."""
         self._watched.pop(run_id, None)
         return self._built.pop(run_id, None)
 
     def notify(self, event: Event, /) -> None:
-        """Record the context of a model call for its run, or else for the active run of its session.
+        """Record the context of a model call for its own run, or else for the watched runs of its session.
 
         The event of another run, such as the run that stored the question, does not replace an event of the run itself.
         """

@@ -1,4 +1,4 @@
-"""Execution of runs: acquire a run, run its graph, and clean up afterwards in every case."""
+"""Execution of runs by this process: it acquires a run, runs its graph, and cleans up afterwards in every case."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _TAKEOVERS = 3
 
 
 class Beginning(NamedTuple):
-    """A new run that this process has begun, with its workflow, and its turn if the question is stored already."""
+    """A new run that this process owns, with its workflow, and with its turn if the question is stored already."""
 
     run: Run
     workflow: Workflow
@@ -46,8 +46,8 @@ class Worker:
     database rejects that process's writes to the run. The record of a run counts how often the run was acquired. A
     run that was acquired too often is set aside for a person.
 
-    The name of the `engine` is the owner of the runs of this process. It and the `dependencies`, which all runs share,
-    are set by `open`.
+    `open` sets the `engine`, whose name is the owner of this process's runs, and the `dependencies`, which all runs
+    share.
     """
 
     engine: Engine
@@ -125,15 +125,15 @@ class Worker:
                     await self._runs.give_back(run_id, begun.run.owner)
 
     async def execute(self, run_id: str) -> None:
-        """Execute a run if it may begin now; otherwise the run before it in the order starts it later.
+        """Execute a run if it may begin now; otherwise do nothing, because the end of an earlier run will start it.
 
-        After an unexpected error, report the error and retry the run after a pause.
+        An unexpected error is reported, and the run is retried after a pause, until it is set aside.
         """
         await self._opened.wait()
         stream, options = self.streams.of(run_id), self.dependencies.options
         try:
             for failures in range(1, options.max_attempts + 1):
-                # No other code retries the run while this process owns it.
+                # Catch all errors, because no other code retries the run while this process owns it.
                 with ErrorBoundary(lambda error: self.report(type(error).__name__)):
                     if (beginning := self._begun.pop(run_id, None)) is not None:
                         await self.execute_owned(beginning.run, beginning)
@@ -153,13 +153,13 @@ class Worker:
             stream.end()
 
     async def end_stopped(self, run_id: str) -> None:
-        """End a run that was cancelled before it began; if earlier turns still run, the run ends after them."""
+        """End a run that was cancelled before it began; if earlier turns are active, the run ends later, after them."""
         await self.engine.ready()
         if not self.has(run_id) and (run := await self.acquire(run_id)) is not None:
             await self.execute_owned(run)
 
     async def acquire(self, run_id: str) -> Run | None:
-        """Begin a run, or take it over from a dead process; return None if the run cannot be executed now."""
+        """Begin a run, or take it over from a dead process, as its owner; return None if it cannot be executed now."""
         for _ in range(_TAKEOVERS):
             found = await self._runs.order.begin(run_id, self.engine.name)
             if isinstance(found, Begun):
@@ -237,13 +237,13 @@ class Worker:
         return active
 
     async def _leave(self, active: ActiveRun) -> bool:
-        """Release a run; return True if it has no checkpoints."""
+        """Remove a run from the active runs, end its trace and stream; return True if it has no stored checkpoints."""
         del self.active[active.run.run_id]
         if (saver := self.dependencies.saver) is not None:
             del saver.active[active.run.run_id]
         await active.tracer.close()
         for entry in active.hold.manifests:
-            # The manifest may be stored already, if only the reply to the last transaction was lost.
+            # The manifest may be stored already, if only the database's reply to the last transaction was lost.
             self._memory.manifests.queue(replace(entry, again=True))
         ledger = active.ledger
         if active.begins and ledger is not None and not ledger.has_children:
@@ -346,14 +346,14 @@ class Worker:
     async def _clear_up(
         self, run: Run, outcome: Outcome, *, unstored: bool = False, has_following: bool = True
     ) -> None:
-        """Start the following runs; remove the checkpoints of a finished run, unless it is `unstored` and has none."""
+        """Start the following runs; remove the checkpoints of a finished run, unless none was stored (`unstored`)."""
         # The run is over, so a failure here must not cause a retry; maintenance repeats this work.
         with ErrorBoundary(lambda error: self.report(type(error).__name__, "clearing_up")):
             if has_following:
                 await self.start_following(run)
             else:
                 self._runs.places.tell_freed()
-            # A run that was released is still in its first attempt, but was started before.
+            # A run that a process released is still in its first attempt, although it was started before.
             again = run.attempts > 1 or run.started_at != run.heartbeat_at
             if again and outcome.status != "waiting":
                 await end_orphans(self._runs, run.run_id)
@@ -362,6 +362,6 @@ class Worker:
 
 
 def _set_channel(run: Run) -> None:
-    """Set the channel of the current task, because the task of a worker has none; a child has its parent's channel."""
+    """Set the channel of the current task, which a worker's task lacks; a child runs in the task of its parent."""
     if run.trigger != "child":
         work_for("http" if run.trigger == "http" else "other")

@@ -1,1 +1,1 @@
-"""Engines that execute runs: with dbos in many processes, or in this process alone."""
+"""Engines that execute runs: an engine on dbos for many processes, and an engine for this process alone."""

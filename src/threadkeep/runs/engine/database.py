@@ -38,7 +38,7 @@ class Connections:
     def __init__(self, address: DatabaseAddress) -> None:
         self._address = address
         self._closed = False
-        # Otherwise the pool logs a traceback for a lost connection, although the caller gets the error.
+        # Without this, the pool would log a traceback for a lost connection, although the caller gets the error.
         logging.getLogger(f"sqlalchemy.pool.impl.QueuePool.{_NAME}").setLevel(logging.CRITICAL)
 
     def close(self) -> None:
@@ -95,7 +95,7 @@ def translated() -> Iterator[None]:
 
 
 def _prepare_sqlite(connection: sqlite3.Connection, _record: ConnectionPoolEntry) -> None:
-    """Configure a connection as dbos does, in WAL mode.
+    """Configure a SQLite connection as dbos does, and additionally turn WAL mode on.
 
     With `synchronous = NORMAL` a power cut can lose the last commits; a crash of the process loses none.
     The rows of runs and turns are in the main database file, which has its own durability options.
@@ -112,7 +112,7 @@ def _prepare_sqlite(connection: sqlite3.Connection, _record: ConnectionPoolEntry
 
 
 def _switch_to_wal(connection: sqlite3.Connection) -> None:
-    """Turn WAL mode on. Retry, because SQLite does not wait here if several processes start together."""
+    """Turn WAL mode on; retry it, because SQLite ignores the busy timeout here if several processes start together."""
     deadline = time.monotonic() + _BUSY_MILLISECONDS / 1000
     while True:
         try:

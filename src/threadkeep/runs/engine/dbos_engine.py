@@ -1,4 +1,4 @@
-"""The engine of a database: dbos records the enqueued runs, and any live process executes them."""
+"""The run engine that queues runs in a database: dbos records the queued runs, and any live worker executes them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _POLL_SECONDS = 2.0
 
 
 class DbosEngine:
-    """An engine that executes runs in its own event loop and launches dbos when the first run is enqueued."""
+    """An engine that executes runs in the event loop of its creator. It launches dbos only if runs are enqueued."""
 
     def __init__(self, address: DatabaseAddress, execute: Execute, options: EngineOptions, troubled: Troubled) -> None:
         self._address = address
@@ -53,7 +53,7 @@ class DbosEngine:
                 await self._leased()
 
     async def work(self) -> None:
-        """Execute queued runs from now on; dbos is launched when a run is queued."""
+        """Execute queued runs from now on; dbos is launched once a process has queued a run."""
         await self.ready()
         if not await self._launched_if_needed() and (self._watching is None or self._watching.done()):
             self._watching = asyncio.create_task(self._watch_queue())
@@ -77,7 +77,7 @@ class DbosEngine:
         return await self._lease.dead(names) if self._lease is not None else set()
 
     async def take_from_dead(self) -> Set[str]:
-        """Remove the runs of dead processes from the queue, and return their ids."""
+        """Remove the runs that dead processes were executing from the queue; return the ids of these runs."""
         return set() if self._queue is None else await self._queue.take_from_dead()
 
     def stopping(self, run_id: str) -> Stop | None:
@@ -158,7 +158,7 @@ class DbosEngine:
         return "left" if self._closed else await self._runs.execute(run_id)
 
     def _ended(self, task: asyncio.Task[Ending]) -> None:
-        """Forget a run that ended in this process, unless the engine stopped it: `close` enqueues such a run again."""
+        """Forget a run that ended in this process; keep a run that the engine stopped, for `close` to enqueue it."""
         if task.cancelled() or task.exception() is not None or task.result() != "left":
             self._started.pop(task, None)
 
@@ -168,7 +168,7 @@ class DbosEngine:
         self._started.clear()
         if not left or self._lease is None:
             return
-        with contextlib.suppress(ThreadkeepError):  # other processes also find these runs by their records
+        with contextlib.suppress(ThreadkeepError):  # maintenance of other processes also finds these runs
             queue = self._queue or await self._launch(self._lease)
             for run_id in left:
                 await queue.enqueue(run_id)

@@ -28,7 +28,7 @@ from threadkeep.store.address import DatabaseAddress
 
 @dataclass(frozen=True)
 class Attempt:
-    """An attempt at a run: one entry in the queue. `number` counts these entries; the run's record counts its tries."""
+    """An entry of a run in the queue. `number` counts the run's entries; its `attempts` are counted elsewhere."""
 
     run_id: str
     number: int = 1
@@ -52,11 +52,11 @@ def run_of(attempt_id: str) -> str:
 _ACTIVE = ("PENDING", "ENQUEUED", "DELAYED")
 _OVER = ("SUCCESS", "ERROR", "CANCELLED")
 
-# dbos dispatches attempts only to processes of the same version. Increase it if an attempt's arguments change.
+# dbos dispatches attempts only to processes of the same version. Increase this if the arguments of `_execute` change.
 _VERSION = "2"
 _APPLICATION = "threadkeep"
 _QUEUE = "threadkeep-runs"
-# The queue of runs that may have crashed their processes. They run one at a time, so that a crash has one suspect.
+# The queue of runs that may have crashed their processes: one is executed at a time, so that a crash has one suspect.
 _ALONE = "threadkeep-alone"
 _THREADS = 16
 # dbos needs a second connection only while it migrates its tables.
@@ -76,7 +76,7 @@ _CONSOLE = "__dbos_console_log_handler__"
 @DBOS.workflow(name="execute", max_recovery_attempts=None)
 async def _execute(run_id: str, number: int) -> None:
     if not _handlers:
-        # Record no outcome: the attempt stays open, so another process takes it when this process has ended.
+        # Record no outcome, so that the attempt stays open: another process takes it when this process has ended.
         raise asyncio.CancelledError
     await _handlers[0](Attempt(run_id, number))
 
@@ -93,7 +93,7 @@ class DbosProcess:
         self._dbos: DBOS | None = None
 
     def launch(self, execute: Callable[[Attempt], Awaitable[None]]) -> None:
-        """Launch dbos in a new thread; it passes attempts to `execute`, in the event loop of that thread."""
+        """Launch dbos in a new thread. It calls `execute` for each attempt, in the event loop of that thread."""
         if not _taken.acquire(blocking=False):
             raise InvalidInput(
                 "This process already executes runs, for another database or another app of the same one; "
@@ -117,7 +117,7 @@ class DbosProcess:
         return self._loop is not None
 
     def check(self) -> None:
-        """Raise at once if the database is down; dbos itself would wait forever."""
+        """Connect to the database, to raise an error at once if it is down; dbos itself would wait forever."""
         self._pool.connect().close()
 
     def take_no_more(self) -> None:
@@ -210,7 +210,7 @@ class DbosProcess:
             "serializer": DBOSPortableJSONSerializer(),
             "max_executor_threads": _THREADS,
             "log_level": "CRITICAL",
-            # Poll instead of LISTEN. The shutdown waits for the listener, so a short interval keeps it fast.
+            # Poll instead of using LISTEN. The shutdown waits for the poller, so keep its interval short.
             "use_listen_notify": False,
             "notification_listener_polling_interval_sec": 0.1,
         }
@@ -222,7 +222,7 @@ def next_number(attempt_ids: Iterable[str]) -> int:
 
 
 def _silence() -> None:
-    """Silence the logs of dbos, which would write to the terminal and contain addresses."""
+    """Silence the logger of dbos, which would write to the terminal and log addresses."""
     logger = logging.getLogger("dbos")
     for handler in [one for one in logger.handlers if one.name == _CONSOLE]:
         logger.removeHandler(handler)
@@ -316,7 +316,7 @@ class RunQueue:
         If this process stops or loses the run, record no outcome of the attempt, so that another process takes it.
         """
         if (task := asyncio.current_task()) is not None:
-            # The current task belongs to dbos. It is done when the outcome is recorded.
+            # The current task belongs to dbos, and is done when dbos has recorded the outcome.
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         while not self._lease.is_fresh() and not self._closing.is_set():  # noqa: ASYNC110 - another thread renews it
@@ -325,7 +325,7 @@ class RunQueue:
             raise asyncio.CancelledError
 
     def _enqueue(self, run_id: str, alone: bool) -> None:
-        """Enqueue an attempt, unless the run has an enqueued one; an `alone` attempt replaces the enqueued one."""
+        """Enqueue an attempt at a run unless one is enqueued already; an `alone` attempt replaces the enqueued one."""
         number = 1
         while not self._process.put(Attempt(run_id, number), alone=alone):
             attempts = self._process.attempts(run_id)
@@ -345,7 +345,7 @@ class RunQueue:
             self._process.end(attempt.id)
 
     def _remove_finished(self) -> None:
-        """Remove finished attempts at once and then repeatedly, because a short command may be the only worker."""
+        """Remove finished attempts now and then repeatedly; now, because a short command may be the only worker."""
         kept = timedelta(seconds=self._options.keep_finished_seconds)
         while True:
             # A failed removal is retried as long as the process lives.

@@ -1,4 +1,4 @@
-"""The interface of engines, and the engine for a database in memory."""
+"""The interface of run engines, and the run engine for a database in memory."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ CLOSED = "The engine was closed and accepts no more runs; start runs inside its 
 class Engine(Protocol):
     """An engine that calls `execute(run_id)`; it knows nothing else about runs.
 
-    - `start` executes a run in this process. If the process dies, `dead` returns its name, the owner in its runs.
-    - `enqueue` records a run, and any worker executes it. If the worker dies, `take_from_dead` returns the run.
+    - `start` executes a run in this process. If this process dies, `dead` returns its name, which is the run's owner.
+    - `enqueue` records a run for any worker. If the worker that executes it dies, `take_from_dead` returns the run.
     - A process never executes a run twice at the same time. A run that is started during its execution is executed
       again afterwards. The record of the run decides which process executes it.
     - If its task is cancelled, `execute` must end soon and leave the run as it is, so that another process resumes it.
-      To cancel a run, record the request with the run; its `execute` then ends by itself.
+      To cancel a run, record a request in the run's row; its `execute` then ends by itself.
     - The engine retries nothing. If `execute` raises, the error is reported, and the execution is over.
     """
 
@@ -47,7 +47,7 @@ class Engine(Protocol):
         """
 
     async def ready(self) -> None:
-        """Register this process, so that the engine has a name.
+        """Register this process with the engine under a new name, unless it is registered already.
 
         Raises:
             StoreClosed: the engine accepts no more runs.
@@ -131,7 +131,7 @@ class RunTasks:
         self._context = contextvars.copy_context()
 
     async def execute(self, run_id: str) -> Ending:
-        """Execute a run and return how the execution ended."""
+        """Execute a run, after an execution of the same run that is in progress; return how the execution ended."""
         while (before := self._tasks.get(run_id)) is not None:
             await asyncio.wait([before])
             await asyncio.sleep(0)
@@ -169,7 +169,7 @@ class RunTasks:
         return run_id in self._tasks and self._stops.get(run_id) != "lost"
 
     async def stop_all(self, stop: Stop, *, after_seconds: float) -> bool:
-        """Wait for the tasks, then cancel the remaining tasks and wait again; return whether all have ended."""
+        """Wait for the tasks, then cancel the remaining ones and wait again; return True if all have ended."""
         if self._tasks and after_seconds > 0:
             await asyncio.wait(self._tasks.values(), timeout=after_seconds)
         for run_id in list(self._tasks):
@@ -181,7 +181,7 @@ class RunTasks:
 
 
 class LocalEngine:
-    """An engine that does not record runs; they end with the process."""
+    """An engine with a queue in memory only: its runs end with the process."""
 
     def __init__(self, execute: Execute, options: EngineOptions, troubled: Troubled) -> None:
         self.name = uuid4().hex
@@ -203,7 +203,7 @@ class LocalEngine:
         self._take(self._queued(run_id))
 
     async def dead(self, names: Set[str]) -> Set[str]:
-        """Return the names without an open engine in this process, because no other process can use the database."""
+        """Return the names that no open engine of this process has; other processes cannot use a database in memory."""
         return names - _names
 
     async def take_from_dead(self) -> Set[str]:

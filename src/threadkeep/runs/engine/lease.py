@@ -27,7 +27,7 @@ _LOCK_NUMBER = 7310865114
 
 
 class Presence(Protocol):
-    """The presence of this process among the workers, under a new name that is never used again."""
+    """A lease that shows other processes that this one lives, under a new name that is never used again."""
 
     def enter(self) -> None:
         """Acquire the lease before the first run is executed."""
@@ -39,7 +39,7 @@ class Presence(Protocol):
         """Return whether it is certain that no process has declared this one dead."""
 
     def dead(self, names: Set[str]) -> Set[str]:
-        """Return the dead processes among `names`; remove the leases of all dead processes."""
+        """Return the dead processes among `names`; remove the leases of all dead processes that are found."""
 
     def leave(self) -> None:
         """Release the lease, so that other processes may acquire the runs that this process still owns."""
@@ -49,9 +49,9 @@ class Presence(Protocol):
 
 
 class LockedFiles:
-    """A file lock per process on a SQLite database; the system releases it when the process dies.
+    """A locked file for each process of a SQLite database; the system releases the lock when the process dies.
 
-    A suspended process (a debugger, a sleeping laptop) keeps its lock and therefore its runs.
+    A suspended process (in a debugger, on a sleeping laptop) keeps its lock and therefore its runs.
     """
 
     def __init__(self, database: Path, name: str) -> None:
@@ -103,7 +103,7 @@ def _is_locked(path: Path) -> bool:
     except FileNotFoundError:
         return False
     try:
-        # Use a shared lock: with exclusive locks, two processes that check at once would see each other as the owner.
+        # With exclusive locks, two processes that check at the same time would each take the other for the owner.
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
@@ -125,8 +125,8 @@ class Heartbeats:
     """A row per process of a PostgreSQL database, with a counter that increases while the process lives.
 
     Clocks of different processes are never compared. A process is dead if its counter did not change for `dead_seconds`
-    while this process checked it repeatedly. A process that was suspended, or had no database for a while, starts
-    these checks again, so it does not declare others dead by mistake.
+    while this process checked it repeatedly. A process that was suspended, or could not reach the database for a while,
+    starts its observation again, so that it does not declare others dead by mistake.
     """
 
     def __init__(self, pool: sqlalchemy.Engine, name: str, dead_seconds: float) -> None:
@@ -148,7 +148,7 @@ class Heartbeats:
         self._shown_at = _now()
 
     def renew(self) -> bool:
-        """Increase the counter in this process's row."""
+        """Increase the counter in this process's row; return False if another process has deleted the row."""
         began = _now()
         statement = _PROCESSES.update().where(_PROCESSES.c.name == self._name).values(beats=_PROCESSES.c.beats + 1)
         with self._pool.begin() as connection:
@@ -199,7 +199,7 @@ class Heartbeats:
 
 
 def _now() -> float:
-    """Return monotonic seconds, including the time that the machine sleeps if the system has such a clock."""
+    """Return monotonic seconds, which include the time in which the machine sleeps if the system has such a clock."""
     clock = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
     return time.clock_gettime(clock)
 
@@ -228,8 +228,8 @@ class Lease:
         self._lost = lost
         self._troubled = troubled
         self._path = address.path
-        # A separate pool, so that heartbeats never wait for dbos. It also serves the short query for dbos's records.
-        # Autocommit saves two round trips every two seconds; this is safe, as each statement is a whole transaction.
+        # A separate pool, so that heartbeats never wait for dbos. The short query for dbos's records uses it too.
+        # Autocommit saves two round trips for each statement; it is safe because no transaction has several statements.
         self._pool = self._connections.pool(1).execution_options(isolation_level="AUTOCOMMIT")
         self._table = _RECORDS if address.path is not None else f"{SCHEMA}.{_RECORDS}"
         self._is_made = False
@@ -289,7 +289,7 @@ class Lease:
             return await asyncio.to_thread(self._dead, names)
 
     async def leave(self, *, is_idle: bool) -> None:
-        """Release the lease if the process is idle; otherwise retain it until the process ends."""
+        """Release the lease if the process is idle; otherwise leave it until the process ends or the lease expires."""
         self._ended.set()
         if self._renewing is not None:
             await asyncio.to_thread(self._renewing.join, STOP_SECONDS)

@@ -1,4 +1,4 @@
-"""Opening an engine, and enqueueing runs from a process that is not a worker."""
+"""Functions that open a run engine, and that enqueue runs from a process that is not a worker."""
 
 from __future__ import annotations
 
