@@ -1,6 +1,6 @@
-"""Decisions about compression: when to compress a session, and which messages, from positions and sizes.
+"""Decisions about compression: when to compress a session, and which messages, from their positions and sizes.
 
-A session has, in order: messages replaced by summaries, the range that may be compressed next, and the kept tail. The
+A session has, in order: messages that summaries replace, the range that may be compressed next, and the kept tail. The
 tail begins at the start of a turn, which is a user message after a message of another role. Sizes use LangChain's
 notation: `("tokens", n)`, `("messages", n)`, or `("fraction", f)` of the budget of a model call.
 """
@@ -73,14 +73,14 @@ class SummaryRoom:
 
 @dataclass(frozen=True)
 class WindowRoom:
-    """The capacity of a window (None means no limit). A full window is cut back to a fraction of it, `step`."""
+    """The capacity of a window (None means no limit). A full window is cut back to the part `step` of this capacity."""
 
     tokens: int | None = None
     messages: int | None = None
     step: float = 0.4
 
     def nearly_full(self, extent: Extent) -> tuple[Size, ...]:
-        """Return the sizes of the tail to keep so that the next call excludes nothing; empty if there is enough space.
+        """Return the sizes of the tail to keep if the next model call would exclude messages; otherwise nothing.
 
         Some tokens are reserved for the next input, and two messages for the next turn.
         """
@@ -129,7 +129,7 @@ def reaches(extent: Extent, trigger: Size, budget: int) -> bool:
 
 
 def is_worth_it(extent: Extent, trigger: Size, budget: int) -> bool:
-    """Return True if the size of a range is at least an eighth of the trigger.
+    """Return True if a range is large enough to be compressed: at least an eighth of the trigger.
 
     Without this rule, a kept tail that is larger than the trigger would cause a model call in every turn.
     """
@@ -146,7 +146,7 @@ def kept_from(rows: Sequence[Message], keep: Size, budget: int, *, complete: boo
         rows: the newest rows, newest first, without gaps.
         keep: the minimum number of messages, or the maximum number of tokens.
         budget: the budget of a model call, in tokens.
-        complete: True if the rows include everything after the last summary. Else the result None requests more.
+        complete: True if the rows include everything after the last summary. Otherwise None requests older rows.
     """
     unit, value = in_units(keep, budget)
     spoken = _spoken(rows)
@@ -166,8 +166,8 @@ def kept_after(rows: Sequence[Message], left_out_upto_seq: int, *, complete: boo
 
     Args:
         rows: the newest rows, newest first, at least back to the position.
-        left_out_upto_seq: the newest message that did not fit into the window.
-        complete: True if the rows include everything after the last summary. Else the result None requests more.
+        left_out_upto_seq: the position: the `seq` of the newest message that did not fit into the window.
+        complete: True if the rows include everything after the last summary. Otherwise None requests older rows.
     """
     spoken = _spoken(rows)
     starts = [_seq(row) for place, row in enumerate(spoken) if _starts_turn(spoken, place, complete=complete)]
@@ -177,7 +177,7 @@ def kept_after(rows: Sequence[Message], left_out_upto_seq: int, *, complete: boo
 
 
 def part_length(rows: Sequence[Message], sizes: Sequence[int], room: int) -> int:
-    """Return the number of rows, oldest first, in the next part for a model: as many as fit, at least one.
+    """Return how many of the rows, oldest first, a model reads next: as many as fit, at least one.
 
     The part ends at the end of a turn, unless that makes it smaller than half of what fits.
     """
@@ -194,7 +194,7 @@ def part_length(rows: Sequence[Message], sizes: Sequence[int], room: int) -> int
 
 
 def packed(lines: Sequence[str], sizes: Sequence[int], room: int) -> tuple[str, ...]:
-    """Join lines into records, each with as many lines as fit, at least one."""
+    """Join lines into records of at most `room` tokens, each with as many lines as fit, at least one."""
     records: list[list[str]] = []
     used = 0
     for line, size in zip(lines, sizes, strict=True):
@@ -207,7 +207,7 @@ def packed(lines: Sequence[str], sizes: Sequence[int], room: int) -> tuple[str, 
 
 
 def even_room(total: int, room: int) -> int:
-    """Return the size of each part if a text is split into as few parts of about equal size as possible."""
+    """Return the size of the parts if a text is split into as few parts of about equal size as possible."""
     return -(-total // -(-total // room)) if total > room else room
 
 
@@ -234,11 +234,11 @@ def sources_of(summaries: Sequence[Summary], parts: Mapping[str, Sequence[Summar
     """Return the summaries that a model reads to merge the given ones.
 
     If the first summary is a merged one, the model reads its parts instead, provided that these fit into `tokens`
-    together with the later summaries. So few texts pass through more than two levels of summaries.
+    together with the later summaries. So few messages are summarised more than twice.
 
     Args:
         summaries: the summaries to merge, oldest first.
-        parts: the summaries that each merged summary was made from, oldest first, by the id of the merged one.
+        parts: the summaries from which each merged summary was made, oldest first, by the merged summary's id.
         tokens: the maximum number of tokens to read.
     """
     node, later = summaries[0], list(summaries[1:])
@@ -310,7 +310,7 @@ class SummaryText:
         return "\n\n".join(part for part in (self.prose, facts) if part)
 
     def within(self, tokens: int, facts_tokens: int, counter: TokenCounter) -> SummaryText:
-        """Return the newest facts that fit `facts_tokens`, and as much of the prose as fits the rest."""
+        """Return the text with the newest facts that fit into `facts_tokens`, and the prose cut to fit `tokens`."""
         text = replace(self, facts=fitting_facts(self.facts, facts_tokens, counter))
         if counter(text.render()) <= tokens:
             return text
@@ -320,7 +320,7 @@ class SummaryText:
 
 
 def merged_facts(texts: Iterable[SummaryText]) -> tuple[str, ...]:
-    """Return the facts of texts, oldest first; if a fact is repeated, only its last occurrence is returned."""
+    """Return the facts of all texts, oldest first; if a fact is repeated, only its last occurrence is returned."""
     found: dict[str, str] = {}
     for fact in (fact for text in texts for fact in text.facts):
         key = " ".join(fact.casefold().split()).rstrip(" .!。！")
@@ -330,7 +330,7 @@ def merged_facts(texts: Iterable[SummaryText]) -> tuple[str, ...]:
 
 
 def fitting_facts(facts: Sequence[str], tokens: int, counter: TokenCounter) -> tuple[str, ...]:
-    """Return the newest facts that fit the tokens; older ones are dropped, because a later fact may correct them."""
+    """Return the newest facts that fit into the tokens; drop older facts, because later ones may correct them."""
     kept = tuple(facts)
     while kept and counter(SummaryText("", kept).render()) > tokens:
         kept = kept[1:]

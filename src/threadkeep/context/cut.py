@@ -27,7 +27,7 @@ def middle_mark(characters: int) -> str:
 def cut_end(text: str, budget: int, counter: TokenCounter) -> str:
     """Return the text, or its beginning and `CUT_MARK`, with at most `budget` tokens.
 
-    The result is empty if not even the mark fits. The counter need not be monotonic, because the result itself is
+    The result is empty if not even the mark fits. The counter need not be monotonic, because each candidate result is
     counted.
     """
     return _cut(text, budget, counter, lambda kept: text[: _boundary(text, kept)] + CUT_MARK)
@@ -104,7 +104,7 @@ def _cut(text: str, budget: int, counter: TokenCounter, shortened: Callable[[int
 
 
 def _first_miss(length: int, budget: int, total: int, fits: Callable[[int], bool]) -> int:
-    """Return a length near the budget that does not fit, so that a huge text is not counted repeatedly."""
+    """Return a length that does not fit, as an upper limit of the search, so that a huge text is rarely counted."""
     high = max(64, 2 * length * max(budget, 1) // max(total, 1))
     while high < length and fits(high):
         high *= 2

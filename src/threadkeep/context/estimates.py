@@ -1,4 +1,4 @@
-"""Token estimates: counters that need only the text.
+"""Token estimates: counters that need no tokenizer, only the text; and exact counters for OpenAI's encodings.
 
 An estimate is the sum of the costs of a text's characters, with corrections for frequent sequences: `tion` makes a
 word cheaper in every language that has it. The costs are in `token_costs.json`. `python -m bench.fit_tokens` fits them
@@ -26,10 +26,10 @@ type Encoding = Literal["o200k", "cl100k"]
 type Family = Literal[
     "o200k", "cl100k", "claude2", "claude3", "claude47", "llama2", "llama3", "gemma3", "qwen3", "deepseek"
 ]
-"""The tokenizers with a fitted estimate. Claude uses `claude47` since Opus 4.7; Gemini uses `gemma3`."""
+"""The tokenizer families with a fitted estimate. Claude since Opus 4.7 has `claude47`; Gemini uses `gemma3`."""
 
 FAMILIES: tuple[Family, ...] = get_args(Family.__value__)
-"""The tokenizers in the order of the costs in `token_costs.json`."""
+"""The tokenizer families in the order of the costs in `token_costs.json`."""
 
 
 class _Vocabulary(Protocol):
@@ -39,7 +39,7 @@ class _Vocabulary(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ExactCounter:
-    """A counter that matches an encoding exactly; a lone surrogate counts as its replacement character."""
+    """A counter that counts exactly as an encoding does; a lone surrogate counts as the replacement character."""
 
     name: Encoding
     vocabulary: _Vocabulary = field(repr=False, compare=False)
@@ -56,7 +56,7 @@ def exact_counter(encoding: Encoding) -> ExactCounter:
     """Return the exact counter of an encoding.
 
     Raises:
-        InvalidInput: the extra is not installed.
+        InvalidInput: the extra `tokens` is not installed.
     """
     if (counter := installed_counter(encoding)) is None:
         raise InvalidInput(
@@ -68,7 +68,7 @@ def exact_counter(encoding: Encoding) -> ExactCounter:
 
 @cache
 def installed_counter(encoding: Encoding) -> ExactCounter | None:
-    """Return the exact counter of an encoding; None without the extra. The first call takes a tenth of a second."""
+    """Return the exact counter of an encoding; None without the extra `tokens`. The first call takes 0.1 seconds."""
     try:
         package = find_spec("bpe_openai")
         # The package's own `get_encoding` rejects texts of a million characters or 200,000 tokens.
@@ -90,15 +90,15 @@ def _bindings(*folders: str) -> Any:
 
 
 type Pattern = tuple[bytes, tuple[float, ...]]
-"""A sequence of characters or of character kinds, and the tokens per occurrence for each of `FAMILIES`."""
+"""A sequence of characters or of character kinds, and its cost per occurrence in tokens for each of `FAMILIES`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Patterns:
     """The patterns for all texts, or for one script: of character kinds (`kinds`), of characters (`text`), of capitals.
 
-    The first entry in `kinds` of a script is the kind of its lead bytes. Only the patterns for all texts have `runs`:
-    words, and groups of three digits.
+    The first pattern in the `kinds` of a script is the kind of the script's lead bytes. Only the patterns for all texts
+    have `runs`: words, and groups of up to three digits.
     """
 
     kinds: tuple[Pattern, ...]
@@ -109,7 +109,7 @@ class Patterns:
 
 @cache
 def patterns_by_script() -> dict[str, Patterns]:
-    """Return the patterns of each script by the kind of its lead byte, after the patterns for all texts (empty key)."""
+    """Return the patterns for all texts (empty key), then those of each script by the kind of its lead bytes."""
     found = json.loads(files("threadkeep.context").joinpath("token_costs.json").read_text(encoding="utf-8"))
     return {key: _patterns(groups) for key, groups in ({"": found} | found["scripts"]).items()}
 
@@ -173,12 +173,12 @@ CAPITALS = _table(".", ("n", 0x0A, 0x0D), (" ", 0x20, 0x20), ("D", 0xD0, 0xD0), 
 
 
 def framed(text: str) -> bytes:
-    """Return the text in UTF-8, between a space and a byte that never occurs in UTF-8."""
+    """Return the text in UTF-8, with a space before it and a byte after it that never occurs in UTF-8."""
     return b" " + text.encode("utf-8", "surrogatepass") + b"\xff"
 
 
 def digit_groups(data: bytes) -> int:
-    """Return the number of groups of at most three digits, as tokenizers split numbers."""
+    """Return the number of groups of up to three digits into which tokenizers split the numbers in a text."""
     groups = data.translate(DIGITS).replace(b"000", b"3")
     return groups.count(b"3") + groups.count(b" 0") + groups.count(b"30")
 
@@ -188,7 +188,7 @@ _IN_NO_OTHER_SCRIPT = bytes(byte for byte in range(256) if KINDS[byte] not in _I
 
 
 def other_scripts(text: str) -> int:
-    """Return the thousandths of a text's tokens that are in scripts other than Latin.
+    """Return the approximate share of a text's tokens in scripts other than Latin, in thousandths.
 
     A character of another script counts as two Latin letters, digits or other characters. This approximation takes
     1 to 3 % of the time of an estimate; the exact share would need a second sum over all patterns.
@@ -222,7 +222,7 @@ class ScriptCosts:
 
 @dataclass(frozen=True, slots=True)
 class TokenCosts:
-    """All costs of one tokenizer. The index in `pairs` is two bytes, read as a number in native byte order."""
+    """All costs of one tokenizer family. The index of a cost in `pairs` is two bytes as one number, in native order."""
 
     pairs: list[float]
     digit_group: float
@@ -233,7 +233,7 @@ class TokenCosts:
 
 @cache
 def token_costs(family: Family) -> TokenCosts:
-    """Return the costs for a tokenizer."""
+    """Return the costs of the patterns for a tokenizer family."""
     column = FAMILIES.index(family)
     all_texts, *scripts = patterns_by_script().values()
     words, digit_group = (costs[column] for _, costs in all_texts.runs)
@@ -289,7 +289,7 @@ def _index(first: int, second: int) -> int:
 
 
 class TokenCounter(Protocol):
-    """A token counter; any function from text to an integer is one.
+    """A token counter: any function that returns an integer for a text.
 
     It must be deterministic, return 0 for an empty text, and never return a negative number. It need not be
     monotonic or additive.
@@ -299,19 +299,19 @@ class TokenCounter(Protocol):
         """Return the tokens of this text."""
 
 
-_MOST_CHARACTERS = 10  # per token: an estimate is at least a tenth of the characters, also for repetitive text
+_MOST_CHARACTERS = 10  # per token: even for repetitive text, an estimate is at least a tenth of the characters
 
 
 def chars4(text: str) -> int:
-    """Return one token for four characters (`len(text) // 4`): fair for English, far too low for Chinese."""
+    """Return the characters of a text divided by four, rounded down: fair for English, far too low for Chinese."""
     return len(text) // 4
 
 
 def estimate(text: str) -> int:
     """Return the default estimate: offline, for all languages, in linear time.
 
-    It is calibrated against the tokenizer of OpenAI's current models, and rather too high than too low. It is at
-    least 1 for a text that is not empty.
+    It is calibrated against the tokenizer of OpenAI's current models, and is rather too high than too low. It is
+    at least 1 for a text that is not empty.
     """
     return _estimate(text, "o200k")
 
@@ -323,7 +323,7 @@ def estimate_cl100k(text: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class FamilyEstimate:
-    """The estimate for a tokenizer that is not from OpenAI."""
+    """A counter that estimates the tokens of a tokenizer family that is not from OpenAI."""
 
     family: Family
 

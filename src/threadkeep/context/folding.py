@@ -1,4 +1,4 @@
-"""Folding of repeated exchanges: they appear once in a window, with a visible count.
+"""Folding of repeated exchanges, which then appear only once in a window, with a visible count.
 
 If "ok" and "Done." are exchanged five times, the transcript has five exchanges. In a window, the repetitions would tell
 a model nothing except their count. Only consecutive exchanges are folded.
@@ -16,9 +16,9 @@ from threadkeep.records import Message
 
 @dataclass(frozen=True)
 class Fold:
-    """A group of equal exchanges, shown as one: their number `times`, and the positions of the excluded messages.
+    """A group of equal exchanges that is shown as one: their number `times`, and each `seq` of an excluded message.
 
-    `seq` is the position of the user message that shows the count.
+    `seq` is that of the user message that shows the count.
     """
 
     seq: int | None
@@ -43,12 +43,12 @@ def fold_repeats(messages: Sequence[Message], *, counter: TokenCounter | None = 
     """Fold each sequence of equal exchanges into its newest exchange.
 
     An exchange is a user message with the assistant messages that answer it. Two exchanges are equal if they have the
-    same words in the same order and all messages are complete. The newest exchange stays, so the newest user message
-    always stays. An exchange without an answer is never folded.
+    same texts in the same order and all messages are complete. The newest exchange stays, and with it the newest user
+    message. An exchange without an answer is never folded.
 
     Args:
         messages: user and assistant messages, oldest first.
-        counter: counts the tokens of user messages with a mark; None uses the default estimate.
+        counter: counts the tokens of the user messages that get a mark; None means the default estimate.
         least: the minimum number of consecutive equal exchanges to fold, at least 2.
 
     Raises:

@@ -36,7 +36,7 @@ _SHARES: Final[Mapping[Section, float]] = MappingProxyType(
 )
 _MOST_OF_NEWEST = 0.5
 _QUOTED_OF_SHARED = 0.25
-"""The maximum share of `shared` for older turns. Quotes are new in each turn, so no prompt cache has them."""
+"""The maximum part of `shared` for quoted older turns, which are new in each turn, so that no prompt cache has them."""
 
 
 @dataclass(frozen=True)
@@ -83,14 +83,14 @@ class ContextPlan:
     def rooms(
         self, budget: int, fixed: int, wanted: Collection[Section], *, shared: int | None = None, newest: int = 0
     ) -> dict[Section, int]:
-        """Return the tokens that each wanted extra may use.
+        """Return the tokens that each wanted extra may use, after the share of the window is reserved.
 
         Args:
             budget: the tokens of the whole call.
             fixed: the tokens of the system message, the summary and the turn.
             wanted: the extras that may be present.
             shared: the tokens to which the shares apply, if the budget is the whole capacity of the model.
-            newest: the tokens of the newest messages; if they exceed the window's share, it is half of the budget.
+            newest: the tokens of the newest messages; if they exceed the window's share, it becomes half of the budget.
         """
         whole = min(budget, shared or budget)
         window = self.shares["window"]

@@ -1,4 +1,4 @@
-"""Quotations of messages for models: JSON, one message per line.
+"""Quotations of messages, facts and other texts for prompts, in lines with marks or as JSON.
 
 No text can end its own quotation or imitate another message.
 """
@@ -44,7 +44,7 @@ def _fact_line(key: str, value: Json, scope: ScopeKind, since: datetime) -> str:
 
 
 def graph_line(text: str, scope: ScopeKind, since: datetime | None) -> str:
-    """Return a Graphiti fact as one line; its text is untrusted, because others may write into Graphiti."""
+    """Return a Graphiti fact as one line. Its text is escaped, because other programs may write into Graphiti."""
     day = "no date" if since is None else since.astimezone(UTC).date().isoformat()
     return _safe(f"> {dump_json(text)} ({scope}, {day}, from the graph)")
 
@@ -80,7 +80,7 @@ def fitting_lines(lines: Sequence[str], budget: int, counter: TokenCounter) -> l
         if tokens <= left:
             taken.append(place)
             left -= tokens
-    # The sum of the lines' tokens only approximates the tokens of the block.
+    # The tokens of the block may differ from the sum of its lines' tokens.
     while taken and counter(facts_text([lines[place] for place in taken])) > budget:
         taken.pop()
     return taken
@@ -92,7 +92,7 @@ def in_stable_order(facts: Iterable[Fact]) -> list[Fact]:
 
 
 def _safe(line: str) -> str:
-    """Return the line with escapes, so that its text cannot end the line or the block."""
+    """Escape the line, so that its text cannot end the line or the block."""
     line = line.replace("</", "<\\/")
     # JSON leaves some characters unescaped that some readers treat as line ends.
     return line if line.isascii() else _LINE_ENDS.sub(lambda found: f"\\u{ord(found[0]):04x}", line)
@@ -127,13 +127,13 @@ class Quote:
     text: str
 
     def render(self) -> str:
-        """Return the quote with a mark on every line, so that no line can imitate a part of the prompt."""
+        """Return the source, then the text with a mark on each line, so that no line can imitate part of the prompt."""
         return "\n".join((f"[{self.origin}]", *(f"> {line}" for line in self.text.splitlines() or [""])))
 
 
 @lru_cache(maxsize=1_000)
 def attribution(role: str, author: str | None) -> str:
-    """Return the name of a person, or the role with the name of an agent.
+    """Return the name of a user, or the role with the name of the author, if there is one.
 
     A name can neither end the source line nor imitate a role.
     """
@@ -153,7 +153,7 @@ class QuotedTurn:
 
     @property
     def text(self) -> str:
-        """The text to quote: all of the message, or a part of it between marks."""
+        """The text to quote: all of the message, or a part of it, with `…` where text is missing."""
         content = self.message.content
         if self.part is None:
             return content
@@ -182,7 +182,7 @@ class QuotedTurn:
         return "\n".join((f"{speaker}: {first}", *(f"> {line}" for line in others)))
 
     def heading(self, home: str) -> str:
-        """Return the heading of a day's first turn: its `seq`, its day, and a note if its session is not `home`."""
+        """Return the heading of a day's first turn: its `seq`, the day, and a note if its session is not `home`."""
         session_id, day = self.day
         where = "" if session_id == home else ", another conversation"
         return f"\n[#{self.message.seq or 0} {day.isoformat() if day else 'no date'}{where}]"
@@ -201,7 +201,7 @@ def turns_text(turns: Sequence[QuotedTurn], *, home: str) -> str:
 
 
 def quoted_by(block: str, role: str) -> list[str]:
-    """Return the texts of one role's turns in a block of `turns_text`; people with a name have the role `user`."""
+    """Return the texts that one role said, from a block of `turns_text`; people with a name have the role `user`."""
     texts: list[list[str]] = []
     speaker = ""
     for line in block.removeprefix(TURNS_HEADER).splitlines():
@@ -252,7 +252,7 @@ def summary_message_text(summaries: Sequence[Summary]) -> str:
 
 
 def fitting_summaries(summaries: Sequence[Summary], budget: int, counter: TokenCounter) -> tuple[Summary, ...]:
-    """Return the newest summaries that fit into the budget as a message, each whole.
+    """Return the newest summaries that fit uncut into the budget of one message.
 
     If not even the newest fits, return it alone, cut at its end, or nothing if almost nothing would be left.
     """
@@ -280,12 +280,12 @@ def _blocks(summaries: Iterable[Summary]) -> Iterable[str]:
 
 
 def quoted_message(message: Message, content: str | None = None, *, part: str | None = None) -> str:
-    """Return a message as one line of JSON: its position, time (UTC), role, author and text.
+    """Return a message as one line of JSON: its `seq`, time (UTC), role, author, status unless complete, and text.
 
     Args:
         message: the message.
-        content: a piece of its text that replaces the whole text here.
-        part: the number of the piece, such as `2 of 5`.
+        content: the piece of its text to quote; by default the whole text.
+        part: names the piece, such as `2 of 5`.
     """
     at = message.sent_at or message.created_at
     said: dict[str, Json] = {"message": message.seq}
@@ -303,13 +303,13 @@ def quoted_message(message: Message, content: str | None = None, *, part: str | 
 
 
 def quoted_summary(summary: Summary, text: str | None = None) -> str:
-    """Return a summary as one line of JSON: the range that it replaces, and its text or a piece of it."""
+    """Return a summary as one line of JSON: the `seq` range that it replaces, and its text or the given piece of it."""
     messages = f"{summary.first_seq}-{summary.last_seq}"
     return _line({"summary_of_messages": messages, "text": summary.text if text is None else text})
 
 
 def quoted_fact(fact: Fact) -> str:
-    """Return a fact as one line of JSON: key, value, scope, start of validity, and confidence."""
+    """Return a fact as one line of JSON: key, value, scope, first day, number of confirmations, and confidence."""
     known: dict[str, Json] = {"key": fact.key, "value": fact.value, "about": fact.scope.kind, "since": day_of(fact)}
     if fact.confirmed > 1:
         known["confirmed"] = fact.confirmed
@@ -319,7 +319,7 @@ def quoted_fact(fact: Fact) -> str:
 
 
 def quoted_procedure(procedure: Procedure) -> str:
-    """Return a procedure as one line of JSON: its name, its purpose, and its instructions."""
+    """Return a procedure as one line of JSON: its name, purpose and instructions, and how often it worked or failed."""
     known: dict[str, Json] = {
         "procedure": procedure.name,
         "description": procedure.description,
@@ -345,7 +345,7 @@ def quoted_episode(episode: Episode) -> str:
 
 
 def quoted_text(name: str, text: str) -> str:
-    """Return any other text as one line of JSON, with a name as its key."""
+    """Return any text as one line of JSON: an object with `name` as its only key."""
     return _line({name: text})
 
 
@@ -354,5 +354,5 @@ def _cut(text: str) -> str:
 
 
 def _line(values: dict[str, Json]) -> str:
-    # Escape the slash, which JSON allows, so that no text contains the tag that ends the record in a prompt.
+    # Escape the slash, as JSON allows, so that no text contains the tag that ends the record in a prompt.
     return dump_json(values).replace("</", "<\\/")

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from typing import Final
 
 _SMALL: Final = 8
-"""A result smaller than this fraction of the budget is cut only if cutting larger results is not enough."""
+"""Results below an eighth of the budget are cut only if cutting larger results is not enough."""
 
 
 @dataclass(frozen=True)
 class Size:
-    """The tokens of a message, and of its shortest form (the same if it cannot be cut)."""
+    """The tokens of a message, and the tokens of its shortest form (the same number if it cannot be cut)."""
 
     tokens: int
     minimum: int
@@ -42,7 +42,7 @@ def least_of(step: Step) -> int:
 
 
 def level_of(step: Step, room: int) -> int:
-    """Return the maximum size of a message in a step so that the step fits; larger messages are cut to it."""
+    """Return the size to which the larger messages of a step must be cut so that the step fits into `room` tokens."""
     low, high = 0, room
     while low <= high:
         level = (low + high) // 2
@@ -54,7 +54,7 @@ def level_of(step: Step, room: int) -> int:
 
 
 def shares(parts: Sequence[Step], steps: Sequence[Step], room: int) -> list[int | None]:
-    """Return the tokens of each part and step, in order; None if even its shortest form does not fit.
+    """Return the tokens that each part and each step gets, in order; None for one whose shortest form does not fit.
 
     Args:
         parts: other messages of the question, oldest first; they are cut after the older steps.
@@ -83,7 +83,7 @@ def shares(parts: Sequence[Step], steps: Sequence[Step], room: int) -> list[int 
 
 
 def whole_shares(steps: Sequence[Step], room: int) -> list[int | None]:
-    """Return the tokens of each step if only the newest may be cut; older steps are whole; None if excluded."""
+    """Return the tokens of each step, None if it is excluded, if only the newest step may be cut."""
     found: list[int | None] = [None] * len(steps)
     for number in range(len(steps) - 1, -1, -1):
         tokens = whole_of(steps[number])
@@ -113,7 +113,7 @@ def _replayed(steps: Sequence[Step], parts: int, room: int) -> list[int]:
 
 
 def _cut_back(steps: Sequence[Step], granted: list[int], parts: int, excess: int, small: int) -> None:
-    """Take tokens back from granted shares: from the oldest steps first, and from small results last."""
+    """Take `excess` tokens back from granted shares: from the oldest steps first, and from small results last."""
     for floor in (small, 0):
         for number in (*range(parts, len(granted)), *range(min(parts, len(granted)))):
             least = sum(size.at(floor) for size in steps[number])

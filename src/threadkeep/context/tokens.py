@@ -46,13 +46,13 @@ def continues(name: str, known: str) -> bool:
 
 
 DEFAULT_WINDOW = 128_000
-"""For models that are not in the table."""
+"""The context window, in tokens, of models that are not in the table."""
 
 _BY_VENDOR: dict[str, dict[str, int]] = json.loads(
     files("threadkeep.context").joinpath("context_windows.json").read_text(encoding="utf-8")
 )
 WINDOWS = {name: tokens for models in _BY_VENDOR.values() for name, tokens in models.items()}
-"""The windows in `context_windows.json`, by lower-case names.
+"""The context windows in `context_windows.json`, in tokens, by the lower-case names of models.
 
 A name also matches longer names that continue it after a separator (`gpt-4` matches `gpt-4-0613`, not `gpt-4.1`); a
 name that ends with a separator matches every name that begins with it.
@@ -60,7 +60,7 @@ name that ends with a separator matches every name that begins with it.
 
 
 SAFETY_TOKENS = 512
-"""Reserved for tokens that are not counted: the provider's own framing of messages and tools."""
+"""The tokens reserved for tokens that are not counted: those that a provider adds around messages and tools."""
 
 _MAX_RESERVE = 16_384
 
@@ -75,7 +75,7 @@ def context_window(model: str | None, override: object = None) -> int:
 
 
 def known_window(model: str | None, override: object = None) -> int | None:
-    """Return the context window of a model as `context_window` does; None for an unknown one."""
+    """Return the context window of a model as `context_window` does; None for an unknown model without an override."""
     return _positive(override) or _window_by_name(model)
 
 
@@ -92,12 +92,12 @@ def _window_by_name(model: str | None) -> int | None:
 
 
 def input_budget(model: str | None, max_output_tokens: int | None = None, context_window: int | None = None) -> int:
-    """Return the tokens that a prompt may use: the window less the output reserve and a safety margin of 512.
+    """Return the tokens that a prompt may use: the context window less the output reserve and a safety margin of 512.
 
     The reserve is `max_output_tokens` if it is positive, else a quarter of the window, at most 16,384.
 
     Raises:
-        BudgetTooSmall: nothing is left; the sentence names the three numbers.
+        BudgetTooSmall: nothing is left; the error shows the three numbers.
     """
     window = known_window(model, context_window) or DEFAULT_WINDOW
     reserve = _positive(max_output_tokens) or min(_MAX_RESERVE, window // 4)
@@ -117,15 +117,15 @@ def _positive(value: object) -> int | None:
 
 
 LEAST_FACTOR, GREATEST_FACTOR = 0.5, 3.0
-"""Bounds of the learned factor."""
+"""The bounds of the learned factor of an estimate."""
 
 GREATEST_OF_OTHER = 8.0
 """The upper bound of the factor for other scripts, which only models of an unknown family have."""
 
 MIN_TOKENS = 200
-"""Factors do not learn from smaller prompts: too many tokens are the provider's framing of messages and tools."""
+"""Factors do not learn from smaller prompts, because the tokens that a provider adds are too large a part of them."""
 
-_LONGEST_STEP = 0.15  # of the logarithm: one report changes the factor by 16 % at most
+_LONGEST_STEP = 0.15  # of the factor's logarithm: one report changes the factor by 16 % at most
 _LEAST_WEIGHT = 0.1  # of the newest report: about twenty reports count
 _LONGEST_STEP_OF_SCRIPTS = 0.3  # the right factors may be far from 1
 _WEIGHT_OF_SCRIPTS = 0.5  # of every report, because the shares of the scripts differ between reports
@@ -146,7 +146,7 @@ class TokenFactor:
 
     @property
     def label(self) -> str:
-        """The factor as shown in names of counters: `×1.12`, or `×1.05, other scripts ×3.74`."""
+        """The factor as it is shown in names of counters: `×1.12`, or `×1.05, other scripts ×3.74`."""
         return _label(*_hundredths(self))
 
     @property
@@ -156,7 +156,7 @@ class TokenFactor:
         return not (within and (self.other is None or LEAST_FACTOR < self.other < GREATEST_OF_OTHER))
 
     def learn(self, estimated: int, reported: int, other: int = 0) -> TokenFactor:
-        """Return the factor after one more model call; unchanged if the call is too small.
+        """Return the factor corrected by the report of one more model call; unchanged if the call is too small.
 
         The first reports weigh most. A report moves the factor by a bounded step, so an outlier has little effect,
         and many consistent reports move the factor to their ratio.
@@ -164,7 +164,7 @@ class TokenFactor:
         Args:
             estimated: the tokens of the whole request, tools included, by the counter without a factor.
             reported: the input tokens that the provider reported, cached tokens included.
-            other: the part of `estimated` in other scripts.
+            other: the part of `estimated` that is in scripts other than Latin.
         """
         if estimated < MIN_TOKENS or reported < MIN_TOKENS:
             return self
@@ -194,8 +194,8 @@ class TokenFactor:
 class ScaledCounter:
     """A token estimate times a factor in hundredths, rounded up.
 
-    `other_hundredths` is the separate factor for tokens in other scripts, if there is one; `share` returns the
-    thousandths of a text's tokens that are in other scripts.
+    `other_hundredths` is the separate factor for tokens in scripts other than Latin, if there is one; `share` returns
+    the share of these tokens in a text, in thousandths.
     """
 
     counter: TokenCounter
@@ -219,10 +219,10 @@ class ScaledCounter:
 
 
 def scaled(counter: TokenCounter, factor: TokenFactor) -> TokenCounter:
-    """Return a counter that multiplies the counts by the factor (rounded to hundredths) and rounds them up.
+    """Return a counter that multiplies counts by the factor (rounded to hundredths) and rounds the result up.
 
     If the factor has two values, each part of a text is multiplied by the value for its scripts. An exact counter is
-    never scaled: its difference from the provider's number is due to framing, not to text.
+    returned unchanged: it differs from the provider's number only by tokens that the provider adds around messages.
     """
     if isinstance(counter, ExactCounter):
         return counter
@@ -234,7 +234,7 @@ def scaled(counter: TokenCounter, factor: TokenFactor) -> TokenCounter:
 
 
 def other_tokens(counter: TokenCounter) -> TokenCounter:
-    """Return a counter of the tokens in other scripts."""
+    """Return a counter that counts only the tokens in scripts other than Latin, as a share of another counter's."""
     return ScaledCounter(counter, plain_name(counter), 0, 100)
 
 
@@ -249,7 +249,7 @@ def _label(hundredths: int, other: int | None) -> str:
 
 
 def plain_name(counter: TokenCounter) -> str:
-    """Return the counter's own name, or the name of its type."""
+    """Return the counter's own name, or else the name of its type."""
     for attribute in ("name", "__name__"):
         name = getattr(counter, attribute, None)
         if isinstance(name, str) and name:
@@ -302,14 +302,14 @@ _FAMILIES: dict[str, Family] = {name: family for family, names in _BY_FAMILY.ite
 
 
 def family_estimate(family: Family) -> TokenCounter:
-    """Return the estimate for a tokenizer."""
+    """Return the counter that estimates the tokens of a tokenizer family."""
     return _FAMILY_ESTIMATES[family]
 
 
 def counter_named(name: str) -> TokenCounter:
     """Return the counter with this name: an estimate, `chars4`, `o200k`, `cl100k` or a scaled one.
 
-    `o200k` and `cl100k` are exact. A scaled estimate is named as in `name_of`: `estimate×1.12`.
+    `o200k` and `cl100k` are exact. A scaled estimate has the name that `name_of` returns: `estimate×1.12`.
 
     Raises:
         InvalidInput: the name is unknown, or its extra is not installed.
@@ -343,13 +343,13 @@ def counter_for(model: str | None, *, factor: TokenFactor | None = None) -> Toke
 
 
 def encoding_of(model: str | None) -> Encoding | None:
-    """Return the encoding of an OpenAI model; None for others."""
+    """Return the encoding of an OpenAI model; None for models of others."""
     return _ENCODINGS.get(family_of(model) or "")
 
 
 @lru_cache(maxsize=256)
 def family_of(model: str | None) -> Family | None:
-    """Return the tokenizer of a model; None for an unknown one."""
+    """Return the tokenizer family of a model; None if the model is unknown."""
     for name in names_of(model):
         if _LATE_CLAUDE_4.match(name):
             return "claude47"
@@ -359,7 +359,7 @@ def family_of(model: str | None) -> Family | None:
 
 
 def name_of(counter: TokenCounter) -> str:
-    """Return the counter's name, for manifests: a name of `counter_named`, or the function's own name."""
+    """Return a counter's name for manifests: one that `counter_named` accepts, or the counter's own name."""
     if isinstance(counter, ScaledCounter | RememberingCounter):
         return counter.name
     known = [name for name, estimating in _ESTIMATES.items() if counter is estimating]
@@ -390,7 +390,7 @@ class RememberingCounter:
 
 
 class RememberedCounts:
-    """The caching counters of one memory, one for each estimate; exact counters are fast without a cache."""
+    """The counters with caches of one memory, one for each estimate; exact counters are fast without a cache."""
 
     def __init__(self) -> None:
         self._counters: dict[TokenCounter, RememberingCounter] = {}

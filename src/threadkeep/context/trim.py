@@ -5,8 +5,8 @@ the current turn, cut if necessary and never excluded; the turn's earlier steps,
 then history, newest first, up to a number of messages. The newest message of history is cut if no other message of
 history fits. A tool call and its results form one group, which is kept or excluded as a whole.
 
-An anchor can fix the start of history, so that consecutive calls share their leading messages. If the messages no
-longer fit, the anchor moves by a whole step (`Anchor`).
+An anchor can fix the start of history, so that consecutive model calls share their leading messages. If the messages no
+longer fit, the start moves by several messages at once (`Anchor`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ type Reason = Literal["over_budget", "over_limit", "before_anchor", "orphan_tool
 
 @dataclass(frozen=True)
 class Item:
-    """A message of a call: its kind, and `group`, the index of the assistant message with its tool call."""
+    """A message of a model call: its kind and, for a tool call or result, the index of the caller (`group`)."""
 
     kind: Kind
     group: int | None = None
@@ -39,11 +39,11 @@ class Item:
 class Anchor:
     """The start of history, and the distance that it moves if history does not fit.
 
-    Messages before the index `begin` are excluded. `set` is True if an earlier call has set the anchor. Then history is
-    cut back if the rest does not fit, or if `overflowing` says that not all messages were passed in: together with the
-    question, it has at most `fraction` of its limits for tokens and messages. It then begins with a user message; the
-    last exchange stays if it fits. Without `set`, history is the newest messages that fit. If the turn's steps leave
-    too little space, history is cut back too: the next steps then fit, and the calls of a loop share their beginning.
+    Messages before the index `begin` are excluded. `set` is True if an earlier model call has set the anchor. If the
+    other messages then do not fit, or if not all messages were passed in (`overflowing`), history is cut back: together
+    with the question, it gets at most `fraction` of its limits for tokens and messages. It then begins with a user
+    message; the last exchange stays if it fits. Without `set`, history is the newest messages that fit. If the turn's
+    steps leave too little space, history is cut back too, so that the next steps fit and model calls begin alike.
     """
 
     begin: int = 0
@@ -56,9 +56,9 @@ class Anchor:
 class Plan:
     """The messages to send: indexes in sending order, sizes of cut messages, and exclusions with reasons.
 
-    `begin` is the start of history (or of the turn, without history). `cut_back` is True if that is not the anchor.
-    `lasting` is True if the new start also applies to later turns; messages excluded only because of this turn's steps
-    are sent again after it. `opened` is True if `tokens` includes an opening message.
+    `begin` is the index at which history (or the turn, without history) begins. `cut_back` is True if this is not the
+    anchor. `lasting` is True if the new start also applies to later turns; messages that are excluded only because of
+    this turn's steps are sent again after the turn. `opened` is True if `tokens` includes an opening message.
     """
 
     kept: tuple[int, ...]
@@ -91,7 +91,7 @@ def plan(
         max_messages: the maximum number of messages before the turn, not counting messages with tool calls and results.
         turn: the start of the current turn if its question has several messages; by default the newest user message.
         anchor: the start of history; without one, history is the newest messages that fit.
-        whole_steps: older steps of the turn are kept whole or excluded, never cut; the newest step may be excluded too.
+        whole_steps: True to keep older steps of the turn whole or exclude them; the newest may be excluded too.
         opening: the tokens of a message placed first if the first message is not a user message; 0 for none.
 
     Raises:
@@ -160,7 +160,7 @@ class _Planner:
         self._left -= tokens
 
     def _units(self, user: int | None) -> list[list[int]]:
-        """Return the groups of messages except the newest user message; exclude tool results without a tool call."""
+        """Return the messages in groups, without the newest user message; exclude tool results without a tool call."""
         units: dict[int, list[int]] = {}
         for index, item in enumerate(self._items):
             if item.kind == "system" or index == user:
@@ -240,10 +240,10 @@ class _Planner:
         return fitting
 
     def _stepped(self, fitting: Sequence[list[int]], places: int | None, fraction: float) -> Sequence[list[int]]:
-        """Return fewer of the newest groups, from a user message on, so that history can grow; at least an exchange."""
-        # Count the question and its answer too, so that the window has this fraction of its size after the turn.
+        """Return the newest groups in `fraction` of the room, so that history can grow, or else the last exchange."""
+        # Count the question and its answer too, so that after the turn the window has this fraction of its limits.
         allowed = None if places is None else max(int(fraction * places) - 2, 0)
-        # Ignore the turn's steps, so that the next turn can begin here too. If impossible, cut for this turn only.
+        # Ignore the turn's steps, so that later turns can begin here too. If that fails, cut for this turn only.
         room = int(fraction * (self._left + self._question + self._steps)) - self._question
         if room > self._left or room <= 0:
             room = int(fraction * self._left)
@@ -257,7 +257,7 @@ class _Planner:
         return fewer or fitting
 
     def _opened_by_user(self, fitting: Sequence[list[int]]) -> Sequence[list[int]]:
-        """Remove the oldest groups until the opening message fits, unless history begins with a user message."""
+        """Remove the oldest groups until the opening message fits, or until history begins with a user message."""
         needed = self._opening_of(fitting)
         left = self._left - sum(map(self._tokens, fitting)) if needed else 0
         while needed > left:
@@ -292,7 +292,7 @@ class _Planner:
     def _newest(
         self, history: Sequence[list[int]], room: int, places: int | None
     ) -> tuple[Sequence[list[int]], Reason | None]:
-        """Return the newest groups within `room` tokens and `places` messages, and the reason if tokens ran out."""
+        """Return the newest groups within `room` tokens and `places` messages, and a reason if the tokens ran out."""
         number = len(history)
         while number:
             unit = history[number - 1]
@@ -333,7 +333,7 @@ def _overflows(anchor: Anchor | None) -> bool:
 
 
 def _reserved(wanted: int, room: int) -> int:
-    """Return the tokens that a cut question leaves for the turn's steps: a sixteenth, an eighth or a quarter.
+    """Return the tokens that a cut question leaves for the turn's steps: a sixteenth, an eighth or a quarter of `room`.
 
     The amount does not depend on the exact size of the steps; otherwise each call would cut the question differently.
     """

@@ -47,7 +47,7 @@ class Cut:
 
 @dataclass(frozen=True)
 class Exclusion:
-    """A range of excluded positions (both ends included) and the reason."""
+    """A range of excluded messages, from `first_seq` to `last_seq` inclusive, and the reason."""
 
     first_seq: int
     last_seq: int
@@ -58,9 +58,9 @@ class Exclusion:
 class WindowManifest:
     """The record of one window.
 
-    `included` are the positions of its messages in order. `dropped` is the number of excluded messages since the last
-    reset that are neither archived nor superseded. If the caller did not know the number of messages, `dropped` is the
-    number of positions in the excluded ranges.
+    `included` has the `seq` of each of its messages, in order. `dropped` is the number of excluded messages since the
+    last reset that are neither archived nor superseded. If the caller did not know the number of messages, `dropped` is
+    computed from the excluded ranges.
     """
 
     counter: str
@@ -87,7 +87,7 @@ class Window:
         return messages_html(title, self.messages)
 
 
-# Reasons that come from a caller or from retention, not from the limits. `dropped` does not count these exclusions.
+# Reasons that come from callers or from retention, and not from the limits; `dropped` does not count these exclusions.
 _NOT_DROPPED = ("reset", "archived", "superseded")
 
 
@@ -95,7 +95,7 @@ _NOT_DROPPED = ("reset", "archived", "superseded")
 class Limits:
     """The limits of a window, and its counter.
 
-    Without a counter, the stored token counts of the messages are used; a counter given here counts every message
+    Without a counter, the stored token counts of the messages are used; with a counter, every message is counted
     again.
     """
 
@@ -111,17 +111,16 @@ class Limits:
 
     @property
     def nothing(self) -> bool:
-        """True if a limit of 0 leaves nothing."""
+        """True if a limit is 0, so that the window is empty."""
         return self.max_messages == 0 or self.max_tokens == 0
 
 
 @dataclass(frozen=True)
 class Extent:
-    """The extent of a session beyond the rows read, so that a window names all excluded ranges without reading more.
+    """The extent of a session beyond the rows that were read, so that a window can name all excluded ranges.
 
-    `first_seq` is the oldest stored position, `reset_seq` the position of the last reset (0: never), `archived_seq` the
-    end of the archived messages (0: none), and `available` the number of user and assistant messages after both, if
-    known.
+    `first_seq` is the oldest stored `seq`, `reset_seq` that of the last reset (0: never), `archived_seq` that of the
+    newest archived message (0: none), and `available` counts user and assistant messages after both, if known.
     """
 
     first_seq: int = 1
@@ -131,7 +130,7 @@ class Extent:
 
 
 def whole(messages: Sequence[Message], tokens: int, limits: Limits) -> Window:
-    """Return the window of all messages of a session, oldest first, if they are known to fit."""
+    """Return the window of all messages of a session, oldest first; the caller must know that they fit."""
     manifest = WindowManifest(
         counter=name_of(limits.counter or estimate),
         max_messages=limits.max_messages,
@@ -143,7 +142,7 @@ def whole(messages: Sequence[Message], tokens: int, limits: Limits) -> Window:
 
 
 def with_superseded(window: Window, superseded: Sequence[tuple[int, int]]) -> Window:
-    """Return the window with superseded ranges as separate exclusions, removed from the other excluded ranges."""
+    """Return the window with superseded ranges as exclusions of their own, cut out of the other excluded ranges."""
     if not superseded:
         return window
     excluded = [*window.manifest.excluded]
@@ -247,7 +246,7 @@ class WindowChooser:
         return limit is not None and len(self._chosen) + (self._pinned is not None) >= limit
 
     def _start(self, rows: Sequence[Message]) -> Sequence[Message]:
-        """Reserve the newest user message's tokens before any others."""
+        """Reserve tokens for the newest user message first; return the rows, with this message if it is newer."""
         self._started = True
         among = next((row for row in rows if row.role == "user"), None) if not self._before_question else None
         if self._pinned is None or (among and _seq(among) >= _seq(self._pinned)):
@@ -278,7 +277,7 @@ class WindowChooser:
             self._pinned = None
             return
         if self._full:
-            # Treat this row as not read, because the result must not depend on the size of pages.
+            # Treat this row as unread, because the result must not depend on the size of pages.
             self._stop = (_seq(self._chosen[-1][0]) - 1 if self._chosen else _seq(row), "over_limit")
             return
         tokens, budget = self._tokens(row), self._limits.max_tokens
@@ -296,7 +295,7 @@ class WindowChooser:
             self._stop = (_seq(row) - 1, "over_budget")
 
     def _shorten(self, message: Message, tokens: int, budget: int) -> tuple[Message, int] | None:
-        """Return the message cut to the budget; None if not even the mark and one character fit."""
+        """Return the message cut to the budget, and its tokens; None if not even the mark and one character fit."""
         counter = _scaled(self._counter, message.content, tokens)
         content = cut_end(message.content, budget, counter)
         if content in ("", CUT_MARK):
@@ -311,7 +310,7 @@ class WindowChooser:
         return self._counter(message.content)
 
     def _excluded(self, extent: Extent) -> tuple[Exclusion, ...]:
-        """Return all ranges older than the chosen messages, with reasons; they do not contain the pinned message."""
+        """Return all ranges older than the chosen messages, with the reasons, but without the pinned user message."""
         gaps: list[Exclusion] = []
         if extent.reset_seq >= extent.first_seq:
             gaps.append(Exclusion(extent.first_seq, extent.reset_seq, "reset"))
@@ -332,7 +331,7 @@ class WindowChooser:
 
 
 def _scaled(counter: TokenCounter, content: str, tokens: int) -> TokenCounter:
-    """Return the counter scaled to the stored count of the whole text, so that both use the same unit."""
+    """Return the counter scaled to the stored count of the whole text, so that its parts are counted alike."""
     counted = counter(content)
     if counted == tokens or counted == 0:
         return counter

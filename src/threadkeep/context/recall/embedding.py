@@ -1,4 +1,4 @@
-"""Embedding models: their interface, vectors of length 1, and the built-in model of the extra `meaning`.
+"""Embedding models: their interface, arithmetic of vectors, and the built-in model of the extra `meaning`.
 
 The built-in model uses static word vectors of the package wordllama. The vector of a text is the mean of its tokens'
 vectors, which takes 0.2 ms and no network. The files are read here, because the package's own `load` downloads its
@@ -45,7 +45,7 @@ def unit_vector(vector: Sequence[float]) -> array[float]:
 
 
 def dot_products(vector: array[float], others: Sequence[array[float]]) -> list[float]:
-    """Return the dot products of a vector with others of the same length, by numpy if it is installed."""
+    """Return the dot products of a vector with others of the same length; numpy computes them if it is installed."""
     if not others or not _has_numpy():
         return [math.sumprod(vector, other) for other in others]
     numpy = import_module("numpy")
@@ -82,7 +82,7 @@ class _Tokenizer(Protocol):
 
 
 class WordVectors:
-    """An embedder without model calls, for all languages of its tokenizer: the mean of static vectors of tokens."""
+    """An embedder that calls no model: the vector of a text is the mean of the static vectors of its tokens."""
 
     name = "wordllama-l2-256"
 
@@ -106,7 +106,7 @@ class WordVectors:
 
 @cache
 def installed_word_vectors() -> Embedder | None:
-    """Return the embedder of the package wordllama; None if it is not installed. The first call loads its files."""
+    """Return the embedder of wordllama; None if it is not installed. The first call loads the tokenizer (2 MB)."""
     spec = find_spec("wordllama")
     folder = Path(next(iter(spec.submodule_search_locations or ("",)))) if spec else Path()
     if spec is None or not (folder / _WEIGHTS).is_file() or not (folder / _TOKENIZER).is_file():
@@ -118,7 +118,7 @@ def installed_word_vectors() -> Embedder | None:
 
 
 def _matrix(path: Path) -> _Matrix:
-    """Return the only tensor of a safetensors file: a JSON header of a given length, then the numbers."""
+    """Map the only tensor of a safetensors file into memory; the file has a JSON header before the numbers."""
     with path.open("rb") as file:
         length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
         [about] = (value for key, value in json.loads(file.read(length)).items() if key != "__metadata__")

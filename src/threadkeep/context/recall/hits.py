@@ -1,4 +1,4 @@
-"""Positions of a query's terms and of their substitutes; bits record the terms and substitutes at a position."""
+"""Positions in a conversation that have terms of a query or substitutes of terms, recorded as bits per position."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BESIDE: Final = 5
 """The number of positions on each side that count as neighbours."""
 
 NOBODY: Final = -1
-"""The number for the voice and the episode of a position without a turn."""
+"""The number that stands for the voice and the episode of a position without a turn."""
 
 
 class Places:
@@ -37,7 +37,7 @@ class Places:
         self.ids: list[str] = []
         self.priors: tuple[array[float], ...] = tuple(array("f") for _ in KINDS)
         self.episodes = array("i")
-        # One element more than there are positions, so that the last position has a next one.
+        # The list has one element more than there are positions, so that the last position has a next element.
         self.topics: list[int] = [0]
         self.voices = array("i")
         self.speakers: dict[str, int] = {}
@@ -53,7 +53,7 @@ class Places:
         self._add(turn_id, priors, episode, topics, 2 * number + first_person)
 
     def leave(self) -> None:
-        """Leave positions empty, before a new episode."""
+        """Add empty positions, before the turns of a new episode."""
         for _ in range(BESIDE + 1):
             self._add("", (0.0,) * len(KINDS), NOBODY, 0, NOBODY)
 
@@ -78,7 +78,7 @@ class Places:
         self.voices.extend(NOBODY if voice == NOBODY else voices[voice] for voice in other.voices)
 
     def best_of_speakers(self, begin: int) -> dict[str, list[tuple[float, int]]]:
-        """Return each speaker's turns from a position on: the negative prior of the last kind, and the position."""
+        """Return each speaker's turns from a position on: the prior of the last kind, negated, and the position."""
         names, priors = list(self.speakers), self.priors[-1]
         found: dict[str, list[tuple[float, int]]] = {}
         for place in range(begin, len(self)):
@@ -87,7 +87,7 @@ class Places:
         return found
 
     def dump(self) -> Iterator[Packed]:
-        """Yield copies of the parts of the state, to store them."""
+        """Yield the state in parts, as copies that can be stored."""
         width = max(1, (reduce(or_, self.topics).bit_length() + 7) // 8)
         priors = {f"priors_{number}": column[:] for number, column in enumerate(self.priors)}
         values = {"ids": list(self.ids), "speakers": list(self.speakers), "topic_bytes": width}
@@ -113,20 +113,20 @@ class Places:
         return (2 * number, 2 * number + 1) if number >= 0 else (NOBODY, NOBODY)
 
 
-# A term of the query counts 1. Substitutes count less: a misspelling, a synonym, a word of a topic, a shared prefix.
+# A term of the query counts 1. Its substitutes count less: a misspelling, a synonym, a word of a topic, a same prefix.
 _MISSPELT, _SAME, _TOPIC, _ALIKE = 0.9, 0.7, 0.6, 0.4
 _MOST_MISSPELT = 3
 _MOST_TERMS = 16
 _MOST_ALIKE = 6
-# The maximum numbers of positions that a query reads for its own terms and for substitutes, even in a long
-# conversation. From a longer list, it reads the newest positions, and positions near the best hits so far.
+# The maximum numbers of positions that a query reads for its own terms, and for substitutes, however long the
+# conversation is. Of a longer list, it reads the newest positions, and positions near the best hits so far.
 _OWN_PLACES, _OTHER_PLACES = 350, 300
 _LEAST_PLACES = 30
 _BEST_PLACES = 24
 
 
 class Coverage(dict[int, float]):
-    """A cache of the share of the query's weight that a set of sources covers, by the bits of the sources.
+    """A cache: the share of the query's weight that a set of sources covers, by the bits of these sources.
 
     A source is a term of the query or a substitute, and has one bit. Only the best source of each term counts; its
     bit is the lowest among the sources of the term.
@@ -138,7 +138,7 @@ class Coverage(dict[int, float]):
         self._counts: dict[int, tuple[float, int]] = {}
 
     def bit(self, term: int, part: float) -> int:
-        """Return a bit for a source that covers this term with this quality."""
+        """Return the bit of the source that covers this share (`part`, at most 1.0) of the weight of a term."""
         if (term, part) not in self._sources:
             self._sources.append((term, part))
         return 1 << self._sources.index((term, part))
@@ -160,7 +160,7 @@ class Coverage(dict[int, float]):
 class Hits:
     """The sources at each position, as bits, with their coverage and the BM25 score of the position.
 
-    `scale` makes the scores of short and long queries comparable. `shares` has the coverage at each of the positions.
+    `scale` makes the scores of short and long queries comparable. `shares` has the coverage of each of the positions.
     """
 
     def __init__(self, postings: Postings, query: Query) -> None:
@@ -203,7 +203,7 @@ class Hits:
             self._found[number] = self._found[number] or bool(places)
 
     def _read[Value](self, places: Sequence[int], values: Sequence[Value], left: int) -> Iterable[tuple[int, Value]]:
-        """Return the positions to read with their values; `left` is the number that may still be read."""
+        """Return the positions to read, with their values; `left` is the number of positions that may still be read."""
         count = len(places)
         if count <= left:
             return zip(places, values, strict=True)
@@ -214,7 +214,7 @@ class Hits:
 
 
 def _others(postings: Postings, terms: Sequence[tuple[float, str]]) -> Iterator[tuple[int, float, Sequence[int]]]:
-    """Yield the substitutes of the terms: the number of the term, the quality of the substitute, and its positions."""
+    """Yield the substitutes of the terms: the number of the term, the share that it covers, and its positions."""
     for number, (weight, term) in enumerate(terms):
         for topic in ASKS.get(term, ()):
             places = postings.of_topic(topic)
@@ -226,16 +226,17 @@ def _others(postings: Postings, terms: Sequence[tuple[float, str]]) -> Iterator[
             yield number, _ALIKE, places
 
 
-# The maximum number of hits to score with their neighbours, and the minimum of candidates, met by informative turns.
+# The most hits that are scored with their neighbours; the number of positions up to which informative turns are added.
 _MOST_HITS, _LEAST_CANDIDATES = 72, 320
 _BEST_TURNS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """Input of the scores: `dates`, how near episodes are to the days of the query, and the positions to score.
+    """The input of the scoring, apart from the hits: `dates` tells how near episodes are to the days of the query.
 
-    Positions in `certain` are always scored, and in `telling` if there are too few others; ids in `left_out` never.
+    Positions in `certain` are always scored, in `telling` if there are too few others; turns in `left_out` never are.
+    `everybody` is the number of speakers.
     """
 
     dates: Mapping[int, tuple[float, float]]
@@ -267,7 +268,7 @@ def places_of(hits: Hits, match: Match, places: Places) -> list[int]:
 
 
 def episodes_of(hits: Hits, places: Places) -> dict[int, tuple[float, float]]:
-    """Return, for each episode with hits, the share of the query that it covers and the quality of its best turns."""
+    """Return, for each episode with hits, the share of the query that it covers and the score of its best turns."""
     masks: defaultdict[int, int] = defaultdict(int)
     scores: defaultdict[int, list[float]] = defaultdict(list)
     for place, mask in hits.masks.items():

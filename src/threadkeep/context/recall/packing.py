@@ -16,10 +16,10 @@ from typing import Any, Final, NamedTuple
 from unicodedata import unidata_version
 
 _LENGTH_BYTES = 8
-# Level 1 takes a fifth of the time of the default, for a tenth more bytes.
+# Level 1 of zlib takes a fifth of the default level's time, and a tenth more bytes.
 _LEVEL = 1
 COPIED_AT_ONCE: Final = 2_000
-"""The number of terms or of positions that are copied before other tasks run: about a millisecond."""
+"""The number of terms or positions that are copied at once, which takes a millisecond; then other tasks run."""
 
 
 class Packed(NamedTuple):
@@ -30,7 +30,7 @@ class Packed(NamedTuple):
 
 
 def pack(states: Iterable[Packed]) -> bytes:
-    """Return these states as the bytes of one state. Arrays of the same name are joined; names of values are unique."""
+    """Join states to one, and return its bytes. Arrays of the same name are joined; names of values must be unique."""
     arrays: dict[str, array[Any]] = {}
     values: dict[str, Any] = {}
     for state in states:
@@ -64,7 +64,7 @@ def joined(typecode: str, arrays: Iterable[array[Any]]) -> array[Any]:
 
 
 def divided(whole: array[Any], lengths: Sequence[int]) -> Iterator[array[Any]]:
-    """Yield the parts of an array that have these lengths."""
+    """Yield consecutive parts of an array, with these lengths."""
     ends = [0]
     for length in lengths:
         ends.append(ends[-1] + length)

@@ -22,17 +22,17 @@ _BEGINNING = 4
 # The least similarity of a term and its misspelling: one of seven letters may differ.
 _LEAST_ALIKE = 0.8
 _ROUNDING = 1e-9
-# Bytes of a term with its arrays, and of a position with its weight, measured on conversations between people.
+# The memory in bytes of a term with its arrays, and of a position with its weight, as measured on conversations.
 _TERM_BYTES, _POSITION_BYTES = 550, 10
-# The distance from a known position within which a frequent term is looked up.
+# A frequent term is looked up only within this distance of a known position, and at the end.
 _REACH = 2
 
 
 class Postings:
-    """Terms, topics and prefixes of terms, each with the positions of their turns.
+    """Terms, topics and prefixes of terms, each with the positions of the turns that have them.
 
-    Positions and weights are in arrays: lists of numbers take five times the memory. `size` is the approximate memory
-    of the terms in bytes.
+    Positions and weights are in arrays, because lists of numbers take five times the memory. `size` is the approximate
+    memory of the terms in bytes.
     """
 
     def __init__(self) -> None:
@@ -146,16 +146,16 @@ class Postings:
         return self._topics.get(topic, ())
 
     def alike(self, term: str, most: int) -> Iterator[Sequence[int]]:
-        """Yield the positions of other terms with the same prefix."""
+        """Yield the positions of other terms with the same prefix, for at most `most` terms."""
         if len(term) >= _BEGINNING:
             for other in self._beginnings.get(term[:_BEGINNING], ())[:most]:
                 if other != term:
                     yield self._terms[other][0]
 
     def misspelt(self, term: str, most: int) -> Iterator[Sequence[int]]:
-        """Yield the positions of known terms that are similar to an unknown term, which may be misspelt.
+        """Yield the positions of terms that are similar to a term without positions, which may be misspelt.
 
-        They have the same first letter, and most of the other letters in the same order.
+        Similar terms have the same first letter, and most of the other letters in the same order.
         """
         if len(term) <= _BEGINNING or term in self._terms:
             return
@@ -163,7 +163,7 @@ class Postings:
         near: list[str] = []
         for length in range(len(term) - 1, len(term) + 2):
             terms, others = self._spellings.get((term[0], length), ((), ()))
-            # Comparing the order of letters with all terms would take long, so the sets of letters are compared first.
+            # Comparing the letters in order takes long, so first exclude terms whose sets of letters differ too much.
             apart = (1 - _LEAST_ALIKE) * (len(term) + length) + _ROUNDING
             near += [terms[number] for number, other in enumerate(others) if (letters ^ other).bit_count() <= apart]
         near = [other for other in near if len(beginning.intersection(other[:_BEGINNING])) > 1]
@@ -171,7 +171,7 @@ class Postings:
             yield self._terms[other][0]
 
     def rarity(self, places: int) -> float:
-        """Return the inverse document frequency of a term with this number of positions."""
+        """Return the inverse document frequency of a term or topic that has this number of positions."""
         return math.log(1 + (self._turns - places + 0.5) / (places + 0.5))
 
 
@@ -185,7 +185,7 @@ def _letters_of(term: str) -> int:
 
 
 def beside(places: Sequence[int], known: Iterable[int], first: int) -> Iterator[int]:
-    """Yield indexes into `places`: before `first`, of positions near one of the sorted `known`; then all others."""
+    """Yield indexes of `places`: before `first` those of positions near a `known` one (sorted), then all others."""
     last = -1
     for place in known:
         index = max(bisect_left(places, place - _REACH, 0, first), last + 1)
@@ -196,12 +196,12 @@ def beside(places: Sequence[int], known: Iterable[int], first: int) -> Iterator[
     yield from range(first, len(places))
 
 
-# A topic that a word asks for weighs more than a topic that a word belongs to.
+# A topic that a word of the query asks for weighs more than a topic that the word belongs to.
 _ASKED, _BELONGING = 1.5, 1.0
 
 
 class Profile(dict[int, float]):
-    """A cache of the share of a query's topics that a turn has, by the bits of the turn's topics."""
+    """A cache: the share of a query's topics that a turn has, by the bits of the turn's topics."""
 
     def __init__(self, postings: Postings, terms: Sequence[str], shares: Mapping[str, float]) -> None:
         super().__init__()

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from threadkeep.context.recall.weights import ANSWER, PRIOR
 from threadkeep.context.recall.words import BASE_FORMS, WordTable, is_unspaced, words_of
 
-# Patterns of signs, for lower-case words and for lower-case texts without spaces.
+# The patterns by which signs are found in lower-case words, and in lower-case texts without spaces.
 _TIME, _NUMBER, _CAUSE, _PLACE, _FIRST_PERSON, _SECOND_PERSON, _CLOCK_WORD = (1 << number for number in range(7))
 _PATTERNS = {
     _TIME: re.compile(
@@ -55,7 +55,7 @@ _GREETING = re.compile(
     re.IGNORECASE,
 )
 _MOST_NAMES = 3
-# Only the beginning of a text is scanned: a pasted file does not become more informative by its length.
+# Only the beginning of a text is scanned, because a pasted file is not more informative if it is longer.
 _READ_CHARACTERS = 4_000
 
 
@@ -117,7 +117,7 @@ type Priors = tuple[float, ...]
 
 
 class Surroundings(NamedTuple):
-    """The number of earlier turns in the episode; whether the previous turn asks; whether a program speaks."""
+    """The number of earlier turns in the episode, and flags: the turn before asks a question; a program speaks."""
 
     turns_before: int
     after_question: int

@@ -1,4 +1,4 @@
-"""Queries parsed from a new input (terms, speakers, days, kind of answer), and the passages that answer them best."""
+"""Queries that are parsed from a new input (terms, speakers, kind of answer), and the passages that fit them best."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ type Kind = Literal["when", "number", "who", "where", "why", "other"]
 KINDS: tuple[Kind, ...] = get_args(Kind.__value__)
 
 ROLES: Final = frozenset(("user", "assistant"))
-"""The roles, which are used as names of speakers without a name."""
+"""The roles, which stand for speakers who have no name."""
 
 _READ_CHARACTERS = 8_000
 _RECENT_CHARACTERS = 1_500
@@ -47,7 +47,7 @@ january february march april may june july august september october november dec
 friday saturday sunday week month year yesterday today weekend ago last spring summer autumn fall winter day
 """
 _DATE_TERMS = frozenset(map(stem, _DATE_WORDS.split()))
-# Words of a date weigh less as words, because they are matched as days; capitalised names weigh more.
+# Words of a date weigh less as terms, because they are also matched as days; capitalised names weigh more.
 _DATE_SHARE, _CAPITAL_SHARE, _RECENT_SHARE = 0.4, 1.3, 0.35
 _FEW_TERMS = 2
 _STEMS = WordTable(stem)
@@ -68,7 +68,7 @@ class Query:
 class Participants:
     """The speakers of a conversation by each lower-case word of their names, and the speakers that "I" and "you" mean.
 
-    `nicknames` has the speakers by prefixes of these words; see `nicknames_of`.
+    "I" means the `askers`, "you" the `others`. `nicknames` has the speakers by prefixes of the words of their names.
     """
 
     names: Mapping[str, str]
@@ -83,7 +83,7 @@ def nicknames_of(name: str) -> Iterator[str]:
 
 
 def read(text: str, participants: Participants, *, recent: Sequence[str] = (), dated: bool = False) -> Query:
-    """Parse an input.
+    """Parse an input to a query.
 
     Args:
         text: The new input.
@@ -125,7 +125,7 @@ def _nicknamed(word: str, participants: Participants) -> str | None:
 
 
 def _persons(text: str, words: Sequence[str], participants: Participants) -> frozenset[str]:
-    """Return the persons that "I" and "you" mean in an input."""
+    """Return the speakers that "I" or "you" in an input means; none if it has neither."""
     if participants.askers and _TO_THE_OTHER.search(text):
         return participants.others
     if not _FIRST_PERSON.isdisjoint(words) or _HAN_FIRST_PERSON in text:
@@ -173,7 +173,7 @@ def _kind(text: str, words: Sequence[str]) -> Kind:
     return "why" if "why" in opening else "other"
 
 
-# A piece: a line, or a sentence of a line; a longer one is split after 400 characters.
+# A piece is a sentence, or a line without one; a longer piece is split after 400 characters.
 _PIECES = re.compile(r"[^\n]{1,400}?(?:[.!?。！？]+(?=\s)|[。！？]|$)|\n|[^\n]{1,400}", re.MULTILINE)
 _QUOTED_CHARACTERS = 60_000
 _MOST_PIECES = 3_000
@@ -187,7 +187,7 @@ class Passage(NamedTuple):
 
 
 def passage_of(text: str, terms: Mapping[str, float], characters: int) -> Passage:
-    """Return the consecutive sentences with the greatest weight of these terms.
+    """Return the range of consecutive sentences in which these terms have the greatest weight together.
 
     Args:
         text: The text to quote from.
@@ -207,7 +207,7 @@ def passage_of(text: str, terms: Mapping[str, float], characters: int) -> Passag
             inside.subtract(known[first])
             weight -= sum(terms[term] for term in known[first] if not inside[term])
             first += 1
-        # Among equal passages, choose the first: the text that follows the words of the question often has the answer.
+        # Among equal passages, choose the first, because the answer often follows the words of the question.
         if weight > best_weight + 1e-9:
             best, best_weight = first, weight
     begin = _without_space(text, pieces[best][0]) if pieces else 0

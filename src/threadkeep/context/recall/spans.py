@@ -69,7 +69,7 @@ _HAN_NEAR_DAYS: dict[str, tuple[int, int]] = {
 
 
 def _read_words() -> dict[str, dict[str, int]]:
-    """Read the words of other languages in `data/dates.txt`; return the number of each word, by kind."""
+    """Read the date words of other languages from `data/dates.txt`; return each word with its number, by kind."""
     kinds: dict[str, dict[str, int]] = {}
     for line in lines_of("dates.txt"):
         name, words = line.split(":")
@@ -107,7 +107,7 @@ _OTHER_AGO = re.compile(
     rf"|(?<!\w)({_OTHER_COUNT}) ?({_OTHER_UNIT}) ?(?:{_any_of(_WORDS['after'])})(?:{_END})",
 )
 _KOREAN_DATE = re.compile(r"(?:(\d{4})년 ?)?(\d{1,2})월(?: ?(\d{1,2})일)?")
-# A text without any of these mentions no day; most texts have none.
+# A text without any of these words mentions no day; most texts have none of them.
 _HINT = re.compile(
     rf"\d|[天周期月年昨今明]|\b(?:{_MONTH}|{'|'.join((*_SEASONS, *_WEEKDAYS))}|days?|week|month|year|night"
     r"|today|tonight|tomorrow|yesterday|this)",
@@ -122,7 +122,7 @@ _OTHER_HINTS = {
 _UNSPACED_HINT = re.compile(_any_of(word for word in _OTHER_HINTS if word[0] >= "\u3040") + "|월|전")
 
 
-# Patterns that ignore case match these letters like ASCII letters, but the tables contain only ASCII letters.
+# Patterns that ignore case also match these letters, but the tables have only ASCII letters, so replace them.
 _DOTTED = {ord("İ"): "i"}
 _LIKE_ASCII = _DOTTED | {ord("ı"): "i", ord("ſ"): "s", ord("\u212a"): "K"}
 
@@ -139,11 +139,11 @@ type _Reading = tuple[re.Pattern[str], Callable[[re.Match[str], Span, int], Iter
 
 
 def spans_of(text: str, known: Span, now: int) -> list[Span]:
-    """Return the days that this text mentions, in the order of the patterns.
+    """Return the ranges of days that a text mentions, in the order of the patterns that found them.
 
     Args:
         text: The text to scan.
-        known: The range of days with data; a date without a year is tried in its last five years.
+        known: The range of days with turns; a date without a year may be in any of its last five years.
         now: The day of the text, for words such as "yesterday".
     """
     spans: list[Span] = []

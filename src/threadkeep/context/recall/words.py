@@ -1,4 +1,4 @@
-"""Index terms of a text: stems of words; single characters and pairs in scripts without spaces."""
+"""The index terms of a text: stems of words or, in scripts without spaces, characters and pairs of characters."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _base_forms() -> dict[str, str]:
 
 
 BASE_FORMS = _base_forms()
-"""Each irregular form in lower case, with its base form."""
+"""The base form of each irregular form of an English word, in lower case."""
 
 
 _MOST_WORDS, _LONGEST_KEPT = 65_536, 64
@@ -35,7 +35,7 @@ _NO_PLURALS = frozenset(("athletics", "lens", "mathematics", "news", "physics", 
 _VOWELS = frozenset("aeiouy")
 _DOUBLED = frozenset(("bb", "dd", "ff", "gg", "mm", "nn", "pp", "rr", "tt"))
 
-# Derivational endings, longest first, with their replacement and the least number of letters that must remain.
+# Derivational endings, longest first, with their replacement and the minimum number of letters before them.
 _DERIVED: tuple[tuple[str, str, int], ...] = (
     ("ization", "ize", 3), ("isation", "ize", 3), ("ational", "ate", 3),
     ("fulness", "ful", 3), ("iveness", "ive", 3), ("ousness", "ous", 3),
@@ -64,7 +64,7 @@ _STEMMED_SCRIPTS = (
 
 @cache
 def _stemmer(language: str) -> _Stemmer:
-    # Imported at the first use: the package loads all of its languages.
+    # The package is imported at the first use, because it loads all of its languages.
     found: _Stemmer = import_module("snowballstemmer").stemmer(language)
     return found
 
@@ -107,7 +107,7 @@ def _without_plural(word: str) -> str:
 
 
 def _mended(rest: str) -> str:
-    """Restore a verb after removing -ed or -ing: undouble the last letter, or add a silent e."""
+    """Return the verb to which -ed or -ing was added: undouble the last letter, or add a silent e."""
     if rest[-2:] in _DOUBLED:
         return rest[:-1]
     return rest + "e" if rest.endswith(("at", "bl", "iz")) else rest
@@ -134,10 +134,10 @@ def _without_end(word: str) -> str:
 _WORDS = " ".join(lines_of("stop_words.txt")).split()
 
 STOP_WORDS: Final = frozenset(word for word in _WORDS if word.isascii())
-"""English words in lower case."""
+"""English words in lower case that are too common to distinguish turns."""
 
 STOP_CHARACTERS: Final = frozenset("".join(word for word in _WORDS if not word.isascii()))
-"""Chinese characters, and endings in Japanese and Korean."""
+"""Common Chinese characters, and endings in Japanese and Korean."""
 
 
 # Scripts without spaces: Han, kana, Thai, Lao, Myanmar, Khmer; and hangul, whose endings vary.
@@ -178,14 +178,14 @@ def is_stop_word(word: str) -> bool:
 
 
 def meaningful(text: str, names: Collection[str]) -> str:
-    """Return the text without stop words and these names, for an embedding; all of it if nothing is left."""
+    """Return the text for an embedding: without stop words and these names, or whole if nothing would be left."""
     words = [(word, word.lower()) for word in _RUNS.findall(text.replace("’", "'"))]
     left = [word for word, lower in words if not (lower in STOP_WORDS or lower.removesuffix("'s") in names)]
     return " ".join(left) or text
 
 
 def terms_of(words: list[str]) -> list[str]:
-    """Return the index terms of words: stems of meaningful words; characters and pairs in scripts without spaces."""
+    """Return the index terms of words: stems without stop words; characters and pairs in scripts without spaces."""
     if all(map(str.isascii, words)):
         return list(filter(None, map(_TERMS.__getitem__, words)))
     terms: list[str] = []
@@ -198,7 +198,7 @@ def terms_of(words: list[str]) -> list[str]:
 
 
 class WordTable[Value](dict[str, Value]):
-    """A cache of a value for each word. It does not store long words, and is cleared when it is full."""
+    """A cache of a value computed for each word. It does not store long words, and is cleared when it is full."""
 
     def __init__(self, value_of: Callable[[str], Value]) -> None:
         super().__init__()
@@ -242,7 +242,7 @@ _SYNONYMS = lines_of("synonyms_en.txt")
 
 
 def _groups() -> Iterator[tuple[list[str], list[str]]]:
-    """Yield, for each group, the words that ask for the group, and all words in it; synonyms ask for one another."""
+    """Yield, for each group of synonyms and each topic, the words that ask for it, and all words in it."""
     for group in _SYNONYMS:
         yield group.split(), group.split()
     for topic in (*lines_of("topics_en.txt"), *lines_of("topics_zh.txt")):
@@ -269,7 +269,7 @@ def _tables() -> tuple[_Table, _Table]:
 
 
 ASKS, COUNTS = _tables()
-"""Stem of a query's word -> the topics it asks for; stem of a turn's word -> the topics it belongs to."""
+"""`ASKS` has the topics for which a query's term asks; `COUNTS` has the topics to which a turn's term belongs."""
 
 FIRST_TOPIC: Final = len(_SYNONYMS)
-"""Groups with a lower number are synonyms."""
+"""The number of the first topic; lower numbers are groups of synonyms."""
