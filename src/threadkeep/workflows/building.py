@@ -1,4 +1,4 @@
-"""The paths through a workflow, and its graph, built from its document."""
+"""The paths through a workflow, and the building of its graph from its document."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def targets_of(entry: Entry) -> Iterator[tuple[Path, str]]:
 class Paths:
     """The paths through a workflow. `following` maps each node to its possible next nodes, which may include `end`.
 
-    `branches` contains, for each node that starts parallel branches, the first nodes of these branches. `choosing`
-    nodes select one of their next nodes.
+    `branches` has, for each node that starts parallel branches, the first nodes of these branches. `choosing` has the
+    nodes that select one of their next nodes in each run.
     """
 
     following: Mapping[str, tuple[str, ...]]
@@ -62,7 +62,7 @@ class Paths:
 
     @classmethod
     def of(cls, document: WorkflowDocument) -> Paths:
-        """Return the paths through a document; targets that do not exist are left out."""
+        """Return the paths through the workflow of a document; leave out next nodes that do not exist."""
         known = {*document.nodes, END_NAME}
         following = {
             name: tuple(dict.fromkeys(target for _, target in targets_of(entry) if target in known))
@@ -112,8 +112,8 @@ class Paths:
     def meetings(self) -> dict[str, tuple[str, ...]]:
         """Map each node that waits for parallel branches to the nodes that lead to it.
 
-        There is such a node only if every run takes these branches and the workflow has no cycle. Otherwise a run could
-        wait for nodes that never run.
+        A node waits only if every run takes these branches and the workflow has no cycle. Otherwise a run could wait
+        for nodes that are never executed.
         """
         certain = self._certain()
         leading: dict[str, list[str]] = {}
@@ -129,7 +129,7 @@ class Paths:
         }
 
     def repeated(self) -> frozenset[str]:
-        """Return the nodes that may run once for each of several branches, because they do not wait for all of them."""
+        """Return the nodes that may run several times, once for each branch, as they do not wait for all branches."""
         waited = self.meetings()
         found: set[str] = set()
         for branch, ways in zip(self.branches, self._ways(), strict=True):
@@ -154,7 +154,7 @@ class Paths:
         return frozenset(found)
 
     def _ways(self) -> Iterator[list[frozenset[str]]]:
-        """Yield the nodes on each branch, for each set of parallel branches."""
+        """Yield, for each set of parallel branches, the nodes on each of these branches."""
         for branch in self.branches:
             yield [self.beginning_at(target) - {END_NAME} for target in branch]
 
@@ -176,10 +176,9 @@ __all__ = ["TurnPlan", "add_node", "build_graph"]
 class TurnPlan:
     """The nodes that store the question and the answer of a turn, and the nodes that must be added to store them.
 
-    A node stores its message as the answer if it runs once, and if no node after it or in parallel adds a message.
-    If the run can end with another message, an additional last node stores the answer. If the first node does not
-    store the question, an additional first node does. At the nodes in `meetings` the run waits for all nodes that lead
-    there.
+    A node in `answering` stores its message as the answer: it runs once, and no node after it or in parallel adds a
+    message. If the run can end with another message, an additional last node stores the answer. If the first node does
+    not store the question, an additional first node does. The nodes in `meetings` wait for all nodes that lead to them.
     """
 
     start: str
@@ -243,7 +242,7 @@ def _add_ends(builder: Graph, document: WorkflowDocument, plan: TurnPlan) -> Non
 
 
 def _ready(name: str, entry: Entry, document: WorkflowDocument, plan: TurnPlan, ends: str) -> Entry:
-    """Return a copy of a node with the changes that this workflow needs."""
+    """Return a node with the options that this workflow needs: a changed copy, or the node itself."""
     changes: dict[str, object] = {}
     if isinstance(entry, SpeakingNode) and stores_question(entry) and name not in plan.answering:
         changes["answers"] = False
@@ -258,7 +257,7 @@ def _ready(name: str, entry: Entry, document: WorkflowDocument, plan: TurnPlan, 
 
 
 def _ending_at(entry: Entry, ends: str) -> Mapping[str, object]:
-    """Return the changes that make a node continue with the node `ends` where it would end the run."""
+    """Return the changes that make a node continue with the node `ends` wherever it would end the run."""
 
     def there(target: str) -> str:
         return ends if target == END_NAME else target

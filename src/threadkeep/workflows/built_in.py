@@ -39,14 +39,14 @@ CHAT = "chat"
 _MAX_QUOTED = 2000
 
 type AskModel = Callable[[BaseChatModel, list[BaseMessage]], Awaitable[AIMessage]]
-"""A function that calls a model."""
+"""A function that calls a model with messages and returns the answer."""
 
 
 class ChatNode(AgentNode):
-    """An agent with a prompt from the settings. The prompt is literal text, not a template."""
+    """The agent of the built-in chat. Its prompt comes from the settings, and is literal text, not a template."""
 
     def templates(self) -> Iterable[tuple[str, str]]:
-        """Return no templates."""
+        """Return no templates, because the prompt is literal text."""
         return ()
 
     def system_message(self, state: WorkflowState) -> SystemMessage | None:
@@ -59,13 +59,13 @@ class ChatNode(AgentNode):
         return SystemMessage("\n\n".join(parts)) if parts else None
 
     def needs_agent(self, resources: Resources) -> bool:
-        """Return whether the chat needs an agent: if it has tools, or middleware for more than tool calls."""
+        """Return True if the chat needs an agent: it has tools, or middleware that does more than wrap tool calls."""
         return bool(self.tools or self.history_tools or self.memory_tools) or not all(
             map(only_wraps_tools, resources.middleware)
         )
 
     def reply_options(self, step: Step) -> Mapping[ConversationKind, TurnOptions]:
-        """Return the options of `reply` by the kind of the conversation; runs with the same resources share them."""
+        """Return the `options` for `reply`, by kind of conversation; runs with the same resources can share them."""
         given = self.turn_options(step)
         return {kind: self._options_for(kind, given) for kind in ("session", "run")}
 
@@ -79,7 +79,7 @@ class ChatNode(AgentNode):
     ) -> AIMessage:
         """Answer the run's question without an agent: store the question, call the model once, store the answer.
 
-        The config of the current context is the config of the run.
+        LangChain's config in the current context must be the config of the run.
         """
         conversation, messages = session_conversation(step), self.asked(state, step)
         session = conversation.memory.session(conversation.session_id, user_id=conversation.user_id)
@@ -107,7 +107,7 @@ class ChatNode(AgentNode):
     async def _asked_model(
         self, turn: OpenTurn, step: Step, ask: AskModel, model: BaseChatModel, messages: list[BaseMessage]
     ) -> AIMessage:
-        """Return the model's answer; if the call fails or is cancelled, store the partial answer."""
+        """Call the model and return its answer; if the call fails or is cancelled, store the partial answer."""
         partial = PartialAnswer()
 
         async def close(kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
@@ -156,7 +156,7 @@ def chat_workflow(options: ChatOptions | None = None, tools: Sequence[BaseTool] 
         version=digest_of(node.model_dump(mode="json", exclude={"tools"})),
         source="built-in",
         description="Answers a message, with the memory of the session.",
-        # Do not retry: the client waits, so it gets the error at once and can send the message again.
+        # Do not retry, because a client waits: it gets the error at once and can send the message again.
         options=RunOptions(max_tries=1, double_texting=options.double_texting),
     )
 
@@ -165,7 +165,7 @@ _VERSION = "1"
 
 
 def session_workflows() -> list[Workflow]:
-    """Return the workflows that reset or delete a session between two of its turns. Every service can run them."""
+    """Return the internal workflows that reset or delete a session between two of its turns; every service has them."""
     return [
         _workflow(RESET, "Hides all earlier messages of the session from the model.", Session.reset),
         _workflow(DELETE, "Deletes the session with all its messages.", Session.delete),

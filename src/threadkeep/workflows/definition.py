@@ -41,10 +41,10 @@ _DIGITS = 16
 class Workflow:
     """A workflow: an uncompiled graph (`builder`) with the data that its runs need.
 
-    `version` changes with the definition; a run keeps the version with which it began. `definition` contains the YAML
-    as JSON values, from which the workflow can be rebuilt; it is None for Python. `output` names the node whose output
-    is the result; by default the result is the answer. `origin` is the file or the import string. `places` contains
-    the positions of the workflow's parts in the file, for problems that involve several workflows.
+    `version` changes with the definition; a run keeps the version with which it began. `definition` is the YAML as JSON
+    values, from which the workflow can be rebuilt; None for a workflow in Python. `output` names the node whose output
+    is the result; by default the result is the answer. `origin` is the file or the import string. `places` has the
+    positions of the workflow's parts in the file, for problems that involve several workflows.
     """
 
     name: str
@@ -65,7 +65,7 @@ class Workflow:
 
     @cached_property
     def recorder(self) -> RecordQuestionNode | None:
-        """A node that stores a question as the workflow's nodes would; None if none of them stores a question."""
+        """A node that stores a question in the way in which this workflow does; None if no node stores a question."""
         return question_recorder(self.nodes.values())
 
     @property
@@ -86,8 +86,8 @@ def python_workflow(
 ) -> Workflow:
     """Return the workflow of a graph that was built in Python.
 
-    If none of its nodes is a Threadkeep node that answers or stores messages, the question is stored in the run's
-    session before the first node, and the graph's last message is stored as the answer.
+    If the graph has no Threadkeep node that answers or stores messages, the question is stored in the run's session
+    before the first node, and the graph's last message is stored as the answer.
 
     Args:
         name: the name of the workflow.
@@ -99,7 +99,7 @@ def python_workflow(
         origin: the import string of the graph, if any.
 
     Raises:
-        InvalidWorkflow: `builder` is not an uncompiled `StateGraph`; the message says what to use instead.
+        InvalidWorkflow: `builder` is not an uncompiled `StateGraph`; the error says what to use instead.
     """
     if not isinstance(builder, StateGraph):
         compiled = isinstance(getattr(builder, "builder", None), StateGraph)
@@ -142,7 +142,7 @@ def _digest_of_module(name: str) -> str:
 
 @lru_cache(maxsize=256)
 def has_one_speaker(workflow: Workflow) -> bool:
-    """Return whether the only node of a workflow is an agent or a model that answers in the run's session."""
+    """Return True if the workflow has only one node: an agent or a model that answers in the run's session."""
     nodes = list(workflow.nodes.values())
     if len(workflow.builder.nodes) != 1 or len(nodes) != 1:
         return False
@@ -153,7 +153,7 @@ def has_one_speaker(workflow: Workflow) -> bool:
 def asked_at_once(workflow: Workflow, resources: Resources) -> TurnOptions | None:
     """Return the options of a workflow's only node if the question may be stored before the node runs; else None.
 
-    It may not, for example, if middleware may change the question before it is stored.
+    None is returned, for example, if middleware may change the question before it is stored.
     """
     if not has_one_speaker(workflow) or any(map(sees_question, resources.middleware)):
         return None
@@ -168,11 +168,11 @@ def asked_at_once(workflow: Workflow, resources: Resources) -> TurnOptions | Non
 def durability_of(workflow: Workflow) -> Durability:
     """Return LangGraph's durability mode for a workflow.
 
-    - `exit`: for at most one model call. After a crash the workflow starts again, which costs at most that call, so
-      nothing is stored until it fails or waits.
+    - `exit`: for at most one model call. After a crash the run starts again, which costs at most this call, so nothing
+      is stored until the run fails or waits.
     - `async`: for several model calls, or tools that may run again. LangGraph saves a step during the next one.
     - `sync`: for tools that must not run twice, or foreign code. LangGraph saves each step before the next one begins,
-      so that all progress can be stored when such a tool is called.
+      so that all progress can be stored before such a tool is called.
     """
     again = [node.again for node in workflow.nodes.values()]
     if keeps_each_step(workflow) or "marked tools" in again:
@@ -182,16 +182,16 @@ def durability_of(workflow: Workflow) -> Durability:
 
 @lru_cache(maxsize=256)
 def keeps_each_step(workflow: Workflow) -> bool:
-    """Return whether each step is stored before the next one, because foreign code must not be executed twice."""
+    """Return True if each step must be stored before the next one begins, because the graph has foreign code."""
     return len(_known(workflow)) < len(workflow.builder.nodes)
 
 
 @lru_cache(maxsize=256)
 def beside_of(workflow: Workflow) -> Callable[[str], bool]:
-    """Return a function that returns whether the progress of a namespace may be stored during the next step.
+    """Return a function that returns True for a checkpoint namespace that may be stored during the next step.
 
-    In a workflow with foreign code, this is true only inside Threadkeep's own nodes. Before a tool that must not
-    run twice, `threadkeep.runs.tool_idempotency` stores all progress.
+    In a workflow with foreign code, these are only the namespaces of Threadkeep's own nodes. Before a tool that must
+    not run twice, `threadkeep.runs.tool_idempotency` stores all progress.
     """
     if not keeps_each_step(workflow):
         return lambda _: True
@@ -200,7 +200,7 @@ def beside_of(workflow: Workflow) -> Callable[[str], bool]:
 
 
 def _known(workflow: Workflow) -> frozenset[str]:
-    """Return the nodes for which the effect of a second execution is known."""
+    """Return the names of the nodes for which the effect of a second execution is known."""
     return frozenset(name for name, node in workflow.nodes.items() if node.again != "unknown")
 
 
@@ -212,7 +212,7 @@ _MOST_COMPILED = 256
 class Compiler:
     """A compiler that compiles each workflow once, with a checkpointer and a graph store.
 
-    The application opens and closes both.
+    The application must open and close the checkpointer and the store.
     """
 
     def __init__(self, *, checkpointer: Checkpointer, store: BaseStore | None) -> None:
@@ -224,7 +224,7 @@ class Compiler:
         """Return the compiled graph of a workflow.
 
         Raises:
-            InvalidWorkflow: LangGraph cannot compile the graph; the message contains the reason.
+            InvalidWorkflow: LangGraph cannot compile the graph; the error contains the reason.
         """
         known = self._compiled.get(workflow)
         if known is None:
@@ -234,7 +234,7 @@ class Compiler:
         return known
 
     def without_checkpoints(self) -> Compiler:
-        """Return a compiler with the same store and without a checkpointer."""
+        """Return another compiler with the same graph store, but without a checkpointer."""
         return Compiler(checkpointer=False, store=self.store)
 
     def _compile(self, workflow: Workflow) -> CompiledWorkflow:

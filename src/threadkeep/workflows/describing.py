@@ -23,7 +23,7 @@ _PLACES = {START: "start", END: "end"}
 
 
 def describe(workflow: Workflow) -> dict[str, Any]:
-    """Return the short description of a workflow, for lists."""
+    """Return the short description of a workflow as JSON values, for lists."""
     return {
         "name": workflow.name,
         "description": workflow.description,
@@ -35,7 +35,7 @@ def describe(workflow: Workflow) -> dict[str, Any]:
 
 
 def describe_whole(workflow: Workflow) -> dict[str, Any]:
-    """Return the full description, with nodes, edges, options, and the definition of a YAML workflow.
+    """Return the full description as JSON values: also nodes, edges, options, and the definition of a YAML workflow.
 
     Raises:
         InvalidWorkflow: the graph cannot be compiled.
@@ -88,7 +88,7 @@ def explain_key(workflow: Workflow, payload: Mapping[str, Json], *, by_hand: boo
     """Return the key of each agent of a workflow for a payload, in the order of the nodes, without using the database.
 
     A payload with any of `inputs`, `results`, `node_outputs`, `configurable` and `user_context` is used as it is. Any
-    other payload becomes `inputs`. Candidates can use `thread_id` only if a person starts the run (`by_hand`).
+    other payload becomes `inputs`. Candidates may use `thread_id` only in runs that a person starts (`by_hand`).
     """
     if not isinstance(payload, Mapping):
         raise InvalidInput("A payload must be a JSON object; wrap the data of the channel in one.")
@@ -158,7 +158,7 @@ def draw_mermaid(workflow: Workflow) -> str:
 
 
 def draw_svg(workflow: Workflow) -> str:
-    """Return the workflow as SVG, drawn without a browser or network by the Mermaid engine of the extra `draw`.
+    """Draw the workflow as SVG with the Mermaid engine of the extra `draw`, which needs no browser and no network.
 
     Raises:
         ModuleNotFoundError: the extra is not installed.
@@ -187,7 +187,7 @@ def _label(workflow: Workflow, name: str, kinds: Mapping[str, NodeKind]) -> str:
 
 
 def _labelled(node: DrawableNode, node_id: str, label: str) -> DrawableNode:
-    # The label already contains the metadata, so LangGraph must not draw it again.
+    # The label already has the metadata, so LangGraph must not draw the metadata again.
     return node._replace(id=node_id, name=label, metadata=None)
 
 
@@ -197,7 +197,7 @@ def _drawn_edge(edge: DrawableEdge, ids: Mapping[str, str]) -> DrawableEdge:
 
 
 def _id_of(name: str, number: int) -> str:
-    """Return the node's own name if it is a valid Mermaid id, else a number."""
+    """Return the Mermaid id of a node: its own name if that is a valid id, else an id with its number."""
     plain = _PLAIN_ID.fullmatch(name) and name.partition("-")[0].lower() not in _WORDS
     return name if plain else f"_node{number}"
 

@@ -103,31 +103,31 @@ class SubworkflowEntry(SubworkflowNode, Continuing):
 
 
 class IngestPromptEntry(IngestPromptNode):
-    """A prompt built from an event and its prompt annotations."""
+    """A node that makes the question of the run from an event and its prompt annotations."""
 
     kind: Literal["ingest_prompt"]
 
 
 class BuildCandidateEntry(BuildCandidateNode, Continuing):
-    """A candidate built from the model's answer."""
+    """A node that turns the model's answer into a candidate: a proposed text that is accepted or rejected elsewhere."""
 
     kind: Literal["build_candidate"]
 
 
 class IdentifyUserEntry(IdentifyUserNode, Continuing):
-    """The person of the run, with the facts and the last episodes of the person."""
+    """A node that finds the person of the run, with the known facts and the last episodes of the person."""
 
     kind: Literal["identify_user"]
 
 
 class RememberEntry(RememberNode, Continuing):
-    """A fact to remember beyond the session."""
+    """A node that stores a fact beyond the session."""
 
     kind: Literal["remember"]
 
 
 class RecallEntry(RecallNode, Continuing):
-    """Facts, episodes or procedures that are relevant to the question."""
+    """A search for facts, episodes or procedures that are relevant to the question."""
 
     kind: Literal["recall"]
 
@@ -151,7 +151,7 @@ type Entry = (
 ENTRIES: dict[str, type[BaseModel]] = {
     get_args(entry.model_fields["kind"].annotation)[0]: entry for entry in get_args(Entry.__value__)
 }
-"""The schemas of nodes by kind."""
+"""The pydantic model of each kind of node."""
 
 
 class WorkflowDocument(_Part):
@@ -189,11 +189,11 @@ def published_schema() -> dict[str, Any]:
     return schema
 
 
-# `_NOTHING`: a step that does not exist in the file. `_PYTHON_ONLY`: errors of union branches for Python objects.
+# `_NOTHING` stands for a missing value. `_PYTHON_ONLY`: errors of options that only workflows in Python can have.
 _NOTHING = object()
 _PYTHON_ONLY = frozenset({"is_instance_of"})
 
-# Cures by pydantic's type of error. The values of the placeholders come from the error's context.
+# The cure for each of pydantic's types of error. The values of the placeholders come from the error's context.
 _CURES: Mapping[str, str] = {
     "bool_type": "write true or false",
     "int_type": "write a whole number, without quotes",
@@ -238,7 +238,7 @@ def document_of(source: YamlSource) -> WorkflowDocument:
             if one["type"] not in _PYTHON_ONLY:
                 path, problem = _problem_of(source, one)
                 problems.setdefault(path, problem)
-        # Drop the errors of parts that contain an invalid part: they only repeat its error.
+        # Drop the error of a part that contains another invalid part, because it only repeats the error of that part.
         around = {path[:length] for path in problems for length in range(len(path))}
         outer = [problem for path, problem in problems.items() if path not in around]
         raise InvalidWorkflow(in_order(outer)) from None
@@ -250,13 +250,13 @@ def in_order(problems: Iterable[WorkflowProblem]) -> list[WorkflowProblem]:
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """Return a hint for an unknown name: the most similar known name, if any."""
+    """Return a hint for an unknown name: the most similar known name; empty if no name is similar."""
     near = difflib.get_close_matches(name, list(known), n=1)
     return f" (did you mean {near[0]!r}?)" if near else ""
 
 
 def _problem_of(source: YamlSource, error: Mapping[str, Any]) -> tuple[Path, WorkflowProblem]:
-    """Return a problem, and the path that identifies it."""
+    """Convert pydantic's error to a problem; return the path of the invalid part, and the problem."""
     path, rest = _path_in(source.value, error["loc"])
     where = _name_of(path)
     at_key = "[key]" in rest
@@ -282,7 +282,7 @@ def _problem_of(source: YamlSource, error: Mapping[str, Any]) -> tuple[Path, Wor
 
 
 def _path_in(value: Json, loc: Sequence[str | int]) -> tuple[Path, tuple[str | int, ...]]:
-    """Split an error's location into the path in the file and the other steps: union branches and missing names."""
+    """Split the location of an error into the path in the file, and other steps: union branches and missing names."""
     path: list[str | int] = []
     rest: list[str | int] = []
     here: object = value
@@ -297,7 +297,7 @@ def _path_in(value: Json, loc: Sequence[str | int]) -> tuple[Path, tuple[str | i
 
 
 def _inner(here: object, step: str | int) -> object:
-    """Return the value at a step; `_NOTHING` if the step does not exist."""
+    """Return the value at a step of a path; `_NOTHING` if there is none."""
     if isinstance(here, Mapping) and isinstance(step, str):
         return here.get(step, _NOTHING)
     return here[step] if isinstance(here, list) and isinstance(step, int) and step < len(here) else _NOTHING

@@ -30,7 +30,7 @@ from threadkeep.workflows.yaml_source import Path as ValuePath
 
 
 def check_document(document: WorkflowDocument, source: YamlSource, *, imports: bool = True) -> None:
-    """Check that a document can be run.
+    """Check the names, edges, templates, child workflows and imports of a document.
 
     Args:
         document: the parsed file.
@@ -38,12 +38,12 @@ def check_document(document: WorkflowDocument, source: YamlSource, *, imports: b
         imports: True to import tools and retrievers, to check that they exist.
 
     Raises:
-        InvalidWorkflow: lists all problems, each with its line.
+        InvalidWorkflow: the document has problems; the error lists all of them, each with its line.
     """
     checks = _Checks(document, source, Paths.of(document))
     problems = [*checks.names(), *checks.edges()]
     if not problems:
-        # The next checks need edges that lead to existing nodes.
+        # These checks work only if all edges lead to existing nodes.
         problems = [*checks.ways(), *checks.templates(), *checks.children()]
     if imports:
         problems += checks.imports()
@@ -164,7 +164,7 @@ def load_yaml(path: Path, *, imports: bool = True) -> Workflow:
     """Load the workflow of a YAML file.
 
     Raises:
-        InvalidWorkflow: the file cannot be read, or it is invalid; problems of its text have their lines.
+        InvalidWorkflow: the file cannot be read or is invalid; a problem of a part of the text has its line.
     """
     try:
         # Limit the size, because the path may name any file.
@@ -187,7 +187,7 @@ def read_workflow(text: str, *, file: str | None = None, imports: bool = True) -
         imports: True to import tools and retrievers, to check that they exist.
 
     Raises:
-        InvalidWorkflow: the text is invalid; each problem has its line.
+        InvalidWorkflow: the text is invalid; a problem of a part of the text has its line.
     """
     return _workflow_of(read_yaml(text, file), imports=imports)
 
@@ -204,10 +204,10 @@ def restore_workflow(definition: Mapping[str, Json]) -> Workflow:
 
 
 def load_python(name: str, reference: str) -> Workflow:
-    """Return the workflow that an import string names: a graph, a function that returns one, or a `Workflow`.
+    """Return the workflow that an import string names: a graph, a `Workflow`, or a function that returns one of them.
 
     Raises:
-        InvalidWorkflow: the import string names no workflow.
+        InvalidWorkflow: the import string names no workflow, or one with another name, or LangGraph rejects the graph.
     """
     if not NAME.fullmatch(name):
         raise InvalidWorkflow(f"{name!r}={reference} cannot be a workflow: {NAME_CURE}")

@@ -1,4 +1,4 @@
-"""The registry of a service's workflows by name, and a runner of children without an engine."""
+"""The registry of a service's workflows by name, and a runner of child workflows that needs no engine."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _MOST_DRAWN = 8
 def circles(children: Children) -> Iterator[Way]:
     """Yield cycles of workflows that run each other, each as a path from a workflow back to itself.
 
-    Some cycles may be missing, but there is at least one if any cycle exists.
+    Not all cycles are found, but at least one if any exists.
     """
     seen: set[str] = set()
     for first in children:
@@ -55,7 +55,7 @@ def circles(children: Children) -> Iterator[Way]:
 
 
 def deepest_ways(children: Children) -> dict[str, Way]:
-    """Return the longest path of nested workflows from each workflow; there must be no cycles."""
+    """Return the longest path of nested calls from each workflow, by its name; there must be no cycles."""
     found: dict[str, Way] = {}
     for first in children:
         waiting = [first]
@@ -84,7 +84,7 @@ class Workflows:
     """All registered workflows, by unique name. The built-in `chat` is always included."""
 
     def __init__(self, workflows: Iterable[Workflow] = (), *, chat: Workflow | None = None) -> None:
-        """Raise `InvalidWorkflow` if two workflows have one name, or if calls form a cycle or are nested too deeply."""
+        """Raise `InvalidWorkflow` if a name is used twice or reserved, or if calls form a cycle or nest too deeply."""
         self._workflows: dict[str, Workflow] = {}
         problems: list[WorkflowProblem] = []
         for workflow in (chat or chat_workflow(), *workflows):
@@ -113,7 +113,7 @@ class Workflows:
             complete: True if `names` lists all workflows, so that every child must be among them.
 
         Raises:
-            InvalidWorkflow: lists every problem of every workflow.
+            InvalidWorkflow: workflows have problems; the error lists all of them.
         """
         found: list[Workflow] = []
         problems: list[WorkflowProblem] = []
@@ -151,7 +151,7 @@ class Workflows:
         return list(self._workflows.values())
 
     def missing_children(self) -> list[WorkflowProblem]:
-        """Return a problem for each call of an unregistered workflow."""
+        """Return a problem for each call of a workflow that is not registered."""
         problems: list[WorkflowProblem] = []
         for workflow in self.all():
             for child in workflow.children:
@@ -167,7 +167,7 @@ class Workflows:
         """Reject nodes that call the service's model and reserve so many tokens for the reply that no prompt fits.
 
         Raises:
-            InvalidWorkflow: names the numbers and the location of each such node.
+            InvalidWorkflow: there are such nodes; the error has the numbers and the location of each.
         """
         problems: list[WorkflowProblem] = []
         for workflow in self.all():
@@ -202,10 +202,10 @@ class Workflows:
 
 
 def yaml_files(path: Path) -> list[Path]:
-    """Return the YAML files of a path: the file itself, or the files directly in the folder, sorted by name.
+    """Return the YAML files at a path: the file itself, or the files directly in the folder, sorted by name.
 
     Raises:
-        InvalidWorkflow: the path does not exist, or the folder has no workflow.
+        InvalidWorkflow: the path does not exist, or the folder has no YAML file.
     """
     if path.is_dir():
         found = sorted(one for one in path.iterdir() if one.suffix in SUFFIXES and one.is_file())
@@ -224,7 +224,7 @@ def _named(text: str) -> tuple[str, str]:
 
 
 def _call_of(workflow: Workflow, child: str) -> ValuePath:
-    """Return the path of a child's name in a workflow's file."""
+    """Return the path, in the file of a workflow, at which it names a child."""
     nodes = workflow.nodes.items()
     calling = [name for name, node in nodes if isinstance(node, SubworkflowNode) and node.workflow == child]
     return ("nodes", calling[0], "workflow")
@@ -240,8 +240,8 @@ _INTERRUPT = "__interrupt__"
 class InProcessChildren:
     """A runner that executes children directly in the current process, without an engine, for library use and tests.
 
-    A child gets only its request, not the state, callbacks, streams or checkpoints of the parent. It ends with its
-    parent's process, and cannot wait for a person.
+    A child gets only its request, and not the state, callbacks, streams or checkpoints of the parent. It ends with the
+    process, and cannot wait for a person.
     """
 
     def __init__(self, workflows: Workflows, compiler: Compiler, resources: Resources) -> None:
@@ -255,7 +255,7 @@ class InProcessChildren:
         run_id = str(uuid7())
         # Use a separate context, because LangGraph passes the parent's callbacks and streams in context variables.
         work = asyncio.create_task(self._execute(workflow, run_id, request), context=Context())
-        # Suppress any error of a child; its parent gets the status.
+        # Catch any error of a child, because its parent gets the status instead.
         with ErrorBoundary():
             try:
                 async with asyncio.timeout(request.deadline_seconds):
@@ -295,7 +295,7 @@ def child_state(given: Mapping[str, Json]) -> Any:
 
 
 def result_of(workflow: Workflow, run_id: str, state: Mapping[str, Any], status: ChildStatus = "done") -> ChildResult:
-    """Return the result of a run: its text, and the output of the node `workflow.output` or else the answer."""
+    """Return the result of a run: its text, and the output of the node `workflow.output`, by default the answer."""
     answer = answer_of(state)
     said = text_of(answer) if answer is not None else ""
     outputs = state.get("node_outputs") or {}

@@ -1,4 +1,4 @@
-"""The runtime context of nodes: the run, its options, and the resources that it may use."""
+"""The runtime context of nodes, the options of runs, and the resources that nodes may use."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from typing import Final
 from langchain_core.tools import BaseTool
 
 MAX_DEPTH = 3
-"""The default limit of levels of nested workflows below a run."""
+"""The default maximum number of levels of nested workflows below a run."""
 
 
 class RunOptions(BaseModel):
@@ -53,15 +53,15 @@ class RunOptions(BaseModel):
 type ChildStatus = Literal["done", "failed", "cancelled", "interrupted", "waiting", "deadline"]
 
 BY_HAND: tuple[RunTrigger, ...] = ("http", "cli")
-"""The triggers of runs that a person started; only in these runs `thread_id` is the caller's thread."""
+"""The triggers of runs that a person started; only these runs may use `thread_id`, the caller's thread, in keys."""
 
 
 @dataclass(frozen=True)
 class ChildRequest:
     """A node's request for a child workflow. The child gets only `input` from its parent.
 
-    `depth` is the depth of the child. `ancestors` contains the names of its ancestor workflows, outermost first. If
-    `with_session` is false, the child has no session.
+    `depth` is the child's level below the first run. `ancestors` has the names of the workflows above the child,
+    outermost first. If `with_session` is false, the child has no session.
     """
 
     workflow: str
@@ -85,13 +85,13 @@ class ChildResult:
 
 
 class Children(Protocol):
-    """The runner of child workflows for nodes."""
+    """The interface through which nodes run child workflows."""
 
     async def run(self, request: ChildRequest, /) -> ChildResult:
-        """Run a child to its end.
+        """Run a child to its end, and return its result, whose status tells if it failed.
 
-        The status of the result reports a failure. A repeated request of the same step of the parent continues the
-        existing child. Raises `WorkflowNotFound`, and `ChildFailed` if the child must not be started.
+        If the same step of the parent requests the child again, the existing child continues. Raises
+        `WorkflowNotFound`, and `ChildFailed` if the child must not be started.
         """
 
 
@@ -99,9 +99,9 @@ class Children(Protocol):
 class Resources:
     """The resources for the nodes of a run.
 
-    `model` returns a chat model by its name; None is the name of the service's own model. `turn_options` are the
-    default limits of model calls. `middleware` wraps the model and tool calls of every agent, inside the middleware of
-    the memory. `workspace` is the workspace of runs that do not name one.
+    `model` returns the chat model with a name, for None the service's own model. `turn_options` are the default options
+    of turns. `middleware` wraps the model and tool calls of every agent, inside the middleware of the memory.
+    `workspace` is the workspace of runs that do not name one.
     """
 
     memory: Memory
@@ -118,8 +118,7 @@ class RunContext:
     """The run in which a node is called, as LangGraph's runtime context: `Runtime[RunContext]`.
 
     If `session_id` is None, the run reads no earlier turns and stores none. `depth` is 0 for a run without a parent.
-    `ancestors` contains the names of the ancestor workflows. The LangGraph thread belongs to the run, not to the
-    session.
+    `ancestors` has the names of the workflows above it. The LangGraph thread belongs to the run, not to the session.
     """
 
     run_id: str
@@ -135,7 +134,7 @@ class RunContext:
 
     @property
     def by_hand(self) -> bool:
-        """True if a person started the run. Then `thread_id` is the caller's thread; in other runs it is a new one."""
+        """True if a person started the run, so that its `thread_id` is the caller's thread, and may be used in keys."""
         return self.trigger in BY_HAND
 
 
@@ -145,8 +144,8 @@ _MARK: Final = "idempotent"
 def not_idempotent[T](tool: T) -> T:
     """Mark a tool, or a function for a tool, so that no call is repeated without a person's consent.
 
-    A LangChain tool can have the metadata `{"idempotent": False}` instead. In a run of a workflow each call of the tool
-    runs once. If the process dies during a call, the outcome is unknown, and the run asks a person.
+    A LangChain tool can have the metadata `{"idempotent": False}` instead. In a run of a workflow, each call of the
+    tool is executed once. If the process dies during a call, its outcome is unknown, and the run asks a person.
     """
     if isinstance(tool, BaseTool):
         tool.metadata = {**(tool.metadata or {}), _MARK: False}

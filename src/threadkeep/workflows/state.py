@@ -1,4 +1,4 @@
-"""The shared state of a workflow's nodes in one run, and templates with placeholders for its values.
+"""The state that a workflow's nodes share in one run, and templates with placeholders for values of the state.
 
 `{{results.search.text}}` becomes the text that node `search` found in this run. Placeholders use the same paths
 as templates of keys: names and indexes, no expressions and no code. Inserted text is not rendered again, so users
@@ -31,9 +31,9 @@ def merged(before: Mapping[str, Json] | None, update: Mapping[str, Json] | None)
 class WorkflowState(TypedDict, total=False):
     """The shared state of a run.
 
-    `messages` contains the messages of this run: the question, and one final message of each speaking node. `results`
-    contains each node's result for templates, and `node_outputs` each node's output. `inputs` and `user_context` are
-    the run's parameters. `text` is the question.
+    `messages` has the messages of this run: the question, and one final message of each speaking node. `node_outputs`
+    has the output of each node; `results` has the named values of each node, for templates, and values that a channel
+    parsed. `inputs` and `user_context` are the run's parameters. `text` is the question.
     """
 
     messages: Annotated[list[AnyMessage], add_messages]
@@ -52,9 +52,9 @@ def initial_state(
     results: Mapping[str, Json] | None = None,
     user_context: Mapping[str, Json] | None = None,
 ) -> WorkflowState:
-    """Return the initial state of a run: a question and the known values.
+    """Return the initial state of a run: its question and the values that are known before it begins.
 
-    `inputs` is the payload that started the run. `results` contains the values that its channel parsed from the payload
+    `inputs` is the payload that started the run. `results` has the values that the channel parsed from the payload
     (such as `telegram_events_parser`). If `text` is empty, no message started the run, so there is no question.
     """
     question = [HumanMessage(text, id=message_id or str(uuid7()))] if text else []
@@ -97,7 +97,7 @@ def scope_of(state: WorkflowState) -> dict[str, object]:
 
 
 def render(template: str, scope: Mapping[str, object]) -> str:
-    """Return a template with its placeholders replaced by values.
+    """Replace the placeholders in a template by values, and return the text.
 
     Text and numbers are inserted as they are, booleans as true and false, lists and objects as JSON. A missing value
     becomes an empty text. A result longer than 100,000 characters is truncated and marked.
@@ -122,7 +122,7 @@ def paths_of(template: str) -> list[str]:
 
 
 def check_template(template: str, *, for_key: bool = False, whole: bool | None = None) -> None:
-    """Check a template. `whole` allows the form `{{key:path}}` for a whole key; by default, `for_key` decides.
+    """Check a template, or the template of a key. `whole` allows `{{key:path}}`; by default, only keys may have this.
 
     Raises:
         InvalidInput: the template is too long, or a placeholder is not a path or names an unknown value.

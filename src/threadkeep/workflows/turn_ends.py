@@ -1,4 +1,4 @@
-"""Storage of a run's question and answer for workflows that have no nodes for it."""
+"""Storing the question and the answer of a run in workflows that have no nodes for this."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from threadkeep.workflows.nodes.messages import RecordingNode
 from threadkeep.workflows.nodes.speaking import SpeakingNode
 
 _HOOKS: Final = (".before_agent", ".before_model")
-"""The suffixes of the node names of middleware hooks in `create_agent`."""
+"""The ends of the names that `create_agent` gives to the nodes of middleware hooks before the model."""
 
 _OWN: Final = "SessionMemory."
 
 
 def has_middleware(builder: StateGraph[Any, Any, Any, Any]) -> bool:
-    """Return whether an agent in a graph has middleware with a hook before the model.
+    """Return True if an agent in a graph has middleware, other than `SessionMemory`, with a hook before the model.
 
-    An agent is found if it is a node, or an attribute of a function or an object that is a node.
+    An agent is found if it is a node, or an attribute of an object or a function that is a node.
     """
     try:
         graph = builder.compile()
@@ -61,7 +61,7 @@ class LateQuestion(BaseCallbackHandler):
         self._stored = False
 
     def on_chain_start(self, serialized: Any, inputs: object, *, name: str | None = None, **_: Any) -> None:
-        """Find the messages with the question in the input of a hook."""
+        """Note which messages in the input of a middleware hook are the question."""
         if self._stored or name is None or not _is_hook(name) or not isinstance(inputs, Mapping):
             return
         for message in inputs.get("messages") or ():
@@ -71,7 +71,7 @@ class LateQuestion(BaseCallbackHandler):
                     self._seen[message.id] = found[-1]
 
     async def on_chat_model_start(self, serialized: Any, messages: Sequence[Sequence[BaseMessage]], **_: Any) -> None:
-        """Store the question in the form in which the model gets it."""
+        """Store the question as the model gets it, at the first model call that has the question."""
         sent = [message for one in messages for message in one if message.id in self._seen]
         if self._stored or not sent:
             return
@@ -80,7 +80,7 @@ class LateQuestion(BaseCallbackHandler):
         await self._loop.run_from_any_loop(self._store(asked))
 
     def _origin(self, message: BaseMessage) -> dict[str, object]:
-        """Return the id and the sending time of the original question of a message."""
+        """Return the id and the response metadata, with the sending time, of the question that a message stands for."""
         one = self._seen[str(message.id)]
         return {"id": one.id, "response_metadata": one.response_metadata}
 
@@ -109,7 +109,7 @@ _MESSAGES = "messages"
 def add_node(builder: Graph, name: str, node: Node, *, defer: bool = False) -> None:
     """Add a Threadkeep node to a graph, with its kind and its possible next nodes for drawings."""
     destinations = {END if target == END_NAME else target: why for target, why in node.targets().items()}
-    # LangGraph has no type for a node that takes both a config and a runtime.
+    # LangGraph's types have no node that takes both a config and a runtime.
     action: Any = node
     kind = {"kind": node.node_kind}
     builder.add_node(name, action, metadata=kind, defer=defer, destinations=destinations or None)
@@ -147,7 +147,7 @@ def with_turn_ends(builder: Graph) -> Graph:
     add_node(grown, question, RecordQuestionNode(waits=has_middleware(builder)))
     add_node(grown, answer, RecordAnswerNode(), defer=True)
     grown.add_edge(START, question)
-    # The node is deferred, so this edge makes it the last node on every path.
+    # The node is deferred, so with this edge it is the last node on every path.
     grown.add_edge(question, answer)
     grown.add_edge(answer, END)
     return grown
@@ -169,7 +169,7 @@ def _free_name(builder: Graph, name: str) -> str:
 
 
 def stores_question(node: Node) -> bool:
-    """Return True if a node stores its question in the run's session."""
+    """Return True if a node stores the run's question in the run's session."""
     if isinstance(node, AgentNode):
         return node.input is None and not node.use_graph_chat_history
     return isinstance(node, RecordQuestionNode) or (isinstance(node, ModelNode) and node.input is None)
@@ -187,7 +187,7 @@ def reset_commands(nodes: Iterable[Node]) -> tuple[str, ...]:
 
 
 def question_recorder(nodes: Iterable[Node]) -> RecordQuestionNode | None:
-    """Return a node that stores a question as these nodes would; None if none of them stores a question."""
+    """Return a node that stores a question in the way in which these nodes do; None if none of them stores one."""
     known = tuple(nodes)
     if not any(map(stores_question, known)):
         return None
@@ -196,13 +196,13 @@ def question_recorder(nodes: Iterable[Node]) -> RecordQuestionNode | None:
 
 
 def only_wraps_tools(middleware: AgentMiddleware[Any, Any, Any]) -> bool:
-    """Return whether a middleware has no effect on an agent without tools."""
+    """Return True if a middleware has only hooks for tool calls, so that it does nothing for an agent without tools."""
     hooks = ("after_agent", "aafter_agent", "after_model", "aafter_model", "wrap_model_call", "awrap_model_call")
     return not getattr(middleware, "tools", ()) and not sees_question(middleware) and not _has_any(middleware, hooks)
 
 
 def sees_question(middleware: AgentMiddleware[Any, Any, Any]) -> bool:
-    """Return whether a middleware has a hook that runs before the question is stored."""
+    """Return True if a middleware has a hook that may run before the question is stored."""
     return _has_any(middleware, ("before_agent", "abefore_agent", "before_model", "abefore_model"))
 
 

@@ -1,4 +1,4 @@
-"""A YAML reader that records positions and rejects tags, aliases and duplicate names."""
+"""A YAML reader that records positions, and rejects tags, anchors, aliases and duplicate names."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MOST_NODES = 20_000
 
 type Path = tuple[str | int, ...]
 
-# Types as in YAML 1.2: `no`, `on`, 12:30, 1_000 and dates are plain text.
+# The types are those of YAML 1.2: `no`, `on`, 12:30, 1_000 and dates are plain text.
 _TRUTHS = {"true": True, "false": False}
 _WHOLE = re.compile(r"[-+]?[0-9]{1,18}")
 _FRACTION = re.compile(r"[-+]?(?:[0-9]+\.[0-9]*|\.[0-9]+|[0-9]{1,18}(?=[eE]))(?:[eE][-+]?[0-9]{1,2})?")
@@ -54,10 +54,10 @@ class YamlSource:
 
 
 def read_yaml(text: str, file: str | None = None) -> YamlSource:
-    """Return the value of a YAML document.
+    """Return the value of a YAML document, with the positions of its parts.
 
     Raises:
-        InvalidWorkflow: the text is not YAML or uses a feature that is not allowed; the problem has the position.
+        InvalidWorkflow: the text is no YAML, too long or empty, or uses a feature that is not allowed.
     """
     if len(text) > MOST_CHARACTERS:
         raise InvalidWorkflow([WorkflowProblem(f"A workflow may have at most {MOST_CHARACTERS} characters.", file)])
@@ -101,7 +101,7 @@ def _odd_character(text: str, position: int, file: str | None) -> InvalidWorkflo
 
 
 def _check_events(text: str, file: str | None) -> None:
-    """Check the limits and the features of a document before its value is built."""
+    """Check the size, depth and features of a document before its value is built; raise `InvalidWorkflow`."""
     depth = nodes = 0
     for event in yaml.parse(text, Loader=yaml.SafeLoader):
         if isinstance(event, yaml.AliasEvent):
@@ -147,7 +147,7 @@ class _Reader:
         for key, value in node.value:
             if not isinstance(key, yaml.ScalarNode) or key.tag == "tag:yaml.org,2002:merge":
                 raise _broken("A name must be plain text; write name: value.", self._file, key.start_mark)
-            # Keep the key as text: `on`, `no` and `1` are valid names.
+            # Read the key as text, because `on`, `no` and `1` are valid names.
             name = self._text(key)
             if name in found:
                 raise _broken(f"{name!r} appears twice here; remove one.", self._file, key.start_mark)
@@ -156,7 +156,7 @@ class _Reader:
         return found
 
     def _text(self, node: yaml.ScalarNode) -> str:
-        """Return the text of a scalar; reject escapes for characters that databases cannot store."""
+        """Return the text of a scalar; raise `InvalidWorkflow` for characters that databases cannot store."""
         text = str(node.value)
         if _NO_TEXT.search(text):
             sentence = "This escape is not valid text (NUL, or half of a surrogate pair); remove it."

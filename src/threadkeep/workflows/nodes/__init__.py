@@ -1,4 +1,4 @@
-"""The nodes of workflows, one module for each kind. A node is a record of its options that LangGraph can call."""
+"""The nodes of workflows. A node is a record of its options that LangGraph can call."""
 
 from threadkeep.workflows.nodes.agent import AgentNode
 from threadkeep.workflows.nodes.base import Node, NodeKind

@@ -1,4 +1,4 @@
-"""`agent`: a model with tools, called until it requests no more tools."""
+"""`agent`: a model with tools, which is called until it requests no more tools."""
 
 from __future__ import annotations
 
@@ -55,10 +55,10 @@ _STEPS_A_CALL = 4
 class AgentNode(SpeakingNode, HistoryFields):
     """An agent with tools, in the memory of the run's session.
 
-    Only its final message enters the shared state. All messages of its loop are in the agent's own state, and are sent
-    to the stream `custom` as `agent_messages` for the run's trace. With `use_graph_chat_history` the earlier turns come
-    from a conversation in the graph's store; each run resolves its key again. Without a key, or in a run without a
-    session, the agent reads and stores no turns.
+    Only the final message of the agent enters the workflow's state. All messages of its loop are in the agent's own
+    state, and are sent to the stream `custom` as `agent_messages`, for the trace of the run. With
+    `use_graph_chat_history` the earlier turns come from a conversation in the graph's store, whose key is resolved in
+    each run. Without a key, or in a run without a session, the agent reads and stores no turns.
     """
 
     node_kind: ClassVar[NodeKind] = "agent"
@@ -87,7 +87,7 @@ class AgentNode(SpeakingNode, HistoryFields):
 
     @property
     def again(self) -> Again:
-        """Return the cost of executing the agent again, by its tools; `unknown` if a tool cannot be imported."""
+        """The cost of executing the agent again, which depends on its tools; `unknown` if a tool cannot be imported."""
         if not self.tools:
             return "model calls" if self.history_tools or self.memory_tools else "a model call"
         try:
@@ -97,7 +97,7 @@ class AgentNode(SpeakingNode, HistoryFields):
         return "model calls" if repeatable else "marked tools"
 
     async def run(self, step: Step, state: WorkflowState) -> WorkflowState:
-        """Answer the run's question."""
+        """Answer the run's question, or reset the conversation if the question is the reset command."""
         messages = self.asked(state, step)
         conversation = await self.conversation(step, state)
         question = [message for message in messages if message.type == "human"]
@@ -111,7 +111,7 @@ class AgentNode(SpeakingNode, HistoryFields):
         result = await self._agent(step, conversation).ainvoke({"messages": given}, limit, context=context)
         loop = result["messages"][len(given) :]
         get_stream_writer()({"kind": "agent_messages", "node": step.name, "data": {"messages": messages_to_dict(loop)}})
-        # If the answer was stored before, it is among the given messages, and the loop may add none.
+        # If the answer was stored before, it may be one of the given messages, and the loop adds no message.
         return said(step, _final(loop or result["messages"]))
 
     def tool_objects(self) -> list[Tool]:
@@ -123,12 +123,12 @@ class AgentNode(SpeakingNode, HistoryFields):
         return [tool for reference in self.tools for tool in _tools_of(reference)]
 
     def turn_options(self, step: Step) -> TurnOptions:
-        """Return the limits of a call, with the number of earlier turns to include with tool calls."""
+        """Return the options of the node's turn, with its own number of earlier turns to include with tool calls."""
         options = super().turn_options(step)
         return options if self.tool_memory is None else replace(options, tool_memory=self.tool_memory)
 
     async def conversation(self, step: Step, state: WorkflowState) -> Conversation:
-        """Return the memory and the session for the node's turn in this run."""
+        """Return the conversation of the node's turn in this run: the session, one in the graph's store, or none."""
         if self.input is not None:
             return run_conversation(step)
         if not self.use_graph_chat_history:
@@ -139,12 +139,12 @@ class AgentNode(SpeakingNode, HistoryFields):
         return await store_conversation(step, self.layout, resolution.key)
 
     def _agent(self, step: Step, conversation: Conversation) -> Any:
-        """Return the compiled agent for a memory and a model. It contains no data of a run, so it is cached."""
+        """Return the compiled agent for a memory and a model, from a cache: the agent has no data of a run."""
         resources = step.context.resources
         model = self.chat_model(step)
         # The key includes the node, because copies of a node share this cache.
         parts = (self, conversation.memory, resources.memory, model, resources.turn_options, *resources.middleware)
-        # The cache keeps the parts alive, so their ids stay unique.
+        # The cache has references to the parts, so that no other object gets one of their ids.
         key = (conversation.kind, *map(id, parts))
         if key not in self._agents:
             if len(self._agents) >= _MOST_AGENTS:
@@ -189,7 +189,7 @@ class AgentNode(SpeakingNode, HistoryFields):
         named = replace(placed, sources=sources, session_id=_session_of, user_id=_user_of)
         if kind == "session":
             return named
-        # Only sessions have anchors and summaries; conversations in a store have none.
+        # Only sessions have anchors, summaries and learned facts; conversations in a store have none of these.
         return replace(named, plan=replace(options.plan, window="sliding"), compression=None, learning=None)
 
 
@@ -209,7 +209,7 @@ class ModelDeadline(AgentMiddleware[AgentState[Any], Any, Any]):
 
 
 def check_tools(reference: str | BaseTool) -> None:
-    """Check that a tool reference names tools.
+    """Check that a reference is a tool, or names tools.
 
     Raises:
         InvalidInput: the reference cannot be imported, or is not a tool.
@@ -251,7 +251,7 @@ def _tools_of(reference: str | BaseTool) -> Iterator[Tool]:
 
 
 def _final(loop: Sequence[BaseMessage]) -> AIMessage:
-    """Return an agent's answer: its last message without tool calls, or the results of tools that return directly."""
+    """Return an agent's answer: its last message, without tool calls, or the results of tools that end the loop."""
     said = [message for message in loop if isinstance(message, AIMessage | ToolMessage)]
     if not said:
         return AIMessage("")

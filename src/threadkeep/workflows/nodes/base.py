@@ -1,4 +1,4 @@
-"""The base class of nodes, the step of a run in which a node is called, and import strings."""
+"""The base class of nodes, the call of a node in a run (`Step`), and import strings."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ type Reference = Annotated[
 """The import string of a Python object, such as `shop.tools:find_order`."""
 
 IMPORTING_FIELDS = ("tools", "retriever")
-"""The fields of nodes that contain import strings."""
+"""The options of nodes that contain import strings."""
 
 
 def references_in(definition: Json) -> frozenset[str]:
-    """Return the import strings in the definition of a workflow."""
+    """Return the import strings in the definition of a workflow, at any depth."""
     found: set[str] = set()
     if isinstance(definition, list):
         found.update(*map(references_in, definition))
@@ -48,7 +48,7 @@ def import_named(reference: str) -> object:
     """Return the object that an import string names.
 
     Raises:
-        InvalidInput: the string is malformed, or the module or name does not exist; the error says which.
+        InvalidInput: the string is malformed, or the module or name cannot be imported; the error says which.
     """
     if not _REFERENCE.fullmatch(reference):
         raise InvalidInput(f"{reference!r} is not an import string; write package.module:name.")
@@ -108,12 +108,12 @@ type NodeKind = Literal[
 type Again = Literal["nothing", "a model call", "model calls", "marked tools", "unknown"]
 """The cost of executing a node again after its process died.
 
-`marked tools`: the node has tools that must not run twice; their calls are recorded and not repeated. `unknown`: the
-node may repeat actions.
+`marked tools`: the node has tools that must not run twice; their calls are recorded, and not repeated. `unknown`: a
+second execution may repeat the node's actions.
 """
 
 END_NAME = "end"
-"""The name of the end of a workflow in YAML and options."""
+"""The name that stands for the end of a workflow in YAML files and options."""
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ class Step:
 
     @property
     def message_id(self) -> str:
-        """Return the id of this node's message in this run; a repeated node gets the same id."""
+        """The id of this node's message in this run; if the node is repeated, its message has the same id."""
         return f"{self.context.run_id}:{self.name}"
 
 
@@ -159,21 +159,21 @@ class Node(BaseModel):
 
     @property
     def again(self) -> Again:
-        """Return the cost of executing the node again."""
+        """The cost of executing the node again."""
         return self.repetition
 
     def templates(self) -> Iterable[tuple[str, str]]:
-        """Return the options that are templates: pairs of the option's name and the template."""
+        """Return the options that are templates, as pairs of an option's name and its template."""
         return ()
 
     def targets(self) -> Mapping[str, str]:
-        """Return the possible next nodes, each with its condition; empty if edges determine the next node."""
+        """Return the nodes that this one may choose as the next, each with its condition; empty if edges decide."""
         return {}
 
     async def __call__(
         self, state: WorkflowState, config: RunnableConfig, runtime: Runtime[RunContext]
     ) -> WorkflowState | Command[str]:
-        """Run the node in a graph."""
+        """Run the node in a graph; LangGraph calls this."""
         return await self.run(Step.of(config, runtime), state)
 
     async def run(self, step: Step, state: WorkflowState) -> WorkflowState | Command[str]:
@@ -192,5 +192,5 @@ def rendered(template: str, state: WorkflowState) -> str:
 
 
 def sent_to(target: str, update: WorkflowState) -> Command[str]:
-    """Return a command with an update and the next node."""
+    """Return a command with an update of the state and the next node, or the end."""
     return Command(goto=END if target == END_NAME else target, update=update)

@@ -1,4 +1,4 @@
-"""`categorizer` and `router`: a model or rules choose the next node."""
+"""`categorizer` and `router`: nodes in which a model or rules choose the next node."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class CategorizerNode(AskingNode):
         return self
 
     def templates(self) -> Iterable[tuple[str, str]]:
-        """Return the prompt."""
+        """Yield the prompt, which is a template."""
         yield "system_prompt", self.system_prompt
 
     def targets(self) -> Mapping[str, str]:
@@ -83,7 +83,7 @@ class CategorizerNode(AskingNode):
         return sent_to(target, found(step, name, {"category": name, "next": target}))
 
     def named_in(self, reply: str) -> Category | None:
-        """Return the category that a reply names, or else the only one that its beginning mentions; None otherwise."""
+        """Return the category that is the reply, or else the only one mentioned at its beginning; None otherwise."""
         text = reply[:_MOST_REPLY_CHARACTERS].casefold()
         alone = re.sub(r"^\W+|\W+$", "", text)
         by_name = {category.name.casefold(): category for category in self.categories}
@@ -197,7 +197,7 @@ class RouterNode(Node):
 
 @lru_cache(maxsize=1024)
 def _compiled(pattern: str) -> re2.Pattern:
-    """Return a pattern of RE2. RE2 needs linear time, so untrusted text cannot block the event loop for long."""
+    """Return a compiled pattern of RE2, which needs only linear time, so no text blocks the event loop for long."""
     options = re2.Options()
     options.case_sensitive = False
     options.log_errors = False

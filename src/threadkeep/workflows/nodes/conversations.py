@@ -56,7 +56,7 @@ type Namespace = Annotated[tuple[str, ...], Field(min_length=1, max_length=8), A
 
 
 class ConversationFields(BaseModel):
-    """The location of a conversation in the graph's store, used instead of the run's session."""
+    """The location of a conversation in the graph's store, which is used instead of the run's session."""
 
     use_graph_chat_history: bool = Field(False, description="True to read earlier turns from the graph's store.")
     history_namespace: Namespace = Field(("agent_chat_history",), description="The namespace of conversations.")
@@ -83,7 +83,7 @@ class ConversationFields(BaseModel):
         )
 
     def channel_in(self, state: WorkflowState) -> Channel:
-        """Return the channel of a run without a key: that of the first candidate whose parser has a result."""
+        """Return the channel of a run without a key, which is that of the first candidate whose parser has a result."""
         results = state.get("results") or {}
         for candidate in self.history_key_candidates:
             if not isinstance(candidate, str):
@@ -97,7 +97,7 @@ class ConversationFields(BaseModel):
         return resolve_key(self.history_key_candidates, scope, template=self.history_key_template, manual=by_hand)
 
     def resolve_in(self, state: WorkflowState, step: Step) -> KeyResolution:
-        """Return the key of a run's conversation; emit an event if there is no key."""
+        """Return the key of a run's conversation, or the reason why it has none, which is also reported as an event."""
         context = step.context
         resolution = self.resolve(key_scope(state, context.session_id, step.config), by_hand=context.by_hand)
         if resolution.key is None:
@@ -123,7 +123,7 @@ class HistoryFields(ConversationFields):
 def key_scope(state: WorkflowState, session_id: str | None, config: RunnableConfig) -> dict[str, object]:
     """Return the values that key candidates of a run may use.
 
-    `thread_id` is the run's session, which is the caller's thread; the run's own LangGraph thread is always new.
+    `thread_id` is the run's session, which is the caller's thread: the LangGraph thread of a run is always a new one.
     """
     given = {name: value for name, value in config.get("configurable", {}).items() if not name.startswith("__")}
     configurable = {**given, "thread_id": session_id}
@@ -131,7 +131,7 @@ def key_scope(state: WorkflowState, session_id: str | None, config: RunnableConf
 
 
 def is_reset(command: str | None, texts: Iterable[str]) -> bool:
-    """Return True if the message is exactly a reset command."""
+    """Return True if the message is exactly the reset command, apart from white space around it."""
     return command is not None and "\n".join(texts).strip() == command.strip()
 
 
@@ -143,9 +143,9 @@ _LONGEST_LOOK_SECONDS: Final = 0.5
 
 @dataclass(frozen=True)
 class Conversation:
-    """A session in a memory, and the run and node to which the session's model calls are attributed.
+    """A session in a memory, and the run and node to which the model calls belong.
 
-    A conversation of kind `run` exists only in memory, and ends with the node.
+    A conversation of kind `run` is never stored, and ends with the node.
     """
 
     kind: ConversationKind
@@ -164,7 +164,7 @@ class StepContext(RunContext):
 
 
 def step_context() -> StepContext | None:
-    """Return the context of the agent that is currently called; None outside of an agent."""
+    """Return the runtime context of the agent that is being called; None outside of an agent in a node."""
     context = get_runtime().context
     return context if isinstance(context, StepContext) else None
 
@@ -187,7 +187,7 @@ def session_conversation(step: Step) -> Conversation:
 
 
 def order_of(memory: Memory, store: BaseStore, layout: GraphLayout, key: str) -> str:
-    """Return the name of a conversation in the order of turns: its session id, or another name if it has no session.
+    """Return the name of a conversation in the order of turns: its session id or, in a graph store, another name.
 
     The other name is never a session id, because a conversation in the store may have the same key as a session.
     """
@@ -197,8 +197,8 @@ def order_of(memory: Memory, store: BaseStore, layout: GraphLayout, key: str) ->
 async def wait_for_turn(step: Step, name: str) -> None:
     """Wait for the earlier turns of a conversation.
 
-    If the key was known when the run was requested, the run already waited before its start. A run that would wait for
-    itself leaves the order and continues. If the order cannot be read, the run continues as well.
+    If the key was known when the run was requested, the run waited before its start. A run that would wait for itself
+    gives up its place in the order and continues. If the order cannot be read, the run continues too.
     """
     memory, run_id, seconds = step.context.resources.memory, step.context.run_id, _FIRST_LOOK_SECONDS
     with contextlib.suppress(StoreError):
@@ -221,7 +221,7 @@ async def _is_turn(memory: Memory, run_id: str, name: str) -> bool:
 async def store_conversation(step: Step, layout: GraphLayout, key: str) -> Conversation:
     """Wait for the earlier turns of a conversation in the graph's store, and return the conversation.
 
-    If the graph has no store, return a conversation for this run only.
+    If the graph has no store, report that, and return a conversation for this run only.
     """
     context = step.context
     store = step.store

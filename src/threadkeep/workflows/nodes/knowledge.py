@@ -30,7 +30,7 @@ type NotRemembered = Literal["nothing_to_remember", "no_owner", "secret", "inval
 
 
 class KnowledgeNode(Node):
-    """A node that reads or writes the memory beyond the session."""
+    """A base class of nodes that read or write knowledge, which lasts longer than the session."""
 
     repetition: ClassVar[Again] = "nothing"
 
@@ -49,7 +49,7 @@ class IdentifyUserNode(KnowledgeNode):
     max_episodes: int = Field(5, ge=0, le=50, description="The maximum number of recent questions and answers.")
 
     async def run(self, step: Step, state: WorkflowState) -> WorkflowState:
-        """Identify the user."""
+        """Find the person of the run; if the memory is unavailable, report that and continue without a person."""
         user_id = step.context.user_id
         known: dict[str, Json] = {"user_id": None, "is_new_user": False, "names": [], "facts": [], "episodes": []}
         if user_id is not None:
@@ -72,7 +72,7 @@ class IdentifyUserNode(KnowledgeNode):
         episodes = await memory.episodes.latest(scope, limit=max(self.max_episodes, 1))
         return {
             "user_id": person.id,
-            # Do not use `person.new`: an earlier attempt of this node or the channel may have created the person.
+            # Do not use `person.new`, because the channel or an earlier attempt may have created the person.
             "is_new_user": not facts and not episodes,
             "names": list(person.names),
             "facts": [_fact(fact) for fact in facts[: self.max_facts]],
@@ -95,12 +95,12 @@ class RememberNode(KnowledgeNode):
     confidence: float = Field(1.0, ge=0, le=1, description="The confidence, from 0 to 1.")
 
     def templates(self) -> Iterable[tuple[str, str]]:
-        """Return the key and the value."""
+        """Yield the key and the value, which are templates."""
         yield "key", self.key
         yield "value", self.value
 
     async def run(self, step: Step, state: WorkflowState) -> WorkflowState:
-        """Remember the fact."""
+        """Remember the fact; the result says why it was not remembered, if so."""
         key, value = rendered(self.key, state).strip(), rendered(self.value, state).strip()
         remembered: Fact | None = None
         reason: NotRemembered | None = None
@@ -159,12 +159,12 @@ class RecallNode(KnowledgeNode):
     limit: int = Field(10, ge=1, le=100, description="The maximum number of results of each kind.")
 
     def templates(self) -> Iterable[tuple[str, str]]:
-        """Return the query, if it is set."""
+        """Yield the query, which is a template, if it is set."""
         if self.query is not None:
             yield "query", self.query
 
     async def run(self, step: Step, state: WorkflowState) -> WorkflowState:
-        """Recall facts, episodes and procedures."""
+        """Recall the kinds of knowledge that `memory` lists; nothing if the memory is unavailable."""
         query = rendered(self.query, state) if self.query is not None else _question(state)
         usable, refused = _scopes_of(step, self.scopes)
         for unusable in refused.values():
@@ -199,7 +199,7 @@ class RecallNode(KnowledgeNode):
 
 
 def _scopes_of(step: Step, kinds: Collection[ScopeKind]) -> OwnScopes:
-    """Return the scopes of a run of the given kinds."""
+    """Return those scopes of the run that are of the given kinds and have an owner."""
     context = step.context
     given = default_workspace(context.resources.memory, context.resources.workspace)
     workspace = workspace_in(step.config, given) if "workspace" in kinds else None

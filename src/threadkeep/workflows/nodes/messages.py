@@ -36,7 +36,7 @@ class RecordingNode(Node):
     reset_commands: tuple[str, ...] = Field((), description="Messages that reset the conversation; not stored.")
 
     def turn(self, step: Step, question: Sequence[BaseMessage], session: Session | None = None) -> OpenTurn | None:
-        """Return the turn in `session`, by default the run's session; None if there is nothing to store."""
+        """Return the run's turn in `session`, by default in the run's session; None if there is nothing to store."""
         conversation = session_conversation(step)
         texts = [text_of(message) for message in question]
         if session is None and conversation.kind == "session":
@@ -52,7 +52,7 @@ class RecordQuestionNode(RecordingNode):
     """A node that stores the run's question before all other nodes, so that no failure loses the question.
 
     If `waits` is true, middleware may redact the question first. Then the question is stored just before the first
-    model call, or by the `RecordAnswerNode` if there is no call. Until then only the run's request contains the text.
+    model call, or by the `RecordAnswerNode` if there is none. Until then, only the request of the run has the text.
     """
 
     node_kind: ClassVar[NodeKind] = "record_question"
@@ -75,16 +75,16 @@ class RecordQuestionNode(RecordingNode):
         *,
         received: Sequence[BaseMessage] = (),
     ) -> None:
-        """Store the question at the end of `messages` in `session`, by default the run's session.
+        """Store the question, the newest in `messages`, in `session`, which is by default the run's session.
 
-        `received` is the original question, if middleware has changed it.
+        `received` is the question before middleware changed it.
         """
         turn = self.turn(step, question_before(messages), session)
         if turn is not None:
             await turn.begin(metadata, received=received)
 
     async def refuse(self, step: Step, messages: Sequence[BaseMessage], metadata: Mapping[str, Json] | None) -> None:
-        """If the question is not stored, store it as `failed` and without text: middleware may have rejected it."""
+        """If the question is not stored, store it as `failed` without its text, which middleware may have rejected."""
         turn = self.turn(step, question_before(messages))
         if turn is not None and not await turn.is_stored(turn.question[-1]):
             refused = refused_message(turn.question[-1], step.context.run_id, metadata)
@@ -104,7 +104,7 @@ class RecordAnswerNode(RecordingNode):
             await turn.begin(metadata_of(step.config))
             first = None if answer is None else turn.answered or await turn.close(answer)
             if answer is not None and first is not None and first.id != answer.id:
-                # Another process answered the question first. Its answer becomes the run's answer.
+                # Another process answered the question first, and its answer becomes the answer of this run.
                 return {"messages": [first]}
         return {}
 
@@ -146,7 +146,7 @@ class AppendMessageNode(Node, ConversationFields):
         return self
 
     def templates(self) -> Iterable[tuple[str, str]]:
-        """Return the text. The session is not included, because keys have other rules than templates."""
+        """Yield the text. The session is not included, because templates of keys have other rules."""
         yield "text", self.text
 
     async def run(self, step: Step, state: WorkflowState) -> WorkflowState:
@@ -160,7 +160,7 @@ class AppendMessageNode(Node, ConversationFields):
         message = Message(role=self.role, content=text, id=step.message_id, run_id=step.context.run_id)
         await session.record([message])
         if self.deliver:
-            # The message is stored first, because the agent would not know a message that was only sent.
+            # The message was stored first, because the agent would not know a message that was only sent.
             outbox = step.context.resources.memory.channels.outbox
             await outbox.send(session.session_id, step.message_id, text)
             is_known = await outbox.recipient(session.session_id) is not None
@@ -229,7 +229,7 @@ class TemplateNode(Node):
     as_message: bool = Field(False, description="True to make it an assistant message of the run.")
 
     def templates(self) -> Iterable[tuple[str, str]]:
-        """Return the text."""
+        """Yield the text, which is a template."""
         yield "text", self.text
 
     async def run(self, step: Step, state: WorkflowState) -> WorkflowState:

@@ -1,4 +1,4 @@
-"""`retrieve`: relevant passages of a knowledge base, and their section in later contexts."""
+"""`retrieve`: a search for passages of a knowledge base, and the section with them in later model calls."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ type Passage = tuple[str | None, str]
 
 
 class FoundPassages:
-    """The section `snippets` with the passages that this run has found, by default those in the agent's context."""
+    """A source of the section `snippets`: passages that this run has found, by default those in the agent's context."""
 
     section: Final[ExtraSection] = "snippets"
 
@@ -96,12 +96,12 @@ class RetrieveNode(Node):
     timeout_seconds: float = Field(5.0, gt=0, description="The time limit of the retriever in seconds.")
 
     def templates(self) -> Iterable[tuple[str, str]]:
-        """Return the query, if it is set."""
+        """Yield the query, which is a template, if it is set."""
         if self.query is not None:
             yield "query", self.query
 
     async def run(self, step: Step, state: WorkflowState) -> WorkflowState:
-        """Query the retriever."""
+        """Query the retriever; if it fails or takes too long, report that and return no passages."""
         query = await self._query(step, state)
         documents = []
         with ErrorBoundary() as attempt:
@@ -118,7 +118,7 @@ class RetrieveNode(Node):
 
     @cached_property
     def made_retriever(self) -> BaseRetriever:
-        """Return the retriever; a function that creates the retriever is called only once.
+        """The retriever; a function that creates it is called only once.
 
         Raises:
             InvalidInput: the retriever cannot be imported or created, or is not a retriever.
@@ -139,12 +139,12 @@ class RetrieveNode(Node):
         question = question_before(messages)
         asked = {message.id for message in question}
         text = "\n".join(map(text_of, question)) or state.get("text") or ""
-        # The question may be stored already. Leave it out of the earlier messages.
+        # The question may be stored already, so leave it out of the earlier messages.
         earlier = [text for text_id, text in await self._earlier(step) if text_id not in asked]
         return query_with(earlier[-self.recent_messages :] if self.recent_messages else [], text)
 
     async def _earlier(self, step: Step) -> Sequence[tuple[str | None, str]]:
-        """Return the session's newest messages; empty if they cannot be read now."""
+        """Return the ids and texts of the session's newest messages; empty if they cannot be read in time."""
         context = step.context
         if context.session_id is None or not self.recent_messages:
             return []

@@ -40,7 +40,7 @@ type SizeText = Annotated[str, AfterValidator(_size)]
 
 
 class NodeCompression(BaseModel):
-    """The options for summaries of older messages in calls of one node."""
+    """The options for summaries of older messages in the model calls of one node."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
@@ -81,7 +81,7 @@ class AskingNode(Node):
         return _model_of(self.model, step)
 
     def window_in(self, given: TurnOptions) -> int | None:
-        """Return the context window that replaces the known one of the model; None to use the known one."""
+        """Return the context window that is set for the model; None to use the one that is known for it."""
         if self.context_window is not None or self.model is not None:
             return self.context_window
         return given.context_window
@@ -110,7 +110,7 @@ class ContextNode(AskingNode):
         return self
 
     def compression_in(self, step: Step) -> Compression | None:
-        """Return the compression options for calls of this node."""
+        """Return the compression options for model calls of this node; None if it has no summaries."""
         given = step.context.resources.turn_options.compression
         if self.compression is None:
             return given
@@ -130,9 +130,9 @@ def _model_of(model: str | BaseChatModel | None, step: Step) -> BaseChatModel:
 class SpeakingNode(ContextNode):
     """A node that calls a model and adds its final message to the state.
 
-    The model gets the earlier turns of the session, messages of other nodes in this run, and the run's newest question;
-    with an `input`, it gets only that text. `model` is by default the model of the service. If `answers` is true, the
-    message is stored as the turn's answer; messages of intermediate steps are not stored.
+    The model gets the earlier turns of the session, messages of other nodes in this run, and the run's newest question.
+    With an `input`, it gets only this text. `model` is by default the model of the service. If `answers` is true, the
+    final message is stored as the turn's answer. Messages of intermediate steps are not stored.
     """
 
     speaks: ClassVar[bool] = True
@@ -145,13 +145,13 @@ class SpeakingNode(ContextNode):
     answers: bool = Field(True, description="True to store its message as the answer to the question.")
 
     def templates(self) -> Iterable[tuple[str, str]]:
-        """Return the prompt and the input."""
+        """Yield the prompt and, if it is set, the input, which are templates."""
         yield "system_prompt", self.system_prompt
         if self.input is not None:
             yield "input", self.input
 
     def turn_options(self, step: Step) -> TurnOptions:
-        """Return the options of a call, without the passages of `retrieve` nodes."""
+        """Return the options of the node's turn, without a source for the passages of `retrieve` nodes."""
         given = step.context.resources.turn_options
         return replace(
             given,
@@ -164,18 +164,18 @@ class SpeakingNode(ContextNode):
         )
 
     def system_message(self, state: WorkflowState) -> SystemMessage | None:
-        """Return the prompt rendered for this run."""
+        """Return the prompt, rendered with the values of this run; None if it is empty."""
         text = rendered(self.system_prompt, state)
         return SystemMessage(text) if text.strip() else None
 
     def asked(self, state: WorkflowState, step: Step) -> list[BaseMessage]:
-        """Return the messages of the run, the question last.
+        """Return the messages to answer: those of the run, the question last, or only the `input`.
 
         Messages that other nodes added after the question are moved before it, because models answer the newest user
         message.
 
         Raises:
-            InvalidInput: there is nothing to answer.
+            InvalidInput: the run has no question, or the input is empty.
         """
         if self.input is not None:
             text = rendered(self.input, state)
@@ -207,7 +207,7 @@ class ModelNode(SpeakingNode):
     )
 
     async def run(self, step: Step, state: WorkflowState) -> WorkflowState:
-        """Answer the run's question."""
+        """Answer the run's question; if the model fails, raise its error or continue, as `on_error` says."""
         messages = self.asked(state, step)
         conversation = run_conversation(step) if self.input is not None else session_conversation(step)
         with ErrorBoundary(raising=(GraphBubbleUp,)) as attempt:

@@ -105,7 +105,7 @@ class SubworkflowNode(Node):
         return result
 
     def child_input(self, state: WorkflowState, context: RunContext) -> dict[str, Json]:
-        """Return the whole input of the child."""
+        """Return the input of the child, which is all that it gets from its parent."""
         known = state.get("user_context")
         return {
             "text": self._text(state),
@@ -143,7 +143,7 @@ def _text_of(output: Json) -> str:
         return ""
     if isinstance(output, str):
         return output
-    # An output of the form {"text": …} stands for its text.
+    # An output that has only a `text` is passed on as this text.
     if isinstance(output, Mapping) and set(output) == {"text"} and isinstance(output["text"], str):
         return output["text"]
     return json.dumps(output, ensure_ascii=False)
@@ -167,7 +167,7 @@ class IngestPromptNode(Node):
         return {self.next: "prompt", self.skip: "SKIP"} if self.next != self.skip else {self.next: ""}
 
     async def run(self, step: Step, state: WorkflowState) -> Command[str]:
-        """Store the prompt in the state."""
+        """Put the event's prompt into the state as the question; without one, continue with the node `skip`."""
         nodes = _nodes(step, self.max_messages, self.max_chars)
         update = await nodes.ingest_prompt(_candidate_state(state), step.config)
         if update.get("outcome") == "SKIP":
@@ -187,7 +187,7 @@ class BuildCandidateNode(Node):
     node_kind: ClassVar[NodeKind] = "build_candidate"
 
     async def run(self, step: Step, state: WorkflowState) -> WorkflowState:
-        """Build the candidate."""
+        """Return the candidate, or the error of the node that failed to answer."""
         prompt, error = _result(state, "combinedPrompt"), _result(state, "error")
         if error is not None:
             sentence = f"The model did not answer ({error}). Send the event again, or check the model."
@@ -212,7 +212,7 @@ def _candidate_state(state: WorkflowState) -> CandidateState:
 
 
 def _result(state: WorkflowState, name: str) -> Json:
-    """Return the value with this name from the results of the run's nodes."""
+    """Return the first value with this name in the results of the run's nodes; None if there is none."""
     for result in (state.get("results") or {}).values():
         if isinstance(result, Mapping) and result.get(name) is not None:
             return result[name]
