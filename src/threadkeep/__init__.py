@@ -5,7 +5,7 @@
     async with open_memory("sqlite:////var/lib/threadkeep/threadkeep.db") as memory:
         agent = create_agent(model, tools, middleware=[SessionMemory(memory)])
 
-Names are imported when they are first used, so `import threadkeep` is cheap.
+Names are imported at their first use, so that `import threadkeep` is fast.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ __all__ = sorted(_HOME_OF)  # noqa: PLE0605  the list is the keys of one table
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name when it is first used."""
+    """Import a public name at its first use."""
     if home := _HOME_OF.get(name):
         value = getattr(import_module(home), name)
         globals()[name] = value

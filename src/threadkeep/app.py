@@ -1,4 +1,4 @@
-"""Opening and closing of the application's parts, configured by the settings."""
+"""Functions that open and close the parts of the application, as configured by the settings."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from threadkeep.workflows.built_in import chat_workflow
 from threadkeep.workflows.registry import Workflows
 from threadkeep.workflows.resources import Resources
 
-# Their libraries are optional extras.
+# The libraries of these modules are optional extras.
 if TYPE_CHECKING:
     from threadkeep.channels.configuration import ChannelsFile
     from threadkeep.channels.opening import ChannelService
@@ -54,7 +54,7 @@ class App:
     channels: ChannelService | None = None
 
     async def end_turns(self, seconds: float) -> None:
-        """Accept no more turns and let running turns finish within `seconds`; other workers resume the rest."""
+        """Accept no more turns, and let running turns finish within `seconds`; other workers resume the rest."""
         loop = asyncio.get_running_loop()
         until = loop.time() + seconds
         await self.chat.close(seconds)
@@ -72,9 +72,9 @@ async def open_app(
 ) -> AsyncIterator[App]:
     """Open the application that the settings describe: its memory, chat, workflows, runs and bots.
 
-    Without `works` this process acquires no queued runs. With `bots` it runs the configured bots.
+    Without `works`, this process executes no queued runs. With `bots`, it runs the configured bots.
     `channel` is added to events that name no channel. On exit, running turns get `shutdown_timeout`
-    seconds to finish; the messages of turns that need longer stay stored.
+    seconds to finish; turns that need longer are left to other processes.
 
     Raises:
         InvalidSettings: a model cannot be created, its context window is too small for a question, or a bot is invalid.
@@ -107,10 +107,10 @@ async def open_app(
 
 
 def read_bots(settings: Settings, workflows: Workflows) -> ChannelsFile | None:
-    """Return the bots of the file that the settings name; None if they name no file.
+    """Read the bots from the file that the settings name; return None if they name no file.
 
     Raises:
-        InvalidSettings: names the file, the bot and the field.
+        InvalidSettings: the file is invalid, or a bot's workflow does not exist; the error says where.
     """
     if settings.channels is None:
         return None
@@ -152,7 +152,7 @@ def resources_of(memory: Memory, model: BaseChatModel, options: ChatOptions) -> 
 
 
 def learning_of(memory: Memory, model: BaseChatModel, options: ChatOptions) -> FactLearning | None:
-    """Return the fact learning for turns, with the summarizer's model; None if the settings turn it off."""
+    """Return the fact learning for turns, with the model for summaries or else `model`; None if it is turned off."""
     if not options.learning and not options.directives:
         return None
 
@@ -168,7 +168,7 @@ def learning_of(memory: Memory, model: BaseChatModel, options: ChatOptions) -> F
 
 
 def chat_of(settings: Settings, memory: Memory, workflows: Workflows, resources: Resources, runs: RunsOnDemand) -> Chat:
-    """Return the chat that starts runs; it also answers if runs cannot be recorded."""
+    """Return the chat, which starts runs, and answers with unrecorded runs if the database cannot record runs."""
     options = settings.run_options(works=False, close_seconds=settings.shutdown_timeout)
     return Chat(memory, workflows, runs, OfflineRuns(memory, workflows, resources, options))
 
@@ -176,7 +176,7 @@ def chat_of(settings: Settings, memory: Memory, workflows: Workflows, resources:
 def runs_of(
     settings: Settings, memory: Memory, workflows: Workflows, resources: Resources, *, works: bool = True
 ) -> RunsOnDemand:
-    """Return the runs of a memory's database, configured by the settings."""
+    """Return the run service of a memory's database, which opens on first use, as configured by the settings."""
 
     @asynccontextmanager
     async def opening(in_flight: InFlightMessages) -> AsyncIterator[RunService]:
@@ -199,10 +199,10 @@ def runs_of(
 
 
 def load_workflows(settings: Settings, names: Sequence[str] | None = None, *, imports: bool = True) -> Workflows:
-    """Return the built-in chat, and the workflows in `names`, by default those in the settings.
+    """Load the built-in chat, and the workflows in `names`, by default those in the settings.
 
     Raises:
-        InvalidWorkflow: lists every problem of every workflow.
+        InvalidWorkflow: workflows have problems; the error lists all of them.
     """
     chat = chat_workflow(chat_options(settings))
     named = settings.workflows if names is None else names
@@ -210,7 +210,7 @@ def load_workflows(settings: Settings, names: Sequence[str] | None = None, *, im
 
 
 def chat_options(settings: Settings) -> ChatOptions:
-    """Return the options of the chat."""
+    """Return the options of the built-in chat from the settings."""
     return ChatOptions(
         system_prompt=settings.system_prompt,
         max_messages=settings.history_max_messages if settings.history_enabled else 0,
@@ -232,7 +232,7 @@ def chat_options(settings: Settings) -> ChatOptions:
 
 
 def _with_summarizer(options: ChatOptions, model: BaseChatModel, name: str) -> Compression | None:
-    """Return the compression options with a summarizer: the named model, or the model of the chat."""
+    """Return the compression options with a summarizer that uses the named model, or else the model of the chat."""
     if options.compression is None:
         return None
 
@@ -252,7 +252,7 @@ def _metrics(settings: Settings, workflows: Workflows) -> PrometheusObserver | N
 
 
 def _spans(settings: Settings) -> list[Observer]:
-    """Return the observer that makes spans, if the settings ask for it.
+    """Return an observer that makes OpenTelemetry spans in a list; empty if the settings do not turn it on.
 
     Raises:
         InvalidSettings: the extra `otel` is not installed.

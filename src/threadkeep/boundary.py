@@ -1,4 +1,4 @@
-"""Context managers for code that may fail without stopping its caller, and for code that is undone if it fails."""
+"""Context managers: one for code that may fail without stopping its caller, others for code to undo if it fails."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ class ErrorBoundary:
     """A context manager that catches any error of its block and reports it.
 
     Use it in background loops that must survive each failure, around models and other code that may raise anything, and
-    around one item of many. The error is passed to `report` and stays in `error`, so no failure is silent.
+    around one item of many. The error is passed to `report` and stays in `error`, so that no failure is silent.
     Cancellation, KeyboardInterrupt, SystemExit and the errors in `raising` are not caught.
     """
 
@@ -35,7 +35,7 @@ class ErrorBoundary:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool:
-        """Report the error of the block; return False if it is to be raised."""
+        """Store and report the error of the block; return True to suppress it, False if it must be raised."""
         if not isinstance(error, Exception) or isinstance(error, self._raising):
             return False
         self.error = error

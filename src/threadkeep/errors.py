@@ -1,4 +1,4 @@
-"""The tree of errors. Each message says what is wrong and how to cure it; attributes of the instance hold the data.
+"""The tree of errors. Each error says what is wrong and how to cure it; its attributes have the data.
 
 ::
 
@@ -29,7 +29,7 @@
     ├── ApiKeyNotFound (LookupError)      no valid key of the service has that name
     ├── CallbackRefused (PermissionError)  a callback did not come from the platform, or came too late
     ├── GraphitiError (ConnectionError)   a request to the Graphiti server failed; .kind says how
-    ├── GraphitiClosed (PermissionError)  nothing may go to Graphiti: .reason is off, no_consent or untrusted
+    ├── GraphitiClosed (PermissionError)  nothing may be sent to Graphiti: .reason is off, no_consent or untrusted
     ├── Interrupted                       the service or the turn was stopped before the answer was complete
     └── StoreError
         ├── StoreUnavailable (ConnectionError)   down, locked, full or read-only: the same call may succeed later
@@ -57,7 +57,7 @@ class ThreadkeepError(Exception):
 
 
 class MiddlewareWarning(UserWarning):
-    """A warning about another middleware that duplicates the agent's memory, or that is in the wrong order with it."""
+    """A warning about another middleware that does the same as the memory, or that has the wrong place in the list."""
 
 
 class InvalidInput(ThreadkeepError, ValueError):
@@ -65,7 +65,7 @@ class InvalidInput(ThreadkeepError, ValueError):
 
 
 class InvalidMessage(InvalidInput):
-    """A message with a field that cannot be stored; the sentence names the field."""
+    """A message with a field that cannot be stored; the error names the field."""
 
 
 class InvalidKey(InvalidInput):
@@ -80,7 +80,7 @@ class InvalidKey(InvalidInput):
 
 
 class InvalidSettings(InvalidInput):
-    """A setting cannot be used; `variable` is the name of its environment variable."""
+    """A setting that cannot be used; `variable` is the name of its environment variable."""
 
     def __init__(self, sentence: str, *, variable: str) -> None:
         super().__init__(sentence)
@@ -92,7 +92,7 @@ type CallbackRefusal = Literal["signature_missing", "signature_wrong", "stale", 
 
 @dataclass(frozen=True)
 class WorkflowProblem:
-    """A problem of a workflow: what is wrong, the cure, and the location (None if the workflow is not in a file)."""
+    """A problem of a workflow: what is wrong, the cure, and where in which file (None if the location is unknown)."""
 
     sentence: str
     file: str | None = None
@@ -127,9 +127,9 @@ class WorkflowNotFound(ThreadkeepError, LookupError):
 
 
 class ChildFailed(ThreadkeepError):
-    """A workflow started by a node gave no result; `status` says how it ended, such as `failed` or `deadline`.
+    """A workflow that a node started gave no result; `status` says how it ended, such as `failed` or `deadline`.
 
-    The status is `refused` if the child was not started because it would nest too deeply or in a circle.
+    The status is `refused` if the child was not started, for example because it would nest too deeply or in a cycle.
     """
 
     def __init__(self, sentence: str, *, workflow: str, status: str, run_id: str | None = None) -> None:
@@ -140,11 +140,11 @@ class ChildFailed(ThreadkeepError):
 
 
 class ContextGone(ThreadkeepError, LookupError):
-    """The messages of a model call cannot be rebuilt: some were deleted, or the record has no texts."""
+    """The messages of a model call cannot be rebuilt, because some of them were deleted or have changed."""
 
 
 class BudgetTooSmall(ThreadkeepError, ValueError):
-    """A token budget that is too small for the required parts of a model call."""
+    """A token budget that is too small for the parts that a model call must have."""
 
 
 class SessionNotFound(ThreadkeepError, LookupError):
@@ -166,7 +166,7 @@ class WrongUser(ThreadkeepError, PermissionError):
 
 
 class MessageNotFound(ThreadkeepError, LookupError):
-    """The session has no message with that id, or no user message at all if the id is None; nothing was changed."""
+    """The session has no message with that id, or no user message if the id is None; nothing was changed."""
 
     def __init__(self, session_id: str, message_id: str | None) -> None:
         wanted = "message of a user" if message_id is None else f"message {message_id!r}"
@@ -230,8 +230,8 @@ class KnowledgeNotFound(ThreadkeepError, LookupError):
 class SessionBusy(ThreadkeepError):
     """Another turn of the conversation is queued or running, and the workflow rejects messages until it ends.
 
-    Nothing was stored. `run_id` is the blocking turn. It may belong to another session than `session_id`, because
-    agents that store a conversation under their own key share it between sessions.
+    Nothing was stored. `run_id` is the run of the blocking turn, which may belong to another session than `session_id`:
+    several sessions can share a conversation that an agent stores under its own key.
     """
 
     def __init__(self, session_id: str | None, run_id: str) -> None:
@@ -245,10 +245,10 @@ class SessionBusy(ThreadkeepError):
 
 
 class BudgetSpent(ThreadkeepError):
-    """A run, or one of its parents, has used up its budget; the call was not made.
+    """A run, or a run above it, has used up its budget; the model was not called.
 
     `limit` is `max_tokens` or `max_cost`; `used` and `allowed` are in its unit. `estimated` is true if a provider
-    did not report all of its usage.
+    did not report all tokens.
     """
 
     def __init__(self, run_id: str, *, limit: str, used: float, allowed: float, estimated: bool = False) -> None:
@@ -265,7 +265,7 @@ class BudgetSpent(ThreadkeepError):
 
 
 class ModelCallFailed(ThreadkeepError):
-    """The model raised or timed out; the user's message is stored, and no answer is.
+    """The model raised an error or took too long. The user's message is stored, but no answer.
 
     `kind` is the class name of the error, because its message may quote people.
     """
@@ -279,7 +279,7 @@ class ModelCallFailed(ThreadkeepError):
 
 
 class RunFailed(ThreadkeepError):
-    """A workflow gave no answer; the user's message is stored, and no answer is.
+    """A workflow gave no answer. The user's message is stored.
 
     `kind` names the error, because its message may quote people.
     """
@@ -305,7 +305,7 @@ class RunWaits(ThreadkeepError):
 
 
 class RunBusy(ThreadkeepError):
-    """A run whose child waits for an answer, while the run itself has other work. Nothing was stored."""
+    """A run whose child waits for an answer, but which does not wait for this child yet. Nothing was stored."""
 
     def __init__(self, run_id: str) -> None:
         super().__init__(f"Run {run_id!r} does not wait yet for the answer to its child; send the answer again later.")
@@ -313,7 +313,7 @@ class RunBusy(ThreadkeepError):
 
 
 class Interrupted(ThreadkeepError):
-    """The service stopped before the answer was complete; the partial answer is stored."""
+    """The service or the turn was stopped before the answer was complete; the partial answer is stored."""
 
 
 class ChannelNotFound(ThreadkeepError, LookupError):
@@ -333,7 +333,7 @@ class ApiKeyNotFound(ThreadkeepError, LookupError):
 
 
 class CallbackRefused(ThreadkeepError, PermissionError):
-    """A callback that was rejected unread: it is not from the platform, or it is too old.
+    """A callback that was rejected and not processed: it is not from the platform, is too old or cannot be read.
 
     `reason` is `signature_missing`, `signature_wrong`, `stale`, `unreadable` or `receiver_wrong`.
     """
@@ -356,8 +356,8 @@ class GraphitiError(ThreadkeepError, ConnectionError):
     `kind` says how it failed: unreachable, timeout, broken connection, server error (5xx), too many requests (408,
     429), rejected key (401, 403), rejected request (other 4xx), or a response that is not Graphiti's. `status`
     is the HTTP status, if there was a response. `retry_after` is the number of seconds that the server asks to wait.
-    `uncertain` means that the request may have been executed. `accepted` is the number of messages that the server
-    accepted before the failure, if they are sent one by one.
+    `uncertain` is True if the request may have been executed. `accepted` is the number of messages that the server
+    accepted before the failure, if they were sent one by one.
     """
 
     accepted: int | None = None
@@ -379,7 +379,7 @@ class GraphitiError(ThreadkeepError, ConnectionError):
 
     @property
     def is_final(self) -> bool:
-        """Return True if the server would reject the same request again."""
+        """True if the server would reject the same request again."""
         return self.kind == "refused"
 
 
@@ -419,9 +419,8 @@ class StoreError(ThreadkeepError):
 class StoreUnavailable(StoreError, ConnectionError):
     """The database is down, locked beyond its timeout, full or read-only; do not assume that anything was stored.
 
-    Messages with an id can safely be sent again: those that were already stored are recognised.
-    `interrupted` means that the connection broke during the call, so an immediate retry on another connection is
-    worthwhile.
+    Messages with an id can safely be sent again, because those that were already stored are recognised. `interrupted`
+    is True if the connection broke during the call, so that an immediate retry on another connection may succeed.
     """
 
     def __init__(self, sentence: str, *, interrupted: bool = False) -> None:
@@ -456,7 +455,8 @@ class PendingFolderUnusable(StoreUnavailable):
 class TurnInMemoryOnly(StoreUnavailable):
     """A turn could be stored neither in the database nor in the folder of pending turns.
 
-    It is retried as long as this process lives; a crash would lose it. Do not send it again without its message ids.
+    The write is retried as long as this process lives; a crash would lose the turn. If you send the turn again, use the
+    same message ids.
     """
 
     def __init__(self, session_id: str) -> None:
@@ -470,8 +470,8 @@ class TurnInMemoryOnly(StoreUnavailable):
 class SessionDamaged(StoreError):
     """An item of a session in a graph store cannot be read; no other session is affected.
 
-    `item` names it within the session: `metadata` or `chunk:000021`. `problem` says what is wrong with it. `user_id`
-    is the owner of the session, if known.
+    `item` names the item within the session: `metadata` or `chunk:000021`. `problem` says what is wrong with it.
+    `user_id` is the owner of the session, if known.
     """
 
     def __init__(self, session_id: str, item: str, problem: str, *, user_id: str | None = None) -> None:
@@ -501,7 +501,7 @@ class StoreClosed(StoreError):
     """The memory was used after its `async with open_memory(...)` block ended."""
 
 
-# Names of error classes. Providers and databases use the same names, so their packages need not be imported.
+# Names of error classes of providers and databases; names are compared, so that their packages are not imported.
 _PASSING_NAMES = frozenset(
     {
         "APIConnectionError",
@@ -526,7 +526,7 @@ _PASSING_CODES = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
 
 
 def is_passing(error: BaseException) -> bool:
-    """Return whether a retry may succeed: True for timeouts, rate limits, connection errors and server errors."""
+    """Return True if a retry may succeed: after timeouts, rate limits, connection errors and server errors."""
     seen: set[int] = set()
     current: BaseException | None = error
     while current is not None and id(current) not in seen:

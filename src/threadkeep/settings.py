@@ -1,4 +1,4 @@
-"""Settings from the environment, read once: `THREADKEEP_*` variables, also from `.env` in the working directory."""
+"""Settings, read once from the environment: `THREADKEEP_*` variables, also from `.env` in the working directory."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def default_channels() -> Path:
 
 
 class Settings(RunSettings, GraphitiSettings):
-    """All settings of the service and the command line. Create them with `load_settings`, which explains its errors."""
+    """All settings of the service and the command line. Create them with `load_settings`, which raises clear errors."""
 
     model_config = SettingsConfigDict(
         env_prefix=PREFIX, env_file=".env", extra="ignore", frozen=True, hide_input_in_errors=True, allow_inf_nan=False
@@ -321,11 +321,11 @@ class Settings(RunSettings, GraphitiSettings):
 
     @property
     def needs_keys(self) -> bool:
-        """Return whether each request needs a key or a token, even if the database has no keys."""
+        """True if each request needs a key or a token, even if the database has no keys."""
         return bool(self.api_keys or self.jwt_issuer) or self.require_keys
 
     def requests_per_minute(self) -> tuple[int, int]:
-        """Return the limits of a key and of a user; 0 is no limit."""
+        """Return the maximum requests per minute of a key and of a user; 0 means no limit."""
         usual = (0, 0) if is_loopback(self.host) else (_KEY_REQUESTS, _USER_REQUESTS)
         given = (self.requests_per_key, self.requests_per_user)
         per_key, per_user = (one if two is None else two for one, two in zip(usual, given, strict=True))
@@ -333,7 +333,7 @@ class Settings(RunSettings, GraphitiSettings):
 
     @property
     def database(self) -> DatabaseAddress:
-        """Return the database that `database_url` names."""
+        """The database that `database_url` names."""
         return parse_address(self.database_url.get_secret_value())
 
     @property
@@ -349,7 +349,7 @@ class Settings(RunSettings, GraphitiSettings):
 
     @property
     def compression(self) -> Compression | None:
-        """Return the options for replacing older chat messages with a summary; None if they are never replaced."""
+        """The options for replacing older chat messages with a summary; None if they are never replaced."""
         if not self.summary_trigger:
             return None
 
@@ -357,7 +357,7 @@ class Settings(RunSettings, GraphitiSettings):
 
     @property
     def retention(self) -> RetentionOptions:
-        """Return the retention periods of messages."""
+        """The limits after which messages are archived and deleted, and the interval of retention."""
         archive = RetentionLimits(
             self.retention_archive_max_age_days,
             self.retention_archive_max_messages,
@@ -400,10 +400,10 @@ class Settings(RunSettings, GraphitiSettings):
 
 
 def load_settings(**overrides: object) -> Settings:
-    """Return the settings of the environment; an override takes precedence over its variable.
+    """Return the settings of the environment; an override takes precedence over the variable with its name.
 
     Raises:
-        InvalidSettings: names the variable and the cure, never its value.
+        InvalidSettings: a setting is invalid; the error names its variable and the cure, but never the value.
     """
     try:
         return Settings(**overrides)  # type: ignore[arg-type]
@@ -412,10 +412,10 @@ def load_settings(**overrides: object) -> Settings:
 
 
 def unknown_variables() -> list[str]:
-    """Return a sentence for each unknown `THREADKEEP_*` variable in the environment and in `.env`."""
+    """Return a sentence for each `THREADKEEP_*` variable in the environment or in `.env` that is no setting."""
     known = [name.upper() for name in Settings.model_fields]
     names = (name.upper() for name in (*os.environ, *dotenv_values(".env")))
-    # Compare the names without their common prefix, which would make any two of them similar.
+    # Compare the names without their common prefix, because it would make any two of them similar.
     given = {name.removeprefix(PREFIX) for name in names if name.startswith(PREFIX)}
     sentences = []
     for name in sorted(given.difference(known)):
@@ -426,7 +426,7 @@ def unknown_variables() -> list[str]:
 
 
 def _sentence(error: ValidationError) -> InvalidSettings:
-    """Return the first validation error as a sentence."""
+    """Convert the first validation error to an error that names the variable and the cure."""
     first = error.errors(include_input=False, include_url=False)[0]
     ours = first.get("ctx", {}).get("error")
     if isinstance(ours, InvalidSettings):
@@ -439,7 +439,7 @@ def _sentence(error: ValidationError) -> InvalidSettings:
 
 
 def is_loopback(host: str) -> bool:
-    """Return True if an address can only be reached from this machine."""
+    """Return True if a host name or address can only be reached from this machine."""
     if host == "localhost":
         return True
     try:

@@ -1,4 +1,4 @@
-"""LangGraph's stores in the database that the settings name, for graphs that an application compiles itself."""
+"""A LangGraph store and a checkpointer in the configured databases, for graphs that an application compiles itself."""
 
 from __future__ import annotations
 
