@@ -131,11 +131,21 @@ async def test_a_pool_without_a_free_connection_says_what_to_raise(postgres_url:
         await driver.close()
 
 
-async def test_a_server_that_is_not_there_is_told_when_it_is_opened(postgres_url: str) -> None:
-    """After the pool's timeout, with what to check."""
-    nowhere = postgres_url.replace("host=", "host=/nowhere")
-    with pytest.raises(StoreUnavailable, match="it is down"):
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (("host=", "host=/nowhere"), "No such file or directory"),
+        (("/test_", "/nothing_"), 'database "nothing_.*" does not exist'),
+    ],
+)
+async def test_a_database_that_is_not_there_is_told_when_it_is_opened(
+    postgres_url: str, change: tuple[str, str], reason: str
+) -> None:
+    """After the pool's timeout, with the reason and what to check."""
+    nowhere = postgres_url.replace(*change)
+    with pytest.raises(StoreUnavailable, match=f"{reason}.*Check THREADKEEP_DATABASE_URL") as raised:
         await PostgresDriver.open(nowhere, StoreOptions(pool_timeout_seconds=0.2))
+    assert "\n" not in str(raised.value)
 
 
 async def test_a_duplicate_row_is_told_apart(driver: PostgresDriver) -> None:

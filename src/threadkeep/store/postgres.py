@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 import psycopg
 from psycopg.rows import DictRow, dict_row
 from psycopg.types.string import TextLoader
-from psycopg_pool import AsyncConnectionPool
+from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
 from threadkeep.boundary import AsyncOnFailure
 from threadkeep.errors import StoreUnavailable
@@ -82,12 +82,16 @@ class PostgresDriver:
         """Return a driver whose pool has its first connections.
 
         Raises:
-            StoreUnavailable: the server does not answer in time.
+            StoreUnavailable: the server does not answer in time; the error says why.
         """
         driver = cls(dsn, options, read_only=read_only)
         async with AsyncOnFailure(driver.close):
             with translated():
-                await driver._pool.open(wait=True, timeout=options.pool_timeout_seconds)
+                try:
+                    await driver._pool.open(wait=True, timeout=options.pool_timeout_seconds)
+                except PoolTimeout:
+                    await _raise_refusal(dsn)
+                    raise
         return driver
 
     @asynccontextmanager
@@ -253,6 +257,20 @@ class _Loan:
         if raw is not None:
             await close_in_pipeline(raw)
             await self._pool.putconn(raw)
+
+
+async def _raise_refusal(dsn: str) -> None:
+    """Connect once without the pool, which does not tell why it gets no connection.
+
+    Raises:
+        StoreUnavailable: it failed; the error has the sentence of the server or the network, which names no password.
+    """
+    try:
+        await (await psycopg.AsyncConnection.connect(dsn, connect_timeout=_CONNECT_SECONDS)).close()
+    except psycopg.OperationalError as error:
+        said = " ".join(str(error).split()).rstrip(".")
+        cure = "Check THREADKEEP_DATABASE_URL, and that the server runs and lets this machine connect."
+        raise StoreUnavailable(f"PostgreSQL cannot be reached ({said}). {cure}") from error
 
 
 @asynccontextmanager
