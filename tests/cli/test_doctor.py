@@ -112,6 +112,17 @@ def test_a_database_that_is_not_there_yet_is_no_trouble(cli: CommandLine, tmp_pa
     assert not (tmp_path / "threadkeep.db").exists()
 
 
+def test_a_database_that_cannot_be_created_is_found(cli: CommandLine, tmp_path: Path) -> None:
+    """Before a start fails: here a file stands where its folder would be."""
+    (tmp_path / "taken").touch()
+    cli.set(THREADKEEP_DATABASE_URL=f"sqlite:///{tmp_path}/taken/threadkeep.db")
+    outcome = cli("doctor", "--json")
+    finding = _finding(outcome, "database")
+    assert (outcome.exit_code, finding["level"]) == (1, "fail")
+    assert f"{tmp_path}/taken" in finding["detail"]
+    assert "THREADKEEP_DATABASE_URL" in finding["cure"]
+
+
 def test_settings_that_cannot_be_used_are_found_first(cli: CommandLine) -> None:
     """With the variable's name; nothing else can be looked at."""
     cli.set(THREADKEEP_PORT="many")

@@ -203,6 +203,13 @@ async def test_a_folder_in_the_files_place_is_told(tmp_path: Path, memory_option
             pass
 
 
+async def test_a_path_that_cannot_be_looked_up_is_told(tmp_path: Path, memory_options: MemoryOptions) -> None:
+    """Like a path in a folder of another user, whose permissions bind every user except root."""
+    with pytest.raises(StoreUnavailable, match="permissions"):
+        async with open_memory(f"sqlite:///{tmp_path / ('long' * 100)}.db", options=memory_options):
+            pass
+
+
 async def test_folders_on_the_way_are_made(tmp_path: Path, memory_options: MemoryOptions) -> None:
     """A first start needs nothing prepared."""
     async with open_memory(f"sqlite:///{tmp_path}/a/b/threadkeep.db", options=memory_options) as memory:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from threadkeep.cli.problems import Finding
 from threadkeep.cli.terminal import counted, duration, file_size
@@ -34,7 +36,7 @@ from threadkeep.store.driver import Driver, StoreOptions
 from threadkeep.store.migrations import known_migrations, schema_version
 from threadkeep.store.opening import open_database
 from threadkeep.store.partitions import PartitionState, partition_state
-from threadkeep.store.private_files import is_read_only
+from threadkeep.store.private_files import is_read_only, nearest_existing
 from threadkeep.store.runs.order import RunOrder
 from threadkeep.store.runs.rows import RunRecords
 from threadkeep.store.search import MUCH_UNINDEXED
@@ -51,8 +53,8 @@ _DAMAGE_CURE = "Restore a backup. What can still be read is saved by: threadkeep
 async def check_database(settings: Settings) -> list[Finding]:
     """Return all findings about the configured database."""
     address = settings.database
-    if address.path is not None and not address.path.exists():
-        return [Finding("database", "ok", f"{address} does not exist yet; the first start creates it.")]
+    if address.path is not None and not os.access(address.path, os.F_OK):
+        return [_not_there(address, nearest_existing(address.path.parent))]
     try:
         async with open_database(address, _impatient(settings.store_options())) as driver:
             started = time.perf_counter()
@@ -67,6 +69,13 @@ async def check_database(settings: Settings) -> list[Finding]:
     except (StoreError, ModuleNotFoundError) as error:
         holding = _holding(address, ()) if address.path is not None else []
         return [_unreachable("database", address, error), *holding]
+
+
+def _not_there(address: DatabaseAddress, folder: Path) -> Finding:
+    if folder.is_dir() and os.access(folder, os.W_OK | os.X_OK):
+        return Finding("database", "ok", f"{address} does not exist yet; the first start creates it.")
+    detail = f"{address} cannot be created: {folder} is not a folder that this user may write to."
+    return Finding("database", "fail", detail, "Correct its permissions, or name another in THREADKEEP_DATABASE_URL.")
 
 
 def _unreachable(check: str, address: DatabaseAddress, error: StoreError | ModuleNotFoundError) -> Finding:
@@ -267,7 +276,7 @@ async def check_all_integrity(settings: Settings, *, reachable: bool) -> list[Fi
 async def _check_integrity(
     settings: Settings, check: str, address: DatabaseAddress, *, transcripts: bool = False, writing: bool = False
 ) -> list[Finding]:
-    if address.path is not None and not address.path.exists():
+    if address.path is not None and not os.access(address.path, os.F_OK):
         return [Finding(check, "ok", f"{address} does not exist yet; the first use creates it.")] if writing else []
     started = time.perf_counter()
     try:
@@ -310,7 +319,7 @@ async def check_graph_store(settings: Settings) -> list[Finding]:
     address, found = settings.graph_store, _Conversations()
     try:
         layouts = await _layouts(settings)
-        if not layouts or (address.path is not None and not address.path.exists()):
+        if not layouts or (address.path is not None and not os.access(address.path, os.F_OK)):
             return []
         async with open_database(address, settings.store_options()) as driver:
             with suppress(TimeoutError):
@@ -327,7 +336,7 @@ async def check_graph_store(settings: Settings) -> list[Finding]:
 async def _layouts(settings: Settings) -> list[GraphLayout]:
     """Return the layouts of all conversations: of sessions, and of conversations that agents store themselves."""
     found = [GraphLayout()] if settings.transcripts == "graph_store" else []
-    if settings.database.path is None or settings.database.path.exists():
+    if settings.database.path is None or os.access(settings.database.path, os.F_OK):
         async with open_database(settings.database, settings.store_options()) as driver:
             condition = await read_condition(driver)
             if condition.schema == condition.newest:

@@ -16,6 +16,7 @@ from threadkeep.cli.opening import command_settings
 from threadkeep.cli.problems import Finding, Level
 from threadkeep.cli.terminal import counted, duration, file_size, terminal
 from threadkeep.errors import DatabaseFileReplaced, InvalidSettings, PendingFolderUnusable
+from threadkeep.store.private_files import nearest_existing
 
 if TYPE_CHECKING:
     from threadkeep.history.pending_files import WaitingFile
@@ -72,7 +73,7 @@ def check_disk(settings: Settings) -> list[Finding]:
         folders = {"database": path.parent, **folders}
     found: dict[int, Finding] = {}
     for name, folder in folders.items():
-        there = _existing(folder)
+        there = nearest_existing(folder)
         there = there if there.is_dir() else there.parent
         device = there.stat().st_dev
         if device not in found:
@@ -164,7 +165,7 @@ def _unusable(own: Path) -> list[Finding]:
     from threadkeep.history.pending_files import check_folder
 
     try:
-        check_folder(_existing(own))
+        check_folder(nearest_existing(own))
     except PendingFolderUnusable as error:
         detail, _, cure = str(error).partition("). ")
         return [Finding("pending writes", "fail", f"{detail}).", cure)]
@@ -185,11 +186,6 @@ def _unreadable(own: Path) -> list[Finding]:
 def _siblings(own: Path) -> Iterator[Path]:
     if own.parent.is_dir():
         yield from (folder for folder in sorted(own.parent.iterdir()) if folder.is_dir() and folder != own)
-
-
-def _existing(folder: Path) -> Path:
-    """Return the folder, or its nearest existing parent."""
-    return next(path for path in (folder, *folder.parents) if path.exists())
 
 
 def _room(name: str, folder: Path) -> Finding:

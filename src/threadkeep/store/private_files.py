@@ -42,11 +42,18 @@ def make_private_database(path: Path) -> None:
 
 def is_read_only(path: Path) -> bool:
     """Return True if a file exists and this process cannot write it, because of its mount, its folder or its mode."""
-    return path.is_file() and not (_may_use(path, os.W_OK) and _may_use(path.parent, os.W_OK | os.X_OK))
+    with contextlib.suppress(OSError):  # a path that cannot be looked up; SQLite will report the error
+        return path.is_file() and not (_may_use(path, os.W_OK) and _may_use(path.parent, os.W_OK | os.X_OK))
+    return False
 
 
 def _may_use(path: Path, mode: int) -> bool:
     return os.access(path, mode, effective_ids=os.access in os.supports_effective_ids)
+
+
+def nearest_existing(folder: Path) -> Path:
+    """Return the folder, or its nearest existing parent."""
+    return next(path for path in (folder, *folder.parents) if os.access(path, os.F_OK))
 
 
 def tighten(path: Path) -> None:
