@@ -74,11 +74,7 @@ def append(conversation: Conversation, prepared: Prepared, *, there: Mapping[str
     layout = place.layout
     grown = _grown(conversation, list(fresh.values()), place.now)
     values = [message_value(seq, row, layout.value_field) for seq, (_, row) in enumerate(fresh.values(), start=first)]
-    items: dict[ItemKey, Value] = {
-        layout.note(conversation.session_id, name): {"seq": value["seq"]}
-        for value in values
-        for name in notes_of(value)
-    }
+    items = notes_of(layout, conversation.session_id, values)
     # Messages with these `seq` values are left from a turn whose write was not completed.
     before = [] if place.last_chunk is None else list(place.last_chunk["messages"])
     while before and before[-1]["seq"] >= first:

@@ -98,8 +98,7 @@ class SessionIndex:
 
     async def may_change(self, session_id: str, run_id: str) -> bool:
         """Return whether a run may delete a session."""
-        async with self._driver.reading() as connection:
-            return bool(await connection.fetch(self._deletion["changing"], changing(session_id, run_id)))
+        return bool(await self._driver.fetch(self._deletion["changing"], changing(session_id, run_id)))
 
     async def forget_derived(self, session_id: str, first_seq: int) -> None:
         """Deactivate summaries, and delete anchors and vectors, that were made from messages from `first_seq` on."""
@@ -139,22 +138,22 @@ class SessionIndex:
             )
         if conversation is None:
             return seen is not None and not await self._forget(session_id, seen)
-        begun = _begun(seen, conversation)
-        if begun and seen is not None and seen.version == conversation.version:
+        known = seen if _begun(seen, conversation) else None
+        if known is not None and known.version == conversation.version:
             return False
-        after = seen.last_seq if begun and seen is not None else conversation.deleted_seq
+        after = conversation.deleted_seq if known is None else known.last_seq
         upto = min(after + _STEP_MESSAGES, conversation.last_seq)
         messages = await self._reader.between(conversation, after + 1, upto)
         async with self._driver.writing() as connection:
             if _indexed(await connection.fetch(self._sql["hold_indexed"], place)) != seen:
                 return True
-            if seen is not None and not begun:
+            if seen is not None and known is None:
                 await delete_session(connection, self._deletion, session_id)
-            if begun and seen is not None and seen.revision != conversation.revision:
+            if known is not None and known.revision != conversation.revision:
                 # Mark rows before adding new ones: an answer may have the question, author and ordinal of a superseded
                 # answer.
                 await self._mark(connection, conversation, upto)
-            former = seen.version if begun and seen is not None else None
+            former = None if known is None else known.version
             if not await self._write(connection, conversation, messages, upto, former=former):
                 return True
         return upto < conversation.last_seq

@@ -47,11 +47,8 @@ class Readable(Protocol):
         """Return the items with these keys, in the order of the keys."""
 
 
-class Writing(Protocol):
+class Writing(Readable, Protocol):
     """A locked conversation. Other writers that use the same lock wait until the block ends."""
-
-    async def get(self, keys: Sequence[ItemKey]) -> list[Value | None]:
-        """Return the items with these keys, in the order of the keys."""
 
     async def keys(self, namespace: Namespace, beginning: str = "") -> list[str]:
         """Return the keys of a namespace that begin with `beginning`."""
@@ -105,7 +102,7 @@ class ReadOnce(ReadItems):
         await self._writing.put(metadata, others, version=version)
 
 
-class Items(Protocol):
+class Items(Readable, Protocol):
     """The interface to a LangGraph store. Its methods raise `StoreUnavailable` if the store does not answer.
 
     An item that is not a JSON object is returned as an empty object, which no reader accepts as valid.
@@ -118,9 +115,6 @@ class Items(Protocol):
     @property
     def locks(self) -> Locks[ItemKey]:
         """The locks of this process for conversations, by the keys of their metadata."""
-
-    async def get(self, keys: Sequence[ItemKey]) -> list[Value | None]:
-        """Return the items with these keys, in the order of the keys."""
 
     def conversations(self, layout: GraphLayout) -> AsyncIterator[tuple[str, Value]]:
         """Yield the id and the metadata of each conversation of a layout, in any order."""

@@ -13,7 +13,6 @@ from threadkeep.graph_store.known import KnownChunks
 from threadkeep.graph_store.layout import (
     GraphLayout,
     ItemKey,
-    Namespace,
     chunk_key,
     chunk_of,
     id_note,
@@ -134,17 +133,13 @@ class Overlay:
         stored = await self._chunks.writing.get(keys)
         return [self._chunks.items.get(key, value) for key, value in zip(keys, stored, strict=True)]
 
-    async def keys(self, namespace: Namespace, beginning: str = "") -> list[str]:
-        """Return the stored keys of a namespace that begin with `beginning`; unwritten changes are ignored."""
-        return await self._chunks.writing.keys(namespace, beginning)
 
-    async def remove(self, keys: Collection[ItemKey]) -> None:
-        """Raise `NotImplementedError`, because all changes are written together at the end."""
-        raise NotImplementedError
-
-    async def put(self, metadata: Value | None, others: object, *, version: int | None) -> None:
-        """Raise `NotImplementedError`, because all changes are written together at the end."""
-        raise NotImplementedError
+async def first_user_text(messages: AsyncIterator[Message]) -> str | None:
+    """Return the text of the first active user message; None if there is none."""
+    async for message in messages:
+        if message.role == "user" and message.superseded_at is None:
+            return message.content
+    return None
 
 
 CHUNKS_AT_ONCE = 10
@@ -289,9 +284,9 @@ class ConversationReader:
             for message in await self.between(conversation, part.first_seq, part.last_seq):
                 yield message
 
-    async def values_up(self, conversation: Conversation, low: int, high: int) -> AsyncIterator[Value]:
-        """Yield the messages from `low` up to `high`, both included, as they are stored in their chunks."""
-        first, last = max(low, conversation.deleted_seq + 1), min(high, conversation.last_seq)
+    async def values_up(self, conversation: Conversation, high: int) -> AsyncIterator[Value]:
+        """Yield the messages up to `high`, included, as they are stored in their chunks."""
+        first, last = conversation.deleted_seq + 1, min(high, conversation.last_seq)
         for part in stretches(first, last, conversation.chunk_size):
             async for chunk, _ in self._read(conversation, [part.chunk]):
                 for value in chunk["messages"]:

@@ -9,6 +9,7 @@ from itertools import islice
 
 from threadkeep.errors import InvalidInput
 from threadkeep.graph_store.layout import places_down
+from threadkeep.graph_store.reading import first_user_text
 from threadkeep.graph_store.shapes import Conversation
 from threadkeep.graph_store.transcripts import GraphTranscripts
 from threadkeep.graph_store.writing import Beginning
@@ -131,10 +132,8 @@ class ConversationRetention:
         first = next((message.content for message in spoken), None)
         if first is None or conversation.title != shorten(first, TITLE_CHARACTERS):
             return conversation.title
-        async for message in self._reader.up(conversation, upto + 1, conversation.last_seq):
-            if message.role == "user" and message.superseded_at is None:
-                return shorten(message.content, TITLE_CHARACTERS)
-        return None
+        next_text = await first_user_text(self._reader.up(conversation, upto + 1, conversation.last_seq))
+        return None if next_text is None else shorten(next_text, TITLE_CHARACTERS)
 
 
 def _runs_in(conversation: Conversation, messages: Sequence[Message]) -> list[str]:

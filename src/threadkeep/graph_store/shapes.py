@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
@@ -21,6 +21,8 @@ from threadkeep.graph_store.items import Stored, Value
 from threadkeep.graph_store.layout import (
     ANSWER,
     CHUNK_SIZE,
+    GraphLayout,
+    ItemKey,
     Ranges,
     chunk_key,
     chunk_of,
@@ -116,6 +118,8 @@ class Conversation:
 
 def metadata_value(conversation: Conversation) -> Value:
     """Return the metadata item of a conversation, as it is stored."""
+    marks = {"revision": conversation.revision, "superseded": [list(one) for one in conversation.superseded]}
+    origin = {"parent_session_id": conversation.parent_session_id, "parent_seq": conversation.parent_seq}
     return {
         **conversation.foreign,
         "conversation_key": conversation.session_id,
@@ -135,17 +139,9 @@ def metadata_value(conversation: Conversation) -> Value:
         "active": conversation.active,
         "tags": list(conversation.tags),
         "metadata": conversation.metadata,
-        **(_marks(conversation) if conversation.revision else {}),
-        **(_origin(conversation) if conversation.parent_session_id is not None else {}),
+        **(marks if conversation.revision else {}),
+        **(origin if conversation.parent_session_id is not None else {}),
     }
-
-
-def _marks(conversation: Conversation) -> Value:
-    return {"revision": conversation.revision, "superseded": [list(one) for one in conversation.superseded]}
-
-
-def _origin(conversation: Conversation) -> Value:
-    return {"parent_session_id": conversation.parent_session_id, "parent_seq": conversation.parent_seq}
 
 
 _NOW = datetime.now(UTC)
@@ -315,10 +311,14 @@ def answer_note(value: Mapping[str, object]) -> str | None:
     return f"{ANSWER}{sha256(key.encode()).hexdigest()}"
 
 
-def notes_of(message: Value) -> list[str]:
-    """Return the names of a message's notes: one for its id, and one if it is an active, complete answer."""
-    names = (id_note(message["id"]) if message.get("id") else None, answer_note(message))
-    return [name for name in names if name is not None]
+def notes_of(layout: GraphLayout, session_id: str, messages: Iterable[Value]) -> dict[ItemKey, Value]:
+    """Return the notes of messages: one for each id, and one for each active, complete answer."""
+    return {
+        layout.note(session_id, name): {"seq": one["seq"]}
+        for one in messages
+        for name in (id_note(one["id"]) if one.get("id") else None, answer_note(one))
+        if name is not None
+    }
 
 
 def message_in(value: Value, value_field: str) -> Message:

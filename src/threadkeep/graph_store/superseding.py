@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime
 
@@ -11,7 +11,6 @@ from threadkeep.graph_store.appending import Place, chunk_items
 from threadkeep.graph_store.items import Value, Writing
 from threadkeep.graph_store.layout import (
     STEPS,
-    GraphLayout,
     ItemKey,
     Ranges,
     joined,
@@ -20,7 +19,7 @@ from threadkeep.graph_store.layout import (
     size_of,
     stretches,
 )
-from threadkeep.graph_store.reading import ConversationReader, HeldChunks, Overlay
+from threadkeep.graph_store.reading import ConversationReader, HeldChunks, Overlay, first_user_text
 from threadkeep.graph_store.shapes import Conversation, message_in, notes_of
 from threadkeep.graph_store.writing import ConversationWriter
 from threadkeep.records import Message, Receipt
@@ -122,15 +121,14 @@ class ConversationSuperseding:
         title = conversation.title
         gone = next((message.content for message in taken if message.role == "user"), None)
         if gone is not None and title == shorten(gone, TITLE_CHARACTERS):
-            title = await _title_of(chunks.active_up(conversation))
+            title = _title_from(await first_user_text(chunks.active_up(conversation)))
         return replace(conversation, last_message=last_message, last_user_seq=last_user_seq, title=title)
 
     async def _appended(
         self, chunks: HeldChunks, conversation: Conversation, new: Prepared, now: datetime
     ) -> tuple[Conversation, Message]:
         """Append the new version of a message to a conversation whose changes are not written yet."""
-        writing = Overlay(chunks)
-        appended = await self._writer.appended(writing, conversation, new, {}, now)
+        appended = await self._writer.appended(Overlay(chunks), conversation, new, {}, now)
         chunks.items |= appended.items
         [value] = [
             value
@@ -219,9 +217,10 @@ class ConversationSuperseding:
                 return
             new = _branched(branching, parent, values, now)
             messages = [message_in(value, self._layout.value_field) for value in values]
-            new = replace(new, title=_branch_title(parent, messages, first_user=await self._first_user(parent)))
+            first_user = await first_user_text(self._reader.up(parent, 1, parent.last_seq))
+            new = replace(new, title=_branch_title(parent, messages, first_user=first_user))
             renumbered = [_renumbered(value, place) for place, value in enumerate(values, start=1)]
-            items = _noted(self._layout, new.session_id, renumbered)
+            items = notes_of(self._layout, new.session_id, renumbered)
             items |= chunk_items(new, renumbered, Place(self._layout, None, now))
             if messages:
                 new = replace(new, last_message=shorten(messages[-1].content, LAST_MESSAGE_CHARACTERS))
@@ -232,7 +231,7 @@ class ConversationSuperseding:
     async def _values(self, branching: Branching, parent: Conversation) -> list[Value]:
         """Return the messages to copy into a branch, as they are stored in their chunks."""
         upto = parent.last_seq if branching.at is None else branching.at
-        there = {value["seq"]: value async for value in self._reader.values_up(parent, 1, upto)}
+        there = {value["seq"]: value async for value in self._reader.values_up(parent, upto)}
         if branching.at is not None and upto not in there:
             raise no_message_at(branching.session_id, upto)
         since = None if branching.at is None else there[upto].get("superseded_at")
@@ -242,23 +241,14 @@ class ConversationSuperseding:
             if (at := value.get("superseded_at")) is None or (since is not None and time_of(at) >= time_of(since))
         ]
 
-    async def _first_user(self, conversation: Conversation) -> str | None:
-        async for message in self._reader.up(conversation, 1, conversation.last_seq):
-            if message.role == "user" and message.superseded_at is None:
-                return message.content
-        return None
-
 
 def _newest_places(conversation: Conversation, newest: int) -> Ranges:
     places = places_down(conversation.last_seq, conversation.deleted_seq + 1, conversation.superseded)
     return ranges_of(seq for seq, _ in zip(places, range(newest), strict=False))
 
 
-async def _title_of(messages: AsyncIterator[Message]) -> str | None:
-    async for message in messages:
-        if message.role == "user":
-            return shorten(message.content, TITLE_CHARACTERS)
-    return None
+def _title_from(first_user: str | None) -> str | None:
+    return None if first_user is None else shorten(first_user, TITLE_CHARACTERS)
 
 
 def _branched(branching: Branching, parent: Conversation, values: Sequence[Value], now: datetime) -> Conversation:
@@ -280,11 +270,9 @@ def _branched(branching: Branching, parent: Conversation, values: Sequence[Value
 
 
 def _branch_title(parent: Conversation, messages: Iterable[Message], *, first_user: str | None) -> str | None:
-    made = parent.title is None or (first_user is not None and parent.title == shorten(first_user, TITLE_CHARACTERS))
-    if not made:
+    if parent.title not in (None, _title_from(first_user)):
         return parent.title
-    first = next((message.content for message in messages if message.role == "user"), None)
-    return None if first is None else shorten(first, TITLE_CHARACTERS)
+    return _title_from(next((message.content for message in messages if message.role == "user"), None))
 
 
 def _renumbered(value: Value, seq: int) -> Value:
@@ -292,8 +280,3 @@ def _renumbered(value: Value, seq: int) -> Value:
         **{name: one for name, one in value.items() if name not in ("superseded_at", "superseded_by")},
         "seq": seq,
     }
-
-
-def _noted(layout: GraphLayout, session_id: str, values: Iterable[Value]) -> dict[ItemKey, Value | None]:
-    """Return the notes for messages: one for each id, and one for each complete answer."""
-    return {layout.note(session_id, name): {"seq": value["seq"]} for value in values for name in notes_of(value)}

@@ -12,7 +12,7 @@ from typing import Final
 
 from threadkeep.errors import QuestionGone, SessionDamaged, StoreError, StoreUnavailable, WrongUser
 from threadkeep.graph_store.appending import Appended, Place, Written, append, receipt_of, steps_left
-from threadkeep.graph_store.items import ConversationChanged, Items, ReadOnce, Value, Writing
+from threadkeep.graph_store.items import ConversationChanged, Items, Readable, ReadOnce, Value, Writing
 from threadkeep.graph_store.layout import STEPS, GraphLayout, ItemKey, chunk_of, id_note, stretches
 from threadkeep.graph_store.reading import ConversationReader
 from threadkeep.graph_store.shapes import (
@@ -222,7 +222,7 @@ class ConversationWriter:
 
     async def appended(
         self,
-        writing: Writing,
+        writing: Readable,
         conversation: Conversation,
         prepared: Prepared,
         there: Mapping[str, int],
@@ -321,7 +321,7 @@ class ConversationWriter:
 
         async def work(writing: Writing, found: Conversation | None) -> bool:
             if found is None:
-                await self._remove_ids(writing, session_id)
+                await writing.remove(await self._ids(writing, session_id))
                 return False
             if created_at not in (None, found.created_at):
                 return False
@@ -344,7 +344,7 @@ class ConversationWriter:
 
         async def work(writing: Writing, found: Conversation | None) -> None:
             if found is None:
-                await self._remove_ids(writing, session_id)
+                await writing.remove(await self._ids(writing, session_id))
 
         await self.hold(session_id, work)
 
@@ -399,12 +399,10 @@ class ConversationWriter:
         former: Conversation,
         conversation: Conversation,
         others: Mapping[ItemKey, Value | None] | None = None,
-    ) -> Conversation:
-        """Write the metadata of a conversation and the items `others`; return the conversation with its new version."""
+    ) -> None:
+        """Write the metadata of a conversation, with the next version, and the items `others`."""
         version = former.version if former.version >= 0 else None
-        changed = _next_version(former, conversation)
-        await writing.put(metadata_value(changed), others or {}, version=version)
-        return changed
+        await writing.put(metadata_value(_next_version(former, conversation)), others or {}, version=version)
 
     async def _without(
         self, writing: Writing, conversation: Conversation, beginning: Beginning
@@ -417,7 +415,7 @@ class ConversationWriter:
             messages = () if value is None else self._read(conversation, part.chunk, value)
             rest = [message for message in messages if message["seq"] > beginning.upto_seq]
             changed[key] = {**value, "start_seq": rest[0]["seq"], "messages": rest} if value and rest else None
-            changed |= dict.fromkeys(self._notes(session_id, messages[: len(messages) - len(rest)]))
+            changed |= dict.fromkeys(notes_of(self.layout, session_id, messages[: len(messages) - len(rest)]))
         return changed
 
     async def _steps_without(self, writing: Writing, shorter: Conversation) -> dict[ItemKey, Value | None]:
@@ -444,9 +442,6 @@ class ConversationWriter:
         keys = await writing.keys(self.layout.namespace, f"{session_id}:")
         return [ItemKey(self.layout.namespace, key) for key in keys if self.layout.is_chunk(session_id, key)]
 
-    async def _remove_ids(self, writing: Writing, session_id: str) -> None:
-        await writing.remove(await self._ids(writing, session_id))
-
     async def _ids(self, writing: Writing, session_id: str) -> list[ItemKey]:
         namespace = self.layout.message_ids(session_id)
         return [ItemKey(namespace, key) for key in await writing.keys(namespace)]
@@ -456,10 +451,6 @@ class ConversationWriter:
         self.reader.known.check(conversation, chunk, value)
         found: Sequence[Value] = value["messages"]
         return found
-
-    def _notes(self, session_id: str, messages: Sequence[Value]) -> list[ItemKey]:
-        """Return the keys of the notes for messages: one for each id, and one for each complete answer."""
-        return [self.layout.note(session_id, name) for message in messages for name in notes_of(message)]
 
 
 def _answering(conversation: Conversation, question_seq: int, prepared: Prepared, now: datetime) -> Prepared:

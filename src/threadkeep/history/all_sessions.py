@@ -19,9 +19,8 @@ from threadkeep.history.retention import PlannedRemoval, Pruned, Pruner
 from threadkeep.history.session import LONGEST_PAGE, Session
 from threadkeep.records import Retention, SearchResult, SessionInfo
 from threadkeep.store.manifests import Cursor, StoredManifest
+from threadkeep.store.transcripts import Cursor as SessionCursor
 from threadkeep.store.transcripts import SessionQuery
-
-type _Cursor = tuple[datetime, str]
 
 
 async def runs_in(
@@ -103,7 +102,7 @@ class AllSessions:
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
 
-    async def page(self, query: SessionQuery) -> tuple[list[SessionInfo], _Cursor | None]:
+    async def page(self, query: SessionQuery) -> tuple[list[SessionInfo], SessionCursor | None]:
         """Return one page, newest activity first, and the cursor of the next page (None at the end).
 
         Each call reads the metadata of all conversations; only the sessions in tables have an index for this order.
@@ -244,7 +243,7 @@ class AllSessions:
                 yield layout, memory
 
 
-def _cursor_of(info: SessionInfo) -> _Cursor:
+def _cursor_of(info: SessionInfo) -> SessionCursor:
     return info.updated_at, info.session_id
 
 

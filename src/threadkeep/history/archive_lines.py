@@ -16,6 +16,7 @@ from threadkeep.store.summaries import ArchivedSummary
 
 _MOST_TOKENS = 2**31 - 1
 _MOST_PLACES = 2**53
+_LAYOUT_FIELDS = ("namespace", "meta_key_suffix", "value_field")
 
 
 @dataclass(frozen=True)
@@ -54,25 +55,9 @@ class SessionLine:
     def info(self, messages: Sequence[Message], now: datetime) -> SessionInfo:
         """Return the session to restore; missing times are taken from its messages, or else from `now`."""
         times = [message.created_at or now for message in messages] or [now]
-        return SessionInfo(
-            session_id=self.session_id,
-            user_id=self.user_id,
-            title=self.title,
-            last_message=None,
-            message_count=0,
-            last_seq=0,
-            reset_seq=self.reset_seq,
-            active=self.active,
-            tags=self.tags,
-            metadata=self.metadata,
-            created_at=self.created_at or min(times),
-            updated_at=self.updated_at or max(times),
-            archived_seq=self.archived_seq,
-            deleted_seq=self.deleted_seq,
-            retention=self.retention,
-            parent_session_id=self.parent_session_id,
-            parent_seq=self.parent_seq,
-        )
+        values = {name: value for name, value in vars(self).items() if name not in _LAYOUT_FIELDS}
+        values |= {"created_at": self.created_at or min(times), "updated_at": self.updated_at or max(times)}
+        return SessionInfo(**values, last_message=None, message_count=0, last_seq=0)
 
 
 @dataclass(frozen=True)

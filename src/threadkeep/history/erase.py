@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 from threadkeep.errors import InvalidInput, SessionDamaged, StoreUnavailable
 from threadkeep.graph_store.layout import GraphLayout
+from threadkeep.history.all_sessions import AllSessions
 from threadkeep.history.memory import Memory
 from threadkeep.history.pending_files import discard_waiting, waiting_files
 from threadkeep.history.session import Session
@@ -258,10 +259,7 @@ class Eraser:
 
     async def _others(self) -> list[Memory]:
         """Return the memories of agents' conversations; layouts that differ only in chunk size count once."""
-        places = {
-            (store, replace(layout, chunk_size=1)): other for store, layout, other in await self._memory.namespaces()
-        }
-        return list(places.values())
+        return [memory for layout, memory in await AllSessions(self._memory).locations() if layout is not None]
 
     async def _empty_conversations(self, wanted: Erasable) -> None:
         for memory, session_id, messages in await self.shared_conversations(wanted):

@@ -143,19 +143,20 @@ class Importer:
             self._accept_summary(position, parsed)
             return
         session = session or self._begin(SessionLine(parsed.session_id))
-        if not self._parts or self._parts[-1].line is not session:
-            self._parts.append(_Part(session, position))
-        self._parts[-1].messages.append(self._identified(parsed))
+        self._part_of(session, position).messages.append(self._identified(parsed))
         self._waiting += 1
 
     def _accept_summary(self, position: Position, parsed: SummaryLine) -> None:
         session = self._session
         if session is None or session.session_id != parsed.session_id:
             raise BadLine("A summary must follow the lines of its session.")
+        self._part_of(session, position).summaries.append(parsed.archived)
+        self._waiting += 1
+
+    def _part_of(self, session: SessionLine, position: Position) -> _Part:
         if not self._parts or self._parts[-1].line is not session:
             self._parts.append(_Part(session, position))
-        self._parts[-1].summaries.append(parsed.archived)
-        self._waiting += 1
+        return self._parts[-1]
 
     def _begin(self, line: SessionLine) -> SessionLine:
         try:

@@ -99,13 +99,12 @@ class Manifests:
     async def of_run(self, run_id: str, *, user_id: str | None = None) -> list[StoredManifest]:
         """Return the records of a run's calls in order; with `user_id`, only if the run or session is that user's."""
         await self._flush_for_reader()
-        found = await self._rows.of_run(run_id, user_id=user_id)
-        return [replace(manifest, origin=self.origin) for manifest in found]
+        return self._ours(await self._rows.of_run(run_id, user_id=user_id))
 
     async def of_runs(self, run_ids: Iterable[str]) -> list[StoredManifest]:
         """Return the records of the model calls of several runs, in any order."""
         await self._flush_for_reader()
-        return [replace(manifest, origin=self.origin) for manifest in await self._rows.of_runs(run_ids)]
+        return self._ours(await self._rows.of_runs(run_ids))
 
     async def of_session(
         self, session_id: str, *, user_id: str | None = None, limit: int = 50, before: Cursor | None = None
@@ -114,8 +113,7 @@ class Manifests:
         if limit < 1:
             raise InvalidInput("A page of manifests has at least one entry; use a limit from 1.")
         await self._flush_for_reader()
-        found = await self._rows.of_session(session_id, user_id=user_id, limit=limit, before=before)
-        return [replace(manifest, origin=self.origin) for manifest in found]
+        return self._ours(await self._rows.of_session(session_id, user_id=user_id, limit=limit, before=before))
 
     async def texts(
         self, session_id: str | None, digests: Iterable[str], *, run_id: str | None = None
@@ -234,6 +232,9 @@ class Manifests:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_READER_SECONDS):
                 await self.flush()
+
+    def _ours(self, found: Iterable[StoredManifest]) -> list[StoredManifest]:
+        return [replace(manifest, origin=self.origin) for manifest in found]
 
     def _take(self, count: int) -> list[NotedManifest]:
         group = [self._waiting.popleft() for _ in range(count)]

@@ -24,7 +24,7 @@ from threadkeep.history.memory import Memory
 from threadkeep.history.memory_options import MemoryOptions
 from threadkeep.history.memory_parts import Backend, LearnedFactors, MemoryParts, MessageSearch
 from threadkeep.history.older_turns import OlderTurns
-from threadkeep.history.pending import PendingOptions, PendingTurns, folder_of
+from threadkeep.history.pending import PendingTurns, folder_of
 from threadkeep.history.retention import Pruner
 from threadkeep.history.retention_rounds import RetentionSchedule, RunPruner
 from threadkeep.history.session_events import SessionEvents
@@ -102,7 +102,9 @@ def _parts(
     manifests = Manifests(
         tables.manifests, observer=observers, clock=clock, retention_days=options.manifest_retention_days
     )
-    pending = PendingTurns(transcripts, _waiting(address, options.pending), observer=observers, clock=clock)
+    # Pending turns of a database in memory are kept in memory only.
+    folder = None if address.in_memory else folder_of(address, options.pending.folder)
+    pending = PendingTurns(transcripts, replace(options.pending, folder=folder), observer=observers, clock=clock)
     compressor = Compressor(transcripts, tables.summaries, observer=observers, clock=clock, counter=options.counter)
     learned_factors = LearnedFactors(tables.token_factors)
     for part in (manifests, pending, compressor, learned_factors):
@@ -153,14 +155,9 @@ async def _begin_background(stack: AsyncExitStack, memory: Memory, driver: Drive
         "retention": AllRetention(memory),
         "run_retention": memory.run_retention,
     }
+    interval = options.retention.interval_seconds
     schedules = [
-        RetentionSchedule(
-            pruner,
-            duties,
-            duty=duty,
-            interval_seconds=options.retention.interval_seconds,
-            observer=memory.observers,
-        )
+        RetentionSchedule(pruner, duties, duty=duty, interval_seconds=interval, observer=memory.observers)
         for duty, pruner in pruners.items()
     ]
     await memory.start()
@@ -171,13 +168,6 @@ async def _begin_background(stack: AsyncExitStack, memory: Memory, driver: Drive
     for work, name in of_all:
         task = await stack.enter_async_context(_running(work, f"threadkeep-{name}"))
         memory.work_for_all.append(task)
-
-
-def _waiting(address: DatabaseAddress, options: PendingOptions) -> PendingOptions:
-    """Return the options with the folder for this database's pending turns; None as the folder if it is in memory."""
-    if address.in_memory:
-        return replace(options, folder=None)
-    return replace(options, folder=folder_of(address, options.folder))
 
 
 async def _backend(
