@@ -15,6 +15,7 @@ from threadkeep.store.codec import (
     Counter,
     clean_message,
     clean_text,
+    identified,
     json_text,
     marks_of,
     message_parameters,
@@ -161,19 +162,19 @@ class Archive:
         if not (counted := await connection.fetch(self._sql["reserve"], _counting(info, []))):
             raise WrongUser(info.session_id)
         last_seq = counted[0][1]
-        identified = [m if m.id is not None else replace(m, id=str(uuid7())) for m in part.messages]
-        known = await self._seqs(connection, info.session_id, identified)
+        messages = [identified(message) for message in part.messages]
+        known = await self._seqs(connection, info.session_id, messages)
         fresh: list[Message] = []
         seqs = dict(known)
-        for message in identified:
+        for message in messages:
             if str(message.id) not in seqs:
                 fresh.append(message)
                 seqs[str(message.id)] = last_seq + len(fresh)
         cleaned = await self._insert(connection, part, fresh, seqs) if fresh else 0
-        await self._restore_borders(connection, info, identified, seqs)
+        await self._restore_borders(connection, info, messages, seqs)
         moved = sum(1 for message in fresh if message.seq is not None and message.seq != seqs[str(message.id)])
         summaries = await self._summaries.restore(connection, info.session_id, part.summaries)
-        return Restored(len(fresh), len(identified) - len(fresh), moved, cleaned, *summaries)
+        return Restored(len(fresh), len(messages) - len(fresh), moved, cleaned, *summaries)
 
     async def _seqs(self, connection: Connection, session_id: str, messages: Sequence[Message]) -> dict[str, int]:
         if not messages:

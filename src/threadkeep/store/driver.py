@@ -183,9 +183,13 @@ class Driver(Protocol):
 
     async def fetch(self, sql: str, parameters: Parameters) -> list[Row]:
         """Execute a single statement that only reads; return its rows."""
+        async with self.reading() as connection:
+            return await connection.fetch(sql, parameters)
 
     async def write(self, statements: Sequence[Statement]) -> list[list[Row]]:
         """Execute statements as one write transaction in one round trip; return the rows of each."""
+        async with self.transaction() as transaction:
+            return await transaction.commit(statements)
 
     async def append(
         self,

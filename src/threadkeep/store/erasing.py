@@ -17,7 +17,7 @@ from threadkeep.store.driver import Connection, Driver, Row, Statement
 from threadkeep.store.manifests import erase_marker
 from threadkeep.store.outbox import address_of
 from threadkeep.store.partitions import index_statements
-from threadkeep.store.statements import for_rows, load_statements, row_parameters
+from threadkeep.store.statements import ClockedTables, for_rows, load_statements, row_parameters
 from threadkeep.store.superseding import SupersedingWriter
 
 # LangGraph's tables on SQLite and PostgreSQL; `thread_id` is the id of a run, or a thread id of the application.
@@ -61,16 +61,15 @@ class Erasable:
     noted: str | None = None
 
 
-class TableErasing:
+_STATEMENTS = ("erase.sql", "retention.sql", "{backend}/search.sql", "{backend}/retention.sql")
+
+
+class TableErasing(ClockedTables, sql=_STATEMENTS):
     """Access to the rows of persons and sessions in the tables. Each method can be repeated after an interruption."""
 
     def __init__(self, driver: Driver, *, clock: Callable[[], datetime]) -> None:
-        self._driver = driver
-        self.backend = driver.backend
-        self._clock = clock
+        super().__init__(driver, clock=clock)
         self._superseding = SupersedingWriter()
-        own = (f"{driver.backend}/search.sql", f"{driver.backend}/retention.sql")
-        self._sql = load_statements("erase.sql", "retention.sql", *own)
 
     async def same_person(self, user_id: str) -> tuple[str, ...]:
         """Return all ids of the person who has this id."""
@@ -79,8 +78,7 @@ class TableErasing:
 
     async def sessions(self, wanted: Erasable) -> list[str]:
         """Return the sessions to delete as a whole, including noted ones that an interrupted erasure has deleted."""
-        async with self._driver.reading() as connection:
-            return [str(row[0]) for row in await self._fetch(connection, "own_sessions_of", wanted)]
+        return [str(row[0]) for row in await self._fetch("own_sessions_of", wanted)]
 
     async def note_sessions(self, wanted: Erasable, session_ids: Sequence[str]) -> None:
         """Note the sessions to erase, so that a repeated erasure finds their data even if their rows are gone."""
@@ -96,8 +94,10 @@ class TableErasing:
         """Return the number of rows to erase by table, including checkpoints of the sessions and runs."""
         threads, parameters = self._selecting("threads", wanted)
         async with self._driver.reading() as connection:
-            found = {str(name): int(count) for name, count in await self._fetch(connection, "counts", wanted)}
-            shared = await self._fetch(connection, "shared_messages", wanted) if wanted.ids else []
+            rows = await connection.fetch(*self._selecting("counts", wanted))
+            found = {str(name): int(count) for name, count in rows}
+            messages = self._selecting("shared_messages", wanted)
+            shared = await connection.fetch(*messages) if wanted.ids else []
             found["checkpoints"] = 0
             for table in await self._checkpoint_tables(connection):
                 counting = f"SELECT count(*) FROM {table} WHERE thread_id"  # noqa: S608 - a fixed name
@@ -112,9 +112,8 @@ class TableErasing:
         """Return the `seq` values of the person's messages in sessions of other owners, by session."""
         found: dict[str, list[int]] = defaultdict(list)
         if wanted.ids:
-            async with self._driver.reading() as connection:
-                for session_id, seq in await self._fetch(connection, "shared_messages", wanted):
-                    found[str(session_id)].append(int(seq))
+            for session_id, seq in await self._fetch("shared_messages", wanted):
+                found[str(session_id)].append(int(seq))
         return dict(found)
 
     async def empty(self, session_id: str, seqs: Sequence[int]) -> None:
@@ -171,8 +170,7 @@ class TableErasing:
 
     async def facts(self, wanted: Erasable) -> list[str]:
         """Return the ids of facts outside the target's own scopes that have evidence in its sessions or runs."""
-        async with self._driver.reading() as connection:
-            return [str(row[0]) for row in await self._fetch(connection, "facts_of_sessions", wanted)]
+        return [str(row[0]) for row in await self._fetch("facts_of_sessions", wanted)]
 
     async def steps(self, session_id: str) -> list[dict[str, object]]:
         """Return the tool calls of a session's turns, each with agent, `seq` of the question, ordinal, and results."""
@@ -205,13 +203,11 @@ class TableErasing:
 
     async def forget_group(self, session_id: str) -> None:
         """Delete the row of a session's Graphiti group."""
-        async with self._driver.writing() as connection:
-            await connection.execute(self._sql["delete_group_of_session"], {"session_id": session_id})
+        await self._driver.write([(self._sql["delete_group_of_session"], {"session_id": session_id})])
 
     async def episodes_elsewhere(self, wanted: Erasable) -> int:
         """Return the number of the target's episodes that stay in shared Graphiti groups, such as a workspace's."""
-        async with self._driver.reading() as connection:
-            return int((await self._fetch(connection, "episodes_elsewhere", wanted))[0][0])
+        return int((await self._fetch("episodes_elsewhere", wanted))[0][0])
 
     async def branches(self, session_id: str) -> int:
         """Return the number of branches of a session; a branch has copies of its messages."""
@@ -271,8 +267,8 @@ class TableErasing:
             with contextlib.suppress(StoreError):
                 await connection.execute("CHECKPOINT", {})
 
-    async def _fetch(self, connection: Connection, name: str, wanted: Erasable) -> list[Row]:
-        return await connection.fetch(*self._selecting(name, wanted))
+    async def _fetch(self, name: str, wanted: Erasable) -> list[Row]:
+        return await self._driver.fetch(*self._selecting(name, wanted))
 
     def _selecting(self, name: str, wanted: Erasable) -> Statement:
         # The statements need at least one row of ids, and no user has an empty id.

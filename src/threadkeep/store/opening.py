@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import os
 import time
 from collections.abc import AsyncIterator, Mapping
@@ -15,7 +14,7 @@ from typing import Final
 from threadkeep.errors import StoreUnavailable
 from threadkeep.store.address import DatabaseAddress
 from threadkeep.store.driver import Driver, Row, StoreOptions
-from threadkeep.store.private_files import make_private_folder
+from threadkeep.store.private_files import lock_at_once, make_private_folder
 from threadkeep.store.statements import load_statements
 
 SETUP_SECONDS: Final = 60.0
@@ -70,7 +69,7 @@ async def one_at_a_time(path: Path | None) -> AsyncIterator[None]:
     descriptor = os.open(path.with_name(path.name + ".setup-lock"), os.O_RDWR | os.O_CREAT, 0o600)
     try:
         deadline = time.monotonic() + SETUP_SECONDS
-        while not _locked(descriptor):
+        while not lock_at_once(descriptor):
             if time.monotonic() > deadline:
                 raise StoreUnavailable(
                     "Another process is still setting up this database; find out which one it is before you end it."
@@ -79,14 +78,6 @@ async def one_at_a_time(path: Path | None) -> AsyncIterator[None]:
         yield
     finally:
         os.close(descriptor)
-
-
-def _locked(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 FOREIGN_OPTIONS = StoreOptions(pool_max_size=2, pool_timeout_seconds=10.0)

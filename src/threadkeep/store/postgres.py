@@ -21,8 +21,8 @@ from threadkeep.store.driver import (
     GROUP_LOCK_SECONDS,
     Appended,
     Backend,
+    Driver,
     Parameters,
-    Row,
     Statement,
     StoreOptions,
     seconds_left,
@@ -45,7 +45,7 @@ _RECONNECT_SECONDS = 5
 _TRY_SETUP_LOCK = "SELECT pg_try_advisory_xact_lock(7310865113)"
 
 
-class PostgresDriver:
+class PostgresDriver(Driver):
     """A PostgreSQL database behind a connection pool."""
 
     def __init__(self, dsn: str, options: StoreOptions, *, read_only: bool = False) -> None:
@@ -106,11 +106,6 @@ class PostgresDriver:
             finally:
                 await loan.give_back()
 
-    async def fetch(self, sql: str, parameters: Parameters) -> list[Row]:
-        """Execute a single statement that only reads; return its rows."""
-        async with self.reading() as connection:
-            return await connection.fetch(sql, parameters)
-
     @asynccontextmanager
     async def writing(self, *, lock_timeout_seconds: float | None = None) -> AsyncIterator[PostgresConnection]:
         """Lend a connection inside a write transaction."""
@@ -132,11 +127,6 @@ class PostgresDriver:
                 yield PostgresTransaction(connection, self._lock_timeout(None), limits=self._short_wait)
             finally:
                 await connection.roll_back()
-
-    async def write(self, statements: Sequence[Statement]) -> list[list[Row]]:
-        """Execute statements as one write transaction in one round trip; return the rows of each."""
-        async with self.transaction() as transaction:
-            return await transaction.commit(statements)
 
     async def append(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import logging
 import os
 import stat
@@ -54,6 +55,15 @@ def _may_use(path: Path, mode: int) -> bool:
 def nearest_existing(folder: Path) -> Path:
     """Return the folder, or its nearest existing parent."""
     return next(path for path in (folder, *folder.parents) if os.access(path, os.F_OK))
+
+
+def lock_at_once(descriptor: int, kind: int = fcntl.LOCK_EX) -> bool:
+    """Lock an open file; return False, without waiting, if another process has locked it."""
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def tighten(path: Path) -> None:

@@ -12,7 +12,7 @@ from threadkeep.records.runs import RunStatus
 from threadkeep.store.codec import TITLE_CHARACTERS, retention_of, short_time, shorten, time_of, time_text
 from threadkeep.store.driver import GROUP_LOCK_SECONDS, Connection, Driver, Parameters, Row
 from threadkeep.store.partitions import index_statements
-from threadkeep.store.statements import Tables, for_rows, load_statements, row_parameters
+from threadkeep.store.statements import ClockedTables, Tables, for_rows, row_parameters
 from threadkeep.store.tables import delete_session, deletion_statements
 from threadkeep.store.transcripts import END
 
@@ -94,7 +94,10 @@ class Removed:
     tokens: int
 
 
-class RetentionRows:
+_STATEMENTS = ("transcripts.sql", "retention.sql", "{backend}/search.sql", "{backend}/retention.sql")
+
+
+class RetentionRows(ClockedTables, sql=_STATEMENTS):
     """The interface through which retention uses the tables of sessions.
 
     Guarantees: a step is atomic; it starts only where earlier removals ended; remaining messages keep their `seq`. A
@@ -104,10 +107,7 @@ class RetentionRows:
     archives = True
 
     def __init__(self, driver: Driver, *, clock: Callable[[], datetime]) -> None:
-        self._driver = driver
-        self._clock = clock
-        own = (f"{driver.backend}/search.sql", f"{driver.backend}/retention.sql")
-        self._sql = load_statements("transcripts.sql", "retention.sql", *own)
+        super().__init__(driver, clock=clock)
         self._deletion = deletion_statements(driver.backend)
 
     async def sessions(

@@ -99,9 +99,8 @@ class SearchIndex(Tables, sql=("search.sql", "{backend}/search.sql")):
 
     async def unindexed(self, *, user_id: str | None = None, session_id: str | None = None) -> int:
         """Return the number of messages (of one user, of one session) that are not indexed yet."""
-        async with self._driver.reading() as connection:
-            place = {"user_id": user_id, "session_id": session_id}
-            [(messages,)] = await connection.fetch(self._sql["unindexed"], place)
+        place = {"user_id": user_id, "session_id": session_id}
+        [(messages,)] = await self._driver.fetch(self._sql["unindexed"], place)
         return int(messages)
 
     async def _index(self, behind: Sequence[_Behind], locked: set[str], *, deadline: float) -> bool:

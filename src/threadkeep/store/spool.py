@@ -22,7 +22,7 @@ from langchain_core.utils.uuid import uuid7
 
 from threadkeep.errors import ThreadkeepError, WrongUser
 from threadkeep.records import Message, Turn, dump_json
-from threadkeep.store.private_files import make_private_folder, tighten
+from threadkeep.store.private_files import lock_at_once, make_private_folder, tighten
 
 _PREFIX = "damaged-"
 _LINE_SUFFIX = ".line"
@@ -275,7 +275,7 @@ def in_use(path: Path) -> bool:
     except FileNotFoundError:
         return False
     try:
-        return not _locked(descriptor, fcntl.LOCK_SH)
+        return not lock_at_once(descriptor, fcntl.LOCK_SH)
     finally:
         os.close(descriptor)
 
@@ -283,21 +283,13 @@ def in_use(path: Path) -> bool:
 def _own(descriptor: int) -> bool:
     """Lock a file exclusively; wait while other processes only check it; return False if it has an owner."""
     for _ in range(_LOOKS):
-        if _locked(descriptor, fcntl.LOCK_EX):
+        if lock_at_once(descriptor, fcntl.LOCK_EX):
             return True
-        if not _locked(descriptor, fcntl.LOCK_SH):
+        if not lock_at_once(descriptor, fcntl.LOCK_SH):
             return False
         # Here another process has a shared lock, which it takes only for a check; the lock of an owner is exclusive.
         time.sleep(_LOOK_SECONDS)
     return False
-
-
-def _locked(descriptor: int, kind: int) -> bool:
-    try:
-        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import aiosqlite
 
 from threadkeep.boundary import AsyncOnFailure, OnFailure
 from threadkeep.errors import StoreClosed, StoreUnavailable
-from threadkeep.store.driver import Appended, Backend, Parameters, Row, Statement, StoreOptions, seconds_left
+from threadkeep.store.driver import Appended, Backend, Driver, Parameters, Statement, StoreOptions, seconds_left
 from threadkeep.store.private_files import is_read_only, make_private_database
 from threadkeep.store.search_terms import RELEVANCE, relevance
 from threadkeep.store.sqlite_connection import (
@@ -43,7 +43,7 @@ _KIND_OF_ERROR = 0xFF
 _PAGE_BYTES = 4096
 
 
-class SqliteDriver:
+class SqliteDriver(Driver):
     """A SQLite database in a file, or in memory if there is no path.
 
     A database in memory has a single connection, which serves one caller at a time. Drivers with the same `memory_name`
@@ -88,11 +88,6 @@ class SqliteDriver:
                 await _to_its_end(_stop(connection.raw))
                 raise
 
-    async def fetch(self, sql: str, parameters: Parameters) -> list[Row]:
-        """Execute a single statement that only reads; return its rows."""
-        async with self.reading() as connection:
-            return await connection.fetch(sql, parameters)
-
     async def take_reader(self) -> SqliteConnection:
         """Take a connection for reading; it belongs to the caller until it is passed to `give_reader`."""
         await self._reader_slots.acquire()
@@ -120,11 +115,6 @@ class SqliteDriver:
             await _begin(connection, for_ever=lock_timeout_seconds == 0)
             yield connection
             await connection.fetch("COMMIT", {})
-
-    async def write(self, statements: Sequence[Statement]) -> list[list[Row]]:
-        """Execute statements as one write transaction, in one call to the connection's thread; return their rows."""
-        async with self.transaction() as transaction:
-            return await transaction.commit(statements)
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[SqliteTransaction]:

@@ -48,23 +48,21 @@ class Summaries(ClockedTables, sql=("summaries.sql", "{backend}/sessions.sql")):
 
     async def active(self, session_id: str, *, user_id: str | None = None) -> list[Summary]:
         """Return the active summaries, oldest first: not merged into another, and after the last reset."""
-        return await self._fetch("active", session_id, user_id)
+        return await self._fetch("active", session_id, user_id=user_id)
 
     async def all_of(self, session_id: str, *, user_id: str | None = None) -> list[Summary]:
         """Return all summaries of a session, in the order of their first `seq`."""
-        return await self._fetch("all", session_id, user_id)
+        return await self._fetch("all", session_id, user_id=user_id)
 
     async def of_messages(self, session_id: str, first_seq: int, last_seq: int, limit: int) -> list[Summary]:
         """Return the first `limit` summaries made directly of messages in a range, even if they were merged since."""
-        parameters = {"session_id": session_id, "first_seq": first_seq, "last_seq": last_seq, "limit": limit}
-        rows = await self._driver.fetch(self._sql["of_messages"], parameters)
-        return [summary_of(row) for row in rows]
+        between = {"first_seq": first_seq, "last_seq": last_seq, "limit": limit}
+        return await self._fetch("of_messages", session_id, **between)
 
     async def newest_of_messages(self, session_id: str, first_seq: int, last_seq: int, limit: int) -> list[Summary]:
         """Return the last `limit` summaries made directly of messages in a range, even if merged since, in order."""
-        parameters = {"session_id": session_id, "first_seq": first_seq, "last_seq": last_seq, "limit": limit}
-        rows = await self._driver.fetch(self._sql["newest_of_messages"], parameters)
-        return [summary_of(row) for row in reversed(rows)]
+        between = {"first_seq": first_seq, "last_seq": last_seq, "limit": limit}
+        return (await self._fetch("newest_of_messages", session_id, **between))[::-1]
 
     async def merged(self, session_id: str, upto_seq: int, limit: int) -> dict[str, list[Summary]]:
         """Return the newest merged summaries up to a `seq`, by the id of the summary into which they were merged."""
@@ -136,8 +134,8 @@ class Summaries(ClockedTables, sql=("summaries.sql", "{backend}/sessions.sql")):
         parameters = {"session_id": session_id, "purpose": purpose, "owner": owner}
         await self._driver.write([(self._sql["release"], parameters)])
 
-    async def _fetch(self, statement: str, session_id: str, user_id: str | None) -> list[Summary]:
-        rows = await self._driver.fetch(self._sql[statement], {"session_id": session_id, "user_id": user_id})
+    async def _fetch(self, statement: str, session_id: str, **others: object) -> list[Summary]:
+        rows = await self._driver.fetch(self._sql[statement], {"session_id": session_id, **others})
         return [summary_of(row) for row in rows]
 
 
@@ -174,20 +172,10 @@ def _is_union(summary: Summary, parts: Sequence[Row], expected: int) -> bool:
 
 
 def summary_of(row: Row) -> Summary:
-    """Return the summary from a row with the columns that every statement for summaries selects."""
-    session_id, first_seq, last_seq, text, model, prompt_version, tokens, level, id_, created_at = row
-    return Summary(
-        session_id,
-        first_seq,
-        last_seq,
-        text,
-        model,
-        prompt_version,
-        tokens=tokens,
-        level=level,
-        id=id_,
-        created_at=time_of(created_at),
-    )
+    """Return the summary from a row with the columns that every statement for summaries selects, in field order."""
+    *columns, created_at = row
+    values = [*columns, time_of(created_at)]
+    return Summary(*values)
 
 
 def summary_row(summary: Summary, *, now: datetime) -> dict[str, object]:

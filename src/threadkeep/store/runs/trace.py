@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, astuple, dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
@@ -69,33 +69,15 @@ def run_event(run_id: str, event: StoredEvent) -> RunEvent:
 
 
 def usage_of(row: Sequence[Any]) -> TokenUsage:
-    """Return the usage of a model from a row of the table of usage."""
-    model, calls, input_tokens, output_tokens, cache_read_tokens, estimated_calls, cost = row
-    return TokenUsage(
-        model=model,
-        calls=int(calls),
-        input_tokens=int(input_tokens),
-        output_tokens=int(output_tokens),
-        cache_read_tokens=int(cache_read_tokens),
-        estimated_calls=int(estimated_calls),
-        cost=None if cost is None else float(cost),
-    )
+    """Return the usage of a model from a row of the table of usage, whose columns have the order of the fields."""
+    model, *counts, cost = row
+    values: list[Any] = [model, *map(int, counts), None if cost is None else float(cost)]
+    return TokenUsage(*values)
 
 
 def packed_usage(usage: Iterable[TokenUsage]) -> str | None:
     """Return the usage of a run as JSON text; None if there is none."""
-    rows: list[Json] = [
-        [
-            used.model,
-            used.calls,
-            used.input_tokens,
-            used.output_tokens,
-            used.cache_read_tokens,
-            used.estimated_calls,
-            used.cost,
-        ]
-        for used in usage
-    ]
+    rows: list[Json] = [list(astuple(used)) for used in usage]
     return dump_json(rows) if rows else None
 
 
