@@ -269,7 +269,7 @@ class CandidateGraph(CompiledStateGraph[CandidateState, None, CandidateState, Ca
         if not isinstance(saver, BaseCheckpointSaver) or thread_id is None:
             yield
             return
-        # A lock belongs to one event loop.
+        # A lock works in only one event loop, so the loop is part of the key.
         key = (id(asyncio.get_running_loop()), str(thread_id))
         async with _LOCKS.setdefault(saver, Locks[tuple[int, str]]()).of(key):
             yield

@@ -1,4 +1,4 @@
-"""Finding the question in the messages of a run, and earlier messages that a client sends again in every turn."""
+"""Finding the question among the messages of a run, and the earlier messages that a client sends in every turn."""
 
 from __future__ import annotations
 

@@ -126,7 +126,7 @@ def _time_of(turn: FoundTurn) -> datetime:
 
 
 def _block(found: Sequence[FoundTurn], request: ExtraRequest, room: int) -> Extra | None:
-    """Return the best turns that fit, as one message; None if none fits. Select twice if the first size is wrong."""
+    """Return the best turns that fit, as one message; None if none fits. Select again if its size is unexpected."""
     quoted = [QuotedTurn(turn.session_id, turn.message, turn.part) for turn in found]
     sizes = _sizes(quoted, request.counter)
     budget = room - request.counter(TURNS_HEADER)
@@ -134,7 +134,7 @@ def _block(found: Sequence[FoundTurn], request: ExtraRequest, room: int) -> Extr
     block = _block_of(found, quoted, places, request)
     tokens = block.entry.tokens
     if tokens > room or (tokens < (1 - _UNUSED) * room and len(places) < len(found)):
-        # The counter of the request differs from the counter of the stored messages.
+        # The request's counter differs from the counter of the stored messages, so the sizes were wrong: select again.
         places = _fitting(quoted, sizes, budget * (1 - _MARGIN) * room / max(tokens, 1))
         other = _block_of(found, quoted, places, request)
         block = other if other.entry.tokens <= room or tokens > room else block

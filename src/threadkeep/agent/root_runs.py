@@ -179,7 +179,7 @@ class RootRun:
         return [*messages[:end], *missing, *messages[end:]]
 
     def begin_attempt(self) -> bool:
-        """Return True if this task is in a repeated attempt at a node; release numbers of the attempt before."""
+        """Return True if this task is in a repeated attempt at a node; release the numbers of earlier attempts."""
         attempts = {namespace: attempt.run_id for namespace, attempt in root_callbacks.attempts.get().items()}
         if not attempts:
             return False

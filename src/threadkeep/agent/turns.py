@@ -240,7 +240,7 @@ class OpenTurn(TurnContext):
             ordinal=None if self.ordinal == 1 else self.ordinal,
         )
         told = status == "complete" and (self._hold is None or self._hold.told)
-        # The transaction that ends the run may store the answer.
+        # If possible, leave the answer to the transaction that ends the run.
         waits = self._hold is not None and self._hold.takes(self.session) and not self.steps.waiting
         if self._hold is not None and waits and status == "complete":
             store, settle = partial(self._store_answer, answer, told=told), self.settle

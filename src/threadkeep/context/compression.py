@@ -177,7 +177,7 @@ def kept_after(rows: Sequence[Message], left_out_upto_seq: int, *, complete: boo
 
 
 def part_length(rows: Sequence[Message], sizes: Sequence[int], room: int) -> int:
-    """Return how many of the rows, oldest first, a model reads next: as many as fit, at least one.
+    """Return how many rows, oldest first, form the next part that a model reads: as many as fit, at least one.
 
     The part ends at the end of a turn, unless that makes it smaller than half of what fits.
     """

@@ -83,7 +83,7 @@ def shares(parts: Sequence[Step], steps: Sequence[Step], room: int) -> list[int 
 
 
 def whole_shares(steps: Sequence[Step], room: int) -> list[int | None]:
-    """Return the tokens of each step, None if it is excluded, if only the newest step may be cut."""
+    """Return the tokens of each step if only the newest may be cut; None for each excluded step."""
     found: list[int | None] = [None] * len(steps)
     for number in range(len(steps) - 1, -1, -1):
         tokens = whole_of(steps[number])

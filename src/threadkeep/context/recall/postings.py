@@ -108,7 +108,7 @@ class Postings:
         return changes
 
     def dump(self) -> Iterator[Packed]:
-        """Yield copies of the parts of the state, to store them."""
+        """Yield the state in parts, as copies that can be stored."""
         of_topics = array("I", map(len, self._topics.values()))
         yield Packed(
             {"turns": self._turns, "terms": list(self._terms), "topics": list(self._topics)},

@@ -28,7 +28,7 @@ from threadkeep.store.address import DatabaseAddress
 
 @dataclass(frozen=True)
 class Attempt:
-    """An entry of a run in the queue. `number` counts the run's entries; its `attempts` are counted elsewhere."""
+    """An entry of a run in the queue, with its number among the run's entries. The run's record counts `attempts`."""
 
     run_id: str
     number: int = 1
@@ -345,7 +345,7 @@ class RunQueue:
             self._process.end(attempt.id)
 
     def _remove_finished(self) -> None:
-        """Remove finished attempts now and then repeatedly; now, because a short command may be the only worker."""
+        """Remove finished attempts at once, because a short command may be the only worker; then again at intervals."""
         kept = timedelta(seconds=self._options.keep_finished_seconds)
         while True:
             # A failed removal is retried as long as the process lives.
