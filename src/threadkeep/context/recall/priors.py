@@ -13,7 +13,7 @@ from typing import NamedTuple
 from threadkeep.context.recall.weights import ANSWER, PRIOR
 from threadkeep.context.recall.words import BASE_FORMS, WordTable, is_unspaced, words_of
 
-# The patterns by which signs are found in lower-case words, and in lower-case texts without spaces.
+# Each sign is a bit. Its pattern finds it in lower-case words, and in lower-case texts without spaces.
 _TIME, _NUMBER, _CAUSE, _PLACE, _FIRST_PERSON, _SECOND_PERSON, _CLOCK_WORD = (1 << number for number in range(7))
 _PATTERNS = {
     _TIME: re.compile(
