@@ -31,7 +31,7 @@ def flow(cli: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
 
 def test_workflows_are_listed_and_shown(cli: CommandLine, flow: Path) -> None:
     """For people and for programs; by name, or by the path of a file."""
-    assert [one["name"] for one in cli("workflows", "list", "--json").json] == ["chat", "bot"]
+    assert [one["name"] for one in cli("workflows", "list", "--json").json["workflows"]] == ["chat", "bot"]
     assert "Remembers each chat." in cli("workflows", "list").out
     shown = cli("workflows", "show", "bot").out
     assert "agent" in shown

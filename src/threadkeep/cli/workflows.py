@@ -36,7 +36,7 @@ def list_workflows() -> None:
     with terminal.waiting("Reading workflows"):
         found = _registered().all()
     if terminal.as_json:
-        terminal.json([describe(workflow) for workflow in found])
+        terminal.json({"workflows": [describe(workflow) for workflow in found]})
         return
     rows = [[one.name, one.source, one.version, str(len(one.builder.nodes)), one.description] for one in found]
     terminal.table(["workflow", "source", "version", "nodes", "what it is for"], rows, right=["nodes"])
