@@ -14,7 +14,7 @@ from tests.history.summaries import Asked, WrittenDown, check_coverage, ranges, 
 from tests.recorded_events import RecordedEvents
 from threadkeep import Memory, MemoryOptions, open_memory
 from threadkeep.context.cut import CUT_MARK
-from threadkeep.history.compression import Compression, CompressionFailed
+from threadkeep.history.compression import Compression, CompressionFailed, CompressionRequest
 from threadkeep.history.compressor import Compressor, CompressorOptions
 from threadkeep.observe import SummaryFailed, SummaryMade
 from threadkeep.observe.log import LogObserver
@@ -26,7 +26,7 @@ BUDGET = 8_000
 
 def consider(memory: Memory, summarizer: WrittenDown, session_id: str = "room") -> None:
     """What happens after each turn."""
-    memory.compressor.consider(session_id, SMALL, summarizer, budget=BUDGET)
+    memory.compressor.consider(CompressionRequest(session_id, SMALL, summarizer, BUDGET))
 
 
 async def test_it_is_done_behind_the_turns(memory: Memory) -> None:
@@ -289,10 +289,10 @@ async def test_closing_does_not_wait_for_ever(memory: Memory, events: RecordedEv
         options=CompressorOptions(closing_seconds=0.01),
     )
     await talk(memory, 10)
-    compressor.consider("room", SMALL, summarizer, budget=BUDGET)
+    compressor.consider(CompressionRequest("room", SMALL, summarizer, BUDGET))
     await gate.reached()
     await compressor.close()
-    compressor.consider("room", SMALL, summarizer, budget=BUDGET)
+    compressor.consider(CompressionRequest("room", SMALL, summarizer, BUDGET))
     assert await ranges(memory) == []
     assert await memory.compressor.compress_now("room", SMALL, WrittenDown(), budget=BUDGET) is not None
 

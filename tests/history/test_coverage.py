@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.history.summaries import Asked, WrittenDown, check_coverage
 from threadkeep import Memory, Message
 from threadkeep.errors import StoreUnavailable
-from threadkeep.history.compression import Compression, CompressionFailed, Summarizer
+from threadkeep.history.compression import Compression, CompressionFailed, CompressionRequest, Summarizer
 from threadkeep.records import Role
 
 _SESSIONS = count(1)
@@ -116,7 +116,7 @@ async def test_eight_hundred_messages_leave_none_uncovered(memory: Memory) -> No
         words = "some words of a long talk about nothing in particular " * 12
         question = Message(role="user", content=f"question {number}: {words}")
         await session.append([question, Message(role="assistant", content=f"answer {number}: {words}")])
-        memory.compressor.consider("room", compression, summarizer, budget=100_000)
+        memory.compressor.consider(CompressionRequest("room", compression, summarizer, 100_000))
         await memory.compressor.idle()
         largest = max(largest, (await memory.summaries.uncovered("room")).tokens)
     active = await check_coverage(memory)

@@ -58,8 +58,8 @@ async def test_failures_are_raised_to_the_caller() -> None:
         raise ValueError("not closed")
 
     with pytest.raises(ValueError, match="not opened"):
-        async with Lifetime(failing(at_once=True), "test"):
+        async with Lifetime(failing(at_once=True)):
             pass
     with pytest.raises(ValueError, match="not closed"):
-        async with Lifetime(failing(at_once=False), "test") as opened:
+        async with Lifetime(failing(at_once=False)) as opened:
             assert opened == 1

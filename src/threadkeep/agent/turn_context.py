@@ -25,7 +25,7 @@ from threadkeep.context.manifest import ContextManifest
 from threadkeep.context.tokens import name_of
 from threadkeep.context.window import Exclusion, Limits
 from threadkeep.errors import StoreError
-from threadkeep.history.compression import Compression
+from threadkeep.history.compression import Compression, CompressionRequest
 from threadkeep.history.keys import channel_of
 from threadkeep.history.memory import Memory
 from threadkeep.history.recollection import Past, Recollection
@@ -248,13 +248,9 @@ class TurnContext:
             # The newest message that is neither in the window nor in a summary.
             out = [gap.last_seq for gap in gaps if gap.reason in ("before_anchor", "over_budget", "over_limit")]
             left_out_upto = 0 if self._options.no_history else max(*out, (self._new_begin or 1) - 1, 0)
+            session_id, room = self.session.session_id, self._room or WindowRoom()
             self._memory.compressor.consider(
-                self.session.session_id,
-                compression,
-                summarizer,
-                budget=self._budget,
-                left_out_upto_seq=left_out_upto,
-                window=self._room or WindowRoom(),
+                CompressionRequest(session_id, compression, summarizer, self._budget, left_out_upto, room)
             )
 
     async def as_stored(self, messages: Sequence[BaseMessage]) -> list[BaseMessage]:

@@ -29,6 +29,7 @@ from threadkeep.store.archive import ArchivedPart, Restored, SummaryArchive
 from threadkeep.store.backend import BackendDependencies, TranscriptBackend, check_location
 from threadkeep.store.codec import Counter, Prepared, clean_json, clean_text, identified, marks_of, prepare, time_text
 from threadkeep.store.driver import Driver, StoreOptions
+from threadkeep.store.null_stores import NullSearch
 from threadkeep.store.transcripts import END, SessionQuery
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ _SEARCH_SECONDS = 5.0
 _SEARCHES = 2
 
 
-class TextSearch:
+class TextSearch(NullSearch):
     """A search without an index, which reads the texts of all conversations in question."""
 
     def __init__(self, transcripts: GraphTranscripts, *, page_sessions: int = 100) -> None:
@@ -47,16 +48,6 @@ class TextSearch:
         self._reader = transcripts.reader
         self._page_sessions = page_sessions
         self._searches = asyncio.Semaphore(_SEARCHES)
-
-    async def catch_up(
-        self, *, seconds: float | None = None, user_id: str | None = None, session_id: str | None = None
-    ) -> bool:
-        """Return True, because there is no index to update."""
-        return True
-
-    async def unindexed(self, *, user_id: str | None = None, session_id: str | None = None) -> int:
-        """Return 0, because every text is read."""
-        return 0
 
     async def search(
         self, query: str, *, limit: int, user_id: str | None = None, session_id: str | None = None, after: int = 0

@@ -78,8 +78,7 @@ class HeldChunks:
 
     async def message(self, seq: int) -> Message:
         """Return the message with a `seq`, which must exist."""
-        found = await self.messages(chunk_of(seq, self.conversation.chunk_size))
-        return next(message for message in found if message.seq == seq)
+        return message_in(await self.value(seq), self.layout.value_field)
 
     async def mark(
         self, chunk: int, places: tuple[int, int], mark: Value, successors: dict[str | None, str | None]

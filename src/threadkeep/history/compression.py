@@ -154,9 +154,10 @@ _MOST_PIECES = 32
 class CompressionRequest:
     """A session to compress, and the options for this.
 
-    `budget` is the token budget of a model call. `left_out_upto_seq` is the `seq` of the newest message that did not
-    fit a window. Messages up to it are summarised before the trigger is reached; so are the oldest messages of a
-    `window` that is nearly full. `upto_seq` is the end of a range that an earlier pass did not finish.
+    `budget` is the token budget of a model call, for sizes given as fractions. `left_out_upto_seq` is the `seq` of the
+    newest message that did not fit a window. Messages up to it are summarised before the trigger is reached; so are the
+    oldest messages of a `window` that is nearly full. `upto_seq` is the end of a range that an earlier pass did not
+    finish.
     """
 
     session_id: str

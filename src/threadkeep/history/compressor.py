@@ -89,30 +89,14 @@ class Compressor:
         self._running: dict[str, asyncio.Task[None]] = {}
         self._closed = False
 
-    def consider(
-        self,
-        session_id: str,
-        compression: Compression,
-        summarizer: Summarizer,
-        *,
-        budget: int,
-        left_out_upto_seq: int = 0,
-        window: WindowRoom = UNLIMITED,
-    ) -> None:
+    def consider(self, request: CompressionRequest) -> None:
         """Queue a session for compression, and return at once; the session is compressed only if this is due.
 
-        Args:
-            session_id: the session; its newest answer is already stored.
-            compression: when and how much to compress.
-            summarizer: the writer of the summary.
-            budget: the token budget of a model call, for sizes given as fractions.
-            left_out_upto_seq: the `seq` of the newest message that did not fit the window, 0 for none; messages up to
-                it are summarised before the trigger is reached.
-            window: the capacity of the window; messages that would be left out next are summarised now.
+        The newest answer of the session must be stored already.
         """
         if self._closed:
             return
-        self._put(CompressionRequest(session_id, compression, summarizer, budget, left_out_upto_seq, window))
+        self._put(request)
         if len(self._waiting) > _MOST_SESSIONS:
             crowded_out, _ = self._waiting.popitem(last=False)
             self._report(crowded_out, "crowded")

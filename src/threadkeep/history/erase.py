@@ -8,6 +8,7 @@ import hmac
 import json
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
+from itertools import batched
 from typing import TYPE_CHECKING, Literal
 
 from threadkeep.errors import InvalidInput, SessionDamaged, StoreUnavailable
@@ -190,8 +191,8 @@ class Eraser:
             for session_id in sessions:
                 await self._memory.session(session_id).delete()
             for session_id, seqs in (await self.rows.shared(wanted)).items():
-                for start in range(0, len(seqs), _PAGE):
-                    await self.rows.empty(session_id, seqs[start : start + _PAGE])
+                for some in batched(seqs, _PAGE):
+                    await self.rows.empty(session_id, some)
                 self._memory.older_turns.forget(session_id)
                 self._memory.session_cache.forget(session_id)
             await self._empty_conversations(wanted)
@@ -265,8 +266,7 @@ class Eraser:
         for memory, session_id, messages in await self.shared_conversations(wanted):
             await self._memory.runs.records.forget_runs(sorted({one.run_id for one in messages if one.run_id}))
             seqs = [message.seq or 0 for message in messages]
-            for start in range(0, len(seqs), _PAGE):
-                some = seqs[start : start + _PAGE]
+            for some in batched(seqs, _PAGE):
                 if memory is self._memory:
                     await self.rows.empty(session_id, some)
                 await memory.empty_messages(session_id, some)

@@ -344,15 +344,11 @@ class Memory:
         Raises:
             InvalidKey: the id is empty, longer than 256 characters, or has control characters.
         """
-        backend = self._backend
         return Session(
             session_id,
-            backend.transcripts,
-            backend.pending,
-            contexts=backend.contexts,
+            self._backend,
             user_id=user_id,
             observer=self.observers,
-            forget=backend.older_turns.forget,
             cache=self.session_cache,
             workspace=workspace,
         )

@@ -37,6 +37,7 @@ from threadkeep.history.session_events import SessionEvents
 from threadkeep.observe import Observer, PendingWrites
 from threadkeep.records import Message, Receipt, Turn, dump_json
 from threadkeep.store.address import DatabaseAddress
+from threadkeep.store.codec import identified
 from threadkeep.store.driver import Joined, Row, RowLocked, TurnRefused
 from threadkeep.store.spool import DamagedTurn, PendingTurn
 from threadkeep.store.tables import TableTranscripts
@@ -195,9 +196,7 @@ class PendingTurns:
             task.exception()  # retrieve the exception, because a cancelled caller does not
 
     async def _record(self, turn: Turn) -> Receipt | None:
-        turn = replace(
-            turn, messages=tuple(m if m.id is not None else replace(m, id=str(uuid7())) for m in turn.messages)
-        )
+        turn = replace(turn, messages=tuple(map(identified, turn.messages)))
         if not self.database_fails and not self._waits(turn.session_id):
             try:
                 async with asyncio.timeout(self.options.write_timeout_seconds):
@@ -404,14 +403,10 @@ class PendingTurns:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
-        await self._deliver_last()
-        await self._files.close()
-
-    async def _deliver_last(self) -> None:
-        """Try pending turns once more, within `wait_seconds`. Turns that are not written stay on disk."""
         with contextlib.suppress(StoreError, TimeoutError):
             async with asyncio.timeout(self.wait_seconds):
                 await self._deliver_own()
+        await self._files.close()
 
     def _waits(self, session_id: str) -> bool:
         """Return True if later turns of the session must wait behind a pending one."""

@@ -37,15 +37,16 @@ from threadkeep.observe import Observer
 from threadkeep.records import Json, Message, Page, Receipt, SessionInfo, Turn, View
 from threadkeep.records.messages import session_html
 from threadkeep.records.sessions import is_user_id
-from threadkeep.store.contexts import Contexts, state_of
+from threadkeep.store.contexts import state_of
 from threadkeep.store.driver import Joined, Row
 from threadkeep.store.tables import TableTranscripts
-from threadkeep.store.transcripts import END, Branching, SessionChanges, Superseded, Superseding, Transcripts
+from threadkeep.store.transcripts import END, Branching, SessionChanges, Superseded, Superseding
 
 if TYPE_CHECKING:
     from langchain_core.messages import AnyMessage
 
-    from threadkeep.history.pending import Join, PendingTurns
+    from threadkeep.history.memory_parts import Backend
+    from threadkeep.history.pending import Join
 
 LONGEST_PAGE = 10_000
 _TIMEOUT_SECONDS = 5.0
@@ -96,13 +97,10 @@ class Session:
     def __init__(
         self,
         session_id: str,
-        transcripts: Transcripts,
-        pending: PendingTurns,
+        backend: Backend,
         *,
-        contexts: Contexts,
         user_id: str | None,
         observer: Observer,
-        forget: Callable[[str], object],
         cache: SessionCache,
         workspace: str | None = None,
     ) -> None:
@@ -112,17 +110,17 @@ class Session:
         self.session_id = session_id
         self.user_id = user_id
         self.workspace = workspace
-        self._transcripts = transcripts
-        self._pending = pending
-        self._forget = forget
-        self._contexts = contexts
+        self._backend = backend
+        self._transcripts = backend.transcripts
+        self._pending = backend.pending
         self._observer = observer
         self._cache = cache
 
     # These are created on first use, because many session objects are made but never read.
     @cached_property
     def _windows(self) -> WindowReader:
-        return WindowReader(self.session_id, self._transcripts, self._contexts, user_id=self.user_id, cache=self._cache)
+        contexts = self._backend.contexts
+        return WindowReader(self.session_id, self._transcripts, contexts, user_id=self.user_id, cache=self._cache)
 
     @cached_property
     def _events(self) -> SessionEvents:
@@ -528,23 +526,17 @@ class Session:
             InvalidInput: there is no message with this `seq`, or another session has the `session_id`.
             StoreUnavailable: the database is not available.
         """
-        branch = self._sibling(str(uuid7()) if session_id is None else session_id)
-        await self._deliver_all()
-        await self._transcripts.branch(Branching(self.session_id, branch.session_id, at, self.user_id))
-        return branch
-
-    def _sibling(self, session_id: str) -> Session:
-        return Session(
-            session_id,
-            self._transcripts,
-            self._pending,
-            contexts=self._contexts,
+        branch = Session(
+            str(uuid7()) if session_id is None else session_id,
+            self._backend,
             user_id=self.user_id,
             observer=self._observer,
-            forget=self._forget,
             cache=self._cache,
             workspace=self.workspace,
         )
+        await self._deliver_all()
+        await self._transcripts.branch(Branching(self.session_id, branch.session_id, at, self.user_id))
+        return branch
 
     async def _supersede(self, superseding: Superseding) -> Superseded:
         await self._deliver_all()
@@ -577,7 +569,7 @@ class Session:
         if self.user_id is not None and not await self._is_there():
             return False
         was_there = await self._pending.delete(self.session_id, run_id=run_id)
-        self._forget(self.session_id)
+        self._backend.older_turns.forget(self.session_id)
         self._cache.forget(self.session_id)
         return was_there
 

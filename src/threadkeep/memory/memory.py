@@ -143,7 +143,7 @@ class Memory(history.Memory):
         cls, address: DatabaseAddress, observers: Sequence[Observer], options: MemoryOptions | None
     ) -> Self:
         """Open the database at an address until `close()` is awaited."""
-        lifetime = Lifetime(cls._opened(address, observers, options or MemoryOptions()), "threadkeep-memory")
+        lifetime = Lifetime(cls._opened(address, observers, options or MemoryOptions()))
         async with AsyncExitStack() as stack:
             memory = await stack.enter_async_context(lifetime)
             memory.lifetime = stack.pop_all()
@@ -205,16 +205,15 @@ class Lifetime[T](AbstractAsyncContextManager[T]):
     tasks and waits for them, so the task of this class leaves its context in order.
     """
 
-    def __init__(self, context: AbstractAsyncContextManager[T], name: str) -> None:
+    def __init__(self, context: AbstractAsyncContextManager[T]) -> None:
         self._context = context
-        self._name = name
         self._leave = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> T:
         """Enter the context in the task, and wait for it; if entering fails, the error is raised here."""
         entered: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._task = asyncio.create_task(self._live(entered), name=self._name)
+        self._task = asyncio.create_task(self._live(entered), name="threadkeep-memory")
         try:
             both: list[asyncio.Future[Any]] = [self._task, entered]
             await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)

@@ -67,9 +67,7 @@ class Contexts(Tables, sql=("contexts.sql", "{backend}/sessions.sql")):
         windows begin again at another message.
         """
         parameters = {"session_id": session_id, "profile": profile, "seq": seq, "revision": revision}
-        async with self._driver.writing() as connection:
-            await connection.fetch(self._sql["keep_session"], {"session_id": session_id})
-            await connection.execute(self._sql["move_anchor"], parameters)
+        await self._driver.write([(self._sql["keep_session"], parameters), (self._sql["move_anchor"], parameters)])
 
     def anchor_statement(
         self, session_id: str, profile: str, seq: int, *, revision: int | None = None

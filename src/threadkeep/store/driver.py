@@ -166,7 +166,7 @@ class Driver(Protocol):
         """The name of the database system."""
 
     async def check_file(self) -> None:
-        """Check that the path of a SQLite database still names the file that was opened.
+        """Check that the path of a SQLite database still names the file that was opened; do nothing on PostgreSQL.
 
         Raises:
             DatabaseFileReplaced: the file was removed or replaced.

@@ -7,7 +7,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, Self
+from typing import Any, Final, Self
 from weakref import WeakKeyDictionary
 
 import psycopg
@@ -48,6 +48,8 @@ _TRY_SETUP_LOCK = "SELECT pg_try_advisory_xact_lock(7310865113)"
 class PostgresDriver(Driver):
     """A PostgreSQL database behind a connection pool."""
 
+    backend: Final[Backend] = "postgres"
+
     def __init__(self, dsn: str, options: StoreOptions, *, read_only: bool = False) -> None:
         self._sql = load_statements("postgres/append.sql")
         statement, _, answer = self._sql["append"].rpartition("\nSELECT ")
@@ -68,14 +70,6 @@ class PostgresDriver(Driver):
             configure=self._configure,
             open=False,
         )
-
-    @property
-    def backend(self) -> Backend:
-        """The name of the database system."""
-        return "postgres"
-
-    async def check_file(self) -> None:
-        """Do nothing, because the files belong to the PostgreSQL server."""
 
     @classmethod
     async def open(cls, dsn: str, options: StoreOptions, *, read_only: bool = False) -> Self:

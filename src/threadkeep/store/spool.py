@@ -225,8 +225,7 @@ class SpoolFile:
         if self._open_entries or self._has_unreadable:
             self._append({"done": entry.entry_id})
         else:
-            os.ftruncate(self._descriptor, 0)
-            os.fsync(self._descriptor)
+            self.clear()
 
     def clear(self) -> None:
         """Empty the file after its turns were stored elsewhere, unless it still has unreadable lines."""

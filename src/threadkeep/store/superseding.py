@@ -148,7 +148,8 @@ class SupersedingWriter:
         since = None if branching.at is None else await self._superseded_at(connection, parent)
         copy = {**parent, "branch_id": branching.branch_id, "since": since, "now": now}
         if not await connection.execute(self._sql["begin_branch"], copy):
-            await self._check_branch(connection, branching)
+            rows = await connection.fetch(self._sql["session"], {"session_id": branching.branch_id, "user_id": None})
+            check_branch(branching, rows[0][-2:] if rows else (None, None))
             return
         await connection.execute(self._sql["copy_messages"], copy)
         await connection.execute(self._sql["copy_summaries"], copy)
@@ -166,10 +167,6 @@ class SupersedingWriter:
             raise no_message_at(place["session_id"], place["at"])
         superseded_at: str | datetime | None = places[0][1]
         return time_text(superseded_at) if isinstance(superseded_at, datetime) else superseded_at
-
-    async def _check_branch(self, connection: Connection, branching: Branching) -> None:
-        rows = await connection.fetch(self._sql["session"], {"session_id": branching.branch_id, "user_id": None})
-        check_branch(branching, rows[0][-2:] if rows else (None, None))
 
     async def _newest(self, connection: Connection, superseding: Superseding) -> _Span | None:
         wanted = {"session_id": superseding.session_id, "newest": superseding.newest}

@@ -181,7 +181,8 @@ class TableTranscripts:
         """Return the message with an id, even if it is superseded; None if there is none."""
         if clean_text(message_id) != message_id:
             return None
-        return await self._one_message("message_with_id", {"session_id": session_id, "id": message_id})
+        rows = await self._driver.fetch(self._sql["message_with_id"], {"session_id": session_id, "id": message_id})
+        return marked_message_of(rows[0]) if rows else None
 
     async def with_ids(self, session_id: str, message_ids: Collection[str]) -> list[Message]:
         """Return the existing messages with these ids, including superseded ones, in order."""
@@ -288,10 +289,6 @@ class TableTranscripts:
         now = time_text(self._clock())
         ready = prepare_turn(turn, count=self._count, now=now)
         return PreparedTurn(turn, ready.messages, ready.columns, now, ready.cleaned)
-
-    async def _one_message(self, statement: str, parameters: Parameters) -> Message | None:
-        rows = await self._driver.fetch(self._sql[statement], parameters)
-        return marked_message_of(rows[0]) if rows else None
 
     async def _messages(self, statement: str, session_id: str, keys: Sequence[Parameters]) -> list[Message]:
         """Return the messages that a statement finds by its keys, of which 500 are queried at once."""
