@@ -232,12 +232,12 @@ def _text(weights: Floats) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Fit, print the recall on left-out conversations, store the weights if requested, and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m bench.fit_recall", description=main.__doc__)
-    parser.add_argument("--data", type=Path, required=True, help="conversations.json of the shared data set")
+    parser.add_argument("--data", type=conversations, required=True, help="conversations.json of the shared data set")
     parser.add_argument(
         "--write", action="store_true", help="write the weights into threadkeep/context/recall/weights.py"
     )
     given = parser.parse_args(arguments)
-    folds = _folds(list(conversations(given.data)))
+    folds = _folds(given.data)
     everything = _fitted(folds)
     apart = [_fitted([fold for fold in folds if fold is not left_out]) for left_out in folds]
     for name in _SHARES:

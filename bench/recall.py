@@ -24,7 +24,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from bench import recall_hard
 from bench.recall_chats import Asked, Chat, ChatTurn, chats
@@ -103,9 +103,27 @@ class Recall:
         return [entry.id for entry in select(ranked, self._costs.__getitem__, token_budget)]
 
 
-def conversations(path: Path) -> Iterator[Chat]:
-    """Return the conversations of the shared data set, without questions that cannot be answered."""
-    for entry in json.loads(path.read_text()):
+def conversations(path: str) -> list[Chat]:
+    """Read the argument `--data`: the conversations of the shared data set, without unanswerable questions.
+
+    Raises:
+        ArgumentTypeError: the file cannot be read, or has another form.
+    """
+    try:
+        found = list(_conversations(json.loads(Path(path).read_bytes())))
+    except OSError as error:
+        problem = f"{path} cannot be read: {error.strerror}"
+    except (ValueError, LookupError, TypeError, AttributeError):
+        problem = f"{path} is not the shared data set"
+    else:
+        if found:
+            return found
+        problem = f"{path} has no conversations"
+    raise argparse.ArgumentTypeError(f"{problem}. Give the path of conversations.json of the shared data set.")
+
+
+def _conversations(entries: Any) -> Iterator[Chat]:
+    for entry in entries:
         turns = [
             ChatTurn(t["id"], t["session"], t["index"], t["speaker"], t["text"], datetime.fromisoformat(t["time"]))
             for t in entry["turns"]
@@ -217,7 +235,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print, and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m bench.recall", description=main.__doc__)
     parser.add_argument(
-        "--data", type=Path, help="conversations.json of the shared data set; without it only made-up chats"
+        "--data",
+        type=conversations,
+        default=[],
+        help="conversations.json of the shared data set; without it only made-up chats",
     )
     parser.add_argument(
         "--embed", metavar="MODULE:FUNCTION", help="a function that takes texts and gives a vector of length 1 for each"
@@ -228,7 +249,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     embed = _embedding(given.embed) if given.embed else None
     if given.meaning and (vectors := installed_word_vectors()) is not None:
         embed = partial(_embed, vectors)
-    people = list(conversations(given.data)) if given.data is not None else []
+    people: list[Chat] = given.data
     if people:
         report("Conversations between people", people, embed)
         report("The same with misspelt words in the questions", [misspelt(chat) for chat in people], embed)

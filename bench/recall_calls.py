@@ -20,7 +20,6 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC
-from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from langchain_core.messages import HumanMessage
@@ -184,7 +183,7 @@ async def report_start(given: Sequence[Chat], length: int, sessions: int, option
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print, and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m bench.recall_calls", description=main.__doc__)
-    parser.add_argument("--data", type=Path, required=True, help="conversations.json of the shared data set")
+    parser.add_argument("--data", type=conversations, required=True, help="conversations.json of the shared data set")
     parser.add_argument("--each", type=int, default=1, help="ask every Nth question only")
     parser.add_argument(
         "--left-out", action="store_true", help="rank each conversation with weights that are fitted to the others"
@@ -198,7 +197,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--meaning", action="store_true", help="use the word vectors of the extra `meaning`")
     given = parser.parse_args(arguments)
     use_meaning(wanted=given.meaning)
-    chats = list(conversations(given.data))
+    chats: list[Chat] = given.data
     if given.start:
         options = MemoryOptions(transcripts="graph_store" if given.graph_store else "tables")
         asyncio.run(report_start(chats, given.start, given.sessions, options))

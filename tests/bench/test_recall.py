@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+from pathlib import Path
+
 import pytest
 
 from bench import recall_hard
@@ -50,3 +53,20 @@ def test_the_figures_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     """Without data, the made-up chats are measured alone."""
     assert main([]) == 0
     assert "ms of CPU a query" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("bench", ["recall", "fit_recall", "recall_calls"])
+@pytest.mark.parametrize("content", [None, b"\xff", b"{", b"[]", b"3", b'[{"id": "a"}]', b'{"a": 1}'])
+def test_a_data_set_that_cannot_be_read_is_refused(
+    bench: str, content: bytes | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the exit code of a wrong argument, and the cure."""
+    if bench != "recall":
+        pytest.importorskip("numpy")
+    path = tmp_path / "conversations.json"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(SystemExit) as refused:
+        importlib.import_module(f"bench.{bench}").main(["--data", str(path)])
+    said = capsys.readouterr().err
+    assert (refused.value.code, "Traceback" in said, "Give the path of" in said) == (2, False, True)
