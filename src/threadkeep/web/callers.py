@@ -43,7 +43,7 @@ class Buckets:
         tokens, since = self._buckets.pop(name, (float(self._per_minute), now))
         tokens = min(tokens + (now - since) * rate, float(self._per_minute))
         allowed = tokens >= 1
-        self._buckets[name] = (tokens - 1 if allowed else tokens, now)  # the dict is in order of last use
+        self._buckets[name] = (tokens - 1 if allowed else tokens, now)  # last in the dict: it is in order of last use
         if len(self._buckets) > _MOST_BUCKETS:
             del self._buckets[next(iter(self._buckets))]
         return 0.0 if allowed else (1 - tokens) / rate
@@ -82,7 +82,7 @@ _READING = frozenset({"GET", "HEAD", "OPTIONS"})
 
 @dataclass(frozen=True)
 class Caller:
-    """The sender of a request. It may act for `user_id` only; None means that each request names its user."""
+    """The sender of a request, who may act for `user_id` only. If that is None, each request may name any user."""
 
     name: str
     scope: KeyScope
@@ -145,7 +145,7 @@ type CallerInUse = Annotated[Caller, Depends(caller_of)]
 
 
 def _access_of(route: BaseRoute, method: str) -> tuple[KeyScope, bool]:
-    """Return the scope that a route needs, and whether a caller who is limited to one user may reach it."""
+    """Return the scope that a route requires, and whether callers who are limited to one user may call it."""
     if isinstance(route, Mount):
         return "read", isinstance(route.app, StaticFiles)
     usual: KeyScope = "read" if method in _READING else "write"

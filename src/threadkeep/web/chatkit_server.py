@@ -1,4 +1,4 @@
-"""A ChatKit server that answers by runs of the chat. This module imports ChatKit and the OpenAI Agents SDK."""
+"""A ChatKit server whose answers are runs of the chat. This module imports ChatKit and the OpenAI Agents SDK."""
 
 from __future__ import annotations
 
@@ -83,14 +83,14 @@ class RunStore(ThreadkeepStore[ChatKitRequest]):
 
 
 class StoredElsewhere(AttachmentStore[ChatKitRequest]):
-    """An attachment store without files: it stores descriptions of attachments, and cannot create attachments."""
+    """An attachment store for files that are elsewhere: it deletes nothing and cannot create attachments."""
 
     async def delete_attachment(self, attachment_id: str, context: ChatKitRequest) -> None:
-        """Do nothing: there is no file, and the store deletes the description."""
+        """Do nothing, because there is no file. The ChatKit store deletes the description."""
 
 
 class ChatServer(ChatKitServer[ChatKitRequest]):
-    """A ChatKit server over an App. The workflow in a thread's metadata answers; by default the chat."""
+    """A ChatKit server over an App. The workflow that a thread's metadata names answers, by default the chat."""
 
     def __init__(self, app: App) -> None:
         self._app = app
@@ -118,13 +118,13 @@ class ChatServer(ChatKitServer[ChatKitRequest]):
         return await super().process(request, context)
 
     def get_stream_options(self, thread: ThreadMetadata, context: ChatKitRequest) -> StreamOptions:
-        """Return options that forbid cancelling, because a run continues without a reader."""
+        """Return options that forbid cancelling, because a run continues if no client reads its stream."""
         return StreamOptions(allow_cancel=False)
 
     async def handle_stream_cancelled(
         self, thread: ThreadMetadata, pending_items: list[ThreadItem], context: ChatKitRequest
     ) -> None:
-        """Store nothing: the run stores the whole answer."""
+        """Store nothing, because the run stores the whole answer."""
 
     async def respond(
         self, thread: ThreadMetadata, input_user_message: UserMessageItem | None, context: ChatKitRequest
@@ -162,7 +162,7 @@ class ChatServer(ChatKitServer[ChatKitRequest]):
 
 
 async def _events(turn: ChatTurn, thread_id: str, session: Session) -> AsyncIterator[ThreadStreamEvent]:
-    """Yield the events of a growing answer. Each message becomes an item; items of unstored messages are removed."""
+    """Yield the events of a turn. Each message becomes an item, and items whose messages are not stored are removed."""
     items: set[str] = set()
     async for event in turn.follow():
         if isinstance(event, ChatToken) and event.text:

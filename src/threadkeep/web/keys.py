@@ -29,7 +29,7 @@ _logger = logging.getLogger("threadkeep.web")
 
 
 class KeyRing:
-    """The keys of the settings and of the database. After five seconds, the keys of the database are read again.
+    """The keys of the settings and of the database. Those of the database are read again after at least five seconds.
 
     While the database does not answer, the keys of the last successful read stay valid.
     """
@@ -53,7 +53,7 @@ class KeyRing:
         return bool(self._configured or self._known)
 
     async def refresh(self) -> bool:
-        """Read the keys again if the last read is too old; return False if no read has ever succeeded."""
+        """Read the keys of the database if the last read is too old; return False if no read has ever succeeded."""
         if time.monotonic() >= self._next_read:
             if self._work is None or self._work.done():
                 self._work = asyncio.create_task(self._read(), name="threadkeep-keys")
@@ -93,7 +93,7 @@ class KeyRing:
             self._next_read = time.monotonic() + REFRESH_SECONDS
 
     async def _note(self, key_id: str, moment: datetime) -> None:
-        with contextlib.suppress(StoreError):  # the next use after a minute is noted
+        with contextlib.suppress(StoreError):  # the next use that is a minute later is recorded instead
             await self._keys.note_use(key_id, moment)
 
 
@@ -118,7 +118,7 @@ class UserTokens:
         self._jwks: jwt.PyJWKClient | None = None
         if key.startswith(("https://", "http://")):
             self._jwks = jwt.PyJWKClient(key, timeout=_KEYS_TIMEOUT_SECONDS)
-        # Otherwise a token signed with the issuer's public key, used as a shared secret, would be accepted.
+        # A public key must never be a shared secret: everybody could sign tokens with it.
         shared = self._jwks is None and not key.lstrip().startswith("-----BEGIN")
         self._algorithms = _SHARED_KEY_ALGORITHMS if shared else _PUBLIC_KEY_ALGORITHMS
 
@@ -174,7 +174,7 @@ def limits_of(settings: Settings) -> RateLimits:
 
 
 def tokens_of(settings: Settings) -> UserTokens | None:
-    """Return the verifier of users' tokens; None if the settings have no key of an issuer."""
+    """Return the verifier of users' tokens; None if the settings name no key of an issuer."""
     return None if settings.jwt_key is None else UserTokens(settings, settings.jwt_key.get_secret_value())
 
 

@@ -167,7 +167,7 @@ class SafeHeaders:
 
 
 class HeadAsGet:
-    """Middleware that answers HEAD with the status and the headers of GET, on every path. A stream ends with them."""
+    """Middleware that answers HEAD with the status and headers of GET, on every path. A stream is closed after them."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

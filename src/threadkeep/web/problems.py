@@ -59,7 +59,7 @@ _logger = logging.getLogger("threadkeep.web")
 
 _NOT_AS_IT_IS = "The request is not valid; `errors` lists the faults."
 _WANTED = "a JSON object with Content-Type: application/json"
-# The last part of the type and the sentence for each status; None if the error has its own sentence.
+# For each status, the last part of the problem's `type` and its sentence; None if the error has its own sentence.
 _STATUSES: Mapping[int, tuple[str, str | None]] = {
     400: ("unreadable-body", f"The body is not JSON in UTF-8; send {_WANTED}."),
     404: ("not-found", "There is nothing at this address; /docs lists all addresses."),
@@ -80,7 +80,7 @@ _DOCUMENTED: Mapping[int, str] = {
     502: "The model did not answer, or the workflow failed; the message is stored.",
     503: "The database is unavailable, locked, full or read-only, or the service is stopping; try again.",
 }
-# The status and the last part of the type for each error. Subclasses come before their base classes.
+# For each error, the status and the last part of the problem's `type`. Subclasses come before their base classes.
 _KINDS: Mapping[type[ThreadkeepError], tuple[int, str]] = {
     InvalidKey: (422, "invalid-session-id"),
     InvalidInput: (422, "invalid-request"),
@@ -196,8 +196,8 @@ def problem_of(error: Exception) -> Problem:
 def problem_response(problem: Problem, headers: Mapping[str, str] | None = None, *, path: str = "") -> JSONResponse:
     """Return the response for a problem.
 
-    Under `/v1/` it also has the `error` object that OpenAI's clients show. These clients repeat failed requests; a
-    header stops them if the message is stored already, because they send no id of it.
+    Under `/v1/` it also has the `error` object that OpenAI's clients show. These clients repeat failed requests without
+    an id of the message. If the message is stored already, a header tells them not to.
     """
     more = {**SAFE_HEADERS, **(headers or {})}
     if problem.status == 503:
@@ -269,7 +269,7 @@ def _http_problem(error: HTTPException) -> Problem:
 
 
 def _field_problem(error: Mapping[str, Any]) -> FieldProblem:
-    """Return the location and the sentence of a pydantic error, without values and names from the input."""
+    """Return the location and the sentence of a pydantic error, without input values and names of unknown fields."""
     where, *path = error["loc"]
     kind = str(error["type"])
     if kind == "extra_forbidden":

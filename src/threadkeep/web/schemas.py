@@ -1,4 +1,4 @@
-"""JSON schemas of requests and responses, as `/docs` shows them."""
+"""Schemas of requests and responses that several routes share."""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ class SessionPatch(BaseModel, extra="forbid", json_schema_extra=example(title="R
 
 
 class TakeBackBody(BaseModel, extra="forbid", json_schema_extra=example(n=2)):
-    """The number of newest messages to take back."""
+    """A request to take back the newest messages."""
 
     n: int = Field(1, ge=1, le=200)
 
@@ -253,7 +253,7 @@ class RegenerateBody(BaseModel, extra="forbid", json_schema_extra=example(messag
 
 
 class BranchBody(BaseModel, extra="forbid", json_schema_extra=example(at=4)):
-    """The start and the id of a branch."""
+    """The last message that a branch copies, and the id of the new session."""
 
     at: int | None = Field(
         None, ge=1, lt=2**53, description="The `seq` of its last message; by default it has all messages."

@@ -91,7 +91,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._deadline = None if seconds is None else self.loop.call_later(seconds, self._wait_a_moment)
 
     def _wait_a_moment(self) -> None:
-        """Allow time to read received data: after a suspension, timers fire before the sockets are read."""
+        """Extend the timeout, so that received data is read. After a suspension, timers fire before socket reads."""
         self._deadline = self.loop.call_later(_LATE_SECONDS, self._close_late)
 
     def _close_late(self) -> None:
@@ -104,7 +104,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
 
 _GRACE_SECONDS = 5
-"""Seconds for sending the last answers after all turns have ended."""
+"""Seconds in which the last answers can be sent after all turns have ended."""
 
 
 class Server(uvicorn.Server):

@@ -183,7 +183,7 @@ async def serve(settings: Settings, *, output: TextIO = sys.stdout) -> None:
         async with open_app(settings, observers=[LogObserver()], bots=True) as app:
             limits = ConnectionLimits(settings.max_connections, settings.header_timeout, settings.body_timeout)
             service = create_service(app)
-            await service.state.keys.refresh()  # keys that were read stay valid while the database is unavailable
+            await service.state.keys.refresh()  # keys that have been read stay valid during an outage of the database
             server = Server(
                 service,
                 app.end_turns,
@@ -197,9 +197,9 @@ async def serve(settings: Settings, *, output: TextIO = sys.stdout) -> None:
 
 
 async def _work(app: App) -> None:
-    """Execute queued and abandoned runs as soon as the database responds.
+    """Start executing queued and abandoned runs as soon as the database responds.
 
-    Other errors are logged; the chat continues.
+    An error that has another cause is logged, and the process continues without executing such runs.
     """
     try:
         await retry_until_available(app.runs.service)

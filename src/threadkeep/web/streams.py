@@ -61,7 +61,7 @@ class EventStream(StreamingResponse):
 
 
 class StreamParts(ABC):
-    """An encoder of the events of a turn as the server-sent events of one protocol.
+    """An encoder that converts the events of a turn to server-sent events of one protocol.
 
     A message of the stream has the id of the stored answer. Several can be open at once; each ends at its last piece.
     """
@@ -185,10 +185,7 @@ async def encoded[T](
     encode: Callable[[T], AsyncIterator[bytes]],
     failed: Callable[[Exception], Iterable[bytes]],
 ) -> AsyncGenerator[bytes]:
-    """Yield events as bytes; after an error, yield the bytes that `failed` returns.
-
-    A client cannot distinguish a broken stream from a finished one, so each error becomes an event.
-    """
+    """Yield events as bytes. If an error occurs, yield the bytes that `failed` returns for it, and end."""
     async with aclosing(events):
         with ErrorBoundary() as attempt:
             async for event in events:
@@ -202,7 +199,7 @@ async def encoded[T](
 
 
 async def with_silences[T](events: AsyncIterator[T], seconds: float) -> AsyncGenerator[T | None]:
-    """Yield the events, and None after each period of `seconds` without an event."""
+    """Yield the events. Also yield None whenever `seconds` have passed without an event."""
     upcoming: asyncio.Task[T] | None = None
     try:
         while True:
@@ -229,7 +226,7 @@ def problem_of_turn(turn: ChatTurn, error: Exception) -> Problem:
 
 
 async def begin_with[T](first: T, rest: AsyncGenerator[T]) -> AsyncGenerator[T]:
-    """Yield an item, then the items of a generator, which is closed together with this one."""
+    """Yield an item, then the items of a generator. Closing this generator closes that one."""
     async with aclosing(rest):
         yield first
         async for item in rest:

@@ -1,1 +1,1 @@
-"""The routes of the service, one module for each subject."""
+"""The routes of the service's own API, one module for each subject."""

@@ -61,7 +61,7 @@ async def chat(body: ChatRequestBody, app: AppInUse, caller: CallerInUse) -> Cha
 
 
 async def answer_of(turn: ChatTurn) -> ChatResponseBody:
-    """Return the answer of a turn; an error includes the ids that are needed to send its message again."""
+    """Wait for the answer of a turn and return it. An error has the ids with which the message can be sent again."""
     try:
         answer = await turn.answer()
     except (ModelCallFailed, RunFailed, RunWaits, Interrupted, StoreUnavailable) as error:
@@ -72,7 +72,7 @@ async def answer_of(turn: ChatTurn) -> ChatResponseBody:
 @router.post(
     "/stream",
     summary="Send a message and stream the answer",
-    response_class=Response,  # no media type here: the content of the stream is described below
+    response_class=Response,  # no media type here, because `responses` describes the stream
     responses={200: STREAM, **_FAILURES},
 )
 async def stream(body: ChatRequestBody, app: AppInUse, caller: CallerInUse, request: Request) -> EventStream:
@@ -146,14 +146,14 @@ async def serve_chatkit(
         str | None, Header(max_length=200, description="A repeated key refers to the same thread and message.")
     ] = None,
 ) -> Response:
-    """Serve a request of ChatKit's page: threads are sessions, and answers are runs of the chat.
+    """Serve a request of ChatKit's page. A thread is a session, and each answer is a run of the chat.
 
-    The thread's metadata may name another `workflow`. If the key or `user_id` names a user, threads of other users are
-    not found. The answer continues if the client disconnects.
+    The thread's metadata may name a `workflow` that answers instead of the chat. If the key or `user_id` names a user,
+    threads of other users are not found. The answer continues if the client disconnects.
     """
     if find_spec("chatkit") is None:
         raise ProblemRaised(make_problem(404, "chatkit-missing", _MISSING))
-    from threadkeep.web.chatkit_server import ChatKitRequest, serve  # it needs the extra `chatkit`
+    from threadkeep.web.chatkit_server import ChatKitRequest, serve  # here, because it needs the extra `chatkit`
 
     body = await request.body()
     context = ChatKitRequest(user_id, idempotency_key, _kind(body) == "threads.retry_after_item")
@@ -191,7 +191,7 @@ type ChannelName = Annotated[
     "/channels/{name}", summary="Receive a platform's callback", response_model=None, responses=_CALLBACK_FAILURES
 )
 async def receive_callback(name: ChannelName, request: Request, app: AppInUse) -> Response:
-    """Receive a platform's callback for a bot. The bot sends its answer later, in a separate call."""
+    """Receive a platform's callback for a bot. The bot usually sends its answer later, in a separate request."""
     if app.channels is None:
         raise ChannelNotFound(name)
     callback = Callback(

@@ -120,7 +120,7 @@ async def remember_fact(fact: FactInput, app: AppInUse, user_id: KnowledgeUser =
 
 @router.post("/forget", summary="Forget facts", responses=_WRITING)
 async def forget_facts(what: ForgetFactsInput, app: AppInUse, user_id: KnowledgeUser = None) -> Forgotten:
-    """Delete facts permanently, by id or by owner. All values of a fact's key are deleted."""
+    """Delete facts permanently: by id, by the keys of an owner, or all of an owner. All values of a key are deleted."""
     knowledge = app.memory.knowledge
     if what.scope is None or what.owner is None:
         gone, missing = await knowledge.forget_facts(what.ids or (), user_id=user_id)
@@ -272,7 +272,7 @@ async def list_consents(app: AppInUse) -> ConsentList:
     "/consent", summary="Grant or decline consent", responses=_GRAPHITI_WRITING, openapi_extra=ADMINISTERS
 )
 async def decide_consent(decision: ConsentInput, app: AppInUse) -> Consent:
-    """Record a person's decision about the configured endpoint. If it is declined, waiting messages are given up."""
+    """Grant or decline sending data to the configured endpoint. If a person declines, waiting messages are given up."""
     graphiti = app.memory.graphiti
     if decision.decision == "grant":
         return await graphiti.grant(decision.data_classes, by=decision.by)
@@ -289,26 +289,26 @@ async def trust_workspace(trust: TrustInput, app: AppInUse) -> TrustView:
 
 @graphiti_router.post("/test", summary="Test the Graphiti server", responses=_ASKING, openapi_extra=ADMINISTERS)
 async def check_server(how: CheckInput, app: AppInUse) -> CheckList:
-    """Check the server without sending people's words; a smoke test writes its own message and deletes it."""
+    """Check the Graphiti server without sending people's messages. A smoke test writes and deletes its own message."""
     checks = await app.memory.graphiti.test(smoke=how.smoke)
     return CheckList(ok=all_ok(checks), checks=[CheckView.model_validate(check) for check in checks])
 
 
 @graphiti_router.post("/promote", summary="Promote a fact", responses=_GRAPHITI_WRITING, openapi_extra=ADMINISTERS)
 async def promote_fact(promotion: PromotionInput, app: AppInUse) -> PromotedView:
-    """Store a fact here, and send it to the graph if that is allowed."""
+    """Store a fact in Threadkeep's database, and queue it for Graphiti if a person has consented."""
     return PromotedView.of(await app.memory.graphiti.promote(promotion.record(), promotion.owner))
 
 
 @graphiti_router.post("/promote/undo", summary="Undo a promotion", responses=_ASKING, openapi_extra=ADMINISTERS)
 async def undo_promotion(what: UndoInput, app: AppInUse) -> Retracted:
-    """Retract a promoted fact here and in the graph, and check that its episode is gone."""
+    """Retract a promoted fact in the database and in Graphiti, and check that Graphiti has deleted its episode."""
     return await app.memory.graphiti.undo_promotion(what.fact_id)
 
 
 @graphiti_router.post("/backfill", summary="Send earlier turns", responses=_GRAPHITI_WRITING, openapi_extra=ADMINISTERS)
 async def backfill_turns(what: BackfillInput, app: AppInUse) -> Backfilled:
-    """Queue earlier turns behind current ones. Repeat the request until no turns remain."""
+    """Queue earlier turns for Graphiti, after the turns that wait already. Repeat the request until no turns remain."""
     graphiti = app.memory.graphiti
     return await graphiti.backfill(what.session_ids, user_id=what.user_id, limit=what.limit)
 
@@ -321,7 +321,7 @@ async def list_deliveries(
     after: Annotated[int, Query(ge=0, lt=2**53, description="Only deliveries with a higher number.")] = 0,
     limit: Limit = DEFAULT_LIMIT,
 ) -> DeliveryList:
-    """List waiting, delivered and dead messages. Each dead message shows why it was given up."""
+    """List the messages that wait for Graphiti, were delivered, or are dead. A dead message has the reason."""
     found = await app.memory.graphiti.deliveries(status=status, after=after, limit=limit)
     following = found[-1].number if len(found) == limit else None
     return DeliveryList(deliveries=found, next_after=following)
@@ -331,7 +331,7 @@ async def list_deliveries(
     "/deliveries/retry", summary="Send dead messages again", responses=_GRAPHITI_WRITING, openapi_extra=ADMINISTERS
 )
 async def retry_deliveries(choice: DeliveryChoice, app: AppInUse) -> Changed:
-    """Retry a dead message, or all dead messages that were not dropped."""
+    """Queue a dead message again, or all dead messages except dropped ones."""
     return Changed(changed=await app.memory.graphiti.retry(choice.number))
 
 
@@ -345,5 +345,5 @@ async def drop_deliveries(choice: DeliveryChoice, app: AppInUse) -> Changed:
 
 @graphiti_router.post("/purge", summary="Delete a group", responses=_ASKING, openapi_extra=ADMINISTERS)
 async def purge_group(what: PurgeInput, app: AppInUse) -> Purged:
-    """Delete the server's data of a scope, and check that it is gone."""
+    """Delete the group of a scope, with all its data, on the Graphiti server, and check that it is gone."""
     return await app.memory.graphiti.purge(Scope(what.scope, what.owner))

@@ -24,17 +24,17 @@ PATIENCE_SECONDS = 2.0
 
 @router.get("/healthz", summary="Is the service alive?")
 async def healthz() -> Health:
-    """Return success while the process responds. This needs no key."""
+    """Return 200 as long as the process responds. No key is needed."""
     return Health()
 
 
 @router.get("/readyz", summary="Can the service work?", responses=documented(503), openapi_extra=PUBLIC)
 async def readyz(app: AppInUse) -> Readiness:
-    """Return 200 if the database answers within two seconds, else 503. Meanwhile the chat continues without history."""
+    """Return 200 if the database answers within two seconds, else 503. During an outage the chat has no history."""
     backend = app.settings.database.backend
     state = Readiness(
         backend=backend,
-        # The memory migrated the database to this schema when it was opened.
+        # Opening the memory has migrated the database to this schema.
         schema_version=known_migrations(backend)[-1][0],
         pending_writes=app.memory.pending.count,
         unreadable_writes=len(await app.memory.pending.damaged()),
@@ -56,7 +56,7 @@ async def metrics(app: AppInUse) -> Response:
 
 
 async def _runs_now(memory: Memory) -> Mapping[str, int] | None:
-    """Return the number of runs in each state for operators; None if the database does not respond in time."""
+    """Return the numbers of runs for the metrics; None if the database fails or does not answer in time."""
     try:
         async with asyncio.timeout(PATIENCE_SECONDS):
             return asdict(await memory.runs.records.counts())

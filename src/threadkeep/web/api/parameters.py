@@ -60,7 +60,7 @@ _MOST_CALLS = 2**31 - 1
 
 async def app_of(
     request: Request,
-) -> App:  # async, because FastAPI would run a sync function in a thread, out of order
+) -> App:  # async, because FastAPI would run a sync function in a thread, and requests could overtake each other
     """Return the App of the service."""
     return cast("App", request.app.state.app)
 
@@ -103,7 +103,7 @@ type RunId = Annotated[GivenId, Path(description="The id of the run, as in the a
 
 
 def scope_in_query(scope: ScopeKind | None, owner: str | None) -> Scope | None:
-    """Return the scope that a kind and an owner name; None without an owner.
+    """Return the scope with this kind and this owner; None without an owner.
 
     Raises:
         InvalidInput: an owner is given without a kind.
@@ -116,7 +116,7 @@ def scope_in_query(scope: ScopeKind | None, owner: str | None) -> Scope | None:
 
 
 def write_cursor(position: tuple[datetime, str] | tuple[datetime, str, int] | None) -> str | None:
-    """Return the cursor of a position in a list that is sorted by time first; None if `position` is None."""
+    """Return the cursor for a position in a list that is sorted by time and then id; None if `position` is None."""
     if position is None:
         return None
     moment, *rest = position
@@ -125,7 +125,7 @@ def write_cursor(position: tuple[datetime, str] | tuple[datetime, str, int] | No
 
 
 def read_cursor(cursor: str | None) -> tuple[datetime, str] | None:
-    """Return the position that a cursor names: a time and an id; None without a cursor.
+    """Return the position in a cursor, which is a time and an id; None without a cursor.
 
     Raises:
         InvalidInput: the service never issued this cursor.
@@ -137,7 +137,7 @@ def read_cursor(cursor: str | None) -> tuple[datetime, str] | None:
 
 
 def read_call_cursor(cursor: str | None) -> tuple[datetime, str, int] | None:
-    """Return the position in a list of model calls that a cursor names; None without a cursor.
+    """Return the position in a cursor of a list of model calls; None without a cursor.
 
     Raises:
         InvalidInput: the service never issued this cursor.

@@ -69,7 +69,7 @@ async def list_persons(
 
 @router.put("", summary="Resolve a person", responses=_WRITING)
 async def resolve_person(known: PersonInput, app: AppInUse) -> Person:
-    """Return the person with an id; create the person if the id is new."""
+    """Return the person to whom an id belongs. If the id is unknown, create a person with it."""
     return await app.memory.persons.resolve(known.id, name=known.name)
 
 
@@ -88,7 +88,7 @@ async def forget_person(person_id: PersonId, app: AppInUse, user_id: KnowledgeUs
 
 @router.post("/{person_id}/merge", summary="Merge two persons", responses=_WRITING)
 async def merge_persons(person_id: PersonId, merge: MergeInput, app: AppInUse) -> Person:
-    """Merge two persons; the result has the id of the second. No data moves, so the merge can be undone."""
+    """Merge a person into another, and return the other with the ids of both. No data moves, so this can be undone."""
     return await app.memory.persons.merge(person_id, merge.into)
 
 
@@ -99,7 +99,7 @@ async def unmerge_person(person_id: PersonId, app: AppInUse) -> Person:
 
 
 async def _seen(memory: Memory, person_id: str, user_id: str | None) -> Person:
-    """Return a person if this user is that person or may see all persons.
+    """Return a person. If `user_id` is given, it must be an id of this person.
 
     Raises:
         KnowledgeNotFound: the person does not exist, or this user may not see them.
@@ -160,13 +160,13 @@ async def export_user(
         str | None, Query(max_length=2000, description="For `jsonl`: the `after` of the last position line.")
     ] = None,
 ) -> StreamingResponse:
-    """Stream all data of a person, under all ids: the data that erasing the person would delete.
+    """Stream all data that is stored under any id of a person: the data that erasing the person would delete.
 
     Each line is a JSON object with a `type`. After a broken connection, resume from the last line of type `position`.
     The last line has the type `end`. The archive has the lines in `person.jsonl`, and a page of them in `person.html`.
     """
     lines = app.memory.export(user_id=caller.user(user_id) or user_id, after=after)
-    first = await anext(lines)  # errors before the first line become an HTTP status
+    first = await anext(lines)  # an error before the first line becomes an HTTP error response
     if form == "zip":
         if after is not None:
             raise InvalidInput("`after` needs format=jsonl: an archive cannot be resumed.")

@@ -74,7 +74,7 @@ class RunRequestBody(
         return RunRequest(
             workflow=workflow,
             text=self.message,
-            # Results without a session come from a channel, whose sender does not know the session.
+            # Results without a session come from a workflow's channel, whose sender does not know the session.
             trigger="webhook" if self.results and self.session_id is None else "http",
             budget=self.budget.limits(),
             stream=self.mode == "stream",
@@ -211,7 +211,7 @@ async def start_run(
     submitted = await runs.submit(body.request(name), mode="background" if body.mode == "background" else "wait")
     if body.mode == "stream":
         if submitted.outcome != "new":
-            await runs.run(submitted.run_id, user_id=body.user_id)  # raises an error if the run belongs to another user
+            await runs.run(submitted.run_id, user_id=body.user_id)  # checks that the run belongs to this user
         events = _with_start(runs, submitted, body)
         return _stream(runs, with_silences(events, request.app.state.heartbeat_seconds))
     return await _told(runs, submitted.run_id, body.user_id, response, mode=body.mode)
@@ -298,7 +298,7 @@ async def get_events(
     runs = await app.runs.service()
     followed = runs.follow(run_id, after=after, user_id=user_id)
     events = with_silences(followed, request.app.state.heartbeat_seconds)
-    return _stream(runs, begin_with(await anext(events), events))  # errors before the first event become an HTTP status
+    return _stream(runs, begin_with(await anext(events), events))  # its error becomes an HTTP status
 
 
 @router.post("/runs/{run_id}/cancel", summary="Stop a run", responses=_FAILURES)
@@ -330,7 +330,7 @@ async def retry_run(
 ) -> RunBody:
     """Retry a failed, cancelled or interrupted run from its last checkpoint. The body is optional.
 
-    A run that used up its budget needs a larger budget.
+    A run that has used up its budget can be retried only with a larger one.
     """
     runs = await app.runs.service()
     asked = body or RetryBody()

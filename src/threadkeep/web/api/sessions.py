@@ -118,7 +118,7 @@ async def delete_session(session_id: SessionId, app: AppInUse, user_id: UserId =
 
 @router.post("/{session_id}/reset", summary="Reset a session", responses=_FAILURES)
 async def reset_session(session_id: SessionId, app: AppInUse, user_id: UserId = None) -> SessionBody:
-    """Hide all earlier messages from the model. The transcript stays. Earlier turns of the session finish first."""
+    """Hide all earlier messages from the model, after earlier turns have finished. The transcript keeps them."""
     session, found = await AllSessions(app.memory).find(session_id, user_id=user_id)
     if found.namespace:
         await session.reset()
@@ -150,9 +150,9 @@ _CHAT_FAILURES = documented(400, 404, 409, 413, 422, 502, 503)
 async def take_back(
     session_id: SessionId, app: AppInUse, body: TakeBackBody | None = None, user_id: UserId = None
 ) -> TakenBack:
-    """Supersede the newest messages and return them. They stay in the history, but are no longer active.
+    """Supersede the newest messages and return them. They stay in the history, but the model no longer receives them.
 
-    Concurrent requests get different messages.
+    Concurrent requests supersede different messages.
     """
     session, _ = await AllSessions(app.memory).find(session_id, user_id=user_id)
     taken = await session.take_back(body.n if body is not None else 1)
@@ -162,7 +162,7 @@ async def take_back(
 
 @router.post("/{session_id}/edit", summary="Replace a message", responses={**_CHANGES, **documented(409)})
 async def edit(session_id: SessionId, body: EditBody, app: AppInUse, user_id: UserId = None) -> Edited:
-    """Supersede a message and all later ones, and store a new version. `regenerate` answers it."""
+    """Supersede a message and all later ones, and store a new version of the message. `regenerate` answers it."""
     session, _ = await AllSessions(app.memory).find(session_id, user_id=user_id)
     message = await session.edit(body.message_id, body.message, new_id=body.new_message_id)
     return Edited(session_id=session_id, message=HistoryMessage.of(message))
@@ -183,7 +183,7 @@ async def branch(
 async def regenerate(
     session_id: SessionId, app: AppInUse, body: RegenerateBody | None = None, user_id: UserId = None
 ) -> ChatResponseBody:
-    """Supersede everything after a question and answer it again, as POST /api/v1/chat does.
+    """Supersede all messages after a question and answer it again. The response is that of POST /api/v1/chat.
 
     The question keeps its `message_id`: sending it again returns the new answer. If a turn is already answering the
     question, the response is the answer of that turn.
@@ -204,7 +204,7 @@ async def stream_regenerated(
     body: RegenerateBody | None = None,
     user_id: UserId = None,
 ) -> EventStream:
-    """Regenerate an answer as server-sent events, as POST /api/v1/chat/stream does."""
+    """Regenerate an answer and stream it, with the events of POST /api/v1/chat/stream."""
     turn = await _again(app, session_id, user_id, body, stream=True)
     return await open_stream(turn, TurnParts(), heartbeat_seconds=request.app.state.heartbeat_seconds)
 
@@ -252,7 +252,7 @@ class RetentionBody(
 
 
 class SessionRetention(BaseModel):
-    """The retention of a session, and the `seq` up to which messages are archived or deleted."""
+    """The retention limits of a session, and the `seq` numbers up to which messages are archived and deleted."""
 
     session_id: str
     own: RetentionBody | None = Field(description="The session's own limits; null if the rules apply.")

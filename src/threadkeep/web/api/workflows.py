@@ -33,7 +33,7 @@ class WorkflowList(BaseModel):
 
 
 class WorkflowNodeBody(BaseModel):
-    """A node of a workflow. A node of the kind `python` is a function of a graph written in Python."""
+    """A node of a workflow. The kind `python` marks a node of a LangGraph graph that is written in Python."""
 
     name: str
     kind: str
@@ -101,7 +101,7 @@ async def get_workflow(name: WorkflowName, app: AppInUse) -> WorkflowBody:
     openapi_extra=READS,
 )
 async def explain_keys(name: WorkflowName, body: KeyRequestBody, app: AppInUse) -> ExplainedKeys:
-    """Return the key that each agent of the workflow derives from a payload, and why other candidates were rejected.
+    """Return the session key that each agent of the workflow derives from a payload, and why other keys were rejected.
 
     Nothing is read or written.
     """

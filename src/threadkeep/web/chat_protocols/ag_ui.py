@@ -105,7 +105,7 @@ class _Events(StreamParts):
     },
 )
 async def run_agent(body: RunAgentBody, app: AppInUse, caller: CallerInUse, request: Request) -> EventStream:
-    """Answer the new messages of a thread. Messages with the id of a stored message are not stored again."""
+    """Answer the new messages of a thread. A message is not stored again if its id is stored already."""
     user_id = caller.user(body.prop("user_id"))
     turn = await Sent(_in_langchain(body.messages), body.thread_id, user_id, body.prop("workflow") or CHAT).begin(
         app, stream=True

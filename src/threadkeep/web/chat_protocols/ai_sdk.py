@@ -92,7 +92,7 @@ class ChatBody(
 
 
 class _Parts(StreamParts):
-    """The parts of a UI message stream: one message, which begins when the id of the answer is known."""
+    """The parts of a UI message stream. It has one message, which begins when the id of the answer is known."""
 
     def started(self, event: ChatStarted) -> Iterator[bytes]:
         self._names = {"session_id": event.session_id, "run_id": event.run_id, "message_id": event.message_id}
@@ -141,8 +141,8 @@ class _Parts(StreamParts):
 async def chat(body: ChatBody, app: AppInUse, caller: CallerInUse, request: Request) -> EventStream:
     """Stream the answer to the new messages of a chat or to an edited message, or a new answer to its last question.
 
-    If `messageId` is the id of a stored user message, which is the last one of the request with another text, the new
-    text replaces it and everything after it. The new version has an id of its own.
+    If `messageId` is the id of the request's last message, and this user message is stored with another text, the new
+    text replaces it, and all later messages are superseded. The new version has its own id.
     """
     user_id = caller.user(body.user_id)
     messages = _in_langchain([*body.messages, *([body.message] if body.message is not None else [])])
@@ -177,7 +177,7 @@ async def read_chat(chat_id: ChatId, app: AppInUse, user_id: UserId = None) -> U
     responses={200: _STREAM, 204: {"description": "No turn of the chat is running."}, **documented(404, 422, 503)},
 )
 async def resume_chat(chat_id: ChatId, app: AppInUse, request: Request, user_id: UserId = None) -> Response:
-    """Stream the running turn from its beginning, for a page that was reloaded."""
+    """Stream the running turn of a chat from its beginning, for a page that was reloaded; 204 if no turn is running."""
     runs = await app.runs.service()
     found, _ = await runs.list(RunQuery(session_id=chat_id, user_id=user_id, status="running"))
     run = next((one for one in found if one.parent_run_id is None and one.inputs), None)
@@ -198,7 +198,7 @@ async def resume_chat(chat_id: ChatId, app: AppInUse, request: Request, user_id:
 
 
 async def _edited(session: Session, message: BaseMessage) -> BaseMessage:
-    """Replace the stored message with this id if its text is another one; return the message with its stored id."""
+    """Replace the stored user message with this id if its text differs, and return it; return other messages as is."""
     newest, previous = await _versions(session, id_of(message))
     if newest is None or newest.role != "user":
         return message
@@ -210,7 +210,7 @@ async def _edited(session: Session, message: BaseMessage) -> BaseMessage:
 
 
 async def _versions(session: Session, message_id: str | None) -> tuple[Message | None, Message | None]:
-    """Return the newest version of a stored message and the version before it."""
+    """Return the newest version of a stored message and the version before it; None for each that does not exist."""
     newest, previous = None, None
     while message_id is not None and (version := await session.find(message_id)) is not None:
         newest, previous, message_id = version, newest, version.superseded_by
@@ -218,7 +218,7 @@ async def _versions(session: Session, message_id: str | None) -> tuple[Message |
 
 
 def _version_id(replaced: Message, text: str) -> str:
-    """Return the id of the version that replaces a message; the same for each repetition of a request."""
+    """Return the id for a new version of a message. A repeated request gets the same id."""
     return str(uuid5(NAMESPACE_OID, f"{replaced.id}\n{text}"))
 
 

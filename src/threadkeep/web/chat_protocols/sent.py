@@ -57,7 +57,7 @@ class Sent:
         return app.chat.begin(request, stream=stream)
 
     async def _unknown(self, app: App, asked: Sequence[BaseMessage]) -> Sequence[BaseMessage]:
-        """Return the messages after the newest stored message.
+        """Return the messages after the last one that is stored; all if none is stored or there is no session id.
 
         The last message is always returned, so that a repeated request joins its turn.
         """

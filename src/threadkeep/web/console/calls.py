@@ -34,7 +34,7 @@ _SHOWN_OF_RANGE = 20
 
 @dataclass(frozen=True)
 class Quote:
-    """A quoted message, or the evidence of a fact. `message` is None if it no longer exists."""
+    """A quoted message, or a message that is evidence of a fact. `message` is None if it no longer exists."""
 
     reference: TurnReference
     message: Message | None
@@ -50,7 +50,7 @@ class Unfolded:
 
 @dataclass(frozen=True)
 class QuotedFact:
-    """A fact of a context with its evidence. `fact` is None if it was forgotten or comes from Graphiti."""
+    """A fact that the model received, with its evidence. `fact` is None if it was forgotten or comes from Graphiti."""
 
     reference: FactReference
     fact: Fact | None
@@ -59,7 +59,7 @@ class QuotedFact:
 
 @dataclass(frozen=True)
 class CallMessage:
-    """A sent message, with its origin."""
+    """A message that the model received, with the summaries, quotations and facts that it contains."""
 
     seen: SeenMessage
     summaries: Sequence[Unfolded]
@@ -69,7 +69,7 @@ class CallMessage:
 
 @dataclass(frozen=True)
 class Gap:
-    """A range of excluded messages, with the reason in words and the newest messages of the range."""
+    """A range of messages that the model did not receive, with the reason in words and the newest of these messages."""
 
     exclusion: Exclusion
     why: str
@@ -99,7 +99,7 @@ class CallView:
 
 
 class CallReader:
-    """A reader of one call and of the data that the call refers to, limited to the data of a user."""
+    """A reader of one model call and of the data that it refers to; if a user is given, only of this user's data."""
 
     def __init__(self, memory: Memory, user_id: str | None) -> None:
         self._memory = memory
@@ -228,7 +228,7 @@ _PAGE = 500
 
 @dataclass(frozen=True)
 class Found:
-    """A message that contains the words. `fate` tells whether a call received it; None if no call is recorded."""
+    """A message that contains the words. `fate` tells whether the model received it; None if no call is recorded."""
 
     session: SessionInfo
     message: Message
@@ -300,7 +300,7 @@ class _Search:
                     yield await self._found(chosen, message, chosen)
 
     async def call_of(self, info: SessionInfo) -> CallRecord | None:
-        """Return the requested call, or the newest call of a session."""
+        """Return the requested model call, or else the newest model call of a session; None if none is recorded."""
         if info.session_id not in self._calls:
             stored = await self._stored(info)
             self._calls[info.session_id] = None if stored is None else await self._record(stored, info)

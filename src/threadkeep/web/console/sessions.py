@@ -206,7 +206,7 @@ router.routes.extend(_session.routes)
 
 
 async def _own(app: App, session_id: str, user: str | None) -> tuple[Session, SessionInfo]:
-    """Return a session that the chat may answer in.
+    """Return a session in which the console may send messages.
 
     Raises:
         InvalidInput: an agent stores the conversation itself.
@@ -222,7 +222,7 @@ async def _again(app: App, session: Session, asked: RegenerationRequest) -> None
 
 
 async def _begun(turn: ChatTurn) -> None:
-    """Wait until a turn has started, so that the next page shows the turn, or its failure."""
+    """Wait at most 3 seconds until a turn has started, so that the next page shows the turn or its failure."""
     events = turn.follow()
     with contextlib.suppress(TimeoutError, ModelCallFailed, RunFailed, RunWaits):
         async with asyncio.timeout(_START_SECONDS):
@@ -230,7 +230,7 @@ async def _begun(turn: ChatTurn) -> None:
 
 
 async def _stored(app: App, session_id: str) -> None:
-    """Wait until a session is stored, so that the next page finds it. Some workflows store it after they start."""
+    """Wait at most 3 seconds until a session is stored, so that the next page finds it. Some runs store it late."""
     for _ in range(_START_POLLS):
         if await app.memory.session(session_id).tail(1, view="history"):
             return

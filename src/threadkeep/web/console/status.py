@@ -61,7 +61,7 @@ async def show_health(request: Request, app: AppInUse) -> Response:
 
 
 async def _newest_turns(app: App) -> list[Run]:
-    """Return the newest finished runs that have an input, without children, oldest first."""
+    """Return the finished runs among the newest ones, oldest first, without children and runs that have no input."""
     runs, _ = await (await app.runs.service()).list(RunQuery(limit=_RUNS))
     return [run for run in reversed(runs) if run.over and run.parent_run_id is None and run.inputs]
 
@@ -98,7 +98,7 @@ def _seconds(run: Run) -> float:
 
 
 def _file_bytes(app: App) -> int | None:
-    """Return the size of an SQLite file with its log; None for other databases."""
+    """Return the size of an SQLite file with its log; None if there is no such file, as for other databases."""
     path = app.settings.database.path
     if path is None or not path.exists():
         return None
@@ -157,7 +157,7 @@ async def show_knowledge(
     cursor: Annotated[str | None, Query(max_length=1000)] = None,
     proposals_cursor: Annotated[str | None, Query(alias="proposals", max_length=1000)] = None,
 ) -> Response:
-    """Show open proposals and facts, most recently changed first. Without a user, also show deliveries to Graphiti."""
+    """Show open proposals and facts, most recently changed first; if no user is chosen, also deliveries to Graphiti."""
     words = clean_text(q.strip()) if q and q.strip() else None
     query = FactQuery(text=words, past=past, user_id=user, limit=_PAGE, cursor=read_cursor(cursor))
     facts, following = await app.memory.knowledge.facts_page(query)

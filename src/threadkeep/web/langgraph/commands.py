@@ -111,7 +111,10 @@ async def start_run(app: App, thread_id: str | None, start: Start, *, mode: Mode
 
 
 async def _forked(app: App, session: Session, start: Start) -> RunRequest | None:
-    """Supersede the messages after a checkpoint; return the request to continue, or None if no question follows."""
+    """Supersede the messages after the checkpoint's next question; return the request that answers it.
+
+    A new text in `start` replaces the question. None, and no change, if no question follows.
+    """
     page = await session.page((start.fork or 0) + 1 + _MOST, _MOST)
     later = [one for one in page.messages if (one.seq or 0) > (start.fork or 0)]
     asked = next((one for one in later if one.role == "user" and one.id), None)

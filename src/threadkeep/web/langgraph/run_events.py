@@ -1,4 +1,4 @@
-"""The events of one run in LangGraph's streaming protocol, and the parts of a v1 stream.
+"""The events of one run in LangGraph's streaming protocol, and their translation to v1 streams.
 
 The events are built from the run's trace and the pieces of its answer. `astream_events` is not used: another process
 may execute the run, and the built-in chat has no graph (ADR 42). The types of the events come from
@@ -44,7 +44,7 @@ def first_seq(run: Run) -> int:
 
 
 class RunEvents:
-    """The events of a run. A task of this process appends them during the run.
+    """The events of a run. A task of this process appends them while the run is executed.
 
     `ended` is true if the run has ended. A run that waits for a person is `paused` until `go_on`. `failed` is true if
     events could not be read. `delivered` contains the set of channels of each reader that received all events.
@@ -79,7 +79,7 @@ class RunEvents:
             await change.wait()
 
     def go_on(self) -> None:
-        """Follow a paused run again, after a person answered its question."""
+        """Collect the events of a paused run again. Call this after a person has answered its question."""
         if self.paused:
             self.paused = False
             self._task = asyncio.create_task(self._follow(), name=f"threadkeep-events-{self.run.run_id}")
@@ -112,7 +112,7 @@ class RunEvents:
     def _add_piece(self, piece: RunPiece) -> None:
         message_id = piece.message_id or piece.run_id
         if message_id in self._spoken:
-            return  # the trace was read between two pieces, and already had the whole message
+            return  # the whole message is already in the trace, which was read between two pieces
         if piece.text:
             message = self._open.get(message_id) or self._begin_message(message_id, piece.node)
             message.text += piece.text
@@ -174,7 +174,7 @@ class RunEvents:
                 self._add_whole(str(data.get("message_id") or self.run.run_id), str(data.get("text") or ""), node)
 
     def _add_whole(self, message_id: str, text: str, node: str | None) -> None:
-        """Add the part of a message that was not streamed: the whole text if this process received no pieces."""
+        """Add the part of a message's text that this process has not received in pieces, and end the message."""
         said = self._open[message_id].text if message_id in self._open else ""
         if text.startswith(said) and text != said:
             self._add_piece(RunPiece(self.run.run_id, node, message_id, text.removeprefix(said)))

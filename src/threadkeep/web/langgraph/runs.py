@@ -63,7 +63,7 @@ class ThreadRuns:
         self.heartbeat_seconds: float = request.app.state.heartbeat_seconds
 
     async def start(self, body: RunCreateBody, mode: Mode) -> tuple[Run, int]:
-        """Start a run, or resume the waiting run. Return the run with the number of its events before this call.
+        """Start a run, or resume or end the waiting one. Return the run and the number of its events before this call.
 
         Raises:
             InvalidInput: the body asks for something that is not supported, or no run waits for an answer.
@@ -289,7 +289,7 @@ async def get_thread_run(asked: RunsInThread, run_id: RunId) -> ThreadRunBody:
 
 @router.get("/threads/{thread_id}/runs/{run_id}/join", summary="Wait for a run of a thread", responses=_FAILURES)
 async def join_run(asked: RunsInThread, run_id: RunId) -> dict[str, Any]:
-    """Return the values of the thread when the run has ended or waits for a person."""
+    """Wait until the run has ended or waits for a person, and return the values of the thread."""
     return await asked.values((await asked.run(run_id)).run_id)
 
 

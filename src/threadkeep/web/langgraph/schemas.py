@@ -1,4 +1,4 @@
-"""Schemas of LangGraph's server API. Unknown fields are ignored; values of unsupported fields are rejected."""
+"""Schemas of LangGraph's server API. Unknown fields are ignored; most unsupported fields are rejected."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ Key = Annotated[CleanText, Field(min_length=1, max_length=512)]
 
 
 def _readable(value: dict[str, JsonValue]) -> dict[str, JsonValue]:
-    """Reject whole numbers that LangGraph's stores cannot write or would change."""
+    """Reject integers that LangGraph's stores cannot write or would change."""
     inner: list[JsonValue] = [value]
     while inner:
         part = inner.pop()

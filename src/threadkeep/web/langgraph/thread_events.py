@@ -63,7 +63,7 @@ class ThreadEvents:
         self._started = asyncio.Event()
 
     def follow_run(self, runs: RunService, run: Run) -> RunEvents:
-        """Return the events of a run. The first call starts collecting them, also without readers."""
+        """Return the events of a run. The first call starts a task that collects them, even if nobody reads them."""
         found = self._runs.get(run.run_id)
         if found is None or found.failed:
             found = self._runs[run.run_id] = RunEvents(runs, run, self._state)
@@ -77,7 +77,7 @@ class ThreadEvents:
     async def of_thread(
         self, thread_id: str, choice: EventChoice, *, user_id: str | None
     ) -> AsyncGenerator[ProtocolEvent]:
-        """Yield the events of a thread's runs, until the service stops.
+        """Yield the events of a thread's runs without end; if events cannot be read, yield an error as the last one.
 
         Without `since`, begin with the active run. A run that ended in the last 30 seconds counts as active if no
         reader of the same channels has received its end, because this reader may have started it. Older runs are not
@@ -102,7 +102,7 @@ class ThreadEvents:
             if read is not None and read.ended:
                 read.delivered.add(choice.channels)
                 if following is not None:
-                    continue  # the next run may exist now
+                    continue  # read the list again without a pause, because the next run may exist now
             await changed(started, pause)
             pause = min(pause * 2, _LONGEST_POLL_SECONDS)
 

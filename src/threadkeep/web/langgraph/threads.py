@@ -76,7 +76,7 @@ class CreatedThread:
         return None if kept is None else ThreadBody.model_validate_json(kept)
 
     async def keep(self, metadata: Mapping[str, Json]) -> tuple[ThreadBody, bool]:
-        """Store metadata for the first run, for 30 days. Return the thread, and whether it existed before."""
+        """Store the thread for its first run, for at most 30 days. Return the thread, and whether it existed before."""
         now = self._clock()
         thread = ThreadBody(
             thread_id=self._session.session_id,
@@ -102,10 +102,9 @@ class CreatedThread:
         return thread if changed else None
 
     async def begin(self, new: Mapping[str, Json] | None = None) -> bool:
-        """Store the thread for the session's user if `keep` has stored metadata for it.
+        """Store the thread as a session if `keep` has stored metadata for it, or if `new` is not None.
 
-        With `new` metadata, always store the thread. Existing metadata of the session is not replaced. Return whether
-        this call stored the thread.
+        Metadata that the session has already is not replaced. Return True if this call stored the thread.
 
         Raises:
             WrongUser: the session belongs to another user.
@@ -207,7 +206,7 @@ async def change_thread(
         created = CreatedThread(app.memory, app.memory.session(thread_id, user_id=user_id))
         if changed := await created.change(body.metadata or {}):
             return changed
-        session, info = await everything.find(thread_id, user_id=user_id)  # its first run may have started just now
+        session, info = await everything.find(thread_id, user_id=user_id)  # the first run may have stored it meanwhile
     if body.metadata:
         await session.update(metadata={**info.metadata, **body.metadata})
     return thread_body(await find_thread(app, thread_id, user_id=user_id))
@@ -292,7 +291,7 @@ async def copy_thread(thread_id: ThreadId, app: AppInUse, user_id: UserId = None
 async def get_history(
     thread_id: ThreadId, app: AppInUse, body: HistoryBody | None = None, user_id: UserId = None
 ) -> list[ThreadStateBody]:
-    """Return the state at the end of each turn, newest first. The list is empty before the first run."""
+    """Return the state at the end of each turn, newest first; an empty list if the thread has no run yet."""
     asked = body or HistoryBody()
     try:
         thread = await find_thread(app, thread_id, user_id=user_id)
