@@ -150,7 +150,7 @@ def test_a_fact_that_changes_during_an_export_is_in_it(
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (None, "not an exported fact"),
+        (None, "not an exported fact; export it again"),
         ({"scope": "global"}, "not an exported fact (scope)"),
         ({"confirmed": -1}, "not an exported fact (confirmed)"),
         ({"valid_from": "2026-01-01T00:00:00"}, "not an exported fact (valid_from)"),

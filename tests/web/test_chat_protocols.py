@@ -125,7 +125,7 @@ async def test_openais_client_shows_what_is_wrong(tmp_path: Path) -> None:
         with pytest.raises(openai.UnprocessableEntityError, match="/messages: List should have at least 1 item"):
             await given.chat.completions.create(model="chat", messages=[])
     async with service(tmp_path, ScriptedModel([]), api_keys="one:k-one") as client, openai_client(client) as given:
-        with pytest.raises(openai.AuthenticationError, match="Send an API key"):
+        with pytest.raises(openai.AuthenticationError, match="No valid API key"):
             await given.chat.completions.create(model="chat", messages=asked)
 
 

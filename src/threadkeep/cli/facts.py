@@ -352,7 +352,7 @@ def _facts(source: Path) -> Iterator[tuple[int, Fact]]:
                 yield number, FactView.model_validate_json(line).record()
             except ValidationError as error:
                 first = error.errors(include_input=False, include_url=False)[0]
-                where = ".".join(str(part) for part in first["loc"][:1]) or "the line"
-                raise NotDone(f"Line {number} is not an exported fact ({where}); export it again.") from None
+                where = "".join(f" ({part})" for part in first["loc"][:1])
+                raise NotDone(f"Line {number} is not an exported fact{where}; export it again.") from None
             except InvalidInput as error:
                 raise NotDone(f"Line {number} cannot be stored: {error}") from None

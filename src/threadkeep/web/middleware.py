@@ -37,7 +37,7 @@ OPEN_PATHS = frozenset({"/healthz", DOCS, *DOCS_PAGE, "/openapi.json", ADDRESS, 
 EXPOSED_HEADERS = ("Content-Location", "Location", "Retry-After", "X-Session-Id")
 _PREFLIGHT_SECONDS = 600
 
-_KEY_MISSING = "Send an API key, as `Authorization: Bearer <key>` or as `X-API-Key: <key>`."
+_KEY_MISSING = "No valid API key was sent; send one as `Authorization: Bearer <key>` or as `X-API-Key: <key>`."
 _FOREIGN_HOST = (
     "Without API keys the service accepts requests to loopback names only, and none from pages of other sites; "
     "call it as 127.0.0.1 or localhost, or set THREADKEEP_API_KEYS."
