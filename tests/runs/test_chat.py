@@ -361,6 +361,15 @@ async def test_a_chat_that_closes_lets_turns_end(sqlite_memory: Memory, make_cha
     assert [(await turn.answer()).response for turn in turns] == [f"answer to question {n}" for n in range(3)]
 
 
+async def test_a_chat_that_was_closed_takes_no_turn(memory: Memory, make_chat: Chats) -> None:
+    """Nobody would execute it: a request that arrives while the service stops waited until its connection was cut."""
+    chat = make_chat(memory, ScriptedModel(["hello"]))
+    await chat.close(60)
+    with pytest.raises(Interrupted, match="send the message again"):
+        chat.begin(said("late"))
+    assert chat.running == 0
+
+
 async def test_a_reset_waits_for_its_place_among_the_turns(sqlite_memory: Memory, make_chat: Chats) -> None:
     """What must not part a question from its answer happens between turns."""
     gate = Gate()

@@ -44,6 +44,7 @@ from threadkeep.workflows.registry import Workflows
 _SUBMIT_SECONDS = 15.0
 """Seconds to wait until a run is stored; longer than other waits, because giving up may cost a second model call."""
 
+_STOPS = "The service stops; send the message again, with its message_id."
 _ELSEWHERE_SECONDS = 60.0
 """Seconds to wait for a turn of another process, which may hang: on SQLite a suspended process still owns its runs."""
 
@@ -96,6 +97,7 @@ class Chat:
         # A lock lives as long as a turn holds it or waits for it, so all turns of a session use the same lock.
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._stopping: set[asyncio.Task[None]] = set()
+        self._closing = False
         # The last session of each user and workflow, for use while the database is unavailable.
         self._last_sessions: dict[str, str] = {}
 
@@ -112,6 +114,7 @@ class Chat:
         Raises:
             InvalidKey, InvalidInput: the session id or the user id cannot be used.
             WorkflowNotFound: no workflow of that name is registered.
+            Interrupted: the chat was closed; nobody would execute the turn.
         """
         turn = ChatTurn(request, stream=stream)
         if request.session_id is None and turn.user_key is not None:
@@ -121,6 +124,8 @@ class Chat:
         key = (turn.session_id, turn.message_id, request.user_id)
         if running := self._turns.get(key):
             return running
+        if self._closing:
+            raise Interrupted(_STOPS)
         task = asyncio.create_task(self._run(turn), name="threadkeep-turn")
         turn.start(task)
         self._turns[key] = turn
@@ -157,10 +162,11 @@ class Chat:
         await self._between_turns(DELETE, session_id)
 
     async def close(self, seconds: float) -> None:
-        """Let running turns finish within `seconds`; then ask the remaining callers to send the message again.
+        """Accept no more turns; let running ones finish within `seconds`, then ask their callers to send them again.
 
         Recorded runs are left to other processes. Unrecorded runs are stopped, and their partial answers are stored.
         """
+        self._closing = True
         tasks = [turn.task for turn in self._turns.values() if turn.task is not None]
         if tasks:
             _, late = await asyncio.wait(tasks, timeout=seconds)
@@ -187,7 +193,7 @@ class Chat:
         except (WrongUser, RunNotFound) as error:
             raise SessionNotFound(turn.session_id) from error
         except StoreClosed:
-            raise Interrupted("The service stops; send the message again, with its message_id.") from None
+            raise Interrupted(_STOPS) from None
         except (StoreError, TimeoutError):
             pass
         answer = answer or await self._answer_unstored(turn)
