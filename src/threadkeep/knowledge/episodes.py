@@ -44,7 +44,7 @@ class _EpisodeMessage(NamedTuple):
 
 
 class Episodes(ClockedTables, sql=("episodes.sql",)):
-    """The episodes of a session or of a person with all ids, read from the transcripts of a database."""
+    """The episodes of a session, or of all ids of a person, read from the transcripts of a database."""
 
     def __init__(self, driver: Driver, *, clock: Callable[[], datetime], messages_at: MessagesAt | None = None) -> None:
         """Create a reader; `messages_at` reads messages from a graph store, because their rows have no texts."""
@@ -99,7 +99,7 @@ class Episodes(ClockedTables, sql=("episodes.sql",)):
 
 
 def _episodes(messages: Iterable[_EpisodeMessage]) -> Iterator[Episode]:
-    """Yield questions with the answers that follow; a question without an answer is included if its run has ended."""
+    """Yield each question with the answers that follow it. Skip one without an answer until its run has ended."""
     questions: list[_EpisodeMessage] = []
     answer: _EpisodeMessage | None = None
     for message in messages:

@@ -307,7 +307,7 @@ class Knowledge:
     async def _retract(
         self, connection: Connection, scope: Scope, *, key: str | None = None, fact_id: str | None = None
     ) -> None:
-        """Drop queued episodes of promoted facts that will be deleted; mark sent ones for deletion in Graphiti."""
+        """Before promoted facts are deleted, drop their queued episodes and mark sent ones for deletion in Graphiti."""
         named = {"scope": scope.kind, "owner": scope.owner, "key": key, "fact_id": fact_id}
         await connection.execute(self._sql["retract_facts"], {**named, "now": time_text(self._clock())})
 
@@ -327,7 +327,7 @@ class Knowledge:
                 return False
             fact = fact_of(rows[0])
             await self._lock(connection, fact.scope, fact.key, self._clock())
-            # Another call may have changed the fact before the key was locked.
+            # Read the fact again, because another call may have changed it before the key was locked.
             if not (rows := await connection.fetch(self._sql["fact"], {"fact_id": fact_id})):
                 return False
             fact = fact_of(rows[0])
@@ -397,7 +397,7 @@ class Knowledge:
     ) -> list[Row]:
         """Return the rows of the valid facts of scopes, the most specific scope first.
 
-        Each scope has one page of `limit` facts, and further pages until there are at least `most` facts.
+        For each scope, read one page of `limit` facts, and further pages until there are at least `most` facts.
         """
         ordered = sorted(dict.fromkeys(scopes), key=lambda scope: SCOPE_KINDS.index(scope.kind))
         page = {**page_parameters(limit, None, "fact_id"), "limit": limit}
@@ -417,7 +417,7 @@ class Knowledge:
         return (await self._with_evidence(connection, [fact_of(row)]))[0]
 
     async def _lock(self, connection: Connection, scope: Scope, key: str, now: datetime) -> Fact | None:
-        """Return the valid fact of a key, locked until the transaction ends."""
+        """Lock a key until the transaction ends, and return its valid fact; None if it has none."""
         place = {"scope": scope.kind, "owner": scope.owner, "key": key}
         if "lock_key" in self._sql:
             await connection.fetch(self._sql["lock_key"], place)

@@ -104,7 +104,7 @@ class Learning:
             return
         self._waiting[request.session_id, request.learner.kind] = request
         if len(self._waiting) > _MOST_SESSIONS:
-            # The dropped session is read after its next turn.
+            # The oldest waiting session is dropped, and is read after its next turn.
             self._waiting.popitem(last=False)
         self._idle.clear()
         if self._task is None or self._task.done():
@@ -144,9 +144,9 @@ class Learning:
     async def _ask(
         self, request: LearningRequest, record: Record, to_read: Reading
     ) -> tuple[Sequence[Proposed], Reading]:
-        """Return the facts of a record and the messages that were read; no facts if refused messages are skipped.
+        """Ask the learner; return the facts and the range of messages that was read. Skipped messages give no facts.
 
-        An error that may pass is no refusal. It is raised, as is any error if the model also refuses a harmless text.
+        A temporary error is no refusal and is raised, as is any error if the model also refuses a harmless text.
         """
         key = request.session_id, to_read.kind
         with ErrorBoundary() as attempt:
@@ -171,7 +171,7 @@ class Learning:
         await self._idle.wait()
 
     async def close(self) -> None:
-        """Wait some seconds for the queue, then stop. The rest is read after a later turn."""
+        """Wait some seconds until the queue is empty, then stop. Other sessions are read after a later turn."""
         self._closed = True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_CLOSING_SECONDS):
@@ -226,7 +226,7 @@ class Learning:
         accepted = 0
         sure = await self._proposals.acceptable(request.session_id, request.learner.kind, request.accept_from)
         for proposal_id in sure:
-            # The message may have been taken back in the meantime.
+            # The person may have taken back the message in the meantime.
             with contextlib.suppress(InvalidInput):
                 await self._proposals.accept(proposal_id, by=f"confidence {request.accept_from:g}")
                 accepted += 1
@@ -240,7 +240,7 @@ class DirectiveLearner:
     name = "directives"
 
     async def learn(self, record: Record) -> Sequence[Proposed]:
-        """Return the directives in the messages; skip scopes that have no owner in the run."""
+        """Return the directives in the learnable messages, without those for a scope that the run does not have."""
         found = []
         for seq, message in record.learnable.items():
             for one in accepted_directives(message.content)[0]:

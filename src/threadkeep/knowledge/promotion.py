@@ -33,7 +33,7 @@ _SHAPED = re.compile(
 
 
 def looks_like_secret(text: str) -> bool:
-    """Return True if a text contains a password, a token or a key, judged by its shape or by the word before it.
+    """Return True if a text seems to contain a password, a token or a key, judged by its shape or the word before it.
 
     After a word for a token or a key, a short value without a digit usually does not count: it may be a plain word.
     """
@@ -116,7 +116,7 @@ class Promotion:
 
     @property
     def fact_key(self) -> str:
-        """The key of the fact: the given key, or the kind with a hash of the text."""
+        """The key under which the fact is stored: the given key, or the kind with a hash of the text."""
         digest = hashlib.sha256(self.text.strip().encode(errors="surrogatepass")).hexdigest()[:8]
         return self.key or (self.kind if self.kind == "repo_state" else f"{self.kind}_{digest}")
 

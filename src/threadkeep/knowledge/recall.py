@@ -69,7 +69,7 @@ def _groups() -> dict[int, frozenset[str]]:
 
 
 _ASKED: Final = _attributes()
-"""Stem of a word in a question, or a kind such as `?where` -> the stems of keys that it asks for."""
+"""For a stem of a word in a question, or a kind of question such as `?where`: the stems of the keys it asks for."""
 _MEMBERS: Final = _groups()
 
 
@@ -111,14 +111,14 @@ def _scores(query: Query, facts: Sequence[_FactWords]) -> list[float]:
 
 
 def _others(term: str) -> list[tuple[float, frozenset[str], bool]]:
-    """Return alternatives to a term: their weight, their terms, and whether they may match in a value."""
+    """Return the alternatives to a term: for each, its weight, its terms, and whether they may match in a value."""
     others = [(_ATTRIBUTE, _ASKED.get(term, frozenset()), False)]
     groups = [(_SYNONYM if group < FIRST_TOPIC else _TOPIC, _MEMBERS[group], True) for group in ASKS.get(term, ())]
     return others + groups
 
 
 def _worth(term: str, others: Sequence[tuple[float, frozenset[str], bool]], fact: _FactWords) -> float:
-    """Return the weight of the best match of a fact with a term; 0 if it does not match."""
+    """Return the weight of the best match between a term of the query and a fact; 0 if they do not match."""
     if term in fact.key:
         return _KEY
     if term in fact.value:
@@ -142,7 +142,7 @@ def words_of_fact(key: str, value: str) -> _FactWords:
 
 
 class FactVectors:
-    """A cache of fact vectors, computed once per process and model; the least recently used ones are dropped."""
+    """A cache of the vectors of facts in this process, per model; the least recently used vectors are dropped."""
 
     def __init__(self, observer: Observer) -> None:
         self._observer = observer

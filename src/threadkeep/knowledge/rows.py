@@ -29,7 +29,7 @@ _LAST_ID = "~"
 
 
 def owner_statements(backend: Backend, *files: str) -> Mapping[str, str]:
-    """Return the statements of some files, with the statements that this module needs."""
+    """Return the SQL statements of some files, together with the statements that this module needs."""
     locks = ("postgres/knowledge.sql",) if backend == "postgres" else ()
     return load_statements("persons.sql", "facts.sql", f"{backend}/sessions.sql", *locks, *files)
 
@@ -60,7 +60,7 @@ def owner_columns(scope: Scope) -> dict[str, object]:
 
 
 async def check_sees(connection: Connection, sql: Mapping[str, str], scope: Scope, user_id: str | None) -> None:
-    """Check that a user may see a scope; None stands for access to every scope.
+    """Check that a user may see a scope. A `user_id` of None may see every scope.
 
     Raises:
         KnowledgeNotFound: the user may not see the scope.
@@ -139,7 +139,7 @@ def canonical(value: Json) -> str:
 
 
 def fact_row(fact: Fact) -> dict[str, object]:
-    """Return the columns of a fact, without the owner columns."""
+    """Return the parameters that store a fact, without the owner columns."""
     return {
         "fact_id": fact.id,
         "key": fact.key,
@@ -155,7 +155,7 @@ def fact_row(fact: Fact) -> dict[str, object]:
 
 
 def fact_of(row: Row) -> Fact:
-    """Return the fact in a row of a statement for facts.
+    """Convert a row of a SELECT of facts to a fact, without its evidence.
 
     Facts with text or number values are cached, because a chat reads the same facts in each turn.
     """
@@ -185,7 +185,7 @@ def _parsed_fact(row: Row) -> Fact:
 
 
 def procedure_row(procedure: Procedure) -> dict[str, object]:
-    """Return the columns of a procedure, without the owner columns."""
+    """Return the parameters that store a procedure, without the owner columns."""
     return {
         "procedure_id": str(uuid7()),
         "name": procedure.name,
@@ -203,7 +203,7 @@ def procedure_row(procedure: Procedure) -> dict[str, object]:
 
 
 def procedure_of(row: Row) -> Procedure:
-    """Return the procedure in a row of a statement for procedures."""
+    """Convert a row of a SELECT of procedures to a procedure."""
     values = dict(zip(_COLUMNS, row, strict=True))
     for name in ("goal_contains", "context_has", "content"):
         values[name] = json.loads(values[name])

@@ -221,7 +221,7 @@ class PersonInput(BaseModel, extra="forbid", json_schema_extra=example(id="teleg
 
 
 class MergeInput(BaseModel, extra="forbid", json_schema_extra=example(into="user-456")):
-    """The person into whom another person is merged."""
+    """The id of the person into whom another person is merged."""
 
     into: Owner
 

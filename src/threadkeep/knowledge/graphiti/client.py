@@ -14,7 +14,7 @@ type Look = Callable[[], Awaitable[str | None]]
 """A check that returns a problem with its cure, or None if there is no problem."""
 
 type GoesOn = Callable[[], Awaitable[bool]]
-"""A check that returns whether the next message may still be sent."""
+"""A check that returns True if the next message may still be sent."""
 
 type EpisodeRole = Literal["user", "assistant", "system"]
 
@@ -104,7 +104,7 @@ class GraphitiClient(Protocol):
 
 
 def fact_in(value: Json) -> GraphFact | None:
-    """Return the fact in a response value; None if it has none. Fields that an older server does not send are empty."""
+    """Return the fact in a value of a response; None if it has none. Fields that an older server omits are empty."""
     if not isinstance(value, Mapping):
         return None
     uuid, fact, name = value.get("uuid"), value.get("fact"), value.get("name")
@@ -181,7 +181,7 @@ class Breaker:
         self._failures, self._probing = 0, False
 
     def give_back(self) -> None:
-        """Release an allowed call that was not made."""
+        """Allow another call, because the allowed one was not made."""
         self._probing = False
 
     def failed(self, *, at_least_seconds: float = 0.0) -> None:

@@ -38,7 +38,7 @@ class Consents:
         return _granted_in(rows)
 
     async def closed(self, workspace: str | None, data_class: DataClass = "chat_text") -> GraphitiClosure | None:
-        """Return why this kind of data of a workspace may not be sent now; None if it may be sent."""
+        """Return the reason why this kind of data of a workspace may not be sent now; None if it may be sent."""
         if self._options is None:
             return "off"
         async with self._driver.reading() as connection:
@@ -177,7 +177,7 @@ class GitMetadata:
         self._known: dict[str, object] | None = None
 
     async def read(self) -> dict[str, object] | None:
-        """Return branch, commit, and whether there are uncommitted changes; None if the folder is not in Git."""
+        """Return branch, commit, and whether tracked files have changes; None if there is no folder or git fails."""
         if self._folder is None:
             return None
         if self._read_at and time.monotonic() - self._read_at < CACHED_SECONDS:

@@ -20,7 +20,7 @@ _DEAD_PERIOD = timedelta(minutes=1)
 
 
 class OnTheWay(NamedTuple):
-    """A message that the server has accepted but does not show yet, or the episode of a forgotten fact."""
+    """A message that was sent but that the server does not show yet, or the episode of a forgotten fact."""
 
     number: int
     name: str
@@ -75,7 +75,7 @@ class FactDelivery(NamedTuple):
 
 @dataclass(frozen=True)
 class Lease:
-    """A group that one process owns until its lease expires."""
+    """The right of one process to send the messages of a group, until a time."""
 
     group_id: str
     owner: str
@@ -130,7 +130,7 @@ class Deliveries:
         return [OnTheWay(row[0], row[1], time_of(row[2]), row[3], time_of(row[4]), bool(row[5])) for row in rows]
 
     async def waiting(self, group_id: str, limit: int) -> list[Waiting]:
-        """Return the first queued messages of a group that may be sent now, in order."""
+        """Return the first queued messages of a group in order, as far as they may be sent now."""
         allowed = {"endpoint": self._endpoint, "version": CONSENT_VERSION}
         rows = await self._fetch("waiting", {"group_id": group_id, "limit": limit, **allowed})
         return [_waiting(row) for row in rows]
@@ -170,15 +170,15 @@ class Deliveries:
         self._observer.notify(EpisodesDelivered(result="confirmed", count=len(numbers)))
 
     async def take_back(self, numbers: Sequence[int]) -> None:
-        """Requeue messages that the server did not accept; this does not count as an attempt."""
+        """Queue messages again that the server did not accept; this does not count as an attempt."""
         await self._execute_each("take_back", [{"number": number} for number in numbers])
 
     async def try_again(self, number: int) -> None:
-        """Requeue a message that the server refused; this counts as an attempt."""
+        """Queue a message again that the server refused; this counts as an attempt."""
         await self._execute("try_again", {"number": number})
 
     async def repeat(self, numbers: Sequence[int]) -> None:
-        """Requeue messages that the server accepted but did not store; count each as repeated."""
+        """Queue messages again that the server accepted but did not store, and count each repetition."""
         await self._execute_each("repeat", [{"number": number} for number in numbers])
         if numbers:
             self._observer.notify(EpisodesDelivered(result="repeated", count=len(numbers)))

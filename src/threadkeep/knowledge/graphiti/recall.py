@@ -48,7 +48,7 @@ class RecalledFact:
 
 @dataclass(frozen=True)
 class GraphRecall:
-    """Facts for an input, the most specific scope first, with a report on the search of each scope."""
+    """The facts found for an input, the most specific scope first, with a report on the search of each scope."""
 
     facts: tuple[RecalledFact, ...] = ()
     scopes: tuple[ScopeRecall, ...] = ()
@@ -195,7 +195,7 @@ class GraphRecaller:
     async def _ask(
         self, groups: Mapping[ScopeKind, Sequence[str]], query: str, seconds: float
     ) -> dict[ScopeKind, list[GraphFact] | GraphOutcome]:
-        """Search each scope within `seconds`; return its facts, or the outcome if the search failed."""
+        """Search all scopes within `seconds`; return the facts of each, or the outcome if its search failed."""
         tasks = {
             kind: asyncio.create_task(
                 self._client.search(group_ids, query, self._options.recall_max_facts, seconds=seconds)
@@ -240,7 +240,7 @@ class GraphRecaller:
         return GraphRecall(tuple(shown), tuple(reported))
 
     def _judge(self, answers: Sequence[list[GraphFact] | GraphOutcome]) -> GraphRecallOutcome:
-        """Open the breaker after a missed deadline or if every search failed, else close it; return the outcome."""
+        """Count a failure in the breaker if a search was late or all failed, else close it; return the outcome."""
         failed = [answer for answer in answers if not isinstance(answer, list)]
         if "deadline" in failed or len(failed) == len(answers):
             self._breaker.failed()
@@ -255,7 +255,7 @@ class GraphRecaller:
         )
 
     def _probe(self, groups: _Groups, query: str) -> None:
-        """Start a search in the background, for which no turn waits, if the breaker allows a call."""
+        """Start a search in the background, unless one is running or the breaker is open. No turn waits for it."""
         if (self._probing is None or self._probing.done()) and self._breaker.allows():
             group_ids = next(iter(groups.ids.values()))
             self._probing = asyncio.create_task(

@@ -75,7 +75,7 @@ class Promoted:
 
 
 class Graphiti:
-    """The graph of a memory (`memory.graphiti`). It is off without options, or if their `enabled` is false."""
+    """The Graphiti connection of a memory (`memory.graphiti`); off without options or if `enabled` is false."""
 
     def __init__(
         self,
@@ -224,7 +224,7 @@ class Graphiti:
         return checks
 
     async def promote(self, promotion: Promotion, owner: str, *, evidence: Evidence | None = None) -> Promoted:
-        """Store a fact, and queue it for the graph if consent covers it.
+        """Store a fact, and queue it for Graphiti if consent covers it.
 
         Args:
             promotion: the fact.
@@ -256,7 +256,7 @@ class Graphiti:
         return await self.consents.closed(self._workspace_of(scope), "promoted_facts")
 
     async def queue_fact(self, connection: Connection, fact: Fact, promotion: Promotion) -> int:
-        """Queue the episode of a promoted fact in the caller's transaction; return the number of queued episodes."""
+        """Queue the episode of a promoted fact, even if it was given up, in the caller's transaction; return 1 or 0."""
         text, workspace = clean_text(promotion.episode(fact.scope.owner)), self._workspace_of(fact.scope)
         name = fact_episode(fact.id)
         outbound = Outbound(fact.id, name, "user", fact.updated_at, len(text), content=text, workspace=workspace)
@@ -273,7 +273,7 @@ class Graphiti:
         return scope.owner if scope.kind == "workspace" else self.workspace
 
     async def note_repo_state(self) -> Promoted | None:
-        """Promote the state of the Git folder in the options if the state has changed.
+        """Promote the state of the configured Git folder if it has changed; return None if nothing was promoted.
 
         The folder is read only if consent covers `git_metadata` and `promoted_facts`.
         """
@@ -331,7 +331,7 @@ class Graphiti:
     async def backfill(
         self, session_ids: Sequence[str] | None = None, *, user_id: str | None = None, limit: int = 1_000
     ) -> Backfilled:
-        """Queue earlier turns of some sessions, of a user, or of all users; repeat the call for the rest.
+        """Queue up to `limit` earlier turns of sessions, of a user, or of all users; repeat the call for the others.
 
         Earlier turns are sent after new ones, with a limit per minute. Stored messages do not record their workspace,
         so all turns count as turns of the workspace in the options. If runs used other workspaces, name the sessions.

@@ -81,7 +81,7 @@ def sendable(text: str, limit: int) -> str:
 
 
 def clamped(moment: datetime, now: datetime) -> datetime:
-    """Limit a time to the range from the year 2000 to now; older ones fail on the server, future ones are hidden."""
+    """Limit a time to the range from 2000 to now, because the server rejects older times and hides future ones."""
     return min(max(moment, _EARLIEST), now).astimezone(UTC)
 
 
@@ -143,7 +143,7 @@ class TurnQueue:
         """
         now = self._clock()
         async with self._driver.reading() as connection:
-            # Usually there are no turns, and no lock is needed.
+            # Usually the queue is empty, and then no lock is needed.
             if not await connection.fetch(self._sql["oldest_turns"], {"limit": 1}):
                 return 0
         async with self._driver.writing() as connection:
@@ -212,7 +212,7 @@ class TurnQueue:
     async def scopes_of(
         self, connection: Connection, session_id: str, user_id: str | None, workspace: str | None
     ) -> list[Scope]:
-        """Return the scopes of a session that the options name; skip scopes without a valid owner."""
+        """Return the session's scopes whose groups receive its messages by the options, if their owner is valid."""
         person = user_id
         if user_id is not None:
             rows = await connection.fetch(self._sql["canonical_id"], {"person_id": user_id})
@@ -277,7 +277,7 @@ class TurnQueue:
     async def _question(
         self, connection: Connection, turn: _Turn, answer: Message, messages: Sequence[Message]
     ) -> list[Message]:
-        """Return the question that an answer refers to, with earlier user messages of the same run."""
+        """Return the question that an answer refers to, after the earlier user messages of the same run."""
         asked = next((one for one in messages if one.id == answer.answers), None)
         if asked is None:
             key = {"session_id": turn.session_id, "message_id": answer.answers}

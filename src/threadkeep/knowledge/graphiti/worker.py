@@ -24,7 +24,7 @@ from threadkeep.observe import EpisodesDelivered, GraphitiTrouble, Observer
 from threadkeep.records.graphiti import DataClass, GraphitiOptions
 
 _GROUPS_AT_ONCE = 8
-# A lease is longer than one call, and is renewed before each call.
+# The length of a lease in call timeouts. A lease must outlast a call, before which it is renewed.
 _LEASE_TIMEOUTS = 3
 _LONGEST_POLL_SECONDS = 15.0
 _DENIED_SECONDS = 300.0
@@ -138,7 +138,7 @@ class DeliveryWorker:
             finally:
                 await self._deliveries.release(lease, seconds=pause.seconds, failures=pause.failures, error=pause.error)
         except StoreError as error:
-            # The lease expires, and a worker serves the group again.
+            # The lease expires, and then any worker can serve the group again.
             self._observer.notify(GraphitiTrouble(work="delivery", error=type(error).__name__))
 
     @property
@@ -221,7 +221,7 @@ class DeliveryWorker:
         return self._known_progress[1]
 
     async def _read_back(self, lease: Lease, sent: Sequence[OnTheWay], *, deep: bool = False) -> list[OnTheWay]:
-        """Confirm the messages that the server shows, and return the rest."""
+        """Confirm the sent messages that the server shows, and return the others."""
         oldest = min(one.said_at for one in sent) if self._client.newest_first else _BEGINNING
         newer = await self._deliveries.newer_episodes(lease.group_id, oldest)
         last = min(newer + _EPISODES_OF_OTHERS * (20 if deep else 1), _MOST_EPISODES)
@@ -232,7 +232,7 @@ class DeliveryWorker:
         return [one for one in sent if one.name not in names]
 
     async def _wait_for(self, lease: Lease, left: Sequence[OnTheWay], *, progressed: bool) -> _Pause:
-        """Wait for unconfirmed messages; after the timeout, queue them again or give them up."""
+        """Return the pause until messages are read back again; after the timeout, queue them again or give them up."""
         if progressed:
             return _Pause(self._options.poll_seconds)
         on_the_way, seen_at = await self._progress()
