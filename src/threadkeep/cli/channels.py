@@ -200,7 +200,7 @@ async def drop_answer(number: Number, confirmed: Confirmed = False) -> None:
 
 
 def _row(bot: AnyBot, counts: Mapping[tuple[str, OutboxStatus], int], *fields: str) -> dict[str, object]:
-    """Return fields of a bot, and the numbers of its open answers."""
+    """Return the named fields of a bot's settings, and the numbers of its open answers."""
     described = {name: getattr(bot, name) for name in ("name", "kind", *fields)}
     return {**described, **{status: counts.get((bot.name, status), 0) for status in _OPEN}}
 

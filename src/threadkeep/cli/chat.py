@@ -102,7 +102,7 @@ class _Statistics:
 
 
 class Notices:
-    """An observer that collects notices about the memory until the end of the turn."""
+    """An observer that collects notices about the memory, which are shown at the end of the turn."""
 
     def __init__(self) -> None:
         self._sentences: list[str] = []

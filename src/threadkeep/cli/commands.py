@@ -36,7 +36,7 @@ _COMMANDS: Mapping[str, str] = {
     "bench": "serve.bench",
     "mcp": "serve.serve_mcp",
 }
-# Modules with the verbs of a noun.
+# For each noun, the module that has its verbs.
 _NOUNS: Mapping[str, str] = {
     "sessions": "sessions.commands",
     "import": "imports.commands",

@@ -212,7 +212,7 @@ def _content(entry: Entry, manifest: ContextManifest) -> str:
 
 
 def _origins(entry: Entry) -> Iterator[str]:
-    """Yield the number of facts in each scope, with the messages that are their evidence."""
+    """Yield a text for each scope: the number of its facts, and the messages that are their evidence."""
     for scope in dict.fromkeys(fact.scope for fact in entry.facts):
         facts = [fact for fact in entry.facts if fact.scope == scope]
         said = _by_session(*((turn.session_id, turn.seq) for fact in facts for turn in fact.evidence))

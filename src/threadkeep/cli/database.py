@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from threadkeep.store.driver import Driver
 
 _SLICE_SECONDS = 0.25
-# Filling ends after this many passes of half a second without progress, because other processes hold locks.
+# Filling the index ends after this many passes of half a second without progress, when other processes hold locks.
 _MOST_IDLE_PASSES = 20
 
 _IN_MEMORY = "A database in memory has nothing to copy; name another one with --database."
@@ -97,7 +97,7 @@ async def _migrate(*, apply: bool, fill: bool) -> _Schema:
     known = tuple(version for version, _ in known_migrations(address.backend))
     if not apply and address.path is not None and not address.path.exists():
         return _Schema(str(address), 0, known)
-    # Not FULL: work that a power failure loses is repeated, and the next acknowledged turn makes it durable.
+    # Not FULL: a repeated command redoes work that a power failure has lost, and the next stored turn makes it durable.
     options = replace(settings.store_options(), synchronous="NORMAL")
     async with open_database(address, options) as driver:
         found = await schema_version(driver)
@@ -265,7 +265,7 @@ async def _check_target(settings: Settings, version: int, *, replace: bool) -> N
 
 
 def _not_copied(settings: Settings) -> list[str]:
-    """Return names of the data that belongs to the database, but is not in its copy."""
+    """Return the names of data that belongs to the database but is not part of its copy."""
     from threadkeep.history.pending import folder_of
     from threadkeep.history.pending_files import waiting_files
 

@@ -86,7 +86,7 @@ def _unreachable(check: str, address: DatabaseAddress, error: StoreError | Modul
 
 
 def _impatient(options: StoreOptions) -> StoreOptions:
-    """Return options with short timeouts, because a person does not wait as long as a service."""
+    """Return the options with short timeouts, because a person waits less long than a service."""
     return replace(
         options,
         lock_timeout_seconds=min(options.lock_timeout_seconds, _DATABASE_SECONDS),
@@ -97,7 +97,7 @@ def _impatient(options: StoreOptions) -> StoreOptions:
 
 
 def _cure(address: DatabaseAddress) -> str:
-    """Return a cure for an unusable database."""
+    """Return the advice to show for a database that cannot be used."""
     if address.backend == "postgres":
         return "Start the server and allow this machine to connect, or name another in THREADKEEP_DATABASE_URL."
     return "Repair the file or its permissions, restore a backup, or name another in THREADKEEP_DATABASE_URL."

@@ -22,7 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return _run(sys.argv[1:])
     finally:
-        # The package that draws workflows reports objects that were not collected.
+        # No freezing with mermaidx, which draws workflows: it reports objects that were not collected.
         if "mermaidx" not in sys.modules:
             gc.freeze()
 

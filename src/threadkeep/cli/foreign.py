@@ -22,7 +22,7 @@ from threadkeep.store.opening import ForeignDatabase, open_foreign
 
 type Kind = Literal["langgraph", "openai-agents", "graph-store", "chatgpt", "jsonl", "threadkeep"]
 type LeftOut = Literal["tool_call", "tool_result", "system", "summary", "reasoning", "hidden", "empty", "other"]
-"""The kinds of entries that are not utterances of a person or an assistant."""
+"""The kinds of entries that an import leaves out, because no person or assistant has said them."""
 
 _NAMES: Mapping[Kind, str] = {
     "langgraph": "a LangGraph checkpoint database",
@@ -47,7 +47,7 @@ _JSONL = re.compile(rb'^\s*\{[^\n]*"type"\s*:\s*"(session|message|summary)"')
 
 @dataclass(frozen=True)
 class Conversation:
-    """A conversation of another system, in the form of an export's lines."""
+    """A conversation of another system, in the form of the lines of a Threadkeep export."""
 
     line: SessionLine
     messages: Sequence[Message]
@@ -63,7 +63,7 @@ class Unreadable:
 
 @dataclass(kw_only=True)
 class Source(ABC):
-    """The conversations of another system. `done` counts up to `total`; `left_out` counts excluded entries."""
+    """The conversations of another system. `done` counts up to `total`; `left_out` counts entries left out, by kind."""
 
     total: int
     done: int = 0
@@ -109,7 +109,7 @@ def check_kind(source: str, wanted: Kind, kinds: Collection[Kind]) -> None:
         return
     if not kinds:
         raise WrongUse(f"This is not {_NAMES[wanted]}; see what can be imported with: threadkeep import --help")
-    # A database of Threadkeep may have the tables of its own checkpointer and graph store too.
+    # A Threadkeep database can also have the tables of a checkpointer and of a graph store.
     kind = "threadkeep" if "threadkeep" in kinds else next(iter(kinds))
     # A URL may contain a password.
     shown = source if (address := address_of(source)) is None else str(address)

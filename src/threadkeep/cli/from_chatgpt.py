@@ -29,7 +29,7 @@ _MARKS = {
     "video_container_asset_pointer": "[video]",
     "real_time_user_audio_video_asset_pointer": "[recording]",
 }
-# Marks for sources, names and products: characters of private use around the kind and its arguments.
+# A mark for a source, a name or a product: private-use characters around its kind and its arguments.
 _CITATION = re.compile(" ?\ue200[^\ue200\ue201]*\ue201")
 
 
@@ -142,7 +142,7 @@ def _array_items(stream: IO[str]) -> Iterator[object]:
 
 
 def _active_branch(mapping: Mapping[str, Any], current: object) -> list[Mapping[str, Any]]:
-    """Return the messages from the root to the node that was shown last."""
+    """Return the messages on the path from the root to the node that ChatGPT showed last."""
     messages: list[Mapping[str, Any]] = []
     seen: set[str] = set()
     if current is None and mapping:

@@ -64,7 +64,7 @@ class AgentSessions(Source):
         return await rows("agent_items", session_id=session_id)
 
     def _message(self, session_id: str, row: Row) -> Message | None:
-        """Return the message of an item; count other items and return None for them."""
+        """Return the message of an item; for an item that is no message, count it and return None."""
         number, data, created_at = row
         try:
             item = json.loads(data)
@@ -143,7 +143,7 @@ class StoredHistories(Source):
         return Conversation(line, [found for one in item["messages"] if (found := self._message(one, changed))])
 
     def _message(self, value: object, moment: datetime | None) -> Message | None:
-        """Return the message of an entry; count other entries and return None for them."""
+        """Return the message of an entry; for an entry that is no message, count it and return None."""
         if not isinstance(value, dict) or value.get("role") not in SPEAKERS:
             system = isinstance(value, dict) and value.get("role") == "system"
             self.left_out["system" if system else "other"] += 1
@@ -186,7 +186,7 @@ class LangGraphThreads(Source):
     async def conversations(self) -> AsyncIterator[Conversation | Unreadable]:
         """Yield the threads in the order of their ids."""
         for thread_id in self.threads:
-            # Bytes that another program wrote may raise any error.
+            # Decoding bytes that another program wrote may raise any error.
             with ErrorBoundary(raising=(StoreError,)) as attempt:
                 conversation = await self._conversation(thread_id)
             if attempt.error is None:
@@ -224,7 +224,7 @@ class LangGraphThreads(Source):
         return value if isinstance(value, list) else [value]
 
     def _utterances(self, values: Iterable[object]) -> list[Message]:
-        """Return the utterances of people and assistants; count the rest."""
+        """Return the messages of people and assistants; count the other values."""
         messages: list[Message] = []
         for value in values:
             message = _message_of(value)

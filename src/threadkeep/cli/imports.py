@@ -135,7 +135,7 @@ async def import_sessions(
 
 
 class _Refusals:
-    """Rejected entries, which are shown at once and collected for the JSON result."""
+    """The rejected entries. Each is shown at once, and all are collected for the JSON result."""
 
     def __init__(self, name: str, words: str) -> None:
         self.errors: list[dict[str, int | str]] = []
@@ -196,7 +196,7 @@ async def _store_source[S: Source](
                         await importer.accept(name, MessageLine(name, message))
                 else:
                     empty += 1
-                # Do not report the end yet: a short file is read to its end with the first conversation.
+                # Do not report completion yet: of a short file, the first read reaches the end.
                 if source.done < source.total:
                     reach(source.done)
             await importer.store()

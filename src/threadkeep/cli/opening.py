@@ -54,7 +54,7 @@ def run[T](work: Coroutine[Any, Any, T]) -> T:
 
 
 def synchronous(command: Callable[..., object]) -> Callable[..., object]:
-    """Return a command that runs a coroutine function in its own event loop; other functions stay as they are."""
+    """Return a command that runs a coroutine function in an event loop of its own; return other functions unchanged."""
     if not iscoroutinefunction(command):
         return command
 
@@ -82,7 +82,7 @@ async def opened_memory(*, background: bool = False) -> AsyncIterator[Memory]:
 
 @asynccontextmanager
 async def opened_sessions() -> AsyncIterator[AllSessions]:
-    """Open the sessions of the configured memory, wherever they are stored."""
+    """Open the sessions of the configured memory, whether in its tables or in a graph store."""
     from threadkeep.history.all_sessions import AllSessions
 
     async with opened_memory() as memory:

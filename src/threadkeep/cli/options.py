@@ -112,7 +112,7 @@ def write_cursor(cursor: Cursor | None) -> str | None:
 
 
 def read_cursor(text: str | None) -> Cursor | None:
-    """Return the cursor that `write_cursor` wrote; reject other texts."""
+    """Return the cursor in a text that `write_cursor` has written; reject other texts."""
     if text is None:
         return None
     moment, separator, key = text.partition("~")
@@ -206,7 +206,7 @@ def with_common_options(application: typer.Typer) -> TyperGroup:
 
 
 class _Conversion(RuntimeParam):
-    """A conversion that imports pydantic only for values that are neither strings nor defaults."""
+    """A converter that imports pydantic only for values that are neither strings nor defaults."""
 
     def _coerce_value(self, value: Any, param: _TyperParameter, ctx: Context) -> Any:
         if value == param.default or (self.annotation in (str, str | None) and isinstance(value, str)):
@@ -230,7 +230,7 @@ def _add(command: TyperCommand | TyperGroup, database: TyperOption, as_json: Typ
 
 
 def _common() -> typer.Typer:
-    """Return an application that only defines the common options, so that typer creates them."""
+    """Return an application that defines only the common options; its command is where typer creates them."""
     application = typer.Typer()
 
     @application.command()

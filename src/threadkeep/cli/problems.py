@@ -97,7 +97,7 @@ def _usage_sentence(error: typer.TyperException) -> str:
     context = getattr(error, "ctx", None)
     command = getattr(context, "command_path", "threadkeep")
     if "\n" in sentence:
-        return sentence  # the help text of a command without a verb
+        return sentence  # for a command that lacks its verb, the message is its help text
     return f"{sentence}{'' if sentence.endswith(('.', '?')) else '.'} See: {command} --help".lstrip(". ")
 
 
