@@ -231,7 +231,7 @@ class ThreadkeepStore[TContext](Store[TContext]):
             first = messages[position].seq or 0
             taken = await session.take_back(len(messages) - position)
             while taken and (taken[0].seq or 0) > first and (older := await session.take_back()):
-                taken = [*older, *taken]  # others stored messages in the meantime
+                taken = [*older, *taken]  # other writers have stored messages in the meantime
             again = [
                 one.with_fields(id=str(uuid7()), seq=None, created_at=None, superseded_at=None, superseded_by=None)
                 for one in taken

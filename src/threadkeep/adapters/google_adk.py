@@ -47,8 +47,8 @@ _STALE = (
 class SessionService(BaseSessionService):
     """An ADK session service over a memory. Texts of events are stored as messages, which other channels can read.
 
-    An event, its changes to shared state, and the number of its revision are stored in one transaction. If several
-    writers store the same revision, only the first succeeds. The events of a session determine its state. Messages of
+    An event, its changes to shared state, and its revision number are stored in one transaction. If several writers
+    store the same revision number, only the first succeeds. The events of a session determine its state. Messages of
     other channels are returned as events. Events that were taken back, or precede a reset, are not returned.
     """
 
@@ -181,7 +181,7 @@ class SessionService(BaseSessionService):
         return int(newest._storage_update_marker or 0)  # noqa: SLF001 - as above
 
     async def _read(self, app_name: str, user_id: str, session_id: str) -> Session | None:
-        """Return a session with its own state but without shared state; None if it does not exist."""
+        """Return a session with its own state but not the state of app and user; None if it does not exist."""
         stored = self._session(app_name, user_id, session_id)
         session = Session(id=session_id.strip(), app_name=app_name, user_id=user_id)
         revision: int | None = None
@@ -254,7 +254,8 @@ class MemoryService(BaseMemoryService):
     async def search_memory(self, *, app_name: str, user_id: str, query: str) -> SearchMemoryResponse:
         """Search the user's sessions of the app; return up to 20 messages, those with most words of the query first.
 
-        Between equals, rare words decide. Only the first 12 words and the best 500 messages for each word are used.
+        Of messages with equally many words, those with rarer words come first. Only the first 12 words of the query and
+        the best 500 messages for each word are used.
         """
         prefix = _prefix(app_name, user_id)
         found: dict[tuple[str, int | None], SearchHit] = {}
@@ -275,7 +276,7 @@ def _prefix(app_name: str, user_id: str) -> str:
 
 
 def _named(name: str) -> tuple[str, str] | None:
-    """Return the user and the id of an ADK session; None for another session with the same prefix."""
+    """Return the user and the ADK id in the id of a session; None if it is not an ADK session."""
     try:
         _, _, owner, session_id = map(keys.unescape_key, name.split(":"))
     except (ValueError, InvalidKey):

@@ -1,4 +1,4 @@
-"""Items of other frameworks as messages, including items that are not utterances."""
+"""Items of other frameworks as messages, including items that nobody has said, such as tool results."""
 
 from __future__ import annotations
 

@@ -23,8 +23,8 @@ _NAME = "langchain"
 class ChatHistory(BaseChatMessageHistory):
     """A LangChain chat history over a session of a memory, with blocking and asynchronous methods.
 
-    Tool calls, tool results and system messages are stored as notes. The history returns them unchanged; the contexts
-    of other agents do not contain them.
+    Tool calls, tool results and system messages are stored as notes. The history returns them unchanged, but Threadkeep
+    sends no notes to the models of other agents.
     """
 
     def __init__(self, memory: Memory | SyncMemory, session_id: str, *, user_id: str | None = None) -> None:

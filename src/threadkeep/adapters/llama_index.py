@@ -20,10 +20,10 @@ _ROLES: Mapping[MessageRole, Role] = {MessageRole.USER: "user", MessageRole.ASSI
 
 
 class ChatMemory(BaseMemory):
-    """A LlamaIndex memory over a session. For asynchronous calls, LlamaIndex runs these methods in OS threads.
+    """A LlamaIndex memory over a session. LlamaIndex runs the asynchronous variants of these methods in OS threads.
 
-    Tool calls and tool results are stored as notes. The memory returns them unchanged; the contexts of other agents do
-    not contain them.
+    Tool calls and tool results are stored as notes. The memory returns them unchanged, but Threadkeep sends no notes to
+    the models of other agents.
     """
 
     max_messages: int = 100

@@ -31,7 +31,7 @@ class AgentsSession:
     """A `Session` of the OpenAI Agents SDK over a session of a memory, usable on any event loop.
 
     User and assistant messages are stored like messages of other agents. Tool calls, tool results and reasoning are
-    stored as notes. The session returns them unchanged; the contexts of other agents do not contain them.
+    stored as notes. The session returns them unchanged, but Threadkeep sends no notes to the models of other agents.
     """
 
     def __init__(

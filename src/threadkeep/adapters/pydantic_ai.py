@@ -147,7 +147,7 @@ class Conversations(ConversationStore):
         return history[::-1]
 
     async def _left_after(self, record: ConversationRecord, entry_id: str | None) -> int | None:
-        """Return the `seq` after which entries must be superseded; None if there are none.
+        """Return the `seq` after which entries must be superseded; None if no entry must be.
 
         The record continues from `entry_id`. If this entry belongs to another session, branch that session.
         """

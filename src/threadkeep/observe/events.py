@@ -60,7 +60,7 @@ class WorkflowRunEvent(SessionEvent):
 
 
 class StoreRead(StoreEvent):
-    """A read of the store succeeded or failed; `fallback` means that the caller continued without the data."""
+    """A read of the store has succeeded or failed. `fallback` means that the caller continued without the data."""
 
     outcome: Outcome = "ok"
     milliseconds: float
@@ -113,7 +113,7 @@ class AgentOutsideTurn(SessionEvent):
 
 
 class TurnBegunInTool(SessionEvent):
-    """The first agent with memory was called in a tool of an agent without memory: the tool's input begins the turn."""
+    """An agent without memory called the first agent with memory in a tool, so the tool's input begins the turn."""
 
 
 class TurnWaits(SessionEvent):
@@ -179,7 +179,7 @@ class MemoryUpdated(Event):
 
 
 class PromptSent(Event):
-    """A model was called with a run's memory: the numbers of messages, characters and estimated tokens.
+    """A candidate graph sent the run's messages to a model: the numbers of messages, characters and estimated tokens.
 
     `flat` is true if the messages were sent as one text.
     """
@@ -363,7 +363,7 @@ class RunTrouble(Event):
 
 
 class RunWorkRecovered(Event):
-    """Work that `RunTrouble` reported succeeds again: the progress of runs can be stored."""
+    """Work whose failure `RunTrouble` reported has succeeded again: the progress of runs can be stored."""
 
     work: RunWork
 

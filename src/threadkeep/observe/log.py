@@ -108,9 +108,9 @@ class LogObserver:
         """Write the event's name and the fields that have a value; do nothing if its level is off."""
         level = _LEVELS.get(type(event), logging.INFO)
         if isinstance(event, RunFinished) and event.status == "done" and event.session_id is not None:
-            level = logging.DEBUG  # the turn's `TurnFinished` is logged as INFO
+            level = logging.DEBUG  # because the turn's `TurnFinished` is logged as INFO
         if isinstance(event, AnswerSent) and event.outcome == "failed":
-            level = logging.WARNING  # a person waits for an answer that is not retried
+            level = logging.WARNING  # because a person waits for an answer that is not retried
         if not self._target.isEnabledFor(level):
             return
         values = {field.name: getattr(event, field.name) for field in fields(event)}

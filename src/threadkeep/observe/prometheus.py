@@ -326,8 +326,7 @@ class PrometheusObserver:
 class _Series[M: MetricWrapperBase]:
     """The series of a metric, whose label values come from closed sets.
 
-    All series exist from the start. If `first` restricts the values of a label, the other series are added when they
-    occur.
+    All series exist from the start, except those whose label values `first` leaves out: they are added when they occur.
     """
 
     def __init__(self, metric: M, labels: _Labels, first: _Labels) -> None:

@@ -57,7 +57,7 @@ class AppendGuarantees(TranscriptSource):
             assert [type(outcome).__name__ for outcome in outcomes] == ["Receipt"] * 2 + ["WrongUser"] + ["Receipt"] * 2
 
     async def test_the_same_turn_again_is_not_stored_again(self) -> None:
-        """The receipt names existing ids with their positions; their stored text does not change."""
+        """The receipt lists the ids that are stored already, with their positions; the stored texts do not change."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("before")))
             await transcripts.append(turn(user("hi", "p:1"), assistant("hello", "p:2")))
@@ -135,7 +135,7 @@ class AppendGuarantees(TranscriptSource):
             assert all(contents(page.messages[n : n + 2])[0] == page.messages[n + 1].content for n in range(0, 40, 2))
 
     async def test_the_turn_of_a_cancelled_caller_is_whole_or_absent(self) -> None:
-        """The guarantee holds at any time of cancellation, and the store keeps working."""
+        """This holds whenever the caller is cancelled, and the store keeps working."""
         async with self.open_transcripts() as transcripts:
             for steps in range(8):
                 messages = [user(f"{steps} {part}") for part in range(3)]
@@ -194,7 +194,7 @@ class AppendGuarantees(TranscriptSource):
             assert contents((await transcripts.newest("room:2", limit=10)).messages) == ["anew"]
 
     async def test_an_author_has_one_complete_answer_to_a_question(self) -> None:
-        """A second answer is not stored; its receipt names the first. Other authors and ordinals have other answers."""
+        """A second answer is not stored; its receipt names the first. Another author or ordinal has its own answer."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("hi", "q")))
             first = Message("assistant", "one", id="a1", author="writer", answers="q")

@@ -44,7 +44,7 @@ class ReadingGuarantees(TranscriptSource):
             assert seqs((await transcripts.newest("room:1", limit=5, before=6)).messages) == [1, 2, 3, 4, 5]
 
     async def test_a_place_beyond_every_message_is_the_end(self) -> None:
-        """Any number above the last `seq` has the same result; a number up to 1 has none."""
+        """With any `before` above the last `seq` the result is the same; with 1 or less it is empty."""
         async with self.open_transcripts() as transcripts:
             await _say_numbers(transcripts, 3)
             assert seqs((await transcripts.newest("room:1", limit=5, before=10**30)).messages) == [1, 2, 3]

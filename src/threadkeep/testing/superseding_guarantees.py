@@ -184,7 +184,7 @@ class SupersedingGuarantees(TranscriptSource):
             assert (await _info(transcripts)).title == "Mine"
 
     async def test_windows_are_made_of_active_messages(self) -> None:
-        """The newest active user message is found even if it is older than the window, before superseded messages."""
+        """A window has only active messages. The newest active user message is found even if it is older."""
         async with self.open_transcripts() as transcripts:
             await _say(transcripts, "q1", "a1", "q2", "a2")
             await transcripts.supersede(Superseding("room:1", message_id="q2"))
