@@ -190,6 +190,53 @@ async def test_openais_client_asks_once_if_the_turn_fails_or_waits(
     assert [[text for _, text, _ in said(one)] for one in stored] == [["Pay."], ["Pay."]]
 
 
+class LosesFirstAnswer(httpx2.AsyncHTTPTransport):
+    """A connection that breaks after the service has answered the first request."""
+
+    lost = False
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        """Raise a timeout in place of the first answer."""
+        response = await super().handle_async_request(request)
+        if self.lost:
+            return response
+        self.lost = True
+        await response.aread()
+        raise httpx2.ReadTimeout("lost", request=request)
+
+
+@pytest.mark.parametrize("named", [{"session": "room"}, {"user": "u1"}, {}], ids=["session", "user", "neither"])
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+async def test_openais_client_asks_once_with_an_idempotency_key(
+    tmp_path: Path, shared_url: str, named: dict[str, str], stream: bool
+) -> None:
+    """Its repeat after a timeout gets the stored answer; the next key is a new question with the same words."""
+    model = ScriptedModel(["one", "two", "three"])
+    lossy = httpx2.AsyncClient(transport=LosesFirstAnswer())
+    async with service(tmp_path, model, database_url=shared_url) as client, asyncio.timeout(HANG_SECONDS):
+        address = f"{client.base_url}/v1"
+        async with openai.AsyncOpenAI(base_url=address, api_key="none", max_retries=1, http_client=lossy) as given:
+            texts, sessions = [], []
+            for key in ("first", "first", "second"):
+                headers = {"Idempotency-Key": key, **({"X-Session-Id": "room"} if "session" in named else {})}
+                asked: Any = {"messages": [{"role": "user", "content": "Go on."}], "stream": stream}
+                if "user" in named:
+                    asked["user"] = named["user"]
+                raw = await given.chat.completions.with_raw_response.create(
+                    model="chat", **asked, extra_headers=headers
+                )
+                sessions.append(raw.headers["x-session-id"])
+                answer: Any = raw.parse()
+                if stream:
+                    texts.append("".join([one.choices[0].delta.content or "" async for one in answer]))
+                else:
+                    texts.append(answer.choices[0].message.content)
+        stored = await history(client, sessions[0])
+    assert texts == ["one", "one", "two"]
+    assert [text for _, text, _ in said(stored)] == ["Go on.", "one", *(["Go on.", "two"] if named else [])]
+    assert len(set(sessions)) == (1 if named else 2)
+
+
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/api/v1/ai-sdk/chat", "/api/v1/ag-ui"])
 async def test_a_stream_whose_model_fails_says_so(tmp_path: Path, path: str) -> None:
     """The last event is an error in the protocol's form; it quotes no exception."""

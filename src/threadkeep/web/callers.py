@@ -8,6 +8,7 @@ user reaches only routes with a parameter `UserId`, `KnowledgeUser` or `CallerIn
 
 from __future__ import annotations
 
+import hashlib
 import math
 import time
 from collections.abc import Callable, Iterable
@@ -25,6 +26,13 @@ from threadkeep.store.api_keys import KEY_SCOPES, KeyScope
 from threadkeep.web.problems import ProblemRaised, make_problem
 
 _MOST_BUCKETS = 10_000
+
+
+def repeatable_id(prefix: str, user_id: str | None, key: str | None) -> str | None:
+    """Return the id that is derived from an idempotency key; None without a key."""
+    if key is None:
+        return None
+    return f"{prefix}_{hashlib.sha256(f'{user_id or ""}\n{key}'.encode()).hexdigest()[:32]}"
 
 
 class Buckets:

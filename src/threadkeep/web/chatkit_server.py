@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -41,6 +40,7 @@ from threadkeep.errors import ThreadkeepError
 from threadkeep.history.session import Session
 from threadkeep.runs.chat import RegenerationRequest
 from threadkeep.runs.chat_turns import ChatAnswer, ChatRequest, ChatToken, ChatTurn
+from threadkeep.web.callers import repeatable_id
 from threadkeep.web.problems import ProblemRaised, make_problem
 from threadkeep.web.schemas import MAX_TITLE_CHARACTERS
 from threadkeep.web.streams import EventStream, begin_with
@@ -69,11 +69,12 @@ class RunStore(ThreadkeepStore[ChatKitRequest]):
 
     def generate_thread_id(self, context: ChatKitRequest) -> str:
         """Return the id that is derived from the idempotency key; without a key, return a new id."""
-        return _repeatable("thr", context) or super().generate_thread_id(context)
+        return repeatable_id("thr", context.user_id, context.idempotency_key) or super().generate_thread_id(context)
 
     def generate_item_id(self, item_type: StoreItemType, thread: ThreadMetadata, context: ChatKitRequest) -> str:
         """Return a new id. The id of a user message is derived from the idempotency key, if there is one."""
-        known = _repeatable("msg", context) if item_type == "message" else None
+        key = context.idempotency_key if item_type == "message" else None
+        known = repeatable_id("msg", context.user_id, key)
         return known or super().generate_item_id(item_type, thread, context)
 
     async def add_thread_item(self, thread_id: str, item: ThreadItem, context: ChatKitRequest) -> None:
@@ -226,10 +227,3 @@ async def serve(app: App, body: bytes, context: ChatKitRequest) -> Response:
         # Raise from None, because the original errors quote the request.
         raise ProblemRaised(make_problem(422, "invalid-request", _INVALID)) from None
     return Response(result.json, media_type="application/json")
-
-
-def _repeatable(prefix: str, request: ChatKitRequest) -> str | None:
-    if request.idempotency_key is None:
-        return None
-    digest = hashlib.sha256(f"{request.user_id or ''}\n{request.idempotency_key}".encode()).hexdigest()
-    return f"{prefix}_{digest[:32]}"

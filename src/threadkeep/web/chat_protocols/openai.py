@@ -17,7 +17,7 @@ from threadkeep.runs.chat_turns import ChatAnswer, ChatStarted, ChatUsage
 from threadkeep.runs.views import ESTIMATED
 from threadkeep.web.api.chat import answer_of
 from threadkeep.web.api.parameters import AppInUse
-from threadkeep.web.callers import PUBLIC, CallerInUse
+from threadkeep.web.callers import PUBLIC, CallerInUse, repeatable_id
 from threadkeep.web.chat_protocols.sent import Sent
 from threadkeep.web.langgraph.states import messages_of
 from threadkeep.web.problems import Problem, documented
@@ -186,21 +186,28 @@ async def complete(
     body: CompletionBody,
     app: AppInUse,
     caller: CallerInUse,
+    *,
     request: Request,
     response: Response,
     session: Annotated[
         str | None, Header(alias=SESSION_HEADER, max_length=1024, description="The session, in UTF-8.")
     ] = None,
+    idempotency_key: Annotated[
+        str | None, Header(max_length=200, description="A repeated key gets the stored answer.")
+    ] = None,
 ) -> Completion | EventStream:
     """Answer the new messages of a conversation with the memory of its session.
 
     The header `X-Session-Id` names the session. Without it, the last session of `user` continues. Without a user, a new
-    session begins with the earlier messages. The response has the same header. System messages are ignored.
+    session begins with the earlier messages. The response has the same header. A request with a repeated
+    `Idempotency-Key` gets the stored answer. System messages are ignored.
     """
     body.check()
     user_id = caller.user(body.user)
-    named = _from_header(session) if session is not None else None if user_id is not None else str(uuid7())
-    sent = Sent(messages_of(body.messages), named, user_id, body.model)
+    new = None if user_id is not None else repeatable_id("session", None, idempotency_key) or str(uuid7())
+    named = new if session is None else _from_header(session)
+    known = repeatable_id("msg", user_id, idempotency_key)
+    sent = Sent(messages_of(body.messages), named, user_id, body.model, message_id=known)
     turn = await sent.begin(app, stream=body.stream)
     if body.stream:
         usage = bool((body.stream_options or {}).get("include_usage"))

@@ -23,7 +23,8 @@ from threadkeep.web.langgraph.states import asked_text, new_messages
 class Sent:
     """A request of a front end: its messages in LangChain's form, its session and its user.
 
-    Without a `session_id` the user's last session continues, or a new one starts.
+    Without a `session_id` the user's last session continues, or a new one starts. `message_id` names a question that
+    has no id itself.
     """
 
     messages: Sequence[BaseMessage]
@@ -31,6 +32,7 @@ class Sent:
     user_id: str | None
     workflow: str
     metadata: Mapping[str, Json] = field(default_factory=dict)
+    message_id: str | None = None
 
     async def begin(self, app: App, *, stream: bool) -> ChatTurn:
         """Start the turn that answers the new messages, or join the turn that already answers them.
@@ -50,7 +52,7 @@ class Sent:
             text,
             session_id=self.session_id,
             user_id=self.user_id,
-            message_id=id_of(asked[-1]),
+            message_id=id_of(asked[-1]) or self.message_id,
             metadata=self.metadata,
             workflow=self.workflow,
         )
