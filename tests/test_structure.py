@@ -29,12 +29,12 @@ from threadkeep.testing import ScriptedModel
 
 SOURCE = Path(threadkeep.__file__).parent
 MOST_FILES = 363
-MOST_LINES = 81_999
+MOST_LINES = 81_953
 MOST_BROAD_EXCEPTS = 10
 MOST_BOUNDARIES = 47
 MOST_LATE_IMPORTS = 23
-CHAT_FILES, CHAT_FUNCTIONS = 74, 424
-AGENT_FILES, AGENT_FUNCTIONS = 47, 306
+CHAT_FILES, CHAT_FUNCTIONS = 74, 422
+AGENT_FILES, AGENT_FUNCTIONS = 47, 304
 
 
 # In one process the modules are parsed once.

@@ -11,7 +11,7 @@ from tests.databases import migrated_driver
 from tests.store.pruning import ROOM, Database, database_over, message
 from threadkeep.records import Turn
 from threadkeep.store.contexts import EmbeddingRows
-from threadkeep.store.driver import DuplicateRow
+from threadkeep.store.driver import DuplicateRow, NewTurns
 from threadkeep.store.manifests import ManifestRows, NotedManifest
 from threadkeep.store.retention import REDELIVERY
 from threadkeep.testing import SettableClock
@@ -100,8 +100,10 @@ async def test_the_fast_way_of_storing_looks_for_deleted_ids_too(database: Datab
     more |= dict.fromkeys(("author", "answers", "ordinal", "told_at", "question"))
     with pytest.raises(DuplicateRow):
         await database.driver.append(
-            [{**session, "added": 1, "newest_user": 1, "now": now}],
-            [{**columns, **more, "session_id": ROOM, "id": "p:1", "behind": 0}],
+            NewTurns(
+                [{**session, "added": 1, "newest_user": 1, "now": now}],
+                [{**columns, **more, "session_id": ROOM, "id": "p:1", "behind": 0}],
+            )
         )
     assert (await database.info()).last_seq == 4
 

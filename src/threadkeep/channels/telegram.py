@@ -102,7 +102,7 @@ class TelegramOptions:
 
 
 class TelegramChannel:
-    """A Telegram bot that uses a webhook or long polling. If no `username` is configured, `TelegramClient` sets it."""
+    """A Telegram bot with a webhook or long polling. If no `username` is configured, its client sets it."""
 
     kind: Literal["telegram"] = "telegram"
 
@@ -132,7 +132,7 @@ class TelegramChannel:
         if kind is None:
             return Ignored("kind" if fields else "malformed")
         event = object_in(fields, kind)
-        # The message with the button is from the bot itself. The person who pressed the button is in the event.
+        # The message with the button is from the bot itself; the event names the person who pressed it.
         message = object_in(event, "message") if kind == "callback_query" else event
         if migrated := _migration(message):
             return migrated
@@ -254,7 +254,7 @@ class TelegramChannel:
 
 
 def in_chat(message: IncomingMessage, chat_id: str) -> IncomingMessage:
-    """Return a message whose keys have the first id of its chat. The answer is still sent to the current id."""
+    """Return a message with the first id of its chat; the answer still goes to the chat's current id."""
     return replace(message, results={PARSER: {**object_in(message.results, PARSER), "chat_id": chat_id}})
 
 

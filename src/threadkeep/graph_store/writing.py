@@ -98,13 +98,15 @@ class ConversationWriter:
             new = Conversation(turn.session_id, now, now, turn.user_id, chunk_size=self.layout.chunk_size)
             former = found or new
             question_seq = 0 if turn.answers is None else await self._question_seq(writing, found, turn)
-            ready = _answering(former, question_seq, prepared, now)
+            ready = prepared
+            if former.superseded_between(question_seq, question_seq):
+                ready = _marked(prepared, {"superseded_at": time_text(now)})
             there = await self.places_of(writing, former, [str(message.id) for message in ready.messages])
             fresh, adopted = await self._without_answered(writing, former, ready, there)
             if adopted is not None and turn.told_at is not None:
                 if not adopted.get("told_at") and len(ready.messages) == 1:
                     return Written(await take_place(writing, former, ready, adopted, now))
-                fresh = _superseded_by(adopted, ready, now)
+                fresh = _marked(ready, {"superseded_at": time_text(now), "superseded_by": adopted.get("id")})
             if adopted is not None and not fresh.messages and not there:
                 return Written(receipt_of(prepared, adopted))
             appended = await self.appended(writing, former, fresh, there, now)
@@ -453,14 +455,6 @@ class ConversationWriter:
         return found
 
 
-def _answering(conversation: Conversation, question_seq: int, prepared: Prepared, now: datetime) -> Prepared:
-    """Return the messages to store; they are marked as superseded if their question is superseded."""
-    if not conversation.superseded_between(question_seq, question_seq):
-        return prepared
-    rows = [{**row, "superseded_at": time_text(now)} for row in prepared.columns]
-    return replace(prepared, columns=rows)
-
-
 def _with_reset(former: Conversation, grown: Conversation, question_seq: int) -> Conversation:
     """Move the last reset behind the answer if its question is before the reset and nothing was stored since."""
     if 0 < question_seq <= former.reset_seq == former.last_seq:
@@ -479,7 +473,6 @@ def _may_be_of_rows(error: StoreError) -> bool:
     return not isinstance(error, SessionDamaged)
 
 
-def _superseded_by(winner: Value, prepared: Prepared, now: datetime) -> Prepared:
-    """Return the messages marked as superseded by the stored answer `winner`."""
-    mark = {"superseded_at": time_text(now), "superseded_by": winner.get("id")}
+def _marked(prepared: Prepared, mark: Mapping[str, object]) -> Prepared:
+    """Return the messages with the columns that mark them as superseded."""
     return replace(prepared, columns=[{**row, **mark} for row in prepared.columns])

@@ -87,14 +87,14 @@ class Memory:
         self.summaries = tables.summaries
         self.token_factors = tables.token_factors
         self.learned_factors = parts.learned_factors
-        self.counter = parts.counter
+        self.counter = parts.options.counter
         self.remembered_counts = parts.remembered_counts
         self.embeddings = tables.embeddings
         self.session_cache = SessionCache(parts.options.context_cache_bytes)
         self.run_retention = parts.run_retention
         self.compressor = parts.compressor
         self.observers = parts.observers
-        self.clock = parts.clock
+        self.clock = parts.options.clock
         self.identity = identity_of(parts.address)
         self.work_for_all: list[asyncio.Task[None]] = []
         self._unfinished: set[asyncio.Task[Any]] = set()

@@ -9,11 +9,10 @@ import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from datetime import datetime
 from typing import Final
 
 from threadkeep.context.estimates import FamilyEstimate
-from threadkeep.context.tokens import RememberedCounts, TokenCounter, TokenFactor, counter_for, family_of
+from threadkeep.context.tokens import RememberedCounts, TokenFactor, counter_for, family_of
 from threadkeep.errors import StoreError, StoreUnavailable
 from threadkeep.history.compressor import Compressor
 from threadkeep.history.graph_conversations import GraphConversations
@@ -25,7 +24,6 @@ from threadkeep.history.retention import Pruner
 from threadkeep.history.retention_rounds import RunPruner
 from threadkeep.observe import IndexingBegan, IndexingDone, Observer, Observers
 from threadkeep.records import SearchResult
-from threadkeep.records.graphiti import GraphitiOptions
 from threadkeep.store.address import DatabaseAddress
 from threadkeep.store.archive import Restoring
 from threadkeep.store.backend import DamageRegister
@@ -235,8 +233,5 @@ class MemoryParts:
     run_retention: RunPruner
     compressor: Compressor
     learned_factors: LearnedFactors
-    counter: TokenCounter
     remembered_counts: RememberedCounts
     observers: Observers
-    clock: Callable[[], datetime]
-    graphiti: GraphitiOptions | None = None

@@ -139,12 +139,9 @@ def _parts(
         run_retention=RunPruner(runs, options.run_retention, observer=observers, clock=clock),
         compressor=compressor,
         learned_factors=learned_factors,
-        counter=options.counter,
         remembered_counts=remembered_counts,
         observers=observers,
-        clock=clock,
         conversations=conversations,
-        graphiti=options.graphiti,
     )
 
 

@@ -264,7 +264,7 @@ class WindowReader:
 
     async def _forgotten(self, reset_seq: int, known_ids: Collection[str], known: SessionRows | None) -> frozenset[str]:
         """Return the ids of the known messages that are on the newest page before the last reset."""
-        if not (reset_seq and known_ids):
+        if not known_ids:
             return frozenset()
         before = known.forgotten if known is not None else None
         return (before if before is not None else await self._ids_before(reset_seq)).intersection(known_ids)

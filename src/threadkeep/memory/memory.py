@@ -41,17 +41,18 @@ class Memory(history.Memory):
 
     def __init__(self, parts: MemoryParts) -> None:
         super().__init__(parts)
+        clock = parts.options.clock
         # If sessions are in a graph store, the tables have no texts, so messages are read from that store.
         messages_at = self._backend.transcripts.at if self.in_graph_store else None
-        self.knowledge = Knowledge(parts.driver, observer=parts.observers, clock=parts.clock)
-        self.procedures = Procedures(parts.driver, clock=parts.clock)
-        self.persons = Persons(parts.driver, clock=parts.clock)
-        self.eraser = Eraser(self, TableErasing(parts.driver, clock=parts.clock))
-        self.episodes = Episodes(parts.driver, clock=parts.clock, messages_at=messages_at)
+        self.knowledge = Knowledge(parts.driver, observer=parts.observers, clock=clock)
+        self.procedures = Procedures(parts.driver, clock=clock)
+        self.persons = Persons(parts.driver, clock=clock)
+        self.eraser = Eraser(self, TableErasing(parts.driver, clock=clock))
+        self.episodes = Episodes(parts.driver, clock=clock, messages_at=messages_at)
         self.graphiti = Graphiti(
-            parts.driver, parts.graphiti, self.knowledge, observer=parts.observers, clock=parts.clock
+            parts.driver, parts.options.graphiti, self.knowledge, observer=parts.observers, clock=clock
         )
-        self.proposals = Proposals(parts.driver, self.knowledge, self.graphiti, clock=parts.clock)
+        self.proposals = Proposals(parts.driver, self.knowledge, self.graphiti, clock=clock)
         self._person_export = PersonExport(
             self,
             self.eraser,
@@ -60,7 +61,7 @@ class Memory(history.Memory):
             persons=self.persons,
             proposals=self.proposals,
         )
-        self.api_keys = ApiKeys(parts.driver, clock=parts.clock)
+        self.api_keys = ApiKeys(parts.driver, clock=clock)
         self.learning = Learning(parts.driver, self.proposals, observer=parts.observers, messages_at=messages_at)
 
     async def erase(

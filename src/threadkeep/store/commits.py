@@ -17,6 +17,7 @@ from threadkeep.store.driver import (
     Connection,
     Driver,
     DuplicateRow,
+    NewTurns,
     PreparedTurn,
     RowLocked,
     TurnRefused,
@@ -339,7 +340,7 @@ class GroupCommit:
         joined = [prepared for prepared in group if prepared.is_joined]
         before = [statement for prepared in joined for statement in prepared.before]
         after = [statement for prepared in joined for statement in prepared.after]
-        appended = await self._driver.append(sessions, rows, graph_turns, before=before, after=after)
+        appended = await self._driver.append(NewTurns(sessions, rows, graph_turns, before, after))
         rows_before, rows_after = iter(appended.before), iter(appended.after)
         for prepared in joined:
             prepared.rows += [*islice(rows_before, len(prepared.before)), *islice(rows_after, len(prepared.after))]

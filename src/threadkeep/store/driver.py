@@ -76,6 +76,22 @@ class Appended(NamedTuple):
     after: Sequence[list[Row]] = ()
 
 
+class NewTurns(NamedTuple):
+    """A group of new turns, to be stored with statements that are executed `before` and `after` them.
+
+    `sessions` has the parameters of the statement `reserve`, in ascending order of `session_id`, each session once.
+    `messages` has those of `insert_message`, with `behind` instead of `seq`: the number of later messages of the
+    session in this group; `question` is the id of the message that the turn answers, or None. `graph_turns` has those
+    of `add_graph_turn`, with `first_behind` and `last_behind` for the `seq` values.
+    """
+
+    sessions: Sequence[Parameters]
+    messages: Sequence[Parameters]
+    graph_turns: Sequence[Parameters] = ()
+    before: Sequence[Statement] = ()
+    after: Sequence[Statement] = ()
+
+
 class Joined(NamedTuple):
     """Statements for the transaction that stores a turn, executed `before` and `after` its messages.
 
@@ -191,24 +207,8 @@ class Driver(Protocol):
         async with self.transaction() as transaction:
             return await transaction.commit(statements)
 
-    async def append(
-        self,
-        sessions: Sequence[Parameters],
-        messages: Sequence[Parameters],
-        graph_turns: Sequence[Parameters] = (),
-        *,
-        before: Sequence[Statement] = (),
-        after: Sequence[Statement] = (),
-    ) -> Appended:
+    async def append(self, turns: NewTurns) -> Appended:
         """Store a group of new turns in one write transaction, with as few round trips as possible.
-
-        Args:
-            sessions: parameters of the statement `reserve`, in ascending order of `session_id`, each session once.
-            messages: parameters of `insert_message`, with `behind` instead of `seq`: the number of later messages of
-                the session in this group; `question` is the id of the message that the turn answers, or None.
-            graph_turns: parameters of `add_graph_turn`, with `first_behind` and `last_behind` for the `seq` values.
-            before: statements that are executed first, in the same transaction.
-            after: statements that are executed last, in the same transaction.
 
         A session of another user is skipped with its messages. If a message's id exists already, or an answered message
         does not, nothing is stored and `DuplicateRow` is raised. If another transaction has locked a session,

@@ -22,7 +22,7 @@ from threadkeep.store.driver import (
     Appended,
     Backend,
     Driver,
-    Parameters,
+    NewTurns,
     Statement,
     StoreOptions,
     seconds_left,
@@ -122,16 +122,9 @@ class PostgresDriver(Driver):
             finally:
                 await connection.roll_back()
 
-    async def append(
-        self,
-        sessions: Sequence[Parameters],
-        messages: Sequence[Parameters],
-        graph_turns: Sequence[Parameters] = (),
-        *,
-        before: Sequence[Statement] = (),
-        after: Sequence[Statement] = (),
-    ) -> Appended:
+    async def append(self, turns: NewTurns) -> Appended:
         """Store a group of new turns with one statement; with `before` or `after`, with one transaction."""
+        sessions, messages, graph_turns, before, after = turns
         parameters = {
             "sessions": json.dumps(sessions, ensure_ascii=False),
             "messages": json.dumps(messages, ensure_ascii=False),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,12 +14,12 @@ import aiosqlite
 
 from threadkeep.boundary import AsyncOnFailure, OnFailure
 from threadkeep.errors import StoreClosed, StoreUnavailable
-from threadkeep.store.driver import Appended, Backend, Driver, Parameters, Statement, StoreOptions, seconds_left
+from threadkeep.store.driver import Appended, Backend, Driver, NewTurns, StoreOptions, seconds_left
 from threadkeep.store.private_files import is_read_only, make_private_database
 from threadkeep.store.search_terms import RELEVANCE, relevance
 from threadkeep.store.sqlite_connection import (
+    Batch,
     BatchingConnection,
-    Begin,
     Group,
     OpenFile,
     SqliteConnection,
@@ -125,21 +125,14 @@ class SqliteDriver(Driver):
             if transaction.is_open:
                 await self._roll_back(connection)
 
-    async def append(
-        self,
-        sessions: Sequence[Parameters],
-        messages: Sequence[Parameters],
-        graph_turns: Sequence[Parameters] = (),
-        *,
-        before: Sequence[Statement] = (),
-        after: Sequence[Statement] = (),
-    ) -> Appended:
+    async def append(self, turns: NewTurns) -> Appended:
         """Store a group of new turns, in one call to the writing connection's thread."""
         async with _Lent(self.take_writer, self.give_writer) as connection:
-            group = Group(self._sql, sessions, messages, {}, [], seconds_left(), graph_turns, before, after)
+            group = Group(self._sql, turns, {}, [], seconds_left())
             with translated():
                 await connection.raw.execute("", group)
-        return Appended(group.counted, group.rows[: len(before)], group.rows[len(before) :])
+        at = len(turns.before)
+        return Appended(group.counted, group.rows[:at], group.rows[at:])
 
     async def take_writer(self) -> SqliteConnection:
         """Take the only writing connection; the writers of this process wait for each other."""
@@ -320,7 +313,7 @@ async def _begin(connection: SqliteConnection, *, for_ever: bool) -> None:
     while True:
         try:
             with translated():
-                await connection.raw.execute("", Begin(seconds_left()))
+                await connection.raw.execute("", Batch((), [], begins=True, wait_seconds=seconds_left()))
             return
         except StoreUnavailable as error:
             code = getattr(error.__cause__, "sqlite_errorcode", 0) & _KIND_OF_ERROR

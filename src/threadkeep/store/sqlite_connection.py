@@ -14,7 +14,7 @@ from urllib.parse import quote
 import aiosqlite
 
 from threadkeep.errors import DatabaseFileReplaced, StoreClosed, StoreError, StoreUnavailable
-from threadkeep.store.driver import DuplicateRow, Parameters, Row, Statement, seconds_left, unstorable_text
+from threadkeep.store.driver import DuplicateRow, NewTurns, Parameters, Row, Statement, seconds_left, unstorable_text
 from threadkeep.store.private_files import is_read_only
 
 # aiosqlite's debug log contains statement parameters, which are people's texts, so it is off at every log level.
@@ -90,7 +90,7 @@ class Batch(NamedTuple):
             self.rows.append(connection.execute(sql, parameters).fetchall())
         # Return no row: an unread row would keep the statement active, and an interrupt would then fail later
         # statements too.
-        return connection.execute("COMMIT" if self.commits else "SELECT 1 WHERE FALSE")
+        return connection.execute("COMMIT") if self.commits else connection.cursor()
 
 
 class SqliteTransaction:
@@ -113,17 +113,7 @@ class SqliteTransaction:
         return rows
 
 
-class Begin(NamedTuple):
-    """A request to begin a transaction, passed to aiosqlite in place of a statement's parameters."""
-
-    wait_seconds: float | None
-
-    def store(self, connection: sqlite3.Connection) -> sqlite3.Cursor:
-        """Begin the transaction."""
-        return begin(connection, self.wait_seconds)
-
-
-def begin(connection: sqlite3.Connection, wait_seconds: float | None) -> sqlite3.Cursor:
+def begin(connection: sqlite3.Connection, wait_seconds: float | None) -> None:
     """Begin a write transaction; wait for the lock up to the connection's timeout, or `wait_seconds` if shorter.
 
     Raises:
@@ -132,11 +122,12 @@ def begin(connection: sqlite3.Connection, wait_seconds: float | None) -> sqlite3
     if isinstance(connection, BatchingConnection) and connection.file is not None:
         connection.file.check()
     if wait_seconds is None:
-        return connection.execute("BEGIN IMMEDIATE")
+        connection.execute("BEGIN IMMEDIATE")
+        return
     [(usual,)] = connection.execute("PRAGMA busy_timeout").fetchall()
     connection.execute(f"PRAGMA busy_timeout = {min(int(wait_seconds * 1000), usual)}").close()
     try:
-        return connection.execute("BEGIN IMMEDIATE")
+        connection.execute("BEGIN IMMEDIATE")
     finally:
         connection.execute(f"PRAGMA busy_timeout = {usual}").close()
 
@@ -149,46 +140,43 @@ class Group(NamedTuple):
     """
 
     sql: Mapping[str, str]
-    sessions: Sequence[Parameters]
-    messages: Sequence[Parameters]
+    turns: NewTurns
     counted: dict[str, int]
     rows: list[list[Row]]
-    wait_seconds: float | None = None
-    graph_turns: Sequence[Parameters] = ()
-    before: Sequence[Statement] = ()
-    after: Sequence[Statement] = ()
+    wait_seconds: float | None
 
     def store(self, connection: sqlite3.Connection) -> sqlite3.Cursor:
         """Store the group in a transaction; the caller must roll it back if this method raises an error."""
+        turns = self.turns
         begin(connection, self.wait_seconds)
-        self.rows.extend([connection.execute(sql, parameters).fetchall() for sql, parameters in self.before])
+        self.rows.extend([connection.execute(sql, parameters).fetchall() for sql, parameters in turns.before])
         pruned: set[str] = set()
-        for session in self.sessions:
+        for session in turns.sessions:
             for session_id, last_seq, deleted_seq in connection.execute(self.sql["reserve"], session).fetchall():
                 self.counted[session_id] = last_seq
                 if deleted_seq:
                     pruned.add(session_id)
         numbered = [
             {**message, "seq": last_seq - int(str(message["behind"]))}
-            for message in self.messages
+            for message in turns.messages
             if (last_seq := self.counted.get(str(message["session_id"]))) is not None
         ]
         connection.executemany(self.sql["insert_message"], numbered)
         if pruned:
-            known = [message for message in self.messages if message["session_id"] in pruned]
+            known = [message for message in turns.messages if message["session_id"] in pruned]
             connection.executemany(self.sql["refuse_deleted_id"], known)
         answers = [
-            message for message in self.messages if message["question"] and message["session_id"] in self.counted
+            message for message in turns.messages if message["question"] and message["session_id"] in self.counted
         ]
         if answers:
             connection.executemany(self.sql["refuse_unanswered"], answers)
-        if self.graph_turns:
+        if turns.graph_turns:
             connection.executemany(self.sql["add_graph_turn"], self._placed())
-        self.rows.extend([connection.execute(sql, parameters).fetchall() for sql, parameters in self.after])
+        self.rows.extend([connection.execute(sql, parameters).fetchall() for sql, parameters in turns.after])
         return connection.execute("COMMIT")
 
     def _placed(self) -> Iterator[Parameters]:
-        for turn in self.graph_turns:
+        for turn in self.turns.graph_turns:
             if (last_seq := self.counted.get(str(turn["session_id"]))) is not None:
                 first, last = int(str(turn["first_behind"])), int(str(turn["last_behind"]))
                 yield {**turn, "first_seq": last_seq - first, "last_seq": last_seq - last}
@@ -227,7 +215,7 @@ class OpenFile(NamedTuple):
             raise DatabaseFileReplaced(self.path)
 
 
-_CALLS = (Group, Batch, Begin)
+_CALLS = (Group, Batch)
 
 
 class BatchingConnection:

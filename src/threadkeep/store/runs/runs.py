@@ -69,15 +69,9 @@ class WorkflowVersions(ClockedTables, sql=("runs_records.sql",)):
         Return the number of deleted versions.
         """
         since = time_text(self._clock() - _CLOCKS_DIFFER)
+        rows = [{"name": name, "version": version, "since": since} for name, version in unused]
         async with self._driver.writing() as connection:
-            return sum(
-                [
-                    await connection.execute(
-                        self._sql["forget_workflow"], {"name": name, "version": version, "since": since}
-                    )
-                    for name, version in unused
-                ]
-            )
+            return sum([await connection.execute(self._sql["forget_workflow"], row) for row in rows])
 
 
 def _version_of(row: Row) -> WorkflowVersion:
