@@ -24,6 +24,7 @@ from threadkeep.channels.bots import TEXTS
 from threadkeep.channels.contract import IncomingMessage, stored_message
 from threadkeep.channels.delivery import DeliveryOptions
 from threadkeep.channels.telegram import TelegramChannel
+from threadkeep.history.session import Session
 from threadkeep.observe import ChannelTrouble, Event
 from threadkeep.records import Json
 from threadkeep.records.messages import OutboxStatus
@@ -569,6 +570,31 @@ async def test_a_deletion_that_comes_three_times_is_confirmed_once(
         assert await desk.answered(3) == ["ok", "Our conversation is deleted.", "ok"]
         assert await desk.transcript() == [("user", "Hello again."), ("assistant", "ok")]
     assert deletions == [SESSION]
+
+
+async def test_a_deletion_that_fails_is_not_confirmed(
+    shared_url: str, tmp_path: Path, telegram: FakeTelegram, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The person reads that it failed and what to do; the same command deletes later."""
+    delete, failures = Session.delete, [RuntimeError("broken")]
+
+    async def failing(session: Session, **options: Any) -> bool:
+        if failures:
+            raise failures.pop()
+        return await delete(session, **options)
+
+    monkeypatch.setattr(Session, "delete", failing)
+    async with opened_bot(shared_url, tmp_path, telegram, ScriptedModel(["ok"])) as desk:
+        await desk.say("My cat is Miso.", 1)
+        await desk.answered(1)
+        await desk.say("/forget yes", 2)
+        told = await desk.answered(2)
+        kept = await desk.transcript()
+        await desk.say("/forget yes", 3)
+        deleted = await desk.answered(3)
+    assert told[1:] == ["I could not delete our conversation. Please send /forget yes again later."]
+    assert kept == [("user", "My cat is Miso."), ("assistant", "ok")]
+    assert deleted[2:] == ["Our conversation is deleted."]
 
 
 async def test_a_deletion_leaves_a_record_for_as_long_as_its_answer(tmp_path: Path, telegram: FakeTelegram) -> None:

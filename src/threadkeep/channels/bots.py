@@ -30,7 +30,7 @@ class Texts:
     active. `too_many` answers the first message beyond the limit per minute. `later` ends a stream if the answer takes
     too long. `asked_elsewhere` follows a run's question that cannot be answered by a text in the chat. In `whoami`,
     `{id}` is the id of the sender and `{session}` the id of the conversation. `forget_question` asks for confirmation
-    before `forgotten`; `forget_group` rejects the command in a group.
+    before `forgotten`, or `not_forgotten` if the deletion failed; `forget_group` rejects the command in a group.
     """
 
     welcome: str
@@ -39,6 +39,7 @@ class Texts:
     whoami: str
     forget_question: str
     forgotten: str
+    not_forgotten: str
     forget_group: str
     media: str
     failed: str
@@ -68,6 +69,7 @@ TEXTS: Mapping[Language, Texts] = {
         whoami="Your id: {id}\nThis conversation: {session}",
         forget_question="This permanently deletes our conversation. Send /forget yes to confirm.",
         forgotten="Our conversation is deleted.",
+        not_forgotten="I could not delete our conversation. Please send /forget yes again later.",
         forget_group="I cannot delete a group's conversation. Send me /forget in a private chat.",
         media="I can only read text.",
         failed="I could not answer that. Please try again later.",
@@ -87,6 +89,7 @@ TEXTS: Mapping[Language, Texts] = {
         whoami="你的 ID：{id}\n当前对话：{session}",
         forget_question="这会永久删除我们所有的聊天记录。确认请发送 /forget yes。",
         forgotten="所有聊天记录已删除。",
+        not_forgotten="聊天记录未能删除，请稍后再发送 /forget yes。",
         forget_group="群聊中不能替其他人删除记录，请私聊我。",
         media="我目前只能阅读文字消息。",
         failed="抱歉，我暂时无法回答，请稍后再试。",

@@ -398,11 +398,13 @@ class Intake:
         deletions = [await self._outbox.run_of(name, message.message_id) for name in own]
 
         async def confirm() -> None:
+            deleted = True
             for run_id in filter(None, deletions):
                 with contextlib.suppress(RunNotFound):  # the run was deleted with its session
-                    await runs.result(run_id)
-            await self._forget_person(message.user_id or "")
-            await self._outbox.answer(*key, text)
+                    deleted &= (await runs.result(run_id)).status == "done"
+            if deleted:
+                await self._forget_person(message.user_id or "")
+            await self._outbox.answer(*key, text if deleted else bot.texts.not_forgotten)
             self._wake()
 
         self.in_background(confirm())
