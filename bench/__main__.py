@@ -32,7 +32,7 @@ _PARTS = {
     "memory-cost": ("bench.memory_cost", False),
     "capacity": ("bench.capacity", False),
 }
-"""The benches that are separate commands: their module, and whether it writes into the docs."""
+"""The benches that are separate commands: for each, its module and whether it writes into the docs."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

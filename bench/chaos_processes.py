@@ -104,7 +104,7 @@ async def opened(place: Place, options: RunServiceOptions = WORKING) -> AsyncIte
 
 
 class Worker:
-    """A handle for a worker process in the process that started it."""
+    """A worker process, as seen from the process that started it."""
 
     def __init__(self, place: Place) -> None:
         self._place = place
@@ -152,7 +152,7 @@ class Worker:
         os.kill(self.pid, signal.SIGCONT)
 
     async def kill(self) -> None:
-        """End the process with SIGKILL, and record that."""
+        """End the process with SIGKILL, and add a note of the kill."""
         self._process.kill()
         await asyncio.to_thread(self._process.join)
         self._place.graphs.notes.add("dead", pid=self.pid)

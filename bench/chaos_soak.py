@@ -64,7 +64,7 @@ class Crowd:
         self._workers = [Worker(self._some_place()) for _ in range(plan.workers)]
 
     async def ready(self) -> None:
-        """Wait until all have opened the database."""
+        """Wait until all worker processes have opened the database."""
         for worker in self._workers:
             await worker.ask("ready")
 
@@ -81,13 +81,13 @@ class Crowd:
                 await asyncio.sleep(_POLL_SECONDS)
 
     async def kill_one(self) -> None:
-        """Kill one of them, and start another."""
+        """Kill one of the worker processes, and start another."""
         index = self._chance.randrange(len(self._workers))
         dead, self._workers[index] = self._workers[index], Worker(self._some_place())
         await dead.kill()
 
     async def pause_one(self) -> None:
-        """Pause one of them for so long that it is declared dead."""
+        """Pause one of the worker processes for so long that it is declared dead."""
         await self._chance.choice(self._workers).pause(self._plan.pauses_seconds)
 
     def _some_place(self) -> Place:

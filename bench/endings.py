@@ -1,4 +1,4 @@
-"""Ending child processes when their parent is gone, for whatever reason it ended."""
+"""Guards that end child processes when their parent has ended, for whatever reason."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 SECONDS = 300
-"""The longest run of the tests of one mutant. A mutant that hangs counts as found."""
+"""The time limit in seconds for the tests of one mutant. A mutant that hangs counts as found."""
 
 
 class Mutant(NamedTuple):

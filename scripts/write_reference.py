@@ -199,7 +199,7 @@ def _cells_of(line: str) -> list[str]:
 
 
 def _names(first: str, *, by_name: bool) -> frozenset[str]:
-    """Return what identifies a row: the name of a method, or the names of an option."""
+    """Return the names that identify a row: the name of a method, or the names of an option."""
     codes = _CODE.findall(first)
     return frozenset(codes[0].partition("(")[:1]) if by_name and codes else frozenset(codes)
 

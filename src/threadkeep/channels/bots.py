@@ -106,17 +106,17 @@ TEXTS: Mapping[Language, Texts] = {
 class SenderRates:
     """Message counts of each sender within the last minute; there is no limit if `per_minute` is 0.
 
-    A message that the platform sends twice counts once. Each process counts its own messages.
+    A message that the platform sends twice counts once. Each process counts only the messages that it receives.
     """
 
     def __init__(self, per_minute: int = 0, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._per_minute = per_minute
         self._clock = clock
-        # For each sender, the time of each message id. The id None means that the sender was asked to wait.
+        # For each sender, the time of each message by its id. The key None means that the sender was told of the limit.
         self._seen: dict[str, dict[str | None, float]] = {}
 
     def count(self, sender: str, message_id: str) -> Rate:
-        """Count a message, and return whether it is within the limit."""
+        """Count a message. Return whether it is within the limit, beyond it, or the first one beyond it."""
         if not self._per_minute:
             return "within"
         now = self._clock()
@@ -172,7 +172,7 @@ class Bot:
 
 @dataclass(frozen=True)
 class Command:
-    """The action of a command, and the text of its answer."""
+    """A command that a person sent: the bot's action, and the text of the answer."""
 
     action: Action
     text: str
@@ -188,7 +188,7 @@ def command_in(message: IncomingMessage, texts: Texts) -> Command | None:
             return Command("forget", texts.forgotten)
         case ["/forget"] | ["/forget", "yes"]:
             text = texts.forget_question if message.private else texts.forget_group
-        case ["/start", *_]:  # a link to the bot may add a parameter
+        case ["/start", *_]:  # a person who opens a link to the bot may send a parameter
             text = texts.welcome
         case ["/help"]:
             text = texts.help
@@ -218,7 +218,7 @@ def is_answered_by_text(run: Run) -> bool:
 async def question_for(memory: Memory, runs: RunService, bot: Bot, message: IncomingMessage) -> Run | None:
     """Return the run whose question a message answers; None if the message starts a new run.
 
-    This is the sender's newest run in the conversation, if its question was sent and a text can answer it.
+    Only the sender's newest run in the conversation counts. Its question must have been sent, and answerable by a text.
     """
     if not await _runs_of(runs, message, RunQuery(session_id=message.session_id, status="waiting", limit=_NEWEST)):
         return None
@@ -230,13 +230,13 @@ async def question_for(memory: Memory, runs: RunService, bot: Bot, message: Inco
     if run.trigger != "webhook" or run.newest_message_id is None:
         return None  # the question was not shown in this chat
     sent = await memory.channels.outbox.find(bot.name, message.session_id or "", run.newest_message_id)
-    # A question without an entry was sent, because the outbox deletes old entries. After a try it may have arrived.
+    # Without an entry the question was sent, as the outbox deletes old entries. After a try it may have arrived.
     is_sent = sent is None or sent.status == "delivered" or (sent.status == "ready" and sent.tries > 0)
     return run if is_sent else None
 
 
 async def end_questions(runs: RunService, message: IncomingMessage) -> None:
-    """Cancel the runs of a conversation that wait for an answer from the chat."""
+    """Cancel the runs of a conversation that were started from the chat and wait for an answer."""
     query = RunQuery(session_id=message.session_id, status="waiting", limit=_NEWEST)
     for run in await _runs_of(runs, message, query):
         if run.trigger == "webhook":
@@ -249,7 +249,7 @@ async def _runs_of(runs: RunService, message: IncomingMessage, query: RunQuery) 
 
 
 def _is_by(message: IncomingMessage, run: Run) -> bool:
-    """Return True if a run has a message of the same sender; in a group, other people send messages too."""
+    """Return True if one of the run's messages is from the same sender. In a group, other people send messages too."""
     if message.sender is None:
         return False
     known = [one.values.get("metadata") for one in run.inputs]

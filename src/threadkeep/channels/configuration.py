@@ -53,7 +53,7 @@ class BotSettings(BaseModel, extra="forbid", frozen=True, hide_input_in_errors=T
         return TEXTS[self.language].changed(self.texts)
 
     def options[O: DataclassInstance](self, kind: type[O], **others: object) -> O:
-        """Return options of type `kind`, with values from `others`, or else from the settings of the same names.
+        """Return options of type `kind`. Each value is from `others`, or else from the setting of the same name.
 
         Raises:
             InvalidInput: an option is invalid.
@@ -64,7 +64,7 @@ class BotSettings(BaseModel, extra="forbid", frozen=True, hide_input_in_errors=T
 
 
 class TelegramSettings(BotSettings):
-    """A Telegram bot. It polls unless `receive` selects the webhook, which needs a `secret`."""
+    """Settings of a Telegram bot. It polls unless `receive` is the webhook, which needs a `secret`."""
 
     kind: Literal["telegram"]
     token: SecretStr
@@ -96,7 +96,7 @@ class WeComSettings(BotSettings):
 
 
 class WeComDirectSettings(WeComSettings):
-    """An application of a corporation; `secret` is the secret of the application."""
+    """Settings of a corporation's application; `secret` is the secret of the application."""
 
     kind: Literal["wecom_dm"]
     corp_id: str
@@ -114,7 +114,7 @@ class WeComDirectSettings(WeComSettings):
 
 
 class WeComServiceSettings(WeComSettings):
-    """The customer service of a corporation; `secret` is the secret of customer service."""
+    """Settings of a corporation's customer service; `secret` is the secret of customer service."""
 
     kind: Literal["wecom_cs"]
     corp_id: str
@@ -134,9 +134,9 @@ class WeComServiceSettings(WeComSettings):
 
 
 class WeComAIBotSettings(WeComSettings):
-    """An AI bot; `receive_id` is empty for a company's own bot.
+    """Settings of an AI bot; `receive_id` is empty for a company's own bot.
 
-    WeCom calls the bot, unless `receive` selects the long connection, which needs a `bot_id` and a `secret`.
+    WeCom sends callbacks, unless `receive` is the long connection, which needs a `bot_id` and a `secret`.
     """
 
     kind: Literal["wecom_aibot"]
@@ -212,7 +212,7 @@ def _check(path: Path, bots: Sequence[AnyBot]) -> None:
             bot.all_texts()
         except InvalidInput as error:
             raise InvalidInput(f"{path}: channel {bot.name!r}: {error}") from None
-        # If two channels had the same Telegram bot, only one of them would receive its messages.
+        # Two channels must not have the same Telegram bot, because only one of them would receive each message.
         if bot.kind == "telegram" and (other := accounts.setdefault(channel.scope, bot.name)) != bot.name:
             raise InvalidInput(f"{path}: channels {other!r} and {bot.name!r} are the same bot; remove one.")
 
@@ -253,9 +253,9 @@ def _sentence(error: ValidationError) -> str:
 
 
 def add_bot(path: Path, fields: Mapping[str, Json], environment: Mapping[str, str]) -> None:
-    """Append a bot to the file, or create the file; then only its owner can read it, because it can contain secrets.
+    """Append a bot to the file. If there is no file, create one that only its owner can read, as it can have secrets.
 
-    Existing comments and the existing order stay.
+    The comments of the file and the order of its bots do not change.
 
     Raises:
         InvalidInput: the result would be invalid, or `channels` is not a list at the end of the file.

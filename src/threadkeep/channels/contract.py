@@ -54,7 +54,7 @@ class Callback:
 
 @dataclass(frozen=True)
 class CallbackResponse:
-    """The body of the response with status 200."""
+    """The body of a response to a callback; the status is 200."""
 
     body: bytes = b""
     media_type: str = "text/plain"
@@ -92,7 +92,7 @@ class IncomingMessage:
 
     @property
     def session_id(self) -> str | None:
-        """The key of the conversation; None if a part is missing."""
+        """The session id, which is the key of the conversation; None if a part of the key is missing."""
         return resolve_key(KEY_CANDIDATES, {"results": self.results}).key
 
     @property
@@ -241,7 +241,7 @@ def stored_message(message: IncomingMessage) -> str:
 
 
 def restored_message(stored: str, address: Address) -> IncomingMessage:
-    """Restore a message from its JSON and its address."""
+    """Restore a message from its JSON, with `address` as its `reply_to`."""
     fields = json.loads(stored)
     fields["sender"] = fields["sender"] and Sender(**fields["sender"])
     fields["sent_at"] = fields["sent_at"] and datetime.fromisoformat(fields["sent_at"])
@@ -254,7 +254,7 @@ type Account = Mapping[str, Json]
 
 @dataclass(frozen=True)
 class Part:
-    """A text that fits into one message.
+    """A part of an answer that fits into one message.
 
     `key` is the same for each attempt, for platforms that drop duplicates. Only the `first` part is sent as a reply. If
     `again` is True, the part may have been sent before.
@@ -267,7 +267,7 @@ class Part:
 
     @property
     def sent_id(self) -> str:
-        """The key in 32 characters, for platforms with short ids."""
+        """A hash of the key with 32 characters, for platforms that allow only short ids."""
         return hashlib.sha256(self.key.encode()).hexdigest()[:32]
 
 
@@ -278,7 +278,7 @@ class Sent:
 
 @dataclass(frozen=True)
 class Later:
-    """The part must be sent again, after `seconds` if they are set. `error` is the kind of error.
+    """The part must be sent again, after `seconds` if the platform named a time. `error` is the kind of error.
 
     If `uncertain` is True, the part may have arrived, because the connection broke after sending.
     """
@@ -306,7 +306,7 @@ type Outcome = Sent | Later | Refused | Moved
 
 
 class ChannelClient(Protocol):
-    """The calls to a platform for one bot. Failures of the platform or the network are returned, never raised."""
+    """A client of a platform for one bot. Failures of the platform or the network are returned, never raised."""
 
     @property
     def can_send(self) -> bool:
@@ -316,7 +316,7 @@ class ChannelClient(Protocol):
         """Send one part of an answer."""
 
     async def show_working(self, address: Address) -> None:
-        """Show the person that the bot is working, if the platform can."""
+        """Show the person that the bot is working, if the platform has a way to do so."""
 
     async def account(self) -> Account | str:
         """Return the platform's data about the bot, for operators, or the kind of an error."""
@@ -332,20 +332,20 @@ def read_json(text: str | bytes) -> Json:
 
 
 def object_in(value: Json, *names: str) -> Mapping[str, Json]:
-    """Return the object at a path of names; an empty one if it is missing."""
+    """Return the object at a path of field names; an empty object if it is missing."""
     for name in names:
         value = value.get(name) if isinstance(value, Mapping) else None
     return value if isinstance(value, Mapping) else {}
 
 
 def list_in(fields: Mapping[str, Json], name: str) -> Sequence[Json]:
-    """Return a list; an empty one if it is missing."""
+    """Return the list in a field; an empty list if it is missing."""
     value = fields.get(name)
     return value if isinstance(value, Sequence) and not isinstance(value, str) else ()
 
 
 def text_in(fields: Mapping[str, Json], name: str) -> str:
-    """Return a text; empty if it is missing."""
+    """Return the text in a field; an empty text if it is missing."""
     value = fields.get(name)
     return value if isinstance(value, str) else ""
 

@@ -62,11 +62,11 @@ class Delivery:
         self._sending: dict[int, asyncio.Task[None]] = {}
 
     def wake(self) -> None:
-        """Check for ready answers at once."""
+        """Make `keep_delivering` check for ready answers at once."""
         self._woken.set()
 
     async def keep_delivering(self, take_left: Callable[[timedelta], Awaitable[None]]) -> None:
-        """Deliver until cancelled; call `take_left` to process messages that dead processes left."""
+        """Deliver answers until cancelled; at each poll, also call `take_left`, for messages of dead processes."""
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._options.poll_seconds):
@@ -79,7 +79,7 @@ class Delivery:
                     await take_left(timedelta(seconds=self._options.take_again_seconds))
 
     async def finish(self, *, seconds: float) -> None:
-        """Send the answers that are ready, within `seconds`. The rest stays in the outbox and is sent later."""
+        """Send answers that are ready, for at most `seconds`. The others stay in the outbox and are sent later."""
         with contextlib.suppress(StoreError):
             await self.deliver_due()
         if self._sending:
@@ -88,7 +88,7 @@ class Delivery:
             task.cancel()
 
     async def deliver_due(self, *, of_all: bool = True) -> None:
-        """Start sending due answers. If `of_all` is True, also look for answers of runs in other processes."""
+        """Start sending due answers. If `of_all`, first look for answers of other processes, and remove old entries."""
         if of_all:
             await self._outbox.make_ready()
             await self._outbox.end_unasked(older_than=timedelta(seconds=self._options.unasked_seconds))
@@ -105,7 +105,7 @@ class Delivery:
 
     def _sent(self, task: asyncio.Task[None]) -> None:
         self._sending = {number: each for number, each in self._sending.items() if each is not task}
-        # The next message of the session may be sent now, and a slot is free.
+        # The session's next message can be sent now, and the number of concurrent deliveries is below its limit.
         self.wake()
 
     async def _deliver(self, bot: Bot, number: int) -> None:
@@ -186,7 +186,7 @@ async def note_failure(memory: Memory, bot: Bot, failed: AnswerFailed) -> None:
 
 
 async def answer_text(memory: Memory, bot: Bot, message: Outgoing) -> str:
-    """Return the text to send; empty if the message gets no answer of its own."""
+    """Return the text to send for a message; empty if it gets no answer of its own."""
     if message.run_id is None:
         return message.content or ""
     run = await memory.runs.run(message.run_id)
@@ -196,7 +196,7 @@ async def answer_text(memory: Memory, bot: Bot, message: Outgoing) -> str:
 
 
 def _key(message: Outgoing, index: int) -> str:
-    # If a run asks a question and gets a reply, one message has two texts, created at different times.
+    # With the time, because a message can have two texts: a run's question, and its answer after a reply.
     return f"{message.session_id}\n{message.message_id}\n{message.created_at.isoformat()}\n{index}"
 
 

@@ -12,15 +12,15 @@ from markdown_it.token import Token
 
 type Size = Callable[[str], int]
 
-# Cuts in order of preference: paragraph, line, sentence, white space.
+# Patterns at which a text is cut, in order of preference: paragraph, line, sentence, white space.
 _CUTS = tuple(map(re.compile, (r"\n[ \t]*\n", r"\n", r"(?<=[.!?])[ \t]+|(?<=[。！？；])", r"\s+")))
 
-# Marks that are no inline markup: a code fence, and `**` between spaces, such as a power operator.
+# Characters that are not inline markup: a code fence, and `**` between spaces, such as a power operator.
 _NO_MARKUP = re.compile(r"`{3,}|(?<!\S)\*\*(?!\S)")
 
 _FENCE = re.compile(r"[ ]{0,3}(`{3,8}|~{3,8})([^`]*)")
 _FENCE_ROOM = 100
-"""Units reserved for the lines that close and reopen a code block."""
+"""The part of a message's size limit that is reserved for the lines that close and reopen a code block."""
 
 
 def utf16_length(text: str) -> int:
@@ -84,7 +84,7 @@ def _in_markup(text: str, position: int) -> bool:
 
 
 def _hard_cut(text: str, fits: int) -> tuple[int, int]:
-    """Return a cut between two characters that are displayed separately."""
+    """Return a cut at `fits`, or up to 16 characters earlier so that it does not split a displayed character."""
     end = fits
     while end > max(1, fits - 16) and _joined(text, end):
         end -= 1
@@ -188,7 +188,7 @@ def _rendered(line: str, *, bold: bool = False) -> str:
 def _inline(tokens: Sequence[Token], *, bold: bool) -> str:
     """Render the tokens of a line. MarkdownV2 allows no code inside other markup, and no bold inside bold."""
     done: list[str] = []
-    # The closing marks, with URLs, of the open elements. An element that adds no marks has an empty entry.
+    # For each open element, the text that closes it (for a link, with its URL); empty for one without marks.
     open_marks: list[str] = ["*"] if bold else []
     for token in tokens:
         if token.nesting == 1:

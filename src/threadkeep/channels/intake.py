@@ -54,8 +54,8 @@ type StartedRuns = list[Started] | None
 class Intake:
     """The intake of updates from callbacks and polling.
 
-    To take a message is to store it, first in the outbox and then as a run. The intake calls `wake` when an answer is
-    ready to send.
+    To take a message means to store it, first in the outbox and then as a run. `wake` is called when an answer is ready
+    to be sent.
     """
 
     def __init__(
@@ -121,11 +121,11 @@ class Intake:
                 if command is None or (command.action == "forget" and await self._is_requested(message)):
                     await self.take(bot, message, again=True)
             except (ValueError, TypeError, LookupError) as error:
-                self._notify_trouble(error, bot)  # another version of the code stored it; its row expires
+                self._notify_trouble(error, bot)  # another version of Threadkeep stored the row, which expires
             self._taken_again.add(left.number)
 
     async def close(self) -> None:
-        """Stop waiting for runs. Answers that become ready later are found by polling, in any process."""
+        """Stop waiting for runs. Any process finds answers that become ready later by polling the outbox."""
         for task in self._background:
             task.cancel()
         if self._background:
@@ -300,7 +300,7 @@ class Intake:
         return known is None or known.status == "waiting"
 
     async def _say(self, bot: Bot, message: IncomingMessage, text: str) -> bool:
-        """Send a text that is not the answer of a run; return False if the outbox already has it."""
+        """Send a text of the bot itself, unless it is empty; return False if the outbox already has it."""
         if not text:
             return True
         added = await self._owe(bot, message, text, waits=False)
@@ -310,7 +310,7 @@ class Intake:
         return added
 
     async def _owe(self, bot: Bot, message: IncomingMessage, content: str | None, *, waits: bool = True) -> bool:
-        """Add the answer to a message to the outbox; return False if it is already there."""
+        """Add an entry for the answer to a message to the outbox; return False if there is one already."""
         # If an AI bot has no connection, WeCom fetches its answers for a limited time. They are sent only after that.
         channel = bot.channel
         is_fetched = isinstance(channel, WeComAIBotChannel) and not channel.options.connection
@@ -373,14 +373,14 @@ class Intake:
         self._wake()
 
     async def _forget(self, bot: Bot, message: IncomingMessage, text: str) -> bool:
-        """Request the deletion of a person's conversations with this bot; return False if it was already requested.
+        """Request the deletion of a person's conversations in this chat; return False if the message was already taken.
 
         Each conversation is deleted after its earlier turns end, together with messages that arrive in the meantime.
         Then the deletion is confirmed.
         """
         session_id = message.session_id or ""
-        # The entry has no session, because deleting a session deletes its entries. Its key does not name the person. It
-        # differs from the key of the deletion's record, because the outbox would take that for the run of the answer.
+        # The entry's key has no session id, because deleting a session deletes its entries. It names no person.
+        # It differs from the key of the deletion's record, which the outbox would take for the run of the answer.
         key = (bot.name, f"{FORGOTTEN}{deletion_key(session_id)}", message.message_id)
         stored = stored_message(message)
         added = await self._outbox.add(
@@ -390,7 +390,7 @@ class Intake:
             return False
         runs = await self._runs.service()
         sessions = [info.session_id async for info in self._memory.sessions(user_id=message.user_id)]
-        # The message's own session is requested last, because `_is_requested` looks for it. It may not exist.
+        # The message's own session, which may not exist, is deleted last, because `_is_requested` looks for it.
         own = {name for name in (*sessions, session_id) if f"{name}:".startswith(f"{session_id}:")}
         if not await self._is_requested(message):
             for name in sorted(own, reverse=True):
@@ -425,7 +425,7 @@ class Intake:
                 await self._memory.persons.forget(user_id)
 
     def in_background(self, work: Awaitable[object]) -> None:
-        """Run work in a task until `close`. A failure is reported; a later poll, in any process, finds the answer."""
+        """Run work in a task, which `close` cancels. A failure is reported; any process finds the answer by polling."""
 
         async def guarded() -> None:
             with ErrorBoundary(self._notify_trouble):

@@ -55,7 +55,7 @@ class ChannelService:
         return list(self._bots)
 
     def fetch_with(self, bot: Bot, notice: Callable[[DeskNotified], Awaitable[None]]) -> None:
-        """Call `notice` whenever a callback announces messages of a desk of this bot."""
+        """Register `notice`, which is called whenever a callback announces messages of a desk of this bot."""
         self._desks[bot.name] = notice
 
     async def receive(self, name: str, callback: Callback) -> CallbackResponse:
@@ -77,7 +77,7 @@ class ChannelService:
         responding = asyncio.create_task(self._respond(bot, received))
         done, _ = await asyncio.wait([responding], timeout=TAKE_SECONDS)
         if not done:
-            # The task continues. Usually its messages are stored before the platform repeats the callback.
+            # The task continues, and usually stores the messages before the platform repeats the callback.
             self._intake.in_background(responding)
             raise TimeoutError
         return await responding
@@ -130,7 +130,7 @@ async def open_channels(memory: Memory, runs: RunsOnDemand, file: ChannelsFile) 
                     fetching.append(client.keep_connected(intake, bot))
         stack.push_async_callback(delivery.finish, seconds=_FINISH_SECONDS)
         await stack.enter_async_context(_running(delivery.keep_delivering(intake.take_left)))
-        # Polling stops before the intake closes, so a closed intake takes no messages.
+        # Registered here so that polling stops before the intake closes, because a closed intake must take no messages.
         stack.push_async_callback(intake.close)
         for each_work in fetching:
             await stack.enter_async_context(_running(each_work))

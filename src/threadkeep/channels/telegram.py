@@ -102,7 +102,7 @@ class TelegramOptions:
 
 
 class TelegramChannel:
-    """A Telegram bot with a webhook or long polling. If no `username` is configured, its client sets it."""
+    """A Telegram bot that uses a webhook or long polling. If no `username` is configured, `TelegramClient` sets it."""
 
     kind: Literal["telegram"] = "telegram"
 
@@ -132,7 +132,7 @@ class TelegramChannel:
         if kind is None:
             return Ignored("kind" if fields else "malformed")
         event = object_in(fields, kind)
-        # The message with the button is from the bot itself; the event names the person who pressed it.
+        # The message with the button is from the bot itself. The person who pressed the button is in the event.
         message = object_in(event, "message") if kind == "callback_query" else event
         if migrated := _migration(message):
             return migrated
@@ -195,7 +195,7 @@ class TelegramChannel:
     def _fields(
         self, kind: UpdateKind, event: Mapping[str, Json], message: Mapping[str, Json], text: str
     ) -> dict[str, Json]:
-        """Return the fields for the templates of a workflow."""
+        """Return the fields of an update that the templates of a workflow can use."""
         chat, person = object_in(message, "chat"), object_in(event, "from")
         fields: dict[str, Json] = {
             "bot_id": self.options.bot_id,
@@ -254,7 +254,7 @@ class TelegramChannel:
 
 
 def in_chat(message: IncomingMessage, chat_id: str) -> IncomingMessage:
-    """Return a message with the first id of its chat; the answer still goes to the chat's current id."""
+    """Return a message whose keys have the first id of its chat. The answer is still sent to the current id."""
     return replace(message, results={PARSER: {**object_in(message.results, PARSER), "chat_id": chat_id}})
 
 

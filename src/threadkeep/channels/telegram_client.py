@@ -128,7 +128,7 @@ class TelegramClient:
         return found
 
     async def learn_username(self, channel: TelegramChannel) -> str | None:
-        """Request the bot's username if it is unknown; return the kind of the error, if any."""
+        """If the bot's username is unknown, request it and store it in the channel; return the kind of the error."""
         if channel.username:
             return None
         answer = await self.call("getMe")
@@ -143,7 +143,7 @@ class TelegramClient:
             pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
 
     async def updates(self, offset: int | None, kinds: Sequence[str], *, seconds: int) -> TelegramAnswer:
-        """Wait for updates from an offset on."""
+        """Wait at most `seconds` for updates from an offset on."""
         wanted: dict[str, Json] = {"offset": offset, "timeout": seconds, "limit": 100, "allowed_updates": list(kinds)}
         return await self.call("getUpdates", wanted, seconds=seconds + _MARGIN_SECONDS)
 
@@ -161,7 +161,7 @@ class TelegramClient:
 class TelegramPolling:
     """The poller of one bot. Only one process polls at a time; if it dies, another process takes over.
 
-    The offset is stored after all updates before it. An update that arrives twice is processed once.
+    The offset is stored only after all updates before it are stored. An update that arrives twice is processed once.
     """
 
     def __init__(
@@ -197,7 +197,7 @@ class TelegramPolling:
             await asyncio.shield(self._release())
 
     async def poll(self) -> str | None:
-        """Take the available updates, or wait for new ones; return the kind of the error, if any."""
+        """Take updates or wait for them, unless another process polls; return the kind of the error, if any."""
         if not await self._duties.claim(self._duty, self._owner, seconds=_CLAIM_SECONDS, every_seconds=0.0):
             await asyncio.sleep(_LOOK_SECONDS)
             return None

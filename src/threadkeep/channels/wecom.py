@@ -101,7 +101,7 @@ class WeComCrypto:
         return plain
 
     def decrypt(self, encrypted: str) -> tuple[str, str]:
-        """Decrypt a text with a verified signature; return the plain text and the receiver's id.
+        """Decrypt a text, whose signature must be verified; return the plain text and the receiver's id.
 
         Raises:
             CallbackRefused: the text was not encrypted with this key.

@@ -150,7 +150,7 @@ class WeComAIBotChannel:
         person = object_in(fields, "from")
         user, chat = id_in(person, "userid"), id_in(fields, "chatid")
         if not user or (chat_type == "group" and not chat):
-            return Ignored("incomplete")  # without a group's id, its key would be the key of the person
+            return Ignored("incomplete")  # without the group's id, the key would be that of the person's private chat
         if corporation := id_in(person, "corpid"):
             # The bot serves several corporations. Members of two corporations may have the same id.
             user = f"{corporation}:{user}"
@@ -193,7 +193,7 @@ class WeComAIBotChannel:
 
 
 class AnswerStreams:
-    """The streamed answers of all AI bots of this database.
+    """The streamed answers of all AI bots that use this database.
 
     The id of a stream is the number of its answer in the outbox. The process that follows the run writes the current
     text into the outbox, and each refresh reads the whole text from there.
@@ -204,14 +204,14 @@ class AnswerStreams:
         self._outbox = memory.channels.outbox
 
     async def response(self, bot: Bot, channel: WeComAIBotChannel, update: Update) -> CallbackResponse | None:
-        """Return the response to a processed update; None if the response stays empty."""
+        """Return the response to an update that was taken; None if the response must be empty."""
         match update:
             case ChatEntered() if bot.texts.welcome:
                 timestamp, nonce = self._seal()
                 return channel.welcome_response(bot.texts.welcome, timestamp=timestamp, nonce=nonce)
             case StreamRefresh(stream_id):
                 number = int(stream_id) if stream_id.isdecimal() and len(stream_id) < 19 else 0
-                # End an unknown stream; otherwise WeCom would request it again for minutes.
+                # If the stream is unknown, end it; otherwise WeCom would request it again for minutes.
                 found = await self._outbox.entry(bot.name, number)
                 return await self._stream(bot, channel, found) if found else self._sealed(channel, stream_id, NOTHING)
             case IncomingMessage() as message:
@@ -269,8 +269,8 @@ class AnswerStreams:
                 self._notify(bot, outgoing, len(parts[:1]))
                 return self._sealed(channel, stream_id, first)
             outgoing = await self._outbox.entry(bot.name, outgoing.number) or outgoing
-        # Do not show an answer in the stream if it was sent to the message's address. That address accepts only one
-        # message, so if one of several parts counts as sent, the stream has shown it and can show it again.
+        # Do not stream an answer that was sent to the message's address. The address accepts only one message, so if
+        # one of several parts counts as sent, it was streamed and can be streamed again.
         is_sent = outgoing.parts_sent == 0 if len(parts) > 1 else outgoing.status == "ready" or outgoing.parts_sent > 0
         return self._sealed(channel, stream_id, bot.texts.later if is_sent else first)
 

@@ -87,7 +87,7 @@ class WeComApi:
         return "WeComApi()"
 
     async def call(self, method: str, values: Mapping[str, Json]) -> WeComAnswer:
-        """Call a method with the access token; get a new token if WeCom no longer accepts it."""
+        """Call a method with the access token. If WeCom rejects the token, call the method again with a new one."""
         answer = WeComAnswer(None, error="NoToken")
         for _ in range(2):
             token = await self.token()
@@ -216,7 +216,7 @@ class WeComServiceClient(WeComClient):
 
 
 class WeComAIBotClient:
-    """A client for AI bot answers that WeCom did not fetch. Each message has an address that accepts one answer."""
+    """A client for AI bot answers that WeCom has not fetched. Each message has an address that accepts one answer."""
 
     can_send = True
 
@@ -238,5 +238,5 @@ class WeComAIBotClient:
         """Do nothing: the stream shows that the bot is working."""
 
     async def account(self) -> Account | str:
-        """Return no data: WeCom calls the bot, and has no API that describes it."""
+        """Return no data, because WeCom has no API that describes the bot."""
         return {}

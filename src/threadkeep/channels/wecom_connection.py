@@ -108,7 +108,7 @@ class AIBotConnection:
         return self._subscribed
 
     async def send(self, address: Address, part: Part) -> Outcome:
-        """End the stream of the message with a part; without a stream, send the part as a message."""
+        """End the stream of the message with a part. If there is none or this fails, send the part as a message."""
         stream = self._streams.pop(text_in(address, "req_id"), None)
         if stream is not None:
             async with stream.lock:
@@ -125,7 +125,7 @@ class AIBotConnection:
         """Do nothing: the stream shows that the bot is working."""
 
     async def account(self) -> Account | str:
-        """Return no data: a second connection would end the first one."""
+        """Return no data, because a request needs a second connection, which would end the first one."""
         return {}
 
     async def keep_connected(self, intake: Intake, bot: Bot) -> None:
@@ -149,7 +149,7 @@ class AIBotConnection:
             await asyncio.shield(self._release())
 
     async def _connect(self, intake: Intake, bot: Bot) -> str | None:
-        """Connect, and process messages until the connection ends; return the kind of the error, if any."""
+        """Connect and process messages, unless another process is connected; return the kind of the error, if any."""
         duties = self._memory.channels.duties
         if not await duties.claim(self._duty, self._owner, seconds=_CLAIM_SECONDS, every_seconds=0.0):
             await asyncio.sleep(_LOOK_SECONDS)
@@ -223,7 +223,7 @@ class AIBotConnection:
     def _addressed(
         self, update: Update, req_id: str, body: Mapping[str, Json]
     ) -> tuple[Update, IncomingMessage | None]:
-        """Return an update and its message, with the connection as the address of the answer."""
+        """Return an update and its message (None if it has none), with the connection as the address of the answer."""
         message = update.message if isinstance(update, Ignored) else update
         if not isinstance(message, IncomingMessage):
             return update, None
@@ -236,7 +236,7 @@ class AIBotConnection:
         shown = None
         while self._streams.get(stream.req_id) is stream:
             found = await self._memory.channels.outbox.find(bot.name, message.session_id or "", message.message_id)
-            if found is None:  # the outbox has no answer to this message in this session
+            if found is None:  # this message gets no answer
                 self._streams.pop(stream.req_id, None)
                 return
             text, finished = self._text(stream, bot, found)
@@ -251,9 +251,9 @@ class AIBotConnection:
             await asyncio.sleep(_GROW_SECONDS)
 
     def _text(self, stream: _Stream, bot: Bot, found: Outgoing) -> tuple[str | None, bool]:
-        """Return the text to show in a stream (None if it is unchanged), and whether this text ends the stream."""
+        """Return the text to show in a stream, and whether it ends the stream. None leaves the shown text unchanged."""
         if found.status not in ("waiting", "ready"):
-            return NOTHING, True  # a message that is answered together with a later one, for example
+            return NOTHING, True  # for example, a later message's answer is also the answer to this one
         if asyncio.get_running_loop().time() >= stream.ends_at:
             return bot.texts.later, True
         if found.status == "ready":

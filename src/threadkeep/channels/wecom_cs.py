@@ -58,7 +58,7 @@ _TOKEN_SECONDS = 540
 _UNKNOWN_AGE = timedelta(minutes=10)
 _NOTICE_PREFIX = "notice:"
 _FAILURES: Mapping[int | None, str] = {4: "ReplyTimeOver", 5: "SessionState", 6: "ReplyLimit", 10: "Forbidden"}
-"""Reasons for a failure after WeCom accepted a message: 48 hours over, session closed, five messages sent, rejected."""
+"""Reasons why an accepted message was not delivered: 48 hours over, session closed, five messages sent, rejected."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +82,7 @@ class WeComServiceOptions:
 class SyncPage:
     """A page of a desk's messages: its updates, ordered by time, and the cursor of the next page.
 
-    Store the updates before the cursor. A page can be empty although there are more pages.
+    Store the updates first and then the cursor, so that a crash loses no update. A page before the last can be empty.
     """
 
     updates: tuple[Update, ...]
@@ -182,7 +182,7 @@ class WeComServiceChannel:
 class DeskFetching:
     """A worker that fetches the messages of one bot's desks.
 
-    A notice is stored before its callback is answered. It is deleted when all messages of the desk are fetched. The
+    A notice is stored before its callback is answered, and deleted when all messages of the desk have been fetched. The
     cursor of a desk is stored after the messages of a page are stored. A message that arrives twice is processed once.
     """
 
@@ -232,7 +232,7 @@ class DeskFetching:
             self._noticed.clear()
 
     async def fetch(self, desk: str, notice: str) -> str | None:
-        """Take all new messages of a desk, unless another process does; return the kind of the error, if any."""
+        """Take all new messages of a desk, unless another process is doing so; return the kind of the error, if any."""
         duty = f"fetch:{self._channel.scope}:{desk}"
         if not await self._duties.claim(duty, self._owner, seconds=_CLAIM_SECONDS, every_seconds=0.0):
             return None
@@ -268,9 +268,9 @@ class DeskFetching:
                 return "LostDuty"
 
     def _begun_recently(self, updates: Iterable[Update]) -> list[Update]:
-        """Return a desk's first updates, which WeCom sends with up to three days of history.
+        """Mark messages older than 10 minutes, so that they are stored but not answered.
 
-        Messages older than 10 minutes are marked, so that they are stored but not answered.
+        Used for a desk's first updates, because WeCom sends them with up to three days of history.
         """
         since = self._memory.clock() - _UNKNOWN_AGE
         found: list[Update] = []

@@ -206,7 +206,7 @@ def _piece(part: object) -> str:
 
 
 def _part_of(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """Return an object in a message; empty if it is missing or something else."""
+    """Return the object in a field of a message; an empty object if the field is missing or has another type."""
     value = values.get(name)
     return value if isinstance(value, dict) else {}
 

@@ -40,7 +40,7 @@ async def open_agent_sessions(source: str, *, branch: str, user_id: str | None) 
 
 @dataclass
 class AgentSessions(Source):
-    """The sessions of a database of the SDK."""
+    """The sessions in a database of the OpenAI Agents SDK."""
 
     database: ForeignDatabase
     sessions: Sequence[Row]

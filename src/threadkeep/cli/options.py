@@ -230,7 +230,7 @@ def _add(command: TyperCommand | TyperGroup, database: TyperOption, as_json: Typ
 
 
 def _common() -> typer.Typer:
-    """Return an application that defines only the common options; its command is where typer creates them."""
+    """Return an application whose only command has the common options, so that typer creates these options."""
     application = typer.Typer()
 
     @application.command()

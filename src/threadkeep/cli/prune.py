@@ -140,7 +140,7 @@ async def prune_runs(
 
 
 def _rules(delete: bool | None, limits: RetentionLimits) -> Retention | None:
-    """Return the limits given on the command line; None if there are none. Reject limits without an action."""
+    """Return the limits of the command line; None if there are none. Reject limits without action, or the reverse."""
     if limits.nothing and delete is None:
         return None
     if delete is None:

@@ -424,7 +424,7 @@ class UpdateReceived(SessionEvent):
 class AnswerSent(SessionEvent):
     """An attempt of a bot to deliver an answer ended. `milliseconds` is the time since the message was taken.
 
-    `uncertain` is true if a part may have arrived twice, because a process died while it sent the part.
+    `uncertain` is true if a part may have arrived twice, because a process or connection ended while it was sent.
     """
 
     channel: Channel

@@ -130,7 +130,7 @@ class Deliveries:
         return [OnTheWay(row[0], row[1], time_of(row[2]), row[3], time_of(row[4]), bool(row[5])) for row in rows]
 
     async def waiting(self, group_id: str, limit: int) -> list[Waiting]:
-        """Return the first queued messages of a group in order, as far as they may be sent now."""
+        """Return the first `limit` queued messages of a group, in order, without those that may not be sent now."""
         allowed = {"endpoint": self._endpoint, "version": CONSENT_VERSION}
         rows = await self._fetch("waiting", {"group_id": group_id, "limit": limit, **allowed})
         return [_waiting(row) for row in rows]
@@ -205,7 +205,7 @@ class Deliveries:
         return int(count), time_of(seen_at)
 
     async def newer_episodes(self, group_id: str, said_at: datetime) -> int:
-        """Return the number of messages with a time of `said_at` or later that were sent to a group."""
+        """Return the number of messages sent to a group whose time is `said_at` or later."""
         [(count,)] = await self._fetch("newer_episodes", {"group_id": group_id, "said_at": time_text(said_at)})
         return int(count)
 

@@ -267,7 +267,7 @@ async def retract(client: GraphitiClient, deliveries: Deliveries, fact_id: str, 
 
 
 async def delete_episodes(client: GraphitiClient, group_id: str, names: Collection[str]) -> tuple[set[str], set[str]]:
-    """Delete episodes by name; return the names that the server listed before and after.
+    """Delete episodes by name. Return which of the names the server listed before the deletion, and which after it.
 
     Raises:
         GraphitiError: the server does not answer.

@@ -224,7 +224,7 @@ class Graphiti:
         return checks
 
     async def promote(self, promotion: Promotion, owner: str, *, evidence: Evidence | None = None) -> Promoted:
-        """Store a fact, and queue it for Graphiti if consent covers it.
+        """Store a fact, and queue it for Graphiti if a person's consent covers it.
 
         Args:
             promotion: the fact.
@@ -304,7 +304,7 @@ class Graphiti:
         self._observer.notify(GraphitiTrouble(work="delivery", error=type(error).__name__))
 
     async def undo_promotion(self, fact_id: str) -> Retracted:
-        """Undo the promotion of a fact, here and in the graph, including repeated promotions.
+        """Undo the promotion of a fact in the database and in Graphiti, including repeated promotions.
 
         Raises:
             KnowledgeNotFound: there is no such fact.

@@ -325,7 +325,7 @@ def _time_of(message: Message) -> datetime | None:
 
 
 def _before(answer: Message, messages: Sequence[Message]) -> list[Message]:
-    """Return the user messages directly before an answer that refers to no question."""
+    """Return the user messages directly before an answer. Used for an answer that does not refer to a question."""
     found: list[Message] = []
     for message in reversed([one for one in messages if (one.seq or 0) < (answer.seq or 0)]):
         if message.role == "assistant":
