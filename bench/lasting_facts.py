@@ -27,7 +27,7 @@ from zlib import crc32
 from langchain_core.messages import HumanMessage
 
 from bench import recall_hard
-from bench.recall_calls import indexed, use_meaning
+from bench.recall import indexed, use_meaning
 from bench.recall_chats import Asked, ChatTurn
 from bench.recall_hard_facts import FITTED, HELD_OUT
 from threadkeep import Compression, Memory, Message, RecalledTurns, Retention, RetentionLimits, Session, open_memory

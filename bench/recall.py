@@ -19,7 +19,7 @@ import re
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -28,6 +28,8 @@ from typing import Any, Protocol
 
 from bench import recall_hard
 from bench.recall_chats import Asked, Chat, ChatTurn, chats
+from threadkeep import Memory
+from threadkeep.agent import recalled_turns
 from threadkeep.context.recall import IndexedTurn, RecallIndex, select
 from threadkeep.context.recall.embedding import Embedder, installed_word_vectors, unit_vector
 
@@ -229,6 +231,28 @@ def later(turn: ChatTurn, name: str, years: int) -> ChatTurn:
     """Return a repetition of the turn, years later."""
     time_then = turn.time + timedelta(days=400 * years)
     return replace(turn, id=f"{name}-{turn.id}", session=f"{name}-{turn.session}", time=time_then)
+
+
+def use_meaning(*, wanted: bool) -> None:
+    """Recall with the word vectors of the extra `meaning`, or with words alone even if it is installed.
+
+    Raises SystemExit if the extra is wanted but not installed.
+    """
+    if not wanted:
+        recalled_turns.installed_word_vectors = lambda: None  # type: ignore[assignment, attr-defined]
+    elif installed_word_vectors() is None:
+        raise SystemExit("--meaning needs the extra `meaning`: pip install 'threadkeep[meaning]'")
+
+
+async def indexed(memory: Memory, session_id: str, query: Callable[[], Awaitable[object]]) -> None:
+    """Repeat a query until the whole session is indexed and, if vectors are used, embedded."""
+    last_seq = (await memory.session(session_id).info()).last_seq
+    while (index := memory.older_turns.index("session", session_id)) is None or index.read.get(session_id) != last_seq:
+        await query()
+    for _ in range(2):  # the first of these tasks may have begun before all messages were indexed
+        await query()
+        if index.embedding is not None:
+            await index.embedding
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

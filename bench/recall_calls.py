@@ -17,7 +17,7 @@ import asyncio
 import statistics
 import sys
 import time
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC
 from tempfile import TemporaryDirectory
@@ -25,14 +25,12 @@ from tempfile import TemporaryDirectory
 from langchain_core.messages import HumanMessage
 
 from bench import fit_recall
-from bench.recall import conversations, later
+from bench.recall import conversations, indexed, later, use_meaning
 from bench.recall_chats import Asked, Chat, ChatTurn
 from threadkeep import Memory, MemoryOptions, Message, RecalledTurns, Session, open_memory
-from threadkeep.agent import recalled_turns
 from threadkeep.agent.extras import ExtraRequest
 from threadkeep.agent.turn_context import TurnContext
 from threadkeep.agent.turn_options import TurnOptions
-from threadkeep.context.recall.embedding import installed_word_vectors
 from threadkeep.context.tokens import TokenCounter, counter_for
 from threadkeep.history.older_turns import RecallScope, Search
 
@@ -72,28 +70,6 @@ async def store(memory: Memory, chat: Chat, user_id: str | None = None) -> dict[
             ]
         )
     return {place: turn.id for place, turn in enumerate(chat.turns, 1)}
-
-
-def use_meaning(*, wanted: bool) -> None:
-    """Recall with the word vectors of the extra `meaning`, or with words alone even if it is installed.
-
-    Raises SystemExit if the extra is wanted but not installed.
-    """
-    if not wanted:
-        recalled_turns.installed_word_vectors = lambda: None  # type: ignore[assignment, attr-defined]
-    elif installed_word_vectors() is None:
-        raise SystemExit("--meaning needs the extra `meaning`: pip install 'threadkeep[meaning]'")
-
-
-async def indexed(memory: Memory, session_id: str, query: Callable[[], Awaitable[object]]) -> None:
-    """Repeat a query until the whole session is indexed and, if vectors are used, embedded."""
-    last_seq = (await memory.session(session_id).info()).last_seq
-    while (index := memory.older_turns.index("session", session_id)) is None or index.read.get(session_id) != last_seq:
-        await query()
-    for _ in range(2):  # the first of these tasks may have begun before all messages were indexed
-        await query()
-        if index.embedding is not None:
-            await index.embedding
 
 
 async def measure(

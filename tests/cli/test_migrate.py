@@ -176,7 +176,7 @@ def test_a_password_is_never_shown(cli: CommandLine) -> None:
     cli.set(THREADKEEP_POSTGRES_POOL_TIMEOUT="0.2")
     outcome = cli("migrate")
     assert outcome.exit_code == 1
-    assert "PostgreSQL gave no connection" in outcome.err
+    assert "PostgreSQL cannot be reached" in outcome.err
     assert "secret" not in outcome.err + outcome.out
 
 

@@ -18,7 +18,7 @@ GROUP = commands()
 # Said once, at the beginning of the page.
 HELP = {"-h", "--help", "--database"}
 # Programs that the docs may use beside our own and make.
-_OTHERS = {"pip", "python", "python3", "curl", "sqlite3", "createdb", "echo", ""}
+_OTHERS = {"pip", "python", "python3", "curl", "sqlite3", "createdb", "echo", "export", ""}
 
 type Options = dict[str, set[str]]
 
