@@ -313,7 +313,10 @@ class RunBusy(ThreadkeepError):
 
 
 class Interrupted(ThreadkeepError):
-    """The service or the turn was stopped before the answer was complete; the partial answer is stored."""
+    """The turn ended before its answer was complete: it was stopped or rolled back, or the service stopped.
+
+    The partial answer is stored only if the turn was stopped.
+    """
 
 
 class ChannelNotFound(ThreadkeepError, LookupError):

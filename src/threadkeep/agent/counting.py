@@ -134,7 +134,7 @@ def _count_known(block: Mapping[str, object], counter: TokenCounter) -> int | No
 
 
 def _parts(value: object) -> list[object] | None:
-    """Return the texts or blocks in the value of a block; None if the value is media."""
+    """Return the texts or blocks nested in a field of a block; None if it has none, for example because it is media."""
     if isinstance(value, str):
         return [value]
     if isinstance(value, list | tuple):

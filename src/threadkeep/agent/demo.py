@@ -268,7 +268,7 @@ def summary_of(messages: Sequence[BaseMessage]) -> str | None:
         if found["task"].startswith(_CONTINUATION):
             lines = json.loads(found["known"])["known"].splitlines() + lines
     except (ValueError, KeyError, TypeError, AttributeError):
-        return None  # the tags are those of another program
+        return None  # another program uses the same tags, with other content
     return _bounded(lines, int(most[1]))
 
 

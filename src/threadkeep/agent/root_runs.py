@@ -166,7 +166,7 @@ class RootRun:
         return max((place for place, is_other in enumerate(answers, start=1) if is_other), default=0)
 
     def with_answers(self, messages: Sequence[BaseMessage]) -> list[BaseMessage]:
-        """Return the messages with the missing earlier answers of the turn right after the question."""
+        """Return the messages; earlier answers of the turn that are missing in them are inserted after the question."""
         if not self.answers:
             return list(messages)
         ids = {id_of(message) for message in messages}

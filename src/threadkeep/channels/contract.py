@@ -280,7 +280,8 @@ class Sent:
 class Later:
     """The part must be sent again, after `seconds` if the platform named a time. `error` is the kind of error.
 
-    If `uncertain` is True, the part may have arrived, because the connection broke after sending.
+    If `uncertain` is True, the part may have arrived: it was sent, but no clear reply came (a timeout, a lost
+    connection or an unreadable reply).
     """
 
     error: str

@@ -197,7 +197,7 @@ def _range_of_run(one: LeftOut) -> str:
 
 
 def _content(entry: Entry, manifest: ContextManifest) -> str:
-    """Return the content of a block: the messages that it quotes or replaces, or its passages."""
+    """Describe a block: the messages that it quotes or replaces, its facts, or its passages; empty for other blocks."""
     if entry.turns:
         home = manifest.session_id or ""
         quoted = _by_session((home, None), *((turn.session_id, turn.seq) for turn in entry.turns))

@@ -230,7 +230,7 @@ def _add(command: TyperCommand | TyperGroup, database: TyperOption, as_json: Typ
 
 
 def _common() -> typer.Typer:
-    """Return an application whose only command has the common options, so that typer creates these options."""
+    """Return an application whose one command declares the common options; `_add` copies them to each command."""
     application = typer.Typer()
 
     @application.command()

@@ -234,7 +234,7 @@ class GraphTranscripts:
 
 
 class ConversationContexts(NullContexts):
-    """Stored data of conversations for model calls: only tool calls; there are no anchors and no summaries.
+    """The tool calls of conversations, for later model calls. A graph store has no window anchors and no summaries.
 
     Each agent has an item with the tool calls of its newest turns. A turn is ignored, and removed by the next write, if
     its question was deleted, or if its question or answer was superseded.

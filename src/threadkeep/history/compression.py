@@ -221,10 +221,10 @@ class RangeReader:
         return after
 
     async def part(self, session_id: str, after: int, upto: int, limit: int) -> Part | None:
-        """Return the next messages that fit into one record of `limit` tokens; None if there are none.
+        """Return the next messages, without archived ones, that fit into one record of `limit` tokens, or None.
 
-        They begin after the `seq` `after` and after all archived messages. A message that is too long becomes one part
-        with several records.
+        Their `seq` is above `after` and at most `upto`; None means that there are none. A message that is too long
+        becomes one part with several records.
         """
         rows: list[Message] = []
         lines: list[str] = []

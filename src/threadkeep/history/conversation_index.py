@@ -344,7 +344,10 @@ def position_of(turn_id: str) -> tuple[str, int]:
 
 
 def messages_of(info: SessionInfo) -> int:
-    """Return the number of messages of a session to index, at least 1 if it may have summaries of archived messages."""
+    """Return how many messages of a session can be indexed: those after the last reset or removal.
+
+    A session that ever had a message counts at least 1, because summaries of its archived messages may be indexed.
+    """
     return max(info.last_seq - IndexedState.of(info).begin + 1, min(info.last_seq, 1))
 
 

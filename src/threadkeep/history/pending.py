@@ -173,9 +173,10 @@ class PendingTurns:
         return await asyncio.shield(task)
 
     async def record_joined(self, turn: Turn, join: Join) -> tuple[Receipt, Sequence[list[Row]]] | None:
-        """Store a turn and the statements of `join` in one transaction; return None if this fails.
+        """Store a turn and execute the statements of `join`, in one transaction.
 
-        After None, the turn may or may not be stored; storing the same turn again is safe.
+        Return None if this fails, or is not tried because the database fails or earlier turns of the session are
+        pending. The turn may be stored all the same; storing it again is safe.
         """
         transcripts = self._transcripts
         if not isinstance(transcripts, TableTranscripts) or self.database_fails or self._waits(turn.session_id):

@@ -157,7 +157,8 @@ def fact_row(fact: Fact) -> dict[str, object]:
 def fact_of(row: Row) -> Fact:
     """Convert a row of a SELECT of facts to a fact, without its evidence.
 
-    Facts with text or number values are cached, because a chat reads the same facts in each turn.
+    Facts are cached, because a chat reads the same ones in each turn, except those whose value is a list or an object,
+    which a caller could change.
     """
     return _parsed_fact(row) if row[4].startswith(("[", "{")) else _known_fact(row)
 

@@ -76,7 +76,7 @@ class RegenerationRequest:
 
 
 class Chat:
-    """The conversations of one memory with the agents of its workflows."""
+    """The chat of one memory: starts turns, which agents of registered workflows answer."""
 
     def __init__(
         self,

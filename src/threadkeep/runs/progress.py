@@ -229,7 +229,8 @@ class RunProgress:
         with ErrorBoundary() as attempt:
             await self.keep()
         if isinstance(attempt.error, StoreUnavailable):
-            # The run continues. Progress that is still pending at its end is stored then, with retries.
+            # The run continues, and storing is tried again later. If the run ends without success, progress that is
+            # still pending is stored then, with retries.
             if self._pending:
                 self._storing.within(_AGAIN_SECONDS)
         elif attempt.error is not None:

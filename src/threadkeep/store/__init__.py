@@ -1,4 +1,4 @@
-"""The only package that accesses a database.
+"""The database drivers and the SQL statements; other packages execute statements only through a `Driver`.
 
 A `Driver` lends connections to SQLite or PostgreSQL, `sql/` has the SQL statements, and `migrations` creates the
 schema. The other modules convert between rows and records: `transcripts` (append, newest, recent, find), `search`,

@@ -245,7 +245,7 @@ class SpoolFile:
         os.close(self._descriptor)
 
     def _append(self, line: dict[str, Any]) -> None:
-        dump_json(line)  # raises an error if the line is not JSON
+        dump_json(line)  # rejects NaN and keys that are not text, which `json.dumps` accepts
         # Escape to ASCII, so that no character of a message ends the line or fails to encode.
         data = (json.dumps(line, separators=(",", ":")) + "\n").encode()
         size = os.fstat(self._descriptor).st_size

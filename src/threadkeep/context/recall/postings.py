@@ -196,7 +196,7 @@ def beside(places: Sequence[int], known: Iterable[int], first: int) -> Iterator[
     yield from range(first, len(places))
 
 
-# A topic that a word of the query asks for weighs more than a topic that the word belongs to.
+# The weight of a topic that a word of the query asks for, and of a topic that the word only belongs to.
 _ASKED, _BELONGING = 1.5, 1.0
 
 

@@ -90,7 +90,7 @@ class Consents:
         return consent
 
     async def decisions(self, limit: int = 20) -> list[Consent]:
-        """Return the decisions about all endpoints, newest first."""
+        """Return the newest `limit` decisions, for all Graphiti servers, newest first."""
         async with self._driver.reading() as connection:
             rows = await connection.fetch(self._sql["decisions"], {"limit": limit})
         return [

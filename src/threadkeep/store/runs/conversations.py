@@ -80,7 +80,7 @@ class RunPlaces(Tables, sql=("runs_order.sql",)):
         self._freed = asyncio.Event()
 
     async def has(self, run_id: str, place: str) -> bool:
-        """Return True if a run has a position in a conversation, or belongs to the turn of a run that has one."""
+        """Return True if a run or one of its ancestors belongs to a conversation, as its session or by a position."""
         return await self._is("inside", parent_run_id=run_id, place=place)
 
     async def take(self, run_id: str, place: str) -> None:

@@ -5,7 +5,7 @@ INSERT INTO chat_graph_consents (version, endpoint, data_classes, decision, deci
 VALUES (:version, :endpoint, :data_classes, :decision, :decided_by, :now)
 
 -- name: decisions
--- All decisions, newest first.
+-- The newest decisions, newest first.
 SELECT version, endpoint, data_classes, decision, decided_by, decided_at FROM chat_graph_consents
 ORDER BY number DESC
 LIMIT :limit

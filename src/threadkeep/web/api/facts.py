@@ -264,7 +264,7 @@ async def graphiti_status(app: AppInUse) -> GraphitiStatus:
 
 @graphiti_router.get("/consent", summary="List consent decisions", responses=documented(503))
 async def list_consents(app: AppInUse) -> ConsentList:
-    """List the consent decisions for all endpoints, newest first."""
+    """List the newest 20 consent decisions, for all Graphiti servers, newest first."""
     return ConsentList(consents=await app.memory.graphiti.consents.decisions())
 
 

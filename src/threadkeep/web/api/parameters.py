@@ -128,7 +128,7 @@ def read_cursor(cursor: str | None) -> tuple[datetime, str] | None:
     """Return the position in a cursor, which is a time and an id; None without a cursor.
 
     Raises:
-        InvalidInput: the service never issued this cursor.
+        InvalidInput: the text is not a cursor.
     """
     if not cursor:
         return None
@@ -140,7 +140,7 @@ def read_call_cursor(cursor: str | None) -> tuple[datetime, str, int] | None:
     """Return the position in a cursor of a list of model calls; None without a cursor.
 
     Raises:
-        InvalidInput: the service never issued this cursor.
+        InvalidInput: the text is not a cursor.
     """
     if not cursor:
         return None

@@ -242,7 +242,7 @@ async def get_state_at(
     app: AppInUse,
     user_id: UserId = None,
 ) -> ThreadStateBody:
-    """Return the messages of a thread up to the end of a turn."""
+    """Return the messages of a thread up to a checkpoint (at most the newest 1000)."""
     return await state_of(await find_thread(app, thread_id, user_id=user_id), at=seq_of(checkpoint_id))
 
 
