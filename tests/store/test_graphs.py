@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 from langchain_core.messages import AIMessage, HumanMessage
@@ -173,6 +173,39 @@ async def test_of_a_file_that_is_locked_they_say_so(tmp_path: Path) -> None:
             with pytest.raises(StoreUnavailable):
                 await store.aput(("a",), "b", {"c": 1})
         await store.aput(("a",), "b", {"c": 1})
+
+
+@pytest.mark.parametrize("kind", ["checkpoint", "writes", "deletion", "item"])
+async def test_a_cancelled_write_leaves_the_file_unlocked(tmp_path: Path, kind: str) -> None:
+    """Wherever it was cancelled; the next write works, and a write that was acknowledged is stored."""
+    settings = load_settings(database_url=f"sqlite:///{tmp_path}/threadkeep.db", lock_timeout=0.2)
+
+    def write(number: int) -> Coroutine[Any, Any, object]:
+        config: RunnableConfig = {"configurable": {"thread_id": str(number), "checkpoint_ns": "", "checkpoint_id": "1"}}
+        match kind:
+            case "checkpoint":
+                return saver.aput(config, empty_checkpoint(), {}, {})
+            case "writes":
+                return saver.aput_writes(config, [("a", 1), ("b", 2)], "task")
+            case "deletion":
+                return saver.adelete_thread(str(number))
+            case _:
+                return store.abatch([PutOp(("users",), str(number), {"value": number})])
+
+    async with create_checkpointer(settings) as saver, create_graph_store(settings) as store:
+        for steps in range(12):
+            task = asyncio.create_task(write(steps))
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.wait([task])
+            with closing(sqlite3.connect(tmp_path / "threadkeep.db", timeout=0.2)) as other:
+                other.execute("BEGIN IMMEDIATE")
+            await write(100 + steps)
+    with closing(sqlite3.connect(tmp_path / "threadkeep.db")) as other:
+        counts = dict(other.execute("SELECT thread_id, 1 FROM checkpoints UNION SELECT key, 1 FROM store").fetchall())
+    if kind in ("checkpoint", "item"):
+        assert all(str(100 + steps) in counts for steps in range(12))
 
 
 async def test_answers_are_in_the_order_of_what_was_asked(sqlite_url: str) -> None:

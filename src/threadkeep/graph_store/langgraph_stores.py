@@ -16,7 +16,7 @@ from threadkeep.graph_store.items import Items, TabledStore, TableItems
 from threadkeep.store.address import DatabaseAddress
 from threadkeep.store.driver import Driver, StoreOptions
 from threadkeep.store.opening import make_folder, one_at_a_time
-from threadkeep.store.sqlite import SqliteDriver, open_sqlite
+from threadkeep.store.sqlite import RollbackLock, SqliteDriver, open_sqlite
 from threadkeep.store.sqlite_connection import translated
 
 if TYPE_CHECKING:
@@ -108,6 +108,7 @@ async def _open_sqlite_store(
     make_folder(address.path)
     async with open_sqlite(address.path, options) as raw:
         store = SqliteGraphStore(raw, index=index, ttl=ttl)
+        store.lock = RollbackLock(raw)
         async with store:
             async with one_at_a_time(address.path):
                 await store.set_up()

@@ -16,7 +16,7 @@ from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 from threadkeep.store.address import DatabaseAddress
 from threadkeep.store.driver import StoreOptions
 from threadkeep.store.opening import FOREIGN_OPTIONS, make_folder, one_at_a_time
-from threadkeep.store.sqlite import open_sqlite
+from threadkeep.store.sqlite import RollbackLock, open_sqlite
 from threadkeep.store.sqlite_connection import translated
 from threadkeep.store.translating_saver import TranslatingSaver
 
@@ -66,6 +66,7 @@ async def _opened(
     # The saver commits by itself, and relies on implicit transactions when it writes.
     async with open_sqlite(address.path, options, autocommit=foreign is not None, read_only=foreign is not None) as raw:
         saver = SqliteCheckpointer(raw, serde=serde)
+        saver.lock = RollbackLock(raw)
         if foreign is None:
             async with one_at_a_time(address.path):
                 with translated():

@@ -231,6 +231,26 @@ async def open_sqlite(
         await raw.close()
 
 
+class RollbackLock(asyncio.Lock):
+    """A lock for LangGraph's classes on a connection: a block that fails or is cancelled is rolled back at its end.
+
+    LangGraph leaves the transaction of such a block open, and an open transaction can lock the file for all others.
+    """
+
+    def __init__(self, raw: aiosqlite.Connection) -> None:
+        super().__init__()
+        self._raw = raw
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
+        """Roll back if the block failed, and release the lock."""
+        try:
+            if kind is not None:
+                with suppress(*sqlite_errors(ValueError)):
+                    await asyncio.shield(self._raw.rollback())
+        finally:
+            self.release()
+
+
 @dataclass
 class _Connector:
     """A function that opens a connection and sets it up in one call, because switching threads takes longer."""
