@@ -200,7 +200,7 @@ async def drop_answer(number: Number, confirmed: Confirmed = False) -> None:
 
 
 def _row(bot: AnyBot, counts: Mapping[tuple[str, OutboxStatus], int], *fields: str) -> dict[str, object]:
-    """Return the named fields of a bot's settings, and the numbers of its open answers."""
+    """Return the named fields of a bot's settings, and the numbers of its waiting, ready and failed answers."""
     described = {name: getattr(bot, name) for name in ("name", "kind", *fields)}
     return {**described, **{status: counts.get((bot.name, status), 0) for status in _OPEN}}
 
@@ -216,7 +216,7 @@ def _cell(name: str, row: Mapping[str, object]) -> str:
 
 
 def _bots() -> Sequence[AnyBot]:
-    """Return the bots of the channels file; an empty tuple if there is no file."""
+    """Return the bots of the channels file; none if no file is configured."""
     from threadkeep.channels.configuration import read_channels
 
     path = command_settings().channels
@@ -243,7 +243,7 @@ async def _client(bot: AnyBot) -> AsyncIterator[ChannelClient]:
 
 
 def _hint(bot: AnyBot, account: Mapping[str, object]) -> str | None:
-    """Return the cure for a polling bot that has a webhook, or for a bot that needs a webhook and has none."""
+    """Return advice if a Telegram bot polls but has a webhook, or needs a webhook and has none; otherwise None."""
     if bot.kind != "telegram" or (bot.receive == "polling") != bool(account.get("url")):
         return None
     command = f"threadkeep channels webhook {bot.name}"
@@ -282,7 +282,7 @@ def _refusal(error: str) -> str:
 
 
 def _fields(given: Sequence[str] | None) -> dict[str, Json]:
-    """Return the fields of `--set`. Values are parsed as YAML, so that they can be numbers, lists or true."""
+    """Return the fields of `--set`. Values in YAML can be lists, objects, booleans or, in `_NUMBERS`, integers."""
     import yaml
 
     found: dict[str, Json] = {}

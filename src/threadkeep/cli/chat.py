@@ -108,7 +108,7 @@ class Notices:
         self._sentences: list[str] = []
 
     def notify(self, event: Event, /) -> None:
-        """Record events that change the visible or the stored messages."""
+        """Record a notice if a read failed, or if turns were written to disk or, later, to the database."""
         if isinstance(event, ReadFailed) and event.outcome == "fallback":
             self._sentences.append("The memory could not be read: the answer does not use earlier messages.")
         elif isinstance(event, WriteDeferred):
@@ -138,7 +138,7 @@ class Conversation:
         self._stopped = False
 
     async def run(self, lines: LineInput, *, keep_on: bool) -> bool:
-        """Answer each line in turn; return False if a turn failed.
+        """Answer the lines one after another. Unless `keep_on`, return False if a turn failed or Ctrl-C was pressed.
 
         Ctrl-C stops the current answer; if there is none, or `keep_on` is False, it ends the chat. SIGTERM and SIGHUP
         always end the chat. The part of an answer that was already shown is stored.

@@ -21,8 +21,8 @@ from threadkeep.version import __version__
 
 _CTRL_C = 130
 
-# Modules of this package with their functions, imported on demand: importing all of them takes longer than most
-# commands run.
+# The module and the function of each command. They are imported on demand, because importing all of them takes
+# longer than most commands run.
 _COMMANDS: Mapping[str, str] = {
     "serve": "serve.serve_http",
     "worker": "serve.work",
@@ -36,7 +36,7 @@ _COMMANDS: Mapping[str, str] = {
     "bench": "serve.bench",
     "mcp": "serve.serve_mcp",
 }
-# For each noun, the module that has its verbs.
+# For each noun, the module and the group that contain its verbs.
 _NOUNS: Mapping[str, str] = {
     "sessions": "sessions.commands",
     "import": "imports.commands",
@@ -51,7 +51,7 @@ _NOUNS: Mapping[str, str] = {
     "keys": "serve.keys_commands",
     "channels": "channels.commands",
 }
-# Verbs from other modules.
+# For each noun, the verbs that are in other modules.
 _VERBS: Mapping[str, Mapping[str, str]] = {
     "sessions": {
         "export": "imports.export_sessions",
@@ -112,7 +112,7 @@ def _attribute(path: str) -> Any:
 
 
 def _commands_for(arguments: Sequence[str]) -> TyperGroup:
-    """Return the commands that these arguments need: all of them for help, completion and unknown names."""
+    """Return the commands that these arguments need: only the named one, or all if the first argument names none."""
     noun, verb = (*arguments, "", "")[:2]
     return commands(noun, verb) if noun in _COMMANDS or noun in _NOUNS or noun == "--version" else commands()
 

@@ -1,4 +1,4 @@
-"""`threadkeep context`: the context of recorded model calls of a session, and of its next one."""
+"""`threadkeep context`: the contexts of recorded model calls, and of the next model call of a session."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ async def show_context(
 
 
 def look_of(settings: Settings) -> ContextLook:
-    """Return the parameters for a preview of the configured chat."""
+    """Return the parameters for a preview of the configured chat's next model call."""
     from threadkeep.agent.context_view import ContextLook
     from threadkeep.app import chat_options
 
@@ -123,7 +123,7 @@ async def show_now(memory: Memory, choice: CallChoice, look: ContextLook, *, onl
 
 
 async def show_call(memory: Memory, call: StoredManifest) -> None:
-    """Show a recorded call."""
+    """Show the context of a recorded model call."""
     from threadkeep.agent.context_view import look_back
     from threadkeep.cli.context_output import show_title, show_view
 
@@ -161,7 +161,7 @@ class CallNotFound(NotDone):
 
 @dataclass(frozen=True)
 class CallChoice:
-    """The calls to choose from: the calls of a session, of a run, or of a run of a given session."""
+    """The recorded model calls that a command chooses from: those of a session, of a run, or of a run in a session."""
 
     session_id: str | None = None
     run_id: str | None = None
@@ -169,9 +169,9 @@ class CallChoice:
     retention_days: float = 0
 
     async def find(self, memory: Memory, number: int | None) -> StoredManifest:
-        """Return a call by number: from a run's first call, or back from a session's newest. None is the newest call.
+        """Return the model call with a number, counted from a run's first call, or back from a session's newest call.
 
-        Without such a record, `CallNotFound` names the recorded calls.
+        None returns the newest call. If the call is not recorded, `CallNotFound` names the recorded ones.
         """
         if self.run_id is None:
             return await self._of_session(memory, number or 1)
@@ -189,7 +189,7 @@ class CallChoice:
         return found[0] if found else None
 
     async def before(self, memory: Memory, call: StoredManifest) -> StoredManifest:
-        """Return the previous call of the chosen session, or of the call's own session or run if none is chosen."""
+        """Return the previous call in the chosen session or, if none is chosen, in the call's own session or run."""
         from threadkeep.agent.context_view import call_before
 
         if self.session_id is not None:

@@ -65,7 +65,7 @@ def show_excluded(manifest: ContextManifest) -> None:
 
 
 def show_next(view: ContextView) -> None:
-    """Show the chat's next call without its input, in a few lines. Name the command that shows it in full."""
+    """Show the chat's next model call without its input, in a few lines, and the command that shows it in full."""
     seqs = [message.entry.seq for message in view.messages if message.entry.seq is not None]
     terminal.say()
     seen = f"messages {seqs[0]} to {seqs[-1]}" if seqs else "no message of the session"
@@ -77,14 +77,14 @@ def show_next(view: ContextView) -> None:
 
 
 def show_whole_next(view: ContextView) -> None:
-    """Show the chat's next call in full, without its input."""
+    """Show the chat's next model call in full, except for its input."""
     terminal.labelled("", "The built-in chat's next call, without its input")
     terminal.labelled("in ", _location(view.manifest))
     show_view(view)
 
 
 def show_title(manifest: ContextManifest, label: str = "") -> None:
-    """Show the title of a recorded call, in two lines."""
+    """Show the title of a recorded model call, in two lines."""
     at = f", {manifest.created_at:%Y-%m-%d %H:%M:%S %Z}" if manifest.created_at else ""
     node = f", node {manifest.node}" if manifest.node else ""
     terminal.labelled(label, f"Call {manifest.call} of run {manifest.run_id}{node}")
@@ -152,14 +152,14 @@ def _show_row(row: Row, widths: Sequence[int], mark: str, *, style: str = "") ->
 
 
 def _location(manifest: ContextManifest) -> str:
-    """Return the place where the earlier turns of a call are stored."""
+    """Return the name of the session or conversation that stores the earlier turns of a model call."""
     if manifest.conversation is not None:
         return f"{manifest.conversation.key} of {'.'.join(manifest.conversation.namespace)}"
     return manifest.session_id or "no session"
 
 
 def _facts(manifest: ContextManifest, factor: TokenFactor | None) -> Iterator[tuple[str, str]]:
-    """Yield labels and values of the record, such as the model, the provider's counts and the window."""
+    """Yield labels and values of a recorded model call, such as the model, the provider's counts and the window."""
     learned = ""
     if factor is not None and factor.samples:
         learned = f"; learned by now: {factor.label} from {counted(factor.samples, 'call')}"
@@ -235,7 +235,7 @@ def _of_sessions(seqs: Mapping[str, Sequence[int]], home: str | None) -> Iterato
 
 
 def show_difference(difference: Difference) -> None:
-    """Show the shared messages, then the added and the removed ones."""
+    """Show how much of two model calls is the same, then the added and the removed messages."""
     before, after = difference.before.manifest, difference.after.manifest
     show_title(before, "from  ")
     show_title(after, "to    ")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from threadkeep.store.driver import Driver
 
 _SLICE_SECONDS = 0.25
-# Filling the index ends after this many passes of half a second without progress, when other processes hold locks.
+# Filling the index ends after this many passes in a row without progress, as other processes may hold locks.
 _MOST_IDLE_PASSES = 20
 
 _IN_MEMORY = "A database in memory has nothing to copy; name another one with --database."
@@ -34,7 +34,7 @@ pending_commands = verbs("Turns that are not written to a database yet.")
 
 @dataclass(frozen=True)
 class _Schema:
-    """The schema before and after the command. `left` is the number of messages not indexed (None: not counted)."""
+    """The schema before and after the command. `left` counts unindexed messages; None if the index was not filled."""
 
     database: str
     before: int
@@ -109,7 +109,7 @@ async def _migrate(*, apply: bool, fill: bool) -> _Schema:
 
 
 async def _apply(driver: Driver, found: int, partitions: int | None) -> list[int]:
-    """Apply missing migrations, and show the progress: a bar on a terminal, else a line for each migration."""
+    """Apply missing migrations. Except for a new database, show a bar on a terminal, else a line per migration."""
     from threadkeep.store.migrations import migrate
 
     if not found:
@@ -245,7 +245,7 @@ def _check_version(source: Path, key: str | None) -> None:
 
 
 async def _check_target(settings: Settings, version: int, *, replace: bool) -> None:
-    """Reject a copy with an unknown schema, and an existing database that pg_restore cannot replace."""
+    """Reject a copy with a newer schema, and a database with data that cannot or must not be replaced."""
     from threadkeep.store.migrations import known_migrations, schema_version
     from threadkeep.store.opening import open_database
     from threadkeep.store.partitions import partition_state

@@ -86,7 +86,7 @@ def _unreachable(check: str, address: DatabaseAddress, error: StoreError | Modul
 
 
 def _impatient(options: StoreOptions) -> StoreOptions:
-    """Return the options with short timeouts, because a person waits less long than a service."""
+    """Return the options with timeouts of at most 5 seconds and at most 2 connections, because a person waits."""
     return replace(
         options,
         lock_timeout_seconds=min(options.lock_timeout_seconds, _DATABASE_SECONDS),
@@ -133,7 +133,7 @@ def _schema(condition: Condition) -> Finding:
 
 
 async def _location(driver: Driver, settings: Settings, condition: Condition) -> list[Finding]:
-    """Return a finding if the messages are not stored where the settings expect them, which prevents a start."""
+    """Return a finding if the messages are not stored where the settings expect them: then no process can start."""
     try:
         if condition.schema == condition.newest:
             await check_location(driver, settings.transcripts)
@@ -181,7 +181,7 @@ async def _writing(driver: Driver, address: DatabaseAddress, condition: Conditio
 
 
 def _holding(address: DatabaseAddress, holders: Sequence[LockHolder]) -> list[Finding]:
-    """Return findings about connections that hold locks and may block others."""
+    """Return a finding about connections that may block others, or else about other users of a SQLite file."""
     if address.path is not None:
         holders = lock_holders(address.path)
     busy = [holder for holder in holders if holder.doing != "open"]
@@ -227,7 +227,7 @@ def _search(condition: Condition) -> list[Finding]:
 
 
 async def _runs(driver: Driver, condition: Condition) -> list[Finding]:
-    """Return findings about pending runs, and about workers that execute them."""
+    """Return a finding about unfinished runs and runs that were set aside; none if the schema is not current."""
     if condition.schema != condition.newest:
         return []
     records, order = RunRecords(driver), RunOrder(driver, clock=utc_now)
@@ -243,7 +243,7 @@ async def _runs(driver: Driver, condition: Condition) -> list[Finding]:
 
 
 async def _token_factors(driver: Driver, condition: Condition) -> list[Finding]:
-    """Return the learned ratios between the token estimate and the providers' counts, by model."""
+    """Return a finding about the learned corrections of token estimates; none if the schema is not current."""
     if condition.schema != condition.newest:
         return []
     stored = sorted((await TokenFactors(driver, clock=utc_now).all()).items())
@@ -315,7 +315,7 @@ def _integrity(check: str, address: DatabaseAddress, integrity: Integrity, secon
 
 
 async def check_graph_store(settings: Settings) -> list[Finding]:
-    """Read every conversation of the graph store. Return no finding if the graph store is not used."""
+    """Read the conversations of the graph store for up to 30 seconds. Return no finding if it is unused or missing."""
     address, found = settings.graph_store, _Conversations()
     try:
         layouts = await _layouts(settings)
@@ -334,7 +334,7 @@ async def check_graph_store(settings: Settings) -> list[Finding]:
 
 
 async def _layouts(settings: Settings) -> list[GraphLayout]:
-    """Return the layouts of all conversations: of sessions, and of conversations that agents store themselves."""
+    """Return the layouts in the graph store: of sessions, if they are there, and of conversations that agents store."""
     found = [GraphLayout()] if settings.transcripts == "graph_store" else []
     if settings.database.path is None or os.access(settings.database.path, os.F_OK):
         async with open_database(settings.database, settings.store_options()) as driver:

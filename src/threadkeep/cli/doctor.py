@@ -106,7 +106,7 @@ async def check_model(settings: Settings, *, call: bool) -> list[Finding]:
 
 
 def check_summary_model(settings: Settings) -> list[Finding]:
-    """Check that the summary model can be created and that it is used."""
+    """Check that the summary model, if one is configured, is used and can be created."""
     from threadkeep.agent.models import make_model
 
     if not settings.summary_model:

@@ -1,4 +1,4 @@
-"""The entry point of the command line, which also works without its extra."""
+"""The entry point of the command line. Without the extra `cli`, it shows the version or names the missing package."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return _run(sys.argv[1:])
     finally:
-        # No freezing with mermaidx, which draws workflows: it reports objects that were not collected.
+        # Do not freeze objects after drawing a workflow: mermaidx reports objects that were not collected.
         if "mermaidx" not in sys.modules:
             gc.freeze()
 
 
 def _run(arguments: Sequence[str]) -> int:
     if list(arguments) == ["--version"]:
-        # typer takes a tenth of a second to import.
+        # Do not import typer for this: it takes a tenth of a second.
         print(f"threadkeep {__version__}")  # noqa: T201
         return 0
     try:

@@ -60,7 +60,7 @@ def scope_named(session: str | None, workspace: str | None, user: str | None) ->
 
 
 def needed_scope(session: str | None, workspace: str | None, user: str | None, *, what: str = "fact") -> Scope:
-    """Return the scope that a command must name, exactly one."""
+    """Return the scope that a command names. Reject none or several; the error says that `what` has a scope."""
     scope = scope_named(session, workspace, user)
     if scope is None:
         raise WrongUse(f"Name the scope of the {what}: --session ID, --workspace NAME or --user ID.")
@@ -298,7 +298,7 @@ async def export_facts(
 
 
 async def _pages_of(memory: Memory, scope: Scope | None) -> AsyncIterator[list[Fact]]:
-    """Yield each value once. A changed value moves to the first page, so pages are read until none has new values."""
+    """Yield each value once, in pages. A changed value moves to the first page, so pages are read until none is new."""
     seen: set[str] = set()
     since = None
     while True:
@@ -339,7 +339,7 @@ async def import_facts(
 
 
 def _facts(source: Path) -> Iterator[tuple[int, Fact]]:
-    """Yield the facts of a file with their line numbers. The error for another line has its number, but no quote."""
+    """Yield the facts of a file with their line numbers. The error for an invalid line does not quote the line."""
     from pydantic import ValidationError
 
     from threadkeep.knowledge.views import FactView

@@ -22,7 +22,7 @@ from threadkeep.store.opening import ForeignDatabase, open_foreign
 
 type Kind = Literal["langgraph", "openai-agents", "graph-store", "chatgpt", "jsonl", "threadkeep"]
 type LeftOut = Literal["tool_call", "tool_result", "system", "summary", "reasoning", "hidden", "empty", "other"]
-"""The kinds of entries that an import leaves out, because no person or assistant has said them."""
+"""The kinds of entries that an import leaves out, because they are no utterances of a person or an assistant."""
 
 _NAMES: Mapping[Kind, str] = {
     "langgraph": "a LangGraph checkpoint database",
@@ -63,7 +63,7 @@ class Unreadable:
 
 @dataclass(kw_only=True)
 class Source(ABC):
-    """The conversations of another system. `done` counts up to `total`; `left_out` counts entries left out, by kind."""
+    """The conversations of another system. `done` counts up to `total`; `left_out` counts skipped entries by kind."""
 
     total: int
     done: int = 0
@@ -81,7 +81,7 @@ def address_of(source: str) -> DatabaseAddress | None:
 
 @asynccontextmanager
 async def open_source_database(source: str, wanted: Kind) -> AsyncIterator[tuple[DatabaseAddress, ForeignDatabase]]:
-    """Open a database of the wanted kind for reading, and reject other kinds."""
+    """Open a database for reading; yield its address and the database. Reject it if it is not of the wanted kind."""
     address = address_of(source)
     if address is None:
         path = Path(source)
@@ -139,7 +139,7 @@ def chatgpt_members(archive: zipfile.ZipFile) -> list[str]:
 
 
 def utc_time(value: object) -> datetime | None:
-    """Return a timestamp of another system's table, in UTC if it has no zone; None for anything else."""
+    """Return a timestamp of another system's table, in UTC if it has no zone; None if the value is no timestamp."""
     try:
         moment = time_of(value) if isinstance(value, str) else value
     except ValueError:

@@ -98,7 +98,7 @@ class ChatGptExport(Source):
             return Unreadable(name, str(error))
 
     def _messages(self, nodes: list[Mapping[str, Any]], moment: datetime | None) -> list[Message]:
-        """Return the messages of nodes; count other nodes. A message without a time gets the previous one's time."""
+        """Return the utterances of nodes; count other nodes. An utterance without a time gets the last known time."""
         messages: list[Message] = []
         for values in nodes:
             text = _text(values)
@@ -116,7 +116,7 @@ class ChatGptExport(Source):
 def _array_items(stream: IO[str]) -> Iterator[object]:
     """Yield the items of a JSON array one by one, so that a large file is never in memory as a whole.
 
-    Raise ValueError if the text is not an array, or its end is missing.
+    Raise ValueError if the text is not a JSON array, or is incomplete.
     """
     decoder = json.JSONDecoder()
     text = stream.read(_STEP).lstrip()
@@ -142,7 +142,7 @@ def _array_items(stream: IO[str]) -> Iterator[object]:
 
 
 def _active_branch(mapping: Mapping[str, Any], current: object) -> list[Mapping[str, Any]]:
-    """Return the messages on the path from the root to the node that ChatGPT showed last."""
+    """Return the messages from the root to the node that ChatGPT showed last; if none is named, to the newest leaf."""
     messages: list[Mapping[str, Any]] = []
     seen: set[str] = set()
     if current is None and mapping:
@@ -176,7 +176,7 @@ def _left_out(values: Mapping[str, Any], text: str) -> LeftOut | None:
 
 
 def _text(values: Mapping[str, Any]) -> str:
-    """Return the text of a message, with marks for images and for recordings without a transcription."""
+    """Return the text of a message with marks for media, but without marks for recordings if there is any text."""
     parts = _part_of(values, "content").get("parts")
     pieces = [_piece(part) for part in parts] if isinstance(parts, list) else []
     spoken = any(piece and piece not in _MARKS.values() for piece in pieces)
@@ -224,7 +224,7 @@ def _mapping(value: object) -> Mapping[str, Any]:
 
 
 def _moment(value: object) -> datetime | None:
-    """Return a time from seconds since 1970."""
+    """Return a time from seconds since 1970; None if the value is none."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:

@@ -64,7 +64,7 @@ class AgentSessions(Source):
         return await rows("agent_items", session_id=session_id)
 
     def _message(self, session_id: str, row: Row) -> Message | None:
-        """Return the message of an item; for an item that is no message, count it and return None."""
+        """Return the message of an item; for an item that is no utterance, count it and return None."""
         number, data, created_at = row
         try:
             item = json.loads(data)
@@ -143,7 +143,7 @@ class StoredHistories(Source):
         return Conversation(line, [found for one in item["messages"] if (found := self._message(one, changed))])
 
     def _message(self, value: object, moment: datetime | None) -> Message | None:
-        """Return the message of an entry; for an entry that is no message, count it and return None."""
+        """Return the message of an entry; for an entry that is no utterance, count it and return None."""
         if not isinstance(value, dict) or value.get("role") not in SPEAKERS:
             system = isinstance(value, dict) and value.get("role") == "system"
             self.left_out["system" if system else "other"] += 1
@@ -157,7 +157,7 @@ class StoredHistories(Source):
 
 @asynccontextmanager
 async def open_threads(source: str, *, channel: str, user_id: str | None) -> AsyncIterator[LangGraphThreads]:
-    """Open the checkpoints of a SQLite file or a PostgreSQL database; reject those of other LangGraph versions."""
+    """Open the checkpoints of a SQLite file or a PostgreSQL database; reject unsupported LangGraph versions."""
     async with open_source_database(source, "langgraph") as (address, database):
         _check_version(database.columns, "writes" if address.dsn is None else "checkpoint_writes")
         rows = await database.rows("threads_but_runs" if "chat_runs" in database.columns else "threads")
@@ -209,7 +209,7 @@ class LangGraphThreads(Source):
         return Conversation(line, messages)
 
     async def _values(self, newest: CheckpointTuple) -> list[object]:
-        """Return the values of the channel. A DeltaChannel stores them in the writes of earlier checkpoints."""
+        """Return the channel's values, if any. A DeltaChannel stores them in the writes of earlier checkpoints."""
         channel, values = self.channel, newest.checkpoint["channel_values"]
         if channel in values:
             found = _empty_channel().from_checkpoint(values[channel])
@@ -271,7 +271,7 @@ def _message_left_out(message: BaseMessage) -> LeftOut | None:
 
 
 def _author(message: BaseMessage) -> str | None:
-    """Return the author's name if it can be stored."""
+    """Return the author's name; None if there is none that can be stored."""
     name = message.name
     return name if name and len(name) <= MAX_ID_CHARACTERS and name.isprintable() else None
 

@@ -1,4 +1,4 @@
-"""`threadkeep import` and `sessions export`: sessions from other systems, and as JSONL."""
+"""`threadkeep import` and `sessions export`: import sessions of other systems, and sessions as JSONL; export these."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ async def import_sessions(
 
 
 class _Refusals:
-    """The rejected entries. Each is shown at once, and all are collected for the JSON result."""
+    """The rejected entries. Each is shown at once, except with `--json`; the result then has the first 1,000."""
 
     def __init__(self, name: str, words: str) -> None:
         self.errors: list[dict[str, int | str]] = []
@@ -196,7 +196,7 @@ async def _store_source[S: Source](
                         await importer.accept(name, MessageLine(name, message))
                 else:
                     empty += 1
-                # Do not report completion yet: of a short file, the first read reaches the end.
+                # Do not report completion yet: the first read of a short file already reaches its end.
                 if source.done < source.total:
                     reach(source.done)
             await importer.store()

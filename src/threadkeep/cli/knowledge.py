@@ -50,7 +50,7 @@ async def decide_consent(
     by: By = None,
     confirmed: Confirmed = False,
 ) -> None:
-    """Allow sending data to the Graphiti endpoint, or decline it. Without options, show the decisions."""
+    """Allow sending data to the Graphiti endpoint, or decline it. Without options, show the newest 20 decisions."""
     if grant and decline:
         raise WrongUse("Use --grant or --decline, not both.")
     if grant:

@@ -1,4 +1,4 @@
-"""Access to the memory for commands: settings are read once, and the database is opened directly, not over HTTP."""
+"""Access to the memory for commands: they read the settings and open the database directly, not over HTTP."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def command_settings(**overrides: object) -> Settings:
 
 
 def run[T](work: Coroutine[Any, Any, T]) -> T:
-    """Run a command's coroutine in its own event loop; raise KeyboardInterrupt if a signal stopped it."""
+    """Run a command's coroutine in its own event loop; raise KeyboardInterrupt if it was cancelled."""
     import asyncio
     import gc
     import logging
@@ -54,7 +54,7 @@ def run[T](work: Coroutine[Any, Any, T]) -> T:
 
 
 def synchronous(command: Callable[..., object]) -> Callable[..., object]:
-    """Return a command that runs a coroutine function in an event loop of its own; return other functions unchanged."""
+    """Return a function that runs a coroutine function in its own event loop. Return any other function unchanged."""
     if not iscoroutinefunction(command):
         return command
 
@@ -67,7 +67,7 @@ def synchronous(command: Callable[..., object]) -> Callable[..., object]:
 
 @asynccontextmanager
 async def opened_memory(*, background: bool = False) -> AsyncIterator[Memory]:
-    """Open the configured memory, for a short command without background work.
+    """Open the configured memory, by default without background work, which a short command does not need.
 
     The error for a missing session or run names the database.
     """
@@ -91,14 +91,14 @@ async def opened_sessions() -> AsyncIterator[AllSessions]:
 
 @asynccontextmanager
 async def opened_session(session_id: str, user_id: str | None) -> AsyncIterator[tuple[Session, SessionInfo]]:
-    """Open a session of the configured memory that this user may see, with its metadata."""
+    """Open the memory; yield a session and its metadata. If a user is named, the session must not be another user's."""
     async with opened_sessions() as sessions:
         yield await sessions.find(session_id, user_id=user_id)
 
 
 @asynccontextmanager
 async def opened_tables() -> AsyncIterator[TableSessions | None]:
-    """Open only the table of sessions; yield None if some sessions are stored elsewhere or the schema is outdated.
+    """Open only the table of sessions; yield None if some sessions are stored elsewhere or the schema is not current.
 
     In these cases the command must open a memory, which takes longer to import than a short command takes to run.
     """
@@ -135,7 +135,7 @@ async def opened_runs(*, in_background: bool, works: bool = True) -> AsyncIterat
     """Open the runs of the configured database.
 
     With `works`, the command acts as a worker while it waits for its run, because queued runs of other processes may be
-    ahead of it. Without `works` it executes no runs. Runs `in_background` are for other processes.
+    ahead of it. Without `works` it executes no runs, nor with `in_background`, which leaves the run to other processes.
     """
     settings = command_settings()
     if in_background:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 HELP_NAMES = ("-h", "--help")
 PREVIOUS = "previous"
-"""The value of a bare `--diff`."""
+"""The value of `--diff` if the option is given without one."""
 
 _COMPLETION_SECONDS = 2.0
 _PAYLOAD_BYTES = 2_097_152
@@ -39,7 +39,7 @@ type Cursor = tuple[datetime, str]
 
 
 def session_ids(incomplete: str) -> list[str]:
-    """Return ids with this prefix for shell completion, newest activity first; empty if they cannot be read."""
+    """Return up to 50 ids with this prefix for shell completion, latest activity first; none if reading them fails."""
     import asyncio
 
     # Suppress errors: the shell would print a traceback into the line that is being typed.
@@ -86,7 +86,7 @@ def verbs(help_text: str) -> typer.Typer:
 
 
 def with_whole_options(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments with a value for a bare `--diff`, because typer does not support optional values."""
+    """Insert `previous` after a `--diff` that no number follows, because typer does not support optional values."""
     whole: list[str] = []
     for position, word in enumerate(arguments):
         whole.append(word)
@@ -107,12 +107,12 @@ def one_of[T: str](option: str, text: str | None, allowed: Sequence[T]) -> T | N
 
 
 def write_cursor(cursor: Cursor | None) -> str | None:
-    """Return the cursor as an argument of a command; None if there is none."""
+    """Return the cursor as the text for `--cursor`; None if there is none."""
     return None if cursor is None else f"{cursor[0].isoformat()}~{cursor[1]}"
 
 
 def read_cursor(text: str | None) -> Cursor | None:
-    """Return the cursor in a text that `write_cursor` has written; reject other texts."""
+    """Parse a cursor in the form that `write_cursor` returns, or None. Reject other texts."""
     if text is None:
         return None
     moment, separator, key = text.partition("~")
@@ -126,7 +126,7 @@ def read_cursor(text: str | None) -> Cursor | None:
 
 
 def read_payload(path: str) -> dict[str, Any]:
-    """Return the JSON object in a file, and reject other content; `-` is stdin."""
+    """Return the JSON object in a file of at most 2 MiB, and reject other content. The path `-` is stdin."""
     with opened_input(path) as stream:
         data = stream.read(_PAYLOAD_BYTES + 1)
     try:
@@ -140,7 +140,7 @@ def read_payload(path: str) -> dict[str, Any]:
 
 @contextmanager
 def opened_input(path: str) -> Iterator[BinaryIO]:
-    """Open a file for reading; `-` is stdin."""
+    """Open a file for reading. The path `-` is stdin."""
     if path == "-":
         yield sys.stdin.buffer
         return
@@ -150,7 +150,7 @@ def opened_input(path: str) -> Iterator[BinaryIO]:
 
 @contextmanager
 def new_file(path: Path) -> Iterator[BinaryIO]:
-    """Open a file for writing that appears only when it is complete, and that only its owner can read."""
+    """Open a file for writing. It appears only when it is complete, and only its owner can read it."""
     part = path.with_name(path.name + ".part")
     part.unlink(missing_ok=True)
     try:
@@ -165,7 +165,7 @@ def new_file(path: Path) -> Iterator[BinaryIO]:
 
 @contextmanager
 def opened_output(path: Path | None) -> Iterator[BinaryIO]:
-    """Open stdout, or a file that appears only when it is complete and that only its owner can read."""
+    """Open stdout if the path is None or `-`, else a file as in `new_file`."""
     if path is None or not _is_file(path):
         yield sys.stdout.buffer
         return
@@ -186,7 +186,7 @@ def show_exported(counts: Mapping[str, object], words: str, output: Path | None)
 
 
 def json_or_text(text: str) -> Json:
-    """Return the text parsed as JSON, or the text itself."""
+    """Return the text parsed as JSON, or the text itself if it is not JSON."""
     try:
         value: Json = json.loads(text)
     except (ValueError, RecursionError):
@@ -195,7 +195,7 @@ def json_or_text(text: str) -> Json:
 
 
 def with_common_options(application: typer.Typer) -> TyperGroup:
-    """Return the commands of an application, with `--database` added to each, and `--json` to each with a result."""
+    """Return an application's commands. `--database` is added to all, `--json` to those that are not only groups."""
     group = get_command(application)
     assert isinstance(group, TyperGroup)  # noqa: S101 - for the type checker
     options = {option.name: option for option in get_command(_common()).params if isinstance(option, TyperOption)}
@@ -206,7 +206,7 @@ def with_common_options(application: typer.Typer) -> TyperGroup:
 
 
 class _Conversion(RuntimeParam):
-    """A converter that imports pydantic only for values that are neither strings nor defaults."""
+    """A converter of option values that imports pydantic only for values that are neither text nor the default."""
 
     def _coerce_value(self, value: Any, param: _TyperParameter, ctx: Context) -> Any:
         if value == param.default or (self.annotation in (str, str | None) and isinstance(value, str)):

@@ -106,7 +106,7 @@ async def export_person(
 
 @contextmanager
 def _continuing(partial: Path, after: str | None) -> Iterator[None]:
-    """Reject the continuation of a partial file that belongs to another person."""
+    """Name the partial file in the error if the export cannot continue it, for example because of another person."""
     try:
         yield
     except InvalidInput as error:

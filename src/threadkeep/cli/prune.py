@@ -1,4 +1,4 @@
-"""`threadkeep sessions prune` and `runs prune`: archive or delete data beyond the limits, or show what would be."""
+"""`threadkeep sessions prune` and `runs prune`: archive or delete data beyond the retention limits, or only show it."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ async def prune_runs(
 
 
 def _rules(delete: bool | None, limits: RetentionLimits) -> Retention | None:
-    """Return the limits of the command line; None if there are none. Reject limits without action, or the reverse."""
+    """Return the limits in the options, if any. Reject limits without --archive or --delete, and the reverse."""
     if limits.nothing and delete is None:
         return None
     if delete is None:
@@ -192,7 +192,7 @@ def _show_plan[T](
     nothing: str,
     words: str,
 ) -> None:
-    """Show the first removals of a plan; `nothing` is the sentence for an empty plan, `words` the one for its total."""
+    """Show a plan: with `--json` the values, else its first 50 removals and `words`, or `nothing` if it is empty."""
     if terminal.as_json:
         terminal.json({"dry_run": True, **values})
         return

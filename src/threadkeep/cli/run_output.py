@@ -96,7 +96,7 @@ def show_trace(run: Run, events: Sequence[RunEvent]) -> None:
 
 
 async def follow(service: RunService, run_id: str, user_id: str | None) -> bool:
-    """Show the output of a run until it ends or waits; return True on success. Ctrl-C cancels the run."""
+    """Show the output of a run until it ends or waits; return True if it is done or waits. Ctrl-C cancels the run."""
     from threadkeep.runs.streams import RunPiece
 
     answer = Answer()
@@ -120,7 +120,7 @@ async def follow(service: RunService, run_id: str, user_id: str | None) -> bool:
 
 
 async def show_queued(service: RunService, run_id: str, user_id: str | None) -> None:
-    """Show the id of a run that another process executes."""
+    """Show the id and the state of a run that another process executes."""
     run = await service.run(run_id, user_id=user_id)
     if terminal.as_json:
         show_run(run, await service.usage(run_id, user_id=user_id))
@@ -162,7 +162,7 @@ def _show_questions(run: Run) -> None:
 
 
 def _tokens(usages: Sequence[TokenUsage]) -> str:
-    """Return the tokens of some calls, marked if they are an estimate; empty without calls."""
+    """Return the total tokens of model calls in words, marked if any count is an estimate; empty if there are none."""
     tokens = sum(usage.tokens for usage in usages)
     estimated = " (estimated)" if any(usage.estimated for usage in usages) else ""
     return f"{counted(tokens, 'token')}{estimated}" if tokens else ""
@@ -237,7 +237,7 @@ def _words(value: Json) -> str:
 
 
 def _messages(data: Mapping[str, Json]) -> list[tuple[str, str]]:
-    """Return the role and the text of each message, and a line for each tool call; empty if there are none."""
+    """Return the role and the text of each message in the data of an event, and a line for each tool call."""
     messages = data.get("messages")
     if not isinstance(messages, Sequence) or isinstance(messages, str):
         return []
@@ -280,7 +280,7 @@ class Answer:
         self._spinner: Status | None = None
 
     async def show(self, turn: ChatTurn) -> ChatAnswer | None:
-        """Show the answer of a turn as it arrives, and return it. Errors of the turn are raised."""
+        """Show the answer of a turn as it arrives, and return it, if there is one. Errors of the turn are raised."""
         from threadkeep.runs.chat_turns import ChatAnswer, ChatToken
 
         async for event in turn.follow():
@@ -302,7 +302,7 @@ class Answer:
             self._spinner.start()
 
     def piece(self, text: str, message_id: str | None = None) -> None:
-        """Show a piece at once. A piece of another message starts a new paragraph."""
+        """Show a piece of an answer at once, except with `--json`. A piece of another message starts a new line."""
         if terminal.as_json:
             return
         if self._spinner is not None:
@@ -316,7 +316,7 @@ class Answer:
         terminal.say(text, end="")
 
     def end(self, text: str) -> None:
-        """Show the rest of the text that was not streamed, and end the paragraph."""
+        """Show the whole text if the streamed pieces differ from it, and end the paragraph."""
         if text and text.strip() != self._shown.strip():
             if self._shown:
                 terminal.say()

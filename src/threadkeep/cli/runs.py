@@ -61,7 +61,7 @@ async def list_runs(
     limit: Limit = 50,
     cursor: CursorOption = None,
 ) -> None:
-    """List runs with their children, newest first."""
+    """List runs, including child runs, newest first."""
     from threadkeep.cli.run_output import RUN_COLUMNS
     from threadkeep.runs.views import RunSummary
 
@@ -270,7 +270,7 @@ async def _change(run_id: str, user: str | None, change: Change, *, wait: bool) 
 
 
 async def _waits_for_others(run_id: str) -> bool:
-    """Return True if the run must wait for another turn of its conversations, which this process then executes."""
+    """Return True if the run must wait for other turns of its conversations; this process then executes these too."""
     async with opened_memory() as memory:
         found = await memory.runs.run(run_id)
         return found is not None and await memory.runs.order.is_beside_others(found.root_run_id)
@@ -311,7 +311,7 @@ async def _find(memory: Memory, run_id: str, user: str | None) -> Run:
 
 
 def _parts(payload: Mapping[str, Json]) -> _Payload:
-    """Return the parts of a payload: its `inputs`, `results` and `user_context`, or the whole payload as inputs."""
+    """Return the parts of a payload: its `inputs`, `results` and `user_context`, or all of it as `inputs`."""
     if not any(name in payload for name in _Payload._fields):
         return _Payload(payload)
     given: dict[str, Mapping[str, Json]] = {}

@@ -90,7 +90,7 @@ async def work() -> None:
 
 @contextmanager
 def _stop_signals() -> Iterator[asyncio.Event]:
-    """Yield an event that the first stop signal sets. A second Ctrl-C ends the process; other workers take over."""
+    """Yield an event that the first stop signal sets. A second Ctrl-C ends the process at once."""
     loop, stopped = asyncio.get_running_loop(), asyncio.Event()
 
     def stop() -> None:

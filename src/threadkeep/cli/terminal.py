@@ -19,7 +19,7 @@ import typer
 from threadkeep.cli.problems import WrongUse
 from threadkeep.errors import StoreError
 
-# Importing rich takes a tenth of a second, which pipes and JSON do not need.
+# Import rich only on demand: it takes a tenth of a second, and pipes and JSON do not need it.
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
@@ -38,7 +38,7 @@ _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u
 type Styled = str | tuple[str, str]
 """A text, or a text and its rich style."""
 type Reach = Callable[[int, str], None]
-"""A function that reports the progress, in units of the total and in words."""
+"""A function that reports progress: the amount that is done, in the unit of the total, and a description."""
 
 
 class Terminal:
@@ -49,12 +49,12 @@ class Terminal:
 
     @property
     def as_json(self) -> bool:
-        """True if the output is for programs."""
+        """True if the command was called with `--json`."""
         return json_chosen.get()
 
     @property
     def interactive(self) -> bool:
-        """True if both stdin and stdout are a terminal."""
+        """True if stdin and stdout are terminals and the command was called without `--json`."""
         return sys.stdin.isatty() and sys.stdout.isatty() and not self.as_json
 
     @property
@@ -69,7 +69,7 @@ class Terminal:
 
     @property
     def width(self) -> int:
-        """The characters in a line of stdout; 160 outside a terminal."""
+        """The width of stdout in characters; 160 if stdout is not a terminal."""
         return self.out.width if sys.stdout.isatty() else _PIPE_WIDTH
 
     def json(self, value: object) -> None:
@@ -93,9 +93,9 @@ class Terminal:
         right: Sequence[str] = (),
         more: str = "",
     ) -> None:
-        """Print a page of a list: with `--json` the value, else a table and the command for the next page.
+        """Print a page of a list: with `--json` the value, else a table and, if a page follows, the command for it.
 
-        Each column is a function from a record to its text. Without records, the note `nothing` is printed.
+        A column maps a record to a cell. Without records, the note is `nothing`. `more` is the command before a cursor.
         """
         following = value.get("next_cursor", value.get("next_after"))
         if self.as_json:
@@ -113,7 +113,7 @@ class Terminal:
         self._print(parts, style, sys.stdout, end)
 
     def note(self, text: str) -> None:
-        """Print a note on stderr."""
+        """Print a note on stderr, except with `--json`."""
         if not self.as_json:
             self._print([text], "dim", sys.stderr)
 
@@ -145,7 +145,7 @@ class Terminal:
         self.out.print(table)
 
     def confirm(self, question: str, refusal: str, *, confirmed: bool) -> None:
-        """Ask for confirmation unless it was given. Without a terminal to ask on, `refusal` is the error."""
+        """Ask for confirmation unless `confirmed`. If nobody can be asked, raise WrongUse with the text `refusal`."""
         if confirmed:
             return
         if not self.interactive:
@@ -159,7 +159,7 @@ class Terminal:
 
     @contextmanager
     def waiting(self, words: str) -> Iterator[None]:
-        """Show a spinner on stderr while the block runs, if stderr is a terminal."""
+        """Show a spinner while the block runs, if stderr is a terminal and the command was called without `--json`."""
         if self.as_json or not sys.stderr.isatty():
             yield
             return
@@ -172,9 +172,9 @@ class Terminal:
     ) -> Iterator[Reach]:
         """Show the progress of the work in the block: a bar on a terminal, otherwise lines on stderr.
 
-        The lines are some seconds apart, so that a log is not flooded; with `every` each report has a line. If the
-        block is interrupted, a note shows the words of the last report (`so_far` if there was none), and `again`, which
-        says how to continue.
+        The lines are at least two seconds apart, so that a log is not flooded; with `every`, each report has a line.
+        With `--json`, nothing is shown. If the block is cancelled or the database fails, a note shows the words of the
+        last report (`so_far` if there was none) and `again`, which says how to continue; no note if `again` is empty.
         """
         import asyncio
 
@@ -242,29 +242,29 @@ terminal = Terminal()
 
 
 def dump(value: object, stream: TextIO) -> str:
-    """Return JSON on one line, in the characters that the stream can encode; times are in ISO 8601."""
+    """Return JSON on one line. Non-ASCII characters are escaped unless the stream is UTF-8; times are in ISO 8601."""
     utf8 = (stream.encoding or "").lower().replace("-", "") == "utf8"
     return json.dumps(value, ensure_ascii=not utf8, default=_json)
 
 
 def escape(text: str) -> str:
-    """Return the text without terminal control characters."""
+    """Replace each control character that a terminal could interpret with U+FFFD."""
     return _CONTROLS.sub("\ufffd", text.replace("\r\n", "\n"))
 
 
 def plain(part: Styled) -> str:
-    """Return a text without its style and without terminal control characters."""
+    """Return the escaped text of a part, without its style."""
     return escape(part if isinstance(part, str) else part[0])
 
 
 def first_words(text: str, characters: int) -> str:
-    """Return the beginning of a text on one line."""
+    """Return the beginning of a text on one line, with an ellipsis if it is cut after this number of characters."""
     line = " ".join(escape(text[: 4 * characters]).split())
     return line if len(line) <= characters and len(text) <= 4 * characters else line[:characters] + "…"
 
 
 def counted(count: int, noun: str, plural: str | None = None) -> str:
-    """Return a count with its noun in the right number; by default the plural ends with s."""
+    """Return a count and its noun in the singular or the plural, which by default ends with s."""
     return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
 
 
@@ -275,14 +275,14 @@ def typed(session_id: str, options: str) -> str:
 
 
 def shown(value: object, nothing: str = "") -> str:
-    """Return a JSON value as a cell of a table: a time as the time since then, null as `nothing`."""
+    """Return a value as a cell of a table: a time as the time since then, None as `nothing`."""
     if value is None:
         return nothing
     return relative(value) if isinstance(value, datetime) else str(value)
 
 
 def relative(moment: datetime | None) -> str:
-    """Return the time since a moment in words; its date if it is more than a week ago, its time if in the future."""
+    """Return how long ago a moment was; after a week its date, if it is to come its date and time; empty for None."""
     if moment is None:
         return ""
     seconds = (datetime.now(moment.tzinfo) - moment).total_seconds()
@@ -333,14 +333,14 @@ def _json(value: object) -> object:
 
 
 def styled(*parts: Styled) -> Text:
-    """Return a rich text of the parts."""
+    """Return the escaped parts as one rich text."""
     from rich.text import Text
 
     return Text.assemble(*(escape(part) if isinstance(part, str) else (escape(part[0]), part[1]) for part in parts))
 
 
 def _print_aligned(rows: Sequence[Sequence[Styled]], right: Sequence[bool]) -> None:
-    """Print rows in columns that are as wide as their longest cells. East Asian characters are two columns wide."""
+    """Print rows in columns that are as wide as their longest cells. A wide East Asian character counts twice."""
     from rich.cells import cell_len
 
     cells = [[" ".join(plain(cell).split("\n")) for cell in row] for row in rows]
