@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import io
 import os
 import uuid
 from collections.abc import AsyncIterator
@@ -16,8 +17,10 @@ from pydantic_ai.conversation_store import ConversationConflict, ConversationEnt
 from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolCallPart
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 
-from threadkeep import Memory, open_memory
+from threadkeep import Memory, Message, open_memory
 from threadkeep.adapters.pydantic_ai import Conversations
+from threadkeep.history.exporting import every_session, export
+from threadkeep.history.importing import Importer
 from threadkeep.records.sessions import Retention, RetentionLimits
 
 URL = os.environ["THREADKEEP_TEST_DATABASE"]
@@ -201,6 +204,29 @@ async def test_conversations_are_listed_by_scope_newest_first(memory: Memory) ->
     assert (await memory.erase(user_id=user)).complete
     assert await store.list_conversations() == []
     assert await memory.channels.state.values_of(f"pydantic-ai:{user}", "") == {}
+
+
+async def test_imported_conversations_are_listed_forked_and_continued(memory: Memory) -> None:
+    """An export has no state of the adapter; sessions of other agents, and of other users, are no conversations."""
+    user, lines, refused = f"ann-{uuid.uuid4()}", io.BytesIO(), []
+    store, names, fork_name = Conversations(memory, user_id=user), [new_name() for _ in range(2)], new_name()
+    for name in names:
+        await ask(store, name, "Hello.", scope="desk")
+        await memory.session(name, user_id=user).append([Message("user", "From a bot.")])
+    await memory.session(new_name(), user_id=user).append([Message("user", "Hello?")])
+    await ask(Conversations(memory), new_name(), "Hello.", scope="desk")
+    await export(every_session(memory, user), lines, lambda _: None, view="history")
+    assert (await memory.erase(user_id=user)).complete
+    assert await store.list_conversations() == []
+    importer = Importer(memory, lambda position, sentence: refused.append((position, sentence)))
+    for number, line in enumerate(lines.getvalue().splitlines(), start=1):
+        await importer.take(number, line)
+    await importer.store()
+    assert (refused, importer.done.sessions) == ([], 3)
+    assert [one.conversation_id for one in await store.list_conversations(scope="desk")] == names[::-1]
+    assert len((await store.fork(names[0], at=2, new_conversation_id=fork_name)).messages) == 2
+    await ask(store, names[0], "And now?")
+    assert [one.conversation_id for one in await store.list_conversations()] == [names[0], fork_name, names[1]]
 
 
 @pytest.mark.parametrize(

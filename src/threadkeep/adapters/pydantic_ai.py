@@ -64,9 +64,18 @@ class Conversations(ConversationStore):
         return None
 
     async def read_records(self, *, scope: str | None = None, limit: int | None = None) -> Sequence[ConversationRecord]:
-        """Return the records, or only the records of a scope, newest first. Each conversation is read."""
+        """Return the records, or only the records of a scope, newest first. Each conversation is read.
+
+        An imported session is a conversation if one of its newest 50 messages was stored by Pydantic AI.
+        """
         names = await self._memory.channels.state.values_of(self._scope, "conversation:")
-        found = [await self.read_record(name.removeprefix("conversation:")) for name in names]
+        ids = {name.removeprefix("conversation:") for name in names}
+        infos = [info async for info in self._memory.sessions(self._user_id) if info.user_id == self._user_id]
+        for session_id in {info.session_id for info in infos} - ids:
+            newest = (await self._session(session_id).page(None, _PAGE, view="history")).messages
+            if any(stored_item(_NAME, message) is not None for message in newest):
+                ids.add(session_id)
+        found = [await self.read_record(conversation_id) for conversation_id in ids]
         records = [one for one in found if one is not None and scope in (None, one.scope)]
         return sorted(records, key=lambda one: one.updated_at, reverse=True)[:limit]
 
@@ -154,7 +163,7 @@ class Conversations(ConversationStore):
         session, seq = self._session(record.conversation_id), 0
         if entry_id is not None:
             try:
-                home, message = await self._find(entry_id)
+                home, message = await self._find(entry_id, record.forked_from)
             except LookupError:
                 raise ConversationConflict(record.conversation_id) from None
             if home.session_id != session.session_id:
@@ -164,9 +173,9 @@ class Conversations(ConversationStore):
         later = await messages_after(session, seq, 1, keep=lambda message: _entry(message) is not None)
         return seq if later else None
 
-    async def _find(self, entry_id: str) -> tuple[Session, Message]:
+    async def _find(self, entry_id: str, origin_id: str | None = None) -> tuple[Session, Message]:
         first = await self._memory.channels.state.value(self._scope, f"entry:{entry_id}")
-        for conversation_id in (_read_last.get(), first):
+        for conversation_id in (_read_last.get(), first, origin_id):
             session = None if conversation_id is None else self._session(conversation_id)
             message = None if session is None else await session.find(entry_id)
             if session is not None and message is not None and _entry(message) is not None:
