@@ -143,7 +143,7 @@ MUTANTS = (
 
 
 def tests_fail(folder: Path, tests: str) -> bool:
-    """Return whether at least one of the tests fails in a copy of the repository."""
+    """Return True if a test fails in a copy of the repository, or the tests take longer than `SECONDS`."""
     command = [
         sys.executable,
         "-m",
@@ -171,7 +171,7 @@ def tests_fail(folder: Path, tests: str) -> bool:
 
 
 def is_killed(folder: Path, mutant: Mutant) -> bool:
-    """Plant a mutant, run its tests, and restore the module."""
+    """Plant a mutant, run its tests, and restore the module. Return True if the tests found the mutant."""
     path = folder / "src/threadkeep" / mutant.module
     source = path.read_text(encoding="utf-8")
     if source.count(mutant.line) != 1:

@@ -1,6 +1,6 @@
 """Take the pictures of the console for the docs, from a service with made-up conversations.
 
-    python -m scripts.screenshots           # writes into docs/images; `make images` does it
+    python -m scripts.screenshots           # writes into docs/images
     python -m scripts.screenshots --serve   # only serves the conversations, until Ctrl+C
 
 It needs Chromium and the driver of `make browser`; agent-chat-ui is among the pictures if `make foreign` has built it.
@@ -27,7 +27,7 @@ _SIZE = {"width": 1240, "height": 860}
 
 
 async def _pages(client: httpx2.AsyncClient, chat_page: str | None) -> dict[str, str]:
-    """Return the addresses of the pictures, by the names of the files."""
+    """Return the address of each page that is photographed, by the name of the picture's file."""
     calls = (await client.get(f"/api/v1/sessions/{TRIP}/manifests")).json()["manifests"]
     waiting = (await client.get("/api/v1/runs", params={"status": "waiting"})).json()["runs"]
     pages = {

@@ -1,8 +1,7 @@
 """Update the lists of the reference: commands from typer, signatures from classes, endpoints from OpenAPI.
 
 Explanations are written by hand and stay. A new option, method or command gets its help or the first line of its
-docstring. Removed names are reported, because a person has to remove their
-explanations.
+docstring. A removed command, option or endpoint is an error, because a person has to remove its explanation.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ CLASSES: Mapping[str, tuple[type, ...]] = {
     "Procedures": (Procedures,),
     "Persons": (Persons,),
 }
-# Methods that other packages of Threadkeep call.
+# Methods for other packages of Threadkeep, which the reference does not list.
 INTERNAL = frozenset(
     """
     answers_to at before_closing begin_joined belong_to check_owner empty_messages finish has_graph_store has_namespace
@@ -151,9 +150,10 @@ def _methods(kind: type) -> dict[str, str]:
 
 
 def _with_table(section: str, head: str, rows: Mapping[str, str], *, by_name: bool = False) -> str:
-    """Return a section whose first table with this head has exactly these rows; existing explanations stay.
+    """Return a section whose first table with this head has a row for each of `rows`; existing explanations stay.
 
-    A row that explains several options together stays one row.
+    A row that explains several options together stays one row. Other rows stay if `by_name`; otherwise they are an
+    error.
     """
     table = re.search(rf"^\| {head} \|[^\n]*\n\|[-| :]+\|\n(?:\|[^\n]*\n)*", section, re.MULTILINE)
     lines = table[0].splitlines() if table else [f"| {head} | |", "|---|---|"]

@@ -40,7 +40,7 @@ class Event(_Record):
 
 
 class SessionEvent(Event):
-    """An event of a session, if the session is known."""
+    """An event that concerns a session; `session_id` is None if the session is unknown."""
 
     session_id: str | None = None
 
@@ -67,7 +67,7 @@ class StoreRead(StoreEvent):
 
 
 class StoreWrite(StoreEvent):
-    """A write to the store succeeded or failed; `fallback` means that the turn was spooled for later."""
+    """A write to the store succeeded or failed; `fallback` means that the turn was added to the pending writes."""
 
     outcome: Outcome = "ok"
     milliseconds: float
@@ -81,7 +81,7 @@ class ReadFailed(StoreEvent):
 
 
 class WriteFailed(StoreEvent):
-    """A turn could not be written: `fallback` if it was spooled for a retry, else `error` or `conflict`.
+    """A turn could not be written: `fallback` if it was added to the pending writes, else `error` or `conflict`.
 
     Each failed attempt emits this event, and only this event increases the counter of failed writes. `reason` is set
     if retries alone cannot succeed; it says what the operator has to do.
@@ -129,11 +129,11 @@ class HistoryDiffers(SessionEvent):
 
 
 class AnswerDiscarded(StoreEvent):
-    """An answer was not stored, because its session was deleted after the question."""
+    """An answer was not stored, because its question was deleted meanwhile, for example with the session."""
 
 
 class PendingWrites(Event):
-    """The number of turns that wait to be written."""
+    """The number of turns that wait in the pending writes has changed."""
 
     backend: Backend
     count: int
@@ -148,7 +148,7 @@ class HistoryTruncated(SessionEvent):
 
 
 class KeyResolutionFailed(Event):
-    """No candidate gave a valid session id; `reason` is one of the reasons of `threadkeep.resolve_key`."""
+    """No key candidate of a run gave a valid session id; `reason` is one of the reasons of `threadkeep.resolve_key`."""
 
     channel: Channel = "other"
     reason: str
@@ -210,7 +210,7 @@ class SummaryFailed(SessionEvent):
 
 
 class FactsProposed(SessionEvent):
-    """Facts were proposed from people's messages in a session, and some of them were accepted automatically."""
+    """Facts were proposed from people's messages in a session; `accepted` of them were accepted automatically."""
 
     proposed: int
     accepted: int
@@ -230,7 +230,7 @@ class LearningSkipped(SessionEvent):
 
 
 class ManifestsDropped(Event):
-    """Manifests of model calls were dropped.
+    """Manifests, the records of model calls, were dropped.
 
     `crowded`: too many were waiting for the database. `session_gone`: their session or run was deleted or never
     stored. `refused`: the database rejects the manifest. `closing`: the memory was closed before they were written.
@@ -334,7 +334,7 @@ class RunFinished(WorkflowRunEvent):
 
 
 class BudgetCrossed(WorkflowRunEvent):
-    """The last call of a successful run exceeded the budget of the run `budget_run_id`: this run or an ancestor."""
+    """The last model call of a successful run exceeded a budget: its own, or that of the ancestor `budget_run_id`."""
 
     limit: str
     used: float
@@ -413,7 +413,7 @@ CHANNEL_WORKS: tuple[ChannelWork, ...] = get_args(ChannelWork.__value__)
 
 
 class UpdateReceived(SessionEvent):
-    """A platform delivered an update to a bot: it was `taken`, or it was `ignored` or `refused` for a reason."""
+    """A platform sent an update to a bot: it was `taken`, a `repeated` one, or `ignored` or `refused` for a reason."""
 
     channel: Channel
     bot: str
@@ -424,7 +424,7 @@ class UpdateReceived(SessionEvent):
 class AnswerSent(SessionEvent):
     """An attempt of a bot to deliver an answer ended. `milliseconds` is the time since the message was taken.
 
-    `uncertain` is true if a part may have arrived twice, because a process or connection ended while it was sent.
+    `uncertain` is true if a part may have arrived unnoticed, or twice, because sending it once had no clear result.
     """
 
     channel: Channel

@@ -175,7 +175,7 @@ def _formatter(*, json: bool, colors: bool) -> structlog.stdlib.ProcessorFormatt
 
 
 def _message_of_others(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
-    """Reduce another library's log line to its constant text; only trusted loggers keep their arguments."""
+    """Reduce a log line to the first line of its constant text; only trusted loggers keep their arguments."""
     record: logging.LogRecord = event["_record"]
     arguments = event.pop("positional_args", ())
     template = record.msg if isinstance(record.msg, str) else type(record.msg).__name__
@@ -208,7 +208,7 @@ def _error_of(given: object) -> BaseException | None:
 
 
 def _places(trace: TracebackType | None) -> list[str]:
-    """Return the last locations of a traceback, innermost last."""
+    """Return the last 12 locations of a traceback, innermost last."""
     frames = traceback.extract_tb(trace)[-_MAX_FRAMES:]
     return [f"{frame.filename}:{frame.lineno} in {frame.name}" for frame in frames]
 

@@ -15,7 +15,7 @@ from threadkeep.observe.events import Channel, Event
 class Observer(Protocol):
     """A receiver of events.
 
-    `notify` returns at once, does no blocking I/O, and keeps the order of events. Any task or OS thread may call it.
+    `notify` must return at once, without blocking I/O, and keep the order of events. Any task or OS thread may call it.
     """
 
     def notify(self, event: Event, /) -> None:
@@ -23,7 +23,7 @@ class Observer(Protocol):
 
 
 class Observers:
-    """An observer that passes each event to all sinks in order, and tolerates failing sinks.
+    """An observer that passes each event to other observers, its sinks, in their order. A sink may fail.
 
     Failures are counted, and each failing sink is logged once. Without sinks it does nothing.
     """

@@ -79,7 +79,7 @@ class AppendGuarantees(TranscriptSource):
             assert seqs(page.messages) == [1, 2]
 
     async def test_an_id_twice_in_one_turn_is_one_message(self) -> None:
-        """Only the first of the two messages is stored."""
+        """If two messages of a turn have the same id, only the first is stored."""
         async with self.open_transcripts() as transcripts:
             receipt = await transcripts.append(turn(user("hi", "p:1"), user("hi again", "p:1"), assistant("hello")))
             assert receipt.duplicates == ("p:1",)
@@ -87,7 +87,7 @@ class AppendGuarantees(TranscriptSource):
             assert contents(page.messages) == ["hi", "hello"]
 
     async def test_a_turn_twice_at_once_is_one_turn(self) -> None:
-        """A repeated delivery is recognised while the first one is still being stored."""
+        """A repeated turn is recognised even while the first one is still being stored."""
         async with self.open_transcripts() as transcripts:
             same = turn(user("hi", "p:1"), assistant("hello", "p:2"))
             receipts = await asyncio.gather(*(transcripts.append(same) for _ in range(10)))
@@ -96,7 +96,7 @@ class AppendGuarantees(TranscriptSource):
             assert len((await transcripts.newest("room:1", limit=10)).messages) == 2
 
     async def test_an_id_is_known_in_its_own_session_only(self) -> None:
-        """Two chats may use the same message ids."""
+        """Two sessions may use the same message ids."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("hi", "1"), session="room:1"))
             receipt = await transcripts.append(turn(user("hi", "1"), session="room:2"))
@@ -135,7 +135,7 @@ class AppendGuarantees(TranscriptSource):
             assert all(contents(page.messages[n : n + 2])[0] == page.messages[n + 1].content for n in range(0, 40, 2))
 
     async def test_the_turn_of_a_cancelled_caller_is_whole_or_absent(self) -> None:
-        """This holds whenever the caller is cancelled, and the store keeps working."""
+        """A caller may be cancelled at any moment: no part of its turn is stored alone, and later turns are stored."""
         async with self.open_transcripts() as transcripts:
             for steps in range(8):
                 messages = [user(f"{steps} {part}") for part in range(3)]
@@ -164,7 +164,7 @@ class AppendGuarantees(TranscriptSource):
             assert contents(page.messages) == ["mine", "from the system itself"]
 
     async def test_of_two_users_at_once_one_owns_the_session(self) -> None:
-        """The turn of the other user raises an error and stores nothing."""
+        """If two users begin a session at once, the turn of one creates it; the other turn is rejected, not stored."""
         async with self.open_transcripts() as transcripts:
             outcomes = await asyncio.gather(
                 transcripts.append(turn(user("of one"), user_id="u1")),
@@ -176,7 +176,7 @@ class AppendGuarantees(TranscriptSource):
             assert len(page.messages) == 1
 
     async def test_a_turn_that_answers_a_message_is_stored_while_that_is_there(self) -> None:
-        """If the message is gone, the turn is rejected, even in a batch, and does not create its session again."""
+        """If the answered message is gone, the turn is rejected, even in a batch, and does not create a session."""
         async with self.open_transcripts() as transcripts:
             late = Turn("room:1", (assistant("late"),), answers="q")
             with pytest.raises(QuestionGone):
@@ -300,7 +300,7 @@ class AppendGuarantees(TranscriptSource):
             assert found.metadata == given.metadata
 
     async def test_the_store_gives_what_the_caller_left_open(self) -> None:
-        """The store sets id, position and time of storing; it ignores a position given by the caller."""
+        """The store sets a missing id, the position and the time of storing; it ignores a position from the caller."""
         async with self.open_transcripts() as transcripts:
             receipt = await transcripts.append(turn(Message(role="user", content="hi", seq=99)))
             [found] = (await transcripts.newest("room:1", limit=1)).messages

@@ -52,9 +52,9 @@ class ReceivedRequest:
 
 
 class FakeGraphiti:
-    """A Graphiti server with the semantics of one of its databases.
+    """A fake of Graphiti's REST server, which behaves as over FalkorDB or, with `backend`, as over Neo4j.
 
-    Messages wait in a queue, which `restart()` clears. By default each message is stored at once; with `auto` False
+    Messages wait in a queue, which `stop()` clears. By default each message is stored at once; with `auto` False
     only `ingest()` stores messages. A message that stops the worker of the real server also stops the worker here; the
     server still responds with 202. A stored message of a user becomes a fact, which a search finds by its words.
 
@@ -80,7 +80,7 @@ class FakeGraphiti:
 
     @property
     def url(self) -> str:
-        """The endpoint."""
+        """The URL of the server."""
         return f"http://127.0.0.1:{self._port}"
 
     async def __aenter__(self) -> Self:
@@ -98,7 +98,7 @@ class FakeGraphiti:
         self._port = self._server.sockets[0].getsockname()[1]
 
     async def stop(self) -> None:
-        """Close all connections. The queue is lost, as in the real server."""
+        """Stop listening, and close all connections. The queue is lost, as in the real server."""
         self.queue.clear()
         if self._server is not None:
             self._server.close()
@@ -130,7 +130,7 @@ class FakeGraphiti:
         return uuid
 
     def ingest(self, count: int | None = None) -> int:
-        """Store waiting messages, all or `count`, and return their number; 0 if the worker has stopped."""
+        """Store waiting messages, all or up to `count`, until one stops the worker; return how many were stored."""
         done = 0
         while self.queue and not self.worker_dead and (count is None or done < count):
             group_id, message = self.queue.pop(0)
@@ -252,7 +252,7 @@ class FakeGraphiti:
         return status, answer
 
     def _delete_episode(self, uuid: str) -> tuple[int, Any]:
-        """Delete an episode, but not its facts. As the real server, find no episode if the database is FalkorDB."""
+        """Delete an episode, but not its facts. Like the real server, find no episode if the database is FalkorDB."""
         for episodes in self.stored.values() if self.backend == "neo4j" else ():
             for episode in episodes:
                 if episode["uuid"] == uuid:

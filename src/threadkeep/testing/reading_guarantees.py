@@ -145,7 +145,7 @@ class ReadingGuarantees(TranscriptSource):
             assert await transcripts.reset("room:1") == 5
 
     async def test_answers_to_questions_before_a_reset_are_before_it(self) -> None:
-        """Such answers are stored after the reset and stay in the transcript; `recent` returns only later messages."""
+        """Late answers to questions before a reset are in the transcript, but `recent` leaves them out."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("q1", "q1")))
             assert await transcripts.reset("room:1") == 1

@@ -55,7 +55,7 @@ class ScriptedModel(OfflineModel):
     the call and returns any of these. The replies may be endless (`itertools.repeat("ok")`).
 
     `calls` contains the messages of each call, copied; `tools` contains the names of the tools that each call offered.
-    The reported usage counts words: input for the messages, output for the reply. Gates need an async call.
+    The reported usage is the reply's own, else the words of the messages and of the reply. Gates need an async call.
     """
 
     _replies: Iterator[Reply] = PrivateAttr()

@@ -29,7 +29,7 @@ class SupersedingGuarantees(TranscriptSource):
     """Contract tests of superseding messages and of branching a session."""
 
     async def test_the_newest_messages_are_taken_back_and_returned(self) -> None:
-        """They are returned oldest first and unchanged. The others stay, and `seq` continues after all of them."""
+        """Messages taken back are returned oldest first and unchanged. Others stay, and `seq` continues after all."""
         async with self.open_transcripts() as transcripts:
             await _say(transcripts, "q1", "a1", "q2", "a2")
             taken = await transcripts.supersede(Superseding("room:1", newest=3))
@@ -45,7 +45,7 @@ class SupersedingGuarantees(TranscriptSource):
             )
 
     async def test_the_history_shows_what_was_superseded_and_by_what(self) -> None:
-        """The history has the time and the id of the new version; for active messages both are None."""
+        """In the history, a superseded message has a time, and a replaced one the id of its new version."""
         async with self.open_transcripts() as transcripts:
             await _say(transcripts, "q1", "a1")
             edited = await transcripts.supersede(
@@ -89,7 +89,7 @@ class SupersedingGuarantees(TranscriptSource):
             assert (await transcripts.supersede(Superseding("room:1", message_id="q2", scope="after"))).count == 0
 
     async def test_a_told_answer_takes_the_place_of_one_that_nobody_was_told(self) -> None:
-        """The other answer stays stored but superseded; a request for it returns the delivered answer."""
+        """The undelivered answer stays stored but superseded; a request for it returns the delivered answer."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("hi", "q")))
             await transcripts.append(Turn("room:1", (replace(_TOLD, id="takeover", content="of it"),), answers="q"))
@@ -278,7 +278,7 @@ class SupersedingGuarantees(TranscriptSource):
             assert (await _info(transcripts)).revision == 1
 
     async def test_the_same_new_version_again_changes_nothing(self) -> None:
-        """If a caller repeats a request, it gets the first result; a different version is rejected."""
+        """If a caller repeats a request, it gets the same new version; a different version is rejected."""
         async with self.open_transcripts() as transcripts:
             await _say(transcripts, "q1", "a1")
             edit = Superseding("room:1", message_id="q1", by=user("new", "q1b"))
@@ -338,7 +338,7 @@ class SupersedingGuarantees(TranscriptSource):
             assert await _active(transcripts, "room:2") == ["q1", "a1", "n", "other"]
 
     async def test_a_branch_has_active_messages_numbered_from_1(self) -> None:
-        """The branch has the messages up to the position; its windows begin at the same message as in the session."""
+        """The branch has the active messages up to a position. Its windows begin where those of the session begin."""
         async with self.open_transcripts() as transcripts:
             await _say(transcripts, "q1", "a1", "q2", "a2")
             await transcripts.supersede(Superseding("room:1", message_id="a1"))
