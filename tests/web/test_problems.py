@@ -22,11 +22,24 @@ async def test_an_address_where_nothing_is_is_a_404(client: httpx2.AsyncClient, 
     check_problem(await client.get(path), 404, "not-found")
 
 
-async def test_a_method_that_an_address_does_not_take_is_a_405(client: httpx2.AsyncClient) -> None:
-    """With the methods that it takes."""
-    response = await client.put("/api/v1/chat")
+@pytest.mark.parametrize(
+    ("path", "allowed"),
+    [
+        ("/api/v1/chat", "POST"),
+        ("/api/v1/sessions", "GET, HEAD"),
+        ("/api/v1/sessions/s1", "DELETE, GET, HEAD, PATCH"),
+        ("/threads/t1", "DELETE, GET, HEAD, PATCH"),
+        ("/docs", "GET, HEAD"),
+        ("/docs/files/swagger-ui.css", "GET, HEAD"),
+    ],
+)
+async def test_a_method_that_an_address_does_not_take_is_a_405(
+    client: httpx2.AsyncClient, path: str, allowed: str
+) -> None:
+    """With all methods that it takes, of all its routes; HEAD is answered wherever GET is."""
+    response = await client.put(path)
     check_problem(response, 405, "method-not-allowed")
-    assert response.headers["allow"] == "POST"
+    assert response.headers["allow"] == allowed
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
 
 from threadkeep.errors import (
     BudgetTooSmall,
@@ -236,6 +237,13 @@ async def respond(request: Request, error: Exception) -> JSONResponse:
     if problem.status == 500:
         log_failure("a request failed", error)
     return problem_response(problem, headers, path=request.url.path)
+
+
+def allowed_methods(request: Request) -> str:
+    """Return the methods that the routes of an address take, and HEAD with GET; a folder of files takes only these."""
+    matching = [route for route in request.app.routes if route.matches(request.scope)[0] is Match.PARTIAL]
+    methods = {method for route in matching for method in route.methods} or {"GET"}
+    return ", ".join(sorted(methods | ({"HEAD"} if "GET" in methods else set())))
 
 
 def _place(error: Exception) -> str:

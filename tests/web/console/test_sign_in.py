@@ -86,7 +86,7 @@ async def test_other_refusals_are_pages_too(browser: httpx2.AsyncClient) -> None
     first = await opened(browser, "/")
     await sent(browser, first.forms[0], key="k-one")
     refused = await browser.post("/console/runs", content="a=b", headers=FORM)
-    assert (refused.status_code, refused.headers["allow"]) == (405, "GET")
+    assert (refused.status_code, refused.headers["allow"]) == (405, "GET, HEAD")
     assert "does not support this method" in page_of(refused).words
     refused = await browser.post("/console/say", content="a=" + "b" * 5_000_000, headers=FORM)
     assert refused.status_code == 413
