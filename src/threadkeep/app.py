@@ -77,7 +77,8 @@ async def open_app(
     seconds to finish; turns that need longer are left to other processes.
 
     Raises:
-        InvalidSettings: a model cannot be created, its context window is too small for a question, or a bot is invalid.
+        InvalidSettings: a model cannot be created, its context window is too small for a question, a bot is invalid, or
+            an extra that the settings need is not installed.
         InvalidWorkflow: a workflow that the settings name is unusable.
         StoreUnavailable: the database does not respond.
     """
@@ -152,7 +153,7 @@ def resources_of(memory: Memory, model: BaseChatModel, options: ChatOptions) -> 
 
 
 def learning_of(memory: Memory, model: BaseChatModel, options: ChatOptions) -> FactLearning | None:
-    """Return the fact learning for turns, with the model for summaries or else `model`; None if it is turned off."""
+    """Return fact learning with the summary model, or else `model`; None if learning and directives are both off."""
     if not options.learning and not options.directives:
         return None
 
@@ -168,7 +169,7 @@ def learning_of(memory: Memory, model: BaseChatModel, options: ChatOptions) -> F
 
 
 def chat_of(settings: Settings, memory: Memory, workflows: Workflows, resources: Resources, runs: RunsOnDemand) -> Chat:
-    """Return the chat, which starts runs, and answers with unrecorded runs if the database cannot record runs."""
+    """Return the chat. It answers with runs of `runs`, or with unrecorded runs while the database cannot record any."""
     options = settings.run_options(works=False, close_seconds=settings.shutdown_timeout)
     return Chat(memory, workflows, runs, OfflineRuns(memory, workflows, resources, options))
 
@@ -232,7 +233,7 @@ def chat_options(settings: Settings) -> ChatOptions:
 
 
 def _with_summarizer(options: ChatOptions, model: BaseChatModel, name: str) -> Compression | None:
-    """Return the compression options with a summarizer that uses the named model, or else the model of the chat."""
+    """Return compression options with a summarizer of the named model, or else the chat's; None if there are none."""
     if options.compression is None:
         return None
 

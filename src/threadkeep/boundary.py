@@ -1,4 +1,4 @@
-"""Context managers: one for code that may fail without stopping its caller, others for code to undo if it fails."""
+"""Context managers: one catches and reports the errors of its block, the others undo what a failed block did."""
 
 from __future__ import annotations
 

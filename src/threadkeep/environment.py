@@ -1,4 +1,4 @@
-"""The database that the environment names, read without pydantic: its import takes longer than a short command."""
+"""The database that the environment names. It is read without pydantic, whose import is slower than a short command."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from threadkeep.store.address import DatabaseAddress, parse_address
 PREFIX = "THREADKEEP_"
 
 _URL = f"{PREFIX}DATABASE_URL"
-# The beginnings of settings that change how or where sessions are read.
+# Prefixes of the names of settings that change how or where sessions are read.
 _OTHERS = ("DATABASE_KEY", "SQLITE_", "LOCK_TIMEOUT", "POSTGRES_", "GRAPH_STORE_", "TRANSCRIPTS")
 
 

@@ -57,7 +57,7 @@ class ThreadkeepError(Exception):
 
 
 class MiddlewareWarning(UserWarning):
-    """A warning about another middleware that does the same as the memory, or that has the wrong place in the list."""
+    """A warning about a middleware that repeats work of the memory, or is at the wrong place in the agent's list."""
 
 
 class InvalidInput(ThreadkeepError, ValueError):

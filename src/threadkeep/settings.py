@@ -35,7 +35,7 @@ _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\s]+", re.IGNORECASE)
 
 
 def default_channels() -> Path:
-    """Return the file that lists the bots if no file is named; `threadkeep channels add` creates it."""
+    """Return the file that lists the bots if the settings name none; `threadkeep channels add` creates it."""
     return user_data_path("threadkeep") / "channels.yaml"
 
 

@@ -1,1 +1,1 @@
-"""Adapters that present sessions through other frameworks' interfaces; each module needs the extra of its framework."""
+"""Adapters for the interfaces of other frameworks. The module of a framework needs the extra that installs it."""

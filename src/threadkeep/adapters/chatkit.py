@@ -59,7 +59,8 @@ class ThreadkeepStore[TContext](Store[TContext]):
 
         Args:
             memory: the memory that contains the sessions.
-            user_id: returns the verified user id in the context of a request; if it is None, all sessions are visible.
+            user_id: returns the verified user id from a request's context; None makes the sessions of all users
+                visible.
         """
         self.memory = memory
         self._user_id = user_id
@@ -82,7 +83,7 @@ class ThreadkeepStore[TContext](Store[TContext]):
         return _thread(await self._info(self.session(thread_id, context)))
 
     async def save_thread(self, thread: ThreadMetadata, context: TContext) -> None:
-        """Store the metadata of a thread; create the session of a new thread."""
+        """Store the title, the status and the metadata of a thread; create its session if there is none."""
         session = self.session(thread.id, context)
         try:
             info = await session.info()
@@ -95,7 +96,7 @@ class ThreadkeepStore[TContext](Store[TContext]):
         )
 
     async def load_threads(self, limit: int, after: str | None, order: str, context: TContext) -> Page[ThreadMetadata]:
-        """Return a page of threads in the order of their last activity; `desc` begins with the newest.
+        """Return a page of threads in the order of their last activity; `desc` begins with the newest (at most 1,000).
 
         If a thread becomes active between two calls, the later page can repeat or omit threads.
         """
@@ -110,7 +111,7 @@ class ThreadkeepStore[TContext](Store[TContext]):
         return Page(data=threads, has_more=more is not None, after=threads[-1].id if more and threads else None)
 
     async def delete_thread(self, thread_id: str, context: TContext) -> None:
-        """Delete a session with its messages and its attachments."""
+        """Delete a session with its messages and the descriptions of its attachments."""
         session, state = self.session(thread_id, context), self.memory.channels.state
         owner = (await self._info(session)).user_id
         if not await session.delete():
@@ -140,7 +141,7 @@ class ThreadkeepStore[TContext](Store[TContext]):
         await _append(session, _message(item, item.id))
 
     async def save_item(self, thread_id: str, item: ThreadItem, context: TContext) -> None:
-        """Replace an item at its position in the thread; append it if it is new."""
+        """Store a new version of an item, at its position in the thread; append the item if it is new."""
         session = self.session(thread_id, context)
         messages = await self._messages(session)
         position, new = _position(messages, item.id), _message(item, item.id)
@@ -152,7 +153,7 @@ class ThreadkeepStore[TContext](Store[TContext]):
             await self._rewrite(session, item.id, item)
 
     async def delete_thread_item(self, thread_id: str, item_id: str, context: TContext) -> None:
-        """Remove an item from the thread. It stays in the session's history but is no longer sent to a model."""
+        """Remove an item from the thread, if it exists. It stays in the session's history but is not sent to models."""
         session = self.session(thread_id, context)
         messages = await self._messages(session)
         position = _position(messages, item_id)
@@ -219,9 +220,10 @@ class ThreadkeepStore[TContext](Store[TContext]):
         return items
 
     async def _rewrite(self, session: Session, item_id: str, item: ThreadItem | None) -> None:
-        """Supersede an item and all later messages; store `item`, if given, in its place, and copies of the others.
+        """Supersede an item and all later messages; store `item` (if given), then copies of the later messages.
 
-        If the call is interrupted, the messages stay superseded but remain in the session's history.
+        If the call is interrupted before it stores them, the messages stay superseded but remain in the session's
+        history.
         """
         async with self._rewriting:
             messages = await self._messages(session)
@@ -264,7 +266,7 @@ async def _append(session: Session, *messages: Message) -> None:
 
 
 def _page[T: (ThreadItem, ThreadMetadata)](rows: list[T], after: str | None, limit: int) -> Page[T]:
-    """Return up to `limit` rows after the row with the id `after`."""
+    """Return up to `limit` rows, from the first one or after the row with the id `after`."""
     start = 0
     if after:
         positions = [position for position, row in enumerate(rows) if row.id == after]
@@ -324,7 +326,7 @@ def _utterance(message: Message, thread_id: str) -> ThreadItem | None:
 
 
 def _item_id(message: Message) -> str | None:
-    """Return the id of the item of which a message contains a version."""
+    """Return the id of the item that a message contains, or else the id of the message."""
     stored = stored_item(_NAME, message)
     item = stored.get("item") if isinstance(stored, Mapping) else None
     return str(item["id"]) if isinstance(item, Mapping) else message.id

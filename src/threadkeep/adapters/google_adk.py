@@ -65,7 +65,7 @@ class SessionService(BaseSessionService):
     async def create_session(
         self, *, app_name: str, user_id: str, state: dict[str, object] | None = None, session_id: str | None = None
     ) -> Session:
-        """Create a session; keys that begin with `app:` or `user:` are stored as state of the app or of the user.
+        """Create a session. Values of `state` under `app:` or `user:` keys are stored for the app or for the user.
 
         Raises:
             AlreadyExistsError: the session already exists.
@@ -83,7 +83,7 @@ class SessionService(BaseSessionService):
     async def get_session(
         self, *, app_name: str, user_id: str, session_id: str, config: GetSessionConfig | None = None
     ) -> Session | None:
-        """Return a session with its events and the state of all scopes; None if it does not exist."""
+        """Return a session, the events that `config` selects and the state of all scopes; None if it does not exist."""
         session = await self._read(app_name, user_id, session_id)
         if session is None:
             return None
@@ -95,9 +95,9 @@ class SessionService(BaseSessionService):
         return session
 
     async def list_sessions(self, *, app_name: str, user_id: str | None = None) -> ListSessionsResponse:
-        """Return the sessions of an app, or of one of its users, least recently active first.
+        """Return the sessions of an app, or of one of its users, without events, least recently active first.
 
-        The database selects the sessions. The state of each session is computed from its events.
+        Each session is read whole, because its state is computed from its events.
         """
         prefix = f"adk:{keys.escape_key(app_name)}:" if user_id is None else _prefix(app_name, user_id)
         sessions: list[Session] = []
@@ -122,7 +122,7 @@ class SessionService(BaseSessionService):
         return {key.removeprefix(_user_prefix(app_name)): json.loads(value) for key, value in values.items()}
 
     async def append_event(self, session: Session, event: Event) -> Event:
-        """Store an event and its changes to the state.
+        """Store an event and its changes to the state, and return it. A partial event is returned without being stored.
 
         Raises:
             StaleSessionError: another event was stored after the session was read; nothing was stored.
@@ -154,7 +154,7 @@ class SessionService(BaseSessionService):
     async def _append(
         self, stored: StoredSession, app_name: str, delta: Mapping[str, object] | None, *messages: Message
     ) -> bool:
-        """Store messages and changes to shared state in one transaction; return False if the revision exists."""
+        """Store messages and changes to shared state in one transaction; False if another writer had the revision."""
         state = self._memory.channels.state
         statements: list[Statement] = []
         for key, value in _json_safe(delta).items():
@@ -181,7 +181,7 @@ class SessionService(BaseSessionService):
         return int(newest._storage_update_marker or 0)  # noqa: SLF001 - as above
 
     async def _read(self, app_name: str, user_id: str, session_id: str) -> Session | None:
-        """Return a session with its own state but not the state of app and user; None if it does not exist."""
+        """Return a session without the state of its app and user; None if this service has not stored it."""
         stored = self._session(app_name, user_id, session_id)
         session = Session(id=session_id.strip(), app_name=app_name, user_id=user_id)
         revision: int | None = None
@@ -309,7 +309,7 @@ def _state_of_session(state: Mapping[str, object] | None) -> dict[str, Json]:
 
 
 def _event(message: Message) -> Event | None:
-    """Return the event that was stored with a message, or a new event for a message of another channel."""
+    """Return the event that a message contains, or a new event for another channel's message; None for other notes."""
     item = stored_item(_NAME, message)
     if isinstance(item, Mapping):
         return Event.model_validate(item["event"]) if "event" in item else None
@@ -329,7 +329,7 @@ def _content(message: Message) -> Content:
 
 
 def _message(event: Event) -> Message | None:
-    """Return the message of an event; None if the event has no text."""
+    """Return the message of an event; None if the event is partial or has no text except thoughts."""
     parts = event.content.parts or [] if event.content else []
     text = "\n".join(part.text for part in parts if part.text and not part.thought)
     if not text or event.partial:

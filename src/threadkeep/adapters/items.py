@@ -1,4 +1,4 @@
-"""Items of other frameworks as messages, including items that nobody has said, such as tool results."""
+"""Items of other frameworks, stored as messages; also items that are no utterances, such as tool results."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ async def messages_after(
 
 
 async def take_back_newest(session: Session, keep: Callable[[Message], bool]) -> Message | None:
-    """Take back the newest active message since the last reset that matches `keep`, and return it, if any.
+    """Take back the newest active message since the last reset for which `keep` is True; return it, or None if none is.
 
     Newer messages are taken back too.
     """
@@ -110,7 +110,7 @@ async def take_back_newest(session: Session, keep: Callable[[Message], bool]) ->
 
 
 async def first_revision(session: Session) -> int:
-    """Return the number of the first revision: the `seq` up to which retention has deleted messages, else 0.
+    """Return the number of the first revision: the `seq` up to which retention has deleted messages, or 0.
 
     Earlier revisions may be among the deleted messages, and ids of deleted messages cannot be stored again.
     """

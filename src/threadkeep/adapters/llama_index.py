@@ -43,11 +43,14 @@ class ChatMemory(BaseMemory):
 
     @classmethod
     def from_defaults(cls, **kwargs: Any) -> Self:
-        """Create a memory with the arguments of the class."""
+        """Create a memory; the arguments are those of the class."""
         return cls(**kwargs)
 
     def get(self, input: str | None = None, **kwargs: Any) -> list[ChatMessage]:  # noqa: A002 - LlamaIndex's name
-        """Return the newest messages since the last reset, oldest first; skip those before their first user message."""
+        """Return up to `max_messages` of the newest messages since the last reset, oldest first.
+
+        Messages before the first user message are dropped, if there is one.
+        """
         newest = self._session.wait_for(lambda one: read_messages(one, self.max_messages, keep=_is_item))
         return _from_a_user(_items(newest))
 

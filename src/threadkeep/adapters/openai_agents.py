@@ -51,7 +51,7 @@ class AgentsSession:
     async def get_items(self, limit: int | None = None) -> list[TResponseInputItem]:
         """Return the newest items since the last reset, oldest first.
 
-        Without `limit`, the limit in `session_settings` applies, if it is set.
+        Without `limit`, the limit in `session_settings` applies; if that is not set either, all items are returned.
         """
         limit = resolve_session_limit(limit, self.session_settings)
         messages = await self._session.call(lambda session: read_messages(session, limit, keep=_is_item))

@@ -51,7 +51,7 @@ class Conversations(ConversationStore):
         self._scope = f"{_NAME}:{user_id or ''}"
 
     async def read_record(self, conversation_id: str) -> ConversationRecord | None:
-        """Return the newest record of a conversation; None if there is none."""
+        """Return the newest record of a conversation; None if there is none. Complete a delete that was interrupted."""
         _read_last.set(conversation_id)
         async for item in self._items_from_newest(self._session(conversation_id)):
             if item.get("deleted") == conversation_id:
@@ -64,7 +64,7 @@ class Conversations(ConversationStore):
         return None
 
     async def read_records(self, *, scope: str | None = None, limit: int | None = None) -> Sequence[ConversationRecord]:
-        """Return the records, or only the records of a scope, newest first. Each conversation is read.
+        """Return the conversations' newest records (of a scope, if given), newest first. All are read.
 
         An imported session is a conversation if one of its newest 50 messages was stored by Pydantic AI.
         """
@@ -90,7 +90,7 @@ class Conversations(ConversationStore):
 
         Raises:
             ConversationConflict: the stored revision is not `expected_revision`, or the parent entry is not stored.
-                WrongUser: the conversation belongs to another user.
+            WrongUser: the conversation belongs to another user.
             StoreUnavailable: the database does not answer; the same call can be repeated.
         """
         stored = await self.read_record(record.conversation_id)
@@ -126,7 +126,7 @@ class Conversations(ConversationStore):
             await self._memory.channels.state.forget(self._scope, name, conversation_id)
 
     async def read_entry(self, entry_id: str) -> ConversationEntry:
-        """Return an entry: from the conversation that was read last, or else from the one that stored it.
+        """Return an entry: from the conversation whose record this task read last, or else from the one that stored it.
 
         Raises:
             LookupError: neither conversation has the entry.

@@ -29,7 +29,7 @@ _MOST_BUCKETS = 10_000
 
 
 def repeatable_id(prefix: str, user_id: str | None, key: str | None) -> str | None:
-    """Return the id that is derived from an idempotency key; None without a key."""
+    """Return an id derived from a user and an idempotency key, the same for each repetition; None without a key."""
     if key is None:
         return None
     return f"{prefix}_{hashlib.sha256(f'{user_id or ""}\n{key}'.encode()).hexdigest()[:32]}"

@@ -130,7 +130,7 @@ class ChatServer(ChatKitServer[ChatKitRequest]):
     async def respond(
         self, thread: ThreadMetadata, input_user_message: UserMessageItem | None, context: ChatKitRequest
     ) -> AsyncIterator[ThreadStreamEvent]:
-        """Stream the answer to a person's message."""
+        """Stream the answer to a person's message; yield nothing if there is none."""
         if input_user_message is None:
             return
         try:

@@ -29,7 +29,7 @@ _logger = logging.getLogger("threadkeep.web")
 
 
 class KeyRing:
-    """The keys of the settings and of the database. Those of the database are read again after at least five seconds.
+    """The keys of the settings and of the database. A request reads the latter again if they are five seconds old.
 
     While the database does not answer, the keys of the last successful read stay valid.
     """
@@ -53,7 +53,7 @@ class KeyRing:
         return bool(self._configured or self._known)
 
     async def refresh(self) -> bool:
-        """Read the keys of the database if the last read is too old; return False if no read has ever succeeded."""
+        """Read the database's keys if the last read is five seconds old; return False if no read has ever succeeded."""
         if time.monotonic() >= self._next_read:
             if self._work is None or self._work.done():
                 self._work = asyncio.create_task(self._read(), name="threadkeep-keys")
@@ -61,7 +61,7 @@ class KeyRing:
         return self._was_read
 
     def caller(self, given: bytes, limits: RateLimits) -> Caller | None:
-        """Return the caller to whom a key belongs; None if the key is not valid."""
+        """Return the caller to whom a key belongs; None if the key is not valid. Record the use of a database key."""
         digest = digest_of(given)
         key = self._known.get(digest)
         if key is None:

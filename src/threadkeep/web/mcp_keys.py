@@ -33,7 +33,7 @@ class KeyVerifier:
         self._limits = limits
 
     async def verify_token(self, token: str) -> AccessToken | None:
-        """Return the owner of a key or of a user's token; None if it is not valid.
+        """Return the owner of a key or of a user's token, and count the request; None if it is not valid.
 
         Raises:
             ProblemRaised: there were too many requests (429), or the keys of the tokens' issuer cannot be read (503).

@@ -1,9 +1,10 @@
 """Middleware of the service: access control, cross-origin requests, safe headers, and body limits.
 
-`/healthz` and the API's description (`/docs`, `/openapi.json`) are public: they contain no data, and a browser
-cannot request them with a header. If keys exist, all other paths need one, including `/readyz` and `/metrics`. Without
-keys the service binds to loopback. Then a request must also name a loopback host, and must not come from the page of
-another site; otherwise any page in the user's browser could reach the service. `callers` checks the scope of each key.
+`/healthz`, the API's description (`/docs`, `/openapi.json`), the sign-in page and the console's files are public: they
+contain no data, and a browser opens them without a key. Bots verify their callbacks (`/channels/`) themselves. If keys
+exist, all other paths need one, including `/readyz` and `/metrics`. Without keys the service binds to loopback. Then a
+request must also name a loopback host, and must not come from the page of another site, unless the settings allow that
+site; otherwise any page in the user's browser could reach the service. `callers` checks the scope of each key.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class Access:
     """Middleware that passes a request on with its caller, or rejects it before its body is read.
 
     It rejects with 401 (no valid key or token), 403 (not from this machine, or beyond the scope of the key), 429 (too
-    many requests), or 503 (the keys could never be read).
+    many requests), or 503 (the service's keys have never been read, or the keys of the tokens' issuer cannot be read).
     """
 
     def __init__(
@@ -108,7 +109,7 @@ class Access:
 
 
 def _given_key(headers: Headers, path: str) -> bytes:
-    """Return the key from a request's headers or, for a page of the console, from the sign-in cookie."""
+    """Return the key from a request's headers or, for console pages, from the sign-in cookie; empty without a key."""
     scheme, _, token = headers.get("authorization", "").partition(" ")
     given = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
     if not given and is_page(path):

@@ -91,7 +91,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._deadline = None if seconds is None else self.loop.call_later(seconds, self._wait_a_moment)
 
     def _wait_a_moment(self) -> None:
-        """Extend the timeout, so that received data is read. After a suspension, timers fire before socket reads."""
+        """Wait 0.2 seconds more for data that has arrived: after a suspension, timers fire before sockets are read."""
         self._deadline = self.loop.call_later(_LATE_SECONDS, self._close_late)
 
     def _close_late(self) -> None:
@@ -111,8 +111,8 @@ class Server(uvicorn.Server):
     """uvicorn with a shutdown that ends turns first, then connections.
 
     After the first SIGTERM or SIGINT the server accepts no connections. Running turns may finish within
-    `shutdown_seconds`; then their partial answers are stored and their clients receive an error. A second SIGINT skips
-    the wait.
+    `shutdown_seconds`; a second SIGINT skips this wait. The clients of the remaining turns receive an error. Their
+    recorded runs are left to other processes; unrecorded runs are stopped, and their partial answers are stored.
     """
 
     def __init__(
@@ -185,10 +185,10 @@ class Server(uvicorn.Server):
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Return a socket that listens on an address.
+    """Return a socket that is bound to an address and does not listen yet.
 
     Raises:
-        InvalidSettings: the address does not belong to this machine, or another process uses it.
+        InvalidSettings: the address does not belong to this machine, is used already, or may not be bound.
     """
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]

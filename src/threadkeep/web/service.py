@@ -166,7 +166,7 @@ async def serve(settings: Settings, *, output: TextIO = sys.stdout) -> None:
     """Run the service until SIGTERM or SIGINT, then wait for running turns within the configured time.
 
     Raises:
-        InvalidSettings: the address or the model is invalid.
+        InvalidSettings, InvalidWorkflow: a setting, such as the address or the model, or a workflow is invalid.
         StoreUnavailable, SchemaTooNew: the database cannot be used.
     """
     configure_logging(settings.log_level, json=settings.log_json)
@@ -197,9 +197,9 @@ async def serve(settings: Settings, *, output: TextIO = sys.stdout) -> None:
 
 
 async def _work(app: App) -> None:
-    """Start executing queued and abandoned runs as soon as the database responds.
+    """Start to execute queued runs and those of dead processes as soon as the database responds.
 
-    An error that has another cause is logged, and the process continues without executing such runs.
+    If that fails for another reason, the error is logged, and the process continues without executing such runs.
     """
     try:
         await retry_until_available(app.runs.service)
@@ -208,7 +208,7 @@ async def _work(app: App) -> None:
 
 
 def announcement(settings: Settings, host: str, port: int, bots: Sequence[str] = ()) -> str:
-    """Return the startup message: all addresses, the bots, and the settings for a real model."""
+    """Return the startup message: the addresses, the database, the model (how to set a real one), and the bots."""
     address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     model = f"  model     {settings.model}"
     if settings.model == "demo":

@@ -63,7 +63,8 @@ class EventStream(StreamingResponse):
 class StreamParts(ABC):
     """An encoder that converts the events of a turn to server-sent events of one protocol.
 
-    A message of the stream has the id of the stored answer. Several can be open at once; each ends at its last piece.
+    A message has the id under which its text is stored. Several can be open at once. Each ends at its last piece, or
+    at the end of the turn.
     """
 
     def __init__(self) -> None:
@@ -72,7 +73,7 @@ class StreamParts(ABC):
         self._has_spoken = False
 
     async def of(self, event: ChatEvent | None, turn: ChatTurn) -> AsyncIterator[bytes]:
-        """Yield the parts for an event. An answer that already existed is sent as one piece."""
+        """Yield the parts for an event, or a comment for None. An answer that already existed is sent as one piece."""
         if event is None:
             yield HEARTBEAT
             return
@@ -226,7 +227,7 @@ def problem_of_turn(turn: ChatTurn, error: Exception) -> Problem:
 
 
 async def begin_with[T](first: T, rest: AsyncGenerator[T]) -> AsyncGenerator[T]:
-    """Yield an item, then the items of a generator. Closing this generator closes that one."""
+    """Yield an item, then the items of another generator. Closing this generator also closes the other one."""
     async with aclosing(rest):
         yield first
         async for item in rest:

@@ -111,7 +111,7 @@ async def _seen(memory: Memory, person_id: str, user_id: str | None) -> Person:
 
 
 class EraseView(BaseModel, from_attributes=True):
-    """The receipt of an erase. It contains no text and no id of the person."""
+    """The receipt for erasing a person. It contains no text and no id of the person."""
 
     kind: ErasedKind
     subject: str = Field(description="A keyed digest of the id.")

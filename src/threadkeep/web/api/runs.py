@@ -122,7 +122,7 @@ class RunStartBody(BaseModel):
 
 
 class RunTraceBody(BaseModel):
-    """The events of a run, in order."""
+    """A page of the events of a run, in order."""
 
     run_id: str
     events: list[RunEventBody]

@@ -66,7 +66,7 @@ class RunAgentBody(
 
 
 class _Events(StreamParts):
-    """The events of a run. They begin and end with a snapshot, so that the client shows the stored messages."""
+    """The events of a run. A snapshot of the newest 200 messages comes first, and again last unless the turn fails."""
 
     def __init__(self, app: App, body: RunAgentBody, user_id: str | None, before: list[dict[str, Any]]) -> None:
         super().__init__()

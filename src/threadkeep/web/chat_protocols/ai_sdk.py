@@ -165,7 +165,7 @@ async def chat(body: ChatBody, app: AppInUse, caller: CallerInUse, request: Requ
 
 @router.get("/{chat_id}", summary="Read a chat as UI messages", responses=documented(404, 409, 422, 503))
 async def read_chat(chat_id: ChatId, app: AppInUse, user_id: UserId = None) -> UIMessages:
-    """Return the newest messages of a chat, oldest first, in the format of `useChat`."""
+    """Return the newest 200 messages of a chat, oldest first, in the format of `useChat`."""
     session, _ = await AllSessions(app.memory).find(chat_id, user_id=user_id)
     return UIMessages(messages=[UIMessage.of(message) for message in await session.tail(_MOST)])
 
@@ -198,7 +198,7 @@ async def resume_chat(chat_id: ChatId, app: AppInUse, request: Request, user_id:
 
 
 async def _edited(session: Session, message: BaseMessage) -> BaseMessage:
-    """Replace the stored user message with this id if its text differs, and return it; return other messages as is."""
+    """Replace the stored user message with this id if its text differs, and return it; return others unchanged."""
     newest, previous = await _versions(session, id_of(message))
     if newest is None or newest.role != "user":
         return message

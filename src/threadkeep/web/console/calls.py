@@ -42,7 +42,7 @@ class Quote:
 
 @dataclass(frozen=True)
 class Unfolded:
-    """A summary with the newest messages that it covers."""
+    """A summary with the newest 20 messages that it covers."""
 
     summary: Summary
     messages: Sequence[Message]
@@ -69,7 +69,7 @@ class CallMessage:
 
 @dataclass(frozen=True)
 class Gap:
-    """A range of messages that the model did not receive, with the reason in words and the newest of these messages."""
+    """A range of messages that the model did not receive, with the reason in words and the newest 20 of them."""
 
     exclusion: Exclusion
     why: str
@@ -184,7 +184,7 @@ async def list_calls(
     user: SeenAs = None,
     cursor: Annotated[str | None, Query(max_length=1000)] = None,
 ) -> Response:
-    """Show the model calls of a session, newest first, with their tokens."""
+    """Show a page of 60 model calls of a session, newest first, with their tokens."""
     everything = AllSessions(app.memory)
     _, info = await everything.find(session_id, user_id=user)
     found = await everything.calls(session_id, user_id=user, limit=_CALLS + 1, before=read_call_cursor(cursor))
@@ -286,7 +286,7 @@ class _Search:
         return (await self._all.find(session_id, user_id=self._user_id))[1]
 
     async def find(self, words: str, chosen: SessionInfo | None) -> AsyncIterator[Found]:
-        """Yield the messages with all words. Superseded and archived messages of the chosen session come last."""
+        """Yield the best 40 messages with all words, then superseded and archived ones of the chosen session."""
         seen: set[tuple[str, int | None]] = set()
         for hit in (await self._all.search(words, user_id=self._user_id, limit=_HITS)).hits:
             home = await self._known(hit.session_id)
@@ -331,7 +331,10 @@ class _Search:
 
 
 async def _hidden(session: Session, words: str) -> AsyncIterator[Message]:
-    """Yield the superseded and archived messages with all words, newest first. The search does not find them."""
+    """Yield superseded and archived messages with all words, which the search does not find, newest first.
+
+    Only the newest 2,000 messages of the session are read.
+    """
     archived, wanted = (await session.info()).archived_seq, words.casefold().split()
     before: int | None = None
     for _ in range(_HIDDEN_LOOKED_AT // _PAGE):

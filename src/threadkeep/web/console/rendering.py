@@ -65,7 +65,10 @@ def bar(parts: Sequence[tuple[str, int]], total: int, title: str) -> Markup:
 
 
 def stacked_columns(drawn: Sequence[Column], title: str, unit: str, *, limit: int | None = None) -> Markup:
-    """Return a chart of stacked columns, with a line at the limit. Labels are HTML, so that they are not stretched."""
+    """Return a chart of stacked columns, with a line at the limit unless all columns are less than a quarter of it.
+
+    Labels are HTML, so that they are not stretched.
+    """
     if not drawn:
         return Markup("")
     tallest = max(1e-9, *(column.total for column in drawn))

@@ -86,7 +86,7 @@ async def show_session(
     user: SeenAs = None,
     before: Annotated[int | None, Query(ge=1, lt=2**53)] = None,
 ) -> Response:
-    """Show the transcript of a session as a chat."""
+    """Show a page of 100 messages of a session as a chat."""
     session, info = await AllSessions(app.memory).find(session_id, user_id=user)
     shown = await session.page(before, _MESSAGES, view="history")
     waiting = [message for message in session.waiting() if message.id not in {one.id for one in shown.messages}]
@@ -109,7 +109,7 @@ async def show_session(
 
 
 async def _run_to_show(app: App, session_id: str) -> Run | None:
-    """Return the newest unfinished run of a session; otherwise the newest run if it failed, else None."""
+    """Return the newest unfinished run of a session's last 10, or else the newest run if it failed, or else None."""
     found, _ = await (await app.runs.service()).list(RunQuery(session_id=session_id, limit=_RUNS_LOOKED_AT))
     runs = [run for run in found if run.parent_run_id is None]
     return next((run for run in runs if not run.over), runs[0] if runs and runs[0].status == "failed" else None)
@@ -193,7 +193,7 @@ async def delete(session_id: SessionId, form: Form, app: AppInUse, user: SeenAs 
 
 @_session.get("/export")
 async def export_session(session_id: SessionId, app: AppInUse, user: SeenAs = None) -> Response:
-    """Return a session with its whole history as JSONL, in the format of `threadkeep export`."""
+    """Return a session with its whole history as JSONL, in the format of `threadkeep sessions export`."""
     stream = io.BytesIO()
     chosen = named_sessions(app.memory, [session_id], user)
     await export(chosen, stream, lambda _: None, view="history")

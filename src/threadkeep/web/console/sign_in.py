@@ -56,7 +56,7 @@ async def sign_out(form: Form) -> Response:
 
 
 def refusal_page(scope: Scope, error: Exception) -> Response | None:
-    """Return the page for a rejected request of a browser. Return None for programs, which get a problem document."""
+    """Return the error page, or the redirect to sign-in, for a browser on a console page; None for other requests."""
     request = Request(scope)
     if not is_page(request.url.path) or "text/html" not in request.headers.get("accept", ""):
         return None

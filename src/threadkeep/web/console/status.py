@@ -61,7 +61,7 @@ async def show_health(request: Request, app: AppInUse) -> Response:
 
 
 async def _newest_turns(app: App) -> list[Run]:
-    """Return the finished runs among the newest ones, oldest first, without children and runs that have no input."""
+    """Return the finished runs among the newest 500, oldest first, without children and runs that have no input."""
     runs, _ = await (await app.runs.service()).list(RunQuery(limit=_RUNS))
     return [run for run in reversed(runs) if run.over and run.parent_run_id is None and run.inputs]
 
@@ -137,7 +137,7 @@ async def _statuses(app: App) -> list[ChannelStatus]:
 
 
 async def _open_answers(app: App) -> list[Outgoing]:
-    """Return the first open answers, failed ones first."""
+    """Return the first 50 open answers, failed ones first."""
     found = [await app.memory.channels.outbox.entries(status=status, limit=_SHOWN) for status in reversed(_OPEN)]
     return list(islice((entry for entries in found for entry in entries), _SHOWN))
 
@@ -157,7 +157,7 @@ async def show_knowledge(
     cursor: Annotated[str | None, Query(max_length=1000)] = None,
     proposals_cursor: Annotated[str | None, Query(alias="proposals", max_length=1000)] = None,
 ) -> Response:
-    """Show open proposals and facts, most recently changed first; if no user is chosen, also deliveries to Graphiti."""
+    """Show open proposals and facts, most recently changed first; if no user is chosen, also the state of Graphiti."""
     words = clean_text(q.strip()) if q and q.strip() else None
     query = FactQuery(text=words, past=past, user_id=user, limit=_PAGE, cursor=read_cursor(cursor))
     facts, following = await app.memory.knowledge.facts_page(query)

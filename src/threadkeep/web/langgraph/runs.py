@@ -272,7 +272,7 @@ async def list_thread_runs(
     offset: Annotated[int, Query(ge=0, le=_MOST, description="The number of newest runs to skip.")] = 0,
     status: Annotated[ThreadRunStatus | None, Query(description="Only runs with this status.")] = None,
 ) -> list[ThreadRunBody]:
-    """List the runs of a thread, newest first."""
+    """List the runs of a thread, newest first, among its newest 400 runs (child runs count, but are not listed)."""
     await find_thread(app, thread_id, user_id=user_id)
     runs = await app.runs.service()
     found, _ = await runs.list(RunQuery(session_id=thread_id, user_id=user_id, limit=2 * _MOST))

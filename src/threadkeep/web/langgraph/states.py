@@ -116,7 +116,7 @@ _RUNS = 20
 
 @dataclass(frozen=True)
 class Thread:
-    """A thread: its session and its newest runs, newest first. `info` is None before a message is stored."""
+    """A thread: its session and its runs (see `newest_runs`). `info` is None before a message is stored."""
 
     thread_id: str
     session: Session
@@ -125,12 +125,12 @@ class Thread:
 
     @property
     def newest(self) -> Run | None:
-        """The run that was requested last."""
+        """The run that was requested last; None if there is none."""
         return self.runs[0] if self.runs else None
 
     @property
     def waiting(self) -> Run | None:
-        """The run that waits for a person."""
+        """The newest run that waits for a person; None if none waits."""
         return next((run for run in self.runs if run.status == "waiting"), None)
 
     @property
@@ -161,18 +161,18 @@ async def find_thread(app: App, thread_id: str, *, user_id: str | None = None) -
 
 
 async def newest_runs(runs: RunService, thread_id: str, *, user_id: str | None = None) -> list[Run]:
-    """Return the newest runs of a thread, newest first, without children."""
+    """Return the newest 20 runs of a thread, newest first, without child runs and runs that reset or delete it."""
     found, _ = await runs.list(RunQuery(session_id=thread_id, user_id=user_id, limit=_RUNS))
     return [run for run in found if run.parent_run_id is None and run.workflow not in OWN_NAMES]
 
 
 async def values_of(session: Session) -> dict[str, Json]:
-    """Return the values of a thread: its newest messages."""
+    """Return the values of a thread: its newest 1,000 messages."""
     return _values(await messages_in(session))
 
 
 async def messages_in(session: Session, upto: int | None = None) -> list[Message]:
-    """Return the newest messages of a thread up to a `seq`, without the item that represents its creation."""
+    """Return the newest 1,000 messages of a thread up to a `seq`, without the item that represents its creation."""
     page = await session.page(None if upto is None else upto + 1, MOST_MESSAGES)
     return [one for one in page.messages if not is_creation(one)]
 
@@ -216,7 +216,10 @@ async def values_of_run(app: App, run: Run) -> dict[str, Json]:
 
 
 async def history_of(thread: Thread, *, limit: int, before: int | None = None) -> list[ThreadStateBody]:
-    """Return the states at the ends of a thread's turns, newest first. The last state has no messages."""
+    """Return the newest `limit` states, newest first: at the ends of a thread's turns, and before its first turn.
+
+    Only the newest 1,000 messages (before the checkpoint `before`) are read.
+    """
     messages = await messages_in(thread.session, before)
     ends = _turn_ends(messages)
     states: list[ThreadStateBody] = []

@@ -109,7 +109,7 @@ class ThreadEvents:
     def _next(
         self, service: RunService, newest_first: list[Run], read: RunEvents | None, choice: EventChoice
     ) -> RunEvents | None:
-        """Return the events of the next run; None if there are none yet."""
+        """Return the events of the next run; None if there is none yet or the run that is being read has not ended."""
         if read is not None and not read.ended:
             again = next((run for run in newest_first if run.run_id == read.run.run_id), None)
             if again is not None and again.status != "waiting":

@@ -161,7 +161,7 @@ async def create_thread(
 
 @router.post("/search", summary="Find threads", responses=_WRITING, openapi_extra=READS)
 async def search_threads(body: ThreadSearchBody, app: AppInUse, user_id: UserId = None) -> list[ThreadBody]:
-    """List threads, each with its first and its newest message."""
+    """List threads among the 1,000 with the newest activity, each with its first and its newest message."""
     body.check()
     by_activity = body.sort_order == "desc" and body.sort_by in _ACTIVITY
     most = body.offset + body.limit if by_activity else _SEARCHED
@@ -183,7 +183,7 @@ async def search_threads(body: ThreadSearchBody, app: AppInUse, user_id: UserId 
 
 @router.get("/{thread_id}", summary="See a thread", responses=_FAILURES)
 async def get_thread(thread_id: ThreadId, app: AppInUse, user_id: UserId = None) -> ThreadBody:
-    """Return a thread with its values."""
+    """Return a thread with its newest 1,000 messages as its values."""
     try:
         thread = await find_thread(app, thread_id, user_id=user_id)
     except SessionNotFound:
@@ -231,7 +231,7 @@ async def delete_thread(thread_id: ThreadId, app: AppInUse, user_id: UserId = No
 
 @router.get("/{thread_id}/state", summary="See the state of a thread", responses=_FAILURES)
 async def get_state(thread_id: ThreadId, app: AppInUse, user_id: UserId = None) -> ThreadStateBody:
-    """Return the messages of a thread, and the questions of its run. A thread without a first run returns 404."""
+    """Return the newest 1,000 messages of a thread and its run's questions. A thread that is not stored returns 404."""
     return await state_of(await find_thread(app, thread_id, user_id=user_id))
 
 
@@ -252,7 +252,7 @@ async def get_state_at(
 async def get_state_at_checkpoint(
     thread_id: ThreadId, body: CheckpointQueryBody, app: AppInUse, user_id: UserId = None
 ) -> ThreadStateBody:
-    """Return the messages of a thread up to a checkpoint; without one, its newest messages."""
+    """Return the newest 1,000 messages of a thread up to a checkpoint; without one, its newest messages."""
     return await state_of(await find_thread(app, thread_id, user_id=user_id), at=seq_of(body.checkpoint))
 
 
@@ -260,7 +260,7 @@ async def get_state_at_checkpoint(
 async def update_state(
     thread_id: ThreadId, body: StateUpdateBody, app: AppInUse, user_id: UserId = None
 ) -> StateUpdatedBody:
-    """Append messages to a thread without a run, as one turn. Messages with a known id are skipped.
+    """Append messages to a thread as one turn, without starting a run. Messages with a known id are skipped.
 
     The state of a thread has messages only; other values are rejected.
     """
@@ -291,7 +291,7 @@ async def copy_thread(thread_id: ThreadId, app: AppInUse, user_id: UserId = None
 async def get_history(
     thread_id: ThreadId, app: AppInUse, body: HistoryBody | None = None, user_id: UserId = None
 ) -> list[ThreadStateBody]:
-    """Return the state at the end of each turn, newest first; an empty list if the thread has no run yet."""
+    """Return the state at the end of each turn, newest first; an empty list if the thread is not stored yet."""
     asked = body or HistoryBody()
     try:
         thread = await find_thread(app, thread_id, user_id=user_id)
