@@ -18,7 +18,7 @@ _TIMED: tuple[Measure, ...] = ("append", "tail")
 class Aim:
     """An aim on one engine: the measured value must be at most, or at least, the bound.
 
-    `raw` is the value of raw SQL at the same length, if it shows the best value that is possible.
+    `raw` is the same value for raw SQL, if that shows the best value that is possible.
     """
 
     engine: Engine
@@ -30,7 +30,7 @@ class Aim:
 
     @property
     def met(self) -> bool:
-        """Whether the run met the aim."""
+        """True if the run met the aim."""
         return self.found <= self.bound if self.at_most else self.found >= self.bound
 
     @property
@@ -73,7 +73,7 @@ def _aims(results: Results, engine: Engine) -> Iterator[Aim]:
 
 
 def _worst(results: Results, engine: Engine, measure: Measure, sizes: list[int]) -> float | None:
-    """Return the worst ratio of Threadkeep's time to that of raw SQL."""
+    """Return the worst ratio of Threadkeep's time to that of raw SQL; None if neither was measured at these lengths."""
     found = [
         ours / raw
         for stored in sizes
@@ -84,7 +84,7 @@ def _worst(results: Results, engine: Engine, measure: Measure, sizes: list[int])
 
 
 def _ratio(results: Results, engine: Engine, measure: Measure, sizes: tuple[int, int]) -> float | None:
-    """Return the ratio of Threadkeep's times at two session lengths."""
+    """Return the ratio of Threadkeep's times at two session lengths; None if one of them was not measured."""
     long, short = (results.value(engine, "threadkeep", measure, stored) for stored in sizes)
     return None if long is None or short is None else long / short
 

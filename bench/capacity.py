@@ -109,7 +109,7 @@ def _row(what: str, messages: int, services: int, predicted: float, measured: fl
 
 
 async def _fill_sample(url: str) -> None:
-    """Store sessions with some turns each, and index them."""
+    """Store 500 sessions with ten turns each, and index them."""
     texts = turns()
     async with open_memory_url(url) as memory:
         for number in range(_SAMPLE_SESSIONS):
@@ -119,7 +119,7 @@ async def _fill_sample(url: str) -> None:
 
 
 async def _copy_sample(url: str, copies: int, *, first: int) -> None:
-    """Copy the sample under other session ids, with its rows of the search index."""
+    """Copy the sample `copies` times under other session ids, with its rows of the search index."""
     async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
         for number in range(copies):
             prefix = f"copy:{first}:{number}:"
@@ -164,7 +164,7 @@ async def _unit_costs(url: str, folder: Path, turns_each: int) -> tuple[UnitCost
 
 
 async def _load(url: str, folder: Path, services: int, turns_each: int) -> Load:
-    """Send concurrent turns to services, after some warm-up turns, and return the load that they caused."""
+    """Send concurrent turns to services; return the load that they caused, without that of the warm-up turns."""
     environment = {"THREADKEEP_DATABASE_URL": url, "THREADKEEP_MODEL": "demo"}
     running = [Service(f"service-{n}", "service", folder / str(n), environment) for n in range(services)]
     numbers = count(1)
@@ -224,7 +224,7 @@ async def _sizes(url: str) -> tuple[int, int, int]:
 
 
 async def _sync_seconds(url: str) -> float:
-    """Return the seconds of one durable commit of one row."""
+    """Return the mean seconds of a durable commit of one row."""
     async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
         await connection.execute("CREATE TABLE IF NOT EXISTS capacity_syncs (number INTEGER)")
         started = time.perf_counter()

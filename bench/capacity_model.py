@@ -75,7 +75,7 @@ def disk_bytes(costs: UnitCosts, messages: int, *, with_runs: bool = True) -> fl
 
 @dataclass(frozen=True)
 class Simulated:
-    """The result of a simulation: turns per second, and the seconds of a turn without those of the model."""
+    """The result of a simulation: turns per second, and the seconds of a turn except those of the model."""
 
     turns_per_second: float
     median_seconds: float
@@ -90,7 +90,7 @@ class _Servers:
         heapq.heapify(self._free)
 
     def serve(self, now: float, seconds: float) -> float:
-        """Return the time at which work that arrives now will be finished."""
+        """Give work that arrives at `now` to the first free server; return the time at which it will be finished."""
         start = max(now, heapq.heappop(self._free))
         heapq.heappush(self._free, start + seconds)
         return start + seconds
@@ -107,7 +107,7 @@ def simulate(
 ) -> Simulated:
     """Simulate turns that arrive at random (Poisson) at `rate` per second, and return the result.
 
-    A turn is begun by a service and the database, waits for the model, and is ended by the database and the service.
+    A turn uses a service and then the database, waits for the model, and uses a service and the database again.
     Service times are exponential around the measured costs.
     """
     random = Random(seed)

@@ -1,8 +1,8 @@
 """`python -m bench channels`: people write to a bot whose two services are killed, for longer than in the tests.
 
 It runs a test of `tests/channels/test_telegram_processes.py` with more messages, on SQLite and PostgreSQL, and prints
-how long it took, how many services were killed, and how many answers were sent twice, because Telegram has no id by
-which it could drop a repeat.
+how long it took, how many services were killed, and how many answers were sent twice: Telegram has no id by which it
+could drop a repeated answer.
 """
 
 from __future__ import annotations

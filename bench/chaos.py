@@ -1,7 +1,7 @@
 """`python -m bench chaos`: people write, processes are killed, and then every guarantee is checked.
 
-`chaos turns` compares the answers of callers with the stored ones (`bench.turn_bench`). `chaos runs` checks the order
-and the trees of runs. `chaos` does both.
+`chaos turns` compares the answers that callers received with the stored ones (`bench.turn_bench`). `chaos runs` checks
+the order and the trees of runs. `chaos` does both.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _PART_SECONDS = 30.0
 _SHOWN = 20
 _PAUSE_SECONDS = 3.5
 _BETWEEN_CRASHES = (3.0, 8.0)
-# A dead process is detected after two seconds, so some process has to live longer than that.
+# A dead process is detected after two seconds, so some processes must live longer than that.
 _KILLS: Mapping[Engine, tuple[float, float]] = {"sqlite": (0.3, 1.5), "postgres": (1.0, 5.0)}
 
 
@@ -45,12 +45,12 @@ def main(arguments: Sequence[str]) -> int:
         case []:
             return max(make_turns([]), make_runs([]))
         case _:
-            # Without a subcommand, options belong to the older kind, the runs.
+            # Options without a subcommand are those of `chaos runs`, which is older.
             return make_runs(arguments)
 
 
 def make_runs(arguments: Sequence[str]) -> int:
-    """Run sessions and trees; return 1 if a guarantee was broken."""
+    """Run sessions and trees until the time is over or a guarantee is broken; return 1 in the second case."""
     given = _parser().parse_args(arguments)
     PROCESSES.set_forkserver_preload(list(PRELOADED))
     seed = random.randrange(10**6) if given.seed is None else given.seed
@@ -80,7 +80,7 @@ def _plan(given: argparse.Namespace, engine: Engine, seed: int, seconds: float) 
 
 async def _part(engine: Engine, plan: Plan, *, crashes: bool) -> int:
     """Run the sessions, then the trees; return the number of broken guarantees."""
-    # A process that wakes up needs a moment to see cancelled runs, which would count as a fault of a storm.
+    # No pauses in the storm: a process that wakes up needs a moment to see cancelled runs, which would count as faults.
     return await talk(engine, plan, crashes=crashes) + await storm(engine, replace(plan, pauses_seconds=0.0))
 
 

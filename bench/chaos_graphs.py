@@ -35,7 +35,7 @@ _POLICIES: tuple[DoubleTexting, ...] = ("enqueue", "interrupt", "reject", "coale
 
 
 class NotingModel(BaseChatModel):
-    """A model that answers `re: ` and the question, or calls `pay` for questions of tills, and records its calls."""
+    """A recording model that answers `re: QUESTION`; in the workflow `till` it first calls the tool `pay`."""
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
@@ -76,7 +76,7 @@ class NotingModel(BaseChatModel):
 def _answer(question: str, newest: BaseMessage) -> AIMessage:
     usage = UsageMetadata(input_tokens=10, output_tokens=OUTPUT_TOKENS, total_tokens=10 + OUTPUT_TOKENS)
     if question.startswith("till") and newest.type == "human":
-        # Each call has a different id, as with real providers.
+        # Each tool call has a different id, as with real providers.
         call = {"name": "pay", "args": {"text": question}, "id": f"call{random.randrange(10**9)}"}
         return AIMessage("", tool_calls=[call], usage_metadata=usage)
     return AIMessage(f"re: {question}", usage_metadata=usage)
@@ -91,7 +91,7 @@ class Graphs:
     leaf_seconds: float = 60.0
 
     def workflows(self) -> Workflows:
-        """Return steps for each double-texting policy, a parent, an agent that pays, and a deep tree."""
+        """Return the workflows: steps for each double-texting policy, a parent, an agent that pays, and a deep tree."""
         steps = [self._steps(policy) for policy in _POLICIES]
         return Workflows([*steps, self._parent(), self._till(), *self._tree()])
 

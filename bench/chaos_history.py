@@ -97,7 +97,7 @@ class History:
             return
         turns: defaultdict[str, list[Row]] = defaultdict(list)
         for run in self.runs:
-            # A till gets a new arrival when it is answered, but keeps its first `started_at`.
+            # A run of `till` gets a new arrival when its question is answered, but keeps its first `started_at`.
             if run.session_id is not None and run.arrival is not None and run.workflow != "till" and run.started_at:
                 turns[run.session_id].append(run)
         for session_id, rows in turns.items():
@@ -174,7 +174,7 @@ async def history(url: str, told: Told, notes: Sequence[Note], *, times_are_true
 
 
 def _questions(session_id: str, texts: Sequence[str], said: Sequence[Said]) -> Iterable[str]:
-    """Check that each question is stored once and in order, and that no two answers follow each other."""
+    """Yield a sentence if the questions are not stored once each and in order, or if two answers follow each other."""
     asked = [one.content for one in said if one.role == "user"]
     if asked != list(texts):
         yield f"{session_id}: the questions are {_difference(asked, texts)}"
@@ -197,7 +197,7 @@ def _row(row: Sequence[Any]) -> Row:
     *values, usage = row
     for index in (8, 9):
         values[index] = datetime.fromisoformat(values[index]) if isinstance(values[index], str) else values[index]
-    # Usage recorded after the end is in rows that the database sums: to a Decimal on PostgreSQL.
+    # Usage that was recorded after the end of a run is in rows, which the database sums (to a Decimal on PostgreSQL).
     ended = stored_usage(usage)
     taken = sum(used.calls for used in ended), sum(used.output_tokens for used in ended)
     values[11:13] = [int(value) + more for value, more in zip(values[11:13], taken, strict=True)]

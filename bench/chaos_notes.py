@@ -22,7 +22,7 @@ class Note(NamedTuple):
 
     @property
     def session(self) -> str:
-        """The session of a text such as `steps-3/7`, which the children of its turn have too."""
+        """The session of the text: `till-3` of `till-3/7`. Child runs have the text of their turn."""
         return self.text.rpartition("/")[0]
 
 

@@ -68,7 +68,7 @@ class Refused:
 
 @dataclass(frozen=True)
 class Place:
-    """The database and the graphs of a process. After two seconds its clock is wrong by `clock_is_wrong_by`."""
+    """The database and the workflows of a process. After two seconds its clock is wrong by `clock_is_wrong_by`."""
 
     url: str
     graphs: Graphs
@@ -123,7 +123,7 @@ class Worker:
         return self._process.pid
 
     async def ask(self, verb: Verb, *arguments: object) -> Any:
-        """Have the process do something.
+        """Send a command to the process, and return its answer or the error that it `Refused` with.
 
         Raises:
             Gone: it was killed, or cannot reach its database.
@@ -177,7 +177,7 @@ def _work(place: Place, pipe: Connection) -> None:
 
 async def _worked(place: Place, pipe: Connection) -> None:
     while True:
-        # A process that cannot open its database is started again, as a supervisor of services does.
+        # A process that cannot open its database tries again, as if a supervisor of services had started it again.
         with suppress(StoreUnavailable):
             await _serve(place, pipe)
         await asyncio.sleep(_RESTART_SECONDS)

@@ -73,7 +73,7 @@ class Crowd:
         return await self._chance.choice(self._workers).ask(verb, *arguments)
 
     async def surely(self, verb: Verb, *arguments: object) -> Any:
-        """Send a command to one of the processes, and to another one if that is killed."""
+        """Send a command to a random process, and again until one responds."""
         while True:
             try:
                 return await self.ask(verb, *arguments)
@@ -95,7 +95,7 @@ class Crowd:
         return replace(self._place, clock_is_wrong_by=timedelta(hours=hours))
 
     async def end(self) -> None:
-        """Kill all."""
+        """Kill all worker processes."""
         for worker in self._workers:
             await worker.kill()
 
@@ -135,7 +135,7 @@ async def soak(place: Place, plan: Plan) -> Told:
 
 
 async def kill_now_and_then(workers: Crowd, plan: Plan, chance: random.Random, told: Told, until: float) -> None:
-    """Kill processes at random moments."""
+    """Kill processes at random moments; if the plan has pauses, pause some instead."""
     while time.monotonic() < until:
         await asyncio.sleep(chance.uniform(*plan.between_kills))
         if plan.pauses_seconds and chance.random() < 0.5:
@@ -203,7 +203,7 @@ class _Person:
             self._told.faults.append(f"{accepted.message_id} was taken twice: {answer}")
 
     async def _wait(self, accepted: Accepted) -> None:
-        """Wait until a run is over. A till, which asks people, is waited for even if the processes die."""
+        """Wait until a run is over. If a process dies, go on waiting only in the workflow `till`, which asks people."""
         while True:
             try:
                 return await self._waited(accepted)

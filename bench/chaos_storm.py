@@ -52,7 +52,7 @@ class Weather:
 
 
 def stopped_after(storm: Storm, notes: Sequence[Note]) -> float | None:
-    """Return the seconds after its cancellation in which a tree was still working, if too many; otherwise None."""
+    """Return how many seconds after its cancellation a tree was still working; None if at most two seconds."""
     limit = storm.asked + STOPPED_WITHIN_SECONDS
     at_work: dict[int, int] = {}
     latest: float | None = None

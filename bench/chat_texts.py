@@ -43,7 +43,7 @@ def _text(chosen: Random, mean: int, spread: float) -> str:
 
 
 def _sentence(chosen: Random) -> str:
-    """Return a sentence with every third word replaced, so that hardly any sentence occurs twice."""
+    """Return a sentence with about a third of its words replaced, so that hardly any sentence occurs twice."""
     words = chosen.choice(_sentences()).split()
     return " ".join(chosen.choice(_words()) if chosen.random() < _OTHER_WORDS else word for word in words)
 

@@ -71,11 +71,11 @@ class Place:
 
 @dataclass(frozen=True)
 class Entry:
-    """A contender: its name, its engine, and the function that opens it.
+    """A contender: its name, its kind, and the function that opens it on each engine.
 
-    The function is named by `module:function` and loaded when it is needed, so that a missing package leaves out its
-    own contenders only. `measures` lists the measures in which it takes part; `data_of` names an
-    entry with which it shares a database.
+    A function is named by `module:function` and loaded when it is needed, so that a missing package excludes only its
+    own contenders. `measures` lists the measures in which the contender takes part; `data_of` names an entry with which
+    it shares a database.
     """
 
     name: str

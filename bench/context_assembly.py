@@ -1,8 +1,8 @@
 """Time to assemble one model call, compared with langchain-core's `trim_messages` over the same messages.
 
-Threadkeep reads new messages in the transaction that stores the question, which is not measured. It
-chooses the window and makes the record of the call; `trim_messages` has all messages in memory already. The contenders
-alternate, so that a slow moment of the machine affects all of them.
+Threadkeep reads new messages in the transaction that stores the question. This is not measured; the choice of the
+window and the record of the call are. `trim_messages` has all messages in memory already. The contenders alternate, so
+that a slow moment of the machine affects all of them.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _QUESTION = "My parcel has not come yet, what can I do now?"
 _MESSAGES_AT_ONCE = 5_000
 
 type Operation = Callable[[], Awaitable[float]]
-"""Runs a contender once and returns the milliseconds that count."""
+"""A function that runs a contender once and returns the measured milliseconds."""
 
 
 @dataclass(frozen=True)

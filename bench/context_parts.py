@@ -1,4 +1,4 @@
-"""How the time for the context of one call is spent."""
+"""The parts of the time that the context of one model call takes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SYSTEM = SystemMessage("You help the customers of a shop. Be brief.")
 
 
 async def measure_parts(folder: Path, stored: int) -> dict[str, float]:
-    """Return the median milliseconds of reading, assembling, a whole call, and storing its manifest, on SQLite."""
+    """Return the median milliseconds of reading, composing, both together, and storing the manifest, on SQLite."""
     options = MemoryOptions(pending=PendingOptions(folder=folder / "pending-parts"), background=False)
     model = ScriptedModel()
     async with open_memory(f"sqlite:///{folder}/parts.db", options=options) as memory:

@@ -1,4 +1,4 @@
-"""How much of a model call the next call repeats at its beginning, which a provider's prompt cache can reuse."""
+"""The part of a model call that repeats the beginning of the previous call, so that a prompt cache can reuse it."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ type Middleware = AgentMiddleware[Any, Any, Any]
 
 @dataclass(frozen=True)
 class Reuse:
-    """The part of a contender's calls that the previous call has at its beginning.
+    """The part of a contender's model calls that repeats the beginning of the previous call.
 
-    `calls` are the shares of calls that begin with all of the previous call, except what was new with its last input.
-    `characters` are the shares of all characters of the calls.
+    `calls` are the shares of calls that begin with the whole previous call, except the blocks recalled for its input.
+    `characters` are the shares of the characters of all calls.
     """
 
     title: str
@@ -48,7 +48,7 @@ def look_up(term: str) -> str:
 
 
 class _Trimmed(AgentMiddleware[Any, Any, Any]):
-    """An agent whose checkpointed messages are trimmed before each call."""
+    """A middleware that trims the checkpointed messages before each model call."""
 
     async def awrap_model_call(
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]]
@@ -133,13 +133,13 @@ def _replies(kind: Kind) -> Iterator[str | AIMessage]:
 
 
 def shared(calls: Sequence[Sequence[BaseMessage]]) -> float:
-    """Return the share of calls that begin with the previous call, except what was new with its last input."""
+    """Return the share of calls that begin with the previous call up to its input, without blocks recalled for it."""
     pairs = [(_told(_up_to_input(before)), _told(after)) for before, after in itertools.pairwise(calls)]
     return sum(after[: len(before)] == before for before, after in pairs) / len(pairs)
 
 
 def shared_characters(calls: Sequence[Sequence[BaseMessage]]) -> float:
-    """Return the share of characters of the calls that are at the common beginning with the previous call."""
+    """Return the share of the calls' characters that repeat the beginning of the previous call."""
     texts = ["\n".join(map(repr, _told(call))) for call in calls]
     common = sum(_common(before, after) for before, after in itertools.pairwise(texts))
     return common / sum(map(len, texts[1:]))

@@ -1,10 +1,10 @@
 """`python -m bench.fit_recall --data FILE`: fit the weights of recall and print the results; `--write` stores them.
 
-Each turn with an answer should rank above the turns without (a softmax over a question's candidates, with a
-ridge). Five sets are fitted at once, so that the weights suit more than one kind of conversation: those of
-people; the same as chats of a user with a wordy assistant; the same with remarks instead of questions; synthetic chats,
-and harder ones with long answers.
-The printed results are measured on conversations that were left out of the fit.
+Each turn with an answer should rank above the turns without (a softmax over the turns found for a question, with a
+ridge). Five sets are fitted at once, so that the weights suit more than one kind of conversation: conversations of
+people; the same as chats of a user with a wordy assistant; the same with remarks instead of questions; synthetic chats;
+and harder ones with long answers. The results are printed for conversations that were left out of the fit and, in
+parentheses, for those that were not.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Example:
 
 
 def examples(chat: Chat) -> Iterator[Example]:
-    """Return the questions of a chat with the signals that the index computes."""
+    """Yield the questions of a chat with the signals that the index computes."""
     priors: dict[str, Sequence[float]] = {}
     answers: dict[str, Sequence[float]] = {}
 
@@ -80,7 +80,7 @@ def examples(chat: Chat) -> Iterator[Example]:
 
 
 def as_assistant(chat: Chat) -> Iterator[Chat]:
-    """Return the chat with each speaker in turn as the user, and the other as an assistant that adds unrelated text."""
+    """Yield the chat once per speaker: that one is the user, the other an assistant that adds unrelated text."""
     speakers = sorted({turn.speaker for turn in chat.turns})
     for user in speakers:
         chance = random.Random(chat.id + user)
@@ -110,7 +110,7 @@ def _in_first_person(text: str, name: str) -> str:
 
 
 def as_remarks(chat: Chat) -> Iterator[Chat]:
-    """Return the chat with remarks instead of its questions."""
+    """Yield the chat with remarks instead of its questions."""
     yield replace(
         chat,
         asked=[
@@ -147,7 +147,7 @@ def fit(sets: Sequence[tuple[float, Sequence[Example]]]) -> Floats:
 
 
 def _least(loss: Callable[[Floats], tuple[float, Floats]], start: Floats, rounds: int = 60) -> Floats:
-    """Return the minimum of a smooth convex function, by L-BFGS with halved steps."""
+    """Return the minimum of a smooth convex function, by at most `rounds` steps of L-BFGS with halved steps."""
     here, (value, slope) = start, loss(start)
     steps: list[tuple[Floats, Floats]] = []
     for _ in range(rounds):

@@ -1,10 +1,11 @@
 """`python -m bench.fit_tokens`: fit the weights of the token estimates and print their errors; `--write` stores them.
 
 The estimate of a text is a sum over its patterns. Their weights are fitted so that estimates lie between the real count
-and a fifth above it, closer for English: estimates below the count are penalised most, each row of the table weighs the
-same, and a ridge keeps rare patterns small. The project's texts of the unpublished half are always used; `--texts FILE`
-adds others, one JSON object a line with `row`, `text` and `weight` (the project's texts have 1). Real tokenizers count
-them, which `--vocabularies` finds (see `bench.token_families`). `--near` keeps the weights near the present ones.
+and a fifth above it, closer for English. Estimates below the count are penalised most, each row of the table weighs the
+same, and a ridge keeps the weights of rare patterns small. The project's texts of the half `fit` are always used;
+`--texts FILE` adds others, one JSON object a line with `row`, `text` and `weight` (the project's texts have 1). Real
+tokenizers count these; `--vocabularies` is the folder of their vocabularies (see `bench.token_families`). `--near`
+keeps the weights near the present ones.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from threadkeep.context.tokens import TokenCounter
 type Floats = NDArray[np.float64]
 
 _AIM, _LATIN_AIM, _ENGLISH_AIM = (0.99, 1.09, 1.21), (0.98, 1.06, 1.17), (0.97, 1.03, 1.08)
-"""The least, the middle and the greatest estimate that are wanted, as parts of the real count."""
+"""The least, the middle and the greatest estimate that are wanted, as multiples of the real count."""
 
 _LATIN = ("German", "French", "Spanish", "Portuguese", "Polish", "Turkish", "Vietnamese", "Swahili")
 _UNDER, _NEAR, _OVER = 6.0, 0.3, 2.0
@@ -105,7 +106,7 @@ def _present(family: Family) -> Floats:
 
 
 def estimator(weights: Floats) -> TokenCounter:
-    """Return the estimate with these weights."""
+    """Return a token counter that estimates with these weights."""
 
     def counted(text: str) -> int:
         return max(1, round(float(weights @ np.array(pattern_counts(text)))))
@@ -159,7 +160,7 @@ def _print(measured: Sequence[Row]) -> None:
 
 
 def _write(found: dict[Family, Floats]) -> None:
-    """Replace the stored figures, in the order of the patterns."""
+    """Store the weights in the order of the patterns; families that were not fitted keep theirs."""
     path = Path(estimates.__file__).with_name("token_costs.json")
     rows_of_costs = zip(*(found.get(family, _present(family)) for family in FAMILIES), strict=True)
 

@@ -131,7 +131,7 @@ class Meter:
         self._dsn = dsn
 
     async def servers(self) -> list[Path]:
-        """Return where Linux keeps the CPU of the server's processes."""
+        """Return the files in which Linux counts the CPU time of the server's processes; none for SQLite."""
         if self._dsn is None:
             return []
         async with await psycopg.AsyncConnection.connect(self._dsn) as connection:
@@ -142,13 +142,13 @@ class Meter:
 
     @staticmethod
     def read(servers: Sequence[Path]) -> tuple[float, float]:
-        """Return the CPU so far."""
+        """Return the milliseconds of CPU so far: of this process, and of the server's processes."""
         there = [path for path in servers if path.exists()]
         return time.process_time() * 1000, sum(int(path.read_text().split()[0]) for path in there) / 1e6
 
 
 async def measure(engine: Engine, place: Path, server: PostgresServer | None, rounds: int) -> dict[str, Any]:
-    """Return the CPU of an append and of a tail of each contender; all take turns in each round."""
+    """Return the CPU of each contender's append and tail (lower quartiles); all take turns in each round."""
     names = [f"room:{number}" for number in range(8)]
     async with AsyncExitStack() as stack:
         rooms: dict[str, list[Room]] = {}

@@ -82,7 +82,7 @@ class Recalled:
 
 @dataclass(frozen=True)
 class Found:
-    """All figures."""
+    """All figures of a run."""
 
     turns: Mapping[str, Turns]
     delivered_a_second: float
@@ -92,7 +92,7 @@ class Found:
 
 
 async def run(plan: KnowledgePlan, tell: Tell) -> Found:
-    """Measure all of it."""
+    """Measure everything in the plan."""
     turns = await _turns(plan.turns)
     for state, figures in turns.items():
         tell(f"turn with {state}: {figures.turn:.2f} ms, added {figures.added:.2f} ms")
@@ -179,7 +179,7 @@ class _Conversation:
 
 
 def _quartile(times: Sequence[float]) -> float:
-    """Return the lower quartile without the first time: other work on the machine is in the longer ones."""
+    """Return the lower quartile without the first time, because longer times contain other work of the machine."""
     return statistics.quantiles(times[1:], n=4)[0]
 
 

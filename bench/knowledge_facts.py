@@ -66,5 +66,5 @@ def questions() -> list[Asked]:
 
 
 def _kinds_of(number: int) -> list[Kind]:
-    """Return the four kinds of a person; a step prime to fifty gives each kind to four persons."""
+    """Return the four kinds of a person. The step 13 has no common factor with 50, so each kind has four persons."""
     return [KINDS[(number + 13 * at) % len(KINDS)] for at in range(_EACH)]

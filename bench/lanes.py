@@ -29,7 +29,7 @@ class Lane:
     writers: list[Conversation] = field(default_factory=list)
 
     def takes_part(self, measure: Measure) -> bool:
-        """Return True if the contender is measured here."""
+        """Return True if the contender takes part in this measure."""
         return measure in self.entry.measures
 
 
@@ -94,5 +94,5 @@ async def _open_conversations(lane: Lane, plan: Plan, stack: AsyncExitStack) -> 
 
 
 def _names(stored: int, plan: Plan) -> list[str]:
-    """Return the names of the sessions of a length. The longest exists once, because a few more turns do not matter."""
+    """Return the names of the sessions of a length. The longest exists once: a few turns hardly lengthen it."""
     return [f"stored-{stored}:{copy}" for copy in range(1 if stored == plan.largest else plan.copies)]

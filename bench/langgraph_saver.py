@@ -62,7 +62,7 @@ class GraphContender:
 
     @asynccontextmanager
     async def conversation(self, session_id: str) -> AsyncIterator[GraphConversation]:
-        """Return a thread of the graph."""
+        """Yield a thread of the graph."""
         yield GraphConversation(self._graph, session_id)
 
     async def fill(self, session_id: str, turns: Sequence[TurnTexts]) -> None:

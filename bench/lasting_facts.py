@@ -1,13 +1,13 @@
 """Facts that survive compression: the share of planted code words in a call of 4,000 tokens after 1,000 turns.
 
 `python -m bench.lasting_facts` stores the harder made-up chats as one session of 1,000 turns and compresses it while it
-grows. Each fact has a code word; a question is answerable if the words of all its evidence stand in the call; first by
-summaries alone, then with recall, and at last after all but the newest 40 messages were archived.
+grows. Each fact has a code word; a question is answerable if the code words of all its evidence are in the call. This
+is measured with summaries alone, then with recall, and at last after all but the newest 40 messages were archived.
 
 The summarizer is a script with a model's limits: each time it treats nine of ten facts as important, and one of forty
-other remarks of the user; it writes these first, then other sentences, up to the requested length. With
-`--prose` it writes no lines of facts. With `--meaning` the word vectors of the extra `meaning` are used too, once all
-turns have one.
+other sentences of the user; it writes these first, then other sentences, up to the requested length. With `--prose` it
+writes no lines of facts. With `--meaning`, the word vectors of the extra `meaning` are used too, once all turns have
+one.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Planted:
 
 
 def planted() -> Planted:
-    """Return the chats of both parts, one after the other."""
+    """Return the chats of both parts as one session, with a code word in each fact."""
     made = Planted()
     words = _code_words()
     for part, (_, facts) in (("fitted", FITTED), ("held out", HELD_OUT)):
@@ -97,7 +97,7 @@ class LimitedModel:
         self.calls = 0
 
     async def summarize(self, record: str, *, earlier: str | None, task: SummaryTask, max_tokens: int) -> str:
-        """Return the sentences that fit."""
+        """Return important sentences, and after them others, as many as fit into `max_tokens`."""
         self.calls += 1
         lines = [json.loads(line) for line in record.splitlines()]
         said = [
@@ -141,7 +141,7 @@ async def converse(memory: Memory, session: Session, turns: Sequence[ChatTurn], 
 
 
 async def ask(memory: Memory, session: Session, made: Planted, *, recall: bool) -> dict[str, list[bool]]:
-    """Return for each kind of question whether the call contains all code words."""
+    """Return by kind, for each question, whether the model call contains all its code words."""
     found: dict[str, list[bool]] = {}
     options = TurnOptions(max_tokens=BUDGET, sources=(RecalledTurns(memory),) if recall else ())
     if recall:

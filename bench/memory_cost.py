@@ -1,4 +1,4 @@
-"""`python -m bench memory-cost`: CPU that `SessionMemory` adds to an agent's turn, and that of `AsyncSqliteSaver`."""
+"""`python -m bench memory-cost`: CPU that `SessionMemory` adds to an agent's turn, and that `AsyncSqliteSaver` adds."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ async def _measured(threads: int, rounds: int) -> dict[str, float]:
 
 
 async def _turn_ms(agent: Any, threads: int, prefix: str) -> float:
-    """Return the CPU of a turn in milliseconds."""
+    """Return the mean CPU of a turn in milliseconds."""
     began = time.process_time()
     for thread in range(threads):
         config: RunnableConfig = {"configurable": {"thread_id": f"{prefix}-{thread}"}}

@@ -14,8 +14,8 @@ class Plan:
     """A run of the bench.
 
     In each round, every contender performs its operation `repeats` times at every size. A contender that has used up
-    `seconds` at a size is left out of the following rounds. Small sessions are filled `copies` times, so that the
-    measured appends do not make them much longer. A burst is `burst_seconds` of `sessions` writers.
+    `seconds` at a size is left out of the following rounds. Each size but the largest has `copies` sessions, so that
+    the measured appends do not make them much longer. A burst is `burst_seconds` of `sessions` writers.
     """
 
     engines: tuple[Engine, ...] = ENGINES
@@ -31,7 +31,7 @@ class Plan:
 
     @property
     def largest(self) -> int:
-        """The longest session."""
+        """The number of messages of the longest session."""
         return max(self.stored)
 
 

@@ -29,7 +29,7 @@ _WORDS = [f"word{number}" for number in range(3_000)]
 async def measure(
     url: str, folder: Path, *, messages: int, rest_seconds: float
 ) -> list[tuple[str, float, list[float]]]:
-    """Return the work, its seconds, and the wait of each concurrent append in milliseconds."""
+    """Return for each phase its name, its seconds, and the waits of the concurrent appends in milliseconds."""
     options = MemoryOptions(background=False, pending=PendingOptions(folder=folder))
     async with open_memory(url, options=options) as memory:
         await _fill(memory, messages)
@@ -50,7 +50,7 @@ async def measure(
 
 @asynccontextmanager
 async def _appending(memory: Memory) -> AsyncIterator[list[float]]:
-    """Append turns to the long session and to another one while the block runs."""
+    """Append turns to the long session and to another one while the block runs; yield the list of their waits."""
     waits: list[float] = []
     over = asyncio.Event()
 
@@ -72,7 +72,7 @@ async def _appending(memory: Memory) -> AsyncIterator[list[float]]:
 
 
 async def _fill(memory: Memory, messages: int) -> None:
-    """Store a session of messages of some 200 characters, and index all of them for search."""
+    """Store a session of messages of 30 words, and index all of them for search."""
     chosen = random.Random(1)
     for start in range(0, messages, _TURN_MESSAGES):
         turn = [

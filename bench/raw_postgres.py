@@ -1,7 +1,7 @@
 """Raw SQL through psycopg: careful hand-written statements for Threadkeep's own tables, without any library.
 
-The same transaction as in `raw_sqlite`. Connections have the settings of Threadkeep's driver, which
-read faster than psycopg's defaults: times in UTC, JSON left as text.
+A turn is the same transaction as in `raw_sqlite`. Connections have the settings of Threadkeep's driver, which read
+faster than psycopg's defaults: times in UTC, JSON left as text.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class RawContender:
 
     @asynccontextmanager
     async def conversation(self, session_id: str) -> AsyncIterator[RawConversation]:
-        """Return a session whose row exists."""
+        """Create the row of a session if it is missing, and yield the session."""
         slot = next(self._slots)
         await slot[0].execute(_MAKE, (session_id, now_text(), now_text()))
         yield RawConversation(slot, session_id, dicts=self._dicts)

@@ -1,8 +1,8 @@
 """Raw SQL through aiosqlite: careful hand-written statements for Threadkeep's own tables, without any library.
 
-One connection, with WAL and synchronous=FULL as in Threadkeep. A turn is one transaction: begin, increase the counters
-of the session, insert two messages with all their columns, commit. Token counts are given, not computed, and the row of
-the session already exists.
+There is one connection, with WAL and synchronous=FULL as in Threadkeep. A turn is one transaction: begin, increase the
+counters of the session, insert two messages with all their columns, commit. Token counts are given, not computed, and
+the row of the session already exists.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class RawContender:
 
     @asynccontextmanager
     async def conversation(self, session_id: str) -> AsyncIterator[RawConversation]:
-        """Return a session whose row exists."""
+        """Create the row of a session if it is missing, and yield the session."""
         await self._raw.execute(_MAKE, (session_id, now_text(), now_text()))
         yield RawConversation(self._raw, self._lock, session_id, dicts=self._dicts)
 

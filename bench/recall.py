@@ -66,7 +66,7 @@ class Spoken(Protocol):
 
 
 def cost(turn: Spoken) -> int:
-    """The number of words and punctuation marks of `Speaker: text`, and of its frame."""
+    """Return the number of words and punctuation marks of `Speaker: text`, plus four for its frame."""
     return len(_TOKEN.findall(f"{turn.speaker}: {turn.text}")) + _FRAME_TOKENS
 
 
@@ -96,7 +96,7 @@ class Recall:
         return {turn: math.sumprod(asked, vector) for turn, vector in self._vectors.items()}
 
     def select(self, query: str, token_budget: int) -> list[str]:
-        """Return ids of turns, best first."""
+        """Return the ids of the turns selected within the budget, best first."""
         return self.take(query, token_budget, self.alike(query))
 
     def take(self, query: str, token_budget: int, alike: dict[str, float] | None) -> list[str]:
@@ -139,7 +139,7 @@ def _conversations(entries: Any) -> Iterator[Chat]:
 
 
 def misspelt(chat: Chat) -> Chat:
-    """Return the chat with two letters swapped in half of the questions' words of five letters or more."""
+    """Return the chat with two letters swapped in about half of the questions' words of five letters or more."""
     chance = random.Random(chat.id)
     names = {word for turn in chat.turns for word in turn.speaker.split()}
 
@@ -171,7 +171,7 @@ def in_languages() -> Chat:
 
 
 def measure(chat: Chat, memory: Recall) -> tuple[dict[str, list[list[float]]], list[float]]:
-    """Return recall by category and budget, and each query's milliseconds of CPU, separately for an embedding."""
+    """Return recall by category and budget, and the milliseconds of CPU of each query without its embedding."""
     memory.ingest(chat.turns)
     recalls: dict[str, list[list[float]]] = {}
     spent: list[float] = []
@@ -228,7 +228,7 @@ def report_long(given: Sequence[Chat], lengths: Sequence[int] = (700, 7_000, 70_
 
 
 def later(turn: ChatTurn, name: str, years: int) -> ChatTurn:
-    """Return a repetition of the turn, years later."""
+    """Return a repetition of the turn with other ids, 400 days later for each of `years`."""
     time_then = turn.time + timedelta(days=400 * years)
     return replace(turn, id=f"{name}-{turn.id}", session=f"{name}-{turn.session}", time=time_then)
 

@@ -41,7 +41,7 @@ _PAGE = 200
 
 @dataclass
 class Found:
-    """The recall of each question, by kind of measure, and the seconds of CPU of each query."""
+    """The recall and the tokens a turn of each question, by kind of measure, and the seconds of CPU of each query."""
 
     recalls: dict[str, list[float]] = field(default_factory=dict)
     tokens: dict[str, list[float]] = field(default_factory=dict)
@@ -54,7 +54,7 @@ class Found:
 
 
 async def store(memory: Memory, chat: Chat, user_id: str | None = None) -> dict[int, str]:
-    """Store a conversation in a session; return the id of each turn by its position."""
+    """Store a conversation in a session; return the id of each turn by its `seq`."""
     user = next((turn.speaker for turn in chat.turns if turn.speaker == "user"), chat.turns[0].speaker)
     session = memory.session(chat.id, user_id=user_id)
     for start in range(0, len(chat.turns), _PAGE):
@@ -75,7 +75,7 @@ async def store(memory: Memory, chat: Chat, user_id: str | None = None) -> dict[
 async def measure(
     memory: Memory, chat: Chat, found: Found, *, each: int = 1, counter: TokenCounter | None = None
 ) -> None:
-    """Store a conversation and ask its questions; a counter of None is the memory's."""
+    """Store a conversation and ask its questions. Without a counter, the memory's counter counts the tokens."""
     ids = await store(memory, chat)
     session = memory.session(chat.id)
     source = RecalledTurns(memory)

@@ -1,7 +1,7 @@
 """Synthetic chats of a user and an assistant, in English and Chinese, to check that recall is not fitted to one set.
 
-Facts are mentioned between long answers about other topics, and needed later: for a question, a remark, or a question
-with a date. Everything is drawn from templates with a seeded generator, so that a chat is the same in every run.
+Facts are mentioned between long answers about other topics, and needed later for a question or a remark. Everything is
+drawn from templates with a seeded generator, so that a chat is the same in every run.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Chat:
 
 
 def chats(seeds: Sequence[int] = (1, 2, 3), sessions: int = 40) -> Iterator[Chat]:
-    """Return an English and a Chinese chat for each seed."""
+    """Yield an English and a Chinese chat for each seed."""
     for seed in seeds:
         yield _Writer(f"english-{seed}", ENGLISH, random.Random(seed)).chat(sessions)
         yield _Writer(f"chinese-{seed}", CHINESE, random.Random(seed)).chat(sessions)
@@ -104,7 +104,7 @@ class _Writer:
                 self._asked.append(Asked(name, text.format(**values), category, frozenset((evidence,))))
 
     def _values(self, fact: Fact, used: dict[str, set[str]]) -> dict[str, str]:
-        """Return values for the fact's slots; its name differs each time, so that only one turn answers."""
+        """Return values for the fact's slots. The value of its key differs each time, so that only one turn answers."""
         values = {slot: self._chance.choice(choices) for slot, choices in self._phrases.values.items()}
         taken = used.setdefault(fact.told, set())
         free = [choice for choice in self._phrases.values[fact.key] if choice not in taken]

@@ -1,9 +1,9 @@
 """Harder synthetic chats: short facts between assistant answers of hundreds of tokens about the same topics.
 
 Answers are lists, code and tables with the words of the facts' topics, so that the surrounding text hides a fact.
-Facts are mentioned, changed later, contradicted, and needed for questions in the same words, in other words, and for
-remarks; in group chats by name. `chats("fitted")` and `chats("held out")` share neither facts nor topics, so that a
-fit on one part can be checked on the other.
+Facts are mentioned, and some change later. They are needed for questions in the same words, questions in other words,
+and remarks; in group chats these name the person. `chats("fitted")` and `chats("held out")` share neither facts nor
+topics, so that a fit on one part can be checked on the other.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _BY_NAME = (
 
 
 def chats(part: Part, seeds: Sequence[int] = (1, 2), sessions: int = 30) -> Iterator[Chat]:
-    """Return two chats for each seed: one with an assistant, and a group chat."""
+    """Yield two chats for each seed: a chat of one user, and a group chat, both with an assistant."""
     topics, facts = FITTED if part == "fitted" else HELD_OUT
     for seed in seeds:
         for group in (False, True):
@@ -99,7 +99,7 @@ class _Writer:
                 self._answer(number, topic)
 
     def _ask(self, due: _Due, turn: str) -> None:
-        """Record the question about a fact: about its newest state, or about both states."""
+        """Record the questions about a fact, or, once it has changed, about its new state and about both states."""
         fact = due.fact
         key = (fact.told, due.person)
         if not due.again:

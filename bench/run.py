@@ -37,7 +37,7 @@ async def run(plan: Plan, tell: Tell) -> Results:
 async def _measure(
     engine: Engine, lanes: list[Lane], plan: Plan, tell: Tell, cells: list[Cell], notes: list[str]
 ) -> None:
-    # The garbage collector ignores objects that all contenders have loaded by now.
+    # Let the garbage collector ignore the objects that the contenders have loaded by now.
     gc.collect()
     gc.freeze()
     cells += await measure_operation(engine, "append", lanes, plan, tell)

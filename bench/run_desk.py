@@ -1,4 +1,4 @@
-"""Runs as in a service, on a database of the bench: the built-in chat with a model that answers at once."""
+"""Runs as in a service, on a database of the bench: the built-in chat and others, with models that answer at once."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ class PayingModel(AnsweringModel):
 
 @dataclass
 class RunDesk:
-    """A memory, the runs of its database, and the same graph for calls without runs."""
+    """A memory, the runs of its database, and the graphs of the same workflows for calls without runs."""
 
     memory: Memory
     service: RunService

@@ -33,7 +33,7 @@ _LEFT = """
     SELECT (SELECT count(*) FROM checkpoints) + (SELECT count(*) FROM chat_sessions WHERE indexed_seq < last_seq)
 """
 
-# The default is ten minutes; rows that do not grow with the turns must not be counted as growth.
+# The default is ten minutes. Rows that the engine deletes later must not be counted as growth.
 _SOON_FORGOTTEN = EngineOptions(keep_finished_seconds=0.1)
 _OFTEN = RunServiceOptions(upkeep_seconds=0.2)
 
@@ -73,7 +73,7 @@ class Growth:
     def text_for(self, times: float) -> float | None:
         """Return the bytes of text a turn at which the growth is `times` the text; None if no text is long enough.
 
-        The text and its search index grow with the text; what else a turn leaves has the same size beside any text.
+        The text and its search index grow with the text; all other rows of a turn have the same size for any text.
         """
         growing = self.text + self.parts[_SEARCH]
         room = times - growing / self.text
@@ -124,7 +124,7 @@ async def _settle(desk: RunDesk, place: Place) -> None:
 
 
 def _left(place: Place) -> int:
-    """Return the number of rows that have not been removed yet."""
+    """Return the number of rows that background work must still index or remove."""
     if place.dsn is not None:
         with psycopg.connect(place.dsn) as connection:
             [(left,)] = connection.execute(_LEFT).fetchall()

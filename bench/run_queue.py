@@ -91,7 +91,7 @@ def _saved(saver: GraphContender) -> Callable[[str, str, str], Awaitable[object]
 
 
 async def _by_workers(desk: RunDesk, url: str, workers: int, turns: int) -> float:
-    """Return turns per second from a filled queue, from the begin of the first run to the end of the last."""
+    """Return turns per second from a filled queue, from the start of the first run to the end of the last."""
     async with AsyncExitStack() as stack:
         processes = [await _worker(url, stack) for _ in range(workers)]
         run_ids = [await _enqueue(desk, question.user) for question in islice(chats(seed=5), turns)]

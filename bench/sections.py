@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 PAGE = "benchmarks.md"
-"""The page, below docs, to which every bench adds a section."""
+"""The page, below docs, to which several benches add a section each."""
 
 _SECTION = re.compile(r"<!-- section: (?P<name>[a-z]+) -->\n.*?<!-- end of section -->\n", re.DOTALL)
 

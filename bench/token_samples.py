@@ -2,7 +2,8 @@
 
 Every kind has two halves of different texts: weights are fitted to one, the published figures come from the other.
 Italian, Dutch, Swedish, Czech, Romanian, Indonesian, Ukrainian and Greek have the published half only.
-A sample is a part of a text, of 50 to 2,000 characters, that begins and ends at a sentence, remark or line.
+A sample is a part of a text, of 50 to 2,000 characters. It begins at a sentence, remark or line, and ends at one unless
+it is cut at 2,000 characters.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ def _phrases(text: str) -> list[str]:
 
 
 def _windows(kind: str, pieces: Sequence[str]) -> Iterable[str]:
-    """Return windows of consecutive pieces, for each size at its own step."""
+    """Yield windows of consecutive pieces, for each size at steps of half of the size."""
     for size in _WINDOWS[kind]:
         step = max(1, size // 2)
         for start in range(0, len(pieces) - size + 1, step):

@@ -33,7 +33,7 @@ LEAST_ERROR, GREATEST_ERROR = -0.10, 0.35
 
 ESTIMATES: Mapping[Family, TokenCounter] = {family: family_estimate(family) for family in FAMILIES}
 EXACT: tuple[Family, ...] = ("o200k", "cl100k")
-"""The tokenizers of OpenAI. The page shows all their rows, and one line for each of the others."""
+"""The tokenizers of OpenAI. The page shows all rows for these, and for each other tokenizer only one line."""
 _ROUNDS = 15  # rounds of each counter in turn; the fastest one counts, because other work on the machine only slows it
 
 
@@ -47,7 +47,7 @@ class Errors:
 
     @property
     def is_within(self) -> bool:
-        """Whether the row meets the aim."""
+        """True if the row meets the aim."""
         return self.p5 >= LEAST_ERROR and self.p95 <= GREATEST_ERROR
 
 
@@ -61,7 +61,7 @@ class Row:
 
 
 def measure(half: Half = "published", estimates: Mapping[Family, TokenCounter] = ESTIMATES) -> list[Row]:
-    """Return the errors of each row against the real counts of all tokenizers."""
+    """Return the errors of the estimates in each row of the table, against the real counts of their tokenizers."""
     real = real_counts()[half]
     return [
         Row(title, len(texts), {e: _errors(texts, counter, real[e][title]) for e, counter in estimates.items()})
@@ -82,7 +82,7 @@ def error_sheet(measured: Sequence[Row]) -> Sheet:
 
 
 def misses(measured: Sequence[Row]) -> str:
-    """Return a sentence with the rows that miss the aim."""
+    """Return a sentence with the rows that miss the aim for a tokenizer of OpenAI."""
     found = [(row, family) for row in measured for family in EXACT if family in row.errors]
     missed = [f"{row.title} ({family})" for row, family in found if not row.errors[family].is_within]
     cells = len(found)
@@ -192,7 +192,7 @@ def _seconds(counter: Callable[[str], int], texts: Sequence[str]) -> float:
 
 @contextmanager
 def _reference() -> Iterator[Callable[[str], int]]:
-    """Return tiktoken with its vocabulary in its cache, so that it downloads nothing."""
+    """Yield tiktoken's counter with its vocabulary in its cache, so that it downloads nothing."""
     import tiktoken
 
     address = "https://openaipublic.blob.core.windows.net/encodings/o200k_base.tiktoken"

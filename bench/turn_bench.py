@@ -1,7 +1,7 @@
 """`python -m bench chaos turns`: thousands of turns during faults, in parts with their own database and seed.
 
-A part can be run again by the command that it prints. Before the database fenced complete answers, these commands
-found two answers to one question, and callers with different answers, in about every second run:
+A part can be run again by the command that it prints. Before the database rejected a second complete answer to a
+question, these commands found two answers to one question, or different answers to callers, in about every second run:
 
     python -m bench chaos turns --engine postgres --seed 2 --turns 40 --pause 6 --shape service-tables
     python -m bench chaos turns --engine postgres --seed 21 --turns 60 --kill 4 --pause 3 --stall 1 --shape agent-tables

@@ -46,7 +46,7 @@ class Arena:
 
 @asynccontextmanager
 async def arena(plan: TurnPlan, folder: Path) -> AsyncIterator[Arena]:
-    """Start a database, a model and two services; end them at the end."""
+    """Start a database, a model and two services; stop them after the block."""
     async with AsyncExitStack() as stack:
         chance = random.Random(f"{plan.seed}/model")
         model = await stack.enter_async_context(
@@ -179,7 +179,7 @@ class _People:
         await asyncio.sleep(chance.random() * 0.2)
 
     async def _insist(self, session_id: str, message_id: str, chance: random.Random) -> bool:
-        """Send a question until it is answered; return whether it was."""
+        """Send a question until it is answered; return False if it is not answered within three minutes."""
         deadline = time.monotonic() + _HANG_SECONDS
         waiting: set[asyncio.Task[Told | None]] = set()
         while time.monotonic() < deadline:

@@ -185,7 +185,7 @@ class _Check:
                 yield Fault("doubled", f"{text!r} is stored {len(rows)} times: {[row.message_id for row in rows]}")
 
     def torn(self) -> Iterator[Fault]:
-        """Check that numbers have no gaps, texts are whole, and each answer is behind its question in its session."""
+        """Check that `seq` has no gaps, texts are whole, and each answer is behind its question in the same session."""
         given = {call.answer for call in self.history.calls}
         for session_id, rows in self.sessions.items():
             if [row.seq for row in rows] != list(range(1, len(rows) + 1)):
@@ -299,7 +299,7 @@ class _Check:
         newest = sorted(told, key=lambda one: one.at)[-self.history.window_messages // 4 :]
         for one in newest:
             missing = question_text(one.message_id) not in texts or one.text not in texts
-            # Without its database a service answers from its memory.
+            # A service that cannot reach its database may answer without earlier turns.
             if missing and not self.outage(self.asked[one.message_id].at, call.at):
                 yield Fault("context", f"{name} was not sent the turn {one.message_id}, which was told before")
 

@@ -87,7 +87,7 @@ async def _measured(turns: int, connections: int, database_url: str) -> dict[str
 
 @contextmanager
 def _counted() -> Iterator[Counter[str]]:
-    """Count what is done with SQLite inside the block: visits of the threads of connections, statements, commits."""
+    """Count the work of SQLite inside the block: calls of the connections' threads, statements and commits."""
     seen: Counter[str] = Counter()
 
     def visit(_: object, *__: object) -> None:

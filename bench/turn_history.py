@@ -91,7 +91,7 @@ class ModelCall:
 
 @dataclass(frozen=True)
 class Stored:
-    """A row of a transcript. `author`, `answers` and `ordinal` are None if the table does not have them."""
+    """A message of a transcript. `author`, `answers` and `ordinal` are None if the message has none."""
 
     session_id: str
     seq: int

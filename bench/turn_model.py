@@ -80,7 +80,7 @@ async def serving_model(model: TurnModel) -> AsyncIterator[TurnModel]:
 
 
 class _Server(uvicorn.Server):
-    """A server that leaves signals to its process."""
+    """A server that installs no signal handlers."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
