@@ -51,6 +51,14 @@ class Picky(Vectors):
         return await super().embed(texts)
 
 
+class Topical(Vectors):
+    """A model for which texts about bees are like the query, and no others."""
+
+    async def embed(self, texts: Sequence[str]) -> Sequence[Sequence[float]]:
+        """One for each."""
+        return [self._vector if "bees" in text else [0.0, 1.0] for text in texts]
+
+
 async def say(memory: Memory, count: int, session_id: str = ROOM, *, user_id: str | None = None) -> None:
     """Turns that have nothing in common with the vault."""
     turns = [
@@ -144,6 +152,20 @@ async def test_what_was_not_asked_for_longest_goes_when_there_is_too_much(
             monkeypatch.setattr("threadkeep.history.older_turns._MOST_BYTES", first.size * 5 // 4)
     indexes = [sqlite_memory.older_turns.index("session", f"room:{number}") for number in range(1, 5)]
     assert [index is not None for index in indexes] == [False, False, True, True]
+
+
+async def test_the_meaning_of_a_summary_of_archived_messages_is_found(memory: Memory) -> None:
+    """Its words are not those of the question; its vector is not stored, as it would outlive the summary."""
+    await say(memory, 30)
+    for first in range(1, 26, 5):
+        text = "All bees swarm in May." if first == 11 else f"Cake was baked at {first}."
+        assert await memory.summaries.add(Summary(ROOM, first, first + 4, text, "m", "1", 20))
+    await memory.retention.prune(Retention(archive=RetentionLimits(max_messages=2)))
+    model = Topical([1.0, 0.0])
+    await look(memory, model)
+    turns = await memory.older_turns.find(Search(ROOM, None, "Which insects fly then?"), 1_000, model)
+    assert [turn.message.content for turn in turns][:1] == ["All bees swarm in May."]
+    assert all(seq > 28 for seq, _ in await memory.embeddings.of_session(ROOM, "vectors"))
 
 
 @pytest.mark.parametrize("vector", [[math.nan] * 3, [math.inf, 0.0], [0.0, 0.0], [1e308] * 4, []])

@@ -68,11 +68,10 @@ class TurnVectors:
                         vectors.setdefault(id_at(session_id, seq), array("f", vector))
                     index.embedded.add((embedder.name, session_id))
             index.refusals.round += 1
-            unwanted = index.summaries.keys() | index.superseded
             missing = [
                 position_of(turn_id)
                 for turn_id in index.tokens
-                if turn_id not in vectors and turn_id not in unwanted and index.refusals.is_due(turn_id)
+                if turn_id not in vectors and turn_id not in index.superseded and index.refusals.is_due(turn_id)
             ]
             for session_id in dict.fromkeys(session_id for session_id, _ in missing):
                 seqs = [seq for key, seq in missing if key == session_id]
@@ -90,7 +89,7 @@ class TurnVectors:
         while batches and in_a_row < _MOST_FAILURES:
             batch = batches.pop()
             with ErrorBoundary(raising=(StoreError,)) as attempt:
-                await self._embed_some(session_id, batch, index.vectors[embedder.name], embedder)
+                await self._embed_some(session_id, batch, index, embedder)
             if attempt.error is None:
                 in_a_row = 0
                 continue
@@ -107,14 +106,20 @@ class TurnVectors:
             )
             self._observer.notify(skipped)
 
-    async def _embed_some(self, session_id: str, seqs: Sequence[int], vectors: Vectors, embedder: Embedder) -> None:
-        messages = await self._transcripts.at(session_id, seqs)
-        made = await embedder.embed([message.content[:_MOST_CHARACTERS] for message in messages])
-        rows = [(message.seq or 0, unit_vector(vector)) for message, vector in zip(messages, made, strict=True)]
+    async def _embed_some(
+        self, session_id: str, seqs: Sequence[int], index: ConversationIndex, embedder: Embedder
+    ) -> None:
+        """Embed messages and store their vectors; embed summaries, whose vectors are kept only in the index."""
+        summaries = {seq: one for seq in seqs if (one := index.summaries.get(id_at(session_id, seq))) is not None}
+        messages = await self._transcripts.at(session_id, [seq for seq in seqs if seq not in summaries])
+        texts = {message.seq or 0: message.content for message in messages}
+        texts |= {seq: summary.text for seq, summary in summaries.items()}
+        made = await embedder.embed([text[:_MOST_CHARACTERS] for text in texts.values()])
+        vectors = {seq: unit_vector(vector) for seq, vector in zip(texts, made, strict=True)}
         if messages:
-            kept = [(seq, vector.tobytes()) for seq, vector in rows]
+            kept = [(seq, vector.tobytes()) for seq, vector in vectors.items() if seq not in summaries]
             await self._rows.add(session_id, embedder.name, kept, last_id=messages[-1].id)
-        vectors |= {id_at(session_id, seq): vector for seq, vector in rows}
+        index.vectors[embedder.name] |= {id_at(session_id, seq): vector for seq, vector in vectors.items()}
 
     def _report(self, error: Exception) -> None:
         self._observer.notify(ExtraNotFound(section="selected", error=type(error).__name__))
