@@ -33,6 +33,11 @@ def _finding(outcome: Outcome, check: str) -> Any:
     return next((finding for finding in findings if finding["level"] != "ok"), findings[0])
 
 
+def _failed(cli: CommandLine) -> list[str]:
+    """The names of the checks that fail."""
+    return [finding["check"] for finding in cli("doctor", "--json").json["findings"] if finding["level"] == "fail"]
+
+
 def test_a_sound_installation_is_well(any_cli: CommandLine) -> None:
     """Every check says something, and the exit code is 0."""
     any_cli.store("a", "hi", "hello")
@@ -121,6 +126,22 @@ def test_a_database_that_cannot_be_created_is_found(cli: CommandLine, tmp_path: 
     assert (outcome.exit_code, finding["level"]) == (1, "fail")
     assert f"{tmp_path}/taken" in finding["detail"]
     assert "THREADKEEP_DATABASE_URL" in finding["cure"]
+
+
+@pytest.mark.parametrize("transcripts", ["tables", "graph_store"])
+def test_an_unreachable_database_is_reported_once(any_cli: CommandLine, tmp_path: Path, transcripts: str) -> None:
+    """Also if it is the graph store's own, and although the graph store cannot be read without it."""
+    letter, other = tmp_path / "letter.db", tmp_path / "other.db"
+    letter.write_text("A letter to a friend. " * 500)
+    bad = f"{any_cli.url}-gone" if any_cli.url.startswith("postgres") else f"sqlite:///{letter}"
+    any_cli("migrate")
+    any_cli.set(THREADKEEP_TRANSCRIPTS=transcripts, THREADKEEP_POSTGRES_POOL_TIMEOUT="0.5")
+    any_cli.set(THREADKEEP_DATABASE_URL=bad)
+    assert _failed(any_cli) == ["database"]
+    any_cli.set(THREADKEEP_GRAPH_STORE_BACKEND="sqlite", THREADKEEP_GRAPH_STORE_SQLITE_PATH=str(other))
+    assert _failed(any_cli) == ["database"]
+    any_cli.set(THREADKEEP_DATABASE_URL=any_cli.url, THREADKEEP_GRAPH_STORE_SQLITE_PATH=str(letter))
+    assert _failed(any_cli) == ["graph store database"]
 
 
 def test_settings_that_cannot_be_used_are_found_first(cli: CommandLine) -> None:

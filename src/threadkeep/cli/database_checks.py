@@ -314,8 +314,11 @@ def _integrity(check: str, address: DatabaseAddress, integrity: Integrity, secon
     return Finding(check, "ok", f"{address} has no damage{indexes} ({seconds:.1f} s).")
 
 
-async def check_graph_store(settings: Settings) -> list[Finding]:
-    """Read the conversations of the graph store for up to 30 seconds. Return no finding if it is unused or missing."""
+async def check_graph_store(settings: Settings, integrity: Sequence[Finding]) -> list[Finding]:
+    """Read the conversations of the graph store for up to 30 seconds.
+
+    Return no finding if it is unused or missing, or if `integrity` already reports that it cannot be read.
+    """
     address, found = settings.graph_store, _Conversations()
     try:
         layouts = await _layouts(settings)
@@ -328,6 +331,8 @@ async def check_graph_store(settings: Settings) -> list[Finding]:
                         await found.read(ConversationReader(TableItems(driver), layout))
                 found.complete = True
     except (StoreError, ModuleNotFoundError) as error:
+        if any(finding.check == "graph store database" and finding.level == "fail" for finding in integrity):
+            return []
         cure = "Check the finding on the database, and the settings of the graph store."
         return [Finding("graph store", "fail", f"The graph store cannot be read: {error}", cure)]
     return [found.finding()]

@@ -228,12 +228,13 @@ async def _findings(settings: Settings, *, call_model: bool) -> list[Finding]:
 
     database = await database_checks.check_database(settings)
     reachable = not any(finding.check == "database" and finding.level == "fail" for finding in database)
+    integrity = await database_checks.check_all_integrity(settings, reachable=reachable)
     return [
         *check_settings(settings),
         *check_variables(),
         *database,
-        *await database_checks.check_all_integrity(settings, reachable=reachable),
-        *await database_checks.check_graph_store(settings),
+        *integrity,
+        *(await database_checks.check_graph_store(settings, integrity) if reachable else ()),
         *check_disk(settings),
         *check_pending(settings),
         *await check_model(settings, call=call_model),
