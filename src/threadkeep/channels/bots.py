@@ -26,11 +26,12 @@ class Texts:
     """The texts that a bot sends without a model. An empty text is not sent.
 
     `welcome` answers /start, `new` answers /new and /reset, and `media` answers a picture or another message without
-    text. `failed` replaces the answer of a failed run. `busy` answers a message that arrives while another run is
-    active. `too_many` answers the first message beyond the limit per minute. `later` ends a stream if the answer takes
-    too long. `asked_elsewhere` follows a run's question that cannot be answered by a text in the chat. In `whoami`,
-    `{id}` is the id of the sender and `{session}` the id of the conversation. `forget_question` asks for confirmation
-    before `forgotten`, or `not_forgotten` if the deletion failed; `forget_group` rejects the command in a group.
+    text. `failed` replaces the answer of a failed run. `busy` answers a message that the workflow rejects because
+    another run is active. `too_long` answers a message with more than `max_characters`. `too_many` answers the first
+    message beyond the limit per minute. `later` ends a stream if the answer takes too long. `asked_elsewhere` follows a
+    run's question that no text in the chat can answer. In `whoami`, `{id}` is the id of the sender and `{session}` the
+    id of the session. `forget_question` asks for confirmation before `forgotten`, or `not_forgotten` if the deletion
+    failed; `forget_group` rejects the command in a group.
     """
 
     welcome: str
@@ -230,13 +231,13 @@ async def question_for(memory: Memory, runs: RunService, bot: Bot, message: Inco
     if run.trigger != "webhook" or run.newest_message_id is None:
         return None  # the question was not shown in this chat
     sent = await memory.channels.outbox.find(bot.name, message.session_id or "", run.newest_message_id)
-    # Without an entry the question was sent, as the outbox deletes old entries. After a try it may have arrived.
+    # No entry: the question was sent, and the outbox has deleted the old entry. After a try it may have arrived.
     is_sent = sent is None or sent.status == "delivered" or (sent.status == "ready" and sent.tries > 0)
     return run if is_sent else None
 
 
 async def end_questions(runs: RunService, message: IncomingMessage) -> None:
-    """Cancel the runs of a conversation that were started from the chat and wait for an answer."""
+    """Cancel the runs of a conversation (at most 50) that were started from the chat and wait for an answer."""
     query = RunQuery(session_id=message.session_id, status="waiting", limit=_NEWEST)
     for run in await _runs_of(runs, message, query):
         if run.trigger == "webhook":

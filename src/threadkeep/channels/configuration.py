@@ -253,7 +253,7 @@ def _sentence(error: ValidationError) -> str:
 
 
 def add_bot(path: Path, fields: Mapping[str, Json], environment: Mapping[str, str]) -> None:
-    """Append a bot to the file. If there is no file, create one that only its owner can read, as it can have secrets.
+    """Append a bot to the file, or create the file. Then only its owner can read it, because it can have secrets.
 
     The comments of the file and the order of its bots do not change.
 

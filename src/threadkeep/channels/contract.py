@@ -72,7 +72,8 @@ class Sender:
 class IncomingMessage:
     """A message of a chat.
 
-    `message_id` is the same for every delivery of the message. `results` are the fields for templates of a workflow.
+    `message_id` is the same each time that the platform sends the message. `results` are the fields for templates of a
+    workflow.
     `reply_to` is the address of the answer, as JSON that the outbox stores; it may contain secrets. `sent_at` is the
     platform's time, None if unknown. `quoted_text` is the text that the message replies to; it is not part of the
     transcript. A `private` chat has one person. A message with `wants_answer` False is stored but starts no run.
@@ -311,7 +312,7 @@ class ChannelClient(Protocol):
 
     @property
     def can_send(self) -> bool:
-        """False while another process is connected to the platform, if the platform allows only one connection."""
+        """False if the client needs a connection to the platform and this process is not connected."""
 
     async def send(self, address: Address, part: Part) -> Outcome:
         """Send one part of an answer."""
@@ -358,7 +359,7 @@ def number_in(fields: Mapping[str, Json], name: str) -> int | None:
 
 
 def id_in(fields: Mapping[str, Json], name: str) -> str:
-    """Return an id as text, from a printable text or an integer; empty if it is missing."""
+    """Return an id as text, from a printable text of at most 256 characters or an integer; else an empty text."""
     number = number_in(fields, name)
     text = text_in(fields, name) if number is None else str(number)
     return text if text.isprintable() and len(text) <= 256 else ""

@@ -66,7 +66,7 @@ class Delivery:
         self._woken.set()
 
     async def keep_delivering(self, take_left: Callable[[timedelta], Awaitable[None]]) -> None:
-        """Deliver answers until cancelled; at each poll, also call `take_left`, for messages of dead processes."""
+        """Deliver answers until cancelled. After `poll_seconds` without `wake`, take messages of dead processes too."""
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._options.poll_seconds):

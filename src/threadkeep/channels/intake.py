@@ -261,7 +261,10 @@ class Intake:
         content: str | None = None,
         started: StartedRuns = None,
     ) -> bool:
-        """Add the answer to the outbox and start its run; return False if the message was already processed."""
+        """Add an entry for the answer to the outbox and start its run; if it cannot start, answer `busy` or `failed`.
+
+        Return False if the message was already processed.
+        """
         session_id = message.session_id or ""
         added = await self._owe(bot, message, content)
         # A process may die after this step. A repeated message starts a run only if it still waits for its answer.
@@ -340,7 +343,7 @@ class Intake:
         await self._memory.session(session_id, user_id=message.user_id).append([stored])
 
     async def _note_recall(self, recalled: MessageRecalled) -> None:
-        """Note in the transcript that a message was recalled; cancel its run if the run has not begun."""
+        """Note in the transcript that a message was recalled; cancel its run if it is queued for this message only."""
         session = self._memory.session(recalled.session_id, user_id=recalled.user_id)
         run_id = await self._outbox.run_of(recalled.session_id, recalled.message_id)
         if run_id is None and await session.find(recalled.message_id) is None:

@@ -69,8 +69,8 @@ class TelegramOptions:
 
     `secret` is the secret of the webhook; without it every callback is rejected. An update is ignored if its kind is
     not in `allowed_updates` or its chat type not in `chat_types`. With `edited_message`, an edit is a new message. In a
-    group the bot accepts commands, replies to itself and messages that mention `username`, or `all` messages. Until the
-    `username` is known, it accepts everything that Telegram delivers.
+    group the bot accepts commands, replies to itself and messages that mention `username`; if `group_messages` is `all`
+    or the `username` is not known yet, it accepts everything that Telegram delivers.
     """
 
     name: str
@@ -254,12 +254,12 @@ class TelegramChannel:
 
 
 def in_chat(message: IncomingMessage, chat_id: str) -> IncomingMessage:
-    """Return a message whose keys have the first id of its chat. The answer is still sent to the current id."""
+    """Return a message whose session key has the first id of its chat. The answer is still sent to the current id."""
     return replace(message, results={PARSER: {**object_in(message.results, PARSER), "chat_id": chat_id}})
 
 
 def _migration(message: Mapping[str, Json]) -> ChatMigrated | None:
-    """Return the change of a chat's id, which Telegram announces in both the old and the new chat."""
+    """Return the change of a chat's id, which Telegram announces in the old and the new chat; None if there is none."""
     here = id_in(object_in(message, "chat"), "id")
     new, old = id_in(message, "migrate_to_chat_id"), id_in(message, "migrate_from_chat_id")
     if here and new:

@@ -128,7 +128,7 @@ class TelegramClient:
         return found
 
     async def learn_username(self, channel: TelegramChannel) -> str | None:
-        """If the bot's username is unknown, request it and store it in the channel; return the kind of the error."""
+        """Request an unknown username of the bot and store it in the channel; return the kind of the error, if any."""
         if channel.username:
             return None
         answer = await self.call("getMe")
@@ -143,7 +143,7 @@ class TelegramClient:
             pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
 
     async def updates(self, offset: int | None, kinds: Sequence[str], *, seconds: int) -> TelegramAnswer:
-        """Wait at most `seconds` for updates from an offset on."""
+        """Wait at most `seconds` for updates (at most 100) from an offset on."""
         wanted: dict[str, Json] = {"offset": offset, "timeout": seconds, "limit": 100, "allowed_updates": list(kinds)}
         return await self.call("getUpdates", wanted, seconds=seconds + _MARGIN_SECONDS)
 

@@ -208,7 +208,7 @@ class WeComServiceClient(WeComClient):
         return outcome_of(await self.api.call("kf/send_msg", message))
 
     async def page(self, desk: str, *, cursor: str | None, token: str | None) -> WeComAnswer:
-        """Fetch the page of a desk's messages after a cursor."""
+        """Fetch the page of a desk's messages (at most 1,000) after a cursor; None begins with the oldest available."""
         values: dict[str, Json] = {"open_kfid": desk, "limit": 1000}
         return await self.api.call(
             "kf/sync_msg", values | ({"cursor": cursor} if cursor else {}) | ({"token": token} if token else {})

@@ -108,7 +108,7 @@ class AIBotConnection:
         return self._subscribed
 
     async def send(self, address: Address, part: Part) -> Outcome:
-        """End the stream of the message with a part. If there is none or this fails, send the part as a message."""
+        """End the stream of a message with a part. If there is none or WeCom rejects that, send a separate message."""
         stream = self._streams.pop(text_in(address, "req_id"), None)
         if stream is not None:
             async with stream.lock:
@@ -262,7 +262,7 @@ class AIBotConnection:
         return parts[0] if parts else NOTHING, False
 
     async def _ask(self, cmd: str, body: Mapping[str, Json] | None, req_id: str | None = None) -> WeComAnswer:
-        """Send a frame and wait for its acknowledgement."""
+        """Send a frame and wait for its acknowledgement; return failures of the connection instead of raising them."""
         req_id = req_id or f"{cmd}_{uuid7().hex}"
         frame: dict[str, object] = {"cmd": cmd, "headers": {"req_id": req_id}}
         if self._socket is None:
