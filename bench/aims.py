@@ -73,7 +73,7 @@ def _aims(results: Results, engine: Engine) -> Iterator[Aim]:
 
 
 def _worst(results: Results, engine: Engine, measure: Measure, sizes: list[int]) -> float | None:
-    """Return the worst ratio of Threadkeep's time to that of raw SQL; None if neither was measured at these lengths."""
+    """Return the worst ratio of Threadkeep's time to that of raw SQL; None if no length has both."""
     found = [
         ours / raw
         for stored in sizes

@@ -50,7 +50,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def make_runs(arguments: Sequence[str]) -> int:
-    """Run sessions and trees until the time is over or a guarantee is broken; return 1 in the second case."""
+    """Run sessions and trees until the time is over, or until a guarantee is broken; then return 1."""
     given = _parser().parse_args(arguments)
     PROCESSES.set_forkserver_preload(list(PRELOADED))
     seed = random.randrange(10**6) if given.seed is None else given.seed

@@ -29,7 +29,7 @@ from threadkeep.workflows.resources import RunContext, RunOptions
 from threadkeep.workflows.state import WorkflowState, last_text
 
 OUTPUT_TOKENS = 7
-"""The usage that each model call reports, so that a call that is counted twice is noticed."""
+"""The output tokens that each model call reports, so that a call that is counted twice is noticed."""
 
 _POLICIES: tuple[DoubleTexting, ...] = ("enqueue", "interrupt", "reject", "coalesce")
 

@@ -184,7 +184,7 @@ def _questions(session_id: str, texts: Sequence[str], said: Sequence[Said]) -> I
 
 
 def _difference[T](found: Sequence[T], expected: Sequence[T]) -> str:
-    """Return the position and the entries at which two lists begin to differ, for a sentence."""
+    """Return in words the position and the entries at which two lists begin to differ."""
     parts = next(
         (index for index, (one, other) in enumerate(zip(found, expected, strict=False)) if one != other),
         min(len(found), len(expected)),

@@ -123,7 +123,7 @@ class Worker:
         return self._process.pid
 
     async def ask(self, verb: Verb, *arguments: object) -> Any:
-        """Send a command to the process, and return its answer or the error that it `Refused` with.
+        """Send a command to the process; return its answer, or `Refused` with the name of an error.
 
         Raises:
             Gone: it was killed, or cannot reach its database.

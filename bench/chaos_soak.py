@@ -37,7 +37,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Accepted:
-    """A message that a process accepted, and how (`by`); messages of a session are in order of acceptance."""
+    """A message that a process accepted, and the outcome (`by`); messages of a session are in order of acceptance."""
 
     session_id: str
     message_id: str

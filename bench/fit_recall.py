@@ -4,7 +4,7 @@ Each turn with an answer should rank above the turns without (a softmax over the
 ridge). Five sets are fitted at once, so that the weights suit more than one kind of conversation: conversations of
 people; the same as chats of a user with a wordy assistant; the same with remarks instead of questions; synthetic chats;
 and harder ones with long answers. The results are printed for conversations that were left out of the fit and, in
-parentheses, for those that were not.
+parentheses, for weights that were fitted to all conversations.
 """
 
 from __future__ import annotations

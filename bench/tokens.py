@@ -29,7 +29,7 @@ from threadkeep.context.tokens import TokenCounter, counter_named, estimate, est
 
 PAGE = "explanation/tokens.md"
 LEAST_ERROR, GREATEST_ERROR = -0.10, 0.35
-"""The aim: no row is lower than this at the 5th percentile, nor higher at the 95th, in parts of the real count."""
+"""The aim: no row's error is below the first at the 5th percentile, or above the second at the 95th."""
 
 ESTIMATES: Mapping[Family, TokenCounter] = {family: family_estimate(family) for family in FAMILIES}
 EXACT: tuple[Family, ...] = ("o200k", "cl100k")

@@ -48,7 +48,7 @@ class Verdict:
 
 
 def check(history: TurnHistory) -> Verdict:
-    """Return every guarantee that the history breaks."""
+    """Return the faults and the conflicts of a history."""
     checked = _Check(history)
     faults: list[Fault] = [Fault("error", says) for says in history.errors]
     for part in (
@@ -317,7 +317,7 @@ class _Check:
 
 
 def _short(text: str | None) -> str:
-    """Return the beginning of an answer, for a sentence."""
+    """Return the number of an answer, or the beginning of another text, for the sentence of a fault."""
     if text is None:
         return "nothing"
     answer = Answer.of(text)

@@ -198,7 +198,7 @@ class DatabaseProxy:
 
 @asynccontextmanager
 async def database_proxy(socket_path: str) -> AsyncIterator[DatabaseProxy]:
-    """Listen on a free port inside the block."""
+    """Run a proxy on a free port inside the block."""
     proxy = DatabaseProxy(socket_path)
     server = await asyncio.start_server(proxy.accept, "127.0.0.1", 0)
     proxy.port = server.sockets[0].getsockname()[1]
@@ -211,7 +211,7 @@ async def database_proxy(socket_path: str) -> AsyncIterator[DatabaseProxy]:
 
 @contextmanager
 def small_disk(folder: Path, megabytes: int) -> Iterator[bool]:
-    """Mount a small disk on a folder inside the block; False if this user may not."""
+    """Mount a small disk on a folder inside the block; yield False if this user may not mount one."""
     command = ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "threadkeep-chaos", str(folder)]
     mounted = subprocess.run(command, capture_output=True, check=False).returncode == 0
     try:

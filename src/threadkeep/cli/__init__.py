@@ -1,7 +1,7 @@
 """The command line `threadkeep NOUN VERB`, for people and for scripts.
 
-Every command uses `threadkeep.app` and the objects that it opens. Results go to stdout, as text or, with `--json`, as
-JSON. Problems and progress go to stderr. Exit codes: 0 success, 1 failure, 2 wrong usage.
+Commands open the database directly; those that answer or execute runs open `threadkeep.app`. Results go to stdout, as
+text or, with `--json`, as JSON. Problems and progress go to stderr. Exit codes: 0 success, 1 failure, 2 wrong usage.
 """
 
 from threadkeep.cli.entry import main

@@ -189,7 +189,7 @@ class CallChoice:
         return found[0] if found else None
 
     async def before(self, memory: Memory, call: StoredManifest) -> StoredManifest:
-        """Return the previous call in the chosen session or, if none is chosen, in the call's own session or run."""
+        """Return the previous call of the chosen session, else of the call's own session or run; it must exist."""
         from threadkeep.agent.context_view import call_before
 
         if self.session_id is not None:

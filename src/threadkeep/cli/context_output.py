@@ -53,7 +53,7 @@ def show_view(view: ContextView, factor: TokenFactor | None = None) -> None:
 
 
 def show_excluded(manifest: ContextManifest) -> None:
-    """Show a line for each excluded range of the transcript and of the run."""
+    """Show a line for each range of messages, of the transcript or of the run, that the context excludes."""
     for gap in join_ranges(manifest.excluded):
         terminal.labelled(
             "out: ",

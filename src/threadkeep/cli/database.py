@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from threadkeep.store.driver import Driver
 
 _SLICE_SECONDS = 0.25
-# Filling the index ends after this many passes in a row without progress, as other processes may hold locks.
+# After this many passes in a row without progress, filling the index ends: other processes may hold locks.
 _MOST_IDLE_PASSES = 20
 
 _IN_MEMORY = "A database in memory has nothing to copy; name another one with --database."

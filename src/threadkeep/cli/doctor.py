@@ -52,7 +52,7 @@ def check_variables() -> list[Finding]:
 
 
 def _no_room(settings: Settings) -> list[Finding]:
-    """Return a finding if the budgets leave no room for a question, which prevents a start."""
+    """Return a finding if the budgets leave no room for a question: then no service can start."""
     from threadkeep.app import chat_options
     from threadkeep.cli.context import model_of
 

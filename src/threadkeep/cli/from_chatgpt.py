@@ -224,7 +224,7 @@ def _mapping(value: object) -> Mapping[str, Any]:
 
 
 def _moment(value: object) -> datetime | None:
-    """Return a time from seconds since 1970; None if the value is none."""
+    """Return a time from seconds since 1970; None for any other value."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:

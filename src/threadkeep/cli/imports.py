@@ -1,4 +1,4 @@
-"""`threadkeep import` and `sessions export`: import sessions of other systems, and sessions as JSONL; export these."""
+"""`threadkeep import`, and `sessions import` and `export`: sessions from other systems, and from and to JSONL."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ async def import_sessions(
 
 
 class _Refusals:
-    """The rejected entries. Each is shown at once, except with `--json`; the result then has the first 1,000."""
+    """The rejected entries. Each is shown at once; with `--json`, the result lists the first 1,000 instead."""
 
     def __init__(self, name: str, words: str) -> None:
         self.errors: list[dict[str, int | str]] = []

@@ -168,7 +168,7 @@ async def backfill_turns(
         bool, typer.Option("--all", help="Continue until no turns remain; Ctrl-C loses nothing.")
     ] = False,
 ) -> None:
-    """Queue earlier turns behind current ones. Repeat the command to continue.
+    """Queue earlier turns for Graphiti, behind current ones. Repeat the command to continue.
 
     Stored messages have no workspace, so all turns go to the workspace of the settings. If the database has sessions of
     other workspaces, name the sessions to send.

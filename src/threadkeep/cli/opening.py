@@ -135,7 +135,7 @@ async def opened_runs(*, in_background: bool, works: bool = True) -> AsyncIterat
     """Open the runs of the configured database.
 
     With `works`, the command acts as a worker while it waits for its run, because queued runs of other processes may be
-    ahead of it. Without `works` it executes no runs, nor with `in_background`, which leaves the run to other processes.
+    ahead of it. Otherwise it executes no queued runs. With `in_background`, it leaves all runs to other processes.
     """
     settings = command_settings()
     if in_background:

@@ -195,7 +195,7 @@ def json_or_text(text: str) -> Json:
 
 
 def with_common_options(application: typer.Typer) -> TyperGroup:
-    """Return an application's commands. `--database` is added to all, `--json` to those that are not only groups."""
+    """Return an application's commands. `--database` is added to all, `--json` to all but groups of verbs."""
     group = get_command(application)
     assert isinstance(group, TyperGroup)  # noqa: S101 - for the type checker
     options = {option.name: option for option in get_command(_common()).params if isinstance(option, TyperOption)}

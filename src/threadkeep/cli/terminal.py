@@ -282,7 +282,7 @@ def shown(value: object, nothing: str = "") -> str:
 
 
 def relative(moment: datetime | None) -> str:
-    """Return how long ago a moment was; after a week its date, if it is to come its date and time; empty for None."""
+    """Return how long ago a moment was; its date after a week; its date and time if in the future; empty for None."""
     if moment is None:
         return ""
     seconds = (datetime.now(moment.tzinfo) - moment).total_seconds()

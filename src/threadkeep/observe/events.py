@@ -166,7 +166,7 @@ class ContextBuilt(SessionEvent):
 
 
 class MemoryUpdated(Event):
-    """Messages were added to a run's memory: the number before and after trimming, and what each limit removed.
+    """Messages were added to a candidate graph's memory: the number before and after, and what each limit removed.
 
     `trimmed_by_chars` counts characters, also those cut from shortened messages; `trimmed_by_count` counts messages.
     """
@@ -179,7 +179,7 @@ class MemoryUpdated(Event):
 
 
 class PromptSent(Event):
-    """A candidate graph sent the run's messages to a model: the numbers of messages, characters and estimated tokens.
+    """A candidate graph sent its messages to a model: the numbers of messages, characters and estimated tokens.
 
     `flat` is true if the messages were sent as one text.
     """
@@ -334,7 +334,7 @@ class RunFinished(WorkflowRunEvent):
 
 
 class BudgetCrossed(WorkflowRunEvent):
-    """The last model call of a successful run exceeded a budget: its own, or that of the ancestor `budget_run_id`."""
+    """The last model call of a successful run exceeded the budget of the run `budget_run_id`, itself or an ancestor."""
 
     limit: str
     used: float

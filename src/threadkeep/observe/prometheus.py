@@ -90,7 +90,7 @@ _OTHER: Final = "other"
 class PrometheusObserver:
     """An observer that counts events. `render` returns the body of `/metrics`, with the media type `content_type`.
 
-    The series of the current backend exist from the start, at zero, so that rates and alerts work from the first
+    The series of the given backend exist from the start, at zero, so that rates and alerts work from the first
     scrape. Runs are counted for each workflow in `workflows`, and together for all other workflows.
     """
 

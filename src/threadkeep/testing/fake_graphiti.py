@@ -178,7 +178,7 @@ class FakeGraphiti:
         return request
 
     async def _answer(self, request: ReceivedRequest, writer: asyncio.StreamWriter) -> bool:
-        """Respond to a request; return False if the connection is closed afterwards."""
+        """Respond to a request; return False if the connection must be closed afterwards."""
         fault = self._fault(request.path)
         if fault is not None and fault.kind == "reset":
             return False

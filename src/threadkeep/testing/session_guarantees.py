@@ -67,7 +67,7 @@ class SessionGuarantees(TranscriptSource):
             assert (await _info(transcripts)).last_message == "b" * 100 + "…"
 
     async def test_a_turn_that_was_there_changes_nothing_of_its_session(self) -> None:
-        """Counts, last message and time of the last activity stay the same."""
+        """Storing a turn again changes neither the counts nor the last message nor the time of the last activity."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("hi", "p:1")))
             await transcripts.append(turn(assistant("hello")))
@@ -174,7 +174,7 @@ class SessionGuarantees(TranscriptSource):
             assert (await _info(transcripts)).title == "Renamed\ufffd"
 
     async def test_a_change_that_is_no_json_is_refused_whole(self) -> None:
-        """Nothing of the change is stored."""
+        """If a part of a change is no JSON, nothing of the change is stored."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("hi")))
             with pytest.raises(InvalidMessage):
@@ -182,7 +182,7 @@ class SessionGuarantees(TranscriptSource):
             assert (await _info(transcripts)).title == "hi"
 
     async def test_a_deleted_session_is_gone_and_begins_again_at_1(self) -> None:
-        """Its messages, title, ids, reset and owner are all deleted."""
+        """The messages, title, ids, reset and owner of a session are all deleted; its next message has `seq` 1."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("old", "p:1"), assistant("reply"), user_id="u1"))
             await transcripts.append(turn(user("other"), session="room:2"))
