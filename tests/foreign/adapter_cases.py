@@ -310,3 +310,28 @@ async def test_other_channels_share_the_session_and_an_erase_takes_its_state(mem
     assert (await memory.erase(user_id=user)).complete
     assert await service.get_user_state(app_name=app, user_id=user) == {}
     assert await read(service, app, user) is None
+
+
+async def test_a_long_user_id_of_any_script_has_sessions(memory: Memory) -> None:
+    """They are listed, found and deleted like others; sessions whose escaped key was short enough keep it."""
+    service, app = SessionService(memory), new_app()
+    users = [f"{word}{uuid.uuid4().hex[:4]}" for word in ("\u738b" * 150, "\u0915_: " + "\u0915\u0940" * 30)]
+    for user in users:
+        for name in ("s", str(uuid.uuid4()), "\u4f1a\u3000\x85\u4e00"):
+            state: dict[str, Any] = {"user:likes": "tea"}
+            session = await service.create_session(app_name=app, user_id=user, session_id=name, state=state)
+            await service.append_event(session, said("user", "My cat is Miso."))
+            assert await read(service, app, user, name) == session
+        listed = (await service.list_sessions(app_name=app, user_id=user)).sessions
+        assert [one.user_id for one in listed] == [user] * 3
+        assert listed[-1].id == "\u4f1a\u3000\x85\u4e00"
+        found = await MemoryService(memory).search_memory(app_name=app, user_id=user, query="cat")
+        assert len(found.memories) == 3
+        await service.delete_session(app_name=app, user_id=user, session_id="s")
+    assert len((await service.list_sessions(app_name=app)).sessions) == 4
+    assert (await memory.erase(user_id=users[0])).complete
+    assert await service.get_user_state(app_name=app, user_id=users[0]) == {}
+    short = "\u738b\u4e94"
+    await service.create_session(app_name=app, user_id=short, session_id="s")
+    key = f"adk:{app}:{keys.escape_key(short)}:s"
+    assert (await memory.session(key, user_id=short).info()).session_id == key

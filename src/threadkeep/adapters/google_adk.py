@@ -29,7 +29,7 @@ from threadkeep.errors import InvalidInput, InvalidKey, SessionNotFound
 from threadkeep.history import keys
 from threadkeep.history.session import Session as StoredSession
 from threadkeep.memory import Memory
-from threadkeep.records import Json, Message, SearchHit
+from threadkeep.records import Json, Message, SearchHit, SessionInfo
 from threadkeep.store.driver import Joined, Statement
 
 _NAME = "google-adk"
@@ -99,11 +99,10 @@ class SessionService(BaseSessionService):
 
         Each session is read whole, because its state is computed from its events.
         """
-        prefix = f"adk:{keys.escape_key(app_name)}:" if user_id is None else _prefix(app_name, user_id)
         sessions: list[Session] = []
         shared: dict[str, dict[str, object]] = {}
-        names = [info.session_id async for info in self._memory.sessions(user_id, prefix)]
-        for owner, session_id in (named for name in names if name.startswith(prefix) and (named := _named(name))):
+        infos = [info async for info in self._memory.sessions(user_id, _prefix(app_name))]
+        for owner, session_id in (named for info in infos if (named := _named(app_name, info))):
             session = await self._read(app_name, owner, session_id)
             if session is not None:
                 if owner not in shared:
@@ -217,8 +216,7 @@ class SessionService(BaseSessionService):
         }
 
     def _session(self, app_name: str, user_id: str, session_id: str) -> StoredSession:
-        key = f"{_prefix(app_name, user_id)}{keys.escape_key(session_id.strip())}"
-        return self._memory.session(key, user_id=user_id)
+        return self._memory.session(_key(app_name, user_id, session_id.strip()), user_id=user_id)
 
 
 class MemoryService(BaseMemoryService):
@@ -247,7 +245,7 @@ class MemoryService(BaseMemoryService):
         custom_metadata: Mapping[str, object] | None = None,
     ) -> None:
         """Store the texts of events that are not yet stored; without a session id, in the user's session `events`."""
-        key = f"{_prefix(app_name, user_id)}{keys.escape_key(session_id or 'events')}"
+        key = _key(app_name, user_id, session_id or "events")
         if messages := [message for event in events if (message := _message(event)) is not None]:
             await self._memory.session(key, user_id=user_id).append(messages)
 
@@ -257,7 +255,7 @@ class MemoryService(BaseMemoryService):
         Of messages with equally many words, those with rarer words come first. Only the first 12 words of the query and
         the best 500 messages for each word are used.
         """
-        prefix = _prefix(app_name, user_id)
+        prefix = _prefix(app_name)
         found: dict[tuple[str, int | None], SearchHit] = {}
         words_in: dict[tuple[str, int | None], float] = {}
         for word in dict.fromkeys(_WORD.findall(query)[:_MOST_WORDS]):
@@ -271,17 +269,32 @@ class MemoryService(BaseMemoryService):
         return SearchMemoryResponse(memories=[_entry(message) for message in best])
 
 
-def _prefix(app_name: str, user_id: str) -> str:
-    return f"adk:{keys.escape_key(app_name)}:{keys.escape_key(user_id)}:"
+def _prefix(app_name: str) -> str:
+    return f"adk:{keys.escape_key(app_name)}:"
 
 
-def _named(name: str) -> tuple[str, str] | None:
-    """Return the user and the ADK id in the id of a session; None if it is not an ADK session."""
+def _key(app_name: str, user_id: str, session_id: str) -> str:
+    """Return the id of a stored session; if it would be too long, characters beyond ASCII are not escaped."""
+    key = f"{_prefix(app_name)}{keys.escape_key(user_id)}:{keys.escape_key(session_id)}"
+    if len(key) <= keys.MAX_KEY_CHARACTERS:
+        return key
+    return f"{_prefix(app_name)}{_escape_ascii(user_id)}:{_escape_ascii(session_id)}"
+
+
+def _escape_ascii(text: str) -> str:
+    """Escape a part of a key, except printable characters beyond ASCII."""
+    return "".join(one if one.isprintable() and not one.isascii() else keys.escape_key(one) for one in text)
+
+
+def _named(app_name: str, info: SessionInfo) -> tuple[str, str] | None:
+    """Return the user and the ADK id of a stored session; None if it is not an ADK session of the app."""
+    escaped = "".join(one if one.isascii() else keys.escape_key(one) for one in info.session_id)
     try:
-        _, _, owner, session_id = map(keys.unescape_key, name.split(":"))
+        _, _, owner, session_id = map(keys.unescape_key, escaped.split(":"))
     except (ValueError, InvalidKey):
         return None
-    return owner, session_id
+    is_own = owner == info.user_id and info.session_id == _key(app_name, owner, session_id)
+    return (owner, session_id) if is_own else None
 
 
 def _app_scope(app_name: str) -> str:
