@@ -52,7 +52,7 @@ class Episodes(ClockedTables, sql=("episodes.sql",)):
         self._messages_at = messages_at
 
     async def latest(self, scope: Scope, *, limit: int = 5) -> list[Episode]:
-        """Return the newest episodes, newest first.
+        """Return the newest episodes, newest first, from the last messages of the newest sessions (50 at most).
 
         Args:
             scope: a session or a person.
@@ -69,7 +69,9 @@ class Episodes(ClockedTables, sql=("episodes.sql",)):
         return found[:limit]
 
     async def recall(self, query: str, scopes: Sequence[Scope], *, limit: int = 5) -> list[Episode]:
-        """Return the episodes that are relevant to a query, best first, from the last messages of each session.
+        """Return the episodes that are relevant to a query, best first; scopes of workspaces have none.
+
+        For each scope, the last 40 messages of the newest 50 sessions are searched.
 
         Raises:
             StoreUnavailable: the database does not answer.
@@ -99,7 +101,10 @@ class Episodes(ClockedTables, sql=("episodes.sql",)):
 
 
 def _episodes(messages: Iterable[_EpisodeMessage]) -> Iterator[Episode]:
-    """Yield each question with the answers that follow it. Skip one without an answer until its run has ended."""
+    """Yield each question with its last answer; user messages before the answer count as one question.
+
+    A question without an answer is skipped until its run has ended.
+    """
     questions: list[_EpisodeMessage] = []
     answer: _EpisodeMessage | None = None
     for message in messages:

@@ -221,7 +221,7 @@ class Knowledge:
         limit: int = 10,
         embedder: Embedder | None = None,
     ) -> list[Fact]:
-        """Return the facts that are relevant to a query, as `recall` does; `facts` is the result of `valid`."""
+        """Return the facts that are relevant to a query, as `recall` does; `facts` must be ordered as by `valid`."""
         similar = await self._vectors.similar(query, facts, embedder) if embedder and facts else {}
         by_scope = [list(group) for _, group in groupby(facts, key=lambda fact: fact.scope.kind)]
         rank = partial(rank_facts, query, recent=recent, similar=similar)

@@ -2,7 +2,7 @@
 
 `enqueue` returns at once, and one task reads the queued sessions. The `seq` up to which each session was read is stored
 in the database. So a failure or a killed process only causes a delay: the next turn of the session continues from
-there. Messages are skipped if the model has refused them in three turns but reads another text.
+there. Messages are skipped if the model has refused them in three turns but accepts another text.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Learning:
         self._closed = False
 
     def enqueue(self, request: LearningRequest) -> None:
-        """Queue a session after its newest turn is stored, and return at once."""
+        """Queue a session whose newest turn is stored, and return at once. After `close`, this does nothing."""
         if self._closed:
             return
         self._waiting[request.session_id, request.learner.kind] = request
@@ -144,9 +144,10 @@ class Learning:
     async def _ask(
         self, request: LearningRequest, record: Record, to_read: Reading
     ) -> tuple[Sequence[Proposed], Reading]:
-        """Ask the learner; return the facts and the range of messages that was read. Skipped messages give no facts.
+        """Ask the learner; return the facts and the range of messages that was read.
 
-        A temporary error is no refusal and is raised, as is any error if the model also refuses a harmless text.
+        Errors are raised, except the third refusal of the same messages (an error that is not temporary): if the model
+        accepts a harmless text, these messages are skipped without facts.
         """
         key = request.session_id, to_read.kind
         with ErrorBoundary() as attempt:
@@ -171,7 +172,7 @@ class Learning:
         await self._idle.wait()
 
     async def close(self) -> None:
-        """Wait some seconds until the queue is empty, then stop. Other sessions are read after a later turn."""
+        """Wait at most 5 seconds until the queue is empty, then stop. Other sessions are read after a later turn."""
         self._closed = True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_CLOSING_SECONDS):

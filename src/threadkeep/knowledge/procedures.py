@@ -144,8 +144,9 @@ class Procedures:
 def applying(procedures: Sequence[Procedure], goal: str, context: Collection[str]) -> list[Procedure]:
     """Return the procedures that apply to a goal, best first.
 
-    Procedures with a phrase that occurs in the goal come first, sorted by their success. Then follow procedures that
-    match by name and description. If several procedures have the same name, the first one is used.
+    Procedures that need an input which `context` lacks are left out. Procedures with a phrase that occurs in the goal
+    come first, sorted by their success. Then follow procedures without phrases that match by name and description. If
+    several procedures have the same name, the first one is used.
     """
     words = goal.casefold()
     index = RecallIndex()

@@ -116,7 +116,7 @@ class Promotion:
 
     @property
     def fact_key(self) -> str:
-        """The key under which the fact is stored: the given key, or the kind with a hash of the text."""
+        """The key under which the fact is stored: the given key, or else the kind (with a hash unless `repo_state`)."""
         digest = hashlib.sha256(self.text.strip().encode(errors="surrogatepass")).hexdigest()[:8]
         return self.key or (self.kind if self.kind == "repo_state" else f"{self.kind}_{digest}")
 
@@ -135,9 +135,9 @@ class Promotion:
 def accepted_directives(text: str) -> tuple[list[Promotion], int]:
     """Return a message's directives, such as `preference (user): Keep diffs small`, and the number rejected.
 
-    The text of a directive follows on the same line, or on the next lines up to a blank one. Without a scope,
-    statements such as "I prefer" belong to the user, and all others to the workspace. A directive that looks like a
-    secret, or is too long, is rejected.
+    The text of a directive follows on the same line, or on the next lines up to a blank one. Without a scope, a
+    directive that begins like "I prefer" belongs to the user, unless it is a decision, procedure or task; all others
+    belong to the workspace. A directive that looks like a secret, or is too long, is rejected.
     """
     found: list[Promotion] = []
     refused = 0

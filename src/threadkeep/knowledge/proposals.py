@@ -83,7 +83,7 @@ class Proposals:
     async def add(self, reading: Reading, proposed: Sequence[Proposed]) -> int | None:
         """Store proposals and the `seq` up to which the learner has read; return the number of new proposals.
 
-        Returns None if another process has read the messages first.
+        Returns None if the session no longer exists, or if another process has read the messages first.
         """
         now = self._clock()
         added = 0
@@ -142,7 +142,7 @@ class Proposals:
         return found, (found[-1].updated_at, found[-1].id) if len(rows) > query.limit else None
 
     async def accept(self, proposal_id: str, *, by: str, user_id: str | None = None) -> Proposal:
-        """Remember a proposed fact, with its message as evidence; if it is a directive, also send it to Graphiti.
+        """Remember a proposed fact with its message as evidence; also queue a directive for Graphiti, if allowed.
 
         Raises:
             KnowledgeNotFound: the proposal does not exist, or the user may not see it.
@@ -172,7 +172,7 @@ class Proposals:
         return accepted
 
     async def reject(self, proposal_id: str, *, by: str, user_id: str | None = None) -> Proposal:
-        """Reject a proposal permanently.
+        """Reject an open proposal. It can still be accepted later, but is not proposed again with the same words.
 
         Raises:
             KnowledgeNotFound: the proposal does not exist, or the user may not see it.
@@ -203,7 +203,7 @@ class Proposals:
             return await self._decide(connection, proposal, "undone", by)
 
     async def acceptable(self, session_id: str, kind: LearnerKind, confidence: float) -> list[str]:
-        """Return the ids of open proposals in a session with at least this confidence."""
+        """Return the ids of a learner's open proposals in a session with at least this confidence."""
         row = {"session_id": session_id, "kind": kind, "confidence": confidence}
         async with self._driver.reading() as connection:
             return [found[0] for found in await connection.fetch(self._sql["open_proposals_of"], row)]

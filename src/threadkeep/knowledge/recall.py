@@ -151,8 +151,8 @@ class FactVectors:
     async def similar(self, query: str, facts: Sequence[Fact], embedder: Embedder) -> dict[str, float]:
         """Return the similarity of a query and each fact, in standard deviations from the mean, by the fact's id.
 
-        One call embeds a limited number of facts; later calls embed the rest. If the model fails or takes too long, the
-        result is empty, and an event reports it.
+        One call embeds at most 256 new facts; later calls embed the rest. If the model fails or takes more than two
+        seconds, the result is empty, and an event reports it.
         """
         texts = {
             fact.id: (embedder.name, _PARTS_OF_KEY.sub(" ", fact.key) + fact.text[len(fact.key) :]) for fact in facts

@@ -124,7 +124,7 @@ class FactInput(
 
 
 class ProposalView(ScopedView):
-    """A fact that was proposed from a message, until a person or a high confidence accepts it."""
+    """A fact that was proposed from a message, and the decision about it, if there is one."""
 
     key: str
     value: JsonValue
@@ -251,7 +251,7 @@ class ForgetFactsInput(
 
 
 class Forgotten(BaseModel, json_schema_serialization_defaults_required=True):
-    """The result of forgetting facts."""
+    """The result of forgetting facts or procedures."""
 
     forgotten: int = Field(description="The number deleted; for facts, all values of their keys count.")
     not_found: list[str] = Field([], description="Ids and keys that do not exist, or that this user may not see.")

@@ -1,1 +1,1 @@
-"""Graphiti, an external graph: an outbox sends messages to it, and recall searches it."""
+"""Graphiti, an external knowledge graph: stored messages are queued and sent to it, and recall searches it."""

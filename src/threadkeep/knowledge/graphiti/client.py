@@ -68,8 +68,8 @@ class GraphitiClient(Protocol):
     """A Graphiti server.
 
     Guarantees of each implementation: every call ends within its time limit. Every failure is a `GraphitiError`. Errors
-    and log lines contain no text of messages. Group ids are checked before they are sent. Every request names its
-    groups.
+    and log lines contain no text of messages. Group ids are checked before they are sent. Messages are sent, read and
+    searched only with the ids of their groups.
     """
 
     newest_first: bool
@@ -164,11 +164,14 @@ class Breaker:
 
     @property
     def is_open(self) -> bool:
-        """True while calls are rejected without being sent."""
+        """True after too many consecutive failures: until a call succeeds, only single calls are allowed."""
         return self._failures >= self._most
 
     def allows(self) -> bool:
-        """Return True if a call may be made now. An open breaker allows one call at a time, after the pause."""
+        """Return True if a call may be made now. An open breaker allows one call at a time, after the pause.
+
+        Report the result of an allowed call by `succeeded`, `failed` or `give_back`; the next call waits for it.
+        """
         if not self.is_open:
             return True
         if self._probing or self._clock() < self._open_until:

@@ -138,7 +138,7 @@ class Deliveries:
     async def mark_sent(
         self, lease: Lease, messages: Mapping[int, DataClass], *, backfill_per_minute: int = 60
     ) -> list[int]:
-        """Mark messages as sent if consent now covers their kinds of data; return the numbers of the marked messages.
+        """Mark messages as sent if the lease is valid and consent and trust now cover them; return the marked numbers.
 
         `backfill_per_minute` limits messages of earlier turns for each workspace, across all processes.
         """
@@ -236,7 +236,10 @@ class Deliveries:
         return self._count_dead(self._found(number, await self._execute("drop", row)), "dropped")
 
     async def counts(self) -> tuple[dict[str, int], dict[str, int], int]:
-        """Return the number of messages by status, of dead messages by reason, and of all repeats."""
+        """Return the number of messages by status, of dead messages by reason, and of all repeats.
+
+        `turns` in the first mapping is the number of turns that are not split into messages yet.
+        """
         by_status: dict[str, int] = {}
         dead: dict[str, int] = {}
         repeats = 0

@@ -152,7 +152,7 @@ class Backfilled:
     queued: int
     """The turns that are queued now."""
     left: int
-    """The turns that are not queued; if there are any, call again."""
+    """At least this many turns are not queued yet (each session counts one at most); unless it is 0, call again."""
 
 
 @dataclass(frozen=True)
@@ -187,7 +187,7 @@ class Backfill(ClockedTables, sql=("graph_turns.sql",)):
     """
 
     async def sessions(self, user_id: str | None = None) -> list[str]:
-        """Return the ids of sessions with turns that were never queued, of one user or of all users."""
+        """Return up to 10,001 ids of sessions with turns that were never queued, of one user or of all users."""
         async with self._driver.reading() as connection:
             rows = await connection.fetch(self._sql["sessions_to_backfill"], {"user_id": user_id, "limit": 10_001})
         return [row[0] for row in rows]
@@ -197,7 +197,8 @@ class Backfill(ClockedTables, sql=("graph_turns.sql",)):
     ) -> Backfilled:
         """Queue up to `limit` earlier turns of sessions, the oldest of each session first.
 
-        Sessions without a group are skipped, because no delivery would show that they were queued.
+        Sessions of agents are skipped, and sessions that have no group, as no delivery would show that they were
+        queued.
 
         Raises:
             SessionNotFound: a session does not exist.
@@ -230,7 +231,7 @@ async def purge(
     """Delete a group, and check that it is gone.
 
     Queued messages are given up first. Accepted messages would create the group again, so this function calls `deliver`
-    until the server has stored them and they are confirmed.
+    until they are confirmed as stored, for at most 120 seconds.
 
     Raises:
         GraphitiError: the server failed.
@@ -267,7 +268,7 @@ async def retract(client: GraphitiClient, deliveries: Deliveries, fact_id: str, 
 
 
 async def delete_episodes(client: GraphitiClient, group_id: str, names: Collection[str]) -> tuple[set[str], set[str]]:
-    """Delete episodes by name. Return which of the names the server listed before the deletion, and which after it.
+    """Delete the named ones of a group's last 10,000 episodes; return the names listed before and after the deletion.
 
     Raises:
         GraphitiError: the server does not answer.

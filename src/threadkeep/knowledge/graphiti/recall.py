@@ -255,7 +255,7 @@ class GraphRecaller:
         )
 
     def _probe(self, groups: _Groups, query: str) -> None:
-        """Start a search in the background, unless one is running or the breaker is open. No turn waits for it."""
+        """Start a search in the background, unless one is running or the breaker pauses. No turn waits for it."""
         if (self._probing is None or self._probing.done()) and self._breaker.allows():
             group_ids = next(iter(groups.ids.values()))
             self._probing = asyncio.create_task(
@@ -271,7 +271,10 @@ class GraphRecaller:
 
 
 def scopes_asked(text: str, options: GraphitiOptions) -> list[ScopeKind]:
-    """Return the scopes to search for an input; `auto` includes `user` if the input is about the user's own things."""
+    """Return the scopes to search for an input.
+
+    `auto` means session and workspace, and `user` too if the input is about the user's own things.
+    """
     asked: list[ScopeKind] = []
     for name in options.recall_scopes:
         if name != "auto":

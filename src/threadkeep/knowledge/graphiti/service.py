@@ -162,7 +162,7 @@ class Graphiti:
 
         Raises:
             GraphitiClosed: Graphiti is off.
-            InvalidInput: a kind of data does not exist.
+            InvalidInput: a kind of data does not exist, or `chat_text` is missing.
         """
         consent = await self.consents.decide("granted", data_classes, by=by)
         await self._require().wake()
@@ -213,7 +213,7 @@ class Graphiti:
         return await self._deliveries.drop(number, status)
 
     async def test(self, *, smoke: bool = False) -> list[Check]:
-        """Check the server; with `smoke`, also write a test message, find it and delete it.
+        """Check the server; with `smoke`, if that succeeds, also write a test message, find it and delete it.
 
         Raises:
             GraphitiClosed: Graphiti is off.

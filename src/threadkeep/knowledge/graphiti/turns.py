@@ -137,7 +137,7 @@ class TurnQueue:
         self._sql = owner_statements(driver.backend, "graph_turns.sql")
 
     async def make_deliveries(self) -> int:
-        """Create the deliveries of the oldest turns, and return the number of these turns; 0 if there are none.
+        """Create the deliveries of the oldest 50 turns, and return the number of these turns; 0 if there are none.
 
         If the queue exceeds its limits, whole turns are given up: the least urgent kind first, oldest turn first.
         """
@@ -185,7 +185,7 @@ class TurnQueue:
         return added
 
     async def revive(self, connection: Connection, scope: Scope, message: Outbound) -> int:
-        """Requeue a message of a scope that was given up; return 0 if there is no such message."""
+        """Queue a message again that was given up for a scope; return 0 if there is no such message."""
         row = {"group_id": await self.group_of(connection, scope), "name": message.name, "content": message.content}
         return await connection.execute(self._sql["revive"], row)
 
@@ -212,7 +212,7 @@ class TurnQueue:
     async def scopes_of(
         self, connection: Connection, session_id: str, user_id: str | None, workspace: str | None
     ) -> list[Scope]:
-        """Return the session's scopes whose groups receive its messages by the options, if their owner is valid."""
+        """Return the scopes whose groups receive a session's messages by the options, if the scope's owner is valid."""
         person = user_id
         if user_id is not None:
             rows = await connection.fetch(self._sql["canonical_id"], {"person_id": user_id})
@@ -277,7 +277,7 @@ class TurnQueue:
     async def _question(
         self, connection: Connection, turn: _Turn, answer: Message, messages: Sequence[Message]
     ) -> list[Message]:
-        """Return the question that an answer refers to, after the earlier user messages of the same run."""
+        """Return an answer's question, after the earlier user messages of its run; empty if the question is gone."""
         asked = next((one for one in messages if one.id == answer.answers), None)
         if asked is None:
             key = {"session_id": turn.session_id, "message_id": answer.answers}

@@ -18,7 +18,7 @@ Somebody = Annotated[str, Field(min_length=1, max_length=512, description="The d
 
 
 class ConsentList(BaseModel):
-    """The decisions about consent, newest first."""
+    """The newest 20 decisions about consent, newest first."""
 
     consents: list[Consent]
 

@@ -24,7 +24,7 @@ from threadkeep.observe import EpisodesDelivered, GraphitiTrouble, Observer
 from threadkeep.records.graphiti import DataClass, GraphitiOptions
 
 _GROUPS_AT_ONCE = 8
-# The length of a lease in call timeouts. A lease must outlast a call, before which it is renewed.
+# The length of a lease, as a multiple of a call's timeout. A lease is renewed before a call and must outlast it.
 _LEASE_TIMEOUTS = 3
 _LONGEST_POLL_SECONDS = 15.0
 _DENIED_SECONDS = 300.0
@@ -105,7 +105,10 @@ class DeliveryWorker:
                 await asyncio.wait(self._serving.values())
 
     async def deliver_due(self, *, wait: bool = False) -> None:
-        """Queue the messages of new turns, and start serving due groups; with `wait`, return when they are served."""
+        """Queue the messages of new turns, and start serving due groups, as far as the breaker allows.
+
+        With `wait`, return when these groups are served.
+        """
         while await self._turns.make_deliveries():
             pass
         if self._breaker.is_open and not self._breaker.allows():
@@ -211,7 +214,7 @@ class DeliveryWorker:
         return _Pause(_LONGEST_POLL_SECONDS, error="no_consent") if queued else _Pause(self._options.poll_seconds)
 
     async def _progress(self) -> tuple[int, datetime | None]:
-        """Return the number of unconfirmed messages and the time of the last confirmation, cached for one poll."""
+        """Return the number of unconfirmed messages and the time of the last confirmation, from a short-lived cache."""
         now = self._clock()
         if (
             self._known_progress is None
@@ -336,7 +339,7 @@ class DeliveryWorker:
         return await self._git.read()
 
     def _pause_after(self, error: GraphitiError, lease: Lease) -> _Pause:
-        """Return the pause of a group after a failure."""
+        """Report a failure and count it in the breaker; return the pause of the group."""
         self._observer.notify(GraphitiTrouble(work="delivery", error=error.kind))
         asked = _DENIED_SECONDS if error.kind == "denied" else error.retry_after or 0.0
         self._breaker.failed(at_least_seconds=asked)

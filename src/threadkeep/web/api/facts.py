@@ -169,7 +169,7 @@ async def get_proposal(proposal_id: FactId, app: AppInUse, user_id: KnowledgeUse
 async def decide_proposal(
     proposal_id: FactId, decision: DecisionInput, app: AppInUse, user_id: KnowledgeUser = None
 ) -> ProposalView:
-    """Accept a proposal, reject it permanently, or undo an acceptance, so that the previous value is valid again."""
+    """Accept an open or rejected proposal, reject an open one, or undo an acceptance and restore the old value."""
     proposals = app.memory.proposals
     verbs = {"accept": proposals.accept, "reject": proposals.reject, "undo": proposals.undo}
     return ProposalView.of(await verbs[decision.decision](proposal_id, by=decision.by, user_id=user_id))
