@@ -31,7 +31,7 @@ _PART_SECONDS = 30.0
 _SHOWN = 20
 _PAUSE_SECONDS = 3.5
 _BETWEEN_CRASHES = (3.0, 8.0)
-# A dead process is detected after two seconds, so some processes must live longer than that.
+# A dead process is detected by the others after two seconds, so some of these must live longer than that.
 _KILLS: Mapping[Engine, tuple[float, float]] = {"sqlite": (0.3, 1.5), "postgres": (1.0, 5.0)}
 
 
@@ -45,7 +45,7 @@ def main(arguments: Sequence[str]) -> int:
         case []:
             return max(make_turns([]), make_runs([]))
         case _:
-            # Options without a subcommand are those of `chaos runs`, which is older.
+            # Without a subcommand, options are those of `chaos runs`, which existed before the subcommands.
             return make_runs(arguments)
 
 

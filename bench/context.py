@@ -93,7 +93,7 @@ def write_section(found: Found, docs: Path) -> None:
 
 
 def main(arguments: Sequence[str], docs: Path) -> int:
-    """Measure, print, write the section, and return the exit code."""
+    """Measure and print; unless the run is quick, write the section. Return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m bench context", description=main.__doc__)
     parser.add_argument("--quick", action="store_true", help="a smoke run on short sessions; the page stays")
     given = parser.parse_args(arguments)

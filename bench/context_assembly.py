@@ -128,7 +128,7 @@ def _session_id(kind: str, stored: int) -> str:
 
 
 def _calling(engine: Engine, memory: Memory, plan: AssemblyPlan) -> list[tuple[Contest, Operation]]:
-    """Return Threadkeep's contests on an engine."""
+    """Return Threadkeep's contests on an engine, each with the function that runs it."""
     model = ScriptedModel()
 
     def calling(kind: str, stored: int) -> Operation:
@@ -150,7 +150,7 @@ def _calling(engine: Engine, memory: Memory, plan: AssemblyPlan) -> list[tuple[C
 
 
 def _trimming(plan: AssemblyPlan) -> list[tuple[Contest, Operation]]:
-    """Return the contests of `trim_messages`."""
+    """Return the contests of `trim_messages`, each with the function that runs it."""
     counters: dict[str, Callable[[Sequence[BaseMessage]], int]] = {
         APPROXIMATE: count_tokens_approximately,
         ESTIMATE: lambda messages: count_tokens(list(messages)),

@@ -133,7 +133,7 @@ def _replies(kind: Kind) -> Iterator[str | AIMessage]:
 
 
 def shared(calls: Sequence[Sequence[BaseMessage]]) -> float:
-    """Return the share of calls that begin with the previous call up to its input, without blocks recalled for it."""
+    """Return the share of calls that begin with the previous call, not counting blocks recalled for its input."""
     pairs = [(_told(_up_to_input(before)), _told(after)) for before, after in itertools.pairwise(calls)]
     return sum(after[: len(before)] == before for before, after in pairs) / len(pairs)
 

@@ -71,7 +71,7 @@ class Turns:
 
 @dataclass(frozen=True)
 class Recalled:
-    """How often the fact that answers a question was first, and how often it was among the first ones."""
+    """The shares of questions whose answering fact was ranked first, and among the first five."""
 
     facts: str
     ranking: str
@@ -278,7 +278,7 @@ async def _recalled(plan: KnowledgePlan) -> list[Recalled]:
 
 
 async def _rank(memory: Memory, asked: Asked, scope: Scope, embedder: _Embedder | None) -> int | None:
-    """Return the rank of the fact that answers a question; None if it is not among the first ones."""
+    """Return the rank of the fact that answers a question, from 0; None if it is not among the first five."""
     found = await memory.knowledge.recall(asked.text, [scope], limit=_LOOKED_AT, embedder=embedder)
     keys = [fact.key for fact in found]
     return keys.index(asked.key) if asked.key in keys else None
@@ -340,7 +340,7 @@ def write_section(found: Found, docs: Path, embedding: str = FULL.embedding) -> 
 
 
 def main(arguments: Sequence[str], docs: Path) -> int:
-    """Measure, print, and write the section; return the exit code."""
+    """Measure and print; unless the run is quick, write the section. Return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m bench knowledge", description=main.__doc__)
     parser.add_argument("--quick", action="store_true", help="a smoke run; the page stays")
     parser.add_argument("--embed", metavar="MODULE:FUNCTION", help="a function that returns a vector for each text")

@@ -1,4 +1,4 @@
-"""The contenders of one engine, open at the same time, each with its own data and the same content."""
+"""The contenders of one engine, open at the same time, with the same content. Some share a database."""
 
 from __future__ import annotations
 

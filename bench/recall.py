@@ -89,7 +89,7 @@ class Recall:
             self._vectors = dict(zip((turn.id for turn in turns), vectors, strict=True))
 
     def alike(self, query: str) -> dict[str, float] | None:
-        """Return the similarity of the query to each turn, if there is an embedding."""
+        """Return the similarity of the query to each turn; None without an embedding."""
         if self._embed is None:
             return None
         [asked] = self._embed([self._index.meaningful(query)])

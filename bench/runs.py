@@ -83,7 +83,7 @@ def write_section(found: Mapping[Engine, Found], docs: Path) -> None:
 
 
 def main(arguments: Sequence[str], docs: Path) -> int:
-    """Measure, print, write the section, and return the exit code."""
+    """Measure and print; after a full run on both engines, write the section. Return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m bench runs", description=main.__doc__)
     parser.add_argument("--quick", action="store_true", help="a smoke run with a few turns; the page stays")
     parser.add_argument("--engine", choices=ENGINES, help="measure on this engine only; the page stays")

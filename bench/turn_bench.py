@@ -109,7 +109,7 @@ def _run(engine: Engine, seed: int, given: argparse.Namespace) -> Report:
 def plans(
     engine: Engine, seed: int, turns: int, faults: Mapping[FaultName, int], *, shape: str | None = None
 ) -> list[TurnPlan]:
-    """Return the parts of a run, each with its share of turns and faults, its own seed, and the next shape."""
+    """Return the parts of a run, each with its share of turns and faults, its own seed, and a shape (all in turn)."""
     parts, found = max(1, round(turns / _TURNS_OF_PART)), []
     for part in range(parts):
         kind, transcripts = SHAPES[shape] if shape is not None else list(SHAPES.values())[part % len(SHAPES)]

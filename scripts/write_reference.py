@@ -131,7 +131,7 @@ def _commands(command: object, name: str) -> Iterator[tuple[str, object]]:
 
 
 def _options(command: object) -> dict[str, str]:
-    """Return the options of a command in the form of the first column, with their help."""
+    """Return the options of a command, as the first column of the table has them, with their help."""
     found: dict[str, str] = {}
     for parameter in getattr(command, "params", []):
         words = [word for word in (*parameter.opts, *parameter.secondary_opts) if word.startswith("-")]

@@ -51,7 +51,7 @@ _DAMAGE_CURE = "Restore a backup. What can still be read is saved by: threadkeep
 
 
 async def check_database(settings: Settings) -> list[Finding]:
-    """Return all findings about the configured database."""
+    """Return the findings about the configured database, except those about its integrity."""
     address = settings.database
     if address.path is not None and not os.access(address.path, os.F_OK):
         return [_not_there(address, nearest_existing(address.path.parent))]

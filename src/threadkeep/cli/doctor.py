@@ -123,7 +123,7 @@ def check_summary_model(settings: Settings) -> list[Finding]:
 
 
 def check_pending(settings: Settings) -> list[Finding]:
-    """Return findings about pending turns: turns not yet written to this database, or to one used earlier."""
+    """Return findings about pending turns, of this database and of those used earlier, and about their folder."""
     from threadkeep.history.pending import folder_of
     from threadkeep.history.pending_files import waiting_files
 

@@ -86,7 +86,7 @@ def verbs(help_text: str) -> typer.Typer:
 
 
 def with_whole_options(arguments: Sequence[str]) -> list[str]:
-    """Insert `previous` after a `--diff` that no number follows, because typer does not support optional values."""
+    """Return the arguments with `previous` after a `--diff` without a number; typer supports no optional values."""
     whole: list[str] = []
     for position, word in enumerate(arguments):
         whole.append(word)
@@ -206,7 +206,7 @@ def with_common_options(application: typer.Typer) -> TyperGroup:
 
 
 class _Conversion(RuntimeParam):
-    """A converter of option values that imports pydantic only for values that are neither text nor the default."""
+    """A converter of option values that imports pydantic only if a value is neither text nor the default."""
 
     def _coerce_value(self, value: Any, param: _TyperParameter, ctx: Context) -> Any:
         if value == param.default or (self.annotation in (str, str | None) and isinstance(value, str)):

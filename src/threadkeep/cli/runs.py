@@ -143,7 +143,7 @@ async def show_trace(
 
 @commands.command("cancel")
 async def cancel_run(run_id: RunIdArgument, user: RunUser = None) -> None:
-    """Cancel a run and all its descendants, in any process."""
+    """Cancel a run and all its descendants, whichever processes execute them."""
     stopped, found = await _cancel(run_id, user)
     if terminal.as_json:
         terminal.json({"run_ids": stopped})

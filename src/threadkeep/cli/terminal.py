@@ -275,7 +275,7 @@ def typed(session_id: str, options: str) -> str:
 
 
 def shown(value: object, nothing: str = "") -> str:
-    """Return a value as a cell of a table: a time as the time since then, None as `nothing`."""
+    """Return a value as a cell of a table: a time in the form of `relative`, None as `nothing`."""
     if value is None:
         return nothing
     return relative(value) if isinstance(value, datetime) else str(value)

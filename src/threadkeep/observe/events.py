@@ -133,7 +133,7 @@ class AnswerDiscarded(StoreEvent):
 
 
 class PendingWrites(Event):
-    """The number of turns that wait in the pending writes has changed."""
+    """The number of turns that wait in the pending writes of this process may have changed."""
 
     backend: Backend
     count: int
@@ -210,7 +210,7 @@ class SummaryFailed(SessionEvent):
 
 
 class FactsProposed(SessionEvent):
-    """Facts were proposed from people's messages in a session; `accepted` of them were accepted automatically."""
+    """Facts were proposed from people's messages in a session, or proposed facts were accepted automatically."""
 
     proposed: int
     accepted: int
@@ -242,7 +242,7 @@ class ManifestsDropped(Event):
 
 
 class ManifestWriteFailed(Event):
-    """Manifests of model calls could not be written. They wait for a retry; calls and turns continue."""
+    """An attempt to write manifests failed. They wait for a retry or are dropped; model calls and turns continue."""
 
     backend: Backend
     error: str
@@ -269,7 +269,7 @@ class RunsPruned(Event):
 
 
 class IndexingBegan(Event):
-    """An upgrade or an import left a number of `messages` to index; searches are incomplete until they are indexed."""
+    """Many `messages` must be indexed, for example after an upgrade or import; searches are incomplete until then."""
 
     messages: int
 
@@ -295,7 +295,7 @@ class ExtraNotFound(SessionEvent):
 
 
 class EmbeddingsSkipped(SessionEvent):
-    """An embedding model rejected some messages; full-text search still finds them, and they are retried later."""
+    """An embedding model failed for some messages; full-text search still finds them, and they are retried later."""
 
     count: int
     error: str
