@@ -161,7 +161,7 @@ class _Check:
         return kept and not told.final and self.outage(asked, told.at)
 
     def lost(self) -> Iterator[Fault]:
-        """Check that an answered question is stored, and that each stored question has an answer."""
+        """Check that each question was answered, and is stored with an answer of each speaker."""
         for message_id, asked in self.asked.items():
             if message_id not in self.told:
                 refused = [

@@ -94,7 +94,7 @@ def model_of(settings: Settings) -> BaseChatModel | None:
 async def show_now(memory: Memory, choice: CallChoice, look: ContextLook, *, only_next: bool = False) -> None:
     """Show the last call and a summary of the next one; show the next in full if there is no last or with `only_next`.
 
-    For a conversation that an agent stores itself, show the last call: the built-in chat does not answer in it.
+    In a conversation that an agent stores itself, the built-in chat makes no calls: `only_next` is rejected there.
     """
     from threadkeep.agent.context_view import look_ahead, look_back
     from threadkeep.cli.context_output import show_next, show_whole_next

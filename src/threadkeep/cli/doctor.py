@@ -65,7 +65,7 @@ def _no_room(settings: Settings) -> list[Finding]:
 
 
 def check_disk(settings: Settings) -> list[Finding]:
-    """Check the free space for the database and the pending writes; PostgreSQL's disk cannot be checked."""
+    """Return a finding for each disk with the database or the pending writes; PostgreSQL's disk cannot be checked."""
     from threadkeep.history.pending import default_folder
 
     folders = {"pending writes": settings.pending_dir or default_folder()}

@@ -91,7 +91,7 @@ async def opened_sessions() -> AsyncIterator[AllSessions]:
 
 @asynccontextmanager
 async def opened_session(session_id: str, user_id: str | None) -> AsyncIterator[tuple[Session, SessionInfo]]:
-    """Open the memory; yield a session and its metadata. If a user is named, the session must not be another user's."""
+    """Open the memory; yield a session and its metadata. If a user is named, the session must be that user's."""
     async with opened_sessions() as sessions:
         yield await sessions.find(session_id, user_id=user_id)
 

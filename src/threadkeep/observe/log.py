@@ -130,8 +130,8 @@ def configure_logging(level: Level = "INFO", *, json: bool = False, stream: Text
     """Send all logging to one stream (stderr by default) as readable lines or as JSON.
 
     `level` applies to Threadkeep's own logger. Other libraries log from WARNING up, and uvicorn from INFO up,
-    because their detailed logs quote requests. The arguments of other libraries' log calls are removed. An error is
-    logged with its class and its locations but not its message, and a request with its path but not its query.
+    because their detailed logs quote requests. Only log calls of Threadkeep and uvicorn keep their arguments. An error
+    is logged with its class and its locations but not its message, and a request with its path but not its query.
     """
     target = sys.stderr if stream is None else stream
     handler = _Handler(target)
