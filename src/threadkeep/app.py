@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class App:
-    """The parts that every interface needs: settings, memory, chat, workflows, runs and metrics."""
+    """The parts that every interface needs; `metrics` is None without its extra, `channels` if no bots run."""
 
     settings: Settings
     memory: Memory
@@ -54,7 +54,7 @@ class App:
     channels: ChannelService | None = None
 
     async def end_turns(self, seconds: float) -> None:
-        """Accept no more turns, and let running turns finish within `seconds`; other workers resume the rest."""
+        """Accept no more turns, and let running turns finish within `seconds`; other workers resume recorded runs."""
         loop = asyncio.get_running_loop()
         until = loop.time() + seconds
         await self.chat.close(seconds)
@@ -74,7 +74,7 @@ async def open_app(
 
     Without `works`, this process executes no queued runs. With `bots`, it runs the configured bots.
     `channel` is added to events that name no channel. On exit, running turns get `shutdown_timeout`
-    seconds to finish; turns that need longer are left to other processes.
+    seconds to finish; recorded runs that need longer are left to other processes.
 
     Raises:
         InvalidSettings: a model cannot be created, its context window is too small for a question, a bot is invalid, or
@@ -233,7 +233,7 @@ def chat_options(settings: Settings) -> ChatOptions:
 
 
 def _with_summarizer(options: ChatOptions, model: BaseChatModel, name: str) -> Compression | None:
-    """Return compression options with a summarizer of the named model, or else the chat's; None if there are none."""
+    """Return the compression options with a summarizer that uses the named model or the chat's; None if it is off."""
     if options.compression is None:
         return None
 
@@ -253,7 +253,7 @@ def _metrics(settings: Settings, workflows: Workflows) -> PrometheusObserver | N
 
 
 def _spans(settings: Settings) -> list[Observer]:
-    """Return an observer that makes OpenTelemetry spans in a list; empty if the settings do not turn it on.
+    """Return a list with the observer that makes OpenTelemetry spans, or an empty list if `otel` is off.
 
     Raises:
         InvalidSettings: the extra `otel` is not installed.

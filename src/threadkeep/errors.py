@@ -15,7 +15,7 @@
     ├── MessageSuperseded                 the message was taken back or replaced before
     ├── QuestionGone (LookupError)        the message that a turn answers was deleted
     ├── RunNotFound (LookupError)
-    ├── KnowledgeNotFound (LookupError)   no such fact, procedure or person; .kind says which
+    ├── KnowledgeNotFound (LookupError)   no such fact, person or other item; .kind says which
     ├── SessionBusy                       another turn of the session is queued or running
     ├── ContextGone (LookupError)         some messages of a model call no longer exist
     ├── WorkflowNotFound (LookupError)    no workflow of that name is registered

@@ -118,7 +118,7 @@ class _Tools:
         from_seq: Annotated[int, Field(ge=1, lt=2**53, description="The number of the first message.")],
         to_seq: Annotated[int, Field(ge=1, lt=2**53, description="The number of the last one; up to 50 are shown.")],
     ) -> str:
-        """Return messages of a session word for word, by their numbers; a session's first message has the number 1."""
+        """Return messages of a session word for word, by their numbers (from 1), without those that were superseded."""
         last = min(to_seq, from_seq + 49)
         try:
             await self._session(session_id).info()
@@ -136,7 +136,7 @@ class _Tools:
         return _quoted([_described(info) for info in found])
 
     async def facts(self, query: str | None = None, limit: Limit = 20) -> str:
-        """List known facts, newest first; a query searches keys and values."""
+        """List known facts, last changed first; a query searches keys and values."""
         try:
             wanted = FactQuery(text=query, user_id=self._caller().user_id, limit=limit)
             found, _ = await self._memory.knowledge.facts_page(wanted)

@@ -72,10 +72,9 @@ class Sender:
 class IncomingMessage:
     """A message of a chat.
 
-    `message_id` is the same each time that the platform sends the message. `results` are the fields for templates of a
-    workflow.
-    `reply_to` is the address of the answer, as JSON that the outbox stores; it may contain secrets. `sent_at` is the
-    platform's time, None if unknown. `quoted_text` is the text that the message replies to; it is not part of the
+    `message_id` is the same each time that the platform sends the message. `results` has the fields for a workflow's
+    templates. `reply_to` is the answer's address, as JSON that the outbox stores; it may contain secrets. `sent_at` is
+    the platform's time, None if unknown. `quoted_text`, the text that the message replies to, is not part of the
     transcript. A `private` chat has one person. A message with `wants_answer` False is stored but starts no run.
     """
 
@@ -189,13 +188,13 @@ class Channel(Protocol):
 
     - `receive` verifies the exact bytes of a callback, in constant time, before it parses more than their envelope.
     - After verification, `receive` raises no error: an update that it cannot interpret is `Ignored`.
-    - An `IncomingMessage` has non-blank text. Its `session_id` and `message_id` are the same for each delivery.
+    - An `IncomingMessage` has non-blank text, and the same `session_id` and `message_id` each time that it is sent.
     - Errors and the `repr` of records contain no secrets and no text of a message.
     """
 
     @property
     def kind(self) -> ChannelKind:
-        """The platform. It is a label of the metrics and the first part of each key."""
+        """The platform. It is a label of the metrics and the first part of each session key."""
 
     @property
     def name(self) -> str:
@@ -257,8 +256,8 @@ type Account = Mapping[str, Json]
 class Part:
     """A part of an answer that fits into one message.
 
-    `key` is the same for each attempt, for platforms that drop duplicates. Only the `first` part is sent as a reply. If
-    `again` is True, the part may have been sent before.
+    `key` is the same for each attempt, for platforms that drop duplicates. Only the `first` part is sent as a reply to
+    the message. If `again` is True, the part may have been sent before.
     """
 
     text: str = field(repr=False)

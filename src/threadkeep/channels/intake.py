@@ -105,8 +105,8 @@ class Intake:
     async def take_left(self, older_than: timedelta) -> None:
         """Take messages that dead processes left in the outbox without a run, as not every platform repeats them.
 
-        Commands are skipped: executed late, they would reset or erase messages that arrived in the meantime. Only the
-        confirmation of a deletion that was requested is completed.
+        Commands are skipped: executed late, they would reset or erase messages that arrived in the meantime. But a
+        deletion that was already requested is still confirmed.
 
         Raises:
             StoreUnavailable: some messages were not taken.
@@ -382,8 +382,8 @@ class Intake:
         Then the deletion is confirmed.
         """
         session_id = message.session_id or ""
-        # The entry's key has no session id, because deleting a session deletes its entries. It names no person.
-        # It differs from the key of the deletion's record, which the outbox would take for the run of the answer.
+        # The entry has a key of its own, which names no person: deleting a session deletes the entries with its id, and
+        # under the key of the deletion's record the outbox would take this record for the run that answers.
         key = (bot.name, f"{FORGOTTEN}{deletion_key(session_id)}", message.message_id)
         stored = stored_message(message)
         added = await self._outbox.add(

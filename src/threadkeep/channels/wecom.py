@@ -193,7 +193,7 @@ PARSER = "wecom_events_parser"
 
 @dataclass(frozen=True, kw_only=True)
 class WeComDirectOptions:
-    """Options of an application of a corporation."""
+    """Options of a corporation's application."""
 
     name: str
     corp_id: str

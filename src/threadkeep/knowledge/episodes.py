@@ -69,7 +69,7 @@ class Episodes(ClockedTables, sql=("episodes.sql",)):
         return found[:limit]
 
     async def recall(self, query: str, scopes: Sequence[Scope], *, limit: int = 5) -> list[Episode]:
-        """Return the episodes that are relevant to a query, best first; scopes of workspaces have none.
+        """Return the episodes that are relevant to a query, best first; a workspace has no episodes.
 
         For each scope, the last 40 messages of the newest 50 sessions are searched.
 

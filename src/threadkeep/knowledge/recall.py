@@ -28,7 +28,8 @@ _SPACES = re.compile(r"\s+")
 _KEY, _VALUE, _SYNONYM, _ATTRIBUTE, _TOPIC, _ALIKE = 1.0, 0.9, 0.7, 0.7, 0.45, 0.5
 _KIND_SHARE = 0.5
 _BEGINNING = 4
-# The weight of one standard deviation of similarity (a word has 1). Below `_LEAST_SIMILAR`, a fact needs a shared word.
+# The weight of one standard deviation of similarity (a word in the key has 1). Below `_LEAST_SIMILAR`, a fact needs a
+# shared word.
 _SIMILAR_SHARE, _LEAST_SIMILAR = 0.5, 0.5
 
 _MOST_VECTORS = 20_000

@@ -28,7 +28,7 @@ from threadkeep.records.knowledge import (
 _MOST_IDS = 1_000
 _MOST_TIMES = 2**53
 
-# Assignments instead of `type` aliases, because pydantic cannot add further limits to the latter.
+# These are assignments, because pydantic cannot add further limits to `type` aliases.
 Owner = Annotated[
     str,
     Field(

@@ -51,7 +51,7 @@ class Buckets:
         tokens, since = self._buckets.pop(name, (float(self._per_minute), now))
         tokens = min(tokens + (now - since) * rate, float(self._per_minute))
         allowed = tokens >= 1
-        self._buckets[name] = (tokens - 1 if allowed else tokens, now)  # last in the dict: it is in order of last use
+        self._buckets[name] = (tokens - 1 if allowed else tokens, now)  # at the end: the dict is in order of last use
         if len(self._buckets) > _MOST_BUCKETS:
             del self._buckets[next(iter(self._buckets))]
         return 0.0 if allowed else (1 - tokens) / rate

@@ -29,7 +29,7 @@ _logger = logging.getLogger("threadkeep.web")
 
 
 class KeyRing:
-    """The keys of the settings and of the database. A request reads the latter again if they are five seconds old.
+    """The keys of the settings and of the database. Requests read the database's keys again after five seconds.
 
     While the database does not answer, the keys of the last successful read stay valid.
     """
@@ -93,7 +93,7 @@ class KeyRing:
             self._next_read = time.monotonic() + REFRESH_SECONDS
 
     async def _note(self, key_id: str, moment: datetime) -> None:
-        with contextlib.suppress(StoreError):  # the next use that is a minute later is recorded instead
+        with contextlib.suppress(StoreError):  # the next use after a minute is recorded instead
             await self._keys.note_use(key_id, moment)
 
 

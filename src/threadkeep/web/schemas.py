@@ -243,7 +243,7 @@ class Edited(BaseModel):
 
 
 class RegenerateBody(BaseModel, extra="forbid", json_schema_extra=example(message_id="web-0001")):
-    """The question to answer again, named by a run or by its id; by default the newest question."""
+    """The question to answer again, given by its id or by a run that answered it; by default the newest question."""
 
     run_id: GivenId | None = Field(None, description="A run that answered the question.")
     message_id: GivenId | None = Field(None, description="The id of the question; not together with `run_id`.")

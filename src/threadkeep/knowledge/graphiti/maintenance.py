@@ -150,14 +150,14 @@ class Backfilled:
     __pydantic_config__ = DESCRIBED
 
     queued: int
-    """The turns that are queued now."""
+    """The number of turns that this call has queued."""
     left: int
-    """At least this many turns are not queued yet (each session counts one at most); unless it is 0, call again."""
+    """A lower bound of the number of turns that are not queued yet; if it is not 0, call again."""
 
 
 @dataclass(frozen=True)
 class Purged:
-    """The result of a purge of a group."""
+    """The result of purging a group."""
 
     __pydantic_config__ = DESCRIBED
 
@@ -197,8 +197,7 @@ class Backfill(ClockedTables, sql=("graph_turns.sql",)):
     ) -> Backfilled:
         """Queue up to `limit` earlier turns of sessions, the oldest of each session first.
 
-        Sessions of agents are skipped, and sessions that have no group, as no delivery would show that they were
-        queued.
+        Agents' conversations, and sessions without a group, are skipped: no delivery would show that they were queued.
 
         Raises:
             SessionNotFound: a session does not exist.
@@ -268,7 +267,7 @@ async def retract(client: GraphitiClient, deliveries: Deliveries, fact_id: str, 
 
 
 async def delete_episodes(client: GraphitiClient, group_id: str, names: Collection[str]) -> tuple[set[str], set[str]]:
-    """Delete the named ones of a group's last 10,000 episodes; return the names listed before and after the deletion.
+    """Delete episodes by name, if the group's last 10,000 list them; return the names listed before and after.
 
     Raises:
         GraphitiError: the server does not answer.

@@ -1,4 +1,4 @@
-"""The MCP client of Graphiti. The MCP server has one worker per group, which survives failures. It deletes reliably.
+"""The MCP client of Graphiti. The MCP server deletes reliably; it has one worker per group, which survives failures.
 
 Errors arrive inside successful responses and may quote messages, so their text is not passed on.
 """

@@ -91,7 +91,7 @@ class RestClient:
         return len(episodes)
 
     async def episodes(self, group_id: str, last: int) -> list[SeenEpisode]:
-        """Return the last messages of a group by time."""
+        """Return the newest messages of a group."""
         answer = await self._call("GET", f"/episodes/{check_group_id(group_id)}?last_n={last}")
         values = answer.json()
         if not isinstance(values, list):

@@ -78,9 +78,9 @@ async def answer_of(turn: ChatTurn) -> ChatResponseBody:
 async def stream(body: ChatRequestBody, app: AppInUse, caller: CallerInUse, request: Request) -> EventStream:
     """Answer a message as server-sent events.
 
-    First `start` (`session_id`, `run_id`, `message_id`), then `token` (`text`) for each piece, last `end` (all
-    fields of the response of `POST /api/v1/chat`) or `error` (a problem document). Lines that begin with a colon
-    keep the connection open. Failures before `start` are HTTP errors.
+    The first event is `start` (`session_id`, `run_id`, `message_id`). A `token` (`text`) follows for each piece.
+    The last event is `end` (all fields of the response of `POST /api/v1/chat`) or `error` (a problem document). Lines
+    that begin with a colon keep the connection open. Failures before `start` are HTTP errors.
     """
     return await open_stream(
         _begin(app, body, caller, stream=True),

@@ -144,7 +144,7 @@ async def list_proposals(
     limit: Limit = DEFAULT_LIMIT,
     cursor: Cursor = None,
 ) -> ProposalList:
-    """List the facts that were proposed from messages, most recently changed first. Each shows its message."""
+    """List the facts that were proposed from messages, most recently changed first. Each names its message."""
     if scope is not None and owner is None:
         raise InvalidInput("A `scope` of proposals needs its `owner`, such as scope=user&owner=ann.")
     query = ProposalQuery(
@@ -321,7 +321,7 @@ async def list_deliveries(
     after: Annotated[int, Query(ge=0, lt=2**53, description="Only deliveries with a higher number.")] = 0,
     limit: Limit = DEFAULT_LIMIT,
 ) -> DeliveryList:
-    """List the messages that wait for Graphiti, were delivered, or are dead. A dead message has the reason."""
+    """List the messages that wait for Graphiti, were delivered, or are dead. Dead messages show the reason."""
     found = await app.memory.graphiti.deliveries(status=status, after=after, limit=limit)
     following = found[-1].number if len(found) == limit else None
     return DeliveryList(deliveries=found, next_after=following)

@@ -198,7 +198,7 @@ _STARTED: dict[int | str, dict[str, Any]] = {
 async def start_run(
     name: WorkflowName, body: RunRequestBody, app: AppInUse, caller: CallerInUse, request: Request, response: Response
 ) -> RunBody | EventStream:
-    """Run a workflow in a session, one turn after another, in order of arrival.
+    """Run a workflow. The turns of one session run one after another, in order of arrival.
 
     `mode` selects the response. `wait`: the run, after it has ended or when it waits for a person. `stream`: the event
     `start`, which names the run, then the run's events. `background`: the run in its current state (202). The run

@@ -139,7 +139,7 @@ class _Parts(StreamParts):
     responses={200: _STREAM, **_FAILURES},
 )
 async def chat(body: ChatBody, app: AppInUse, caller: CallerInUse, request: Request) -> EventStream:
-    """Stream the answer to the new messages of a chat or to an edited message, or a new answer to its last question.
+    """Stream the answer to a chat's new messages or to an edited message, or a new answer to the last question.
 
     If `messageId` is the id of the request's last message, and this user message is stored with another text, the new
     text replaces it, and all later messages are superseded. The new version has its own id.

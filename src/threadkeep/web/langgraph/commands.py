@@ -113,7 +113,7 @@ async def start_run(app: App, thread_id: str | None, start: Start, *, mode: Mode
 async def _forked(app: App, session: Session, start: Start) -> RunRequest | None:
     """Supersede the messages after the checkpoint's next question; return the request that answers it.
 
-    A new text in `start` replaces the question. None, and no change, if no question follows.
+    A new text in `start` replaces the question. Return None and change nothing if no question follows.
     """
     page = await session.page((start.fork or 0) + 1 + _MOST, _MOST)
     later = [one for one in page.messages if (one.seq or 0) > (start.fork or 0)]
@@ -242,7 +242,7 @@ class Commands:
 async def send_command(
     thread_id: ThreadId, body: CommandBody, app: AppInUse, caller: CallerInUse, request: Request, user_id: UserId = None
 ) -> CommandResponseBody:
-    """Start a run, answer its question, or read the state. A command with a fault returns 200 with `type: error`."""
+    """Start a run, answer its question, or read the state. An invalid command returns 200 with `type: error`."""
     app.memory.session(thread_id)  # validates the id
     commands = Commands(app, thread_events_of(request.app), caller, thread_id, user_id)
     try:
