@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -21,7 +22,7 @@ from chatkit.types import (
     UserMessageTextContent,
 )
 
-from threadkeep import Memory, Message
+from threadkeep import Memory, MemoryOptions, Message, open_memory
 from threadkeep.chatkit import ThreadkeepStore
 
 NOW = datetime(2026, 11, 1, tzinfo=UTC)
@@ -103,6 +104,19 @@ async def test_items_are_replaced_and_removed_at_their_place(memory: Memory) -> 
     assert "a1" in [message.content for message in history]
 
 
+async def test_items_in_a_graph_store_are_replaced_and_removed(
+    database_url: str, memory_options: MemoryOptions
+) -> None:
+    """As in tables, also if others are added meanwhile; but not in one transaction."""
+    for check in (
+        test_items_are_replaced_and_removed_at_their_place,
+        test_items_that_are_saved_at_once_stay_in_order,
+    ):
+        async with open_memory(database_url, options=replace(memory_options, transcripts="graph_store")) as memory:
+            await check(memory)
+            await store_of(memory).delete_thread("t1", "ann")
+
+
 async def test_an_item_that_was_saved_with_the_same_text_can_be_changed_and_removed(memory: Memory) -> None:
     """Its older versions go too; an answer that was empty at first is sent to a model like others."""
     store, _ = await filled(memory)
@@ -128,6 +142,25 @@ async def test_items_that_are_saved_at_once_stay_in_order(memory: Memory) -> Non
     window = await memory.session("t1").window()
     assert [message.content for message in window.messages][2:3] == ["q2"]
     assert sorted(message.content for message in window.messages[3:]) == [f"new {number}" for number in range(4)]
+
+
+async def test_items_that_two_processes_rewrite_at_once_are_stored_once(shared_url: str) -> None:
+    """Each rewrite of the same item, and of a later one, leaves every item in its place, once; none is lost."""
+    async with open_memory(shared_url) as memory, open_memory(shared_url) as other:
+        store, _ = await filled(memory)
+        for number in range(5):
+            texts = [f"{number} of {name}" for name in ("one", "other")]
+            await asyncio.gather(
+                store.save_item("t1", answered("m2", texts[0]), "ann"),
+                store_of(other).save_item("t1", answered("m2", texts[1]), "ann"),
+                store_of(other).save_item("t1", asked("m3", texts[1]), "ann"),
+                other.session("t1", user_id="ann").append([Message("user", f"new {number}")]),
+            )
+            assert (await items_in(store, limit=20))[:5] == ["m1", "c1", "m2", "m3", "h1"]
+            assert len(await items_in(store, limit=20)) == 6 + number
+            window = [message.content for message in (await memory.session("t1").window()).messages]
+            assert window[1] in texts
+            assert window == ["q1", window[1], texts[1], *(f"new {one}" for one in range(number + 1))]
 
 
 async def test_what_others_said_is_an_item(memory: Memory) -> None:

@@ -25,10 +25,11 @@ from langchain_core.utils.uuid import uuid7
 from pydantic import TypeAdapter
 
 from threadkeep.adapters.items import item_message, messages_after, stored_item
-from threadkeep.errors import SessionNotFound, WrongUser
+from threadkeep.errors import SessionNotFound, StoreUnavailable, WrongUser
 from threadkeep.history.session import Session
 from threadkeep.memory import Memory
 from threadkeep.records import Json, Message, SessionInfo
+from threadkeep.store.driver import Joined
 from threadkeep.store.transcripts import SessionQuery
 
 _NAME = "chatkit"
@@ -42,6 +43,7 @@ _PREFIXES: Mapping[StoreItemType, str] = {
     "sdk_hidden_context": "shcx",
 }
 _PAGE = 1000
+_ATTEMPTS = 20
 _ITEM: TypeAdapter[ThreadItem] = TypeAdapter(ThreadItem)
 _ATTACHMENT: TypeAdapter[Attachment] = TypeAdapter(Attachment)
 
@@ -159,7 +161,7 @@ class ThreadkeepStore[TContext](Store[TContext]):
         position = _position(messages, item_id)
         if position is None:
             return
-        if messages[position].role == "system" and position + 1 < len(messages):
+        if messages[position].role == "system":
             await _append(session, item_message(_NAME, {"deleted": item_id}, role=None, text="[deleted]"))
         else:
             await self._rewrite(session, item_id, None)
@@ -220,29 +222,52 @@ class ThreadkeepStore[TContext](Store[TContext]):
         return items
 
     async def _rewrite(self, session: Session, item_id: str, item: ThreadItem | None) -> None:
-        """Supersede an item and all later messages; store `item` (if given), then copies of the later messages.
+        """Supersede an item and all later messages; store `item`, if given, in its place, and copies of the others.
 
-        If the call is interrupted before it stores them, the messages stay superseded but remain in the session's
-        history.
+        In tables this is one transaction, which is tried again if another writer has changed the session in between. In
+        a graph store, an interrupted call leaves the messages superseded, in the session's history.
+
+        Raises:
+            StoreUnavailable: the database does not answer, or other writers were faster each time.
         """
+        new = item_message(_NAME, {"deleted": item_id}, role=None, text="[deleted]")
+        if item is not None:
+            new = _message(item, None)
         async with self._rewriting:
-            messages = await self._messages(session)
-            position = _position(messages, item_id)
-            if position is None:
-                return
-            first = messages[position].seq or 0
-            taken = await session.take_back(len(messages) - position)
-            while taken and (taken[0].seq or 0) > first and (older := await session.take_back()):
-                taken = [*older, *taken]  # other writers have stored messages in the meantime
-            again = [
-                one.with_fields(id=str(uuid7()), seq=None, created_at=None, superseded_at=None, superseded_by=None)
-                for one in taken
-                if _item_id(one) != item_id
-            ]
-            if item is not None:
-                again.insert(sum((one.seq or 0) < first for one in taken), _message(item, None))
-            if again:
-                await _append(session, *again)
+            for _ in range(_ATTEMPTS):
+                if await self._rewrite_once(session, item_id, new):
+                    return
+        raise StoreUnavailable("The item was not changed: the database is busy. Try again.")
+
+    async def _rewrite_once(self, session: Session, item_id: str, new: Message) -> bool:
+        await session.deliver()
+        info = await self._info(session)
+        messages = await messages_after(session, 0)
+        position = _position(messages, item_id)
+        if position is None or messages[position].id == new.id:
+            return True  # another writer, or an attempt that seemed to fail, has done it
+        later = messages[position:]
+        if self.memory.in_graph_store:
+            await self._rewrite_in_steps(session, later, item_id, new)
+            return True
+        joined = Joined(supersedes_after=(later[0].seq or 0) - 1, seen=(info.last_seq, info.revision))
+        return await session.record_joined([new, *_copies(later, item_id)], lambda _: joined) is not None
+
+    async def _rewrite_in_steps(
+        self, session: Session, messages: Sequence[Message], item_id: str, new: Message
+    ) -> None:
+        first = messages[0].seq or 0
+        taken = await session.take_back(len(messages))
+        while taken and (taken[0].seq or 0) > first and (older := await session.take_back()):
+            taken = [*older, *taken]  # other writers have stored messages in the meantime
+        before = [one for one in taken if (one.seq or 0) < first]
+        await _append(session, *_copies(before, item_id), new, *_copies(taken[len(before) :], item_id))
+
+
+def _copies(messages: Sequence[Message], item_id: str) -> list[Message]:
+    """Return new messages with the contents of the given ones, except those of an item."""
+    fresh = {"seq": None, "created_at": None, "superseded_at": None, "superseded_by": None}
+    return [one.with_fields(id=str(uuid7()), **fresh) for one in messages if _item_id(one) != item_id]
 
 
 def _scope(user_id: str | None) -> str:

@@ -95,12 +95,14 @@ class NewTurns(NamedTuple):
 class Joined(NamedTuple):
     """Statements for the transaction that stores a turn, executed `before` and `after` its messages.
 
-    With `supersedes_after`, the transaction first supersedes the session's active messages after this `seq`.
+    With `supersedes_after`, the transaction first supersedes the session's active messages after this `seq`. If `seen`
+    is given, nothing is stored if the session has another `last_seq` and `revision`.
     """
 
     before: Sequence[Statement] = ()
     after: Sequence[Statement] = ()
     supersedes_after: int | None = None
+    seen: tuple[int, int] | None = None
 
 
 @dataclass

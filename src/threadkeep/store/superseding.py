@@ -82,13 +82,19 @@ class SupersedingWriter:
         messages = tuple(message_of(row) for row in taken)
         return Superseded(len(seqs), min(seqs, default=0), max(seqs, default=0), messages, by)
 
-    async def supersede_after(self, connection: Connection, session_id: str, seq: int, *, now: str) -> None:
-        """Supersede all active messages after a `seq`; other writers of the session must wait for the transaction."""
-        await connection.fetch(self._sql["hold"], {"session_id": session_id})
+    async def supersede_after(
+        self, connection: Connection, session_id: str, seq: int, *, now: str
+    ) -> tuple[int, int] | None:
+        """Supersede all active messages after a `seq`; other writers of the session must wait for the transaction.
+
+        Return the session's earlier `last_seq` and `revision`; None if it does not exist.
+        """
+        held = await connection.fetch(self._sql["hold"], {"session_id": session_id})
         between = {"session_id": session_id, "first_seq": seq + 1, "last_seq": END}
         mark = {**between, "now": now, "id": None, "superseded_by": None, "run_id": None}
         if seqs := [int(found) for (found,) in await connection.fetch(self._sql["supersede_between"], mark)]:
             await self.refresh(connection, session_id, seqs)
+        return (int(held[0][2]), int(held[0][3])) if held else None
 
     async def refresh(self, connection: Connection, session_id: str, seqs: Sequence[int]) -> None:
         """Update a session and its derived data, after the messages with these `seq` values were superseded."""

@@ -106,13 +106,17 @@ class TableTranscripts:
             raise TurnRefused("The statements that belong to the turn are too large; store them after the turn.")
         prepared.before, prepared.after, prepared.is_joined = joined.before, joined.after, True
         if joined.supersedes_after is not None:
-            return await self._append_instead(prepared, joined.supersedes_after)
+            return await self._append_instead(prepared, joined.supersedes_after, joined.seen)
         return await self._commits.append(prepared), prepared.rows
 
-    async def _append_instead(self, prepared: PreparedTurn, seq: int) -> tuple[Receipt, Sequence[list[Row]]]:
+    async def _append_instead(
+        self, prepared: PreparedTurn, seq: int, seen: tuple[int, int] | None
+    ) -> tuple[Receipt, Sequence[list[Row]]]:
         """Supersede the messages after a `seq` and store the turn in their place, in one transaction."""
         async with self._driver.writing() as connection:
-            await self._superseding.supersede_after(connection, prepared.turn.session_id, seq, now=prepared.now)
+            found = await self._superseding.supersede_after(connection, prepared.turn.session_id, seq, now=prepared.now)
+            if seen not in (None, found):
+                raise TurnRefused("Another writer has changed the session since it was read.")
             rows = await connection.fetch_each(prepared.before)
             receipt = await self._turns.store(connection, prepared)
             if receipt.duplicates:

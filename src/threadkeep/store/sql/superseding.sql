@@ -2,7 +2,7 @@
 
 -- name: hold
 -- Lock the session until the transaction ends.
-UPDATE chat_sessions SET active = active WHERE session_id = :session_id RETURNING user_id, title, last_seq
+UPDATE chat_sessions SET active = active WHERE session_id = :session_id RETURNING user_id, title, last_seq, revision
 
 -- name: newest_active
 SELECT min(n.seq), max(n.seq) FROM (
