@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
 import socket
+import weakref
 from pathlib import Path
 
 import httpx2
@@ -23,10 +25,18 @@ from tests.web.services import (
     streamed,
     until,
 )
+from threadkeep.app import App
 from threadkeep.errors import InvalidSettings
 from threadkeep.testing import Gate, ScriptedModel
 from threadkeep.web.server import bind
-from threadkeep.web.service import announcement
+from threadkeep.web.service import announcement, create_service
+
+
+def test_a_service_that_nobody_uses_is_freed(app: App) -> None:
+    """FastAPI's caches, which last as long as the process, hold nothing of it."""
+    service = weakref.ref(create_service(app))
+    gc.collect()
+    assert service() is None
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost"])

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, TextIO
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.responses import HTMLResponse
 from fastapi.routing import APIRoute
@@ -141,17 +141,20 @@ def create_service(app: App, *, heartbeat_seconds: float = HEARTBEAT_SECONDS) ->
 def _describe(service: FastAPI) -> None:
     """Serve Swagger UI from local files. Routes of fastapi-swagger are not used, because they add other pages."""
     service.mount(DOCS_FILES, StaticFiles(packages=[("fastapi_swagger", "resources")]))
-    script, style, icon = DOCS_PAGE
+    service.get(DOCS, include_in_schema=False)(_docs_page)
 
-    @service.get(DOCS, include_in_schema=False)
-    async def page() -> HTMLResponse:
-        return get_swagger_ui_html(
-            openapi_url=service.openapi_url or "",
-            title=service.title,
-            swagger_js_url=script,
-            swagger_css_url=style,
-            swagger_favicon_url=icon,
-        )
+
+async def _docs_page(request: Request) -> HTMLResponse:
+    # FastAPI caches every endpoint for the life of the process; one that holds its service would keep it in memory.
+    service: FastAPI = request.app
+    script, style, icon = DOCS_PAGE
+    return get_swagger_ui_html(
+        openapi_url=service.openapi_url or "",
+        title=service.title,
+        swagger_js_url=script,
+        swagger_css_url=style,
+        swagger_favicon_url=icon,
+    )
 
 
 def _mount_console(service: FastAPI) -> None:
