@@ -41,11 +41,28 @@ class Failing(AgentMiddleware[AgentState[Any], Any, Any]):
 
 
 class Approving(AgentMiddleware[AgentState[Any], Any, Any]):
-    """Asks a person before the model is called."""
+    """Asks a person before the first model call, in one of its hooks."""
+
+    def __init__(self, hook: str) -> None:
+        super().__init__()
+        self.hook = hook
+
+    def _ask(self, hook: str) -> None:
+        if hook == self.hook:
+            interrupt("may I?")
+
+    async def abefore_agent(self, state: AgentState[Any], runtime: Any) -> None:
+        """Interrupt the run if the hook is this one."""
+        self._ask("before_agent")
 
     async def abefore_model(self, state: AgentState[Any], runtime: Any) -> None:
-        """Interrupt the run."""
-        interrupt("may I?")
+        """Interrupt the run if the hook is this one."""
+        self._ask("before_model")
+
+    async def awrap_model_call(self, request: Any, handler: Any) -> Any:
+        """Interrupt the run if the hook is this one."""
+        self._ask("wrap_model_call")
+        return await handler(request)
 
 
 @pytest.mark.parametrize("first", [True, False], ids=["before", "behind"])
@@ -109,14 +126,26 @@ async def test_a_blocked_answer_is_never_stored(small_memory: Memory, first: boo
     assert "c@d.co" not in str(await kept_with_status(small_memory))
 
 
-async def test_an_interrupt_before_the_model_is_no_failure(memory: Memory) -> None:
-    """On every database: nothing is stored until the person has decided; then the turn is whole."""
+@pytest.mark.parametrize("first", [True, False], ids=["before", "behind"])
+@pytest.mark.parametrize("hook", ["before_agent", "before_model", "wrap_model_call"])
+@pytest.mark.parametrize("new", [None, "and now?"], ids=["resumed", "asked again"])
+async def test_an_interrupt_before_the_model_is_no_failure(
+    memory: Memory, hook: str, new: str | None, first: bool
+) -> None:
+    """On every database: until the person decides, the checkpoint alone has the question, which a guard may reject.
+
+    Only a model call that has begun has stored it. Then the turn is whole, also after another message in between.
+    """
     model = ScriptedModel(["fine"])
-    agent = make_agent(model, [SessionMemory(memory), Approving()], checkpointer=InMemorySaver())
-    await agent.ainvoke(input_of("hello"), config_of())
-    assert await kept_with_status(memory) == []
+    order = [Approving(hook), SessionMemory(memory)] if first else [SessionMemory(memory), Approving(hook)]
+    agent = make_agent(model, order, checkpointer=InMemorySaver())
+    questions = [("user", text, "complete") for text in ("hello", *([new] if new else []))]
+    for _, text, _ in questions:
+        await agent.ainvoke(input_of(text), config_of())
+    begun = hook == "wrap_model_call" and not first
+    assert await kept_with_status(memory) == (questions if begun else [])
     await agent.ainvoke(Command(resume="yes"), config_of())
-    assert await kept_with_status(memory) == [("user", "hello", "complete"), ("assistant", "fine", "complete")]
+    assert await kept_with_status(memory) == [*questions, ("assistant", "fine", "complete")]
 
 
 async def test_a_second_agent_that_is_blocked_changes_nothing_of_the_first(memory: Memory) -> None:
