@@ -57,7 +57,7 @@ _MOST_REMEMBERED = 10_000
 class RegenerationRequest:
     """A request to answer a question again. The run or the message id names the question; the newest is the default.
 
-    Without a `workflow`, the workflow that answered the question before is used again.
+    Without a `workflow`, the workflow that answered before is used again; if its run was deleted, the built-in chat.
     """
 
     run_id: str | None = None
@@ -94,7 +94,7 @@ class Chat:
         self._elsewhere_seconds = elsewhere_seconds
         self._answers = ChatAnswers(memory, workflows)
         self._turns: dict[tuple[str, str, str | None], ChatTurn] = {}
-        # A lock lives as long as a turn holds it or waits for it, so all turns of a session use the same lock.
+        # A lock lives as long as a turn holds it or waits for it, so all turns with one `order_key` use the same lock.
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._stopping: set[asyncio.Task[None]] = set()
         self._closing = False
@@ -137,16 +137,20 @@ class Chat:
 
         Raises:
             ModelCallFailed, RunFailed: there is no answer; the message is stored.
+            BudgetTooSmall: the message does not fit beside the system prompt.
             RunWaits: the workflow waits for a person's answer.
             SessionNotFound: the session belongs to another user, or was deleted meanwhile.
             SessionBusy: the workflow rejects messages while another turn of the session is active.
             TurnInMemoryOnly: the answer is stored neither in the database nor on disk yet; repeat the call later.
-            Interrupted: the service or the turn was stopped before there was an answer.
+            StoreUnavailable: the database is unavailable, and the message cannot be answered without it.
+            Interrupted: the service or the turn was stopped before there was an answer, a newer message rolled the turn
+                back, or another process did not answer in time.
+            InvalidKey, InvalidInput, WorkflowNotFound: as for `begin`.
         """
         return await self.begin(request, stream=False).answer()
 
     def stop(self, turn: ChatTurn) -> None:
-        """Stop a turn; its partial answer is stored as interrupted."""
+        """Request that a turn stops, without waiting for it; its partial answer, if any, is stored as interrupted."""
         turn.stopped = True
         if turn.cancel is not None:
             task = asyncio.create_task(turn.cancel(), name="threadkeep-stop")
@@ -202,7 +206,7 @@ class Chat:
         return answer
 
     async def _answer_recorded(self, turn: ChatTurn) -> ChatAnswer | None:
-        """Return the answer of a recorded run; None if the database cannot record or execute one now."""
+        """Return the answer of a recorded run; None without a run service, or if the run failed without a database."""
         session = self._memory.session(turn.session_id, user_id=turn.request.user_id)
         # Submit one message at a time, so that the turns keep the order of arrival.
         async with self._lock_of(turn.order_key):
@@ -218,11 +222,11 @@ class Chat:
         return await self._answers.of_recorded(turn, ended, runs, submitted)
 
     def _lock_of(self, key: str) -> asyncio.Lock:
-        """Return the lock that orders this process's work on one session; the database also orders recorded runs."""
+        """Return the lock for an `order_key` or a session id; the database also orders recorded runs."""
         return self._locks.setdefault(key, asyncio.Lock())
 
     async def _service(self, session: Session) -> RunService | None:
-        """Wait for the run service and return it; return None if it is not available now."""
+        """Wait for the run service and return it; None if this process cannot have an engine for the database."""
         if self._runs.opened is not None:
             return self._runs.opened
         pending = self._memory.pending
@@ -239,7 +243,7 @@ class Chat:
             return None
 
     async def _end_of(self, turn: ChatTurn, runs: RunService, submitted: Submitted) -> Run | Outcome:
-        """Return a run after its end; return only its outcome if the database cannot record the end."""
+        """Return a run when it is over or waits; return only its outcome if the database does not respond in time."""
         stream = submitted.stream
         ending = asyncio.create_task(runs.end_of(submitted.run_id, user_id=turn.request.user_id))
 
@@ -352,7 +356,9 @@ class Chat:
         Raises:
             MessageNotFound: the session has no such question.
             MessageSuperseded: the question itself was superseded.
+            WrongUser: the session belongs to another user.
             WorkflowNotFound: no workflow of that name is registered.
+            Interrupted: the chat was closed; nobody would execute the turn.
             StoreUnavailable: the database did not respond; the call can be repeated.
         """
         return self.begin(await self.release(session, request), stream=stream)
@@ -360,7 +366,7 @@ class Chat:
     async def release(self, session: Session, request: RegenerationRequest) -> ChatRequest:
         """Supersede everything after a question, unless a run is answering it; return the request for this answer.
 
-        Raises: as for `regenerate`.
+        Raises: as for `regenerate`, except `Interrupted`.
         """
         question = await session.question(request.message_id or await self._asked_by(session, request.run_id))
         question_id = str(question.id)
@@ -382,14 +388,14 @@ class Chat:
         )
 
     async def _asked_by(self, session: Session, run_id: str | None) -> str | None:
-        """Return the id of the message that a run answers: `run_id` if the run is unknown or its message has no id."""
+        """Return the id of the message that a run answers: `run_id` if the session has no such run, or it has no id."""
         run = await self._memory.runs.run(run_id) if run_id is not None else None
         if run is None or run.session_id != session.session_id:
             return run_id
         return (run.inputs[-1].message_id if run.inputs else run.message_id) or run_id
 
     async def _workflow_of(self, question: Message, run_id: str | None) -> str:
-        """Return the name of the workflow that answered a question; the built-in chat if its run was deleted."""
+        """Return the name of the workflow that answered a question; the built-in chat if no run of it is stored."""
         for known in filter(None, (run_id, question.run_id)):
             if (run := await self._memory.runs.run(known)) is not None:
                 return run.workflow

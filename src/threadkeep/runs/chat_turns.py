@@ -112,7 +112,7 @@ class ChatAnswer:
 
 @dataclass(frozen=True)
 class ChatStarted:
-    """The first event of a turn, sent once when the turn starts to run."""
+    """The first event of a turn, sent once when its run starts; not sent if the answer was stored before."""
 
     session_id: str
     run_id: str
@@ -188,13 +188,13 @@ class ChatTurn:
             self._signal()
 
     def tell_piece(self, piece: RunPiece) -> None:
-        """Send a token of the answer to all followers."""
+        """Send a token of the answer to all followers, and the start event if it was not sent yet."""
         self.tell_started()
         self._events.append(ChatToken(piece.text, piece.message_id, piece.last))
         self._signal()
 
     async def answer(self) -> ChatAnswer:
-        """Wait for the answer. Cancelling the caller does not stop the turn."""
+        """Wait for the answer; raise the errors of `Chat.ask`. Cancelling the caller does not stop the turn."""
         if self.task is None:
             raise RuntimeError("the turn has not begun")
         try:
@@ -207,7 +207,7 @@ class ChatTurn:
             raise
 
     async def follow(self) -> AsyncIterator[ChatEvent]:
-        """Yield all events of the turn from its beginning, wait for further ones, and yield the answer last."""
+        """Yield all events of the turn from its beginning, wait for further ones; yield the answer last, or raise."""
         if self.task is None:
             raise RuntimeError("the turn has not begun")
         position = 0
@@ -291,7 +291,7 @@ class ChatAnswers:
         An answer that was marked as delivered when it was stored has the id `stream.hold.told_id`.
 
         Raises:
-            ModelCallFailed, RunFailed, RunWaits, Interrupted, BudgetTooSmall: the run has no answer.
+            ThreadkeepError: the run has no answer; `error_of` chooses the error.
         """
         stream = submitted.stream
         stands: Message | None = None
@@ -319,7 +319,10 @@ class ChatAnswers:
         return replace(answer, replaced=stands is not None or (hold is not None and hold.replaced))
 
     async def stored(self, turn: ChatTurn) -> ChatAnswer | None:
-        """Return the stored answer to a repeated message; None if there is none or the database is unavailable."""
+        """Return the newest stored answer to a repeated message, and mark it as delivered.
+
+        Return None if there is none, if it is not complete, or if the database is unavailable.
+        """
         if turn.request.message_id is None:
             return None
         session = self._memory.session(turn.session_id, user_id=turn.request.user_id)
@@ -346,7 +349,7 @@ class ChatAnswers:
         """Return the answer of a run, with its token usage.
 
         Raises:
-            ModelCallFailed, RunFailed, RunWaits, Interrupted, BudgetTooSmall: the run has no answer.
+            ThreadkeepError: the run has no answer; `error_of` chooses the error.
         """
         if ended.status != "done":
             raise error_of(ended, turn, self._workflows.get(turn.request.workflow))

@@ -77,7 +77,7 @@ class RunChildren:
         return run, False
 
     async def _go_on(self, run: Run, beginning: Beginning | None) -> Run:
-        """Execute or resume a child until it ends or waits again."""
+        """Queue a waiting child again with its answer, or execute a child until it ends or waits; return its state."""
         if run.status == "waiting":
             await self._runs.resume(run.run_id, _answer_to(run))
             return await self._seen(run)

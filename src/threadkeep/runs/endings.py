@@ -148,7 +148,7 @@ class RunEndings:
         self._store = dependencies.compiler.store
 
     async def end(self, active: ActiveRun, outcome: Outcome) -> Outcome | None:
-        """Record that a run has ended or waits; return the recorded outcome, None if another process owns the run."""
+        """Record that a run has ended or waits; return the recorded outcome, None if this process has lost the run."""
         given = {"status": outcome.status, "error": outcome.error, "interrupt": outcome.interrupt}
         noted = {name: value for name, value in given.items() if value is not None}
         if outcome.status == "done" and active.hold.answer is not None:
@@ -214,20 +214,20 @@ class RunEndings:
         return True
 
     async def set_aside(self, run: Run, owner: str) -> Outcome:
-        """Mark a run as failed and set aside for a person, because no retry is left."""
+        """End a run's turn, and mark the run as failed and set aside for a person, because no retry is left."""
         outcome = Outcome("failed", error="GaveUp", set_aside=True)
         await self._end_turn(run)
         await self._runs.finish(run.run_id, owner, "failed", error=outcome.error, set_aside=True)
         return outcome
 
     async def _end_turn(self, run: Run, hold: RunHold | None = None) -> None:
-        """Store the question and the partial answer of an interrupted run, or roll the turn back.
+        """Store the question and the partial answer of a run without a result, or roll the turn back.
 
         Call this before the end of the run is recorded, because the session's next turn may then begin. A failed write
         is reported, and the run ends anyway. `hold` has the conversations that the run used in this process.
 
         Raises:
-            StoreUnavailable: the turn cannot be rolled back now, and the next turn must not see it.
+            StoreUnavailable: the run cannot be read, or its turn not be rolled back; the next turn must not see it.
         """
         found = await self._memory.runs.run(run.run_id)
         try:
@@ -260,7 +260,10 @@ class RunEndings:
                 await session.take_back_turn(str(question.id))
 
     async def _keep_question(self, run: Run) -> None:
-        """Store the message that a run received, unless the run has stored it, because later turns must see it."""
+        """Store the message of a run, unless it is stored, because later turns must see it; skip child runs.
+
+        If middleware might still have changed the message, store it as `failed`, without its text.
+        """
         if run.parent_run_id is not None:
             return
         step, metadata = Step("", context_of(run, self._resources), None), metadata_of(run)
@@ -277,10 +280,10 @@ class RunEndings:
                 await own.store(step, messages, metadata, session)
 
     async def release(self, active: ActiveRun) -> None:
-        """Record the end of a cancelled run; release any other stopped run, so that another process resumes it.
+        """Record the end of a cancelled run; if the process closes, release the run, so that another one resumes it.
 
         A child is not released, because its parent resumes it. A resumed run is not released either, because the
-        process that takes it over must know that the person's reply may have been used.
+        process that takes it over must know that the person's reply may have been used. Store errors are ignored.
         """
         run = active.run
         with contextlib.suppress(StoreError):

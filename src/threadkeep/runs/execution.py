@@ -188,7 +188,7 @@ class RunExecution:
             self._stream.set_outcome(Outcome("failed", error=kind_of(away)))
             await retry_until_available(query)
             return True
-        # One connection pool may recover a moment later than another.
+        # One connection pool may recover a moment later than another, so at most three such attempts do not count.
         late = isinstance(error, StoreUnavailable) and self._late < _MOST_LATE
         self._late += late
         return late
@@ -320,7 +320,8 @@ class RunExecution:
     def _id_in(self, place: str, chunk: AIMessageChunk) -> str | None:
         """Return the id of the message that a chunk belongs to.
 
-        If the model marks no chunk as the last, LangChain adds an empty chunk with another id, which is ignored.
+        If the model marks no chunk as the last, LangChain adds an empty last chunk with another id. It ends the message
+        that streams here; if several stream, the chunk keeps its own id.
         """
         streaming = self._streaming.setdefault(place, [])
         message_id, is_last = chunk.id, chunk.chunk_position == "last"
@@ -354,7 +355,7 @@ class RunExecution:
         return Outcome("done", result={name: value for name, value in result.items() if value is not None})
 
     def _asked(self) -> Json:
-        """Return the run's questions to a person, with the number of times that the run has asked so far."""
+        """Return the run's questions to a person, with the number of times that it has asked, this time included."""
         earlier = self._run.interrupt if isinstance(self._run.interrupt, Mapping) else {}
         before, reply = earlier.get("number"), earlier.get(REPLY)
         asked: list[Json] = [{"id": one.id, "value": jsonable(one.value)} for one in self._interrupts.values()]
@@ -391,7 +392,7 @@ class RunExecution:
         }
 
     def _question(self) -> list[BaseCallbackHandler]:
-        """Return a handler that stores the question after other middleware changed it; none if it is stored earlier."""
+        """Return a handler that stores the question after other middleware; no handler if no node waits for that."""
         run, resources = self._run, self._dependencies.resources
         recorder = self._workflow.recorder
         if recorder is None or not recorder.waits or run.session_id is None:
@@ -401,7 +402,7 @@ class RunExecution:
         return [LateQuestion(resources.memory.loop, asked, keep)]
 
     def _seconds_left(self) -> float | None:
-        """Return the seconds until the deadline; None without one. After a reply or a retry, the time starts again."""
+        """Return the seconds until the deadline, or None; a reply, a caller's retry or a release restarts the time."""
         run = self._run
         if run.deadline_at is None:
             return None

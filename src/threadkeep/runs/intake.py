@@ -1,4 +1,4 @@
-"""Intake of runs: requests to start, resume or retry a run. If a caller waits for a run, it starts here at once."""
+"""Intake of runs: requests to start, resume or retry a run. If a caller waits for a run, this process executes it."""
 
 from __future__ import annotations
 
@@ -43,12 +43,15 @@ class RunIntake:
         self._maintenance = maintenance
 
     async def submit(self, request: RunRequest, *, mode: Mode = "wait") -> Submitted:
-        """Store a run and start it: at once in this process if the caller waits, else on any worker.
+        """Store a run and start it: in this process if the caller waits, else on any worker.
+
+        If another turn of the session is active, the double-texting policy decides: the run may start after that turn.
 
         In mode `later` the run starts when a caller requests its result, and further messages can join the run until
         then. If no caller requests the result, a worker starts the run later.
 
-        If the session has a run for the `message_id` already, this run is returned. If it has failed, it is retried.
+        If the session has a run for the `message_id` already, this run is returned. It is retried if it failed or was
+        interrupted, and was not set aside.
 
         Raises:
             WorkflowNotFound: no workflow of that name is registered.
@@ -99,7 +102,8 @@ class RunIntake:
 
         Raises:
             RunNotFound: there is no such run that the user may see.
-            InvalidInput: the run does not wait for an answer, or it does not ask the named questions.
+            InvalidInput: the run does not wait for an answer or asks other questions, the answers to its several
+                questions are not in a map, or the `message_id` was used before or the run has no session for it.
         """
         run = await self._top_of_waiting(await self.run(run_id, user_id=user_id))
         if questions:
@@ -120,11 +124,12 @@ class RunIntake:
     ) -> None:
         """Answer a waiting run at most once: a repeated request with the same `message_id` changes nothing.
 
-        The id must be unique in the session. The channel that asked the question also sends the run's answer.
+        The id must be unique in the session; without one, this is `resume`. The channel that asked the question also
+        sends the run's answer.
 
         Raises:
             RunNotFound: there is no such run that the user may see.
-            InvalidInput: the run does not wait for an answer, or it has a `message_id` but no session.
+            InvalidInput: as for `resume`, except after a repeated request.
             RunBusy: the run at the top does not wait for this child yet; the call can be repeated.
         """
         if message_id is None:
@@ -177,7 +182,8 @@ class RunIntake:
 
         Raises:
             RunNotFound: there is no such run that the user may see.
-            InvalidInput: the run is in another state or is a child, or a cost is limited but no model has a price.
+            InvalidInput: the run is in another state, is a child or has no stored input any more, or a cost is limited
+                but no model has a price.
         """
         self._check_budget(budget)
         run = await self.run(run_id, user_id=user_id)

@@ -55,7 +55,7 @@ class RunMaintenance:
         self._look.set()
 
     async def watch(self) -> None:
-        """Stop active runs of this process that a request cancelled, or that another process owns by now."""
+        """Stop active runs of this process that a request cancelled, or that this process does not own any more."""
         before = [active for active in self._worker.active.values() if active.stop is None]
         if not before:
             return
@@ -72,7 +72,7 @@ class RunMaintenance:
                 active.cancel("cancelled")
 
     async def recover(self) -> None:
-        """Start or enqueue runs that no process executes, and remove checkpoints of finished runs."""
+        """Start or enqueue runs that no process executes, and remove checkpoints of finished runs, in rounds of 50."""
         await self._start_unknown()
         forgotten = await self._runs.order.ready(limit=_AT_ONCE, waited_seconds=self._options.forgotten_seconds)
         abandoned = await self._runs.order.abandoned(limit=_AT_ONCE)

@@ -115,7 +115,7 @@ class RunServiceOptions:
     keep_checkpoints_seconds: float = 86_400.0
 
     def __post_init__(self) -> None:
-        """Reject intervals that are not positive; `InvalidInput` names the option."""
+        """Reject watch, reap and upkeep intervals that are not positive; `InvalidInput` names the option."""
         for name in ("watch_seconds", "reap_seconds", "upkeep_seconds"):
             if (seconds := getattr(self, name)) is not None and not seconds > 0:
                 raise InvalidInput(f"{name} of RunServiceOptions is a number above 0.")

@@ -140,11 +140,12 @@ class RunProgress:
     """The checkpoints that one execution of a run makes, for its graph and its subgraphs (namespaces).
 
     If `beside(namespace)` is true, checkpoints are stored after `seconds`, while the run continues, unless newer ones
-    replace them or the run ends before. If it is false, as initially for all namespaces, the checkpoint of each step is
-    stored at once, and writes of tasks soon after. If `starts_again` is true, a crashed run starts from the beginning,
-    and nothing is stored until the run fails or waits. A `fresh` run has no checkpoints of an earlier execution.
+    replace them or the run succeeds before. If it is false, as initially for all namespaces, the checkpoint of each
+    step is stored at once, and writes of tasks soon after. If `starts_again` is true, a crashed run starts from the
+    beginning, and `add` stores nothing; `keep` does, for example when the run fails or waits. A `fresh` run has no
+    checkpoints of an earlier execution.
 
-    While the database is unavailable, storing is retried. Any other failure is raised by the next `add`.
+    Storing in the background is retried while the database is unavailable; another failure is raised by the next `add`.
     """
 
     def __init__(
@@ -248,7 +249,7 @@ class ProgressSaver(BaseCheckpointSaver[Any]):
 
     Before a LangGraph thread is read, its pending progress is stored, so that readers get the newest state. `active`
     has the progress of each active run by its id. The synchronous methods run the asynchronous ones in the event loop
-    in which the saver was created, and wait for them.
+    in which the saver was created, and wait for them; called in that loop, they raise `InvalidStateError`.
     """
 
     def __init__(self, saver: BaseCheckpointSaver[Any]) -> None:

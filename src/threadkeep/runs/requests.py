@@ -133,19 +133,19 @@ def metadata_of(run: Run) -> dict[str, Json]:
 
 
 def text_of_input(given: RunInput) -> str:
-    """Return the text of an input message."""
+    """Return the text of an input message; empty if it has none."""
     text = given.values.get("text")
     return text if isinstance(text, str) else ""
 
 
 def map_of(values: Values, name: str) -> dict[str, Json]:
-    """Return the map `name` of a request; an empty map if it is missing."""
+    """Return the map `name` of a request; an empty map if it is missing or no map."""
     part = values.get(name)
     return dict(part) if isinstance(part, Mapping) else {}
 
 
 def names_in(values: Values, name: str) -> tuple[str, ...]:
-    """Return the texts in the list `name` of a request; an empty tuple if it is missing."""
+    """Return the texts in the list `name` of a request; an empty tuple if it is missing or no list."""
     part = values.get(name)
     return tuple(one for one in part if isinstance(one, str)) if isinstance(part, list | tuple) else ()
 

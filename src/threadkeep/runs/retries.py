@@ -21,7 +21,7 @@ RUN_ERRORS: Final[Mapping[str, str]] = {
         "retry it where the old version is deployed, or start a new run."
     ),
 }
-"""The cause and cure of each error kind of Threadkeep's own; any other kind is the name of an error class."""
+"""The causes and cures of error kinds; any other kind is the name of an error class, or `Cancelled`."""
 
 
 def kind_of(error: BaseException) -> str:
@@ -30,7 +30,7 @@ def kind_of(error: BaseException) -> str:
 
 
 def pause_before(try_number: int, *, first_seconds: float, longest_seconds: float) -> float:
-    """Return the seconds to wait before attempt `try_number`: doubled each time, with jitter to spread out retries."""
+    """Return the seconds to wait before attempt `try_number`: doubled each time up to the longest, with jitter."""
     full = min(first_seconds * 2.0 ** (try_number - 2), longest_seconds)
     return full * random.uniform(0.5, 1.0)
 
@@ -51,7 +51,7 @@ async def retry_until_available[T](work: Callable[[], Awaitable[T]]) -> T:
 
 
 async def shielded[T](work: Coroutine[object, object, T]) -> T:
-    """Await `work` to its end. If the caller is cancelled meanwhile, the cancellation is raised after the end."""
+    """Await `work` to its end. If the caller is cancelled meanwhile, the first cancellation is raised after the end."""
     task = asyncio.create_task(work)
     try:
         await asyncio.wait([task])

@@ -73,7 +73,8 @@ class RunWorkflows:
         """Return the workflow of a run, in the version with which the run began.
 
         Raises:
-            VersionGone: the workflow is code that has changed, or the version is not stored any more.
+            VersionGone: the version is not the current one, and it cannot be restored: it is code, is not stored any
+                more, is invalid, or imports code that no registered workflow imports.
         """
         current: Workflow | None = None
         with contextlib.suppress(WorkflowNotFound):
@@ -112,7 +113,7 @@ class RunWorkflows:
         return self._own[name] if name in self._own else self._workflows.get(name)
 
     async def _restore(self, name: str, version: str) -> Workflow | None:
-        """Return a stored version; None if it is gone or invalid, or imports code that no registered workflow imports.
+        """Return a stored version; None if it is gone, code or invalid, or imports what no registered workflow imports.
 
         A version in the database must not decide which code a worker imports; only the operator's files may.
         """
@@ -209,7 +210,7 @@ async def sessions_reached(run: Run, memory: Memory, store: BaseStore | None) ->
 
 
 def _keeping(workflow: Workflow) -> Iterable[ConversationFields]:
-    """Yield the nodes that use a conversation in the graph store whose key depends only on the request."""
+    """Yield nodes with a graph-store conversation whose key depends only on the request, except agents with `input`."""
     for node in workflow.nodes.values():
         if not isinstance(node, AgentNode | AppendMessageNode) or not node.use_graph_chat_history:
             continue

@@ -52,7 +52,7 @@ class RunService(RunIntake):
         return RunResult.of(await self.end_of(run_id, user_id=user_id))
 
     async def end_of(self, run_id: str, *, user_id: str | None = None) -> Run:
-        """Wait until a run is over or waits for a person; return the run.
+        """Wait until a run is over or waits for a person; return the run, or raise as `result` does.
 
         A run of this process notifies its callers; a run of another process is polled in the database. If the run may
         begin and no process has started it, this process starts it.
@@ -81,6 +81,8 @@ class RunService(RunIntake):
 
     async def follow(self, run_id: str, *, after: int = 0, user_id: str | None = None) -> AsyncIterator[Followed]:
         """Yield the events of a run with numbers above `after`, and the tokens of its answer; yield the run last.
+
+        Only the process that executes the run has its tokens. Like `end_of`, the call starts a run that may begin.
 
         Raises:
             RunNotFound: there is no such run that the user may see, or it was deleted with its session.
@@ -163,7 +165,7 @@ class RunService(RunIntake):
         return await self._runs.records.runs(query)
 
     async def tree(self, run_id: str, *, user_id: str | None = None) -> Sequence[Run]:
-        """Return the whole tree of a run, parents before their children.
+        """Return the tree that a run belongs to, parents before their children, but at most 500 runs.
 
         Raises:
             RunNotFound: there is no such run that the user may see.
@@ -174,7 +176,7 @@ class RunService(RunIntake):
     async def trace(
         self, run_id: str, *, after: int = 0, limit: int = 200, user_id: str | None = None
     ) -> Sequence[RunEvent]:
-        """Return the events of a run with numbers above `after`, in order.
+        """Return up to `limit` events of a run with numbers above `after`, in order.
 
         Raises:
             RunNotFound: there is no such run that the user may see.
@@ -208,6 +210,7 @@ class RunService(RunIntake):
 
         Raises:
             StoreClosed: the service accepts no more runs.
+            StoreUnavailable: the database does not answer.
         """
         await self._worker.engine.ready()
 
@@ -246,7 +249,7 @@ async def open_runs(
         in_flight: the messages that unrecorded runs of this process's chat are answering.
 
     Raises:
-        InvalidInput: the extra `engine` is not installed, or this process has the engine of another database open.
+        InvalidInput: the extra `engine` is not installed, or this process has a launched dbos already.
         StoreUnavailable: the database does not answer.
     """
     options, in_flight = options or RunServiceOptions(), in_flight or InFlightMessages()
@@ -289,6 +292,7 @@ class RunsOnDemand:
         Raises:
             StoreClosed: the application is being closed.
             StoreUnavailable: the database does not answer.
+            InvalidInput: as for `open_runs`.
         """
         if self._closing:
             raise StoreClosed("The application is closing and accepts no more runs.")
@@ -298,7 +302,7 @@ class RunsOnDemand:
         return await asyncio.shield(future)
 
     def open_soon(self) -> None:
-        """Start opening the service in the background; if that fails, `service` raises the error."""
+        """Start opening the service in the background, at most once; after a failure, `service` tries again."""
         if not self._closing and self._future is None:
             self._future = self._begin()
 

@@ -70,7 +70,7 @@ async def with_unanswered(memory: Memory, run: Run) -> Run:
 
 
 async def answered_without(memory: Memory, run: Run) -> Mapping[str, Json] | None:
-    """Return the stored answer to the newest message of a run, which an unrecorded run gave; None if there is none."""
+    """Return the stored, complete answer to the newest message of a run as the run's result; None if there is none."""
     message_id = run.inputs[-1].message_id if run.inputs else None
     answer = None if message_id is None else await _answer(memory, run, message_id)
     return None if answer is None or answer.status != "complete" else _result_of(answer)

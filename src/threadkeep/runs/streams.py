@@ -165,7 +165,7 @@ class InFlightMessages:
             end.set()
 
     def set_answered(self, session_id: str, message_id: str) -> None:
-        """Remember that a message was answered, so that a recorded run of it does not report the turn again."""
+        """Remember that a message was answered (the newest 10,000), so that no recorded run repeats or reports it."""
         self._answered[session_id, message_id] = None
         if len(self._answered) > _MOST_REMEMBERED:
             del self._answered[next(iter(self._answered))]

@@ -123,7 +123,7 @@ def _question(request: ToolCallRequest) -> dict[str, Json]:
 
 
 def _again(result: Json, request: ToolCallRequest) -> ToolMessage:
-    """Return the stored result of an earlier call."""
+    """Return the stored result of an earlier call, or a message that no result was stored."""
     if isinstance(result, Mapping):
         [message] = messages_from_dict([dict(result)])
         if isinstance(message, ToolMessage):

@@ -98,12 +98,12 @@ class Worker:
                 await each.tracer.flush()
 
     async def start(self, run_id: str, beginning: Beginning | None = None) -> None:
-        """Execute a run in this process, unless it was started already.
+        """Start to execute a run in this process, unless it was started already; do not wait for its end.
 
         If `beginning` is passed, this process already owns the run.
 
         Raises:
-            StoreError: the engine does not accept the run. If this process owned the run, the run is released.
+            StoreError: the engine does not accept the run. If `beginning` was passed, the run is released.
         """
         stream = self.streams.of(run_id)
         if stream.started:
@@ -125,7 +125,7 @@ class Worker:
                     await self._runs.give_back(run_id, begun.run.owner)
 
     async def execute(self, run_id: str) -> None:
-        """Execute a run if it may begin now; otherwise do nothing, because the end of an earlier run will start it.
+        """Execute a run if it may begin now; do nothing if it is over, executed elsewhere, or behind an earlier run.
 
         An unexpected error is reported, and the run is retried after a pause, until it is set aside.
         """
@@ -346,7 +346,7 @@ class Worker:
     async def _clear_up(
         self, run: Run, outcome: Outcome, *, unstored: bool = False, has_following: bool = True
     ) -> None:
-        """Start the following runs; remove the checkpoints of a finished run, unless none was stored (`unstored`)."""
+        """Start the following runs, end orphaned children, and remove stored checkpoints of a run that is done."""
         # The run is over, so a failure here must not cause a retry; maintenance repeats this work.
         with ErrorBoundary(lambda error: self.report(type(error).__name__, "clearing_up")):
             if has_following:

@@ -95,7 +95,7 @@ def translated() -> Iterator[None]:
 
 
 def _prepare_sqlite(connection: sqlite3.Connection, _record: ConnectionPoolEntry) -> None:
-    """Configure a SQLite connection as dbos does, and additionally turn WAL mode on.
+    """Set the transaction mode, the timeout and the foreign keys as dbos does, and further options of Threadkeep's own.
 
     With `synchronous = NORMAL` a power cut can lose the last commits; a crash of the process loses none.
     The rows of runs and turns are in the main database file, which has its own durability options.
@@ -112,7 +112,7 @@ def _prepare_sqlite(connection: sqlite3.Connection, _record: ConnectionPoolEntry
 
 
 def _switch_to_wal(connection: sqlite3.Connection) -> None:
-    """Turn WAL mode on; retry it, because SQLite ignores the busy timeout here if several processes start together."""
+    """Turn WAL mode on; retry for 30 s, because SQLite ignores the busy timeout here if processes start together."""
     deadline = time.monotonic() + _BUSY_MILLISECONDS / 1000
     while True:
         try:

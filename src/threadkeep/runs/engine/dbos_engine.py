@@ -23,7 +23,7 @@ _POLL_SECONDS = 2.0
 
 
 class DbosEngine:
-    """An engine that executes runs in the event loop of its creator. It launches dbos only if runs are enqueued."""
+    """An engine that executes runs in its creator's event loop. It launches dbos once dbos has a record of any run."""
 
     def __init__(self, address: DatabaseAddress, execute: Execute, options: EngineOptions, troubled: Troubled) -> None:
         self._address = address
@@ -59,7 +59,7 @@ class DbosEngine:
             self._watching = asyncio.create_task(self._watch_queue())
 
     async def start(self, run_id: str) -> None:
-        """Execute a run in this process."""
+        """Start to execute a run in this process."""
         await self.ready()
         task = asyncio.create_task(self._runs.execute(run_id))
         self._started[task] = run_id

@@ -167,7 +167,7 @@ class DbosProcess:
         DBOS.cancel_workflow(attempt_id)
 
     def remove_finished(self, before: str) -> None:
-        """Remove the attempts that ended before a time, except attempts at runs that have an open attempt.
+        """Remove at most 500 attempts that ended before a time, except at runs with an enqueued or active attempt.
 
         After all attempts at a run are removed, its next attempt has the number 1 again.
         """
@@ -250,7 +250,7 @@ _CALLING_THREADS = 4
 
 
 class RunQueue:
-    """A queue of runs on dbos; this process executes attempts from it. `troubled` is called in other threads."""
+    """A queue of runs on dbos; a worker executes attempts from it. `troubled` is called in other threads."""
 
     def __init__(
         self, address: DatabaseAddress, lease: Lease, options: EngineOptions, execute: ExecuteHere, troubled: Troubled
@@ -271,7 +271,7 @@ class RunQueue:
 
         Raises:
             StoreUnavailable: the database does not answer.
-            InvalidInput: this process already executes runs of another database.
+            InvalidInput: this process has a launched dbos already, of Threadkeep or of the program itself.
         """
         with OnFailure(self.stop), translated():
             self._process.launch(self._attempt)
@@ -311,7 +311,7 @@ class RunQueue:
         return is_idle
 
     async def _attempt(self, attempt: Attempt) -> None:
-        """Execute a run in dbos's event loop.
+        """Wait in dbos's event loop until a run was executed in the engine's event loop.
 
         If this process stops or loses the run, record no outcome of the attempt, so that another process takes it.
         """
@@ -357,7 +357,7 @@ class RunQueue:
 
 
 async def _all_done(tasks: Set[asyncio.Task[None]]) -> bool:
-    """Wait until the outcomes of ended attempts are recorded; return False if some attempts continue."""
+    """Wait up to 5 s until the outcomes of ended attempts are recorded; return False if some attempts continue."""
     if not tasks:
         return True
     _, pending = await asyncio.wait(set(tasks), timeout=STOP_SECONDS)

@@ -43,7 +43,7 @@ class Engine(Protocol):
         """The name of this process; it changes after the process was declared dead.
 
         Raises:
-            StoreClosed: the engine was never ready.
+            StoreClosed: the process is not registered: before `ready`, after `close`, or while it registers again.
         """
 
     async def ready(self) -> None:
@@ -55,10 +55,11 @@ class Engine(Protocol):
         """
 
     async def start(self, run_id: str) -> None:
-        """Execute a run in this process.
+        """Start to execute a run in this process; do not wait for its end.
 
         Raises:
             StoreClosed: the engine accepts no more runs.
+            StoreUnavailable: the database does not answer.
         """
 
     async def enqueue(self, run_id: str, *, alone: bool = False) -> None:
@@ -66,6 +67,8 @@ class Engine(Protocol):
 
         Raises:
             StoreClosed: the engine accepts no more runs.
+            StoreUnavailable: the database does not answer.
+            InvalidInput: this process has a launched dbos already, of Threadkeep or of the program itself.
         """
 
     async def dead(self, names: Set[str]) -> Set[str]:
@@ -100,8 +103,8 @@ class EngineOptions:
     """Options of an engine. Times are in seconds.
 
     If `works` is true, the process executes enqueued runs, at most `concurrency` at a time in addition to the runs of
-    `start`. On PostgreSQL a process without a heartbeat for `dead_seconds` is declared dead. On SQLite the operating
-    system shows at once that a process has died.
+    `start` and one `alone` run. On PostgreSQL a process without a heartbeat for `dead_seconds` is declared dead. On
+    SQLite the operating system shows at once that a process has died.
     """
 
     works: bool = True
@@ -113,7 +116,7 @@ class EngineOptions:
 
 
 type Ending = Literal["done", "left", "lost"]
-"""How an execution ended: `done`, `left` because the engine closes, or `lost` to another process."""
+"""How an execution ended: `done` (or with an error), `left` because the engine closes, or `lost` to another process."""
 
 _names: set[str] = set()
 """The names of the open local engines of this process."""
@@ -169,7 +172,7 @@ class RunTasks:
         return run_id in self._tasks and self._stops.get(run_id) != "lost"
 
     async def stop_all(self, stop: Stop, *, after_seconds: float) -> bool:
-        """Wait for the tasks, then cancel the remaining ones and wait again; return True if all have ended."""
+        """Wait for the tasks, then cancel the remaining ones and wait up to 5 s; return True if all have ended."""
         if self._tasks and after_seconds > 0:
             await asyncio.wait(self._tasks.values(), timeout=after_seconds)
         for run_id in list(self._tasks):
@@ -195,11 +198,11 @@ class LocalEngine:
         """Do nothing, because this engine is always ready."""
 
     async def start(self, run_id: str) -> None:
-        """Execute a run now."""
+        """Start to execute a run now."""
         self._take(self._runs.execute(run_id))
 
     async def enqueue(self, run_id: str, *, alone: bool = False) -> None:
-        """Execute a run when a slot is free."""
+        """Execute a run when a slot is free; `alone` has no effect."""
         self._take(self._queued(run_id))
 
     async def dead(self, names: Set[str]) -> Set[str]:
@@ -219,7 +222,7 @@ class LocalEngine:
         return self._runs.has(run_id)
 
     async def close(self, seconds: float) -> None:
-        """Wait up to `seconds` for the runs, then cancel the remaining ones."""
+        """Wait up to `seconds` for the runs, then cancel the remaining ones and wait for them."""
         self._closed = True
         await self._runs.stop_all("closing", after_seconds=seconds)
         for task in list(self._tasks):

@@ -229,7 +229,7 @@ class Lease:
         self._troubled = troubled
         self._path = address.path
         # A separate pool, so that heartbeats never wait for dbos. The short query for dbos's records uses it too.
-        # Autocommit saves two round trips for each statement; it is safe because no transaction has several statements.
+        # Autocommit saves two round trips for each statement. Only `Heartbeats.enter` needs a transaction, and sets it.
         self._pool = self._connections.pool(1).execution_options(isolation_level="AUTOCOMMIT")
         self._table = _RECORDS if address.path is not None else f"{SCHEMA}.{_RECORDS}"
         self._is_made = False

@@ -24,7 +24,7 @@ async def open_engine(
         troubled: a callback that gets the names of errors after which the engine continues.
 
     Raises:
-        InvalidInput: the extra `engine` is not installed, or this process has the engine of another database open.
+        InvalidInput: the extra `engine` is not installed, or this process has a launched dbos already.
         StoreUnavailable: the database does not answer.
     """
     options = options or EngineOptions()
@@ -59,7 +59,7 @@ async def enqueue_runs(address: DatabaseAddress, run_ids: Iterable[str]) -> None
     """Enqueue runs of a database for its workers, from a process that is not a worker.
 
     Raises:
-        InvalidInput: the extra `engine` is not installed, or this process executes runs itself.
+        InvalidInput: the extra `engine` is not installed, or this process has a launched dbos already.
         StoreUnavailable: the database does not answer.
     """
 
