@@ -114,6 +114,14 @@ async def test_a_wrong_key_and_a_form_of_another_site_sign_nobody_in(browser: ht
     assert "set-cookie" not in {*wrong.headers, *foreign.headers}
 
 
+@pytest.mark.parametrize("value", ["not base64", '"\\351"'])
+async def test_a_malformed_cookie_leads_to_the_sign_in(browser: httpx2.AsyncClient, value: str) -> None:
+    """As no cookie does, also where the value is not ASCII."""
+    response = await browser.get("/", headers={"cookie": f"threadkeep_console={value}"})
+    assert response.status_code == 303
+    assert response.headers["location"].startswith("/console/sign-in?next=")
+
+
 @pytest.mark.parametrize(
     "to", ["https://evil.example/", "//evil.example/", "/\\evil.example", "/api/v1/sessions", "/console/%2e", "//["]
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 import hmac
 import secrets
@@ -38,7 +37,7 @@ def key_in_cookie(headers: Headers) -> bytes:
     try:
         found = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
         return base64.b64decode(found.value, altchars=b"-_", validate=True) if found else b""
-    except (CookieError, binascii.Error):
+    except (CookieError, ValueError):
         return b""
 
 
