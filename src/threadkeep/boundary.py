@@ -23,7 +23,7 @@ class ErrorBoundary:
 
     @property
     def caught(self) -> Exception:
-        """The error that ended the block."""
+        """The error that ended the block; reading it raises `AttributeError` if there is none."""
         if self.error is None:
             raise AttributeError("The block raised no error; check that `error` is not None first.")
         return self.error

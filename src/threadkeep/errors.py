@@ -30,7 +30,7 @@
     ├── CallbackRefused (PermissionError)  a callback did not come from the platform, or came too late
     ├── GraphitiError (ConnectionError)   a request to the Graphiti server failed; .kind says how
     ├── GraphitiClosed (PermissionError)  nothing may be sent to Graphiti: .reason is off, no_consent or untrusted
-    ├── Interrupted                       the service or the turn was stopped before the answer was complete
+    ├── Interrupted                       the service or the turn was stopped, or another process did not answer in time
     └── StoreError
         ├── StoreUnavailable (ConnectionError)   down, locked, full or read-only: the same call may succeed later
         │   ├── DatabaseFileReplaced      the database file was removed or replaced while it was open
@@ -38,7 +38,7 @@
         │   └── TurnInMemoryOnly          neither the database nor that folder takes a turn; a crash would lose it
         ├── SessionDamaged                an item of one session in a graph store cannot be read
         ├── SchemaTooNew                  the database was written by a newer Threadkeep
-        └── StoreClosed                   used after its `async with` ended
+        └── StoreClosed                   the memory or the run service is closing, or its `async with` ended
 
 No error carries message text: errors are logged, and people's words are not. There is one warning, `MiddlewareWarning`.
 `is_passing` says whether a failed call may succeed later.
@@ -313,9 +313,9 @@ class RunBusy(ThreadkeepError):
 
 
 class Interrupted(ThreadkeepError):
-    """The turn ended before its answer was complete: it was stopped or rolled back, or the service stopped.
+    """The turn was stopped or rolled back, or the service stopped, or another process did not answer in time.
 
-    The partial answer is stored only if the turn was stopped.
+    A partial answer is stored if the turn was stopped, or if the service stopped during an unrecorded run.
     """
 
 
@@ -501,7 +501,7 @@ class SchemaTooNew(StoreError):
 
 
 class StoreClosed(StoreError):
-    """The memory was used after its `async with open_memory(...)` block ended."""
+    """The memory or the run service was used after its block ended, or while it was closing."""
 
 
 # Names of error classes of providers and databases; names are compared, so that their packages are not imported.

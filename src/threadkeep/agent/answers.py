@@ -28,7 +28,8 @@ def answered_before(answer: AIMessage, request: ModelRequest[Any], config: Runna
     """Return a stored answer as the response of a model call, with a structured response if the agent requests one.
 
     If later turns or repeats follow the answer in the state, or if a tool's result has its id, a copy with a new id is
-    returned, which later model calls do not receive. Otherwise the answer keeps its id.
+    returned, which later model calls do not receive. Otherwise the answer keeps its id. The structured response is None
+    if the stored data do not fit the requested schema.
     """
     data = answer.additional_kwargs.get(STRUCTURED)
     structured = _structured(text_of(answer) if data is None else data, request.response_format)
@@ -45,7 +46,7 @@ def answered_before(answer: AIMessage, request: ModelRequest[Any], config: Runna
 
 
 def named_as_agent(answer: AIMessage, config: RunnableConfig) -> AIMessage:
-    """Return a copy of a stored answer for the graph's state: with the agent's name, without its metadata."""
+    """Return a copy of a stored answer for the graph's state: with the agent's name, without `additional_kwargs`."""
     name = config.get("metadata", {}).get("lc_agent_name")
     named = {"name": str(name)} if name else {}
     return answer.model_copy(update={**named, "additional_kwargs": {}})
@@ -186,7 +187,7 @@ class OtherMiddleware:
                 self._warn("cleared")
 
     def check_calls(self, sent: Sequence[BaseMessage], partial: PartialAnswer) -> None:
-        """Warn if several models were called, or if no model received exactly the messages that the memory sent."""
+        """Warn if several models were called, or if no call had the types and texts of the memory's messages."""
         if len(partial.models) > 1:
             self._warn("model")
         for asked in partial.asked:
@@ -198,7 +199,7 @@ class OtherMiddleware:
             self._warn("cleared" if any(map(_is_cleared, partial.asked[-1])) else "behind")
 
     def check_end(self, state: object, answers: Sequence[AIMessage], *, is_whole: bool) -> None:
-        """Warn if the final state of the graph differs from the stored answers; `is_whole`: the graph is the agent."""
+        """Warn if the final state ends with a changed answer or, if `is_whole`, with any text that is not stored."""
         messages = state.get("messages") if isinstance(state, Mapping) else None
         last = messages[-1] if isinstance(messages, list) and messages else None
         if not isinstance(last, AIMessage) or not last.id:

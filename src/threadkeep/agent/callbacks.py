@@ -24,7 +24,10 @@ from langgraph.types import Command
 from threadkeep.agent.conversion import text_of
 
 type OnEnd = Callable[[object, BaseException | None], Awaitable[None] | None]
-"""A function to call at the end of a root run with its output or its error; both are None after an interrupt."""
+"""A function to call at the end of a root run with its output or its error; after an interrupt, with the state so far.
+
+Its result is awaited only after an error.
+"""
 
 _MOST_RUNS = 1_000
 

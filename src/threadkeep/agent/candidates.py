@@ -60,7 +60,7 @@ class CandidateError(TypedDict):
 
 
 class CandidateState(TypedDict, total=False):
-    """The state of the graph; at the end of a run, its `event` has new `candidates` or `errors`."""
+    """The state of the graph; at the end of a run, its `event` has the new candidate or error, if there is one."""
 
     event: Mapping[str, Json]
     messages: list[BaseMessage]

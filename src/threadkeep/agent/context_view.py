@@ -133,7 +133,7 @@ async def look_ahead(memory: Memory, session: Session, look: ContextLook) -> Con
     """Return a preview of the next model call, without the new input and the results that depend on it.
 
     Raises:
-        SessionNotFound: the session does not exist.
+        SessionNotFound: the session does not exist, or belongs to another user.
         BudgetTooSmall: the system prompt alone exceeds the budget, so every call would fail.
     """
     await session.info()

@@ -237,7 +237,7 @@ def _original(message: Message) -> BaseMessage | None:
 
 
 def is_plain(message: BaseMessage) -> bool:
-    """Return True if the transcript stores the whole message: it has only a role, an id and a storable text."""
+    """Return True if a message has only a role, an id, a storable text, and metadata that no model receives."""
     if type(message) not in (HumanMessage, AIMessage) or not isinstance(message.content, str):
         return False
     if isinstance(message, AIMessage) and (message.tool_calls or message.invalid_tool_calls):
@@ -267,7 +267,7 @@ def dump_message(message: BaseMessage) -> str:
 
 
 def load_message(body: str) -> BaseMessage:
-    """Return the message that `dump_message` wrote. Raises `ValueError` for anything else."""
+    """Return the message that `dump_message` wrote. Raises `ValueError`, `TypeError` or `KeyError` for another text."""
     (message,) = messages_from_dict([json.loads(body)])
     return message
 

@@ -147,7 +147,7 @@ def _parts(value: object) -> list[object] | None:
 
 
 def _pdf_pages(value: object) -> int:
-    """Return the number of pages of the PDF in a block; 0 without a readable PDF, or without the extra `pdf`."""
+    """Return the pages (at most 1,000) of the PDF in a block; 0 without a readable PDF, or without the extra `pdf`."""
     if isinstance(value, Mapping):
         return max(map(_pdf_pages, value.values()), default=0)
     with ErrorBoundary():  # a broken file may raise anything
@@ -164,7 +164,7 @@ def _opaque(value: object) -> int:
 
 
 def _without_blobs(value: object, key: str) -> tuple[object, int]:
-    """Return the value without base64 and encrypted data, and the tokens of the removed data."""
+    """Return the value without signatures, base64 and encrypted data, and the tokens of the removed data."""
     if isinstance(value, Mapping):
         found = {str(name): _without_blobs(item, str(name)) for name, item in value.items() if name not in _SIGNATURES}
         kept = {name: item for name, (item, extra) in found.items() if item is not None or not extra}
@@ -201,9 +201,9 @@ def count_tokens(
     """Return the tokens of a text, a message, or several of them.
 
     Text blocks, reasoning, tool calls (name and JSON arguments) and tool results are counted. An image, a recording or
-    a file counts as `MEDIA_TOKENS`, regardless of the length of its base64 text. With the extra `pdf`, each page of a
-    PDF counts as `PDF_PAGE_TOKENS`. The tokens that a provider adds to each message are not counted: `input_budget`
-    reserves tokens for them.
+    a file counts as `MEDIA_TOKENS`, regardless of the length of its base64 text; an image of low detail counts as 100.
+    With the extra `pdf`, each page of a PDF counts as `PDF_PAGE_TOKENS`. The tokens that a provider adds to each
+    message are not counted: `input_budget` reserves tokens for them.
 
     Args:
         message_or_messages: a text, a message, or a sequence of them.

@@ -183,7 +183,7 @@ def _recollection(questions: Sequence[str], statements: Sequence[str]) -> str:
 
 
 def _best(wanted: set[str], statements: Sequence[str]) -> list[str]:
-    """Return the statements with the highest score for the wanted words, in order; rare words score more."""
+    """Return the statements with the highest score for the wanted words, in order, if any; rare words score more."""
     features = [_features(statement) for statement in statements]
     spread = Counter(feature for one in features for feature in one)
     scores = [
@@ -230,7 +230,7 @@ def _features(sentence: str) -> set[str]:
 
 
 def _stem(word: str) -> str:
-    """Return a word without its plural or past ending, and with `or` for `our`."""
+    """Return a word without a common ending, such as a plural's, and with `or` for `our`."""
     word = word.replace("our", "or")
     for ending in ("ies", "ing", "ed", "es", "en", "s", "y", "e", "n"):
         if word.endswith(ending) and len(word) - len(ending) >= 3 and not word.endswith("ss"):
@@ -303,7 +303,7 @@ def _bounded(lines: Sequence[str], most_tokens: int) -> str:
 
 
 def _beginning(line: str, characters: int) -> str:
-    """Return the first words of a line, or its first characters if it has no spaces, and a mark for the rest."""
+    """Return the first words of a line, or its first characters if a word is long, and a mark for the rest, if any."""
     if len(line) <= characters:
         return line
     cut = line[:characters]

@@ -72,12 +72,12 @@ class ExtraRequest:
 
     @property
     def last_messages(self) -> Sequence[Message]:
-        """The last messages before the input, to resolve words like "it" and "that"."""
+        """The last four messages before the input, to resolve words like "it" and "that"."""
         return self.earlier[-_RECENT_TURNS:]
 
     @property
     def recent(self) -> list[str]:
-        """The texts of the last messages before the input."""
+        """The texts of `last_messages`."""
         return [message.content for message in self.last_messages]
 
 
@@ -97,7 +97,10 @@ class ExtraSource(Protocol):
 async def find_all(
     sources: Sequence[ExtraSource], request: ExtraRequest, rooms: Mapping[Section, int], observer: Observer
 ) -> list[Extra]:
-    """Search all sources, each within its tokens in `rooms`; report a source that fails, and leave its section out."""
+    """Search all sources, each within its tokens in `rooms`; report a source that fails, and leave its section out.
+
+    An input without text has no extra sections, and a source with fewer than 64 tokens is not searched.
+    """
 
     async def found_by(source: ExtraSource) -> Extra | None:
         if not request.text.strip():

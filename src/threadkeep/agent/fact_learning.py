@@ -116,7 +116,7 @@ class ModelLearner:
         """Return the facts that the model found.
 
         Raises:
-            TimeoutError: it took too long.
+            TimeoutError: it took longer than 60 seconds.
             ValueError: its answer is not a JSON list.
         """
         asked = [SystemMessage(_INSTRUCTIONS), HumanMessage(_request(record))]
@@ -159,7 +159,7 @@ def _request(record: Record) -> str:
 
 
 def _proposed(value: Any, record: Record) -> Proposed | None:
-    """Convert an entry of a model's answer to a proposal; None if it is invalid or names no message of the record."""
+    """Convert an entry of a model's answer to a proposal; None if it is invalid or names no learnable message."""
     if not isinstance(value, Mapping) or not isinstance(value.get("key"), str):
         return None
     seq, about, kind = value.get("message"), value.get("about"), value.get("kind")

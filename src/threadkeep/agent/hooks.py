@@ -72,7 +72,7 @@ class TurnHooks:
         return key in self._open.calls
 
     async def before_agent(self, call: AgentCall) -> None:
-        """Begin the agent's part in the turn; if turns are ordered, wait for the earlier turns of the session."""
+        """Begin the agent's part in the turn; if turns are ordered here, wait for the earlier turns of the session."""
         part = self._new_part(call)
         if not part.silent:
             part.begun_by(call.runtime)
@@ -139,7 +139,7 @@ class TurnHooks:
             part.discard()
 
     async def fail_model_call(self, step: ModelStep, error: BaseException) -> None:
-        """Store the text received so far if the call was cancelled; otherwise hold it (see `Participation.hold`)."""
+        """Store the text received so far if the call was cancelled; hold it if it failed (see `Participation.hold`)."""
         part = step.part
         part.root.call_ends()
         part.partial = None

@@ -114,7 +114,7 @@ class RunScopes:
         self._options = TurnOptions(session_id=session_id, user_id=user_id)
 
     def session(self, config: RunnableConfig) -> Session:
-        """Return the session of a run. Raises `InvalidKey` if the run names none."""
+        """Return the session of a run; raise `InvalidKey` or `InvalidInput` as `session_for` does."""
         return session_for(self._memory, self._options, config)
 
     def of(self, session: Session, config: RunnableConfig) -> OwnScopes:
@@ -166,7 +166,7 @@ def knowledge_tools(
         embeddings_name: the name under which vectors are stored; by default the model's name.
 
     Raises:
-        InvalidInput: a scope or kind is unknown.
+        InvalidInput: a scope or kind is unknown, or none is given.
     """
     if isinstance(kinds, str) or not kinds or not set(kinds) <= _VERBS.keys():
         raise InvalidInput(f"kinds names one or more of {', '.join(_VERBS)}.")

@@ -107,18 +107,18 @@ class SessionMemory(AgentMiddleware[AgentState[Any], Any, Any]):
 
     @property
     def open_runs(self) -> int:
-        """The number of agent calls with this middleware that have begun and not ended, at most a thousand."""
+        """The number of agent calls that take part in a turn and have not ended, at most a thousand per event loop."""
         return sum(hooks.open_runs for hooks in self._hooks.made)
 
     # The hook is a node, so that it also runs if other middleware rejects the question; it is stored as failed then.
     async def abefore_agent(self, state: AgentState[Any], runtime: Runtime[Any]) -> dict[str, Any] | None:
-        """Wait for the earlier turns of the session, then begin the turn of the run."""
+        """Begin the agent's part in the turn; if turns are ordered, wait for the earlier turns of the session."""
         call = AgentCall(get_config(), runtime, state["messages"])
         await self._hooks.call(TurnHooks.before_agent, call)
         return None
 
     def before_agent(self, state: AgentState[Any], runtime: Runtime[Any]) -> dict[str, Any] | None:
-        """Wait for the earlier turns of the session, then begin the turn of the run."""
+        """Begin the agent's part in the turn; if turns are ordered, wait for the earlier turns of the session."""
         call = AgentCall(get_config(), runtime, state["messages"])
         self._wait_for(call, lambda hooks: hooks.before_agent(call))
         return None

@@ -57,7 +57,7 @@ class NodeTurns:
         return [*([sent.system] if sent.system else []), *sent.messages]
 
     async def end(self, turn: NodeTurn, error: BaseException | None) -> None:
-        """Store the answer, or the text that the model returned before the error."""
+        """Store the answer, or the text that the model returned before an error; store nothing after an interrupt."""
         turn.part.root.call_ends()
         try:
             turn.report()
@@ -250,8 +250,9 @@ def session_turn(
     Questions without an id get one.
 
     Raises:
-        InvalidKey: the config names no session.
-        WrongUser: the session belongs to another user.
+        InvalidKey: on entering, if the config names no session.
+        InvalidInput: on entering, if the config names a user that is not a valid id.
+        WrongUser: on entering, if the session belongs to another user.
     """
     limits = options or TurnOptions()
     return TurnBlock(OnLoop(memory, lambda opened: NodeTurns(opened, limits)), messages, config)

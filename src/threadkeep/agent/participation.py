@@ -178,7 +178,7 @@ class Participation:
         """Return the turn; at first, store the question as all `before_model` hooks left it, and read its answers.
 
         Raises:
-            InvalidMessage, WrongUser: the question can never be stored in this session.
+            InvalidMessage, WrongUser, TurnInMemoryOnly: as for `OpenTurn.begin`; the session is released.
         """
         if self.turn is not None:
             return self.turn
@@ -273,9 +273,9 @@ class Participation:
         return question
 
     async def refuse(self) -> None:
-        """Store the question as `failed` without its text, unless it is already stored.
+        """Store the question as `failed` without its text, unless it is stored or the agent has its own conversation.
 
-        The row gets a new id, because the same message may be accepted at the next attempt.
+        The row's id is derived from the question's, because the same message may be accepted at the next attempt.
         """
         question = self.root.question[-1] if self.root.question else None
         if question is None or self.root.turn is not None or self.parent is not None:
@@ -409,7 +409,7 @@ class Participation:
             del self.registry.calls[self.key]
 
     async def end(self, said: BaseMessage | str, status: Status) -> AIMessage | None:
-        """Store the answer of a call that has ended; return the answer of another process if that was stored first."""
+        """Store the answer of a call that has ended; return the answer that was stored instead, if any."""
         self.leave()
         if self.turn is None:
             return None

@@ -187,7 +187,7 @@ class RecordedGraph(Runnable[Any, Any]):
 
 
 def _redacted_kinds(graph: Runnable[Any, Any]) -> frozenset[str]:
-    """Return the kinds of data that `PIIMiddleware` in a graph detects; warn about kinds without a known detector."""
+    """Return the kinds of data that `PIIMiddleware` in a graph detects; leave out and warn about custom detectors."""
     subgraphs = graph.get_subgraphs(recurse=True) if isinstance(graph, Pregel) else ()
     nodes = [name for one in (graph, *(sub for _, sub in subgraphs)) for name in getattr(one, "nodes", ())]
     found = kinds_among(nodes)

@@ -52,7 +52,7 @@ class GraphTurns:
         self._redacted = redacted
 
     async def begin(self, given: GraphInput, config: RunnableConfig) -> GraphTurn:
-        """Wait for the earlier turns of the session, then store the question.
+        """Wait for the earlier turns of the session if turns are ordered, then store the question.
 
         A graph inside the turn of another graph takes part in that turn. A graph in a tool of an agent with the same
         session neither reads nor writes it.
@@ -138,7 +138,7 @@ class GraphTurn:
             root.release_session()
 
     async def add_history(self) -> None:
-        """Insert the earlier turns of the session, or their summaries, before the messages of the input."""
+        """Insert the summaries and the earlier turns of the session before the messages of the input."""
         options, turn = self.part.options, self.part.turn
         if turn is None or options.no_history:
             return
@@ -202,7 +202,7 @@ class GraphTurn:
         return {**values, "messages": whole, **restored_values(end.values, classes)}
 
     async def end(self, state: object) -> AIMessage | None:
-        """Store the final answer if no agent did; return the answer of another process if that was stored first."""
+        """Store the final answer if no agent did, and the end of the turn; return the answer stored instead, if any."""
         if self.ended is not None or self.part.silent or not isinstance(state, Mapping) or not state.get("messages"):
             return None
         answer = final_answer(cast("Any", state), ())
@@ -306,7 +306,7 @@ class GraphEnd:
 
 
 def kept_values(state: State) -> dict[str, Json]:
-    """Return the values of a final state that can be stored as JSON, without its messages."""
+    """Return the values of a final state that are JSON of at most 16,000 characters each, without its messages."""
     found: dict[str, Json] = {}
     for name, value in state.items():
         if name == "messages" or name.startswith("__"):

@@ -83,7 +83,7 @@ class ModelSummarizer:
             instructions: the system message that replaces `INSTRUCTIONS`.
 
         Raises:
-            InvalidInput: a number is not above zero.
+            InvalidInput: `input_tokens` or `timeout_seconds` is not above zero.
         """
         facts = facts_of(model, context_window)
         if input_tokens is None:

@@ -109,7 +109,7 @@ class TurnContext:
         """Return the context of a model call: the system message, earlier turns, then the messages of the run.
 
         Raises:
-            BudgetTooSmall: the system message, the question and the newest step do not fit.
+            BudgetTooSmall: the system message, the question and the newest step do not fit, or the tools do not.
         """
         self.keep()
         use = use or ModelUse()
@@ -164,7 +164,7 @@ class TurnContext:
         return assembler
 
     def report(self, reply: AIMessage | None) -> None:
-        """Add the usage that the provider reported to the manifest of the last call.
+        """Add the usage that the provider reported to the manifest of the last call; correct the token counter by it.
 
         The manifest is stored with the answer, or queued at once if the model called tools or a run executes the turn.
         """
@@ -214,7 +214,7 @@ class TurnContext:
         )
 
     async def settle(self, *, anchored: bool = False) -> None:
-        """End the turn: store the data that later turns need, and queue the session for compression.
+        """End the turn: store the data that later turns need; queue the session for compression and learning, if on.
 
         If the answer of another process was adopted, the steps of this process are not stored. `anchored` is True if
         the anchor is stored already. Database failures are only reported.
