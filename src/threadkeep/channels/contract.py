@@ -208,7 +208,7 @@ class Channel(Protocol):
         """Verify a callback and parse it.
 
         Raises:
-            CallbackRefused: the callback is not from the platform or is too old; the response is 403.
+            CallbackRefused: the callback is not from the platform, is too old or is unreadable; the response is 403.
         """
 
     def split(self, text: str) -> tuple[str, ...]:

@@ -174,7 +174,7 @@ class Delivery:
 
 
 async def note_failure(memory: Memory, bot: Bot, failed: AnswerFailed) -> None:
-    """Mark an answer as failed if the platform accepted a part but later could not deliver it."""
+    """Mark one of a session's newest 50 answers as failed, because the platform did not deliver an accepted part."""
     outbox = memory.channels.outbox
     for message in await outbox.sent(bot.name, failed.session_id):
         ids = [Part("", _key(message, index)).sent_id for index in range(message.parts_sent)]

@@ -82,7 +82,7 @@ class Knowledge:
         """Remember a value of a key, and return the valid fact.
 
         The same value confirms the fact, which keeps the highest confidence. If the fact already has this `evidence`,
-        the call is a repeat and changes nothing. A different value ends the fact and counts as its contradiction.
+        the call is a repeat and changes only `updated_at`. A different value ends the fact, and is its contradiction.
 
         Args:
             scope: the session, the workspace or the person that the fact is about.

@@ -29,7 +29,7 @@ from threadkeep.store.driver import Driver
 
 _MOST_SESSIONS = 1_000
 _REACH = 40
-"""The most new messages that one learner call reads, and the most that a learner reads of an older session."""
+"""The most new messages that one learner call reads. A learner begins an unread session with its last 40 messages."""
 _CONTEXT_MESSAGES = 4
 _MOST_PROPOSALS = 20
 _MOST_REFUSALS = 3
@@ -41,7 +41,7 @@ _CLOSING_SECONDS = 5.0
 class Record:
     """The input of a learner: messages quoted as JSON, and the `learnable` ones among them by their `seq`.
 
-    `scopes` contains the owners of the run, and `known_keys` the keys of their valid facts.
+    `scopes` contains the owners of the run, and `known_keys` the keys of their valid facts (200 of each at most).
     """
 
     lines: Sequence[str]

@@ -67,8 +67,8 @@ class Reading:
 class Proposals:
     """The table `chat_fact_proposals`.
 
-    A learner reads each message once, even with several processes. A proposal that a person has rejected or undone is
-    not created again with the same words.
+    A learner reads each message once, even with several processes. A model's proposal that a person has rejected or
+    undone is not created again with the same key and value; a directive in another message is.
     """
 
     def __init__(
@@ -172,7 +172,7 @@ class Proposals:
         return accepted
 
     async def reject(self, proposal_id: str, *, by: str, user_id: str | None = None) -> Proposal:
-        """Reject an open proposal. It can still be accepted later, but is not proposed again with the same words.
+        """Reject an open proposal. It can still be accepted later.
 
         Raises:
             KnowledgeNotFound: the proposal does not exist, or the user may not see it.

@@ -60,7 +60,7 @@ def owner_columns(scope: Scope) -> dict[str, object]:
 
 
 async def check_sees(connection: Connection, sql: Mapping[str, str], scope: Scope, user_id: str | None) -> None:
-    """Check that a user may see a scope. A `user_id` of None may see every scope.
+    """Check that a user may see a scope: the user's person or session, no workspace; a `user_id` of None sees all.
 
     Raises:
         KnowledgeNotFound: the user may not see the scope.

@@ -112,7 +112,7 @@ class Deliveries:
         return Lease(group_id, owner, rows[0][0], time_of(rows[0][1])) if rows else None
 
     async def renew(self, lease: Lease, *, seconds: float) -> bool:
-        """Extend a lease; return False if another process owns the group now."""
+        """Extend a lease; return False if it has expired, or if another process owns the group now."""
         now = self._clock()
         until = time_text(now + timedelta(seconds=seconds))
         row = {"group_id": lease.group_id, "owner": lease.owner, "until": until, "now": time_text(now)}
@@ -130,7 +130,7 @@ class Deliveries:
         return [OnTheWay(row[0], row[1], time_of(row[2]), row[3], time_of(row[4]), bool(row[5])) for row in rows]
 
     async def waiting(self, group_id: str, limit: int) -> list[Waiting]:
-        """Return the first `limit` queued messages of a group, in order, without those that may not be sent now."""
+        """Return the first `limit` queued messages of a group that may be sent now, backfill of earlier turns last."""
         allowed = {"endpoint": self._endpoint, "version": CONSENT_VERSION}
         rows = await self._fetch("waiting", {"group_id": group_id, "limit": limit, **allowed})
         return [_waiting(row) for row in rows]
@@ -190,7 +190,7 @@ class Deliveries:
         self._count_dead(len(numbers), reason)
 
     async def bury_open(self, reason: DeadReason, group_id: str | None = None, *, queued_only: bool = False) -> int:
-        """Give up queued and unconfirmed messages of one group or of all, and return their number."""
+        """Give up queued and, unless `queued_only`, unconfirmed messages of a group or of all; return their number."""
         row = {"group_id": group_id, "reason": reason, "queued_only": queued_only, "now": self._now()}
         return self._count_dead(await self._execute("bury_open", row), reason)
 
@@ -210,7 +210,7 @@ class Deliveries:
         return int(count)
 
     async def wake(self, group_id: str | None = None) -> None:
-        """Make one group, or all groups, due now."""
+        """Make one group, or all groups, due now, if no process owns them."""
         await self._execute("wake", {"group_id": group_id, "now": self._now()})
 
     async def entries(self, status: DeliveryStatus | None, *, after: int, limit: int) -> list[Delivery]:
@@ -219,7 +219,7 @@ class Deliveries:
         return [_delivery(row) for row in rows]
 
     async def retry(self, number: int | None = None) -> int:
-        """Queue a dead message again, or all dead messages except dropped ones; return their number.
+        """Try a dead message again, or all that were not dropped, purged or undone; return their number.
 
         Raises:
             KnowledgeNotFound: there is no such dead message.
@@ -261,17 +261,17 @@ class Deliveries:
         return int(queued), int(sent)
 
     def groups_statement(self, scope: Scope) -> Statement:
-        """Return the statement with `GroupState` rows: the group of a scope, or the groups of all ids of a person."""
+        """Return the statement for `GroupState` rows: the group of a scope, or those of up to 20 ids of a person."""
         return self._sql["groups_of_scope"], {"scope": scope.kind, "owner": scope.owner}
 
     async def groups_of(self, scope: Scope) -> list[str]:
-        """Return the ids of the existing groups of a scope; for a person, the groups of all ids."""
+        """Return the ids of the existing groups of a scope; for a person, the groups of up to 20 ids."""
         async with self._driver.reading() as connection:
             rows = await connection.fetch(*self.groups_statement(scope))
         return [str(row[1]) for row in rows if row[1] is not None]
 
     async def dead_of_groups(self) -> dict[str, int]:
-        """Return the number of dead messages by group, except messages that a person dropped; omit groups without any.
+        """Return the number of undeliverable messages by group (not dropped or deleted ones); omit groups without any.
 
         The result is cached for up to a minute, because it counts all dead messages.
         """

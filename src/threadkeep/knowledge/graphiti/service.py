@@ -191,7 +191,7 @@ class Graphiti:
         return await self._deliveries.entries(status, after=after, limit=limit)
 
     async def retry(self, number: int | None = None) -> int:
-        """Queue a dead message again, or all dead messages except dropped ones; return their number.
+        """Try a dead message again, or all that were not dropped, purged or undone; return their number.
 
         Raises:
             GraphitiClosed: Graphiti is off, or there is no consent.
@@ -350,7 +350,7 @@ class Graphiti:
         return queued
 
     async def purge(self, scope: Scope, *, all_ids: bool = True) -> Purged:
-        """Delete the group of a scope on the server (for a person, the groups of all ids) and check that it is gone.
+        """Delete the group of a scope on the server (for a person, of up to 20 ids) and check that it is gone.
 
         Raises:
             GraphitiClosed: Graphiti is off.

@@ -331,7 +331,7 @@ async def list_deliveries(
     "/deliveries/retry", summary="Send dead messages again", responses=_GRAPHITI_WRITING, openapi_extra=ADMINISTERS
 )
 async def retry_deliveries(choice: DeliveryChoice, app: AppInUse) -> Changed:
-    """Queue a dead message again, or all dead messages except dropped ones."""
+    """Try a dead message again, or all dead messages that were not dropped, purged or undone."""
     return Changed(changed=await app.memory.graphiti.retry(choice.number))
 
 

@@ -107,7 +107,7 @@ class RunList(BaseModel):
 
 
 class RunTree(BaseModel):
-    """All runs of a tree, parents before their children."""
+    """The runs of a tree (500 at most), parents before their children."""
 
     root_run_id: str
     runs: list[RunSummary]
@@ -255,7 +255,7 @@ async def get_run(run_id: RunId, app: AppInUse, user_id: UserId = None) -> RunBo
 
 @router.get("/runs/{run_id}/tree", summary="See a run with its parents and children", responses=_FAILURES)
 async def get_tree(run_id: RunId, app: AppInUse, user_id: UserId = None) -> RunTree:
-    """Return all runs of the run's tree, parents before their children."""
+    """Return the runs of the run's tree (500 at most), parents before their children."""
     found = await (await app.runs.service()).tree(run_id, user_id=user_id)
     return RunTree(root_run_id=found[0].root_run_id, runs=[RunSummary.model_validate(run) for run in found])
 
