@@ -23,8 +23,9 @@ run: with-server ## start the service on this machine, with a demo model
 # Processes of the tests keep what they compile, whatever the environment says: each would compile 2,000 modules anew.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(PYTHON_HERE) -m pytest -n 2 --dist loadgroup
 
+# A process of two waits for a database a third of the time. To keep groups together, the scheduler searches all tests.
 test: with-dev ## run the tests, on SQLite and on a PostgreSQL of their own
-	$(PYTEST) $(ARGS)
+	$(PYTEST) -n 3 --dist worksteal $(ARGS)
 
 slow: with-dev ## run the tests that take long: processes that are killed, random requests and sessions, benches
 	$(PYTEST) -m slow $(ARGS)
