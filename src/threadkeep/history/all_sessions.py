@@ -60,8 +60,8 @@ async def calls_in(
 ) -> list[StoredManifest]:
     """Return the records of a conversation's model calls: newest run first, and the newest call of each run first.
 
-    With `before`, only calls after this cursor in that order. Pages of the conversation are read until `limit` is
-    reached.
+    With `before`, only calls after this cursor in that order. Pages of the conversation are read until `limit` calls
+    are found, or until the messages are older than every stored record.
     """
     if limit < 1:
         raise InvalidInput("A page of manifests has at least one entry; use a limit from 1.")
@@ -278,7 +278,7 @@ class AllRetention:
         report: Callable[[Pruned], object] | None = None,
         may_continue: Callable[[], Awaitable[bool]] | None = None,
     ) -> Pruned:
-        """Archive and delete messages beyond the limits; this calls `Pruner.prune` for the sessions and each layout.
+        """Archive and delete messages and idle sessions beyond the limits, by `Pruner.prune` for sessions and layouts.
 
         Raises:
             SessionNotFound: a named session does not exist, or belongs to another user; nothing was done.

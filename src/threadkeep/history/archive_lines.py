@@ -70,14 +70,14 @@ class MessageLine:
 
 @dataclass(frozen=True)
 class SummaryLine:
-    """A summary of messages whose lines come earlier."""
+    """A summary; the lines of those of its messages that still exist come earlier."""
 
     session_id: str
     archived: ArchivedSummary
 
 
 class BadLine(InvalidInput):
-    """A line that is not valid in an export; `session_id` is set if the invalid line is that of a session."""
+    """A line that is not valid in an export; `session_id` is set if the line is that of a session and has an id."""
 
     def __init__(self, sentence: str, *, session_id: str | None = None) -> None:
         super().__init__(sentence)

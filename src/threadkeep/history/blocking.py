@@ -43,7 +43,7 @@ class MemoryLoop:
         If the wait ends with an exception, such as KeyboardInterrupt, the coroutine is cancelled.
 
         Raises:
-            StoreClosed: the loop does not run, or the memory was opened in another process.
+            StoreClosed: the loop does not run or ended during the call, or the memory was opened in another process.
             InvalidInput: the caller runs on this loop, so waiting would block it forever.
         """
         return self._wait_for(self._submit(work))
@@ -75,7 +75,7 @@ class MemoryLoop:
         """Run a coroutine on the loop and await its result. The caller may run on this loop or on another loop.
 
         Raises:
-            StoreClosed: the loop does not run, or the memory was opened in another process.
+            StoreClosed: the loop does not run or ended during the call, or the memory was opened in another process.
         """
         if self.is_running_here:
             return await work
@@ -89,7 +89,10 @@ class MemoryLoop:
             raise StoreClosed(_CLOSED) from None
 
     def post(self, call: Callable[[], object]) -> None:
-        """Call a function on the loop: at once if the caller runs on it, else soon, or never if the loop has ended."""
+        """Call a function on the loop: at once if the caller runs on it, else soon.
+
+        If the loop has ended or belongs to another process, the function is never called.
+        """
         if self.is_own_thread:
             call()
         elif self.of_this_process:

@@ -62,7 +62,7 @@ class Summarizer(Protocol):
         Args:
             record: the text to summarise.
             earlier: the summary of the text before the record. For `messages` it is only context, not to be repeated;
-                for `continuation` it summarises the record's first part, and must be included completely.
+                for `continuation` it summarises the parts before this record, and must be included completely.
             task: the content of the record: `messages`, a later part of them (`continuation`), or `summaries` to merge.
             max_tokens: the approximate maximum length of the summary.
         """
@@ -203,7 +203,7 @@ class RangeReader:
         self._counter = counter
 
     async def upto(self, request: CompressionRequest, uncovered: Uncovered) -> int:
-        """Return the last `seq` to summarise; if nothing is due, the last `seq` that has a summary."""
+        """Return the last `seq` to summarise; if nothing is due, the `after_seq` of `uncovered`."""
         after = uncovered.after_seq
         rows: list[Message] = []
         before = uncovered.last_seq + 1

@@ -43,8 +43,8 @@ _MOST_AT_ONCE = 4
 class CompressorOptions:
     """Options of the compressor. Times are in seconds.
 
-    After a failure, a session is skipped for `first_pause_seconds` or `first_pause_turns`, whichever ends first. The
-    pause doubles after each further failure, up to the longest. When the memory closes, queued work has
+    After a failure, a session is skipped for `first_pause_seconds` or `first_pause_turns`, whichever ends first. Both
+    double after each further failure, the seconds up to the longest. When the memory closes, queued work has
     `closing_seconds` to finish. Unfinished sessions are compressed after their next turn, in any process.
     """
 
@@ -92,7 +92,8 @@ class Compressor:
     def consider(self, request: CompressionRequest) -> None:
         """Queue a session for compression, and return at once; the session is compressed only if this is due.
 
-        The newest answer of the session must be stored already.
+        The newest answer of the session must be stored already. If more than 1,000 sessions wait, the oldest request is
+        dropped and reported. After `close`, nothing is queued.
         """
         if self._closed:
             return

@@ -57,7 +57,7 @@ class Eraser:
         """Return the target of an erasure: a person with all merged ids, or one session.
 
         Raises:
-            InvalidInput: not exactly one of the arguments is given.
+            InvalidInput: not exactly one of the arguments is given, or the user id is not valid.
         """
         if (session_id is None) == (user_id is None):
             raise InvalidInput("Name a session or a user to erase: either session_id or user_id.")
@@ -216,7 +216,7 @@ class Eraser:
         return counts
 
     async def waiting(self) -> list[PendingTurn]:
-        """Return the pending turns of all processes, in the order of their entry ids."""
+        """Return the pending turns of this process and of all that use its folder, in the order of their entry ids."""
         entries = {entry.entry_id: entry for entry in self._memory.pending.entries}
         if (folder := self._memory.pending.options.folder) is not None:
             files = await asyncio.to_thread(waiting_files, folder)
@@ -278,7 +278,7 @@ class Eraser:
             await store.adelete(namespace, key)
 
     async def items(self, wanted: Erasable) -> list[tuple[BaseStore, tuple[str, ...], str]]:
-        """Return the graph store items in namespaces whose names contain an id of the person and of no other user."""
+        """Return the graph store items, except conversations, in namespaces with an id of this person and no other."""
         found: dict[tuple[tuple[str, ...], str], None] = {}
         for namespace in await self._named(wanted, others=False):
             items = await _all_items(await self._memory.graph_store(), namespace)

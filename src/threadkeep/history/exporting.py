@@ -79,7 +79,7 @@ class _Numbering:
         return seq - self._earlier[number - 1] - (min(seq, last) - first + 1)
 
     def of_info(self, info: SessionInfo) -> SessionInfo:
-        """Return the metadata of the session with exported positions."""
+        """Return the metadata of the session with the exported positions of the last reset and archived message."""
         return replace(info, reset_seq=self.of_seq(info.reset_seq), archived_seq=self.of_seq(info.archived_seq))
 
     def of_message(self, message: Message) -> Message:
@@ -133,7 +133,7 @@ async def named_sessions(memory: Memory, session_ids: Sequence[str], user_id: st
     """Yield the sessions and the conversations with these ids.
 
     Raises:
-        SessionNotFound: one of the ids has neither; nothing is yielded.
+        SessionNotFound: one of the ids has neither, or only those of another user; nothing is yielded.
     """
     locations = await AllSessions(memory).locations()
     found = [each for session_id in dict.fromkeys(session_ids) for each in await _named(locations, session_id, user_id)]
@@ -145,7 +145,7 @@ async def every_session(memory: Memory, user_id: str | None) -> AsyncIterator[Ex
     """Yield all sessions, then all conversations of each layout, each once and newest activity first.
 
     A session that gets a message while the list is read moves to the front and may be missed. So the list is read again
-    until it has no session that was not yielded.
+    until every session that existed at the start was yielded.
     """
     started = memory.clock()
     for layout, home in await AllSessions(memory).locations():

@@ -64,7 +64,7 @@ class _Part:
 class Importer:
     """An importer that stores lines in batches. It calls `on_refusal` with position and reason of a rejected line.
 
-    With `strict`, `take` returns False at the first invalid line; the lines before it are stored.
+    With `strict`, `take` returns False once a line or session was rejected; `store` still stores the accepted lines.
     """
 
     def __init__(self, memory: Memory, on_refusal: Callable[[Position, str], None], *, strict: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""Session ids, which may be any text, and keys, which templates build from external values."""
+"""Session ids, which may be nearly any text, and keys, which templates build from external values."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ KEY_CANDIDATES = (
     f"wecom_dm:{{{{{_DIRECT}.corp_id}}}}:{{{{{_DIRECT}.agent_id}}}}:{{{{{_DIRECT}.user}}}}",
     "{{thread_id}}",
 )
-"""Templates for the key of a run's conversation; the first one whose values all exist is used.
+"""Templates for the key of a run's conversation; the first one that gives a valid key is used.
 
 In order: an explicit key, the key of the channel, the thread. A channel's key has the bot or tenant, the chat, and the
 topic if the chat has topics. In WeCom bot chats, a group is identified by its chat and a private chat by its user.
@@ -90,7 +90,7 @@ class KeyResolution:
 
     @property
     def reason(self) -> Reason | None:
-        """The reason of the last rejection if there is no key; None if there is a key."""
+        """The reason of the last rejection if there is no key, `empty` without a candidate; None if there is a key."""
         if self.key is not None:
             return None
         return self.refused[-1].reason if self.refused else "empty"
@@ -144,7 +144,7 @@ def whole_refusal(value: str) -> Reason | None:
 
 
 def check_key(key: str) -> None:
-    """Reject an invalid key. This checks keys made from templates; a session id may be any text.
+    """Reject an invalid key. This checks keys made from templates; `check_session_id` accepts more session ids.
 
     Raises:
         InvalidKey: the key is not valid; the message does not repeat it.
@@ -209,12 +209,12 @@ def resolve_key(
     list indexes (`items.0.id` or `items[0].id`); expressions are not supported. It is rendered from `scope`, which is
     not changed, and then checked. Candidates that are not strings are skipped; a single string counts as one candidate.
 
-    A text from the scope is escaped with `escape_key`. A whole number becomes its digits (12.0 is 12); any other number
-    is escaped as text. For a missing path, null, true, false, a list or an object, the candidate is rejected as
-    `unresolved_template`. For a blank value, it is rejected as `empty`, or as `empty_part` if the candidate has other
-    parts. `{{thread_id}}` counts as missing unless the run is `manual`, because other runs get a new thread id each.
-    Separate placeholders with colons, the only character that no value can contain: `{{a}}-{{b}}` could give two pairs
-    of values the same key.
+    A text from the scope is escaped with `escape_key`. A whole number becomes its digits (12.0 is 12); any other finite
+    float is escaped as text. For a missing path and any other value, such as null, true, a list or an object, the
+    candidate is rejected as `unresolved_template`. For a blank value, it is rejected as `empty`, or as `empty_part` if
+    the candidate has other parts. `{{thread_id}}` and `{{configurable.thread_id}}` count as missing unless the run is
+    `manual`, because other runs get a new thread id each. Separate placeholders with colons, the only character of a
+    key that no value can contain: `{{a}}-{{b}}` could give two pairs of values the same key.
 
     `{{key:dotted.path}}` is a whole external key: any session id without empty parts, used unchanged. It must be the
     only content of its candidate.
@@ -312,7 +312,7 @@ def look_up(scope: Mapping[str, object], path: str) -> object:
 
 
 def _text_of(value: object) -> str | None:
-    """Return a value as part of a key: an empty text if it is blank, None if it is neither a text nor a number."""
+    """Return a value as part of a key: an empty text if it is blank, None if it is no text and no finite number."""
     if isinstance(value, float) and math.isfinite(value):
         value = int(value) if value.is_integer() else repr(value)
     if isinstance(value, int) and not isinstance(value, bool):

@@ -142,7 +142,7 @@ class Manifests:
         return not self._waiting
 
     def kept_since(self) -> datetime | None:
-        """Return the earliest time that a stored record can have; None if records are kept forever."""
+        """Return the time before which `purge` deletes records; None if records are kept forever."""
         if self._retention_days is None or self._retention_days > _FOR_GOOD_DAYS:
             return None
         return self._clock() - timedelta(days=self._retention_days)
@@ -191,7 +191,7 @@ class Manifests:
             pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
 
     async def _write(self, group: list[NotedManifest]) -> None:
-        """Write a group and empty the list; only records whose session is locked stay in it.
+        """Write a group and empty the list; only records that a lock or a duplicate call number delayed stay in it.
 
         Raises:
             StoreError, TimeoutError: the database is not available; the records in the list must wait.

@@ -155,7 +155,8 @@ class Memory:
 
         It is opened on first use and closes with this memory. The tables have no rows for these conversations: there
         are no anchors and no summaries, and the tool calls of earlier turns are in the store. Turns that cannot be
-        written wait in a separate folder below this memory's folder.
+        written wait in a separate folder below this memory's folder. If `store` is this memory's own, the layout is
+        registered for other processes in the background.
         """
         given = store is not None
         store = await self.graph_store() if store is None else store
@@ -190,7 +191,7 @@ class Memory:
             return self._namespaces[key]
 
     async def namespaces(self) -> list[tuple[object, GraphLayout, Self]]:
-        """Return each known layout of agents' conversations with its store and its memory, opened if necessary.
+        """Return the known layouts of agents' conversations, each with an identity of its store and its opened memory.
 
         Raises:
             StoreUnavailable: the database of the graph store or of this memory does not answer.
@@ -244,13 +245,13 @@ class Memory:
     def damaged(self, user_id: str | None = None) -> list[SessionDamaged]:
         """Return the damaged items that this process has found in sessions, of one user or of all users.
 
-        Damaged metadata are found when sessions are listed, damaged messages when they are searched. Only sessions in a
-        graph store can be damaged in this way.
+        They are found when metadata or messages are read, listed or searched. Only sessions in a graph store can be
+        damaged in this way.
         """
         return self._backend.damages.of(user_id)
 
     def _at(self, backend: Backend) -> Self:
-        """Return a copy of this memory that has the sessions of another backend and shares all other resources."""
+        """Return a copy with another backend's sessions; it shares all but the identity, lifetime and session cache."""
         other = copy.copy(self)
         other._backend = backend  # noqa: SLF001 - it is a copy of this object
         other.opened_with, other.identity, other.lifetime = None, Identity(), AsyncExitStack()
@@ -342,7 +343,8 @@ class Memory:
         With a workspace, messages of the session belong to that workspace.
 
         Raises:
-            InvalidKey: the id is empty, longer than 256 characters, or has control characters.
+            InvalidKey: the id is not valid; see `check_session_id`.
+            InvalidInput: the `user_id` is not text of 1 to 512 printable characters.
         """
         return Session(
             session_id,
@@ -356,7 +358,7 @@ class Memory:
     async def sessions(
         self, user_id: str | None = None, query: str | None = None, *, active: bool | None = None, page_size: int = 100
     ) -> AsyncIterator[SessionInfo]:
-        """Yield sessions, newest activity first, optionally of one user or with a text in title, message or id."""
+        """Yield sessions, newest activity first; the arguments filter them as in `SessionQuery`."""
         wanted = SessionQuery(user_id, query, active, page_size)
         while True:
             found, cursor = await self.sessions_page(wanted)
@@ -373,7 +375,7 @@ class Memory:
     async def search(
         self, query: str, *, user_id: str | None = None, limit: int = 10, session_id: str | None = None, after: int = 0
     ) -> list[SearchHit]:
-        """Return the messages with all words of a query, best first, of one user or after a `seq` of one session.
+        """Return messages with all words of a query, best first; optionally of one user, or after a `seq` of a session.
 
         Messages that were stored before the call are found. If indexing them takes longer than two seconds (after an
         import or an upgrade), it continues in the background; `search_result` reports this.
@@ -391,7 +393,7 @@ class Memory:
         return replace(found, damaged=damaged_sessions(self.damaged(user_id)))
 
     async def restore(self, parts: Sequence[ArchivedPart]) -> list[Restored | WrongUser]:
-        """Store exported messages with their ids, times and tokens in one transaction.
+        """Store exported messages with their ids, times and tokens in one transaction (in a graph store, one per part).
 
         Existing messages are not stored again. A part whose session belongs to another user is skipped; its result is
         the `WrongUser` error. The results are in the order of the parts.

@@ -73,7 +73,8 @@ class LearnedFactors:
     def learn(self, model: str, estimated: int, reported: int, other: int = 0) -> None:
         """Learn from one model call: the tokens as estimated without a factor, and as the provider reported them.
 
-        `other` is the part of the estimate for text in non-Latin scripts; see `TokenFactor`.
+        `other` is the part of the estimate for text in non-Latin scripts; see `TokenFactor`. Nothing is learned before
+        `of` has read the stored factors.
         """
         if self._factors is None:
             return

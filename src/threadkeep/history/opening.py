@@ -52,7 +52,8 @@ async def open_sessions[M: Memory](
     """Open a database, migrate its schema, and create the memory with `make`; see `threadkeep.open_memory`.
 
     Raises:
-        StoreUnavailable: the database does not answer.
+        StoreUnavailable: the database does not answer, or the folder of pending turns is not usable.
+        InvalidInput, InvalidSettings: the options do not fit this database.
         SchemaTooNew: the schema was written by a newer version of Threadkeep.
     """
     if address.in_memory and address.memory_name is None:

@@ -59,7 +59,10 @@ def folder_of(address: DatabaseAddress, folder: Path | None = None) -> Path:
 
 @dataclass(frozen=True)
 class PendingOptions:
-    """Options of pending turns. Without a folder (always for an in-memory database), they are kept in memory only."""
+    """Options of pending turns. In `MemoryOptions`, None as `folder` means the default folder.
+
+    Pending turns of an in-memory database are kept in memory only.
+    """
 
     folder: Path | None = None
     write_timeout_seconds: float = 5.0
@@ -166,6 +169,7 @@ class PendingTurns:
             QuestionGone: the question of the answer was deleted.
             TurnInMemoryOnly: neither the database nor the disk accepts the turn; it is retried while this process
                 lives.
+            StoreClosed: the memory is closed; the turn is not kept.
         """
         task = asyncio.create_task(self._record(turn), name="threadkeep-record")
         self._unfinished.add(task)
@@ -175,8 +179,8 @@ class PendingTurns:
     async def record_joined(self, turn: Turn, join: Join) -> tuple[Receipt, Sequence[list[Row]]] | None:
         """Store a turn and execute the statements of `join`, in one transaction.
 
-        Return None if this fails, or is not tried because the database fails or earlier turns of the session are
-        pending. The turn may be stored all the same; storing it again is safe.
+        Return None if this fails, or is not tried because the messages are in a graph store, the database fails, or
+        earlier turns of the session are pending. The turn may be stored all the same; storing it again is safe.
         """
         transcripts = self._transcripts
         if not isinstance(transcripts, TableTranscripts) or self.database_fails or self._waits(turn.session_id):
@@ -267,7 +271,7 @@ class PendingTurns:
         return True
 
     async def discard(self, matches: Callable[[Turn], bool]) -> None:
-        """Permanently drop all matching turns, and remove their texts from the disk."""
+        """Permanently drop all matching turns of this process, and remove their texts from the disk."""
         for each in list(self._listed):
             going = [entry for entry in each.own if matches(entry.turn)]
             for entry in going:

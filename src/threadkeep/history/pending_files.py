@@ -68,7 +68,7 @@ class PendingFiles:
         return self._folder is not None
 
     async def take_over(self) -> list[PendingTurn]:
-        """Take over the pending turns of dead processes, and return them.
+        """Take over the pending turns of dead processes, and unreadable lines that can be read now; return them.
 
         Raises:
             PendingFolderUnusable: the folder cannot store turns, or a file in it cannot be opened.

@@ -57,10 +57,10 @@ class Recollection:
 
     `begin` is the first `seq` that the window may include, at the anchor or after the summaries. `begun` is true if an
     earlier call or a summary has set `begin`. `overflowing` is true if not all messages from `begin` on fit, and
-    `failed` if the read failed. `forgotten` are known messages from before the last reset, `superseded` are known
-    messages that were superseded. `question_seq` is the `seq` of the message that ends the history; None if it is not
-    stored yet. `questions` is as in `Past`, `revision` is that of the session, and `derived` is shared with the cached
-    `SessionRows`.
+    `failed` if the read failed. `forgotten` are known messages among the newest 200 before the last reset, `superseded`
+    are known messages that were superseded. `question_seq` is the `seq` of the message that ends the history; None if
+    it is not stored yet. `questions` is as in `Past`, `revision` is that of the session, and `derived` is shared with
+    the cached `SessionRows`.
     """
 
     messages: tuple[Message, ...]

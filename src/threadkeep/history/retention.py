@@ -150,7 +150,10 @@ class RetentionOptions:
 
 
 class Pruner:
-    """A service that applies retention limits; `rules` are the default limits, from the memory's options."""
+    """A service that applies retention limits; `rules` are the default limits, from the memory's options.
+
+    With `session_ids`, `plan` and `prune` raise `SessionNotFound` at the first session that this user does not have.
+    """
 
     def __init__(
         self,
@@ -228,7 +231,7 @@ class Pruner:
         report: Callable[[Pruned], object] | None = None,
         may_continue: Callable[[], Awaitable[bool]] | None = None,
     ) -> Pruned:
-        """Archive and delete messages beyond the limits. An interrupted call can be repeated.
+        """Archive and delete messages and idle sessions beyond the limits. An interrupted call can be repeated.
 
         Args:
             rules: replaces the rules of the memory's options.

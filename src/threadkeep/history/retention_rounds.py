@@ -101,7 +101,7 @@ class RetentionSchedule:
                 await self.make_round()
 
     async def make_round(self) -> bool:
-        """Run a round if it is due; return False if it is not due, or if another process is running it.
+        """Run a round if it is due; return False if it is not due or has no work, or if another process is running it.
 
         Raises:
             StoreError: the database is not available; completed steps stay done.
@@ -138,7 +138,7 @@ class RunRetention:
     """The number of days to keep finished runs; None keeps them forever.
 
     Runs that are set aside wait for a decision of a person. They are deleted after `keep_set_aside_days`, or never if
-    that is None.
+    that or `keep_days` is None.
     """
 
     keep_days: float | None = 30.0
@@ -189,7 +189,7 @@ class RunPruner:
         report: Callable[[PrunedRuns], object] | None = None,
         may_continue: Callable[[], Awaitable[bool]] | None = None,
     ) -> PrunedRuns:
-        """Delete expired runs. An interrupted call can be repeated.
+        """Delete expired runs, and workflow versions that no run uses. An interrupted call can be repeated.
 
         Args:
             rules: replaces the rules of the memory's options.

@@ -90,8 +90,8 @@ async def in_time[T](
 class Session:
     """A session with an id; creating the object reads nothing.
 
-    With a `user_id`, only that user's session is visible: reads of another user's session find nothing, and writes
-    raise `WrongUser`. The user of a session's first turn owns the session.
+    With a `user_id`, only that user's session is visible: in a session of another user or without an owner, reads find
+    nothing, and storing or superseding messages raises `WrongUser`. The user of the first turn owns the session.
     """
 
     def __init__(
@@ -166,6 +166,7 @@ class Session:
         Raises:
             InvalidMessage, WrongUser: as for `append`; the write is not retried.
             QuestionGone: the question was deleted, usually with its session.
+            TurnInMemoryOnly, StoreClosed: as for `PendingTurns.record`.
         """
         started = time.perf_counter()
         try:
@@ -179,7 +180,7 @@ class Session:
     async def record_joined(
         self, messages: Sequence[Message], join: Join, *, answers: str | None = None, told: bool = False
     ) -> tuple[Receipt, Sequence[list[Row]]] | None:
-        """Store the messages and the statements of `join` in one transaction; return None if this fails."""
+        """Store messages and execute the statements of `join` in one transaction; see `PendingTurns.record_joined`."""
         started = time.perf_counter()
         stored = await self._pending.record_joined(self.turn(messages, answers=answers, told=told), join)
         if stored is not None:
@@ -191,7 +192,8 @@ class Session:
     ) -> BegunTurn | None:
         """Store messages, run statements, and read the history for a model call, all in one transaction.
 
-        Return None if this fails. `profile` is as in `Past`; at most `limit` messages of the history are read.
+        Return None if this fails, or if the messages are in a graph store. `profile` is as in `Past`; at most `limit`
+        messages of the history are read.
         """
         tables = self._transcripts
         if not isinstance(tables, TableTranscripts):
@@ -217,7 +219,7 @@ class Session:
     async def page(self, before: int | None = None, limit: int = 50, *, view: View = "active") -> Page:
         """Return the newest `limit` messages with a `seq` below `before` (None: no bound), oldest first.
 
-        The `active` view leaves out superseded messages; the `history` view has all messages.
+        `limit` is at most 10,000. The `active` view leaves out superseded messages, the `history` view has them too.
         """
         _check_view(view)
         if not 0 <= limit <= LONGEST_PAGE:
@@ -323,7 +325,7 @@ class Session:
         """Return the history before a question, for a model call that must not fail.
 
         If the database does not answer in time, the result has only the messages that are pending in this process, and
-        the failure is reported.
+        the failure is reported. Only a closed memory raises an error, `StoreClosed`.
         """
         past = past or Past()
         if past.limits.nothing:
@@ -414,7 +416,7 @@ class Session:
         await self._transcripts.reset(self.session_id, user_id=self.user_id, run_id=run_id)
 
     async def take_back(self, n: int = 1) -> list[Message]:
-        """Supersede the newest `n` active messages and return them, oldest first.
+        """Supersede the newest `n` (1 to 10,000) active messages and return them, oldest first.
 
         The messages stay in the `history` view with their `seq`. Concurrent calls supersede different messages.
 
@@ -518,7 +520,7 @@ class Session:
 
         The copies keep their ids and times, and are numbered from 1. The active messages are copied, or, if the message
         `at` is superseded, those that were active before that. Title, tags, metadata, the last reset, retention limits
-        and summaries are copied as well. Repeating the call with the same `session_id` changes nothing.
+        and summaries of only copied messages are copied too. Repeating the call with this `session_id` changes nothing.
 
         Raises:
             SessionNotFound: there is no such session.

@@ -100,8 +100,8 @@ class _TokenSums:
 def rows_of(found: Sequence[Row], limit: int, known: SessionRows | None = None) -> SessionRows | None:
     """Append the rows that the statement `recent` returned (newest first) to the known rows, and return all.
 
-    With known rows, the statement must have begun at the newest of them. Return None if there are no rows, or if the
-    known rows are not valid any more.
+    With known rows, the statement must have begun at the newest of them; if `limit` new rows came before it, return
+    only these. Return None if there are no rows, or if the known rows are not valid any more.
     """
     if not found:
         return None

@@ -70,7 +70,7 @@ class Memory(history.Memory):
         """Erase a session, or a person under all ids, from every store of this memory; return a signed receipt.
 
         The person's sessions are deleted completely; the person's messages in sessions of others become empty rows. An
-        interrupted call can be repeated. With `dry_run`, nothing is written. `vacuum` rewrites a SQLite file, or the
+        interrupted call can be repeated. With `dry_run`, nothing is erased. `vacuum` rewrites a SQLite file, or the
         tables on PostgreSQL; this also removes dead rows and the remains of earlier deletions, and blocks writes
         meanwhile.
 
@@ -86,11 +86,11 @@ class Memory(history.Memory):
         return await self.eraser.erase(wanted, dry_run=dry_run, vacuum=vacuum, groups=groups, remains=remains)
 
     def export(self, *, user_id: str, after: str | None = None) -> AsyncIterator[str]:
-        """Yield all data that `erase` would delete of a person, under every id, as lines of JSON.
+        """Yield the data that `erase` would delete of a person, under every id, as lines of JSON.
 
         To continue an interrupted export, pass as `after` the value `after` of its last line of type `position`. A
-        complete export ends with a line of type `end`. Nothing is locked, so data that is written meanwhile may be
-        missing.
+        complete export ends with a line of type `end`; its first line names the data that is left out. Nothing is
+        locked, so data that is written meanwhile may be missing.
 
         Raises:
             InvalidInput: the user id or the position is not valid.
@@ -175,11 +175,12 @@ async def open_memory(
     Args:
         url: `sqlite:////absolute/path.db`, `sqlite://` (in memory), or `postgresql://user@host/database`.
         observers: receive every event; see `threadkeep.observe`.
-        options: pool sizes, durability, token counter, clock.
+        options: see `MemoryOptions`.
 
     Raises:
         InvalidSettings: the URL is not that of a SQLite or PostgreSQL database.
-        StoreUnavailable: the database does not answer.
+        StoreUnavailable: the database does not answer, or the folder of pending turns is not usable.
+        InvalidInput: the options do not fit this database.
         SchemaTooNew: a newer Threadkeep has upgraded the schema.
     """
     async with open_memory_at(parse_address(url), observers, options) as memory:

@@ -44,7 +44,7 @@ class OnLoop[M: history.Memory, H]:
     async def call[**P, T](
         self, verb: Callable[Concatenate[H, P], Coroutine[Any, Any, T]], *arguments: P.args, **named: P.kwargs
     ) -> T:
-        """Run a method of the wrapped object on the memory's loop, and await the result.
+        """Run a method of the wrapped object on the memory's loop (in the companion's thread on its loop); await it.
 
         Raises:
             StoreClosed: the memory is closed.
@@ -95,7 +95,7 @@ class OnLoop[M: history.Memory, H]:
 
 
 def caller_loop() -> asyncio.AbstractEventLoop | None:
-    """Return the event loop of the asynchronous caller for which this code runs; None for a blocking call."""
+    """Return the event loop of the caller that awaits this code; None for a blocking call or on the memory's loop."""
     return _caller_loop.get()
 
 

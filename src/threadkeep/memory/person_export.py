@@ -1,4 +1,4 @@
-"""Export of a person: the data that an erasure would delete, as lines of JSON."""
+"""Export of a person: the data that an erasure would delete, except `LEFT_OUT`, as lines of JSON."""
 
 from __future__ import annotations
 

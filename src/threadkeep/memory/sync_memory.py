@@ -141,6 +141,8 @@ class SyncMemory(Wrapper[Memory]):
     def companion_of(cls, memory: history.Memory) -> Self:
         """Open the database of an asynchronous memory again, in a thread; the result is closed with that memory.
 
+        The result takes over search indexing and retention, which stop in that memory.
+
         Raises:
             InvalidInput: the database cannot be opened twice, for example because its graph store is in memory.
         """
@@ -173,7 +175,8 @@ class SyncMemory(Wrapper[Memory]):
         With a workspace, messages of the session belong to that workspace.
 
         Raises:
-            InvalidKey: the id is empty, longer than 256 characters, or has control characters.
+            InvalidKey: the id is not valid; see `check_session_id`.
+            InvalidInput: the `user_id` is not text of 1 to 512 printable characters.
         """
         return SyncSession(self.asynchronous.session(session_id, user_id=user_id, workspace=workspace), self.loop)
 
