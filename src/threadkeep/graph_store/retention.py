@@ -52,7 +52,7 @@ class ConversationRetention:
         return None if conversation is None else _prunable(conversation)
 
     async def end_of_older(self, session: Prunable, *, after: int, moment: datetime) -> int:
-        """Return the `seq` before the first message after `after` that was stored at `moment` or later."""
+        """Return the `seq` before the first message after `after` not older than `moment`; else the last `seq`."""
         conversation = await self._reader.conversation(session.session_id)
         if conversation is None:
             return after
@@ -123,7 +123,7 @@ class ConversationRetention:
         )
 
     async def reclaim_space(self) -> bool:
-        """Return False, because the retention of the tables does this for the whole file."""
+        """Return False; the retention of the tables does this, if its file also has the graph store."""
         return False
 
     async def _title_after(self, conversation: Conversation, going: Sequence[Message], upto: int) -> str | None:

@@ -183,7 +183,7 @@ class GraphTranscripts:
         return await self._superseding.tell(session_id, message_id, self._clock())
 
     async def supersede(self, superseding: Superseding) -> Superseded:
-        """Supersede messages, atomically; do nothing if the session does not exist."""
+        """Supersede messages, atomically; the newest ones of a missing session are none."""
         now = self._clock()
         given = () if superseding.by is None else (superseding.by,)
         new = prepare(given, count=self._count, stored_at=time_text(now)) if given else None
@@ -218,11 +218,14 @@ class GraphTranscripts:
         await self.writer.change(session_id, changes)
 
     async def reset(self, session_id: str, *, user_id: str | None = None, run_id: str | None = None) -> int | None:
-        """Let later windows begin after the existing messages; return the last `seq`, None without the session."""
+        """Let later windows begin after the existing messages; return the last `seq`, None without the session.
+
+        `run_id` is ignored.
+        """
         return await self.writer.reset(session_id, user_id=user_id)
 
     async def delete(self, session_id: str, *, run_id: str | None = None) -> bool | None:
-        """Delete a session and its messages; return False if it did not exist."""
+        """Delete a session and its messages; return False if it did not exist. `run_id` is ignored."""
         return await self.writer.delete(session_id)
 
     async def _newest_user(self, conversation: Conversation, high: int, low: int) -> Message | None:
@@ -257,7 +260,7 @@ class ConversationContexts(NullContexts):
     async def keep_steps(
         self, session_id: str, steps: Steps, *, question_id: str, author: str, ordinal: int = 1, turns: int = 1
     ) -> None:
-        """Store the tool calls of an answer, if its question exists; keep only those of the agent's newest `turns`."""
+        """Store the tool calls of an answer if its question is active; keep those of the agent's newest `turns`."""
         key = self._writer.layout.steps(session_id, author)
 
         async def work(writing: Writing, found: Conversation | None) -> None:

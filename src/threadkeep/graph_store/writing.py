@@ -252,7 +252,7 @@ class ConversationWriter:
         return {message["id"]: message["seq"] for message in found.values()}
 
     async def change(self, session_id: str, changes: SessionChanges) -> None:
-        """Change fields of a conversation; do nothing if it does not exist."""
+        """Change fields of a conversation, except parent and agent; do nothing if it does not exist."""
         tags = None if changes.tags is None else tuple(clean_text(tag) for tag in changes.tags)
         metadata = None if changes.metadata is None else dump_json(clean_json(dict(changes.metadata)))
 

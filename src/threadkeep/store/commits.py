@@ -50,11 +50,11 @@ class _Sorted:
 class TurnWriter:
     """A writer that stores one turn at a time, and checks each message id.
 
-    A second complete answer to a question is not stored; the receipt names the first one. But an answer that its caller
-    got while the database was down (`Turn.told_at`) replaces a first answer that no caller got; if the first answer was
-    also delivered, the second one is stored as superseded. An answer to a superseded question is stored as superseded.
-    If an answer is the first message after a reset, and its question is before the reset, the reset is moved behind the
-    answer.
+    A second complete answer of an author to a question (with the same ordinal) is not stored; the receipt names the
+    first one. But an answer that its caller got while the database was down (`Turn.told_at`) replaces a first answer
+    that no caller got; if the first answer was also delivered, the second one is stored as superseded. An answer to a
+    superseded question is stored as superseded. If an answer is the first message after a reset, and its question is
+    before the reset, the reset is moved behind the answer.
     """
 
     def __init__(self, graph_turns: GraphTurns | None = None) -> None:

@@ -98,7 +98,7 @@ class _Lock(NamedTuple):
 
 
 def lock_holders(path: Path, *, locks: Path = Path("/proc/locks")) -> tuple[LockHolder, ...]:
-    """Return the other processes that have a SQLite file open, writers first."""
+    """Return the other processes with locks on a SQLite file, writers first; none on systems without `/proc/locks`."""
     inodes = {_inode(path): _RESERVED, _inode(path.with_name(path.name + "-shm")): _WAL_WRITE}
     writes: dict[int, bool] = {}
     for lock in _locks(locks):

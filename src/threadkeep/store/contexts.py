@@ -61,7 +61,7 @@ class Contexts(Tables, sql=("contexts.sql", "{backend}/sessions.sql")):
         return self._sql["state"], {"session_id": session_id, "profile": profile, "user_id": user_id}
 
     async def move_anchor(self, session_id: str, profile: str, seq: int, *, revision: int | None = None) -> None:
-        """Move the anchor of a profile forward to a message; do nothing without the session or if it is there already.
+        """Move the anchor of a profile forward to a message; do nothing without the session or if it is there or later.
 
         With a `revision`, move the anchor only if the session still has this revision: after messages were superseded,
         windows begin again at another message.
@@ -85,7 +85,7 @@ class Contexts(Tables, sql=("contexts.sql", "{backend}/sessions.sql")):
     async def keep_steps(
         self, session_id: str, steps: Steps, *, question_id: str, author: str, ordinal: int = 1, turns: int = 1
     ) -> None:
-        """Store the tool calls of an answer, if its question exists; keep only those of the agent's newest `turns`."""
+        """Store the tool calls of an answer if its question is active; keep those of the agent's newest `turns`."""
         turn = {"session_id": session_id, "author": author, "turns": turns}
         row = {**turn, "seq": steps.seq, "ordinal": ordinal, "question_id": question_id}
         async with self._driver.writing() as connection:
@@ -134,7 +134,7 @@ class EmbeddingRows(Tables, sql=("embeddings.sql", "{backend}/sessions.sql")):
     async def add(
         self, session_id: str, model: str, rows: Sequence[tuple[int, bytes]], *, last_id: str | None = None
     ) -> None:
-        """Store vectors of messages by `seq`; messages that do not exist are skipped.
+        """Store vectors of messages by `seq`; messages that do not exist or are superseded are skipped.
 
         `last_id` is the id of the message of the last row. If another message has that `seq`, nothing is stored,
         because the session was deleted and created again.

@@ -110,6 +110,7 @@ class ManifestRows(ClockedTables, sql=("manifests.sql", "{backend}/sessions.sql"
         Raises:
             InvalidMessage: a manifest is not JSON; nothing was stored.
             RowLocked: another transaction has locked one of the sessions; nothing was stored.
+            DuplicateRow: other processes numbered calls of the same run in all five tries; nothing was stored.
         """
         rows = [(entry, _clean_manifest(entry)) for entry in entries]
         # All writers lock sessions and runs in the same order, which prevents deadlocks.

@@ -62,7 +62,10 @@ def make_folder(path: Path | None) -> None:
 
 @asynccontextmanager
 async def one_at_a_time(path: Path | None) -> AsyncIterator[None]:
-    """Let one process at a time set up a SQLite file. A separate file is locked: SQLite itself locks the database."""
+    """Let one process at a time set up a SQLite file; raise `StoreUnavailable` after waiting for 60 seconds.
+
+    A separate file is locked, because SQLite itself locks the database.
+    """
     if path is None:
         yield
         return

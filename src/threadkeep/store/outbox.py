@@ -34,8 +34,8 @@ def address_of(user_id: str) -> str:
 class Outgoing:
     """A message to send: the answer of a run to `message_id`, or a `content` that is not in a transcript.
 
-    `parts_sent` is the number of parts that have arrived. `uncertain` is true if a process died or lost its connection
-    while it sent a part, so that this part may have arrived. `partial` is the text so far of an answer that is still
+    `parts_sent` is the number of parts that have arrived. `uncertain` is true if a process died while it sent a part or
+    got no clear reply, so that this part may have arrived. `partial` is the text so far of an answer that is still
     being written.
     """
 
@@ -190,7 +190,7 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
         return await self._execute("note_partial", {"number": number, "partial": clean_text(text)}) > 0
 
     async def note_fetched(self, number: int, *, is_all: bool) -> bool:
-        """Record that the platform fetched an answer, or only its first part; return False if it was not ready."""
+        """Record that the platform fetched an answer, or only its first part; return False if it was not unsent yet."""
         statement = "end_fetched" if is_all else "note_fetched"
         return await self._execute(statement, {"number": number, "now": self._now()}) > 0
 
@@ -264,7 +264,7 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
         return await self._change("fail", number, owner, error=error, now=self._now())
 
     async def sent(self, channel: str, session_id: str, *, limit: int = 50) -> list[Outgoing]:
-        """Return the messages of a session of which at least a part has arrived, newest first."""
+        """Return the ready or delivered messages of a session of which at least a part has arrived, newest first."""
         parameters = {"channel": channel, "session_id": session_id, "limit": limit}
         return [_outgoing(row) for row in await self._driver.fetch(self._sql["sent"], parameters)]
 

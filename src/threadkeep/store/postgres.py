@@ -281,7 +281,7 @@ async def open_dict_pool(dsn: str, options: StoreOptions) -> AsyncIterator[Async
 
 @asynccontextmanager
 async def exclusive(dsn: str, *, seconds: float) -> AsyncIterator[None]:
-    """Let one process at a time run the block, across all machines.
+    """Let one process at a time run the block, across all machines; raise `StoreUnavailable` after about `seconds`.
 
     The lock is polled, because a transaction that waits in the server would block CREATE INDEX CONCURRENTLY. It is a
     lock of a transaction, not of a session, because a pooler shares sessions between clients.

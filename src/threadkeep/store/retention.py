@@ -125,7 +125,7 @@ class RetentionRows(ClockedTables, sql=_STATEMENTS):
         return _prunable(rows[0]) if rows else None
 
     async def end_of_older(self, session: Prunable, *, after: int, moment: datetime) -> int:
-        """Return the `seq` before the first message after `after` that was stored at `moment` or later."""
+        """Return the `seq` before the first message after `after` not older than `moment`; else the last `seq`."""
         parameters = {"session_id": session.session_id, "after": after, "moment": time_text(moment)}
         rows = await self._driver.fetch(self._sql["first_since"], parameters)
         return int(rows[0][0]) - 1 if rows else session.last_seq
@@ -308,8 +308,8 @@ class PrunedRuns(Counts):
 class FinishedRuns(Tables, sql=("retention.sql", "{backend}/retention.sql")):
     """The interface through which retention deletes finished runs.
 
-    Guarantees: a tree is deleted entirely or not at all; a tree with a running, waiting or resumed run stays. The
-    record that a message was answered stays as long as the message itself.
+    Guarantees: the runs of a tree are deleted together or not at all (events of a large tree before them); a tree with
+    a running, waiting or resumed run stays. The record that a message was answered stays as long as the message itself.
     """
 
     async def trees(self, cutoffs: Cutoffs, *, after: tuple[datetime, str] | None, limit: int) -> list[FinishedTree]:

@@ -132,6 +132,9 @@ class SearchIndex(Tables, sql=("search.sql", "{backend}/search.sql")):
     ) -> list[SearchHit]:
         """Return messages with all words of a query, best first, of one user or after a `seq` of one session if given.
 
+        Only the newest 2,000 matches are ranked. Words of one or two characters alone are not ranked on SQLite.
+
+
         Raises:
             StoreUnavailable: the search takes longer than 5 seconds, including the wait for other searches.
         """

@@ -17,7 +17,9 @@ from threadkeep.store.statements import ClockedTables
 class Uncovered:
     """The messages of a session without a summary: those after `after_seq`, up to the session's `last_seq`.
 
-    `messages` and `tokens` count only user and assistant messages.
+    `after_seq` is the end of the last summary, reset or archive, whichever is latest.
+
+    `messages` and `tokens` count only active user and assistant messages.
     """
 
     after_seq: int = 0
@@ -110,7 +112,7 @@ class Summaries(ClockedTables, sql=("summaries.sql", "{backend}/sessions.sql")):
             return await add_summary(connection, self._sql, summary, frozenset(replaces), now=self._clock())
 
     async def uncovered(self, session_id: str) -> Uncovered:
-        """Return the range without a summary since the last reset. Only this part of the transcript is read."""
+        """Return the range without a summary since the last reset and archive; only this part is read."""
         rows = await self._driver.fetch(self._sql["uncovered"], {"session_id": session_id})
         return Uncovered(*(int(value) for value in rows[0])) if rows else Uncovered()
 

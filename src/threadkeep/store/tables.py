@@ -225,7 +225,7 @@ class TableTranscripts:
         return message_of(rows[0]) if rows else None
 
     async def supersede(self, superseding: Superseding) -> Superseded:
-        """Supersede messages in one transaction; do nothing if the session does not exist."""
+        """Supersede messages in one transaction; the newest ones of a missing session are none."""
         now = time_text(self._clock())
         given = () if superseding.by is None else (superseding.by,)
         new = prepare(given, count=self._count, stored_at=now) if given else None
@@ -281,7 +281,7 @@ class TableTranscripts:
         return rows[0][0] if rows else None
 
     async def delete(self, session_id: str, *, run_id: str | None = None) -> bool | None:
-        """Delete a session, its messages and all derived data; return False if it did not exist."""
+        """Delete a session with its data; return False if it did not exist, None if the run may not delete it."""
         async with self._driver.writing() as connection:
             return await delete_session(connection, self._deletion, session_id, run_id=run_id)
 

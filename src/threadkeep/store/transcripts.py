@@ -26,7 +26,8 @@ type Cursor = tuple[datetime, str]
 class SessionQuery:
     """A filter for a list of sessions: newest activity first, after the cursor, at most `limit`.
 
-    A session belongs to the channel `telegram` if its id begins with `telegram:`.
+    `query` is a text in the title, the last message or the id, in upper or lower case. A session belongs to the channel
+    `telegram` if its id begins with `telegram:`.
     """
 
     user_id: str | None = None
@@ -201,8 +202,8 @@ class Transcripts(Protocol):
     - `seq` is 1, 2, 3 … without gaps in each session, for any number of writers; it is assigned in the transaction that
       stores the turn.
     - An id that the session already has is not stored again.
-    - Messages are never rewritten. When the oldest are deleted, the others keep their `seq`.
-    - With a `user_id`, only that user's sessions can be read, and appending to another user's raises `WrongUser`.
+    - Messages are never rewritten; an erasure empties them. When the oldest are deleted, the others keep their `seq`.
+    - With a `user_id`, only that user's sessions can be read, and appending to another session raises `WrongUser`.
     - A turn that answers a missing message raises `QuestionGone` and does not create a session.
     - `append` may be called by many tasks at once.
     - A superseded message stays with its `seq` and its id, marked. It is not in the `active` view, in `recent`, in
@@ -250,11 +251,11 @@ class Transcripts(Protocol):
         """Mark an answer, or the one that replaced it, as delivered to a caller; return it, None if it is missing."""
 
     async def supersede(self, superseding: Superseding) -> Superseded:
-        """Supersede messages in one transaction; do nothing if the session does not exist.
+        """Supersede messages in one transaction; the newest ones of a missing session are none.
 
         Raises:
             WrongUser: the session is another user's.
-            MessageNotFound: the session has no message with the id.
+            MessageNotFound: the session has no message with the id, or does not exist.
             MessageSuperseded: the message was superseded before, and not by the given version.
             InvalidMessage: the new version cannot be stored, or its id belongs to another message.
         """

@@ -84,7 +84,7 @@ class RunPlaces(Tables, sql=("runs_order.sql",)):
         return await self._is("inside", parent_run_id=run_id, place=place)
 
     async def take(self, run_id: str, place: str) -> None:
-        """Put a run at the end of a conversation's order; do nothing for a run that is not stored."""
+        """Put a queued or running run at the end of a conversation's order, unless it has a position there already."""
         async with self._driver.writing() as connection:
             await self._locks.hold_orders(connection, [place])
             await connection.execute(self._sql["take_place"], {"run_id": run_id, "place": place})

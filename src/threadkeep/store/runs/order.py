@@ -65,7 +65,7 @@ class RunOrder(ClockedTables, sql=("runs_order.sql",)):
         Raises:
             SessionBusy: the policy is `reject`, and there is another turn.
             RunNotFound: the parent run does not exist.
-            WrongUser: the session belongs to another user.
+            WrongUser: the session belongs to another user, or to none although `new` has a user.
         """
         try:
             alone = new.parent_run_id is None and not new.places

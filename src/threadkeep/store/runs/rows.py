@@ -289,7 +289,7 @@ class RunRecords(Tables, sql=("runs.sql", "runs_records.sql")):
         return found[: query.limit], (last.created_at, last.run_id)
 
     async def tree(self, run_id: str, *, limit: int = 500) -> list[Run]:
-        """Return the whole tree of a run, parents before their children, but at most `limit` runs."""
+        """Return the tree of a run, parents before children, at most `limit` runs; of a deleted run, what is known."""
         async with self._driver.reading() as connection:
             roots = await connection.fetch(self._sql["root"], {"run_id": run_id})
             if not roots:
@@ -303,7 +303,7 @@ class RunRecords(Tables, sql=("runs.sql", "runs_records.sql")):
         return RunCounts(**{state: int(count) for state, count in rows})
 
     async def forget_runs(self, run_ids: Sequence[str]) -> int:
-        """Delete given runs that belong to no session, with their whole trees; return how many runs were deleted."""
+        """Delete given runs without a session, and the runs of their trees without one; return how many are deleted."""
         async with self._driver.writing() as connection:
             return await self._forget(connection, run_ids)
 

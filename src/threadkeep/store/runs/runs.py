@@ -101,7 +101,7 @@ class Runs(ClockedTables, sql=("runs.sql", "{backend}/runs.sql")):
         self.sessions = ActiveSessions(driver, clock=clock)
 
     async def run(self, run_id: str) -> Run | None:
-        """Return the run with an id; None if it does not exist."""
+        """Return the run with an id; if it was deleted, what is still known about it; None if nothing is known."""
         async with self._driver.reading() as connection:
             return await fetch_run(connection, run_id)
 

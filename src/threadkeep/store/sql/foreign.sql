@@ -1,4 +1,4 @@
--- Reads of other systems' tables, for the command `import`; nothing is written.
+-- Reads of other systems' tables, for the command `import` and to find LangGraph's tables; nothing is written.
 
 -- The names of all tables and of their columns.
 -- name: columns_sqlite

@@ -2,7 +2,7 @@
 -- statuses, so that statements use the index of open deliveries and do not read the confirmed ones.
 
 -- name: due_groups
--- Groups that have open deliveries and that no process owns at the moment.
+-- Groups that have open deliveries, whose next attempt is due, and that no process owns at the moment.
 SELECT g.group_id
 FROM (SELECT DISTINCT group_id FROM chat_graph_deliveries WHERE status IN ('queued', 'sent')) d
     JOIN chat_graph_groups g ON g.group_id = d.group_id
@@ -181,8 +181,8 @@ FROM chat_graph_deliveries
 WHERE group_id = :group_id AND status IN ('queued', 'sent')
 
 -- name: groups_of_scope
--- The groups of an owner (for a person, of all ids), with the numbers of their queued and sent messages. The group is
--- NULL if the owner has none yet.
+-- The groups of an owner (for a person, of up to 20 ids), with the numbers of their queued and sent messages. The group
+-- is NULL if the owner has none yet.
 SELECT
     o.owner,
     g.group_id,
@@ -205,7 +205,7 @@ ORDER BY CASE WHEN o.owner = :owner THEN 0 ELSE 1 END, o.owner
 LIMIT 20
 
 -- name: dead_of_groups
--- The number of messages of each group that failed for good, without those that a person dropped.
+-- The number of messages of each group that failed for good, without those that were dropped, undone or deleted.
 SELECT group_id, count(*) FROM chat_graph_deliveries
 WHERE status = 'dead' AND reason NOT IN ('dropped', 'purged', 'undone', 'gone', 'not_deleted')
 GROUP BY group_id

@@ -1,7 +1,7 @@
 -- Learning: messages to learn from, and the facts that were proposed.
 
 -- name: unread_messages
--- The first :limit messages from :before messages before the position that a learner has read.
+-- The first :limit complete messages of people and agents from :before positions before the one that a learner has read.
 SELECT m.seq, m.role, m.content, m.author, m.run_id, m.created_at, l.upto_seq
 FROM chat_fact_learning l
     JOIN chat_sessions s ON s.session_id = l.session_id
@@ -28,7 +28,7 @@ WHERE chat_fact_learning.upto_seq = :before_seq
 RETURNING upto_seq
 
 -- name: add_proposal
--- Add a proposal only while its message is active, unless the same proposal is open or was rejected.
+-- Add a proposal only while its message is active, unless an equal one is open, rejected, undone or of the same message.
 INSERT INTO chat_fact_proposals (
     proposal_id, scope, owner, session_id, person_id, seq, run_id, key, value, kind, promoted, confidence, learner, status,
     created_at, updated_at

@@ -72,5 +72,5 @@ WITH RECURSIVE below (person_id) AS (
 UPDATE chat_persons SET canonical_id = :canonical_id WHERE person_id IN (SELECT person_id FROM below)
 
 -- name: forget_person
--- Foreign keys also delete all other data of the person.
+-- Foreign keys also delete the person's names, facts, procedures and proposals.
 DELETE FROM chat_persons WHERE canonical_id = :person_id

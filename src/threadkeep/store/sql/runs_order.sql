@@ -25,7 +25,7 @@ DELETE FROM chat_run_messages WHERE session_id = :session_id AND message_id = :m
 DELETE FROM chat_answered_messages WHERE session_id = :session_id AND message_id = :message_id
 
 -- name: users_other
--- Return a row if the session exists and belongs to another user.
+-- Return a row if the session exists and does not belong to this user.
 SELECT 1 FROM chat_sessions WHERE session_id = :session_id AND (user_id IS NULL OR user_id <> :user_id)
 
 -- name: parent
@@ -128,7 +128,7 @@ WHERE m.place = :place AND m.run_id = :run_id AND (
 )
 
 -- name: awaited
--- The runs for which a run waits: earlier ones, and its own children that have not ended.
+-- The runs for which a run waits: earlier ones, and its own children that are queued or running.
 SELECT b.before_run_id FROM chat_runs_before b WHERE b.run_id = :run_id
 UNION ALL
 SELECT c.run_id FROM chat_runs c WHERE c.parent_run_id = :run_id AND c.status IN ('queued', 'running')

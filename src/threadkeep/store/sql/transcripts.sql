@@ -3,7 +3,8 @@
 -- name: reserve
 -- Reserve seq values for :added messages; return the new last_seq, and deleted_seq. Create the session at its first
 -- turn. The row stays locked until the transaction ends, so turns of all processes are numbered in sequence. With
--- :added = 0 the statement only locks. For another user's session it returns no row and changes nothing.
+-- :added = 0 the statement only locks. If a :user_id is given and the session is not this user's, it returns no row and
+-- changes nothing.
 INSERT INTO chat_sessions AS s (
     session_id, user_id, title, last_message, message_count, last_seq, last_user_seq, created_at, updated_at
 )
