@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import pytest
@@ -97,6 +98,28 @@ async def test_head_answers_as_get_does_without_its_body(
             head, whole = [await client.request(method, path, headers=headers) for method in ("HEAD", "GET")]
             assert (head.status_code, head.content) == (whole.status_code, b""), path
             assert head.headers.get("content-type") == whole.headers.get("content-type")
+
+
+@pytest.mark.parametrize("user", [None, "ann"])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/chatkit"])
+async def test_callers_share_no_answer_by_an_idempotency_key(
+    app: App, client: httpx2.AsyncClient, path: str, user: str | None
+) -> None:
+    """Each key's request is its own, although both name the same user, or none; a repeat gets the same answer."""
+    said = {"content": [{"type": "input_text", "text": "hi"}], "attachments": [], "inference_options": {}}
+    body: dict[str, Any] = {"model": "chat", "messages": [{"role": "user", "content": "hi"}], "user": user}
+    if path == "/chatkit":
+        body = {"type": "threads.create", "params": {"input": said}}
+    messages, sessions = [], []
+    for headers in [await key(app), await key(app, scope="admin")] * 2:
+        query = {"user_id": user} if user and path == "/chatkit" else {}
+        more = {**headers, "Idempotency-Key": "k1"}
+        assert (await client.post(path, params=query, json=body, headers=more)).status_code == 200
+        found = (await client.get("/api/v1/sessions", headers=headers)).json()["sessions"]
+        messages.append(sum(one["message_count"] for one in found))
+        sessions.append(len(found))
+    assert messages == ([3, 6, 6, 6] if path == "/chatkit" else [2, 4, 4, 4])  # a new thread has an item of its own
+    assert sessions == ([1, 1, 1, 1] if user and path != "/chatkit" else [1, 2, 2, 2])
 
 
 @pytest.mark.parametrize("scope", ["read", pytest.param("write", marks=pytest.mark.slow)])

@@ -28,13 +28,6 @@ from threadkeep.web.problems import ProblemRaised, make_problem
 _MOST_BUCKETS = 10_000
 
 
-def repeatable_id(prefix: str, user_id: str | None, key: str | None) -> str | None:
-    """Return an id derived from a user and an idempotency key, the same for each repetition; None without a key."""
-    if key is None:
-        return None
-    return f"{prefix}_{hashlib.sha256(f'{user_id or ""}\n{key}'.encode()).hexdigest()[:32]}"
-
-
 class Buckets:
     """Token buckets by name. Each is refilled evenly with `per_minute` tokens a minute; 0 means no limit."""
 
@@ -113,6 +106,12 @@ class Caller:
             )
             raise ProblemRaised(make_problem(404, "user-not-found", sentence))
         return self.user_id
+
+    def repeat_id(self, user_id: str | None, key: str | None) -> str | None:
+        """Return a hash of the caller, a user and an idempotency key, the same for each repeat; None without a key."""
+        if key is None:
+            return None
+        return hashlib.sha256(f"{self.name}\n{user_id or ''}\n{key}".encode()).hexdigest()[:32]
 
     def count(self) -> None:
         """Count a request for the key, and for the user to whom the key is limited.

@@ -40,7 +40,6 @@ from threadkeep.errors import ThreadkeepError
 from threadkeep.history.session import Session
 from threadkeep.runs.chat import RegenerationRequest
 from threadkeep.runs.chat_turns import ChatAnswer, ChatRequest, ChatToken, ChatTurn
-from threadkeep.web.callers import repeatable_id
 from threadkeep.web.problems import ProblemRaised, make_problem
 from threadkeep.web.schemas import MAX_TITLE_CHARACTERS
 from threadkeep.web.streams import EventStream, begin_with
@@ -54,10 +53,10 @@ _REQUEST: TypeAdapter[ChatKitReq] = TypeAdapter(ChatKitReq)
 
 @dataclass(frozen=True)
 class ChatKitRequest:
-    """The context of a request: its verified user, its idempotency key, and whether it regenerates an answer."""
+    """The context of a request: its verified user, `Caller.repeat_id`, and whether it regenerates an answer."""
 
     user_id: str | None = None
-    idempotency_key: str | None = None
+    repeat_id: str | None = None
     asks_again: bool = False
 
 
@@ -69,13 +68,13 @@ class RunStore(ThreadkeepStore[ChatKitRequest]):
 
     def generate_thread_id(self, context: ChatKitRequest) -> str:
         """Return the id that is derived from the idempotency key; without a key, return a new id."""
-        return repeatable_id("thr", context.user_id, context.idempotency_key) or super().generate_thread_id(context)
+        return f"thr_{context.repeat_id}" if context.repeat_id else super().generate_thread_id(context)
 
     def generate_item_id(self, item_type: StoreItemType, thread: ThreadMetadata, context: ChatKitRequest) -> str:
         """Return a new id. The id of a user message is derived from the idempotency key, if there is one."""
-        key = context.idempotency_key if item_type == "message" else None
-        known = repeatable_id("msg", context.user_id, key)
-        return known or super().generate_item_id(item_type, thread, context)
+        if context.repeat_id and item_type == "message":
+            return f"msg_{context.repeat_id}"
+        return super().generate_item_id(item_type, thread, context)
 
     async def add_thread_item(self, thread_id: str, item: ThreadItem, context: ChatKitRequest) -> None:
         """Store an item. Answers are skipped, because their runs store them."""

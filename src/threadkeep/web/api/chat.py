@@ -141,6 +141,7 @@ chatkit_router = APIRouter(tags=["chat"])
 async def serve_chatkit(
     request: Request,
     app: AppInUse,
+    caller: CallerInUse,
     user_id: UserId = None,
     idempotency_key: Annotated[
         str | None, Header(max_length=200, description="A repeated key refers to the same thread and message.")
@@ -156,7 +157,8 @@ async def serve_chatkit(
     from threadkeep.web.chatkit_server import ChatKitRequest, serve  # here, because it needs the extra `chatkit`
 
     body = await request.body()
-    context = ChatKitRequest(user_id, idempotency_key, _kind(body) == "threads.retry_after_item")
+    repeat_id = caller.repeat_id(user_id, idempotency_key)
+    context = ChatKitRequest(user_id, repeat_id, _kind(body) == "threads.retry_after_item")
     return await serve(app, body, context)
 
 

@@ -17,7 +17,7 @@ from threadkeep.runs.chat_turns import ChatAnswer, ChatStarted, ChatUsage
 from threadkeep.runs.views import ESTIMATED
 from threadkeep.web.api.chat import answer_of
 from threadkeep.web.api.parameters import AppInUse
-from threadkeep.web.callers import PUBLIC, CallerInUse, repeatable_id
+from threadkeep.web.callers import PUBLIC, CallerInUse
 from threadkeep.web.chat_protocols.sent import Sent
 from threadkeep.web.langgraph.states import messages_of
 from threadkeep.web.problems import Problem, documented
@@ -204,9 +204,10 @@ async def complete(
     """
     body.check()
     user_id = caller.user(body.user)
-    new = None if user_id is not None else repeatable_id("session", None, idempotency_key) or str(uuid7())
+    repeat = caller.repeat_id(user_id, idempotency_key)
+    new = None if user_id is not None else f"session_{repeat}" if repeat else str(uuid7())
     named = new if session is None else _from_header(session)
-    known = repeatable_id("msg", user_id, idempotency_key)
+    known = None if repeat is None else f"msg_{repeat}"
     sent = Sent(messages_of(body.messages), named, user_id, body.model, message_id=known)
     turn = await sent.begin(app, stream=body.stream)
     if body.stream:
