@@ -172,8 +172,11 @@ async def test_several_questions_at_once(desk: RunDesk) -> None:
         builder.add_edge(name, END)
     async with desk.open(python_workflow("form", builder)) as service:
         asked = await carried_out(service, RunRequest(workflow="form", text="register me"))
-        with pytest.raises(InvalidInput):
-            await service.resume(asked.run.run_id, "Ann")
+        ids = [str(one["id"]) for one in asked.interrupts]
+        wrong: tuple[Any, ...] = ("Ann", {}, {"name": "Ann"}, {ids[0]: "Ann", "age": 30})
+        for value in wrong:
+            with pytest.raises(InvalidInput, match=f"asks 2 questions.*{ids[0]}, {ids[1]}"):
+                await service.resume(asked.run.run_id, value)
         answers = {str(one["id"]): f"my {one['value']}" for one in asked.interrupts}
         await service.resume(asked.run.run_id, {**answers})
         assert (await service.result(asked.run.run_id)).status == "done"

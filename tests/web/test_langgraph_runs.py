@@ -206,6 +206,30 @@ async def test_a_repeated_answer_to_an_interrupt_answers_no_other(
     assert texts(done)[-1] == ("ai", "You said ('yes', {'at': 9}).")
 
 
+async def test_an_answer_to_several_interrupts_names_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One without their ids is refused with the ids, and answers nothing; each can be answered by itself."""
+    second = ASKING.replace('"ask"', '"ask_too"').replace("Ship it?", "When?").partition("StateGraph(MessagesState)")[2]
+    (tmp_path / "asking_both.py").write_text(ASKING + second)
+    monkeypatch.syspath_prepend(tmp_path)
+    async with (
+        sdk(tmp_path, ScriptedModel([]), workflows="asking=asking_both:graph") as (langgraph, _),
+        asyncio.timeout(HANG_SECONDS),
+    ):
+        values: Any = await langgraph.runs.wait("t1", "asking", input=asks("go"))
+        ids = {one["value"]: one["id"] for one in values["__interrupt__"]}
+        answers: tuple[Any, ...] = ("yes", {"Ship it?": "yes"})
+        for answer in answers:
+            with pytest.raises(UnprocessableEntityError) as refused:
+                await langgraph.runs.create("t1", "asking", command={"resume": answer})
+            detail = refused.value.response.json()["detail"]
+            assert "answer with a map from their ids: " in detail
+            assert all(one in detail for one in ids.values())
+        rest: Any = await langgraph.runs.wait("t1", "asking", command={"resume": {ids["Ship it?"]: "yes"}})
+        assert [one["value"] for one in rest["__interrupt__"]] == ["When?"]
+        done = await langgraph.runs.wait("t1", "asking", command={"resume": "now"})
+    assert texts(done) == [("human", "go"), ("ai", "You said now.")]  # the last message of a run is its answer
+
+
 async def test_every_value_of_a_run_that_asks_has_its_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`useStream` shows the messages of the last values, and reads none beside `__interrupt__`."""
     (tmp_path / "asking.py").write_text(ASKING)

@@ -157,7 +157,9 @@ class RunIntake:
         asked = RunResult.of(run).interrupts
         ids = {one.get("id") for one in asked}
         if len(asked) > 1 and not (isinstance(value, dict) and value and set(value) <= ids):
-            raise InvalidInput(f"Run {run.run_id!r} asks several questions; answer with a map from their ids.")
+            names = ", ".join(str(one.get("id")) for one in asked)
+            sentence = f"Run {run.run_id!r} asks {len(asked)} questions; answer with a map from their ids: {names}."
+            raise InvalidInput(sentence)
         if run.status != "waiting" or not (
             await self._runs.resume(run.run_id, value, asked=run.interrupt)
             if message_id is None
