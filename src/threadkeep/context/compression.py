@@ -41,9 +41,9 @@ class SummaryRoom:
     """Limits for the length of summaries, in tokens.
 
     `all` limits all active summaries together, and `framed` limits them with the text around them. A summary with more
-    than `one` is rejected; the model is asked for less (`asked`), because it cannot count exactly. `record` is the size
-    of the transcript part that the model reads at once, in addition to an earlier summary. `facts` limits the lasting
-    facts in a summary.
+    than `one` is requested again once, and then cut; the model is asked for less (`asked`), because it cannot count
+    exactly. `record` is the size of the transcript part that the model reads at once, in addition to an earlier
+    summary. `facts` limits the lasting facts in a summary.
     """
 
     all: int
@@ -62,7 +62,7 @@ class SummaryRoom:
         """Return the limits for a model that reads `input_tokens` at once.
 
         All summaries together have at most `max_summary_tokens`, and with their frames at most a quarter of the budget
-        of a model call.
+        of a model call; but 100 tokens are always allowed.
         """
         framed = budget // 4 - _HEADER_TOKENS
         together = max(_LEAST_SUMMARY_TOKENS, min(max_summary_tokens, framed - 2 * _BLOCK_TOKENS))

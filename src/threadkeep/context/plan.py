@@ -9,7 +9,8 @@ r"""The sections of a context: their order, their limits, and which of them shri
               results of the newest turns (`earlier_steps`), at most their share
     snippets  results of a knowledge base         \ change with each input, so they come after stable parts;
     selected  older turns relevant to the input   /  each at most its share
-    input     the newest user message, the last thing that the model reads; cut only if it alone is too big
+    input     the newest user message, the last thing that the model reads; cut only if it is too big, alone or
+              beside the shortest form of the steps
     steps     the tool calls and results of the turn so far
 
 If the budget is exceeded, the extras shrink first, in the order of `yields`; then the beginning of the window, large

@@ -309,7 +309,7 @@ def quoted_summary(summary: Summary, text: str | None = None) -> str:
 
 
 def quoted_fact(fact: Fact) -> str:
-    """Return a fact as one line of JSON: key, value, scope, first day, number of confirmations, and confidence."""
+    """Return a fact as one line of JSON: key, value, scope, first day, confirmations above 1, confidence below 1."""
     known: dict[str, Json] = {"key": fact.key, "value": fact.value, "about": fact.scope.kind, "since": day_of(fact)}
     if fact.confirmed > 1:
         known["confirmed"] = fact.confirmed
@@ -332,7 +332,10 @@ def quoted_procedure(procedure: Procedure) -> str:
 
 
 def quoted_episode(episode: Episode) -> str:
-    """Return an episode as one line of JSON: its day, question, answer, tools, outcome and feedback."""
+    """Return an episode as one line of JSON: its day, question, answer, tools, outcome and feedback.
+
+    The question and the answer are cut to 600 characters each.
+    """
     known: dict[str, Json] = {"at": episode.at.astimezone(UTC).date().isoformat(), "asked": _cut(episode.asked)}
     if episode.answered is not None:
         known["answered"] = _cut(episode.answered)

@@ -1,9 +1,10 @@
 """The plan of one model call: which messages fit, computed from kinds and sizes only.
 
-Priorities: system messages, whole and first; the newest user message, cut if it alone is too big; the newest step of
-the current turn, cut if necessary and never excluded; the turn's earlier steps, cut before they are excluded (`steps`);
-then history, newest first, up to a number of messages. The newest message of history is cut if no other message of
-history fits. A tool call and its results form one group, which is kept or excluded as a whole.
+Priorities: system messages, whole and first; the newest user message, cut if it is too big, alone or beside the
+shortest form of the steps; the newest step of the current turn, cut if necessary and never excluded; the turn's earlier
+steps, cut before they are excluded (`steps`); then history, newest first, up to a number of messages. The newest
+message of history is cut if no other message of history fits. A tool call and its results form one group, which is kept
+or excluded as a whole.
 
 An anchor can fix the start of history, so that consecutive model calls share their leading messages. If the messages no
 longer fit, the start moves by several messages at once (`Anchor`).

@@ -76,7 +76,7 @@ class Compression:
     written when the messages without a summary reach `trigger`. The newest messages are not summarised, at least as
     many as `keep`; they begin at the start of a turn. Messages that did not fit a window are summarised earlier.
     `max_summary_tokens` limits all active summaries together, and is never more than a quarter of the budget of a model
-    call. Beyond this limit, older summaries are merged.
+    call (but at least 100). Beyond this limit, older summaries are merged.
     """
 
     trigger: Size = ("tokens", 20_000)

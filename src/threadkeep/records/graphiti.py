@@ -133,7 +133,7 @@ class Consent:
 
 @dataclass(frozen=True, kw_only=True)
 class Delivery:
-    """A message on its way to the Graphiti group of a scope; its text stays in the transcript.
+    """A message or a promoted fact on its way to the Graphiti group of a scope; a message's text is in the transcript.
 
     `sent`: Graphiti has accepted the message and stores it later. `confirmed`: Graphiti has shown it as an episode.
     `dead`: it is not sent any more; `reason` says why. `repeats` counts how often it was sent again.

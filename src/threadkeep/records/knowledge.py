@@ -197,7 +197,7 @@ class Procedure:
 
     A procedure applies if the goal contains one of the phrases of `goal_contains` (case-insensitive; without phrases,
     every goal matches) and the context has all names of `context_has`. `used` counts its uses, `succeeded` and `failed`
-    count their outcomes. The store assigns the id, the counts and the times.
+    count their outcomes, from 0 again when the content changes. The store assigns the id, the counts and the times.
     """
 
     scope: Scope

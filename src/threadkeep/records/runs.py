@@ -233,7 +233,7 @@ class TraceEvent:
 
 @dataclass(frozen=True)
 class RunEvent:
-    """An event of a run; `number` is 1, 2, 3 … in each run, without gaps."""
+    """An event of a run; `number` rises from 1 in each run, perhaps with gaps."""
 
     run_id: str
     number: int
@@ -318,7 +318,10 @@ type RunCursor = tuple[datetime, str]
 
 @dataclass(frozen=True, kw_only=True)
 class RunQuery:
-    """A filter for a list of runs; None matches all values. `since` is the earliest time of creation."""
+    """A filter for a list of runs; None matches all values. `since` is the earliest time of creation.
+
+    `root_run_id` matches the runs below this root, without the root; it is ignored if `parent_run_id` is given.
+    """
 
     session_id: str | None = None
     user_id: str | None = None

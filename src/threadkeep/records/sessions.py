@@ -111,9 +111,9 @@ class SessionInfo:
 
     Messages up to `deleted_seq` are deleted. Messages up to `archived_seq`, which is at least `deleted_seq`, are in no
     window and no search. Both are 0 until retention removes messages. `retention` has the session's own limits, which
-    replace the general ones. `revision` starts at 0 and increases whenever messages are superseded. A branch names the
-    session from which it was made (`parent_session_id`), and the `seq` at which it was made (`parent_seq`). `namespace`
-    is its location in the LangGraph store, for a conversation that an agent stores by itself.
+    replace the general ones. `revision` starts at 0 and increases whenever messages are superseded or erased. A branch
+    names the session from which it was made (`parent_session_id`), and the `seq` at which it was made (`parent_seq`).
+    `namespace` is its location in the LangGraph store, for a conversation that an agent stores by itself.
     """
 
     session_id: str

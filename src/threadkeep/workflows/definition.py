@@ -86,8 +86,9 @@ def python_workflow(
 ) -> Workflow:
     """Return the workflow of a graph that was built in Python.
 
-    If the graph has no Threadkeep node that answers or stores messages, the question is stored in the run's session
-    before the first node, and the graph's last message is stored as the answer.
+    If the graph has no `AgentNode`, `ModelNode`, or node that stores the question or the answer, the question is stored
+    in the run's session before the first node (or after middleware, see `with_turn_ends`), and the graph's last message
+    is stored as the answer. Graphs without messages in their state or with deferred nodes store neither.
 
     Args:
         name: the name of the workflow.
@@ -210,7 +211,7 @@ _MOST_COMPILED = 256
 
 
 class Compiler:
-    """A compiler that compiles each workflow once, with a checkpointer and a graph store.
+    """A compiler for workflows, with a checkpointer and a graph store; it caches the newest 256 graphs.
 
     The application must open and close the checkpointer and the store.
     """

@@ -241,7 +241,7 @@ class InProcessChildren:
     """A runner that executes children directly in the current process, without an engine, for library use and tests.
 
     A child gets only its request, and not the state, callbacks, streams or checkpoints of the parent. It ends with the
-    process, and cannot wait for a person.
+    process, and cannot wait for a person. A repeated request starts a new child.
     """
 
     def __init__(self, workflows: Workflows, compiler: Compiler, resources: Resources) -> None:

@@ -69,7 +69,10 @@ def initial_state(
 
 
 def answer_of(state: Mapping[str, object]) -> AIMessage | None:
-    """Return the answer of a run: its newest assistant message after the question; None if there is none."""
+    """Return the answer of a run: its newest assistant message after the question; None if there is none.
+
+    Assistant messages without text or with tool calls are not answers.
+    """
     messages = state.get("messages")
     for message in reversed(messages if isinstance(messages, Sequence) else ()):
         if isinstance(message, HumanMessage):

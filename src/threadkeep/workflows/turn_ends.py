@@ -129,8 +129,9 @@ def with_turn_ends(builder: Graph) -> Graph:
     """Return a copy of a graph that stores its turn: the question first, and at the end the last message as the answer.
 
     If an agent of the graph has middleware with a hook before the model, the question is stored after this middleware.
-    The graph is returned unchanged if it has a Threadkeep node that answers or stores messages, if its state has no
-    messages, or if it has deferred nodes, which would run in parallel with the node that stores the answer.
+    The graph is returned unchanged if it has an `AgentNode`, `ModelNode`, or node that stores the question or the
+    answer, if its state has no messages, or if it has deferred nodes, which would run in parallel with the node that
+    stores the answer.
     """
     if _MESSAGES not in builder.channels or any(spec.defer for spec in builder.nodes.values()):
         return builder

@@ -58,7 +58,8 @@ class AgentNode(SpeakingNode, HistoryFields):
     Only the final message of the agent enters the workflow's state. All messages of its loop are in the agent's own
     state, and are sent to the stream `custom` as `agent_messages`, for the trace of the run. With
     `use_graph_chat_history` the earlier turns come from a conversation in the graph's store, whose key is resolved in
-    each run. Without a key, or in a run without a session, the agent reads and stores no turns.
+    each run. Without a key, with an `input`, or (without `use_graph_chat_history`) in a run without a session, the
+    agent reads and stores no turns.
     """
 
     node_kind: ClassVar[NodeKind] = "agent"

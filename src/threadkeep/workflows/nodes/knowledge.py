@@ -1,6 +1,7 @@
 """The nodes `identify_user`, `remember` and `recall`, which read and write facts.
 
-If the memory is unavailable, the run continues. The node reports the failure as an event and in its result.
+If the memory is unavailable, the run continues. The node reports the failure as an event, and `remember` also in its
+result.
 """
 
 from __future__ import annotations
@@ -164,7 +165,7 @@ class RecallNode(KnowledgeNode):
             yield "query", self.query
 
     async def run(self, step: Step, state: WorkflowState) -> WorkflowState:
-        """Recall the kinds of knowledge that `memory` lists; nothing if the memory is unavailable."""
+        """Recall the kinds of knowledge that `memory` lists; after a failure, only those that were read before it."""
         query = rendered(self.query, state) if self.query is not None else _question(state)
         usable, refused = _scopes_of(step, self.scopes)
         for unusable in refused.values():

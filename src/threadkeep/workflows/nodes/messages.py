@@ -150,7 +150,7 @@ class AppendMessageNode(Node, ConversationFields):
         yield "text", self.text
 
     async def run(self, step: Step, state: WorkflowState) -> WorkflowState:
-        """Store the message and add it to the run's messages."""
+        """Store the message and add it to the run's messages; do neither if its text is blank."""
         session = await self._session(step, state)
         text = rendered(self.text, state)
         result = {"text": text, "session_id": session.session_id, "message_id": step.message_id}

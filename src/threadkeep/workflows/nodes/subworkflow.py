@@ -52,7 +52,7 @@ class SubworkflowNode(Node):
         """Run the child.
 
         Raises:
-            ChildFailed: the child has no result, or must not be started.
+            ChildFailed: the child has no result and `on_failure` is `raise`, or the child must not be started.
         """
         try:
             result = await self._run(step, state)
