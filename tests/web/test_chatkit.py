@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import sys
+import threading
+from importlib.abc import MetaPathFinder
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +16,7 @@ from chatkit.store import NotFoundError
 from chatkit.types import FileAttachment
 
 from tests.databases import query
+from tests.limits import HANG_SECONDS
 from tests.web.processes import running
 from tests.web.services import client_of, listening, opened_app, settings_for, until
 from threadkeep.agent.demo import DemoModel
@@ -358,6 +363,34 @@ async def test_other_requests_are_refused_without_their_words(client: httpx2.Asy
     response = await client.post("/chatkit", content=body)
     assert response.status_code == 422
     assert "secret" not in response.text
+
+
+class HeldImport(MetaPathFinder):
+    """A finder that holds the import of the server until it is released."""
+
+    def __init__(self) -> None:
+        self.begun, self.released = threading.Event(), threading.Event()
+
+    def find_spec(self, fullname: str, *_: object) -> None:
+        """Find nothing: others import the module."""
+        if fullname == chatkit_server.__name__:
+            self.begun.set()
+            assert self.released.wait(HANG_SECONDS)
+
+
+async def test_others_are_answered_during_the_import(
+    client: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first request imports ChatKit, which takes seconds; the others do not wait for it."""
+    held = HeldImport()
+    monkeypatch.setattr(sys, "meta_path", [held, *sys.meta_path])
+    monkeypatch.delitem(sys.modules, chatkit_server.__name__)
+    first = asyncio.create_task(client.post("/chatkit", content=b"{}"))
+    await until(held.begun.is_set)
+    assert not held.released.is_set()
+    assert (await client.get("/healthz")).status_code == 200
+    held.released.set()
+    assert (await first).status_code == 422
 
 
 async def test_a_failed_model_is_an_error_event(tmp_path: Path) -> None:

@@ -5,7 +5,9 @@ Each bot verifies its own callbacks, so callbacks need no API key.
 
 from __future__ import annotations
 
+import asyncio
 import json
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Annotated, Literal
 
@@ -154,6 +156,8 @@ async def serve_chatkit(
     """
     if find_spec("chatkit") is None:
         raise ProblemRaised(make_problem(404, "chatkit-missing", _MISSING))
+    # The first import takes seconds of CPU; in a thread, the event loop continues to serve other requests.
+    await asyncio.to_thread(import_module, "threadkeep.web.chatkit_server")
     from threadkeep.web.chatkit_server import ChatKitRequest, serve  # here, because it needs the extra `chatkit`
 
     body = await request.body()
