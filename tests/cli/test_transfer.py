@@ -277,6 +277,14 @@ def test_a_file_that_is_not_there_is_a_failure(cli: CommandLine) -> None:
     assert outcome.err == "nowhere.jsonl: No such file or directory. Check the path, its permissions and the disk.\n"
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="the file is Linux's")
+def test_a_file_that_cannot_be_read_is_no_bug(cli: CommandLine) -> None:
+    """Linux answers the first read of its memory file as it does on a bad disk: with an input/output error."""
+    outcome = cli("sessions", "import", "/proc/self/mem", "--json")
+    assert (outcome.exit_code, outcome.out) == (1, "")
+    assert outcome.problem["type"] == "urn:threadkeep:file-trouble"
+
+
 def test_progress_is_said_on_stderr(cli: CommandLine, tmp_path: Path) -> None:
     """In plain lines where no terminal is, and not at all for programs."""
     file = tmp_path / "lines.jsonl"
