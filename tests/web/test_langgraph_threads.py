@@ -240,5 +240,8 @@ async def test_values_that_no_database_stores_are_cleaned_or_refused(tmp_path: P
             assert stored["value"] == {"page": "a\ufffd"}
             found = await send("POST", "/store/items/search", namespace_prefix=["n"], filter={"page": text})
             assert [one["key"] for one in found.json()["items"]] == ["k"]
+        named = {"namespace": ["n", "a\x00"], "key": "k\x00"}
+        assert (await send("PUT", "/store/items", **named, value={})).status_code == 204
+        assert (await client.get("/store/items", params=named)).json()["key"] == "k\ufffd"
         for wrong in ({"value": {"page": [2**64]}}, {"ttl": 1e300}):
             assert (await send("PUT", "/store/items", **{**item, **wrong})).status_code == 422

@@ -180,8 +180,10 @@ async def put_item(body: PutItemBody, app: AppInUse) -> None:
 @router.get("/items", summary="Read an item", responses=_FAILURES)
 async def get_item(
     app: AppInUse,
-    key: Annotated[str, Query(min_length=1, max_length=512)],
-    namespace: Annotated[list[str] | None, Query(description="The labels, or one string with dots between.")] = None,
+    key: Annotated[CleanText, Query(min_length=1, max_length=512)],
+    namespace: Annotated[
+        list[CleanText] | None, Query(description="The labels, or one string with dots between.")
+    ] = None,
 ) -> ItemBody:
     """Return an item; 404 if there is none."""
     labels = namespace or []
