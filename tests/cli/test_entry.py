@@ -242,3 +242,16 @@ def test_a_listener_that_goes_away_is_no_error(cli: CommandLine, tmp_path: Path)
         assert process.stderr is not None
         assert "Traceback" not in process.stderr.read()
     assert process.returncode == 1
+
+
+@pytest.mark.process
+def test_closed_streams_and_narrow_encodings_are_no_bugs(cli: CommandLine) -> None:
+    """Closed streams are like the null device; characters that stdout's encoding lacks are escaped."""
+    cli.store("room", "你好")
+    shell = ["sh", "-c", 'exec "$0" -m threadkeep sessions list <&- >&-', sys.executable]
+    closed = subprocess.run(shell, stderr=subprocess.PIPE, check=False, timeout=HANG_SECONDS)
+    assert (closed.returncode, closed.stderr) == (0, b"")
+    with cli.start("sessions", "list", PYTHONIOENCODING="ascii") as process:
+        out, err = process.communicate()
+    assert (process.returncode, err) == (0, "")
+    assert r"\u4f60\u597d" in out

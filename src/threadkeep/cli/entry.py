@@ -6,6 +6,7 @@ import gc
 import os
 import sys
 from collections.abc import Sequence
+from io import TextIOWrapper
 from pathlib import Path
 
 from threadkeep.version import __version__
@@ -17,6 +18,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.environ.setdefault("LANGGRAPH_STRICT_MSGPACK", "true")
     if arguments is not None:
         return _run(arguments)
+    _prepare_streams()
     # Imported modules stay until the process ends, so collecting garbage during imports would only take time.
     gc.disable()
     try:
@@ -25,6 +27,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Do not freeze objects after drawing a workflow: mermaidx reports objects that were not collected.
         if "mermaidx" not in sys.modules:
             gc.freeze()
+
+
+def _prepare_streams() -> None:
+    """Replace closed streams by the null device, and escape characters that the encoding of stdout lacks."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _run(arguments: Sequence[str]) -> int:
