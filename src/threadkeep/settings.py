@@ -403,7 +403,7 @@ def load_settings(**overrides: object) -> Settings:
     """Return the settings of the environment; an override takes precedence over the variable with its name.
 
     Raises:
-        InvalidSettings: a setting is invalid; the error names its variable and the cure, but never the value.
+        InvalidSettings: a setting is invalid; the error names its variable and the cure, and quotes no secret.
     """
     try:
         return Settings(**overrides)  # type: ignore[arg-type]

@@ -245,8 +245,8 @@ _LOCKS: WeakKeyDictionary[BaseCheckpointSaver[Any], Locks[tuple[int, str]]] = We
 class CandidateGraph(CompiledStateGraph[CandidateState, None, CandidateState, CandidateState]):
     """A compiled candidate graph.
 
-    With a checkpointer, the runs of one LangGraph thread are executed one after the other in this process. Otherwise
-    concurrent runs would begin with the same checkpoint, and the memory of only one of them would be stored.
+    With a checkpointer of its own, the runs of one LangGraph thread are executed one after the other in an event loop.
+    Otherwise concurrent runs would begin with the same checkpoint, and the memory of only one of them would be stored.
     """
 
     async def astream(

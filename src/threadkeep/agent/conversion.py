@@ -112,7 +112,7 @@ def is_utterance(message: BaseMessage) -> bool:
 
 
 def opinion_of(message: BaseMessage) -> tuple[float | None, bool]:
-    """Return the confidence of an answer, and whether the workflow handed the question over to a person.
+    """Return an answer's confidence (None without one), and whether the question was handed over to a person.
 
     Both are in the answer's `response_metadata`, as `confidence` (a finite number) and `escalated` (True).
     """
@@ -267,7 +267,7 @@ def dump_message(message: BaseMessage) -> str:
 
 
 def load_message(body: str) -> BaseMessage:
-    """Return the message that `dump_message` wrote. Raises `ValueError`, `TypeError` or `KeyError` for another text."""
+    """Return the message that `dump_message` wrote; raise `ValueError`, `TypeError` or `KeyError` for another text."""
     (message,) = messages_from_dict([json.loads(body)])
     return message
 

@@ -152,7 +152,7 @@ class RetrievedSnippets:
         self._timeout_seconds = timeout_seconds
 
     async def find(self, request: ExtraRequest, room: int) -> Extra | None:
-        """Return the passages that fit, best first; the last one may be cut with a mark."""
+        """Return the passages that fit, best first, the last one perhaps cut with a mark; None if none fits."""
         async with asyncio.timeout(self._timeout_seconds):
             documents = await self._retriever.ainvoke(query_of(request))
         return snippets_block(documents, request, room)

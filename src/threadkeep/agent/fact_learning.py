@@ -87,7 +87,7 @@ class FactLearning:
         self._workspace = workspace
 
     def consider(self, session: Session, model: BaseChatModel | None) -> None:
-        """Queue a session for learning after the end of a turn; `model` is the model of the agent."""
+        """Queue a session for learning after a turn, and report unusable scopes; `model` is the model of the agent."""
         memory = self._memory.made[0]
         workspace = session.workspace or default_workspace(memory, self._workspace)
         wanted = ALL_SCOPES if self._directives else self._scopes

@@ -76,7 +76,7 @@ def _is_id(value: object) -> bool:
 
 
 def _in_context(runtime: Runtime[Any], *names: str) -> object:
-    """Return the first of these fields that is set in the run's context, which is a mapping or an object."""
+    """Return the first of these fields that is set in the run's context, a mapping or an object; None if none is."""
     context = runtime.context
     for name in names if context is not None else ():
         value = context.get(name) if isinstance(context, Mapping) else getattr(context, name, None)
@@ -95,7 +95,7 @@ def _runtime() -> Runtime[Any]:
 
 
 def metadata_of(config: RunnableConfig) -> Mapping[str, Json] | None:
-    """Return the metadata that the caller stores with the question: `configurable["message_metadata"]`."""
+    """Return the caller's metadata for the question, `configurable["message_metadata"]`; None if that is no map."""
     metadata = config.get("configurable", {}).get("message_metadata")
     return metadata if isinstance(metadata, Mapping) else None
 

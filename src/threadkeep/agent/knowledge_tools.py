@@ -60,7 +60,7 @@ ALL_SCOPES: tuple[ScopeKind, ...] = ("session", "workspace", "user")
 
 
 def default_workspace[W: str | IdOf](memory: Memory, given: W | None) -> W | str | None:
-    """Return the workspace for runs that name none: the given one, else that of the memory's Graphiti options."""
+    """Return the workspace for runs that name none: the given one, else that of the Graphiti options, else None."""
     return given or memory.graphiti.workspace
 
 

@@ -148,7 +148,7 @@ class KnownFacts:
     async def _fitting(
         self, knowledge: Knowledge, scopes: tuple[Scope, ...], known: list[Fact], request: ExtraRequest, room: int
     ) -> list[Fact]:
-        """Return all known facts if they are few and fit, else those most relevant to the input, in stable order."""
+        """Return all known facts if they are fewer than 60 and fit, else the most relevant ones, in stable order."""
         if len(known) >= _MOST_FACTS:
             found = await knowledge.recall(
                 request.text, scopes, recent=request.recent, limit=_MOST_FACTS, embedder=self._embedder
@@ -214,7 +214,7 @@ def _notes(text: str, missing: Collection[ScopeKind]) -> tuple[str, ...]:
 def _block(
     facts: Sequence[Fact], recalled: GraphRecall, request: ExtraRequest, room: int, notes: Sequence[str] = ()
 ) -> Extra | None:
-    """Return a message with the facts, then new Graphiti facts that fit, then the notes; set `request.graph`."""
+    """Return a message with the facts, new Graphiti facts that fit and notes; None without any. Set `request.graph`."""
     lines = [fact_line(fact) for fact in facts]
     known = {normalised(fact.text) for fact in facts} if recalled.facts else set()
     fresh = [(rank, fact) for rank, fact in enumerate(recalled.facts, start=1) if normalised(fact.text) not in known]

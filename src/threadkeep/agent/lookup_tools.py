@@ -92,7 +92,7 @@ class _Lookups:
         return "\n".join([*shown, *_in_short(parts)])
 
     async def _summaries(self, session_id: str, first_seq: int, last_seq: int) -> Sequence[Summary]:
-        """Return summaries of a range; none for a conversation in a graph store, even if a session has the same key."""
+        """Return up to ten summaries of a range; none for a graph store's conversation with the key of a session."""
         if not (await self._memory.contexts.state(session_id, "")).summaries:
             return ()
         return await self._memory.summaries.of_messages(session_id, first_seq, last_seq, _MOST_HITS)
@@ -160,7 +160,7 @@ def read_tool_result(
 
 
 def _shown(messages: Sequence[Message], to_seq: int, start: int) -> tuple[list[str], int | None]:
-    """Return the messages that fit, as lines with a hint how to read on, and the `seq` of the first one not shown."""
+    """Return the messages that fit, as lines with a hint how to read on, and the first `seq` not shown, if any."""
     lines = [f"What was said. {_QUOTED}"]
     left = _MOST_CHARACTERS
     for message in messages:

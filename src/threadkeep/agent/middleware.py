@@ -70,7 +70,7 @@ class SessionMemory(AgentMiddleware[AgentState[Any], Any, Any]):
         tool_memory: int = 1,
         learning: TurnLearning | None = None,
     ) -> None:
-        """See `threadkeep.TurnOptions` for the options; `window` sets the window of the plan."""
+        """See `threadkeep.TurnOptions` for the options; `window` sets the plan's window; `counter` may be a name."""
         options = TurnOptions(
             max_messages=max_messages,
             max_tokens=max_tokens,

@@ -38,7 +38,7 @@ class NodeTurns:
         self._options = options
 
     async def begin(self, messages: Sequence[BaseMessage], config: RunnableConfig) -> NodeTurn:
-        """Wait for the earlier turns of the session if turns are ordered, then store the question."""
+        """Wait for the earlier turns of the session if turns are ordered here, then store the question."""
         identify(question_before(messages))
         part = self._enter(messages, config)
         ordered = self._options.ordered and not part.silent and run_hold.get() is None
@@ -161,7 +161,7 @@ class SessionTurn(_InsideTurn):
     ) -> list[BaseMessage]:
         """Return the messages for the model call: the system message, earlier turns, the state's messages.
 
-        With a `model` (and its `tools`), the model's context window is also a limit.
+        With a `model` (and its `tools`), the model's context window is also a limit. Raises `BudgetTooSmall`.
         """
         use = ModelUse(model, tools)
         return await self._turns.call(lambda turns: turns.messages(self._turn, system, use))

@@ -82,7 +82,7 @@ class OpenCalls:
                 await call.settle()
 
     async def settle_all(self) -> None:
-        """Store the held answers of all runs and the text of open model calls, before the memory closes."""
+        """Store the held answers of all runs and the text of open model calls; raise the first error at the end."""
         errors: list[Exception] = []
         for call in list(self.calls.values()):
             # If storing an answer fails, the other answers are stored nevertheless; then the first error is raised.

@@ -41,7 +41,7 @@ class _Annotation(BaseModel):
 
     @property
     def time(self) -> datetime | None:
-        """The time of creation; without a zone, UTC is assumed."""
+        """The time of creation, None if unknown; without a zone, UTC is assumed."""
         made = self.created_at
         return made.replace(tzinfo=UTC) if made is not None and made.tzinfo is None else made
 

@@ -76,7 +76,7 @@ _MORE_ROWS: Final = 50
 
 
 async def unanswered_question(session: Session, run_id: str | None) -> list[BaseMessage]:
-    """Return the stored question of a run, or else the newest unanswered question, among a session's newest rows.
+    """Return the stored question of a run, or else the newest unanswered question, among the newest 10,000 rows.
 
     Return an empty list if there is none, or if the database does not answer in time.
     """

@@ -86,7 +86,7 @@ class GraphTurns:
         return turn
 
     def _without_redacted(self, message: BaseMessage) -> BaseMessage:
-        """Redact a message of a person as the agents of the graph will redact it later."""
+        """Redact a person's message, if its content is a text, as the agents of the graph will redact it later."""
         if not isinstance(message, HumanMessage) or not isinstance(message.content, str):
             return message
         said = storable(message.content, self._redacted, whole=True)
@@ -306,7 +306,7 @@ class GraphEnd:
 
 
 def kept_values(state: State) -> dict[str, Json]:
-    """Return the values of a final state that are JSON of at most 16,000 characters each, without its messages."""
+    """Return the values of a final state, without its messages, that JSON can store in 16,000 characters each."""
     found: dict[str, Json] = {}
     for name, value in state.items():
         if name == "messages" or name.startswith("__"):

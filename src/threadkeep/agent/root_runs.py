@@ -79,7 +79,7 @@ class RootRun:
 
     @property
     def question_id(self) -> str | None:
-        """The stored id of the newest message of the question."""
+        """The stored id of the newest message of the question; None if the question is empty."""
         return id_of(self.question[-1]) if self.question else None
 
     @property

@@ -98,7 +98,7 @@ class Chat:
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._stopping: set[asyncio.Task[None]] = set()
         self._closing = False
-        # The last session of each user and workflow, for use while the database is unavailable.
+        # The last session of a user and workflow (the newest 10,000), for use while the database is unavailable.
         self._last_sessions: dict[str, str] = {}
 
     @property
@@ -158,11 +158,11 @@ class Chat:
             task.add_done_callback(self._stopping.discard)
 
     async def reset(self, session_id: str) -> None:
-        """Hide all earlier turns from the model, after the turns that were queued earlier have ended."""
+        """Hide all earlier turns from the model, after the turns that were queued earlier; raise as `delete` does."""
         await self._between_turns(RESET, session_id)
 
     async def delete(self, session_id: str) -> None:
-        """Delete a session, after the turns that were queued earlier have ended."""
+        """Delete a session, after the turns that were queued earlier; raise `RunFailed` or `StoreError` on failure."""
         await self._between_turns(DELETE, session_id)
 
     async def close(self, seconds: float) -> None:

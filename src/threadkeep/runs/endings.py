@@ -63,7 +63,7 @@ class ActiveRun:
     hold: RunHold = field(default_factory=RunHold)
 
     def cancel(self, stop: RunStop) -> None:
-        """Cancel the run once; only the reason `lost` replaces an earlier reason."""
+        """Cancel the run once; only the reason `lost` replaces an earlier reason and cancels the run again."""
         if self.stop is None or stop == "lost":
             self.stop = stop
             self.hold.lost = stop == "lost"

@@ -318,7 +318,7 @@ class RunExecution:
             self._publish_piece(node or None, self._id_in(place, message), message)
 
     def _id_in(self, place: str, chunk: AIMessageChunk) -> str | None:
-        """Return the id of the message that a chunk belongs to.
+        """Return the id of the message that a chunk belongs to; None if it is unknown.
 
         If the model marks no chunk as the last, LangChain adds an empty last chunk with another id. It ends the message
         that streams here; if several stream, the chunk keeps its own id.

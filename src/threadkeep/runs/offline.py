@@ -54,7 +54,7 @@ class OfflineRuns:
         self._contexts.close()
 
     async def execute(self, request: RunRequest, stream: RunStream, session_id: str) -> tuple[Outcome, Ledger]:
-        """Execute a request under the run id of the stream; return its outcome, and the ledger with its token usage.
+        """Execute a request under the run id of the stream, and report its turn; return its outcome and token usage.
 
         Raises:
             WorkflowNotFound: no workflow of that name is registered.

@@ -338,7 +338,7 @@ class ProgressSaver(BaseCheckpointSaver[Any]):
         await self.saver.adelete_thread(thread_id)
 
     def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
-        """Return the checkpoint that the config names, by default the newest of its thread."""
+        """Return the checkpoint that the config names, by default the newest of its thread; None if there is none."""
         return self._waited_for(self.aget_tuple(config))
 
     def list(self, config: RunnableConfig | None, **options: Any) -> Iterator[CheckpointTuple]:

@@ -35,7 +35,7 @@ async def _with_answer_that_stands(memory: Memory, run: Run, result: Mapping[str
     while answer is not None and answer.superseded_by is not None:
         answer = await session.find(answer.superseded_by)
     if own is None and run.message_id is not None:
-        # The run's own answer was never stored, because another answer was delivered while the database was down.
+        # The run's own answer is not stored: another one was delivered while the database was down, or it was deleted.
         answer = await _answer_of_turn(memory, run, run.message_id)
         if answer is not None and answer.status != "complete":
             return run

@@ -53,7 +53,7 @@ class RecordedTools(AgentMiddleware[AgentState[Any], Any, Any]):
 
     If a call was started and its outcome is unknown, a person is asked, and replies `again`, `skip`, or the result.
     `keep` stores the progress of a run, so that a process that resumes the run makes the same call. `holds` returns
-    True if this process certainly still owns a run.
+    True if this process certainly still owns a run; if not, the call raises `StoreUnavailable` before the tool runs.
     """
 
     def __init__(

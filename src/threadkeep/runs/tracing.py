@@ -70,7 +70,7 @@ class RunTracer:
     def note(
         self, kind: str, node: str | None = None, data: Data | None = None, *, usage: TokenUsage | None = None
     ) -> None:
-        """Note an event, and the token usage if it reports a model call; it is stored soon."""
+        """Note an event, and the token usage if it reports a model call; it is stored later (see the class)."""
         self._group.events.append(TraceEvent(kind, node, data or {}, self._trace.clock()))
         if usage is not None:
             self._group.usage.append(usage)
@@ -208,7 +208,7 @@ class ToolTrace(AsyncCallbackHandler):
 
 
 def node_of(metadata: Mapping[str, Any] | None) -> str | None:
-    """Return the workflow's node in which an event of the graph or of a subgraph happened, from its metadata."""
+    """Return the workflow's node in which an event happened, also one of a subgraph; None outside of a node."""
     namespace = (metadata or {}).get("langgraph_checkpoint_ns")
     return namespace.partition(":")[0] or None if isinstance(namespace, str) else None
 

@@ -347,7 +347,7 @@ class Worker:
         self, run: Run, outcome: Outcome, *, unstored: bool = False, has_following: bool = True
     ) -> None:
         """Start the following runs, end orphaned children, and remove stored checkpoints of a run that is done."""
-        # The run is over, so a failure here must not cause a retry; maintenance repeats this work.
+        # The run is over or waits, so a failure here must not cause a retry; maintenance repeats this work.
         with ErrorBoundary(lambda error: self.report(type(error).__name__, "clearing_up")):
             if has_following:
                 await self.start_following(run)

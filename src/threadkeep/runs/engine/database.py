@@ -84,7 +84,7 @@ class Connections:
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """Translate SQLAlchemy's errors, whose messages contain statements, into errors that name the cure."""
+    """Translate SQLAlchemy's errors, whose messages contain statements, into `StoreUnavailable` with the cure."""
     try:
         yield
     except sqlalchemy.exc.SQLAlchemyError as error:

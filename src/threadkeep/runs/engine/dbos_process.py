@@ -345,7 +345,7 @@ class RunQueue:
             self._process.end(attempt.id)
 
     def _remove_finished(self) -> None:
-        """Remove finished attempts at once, because a short command may be the only worker; then again at intervals."""
+        """Remove old finished attempts at once, because a short command may be the only worker; then each minute."""
         kept = timedelta(seconds=self._options.keep_finished_seconds)
         while True:
             # A failed removal is retried as long as the process lives.
