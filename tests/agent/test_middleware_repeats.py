@@ -7,10 +7,13 @@ import contextlib
 import re
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
-from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
+from langchain.agents.middleware import AgentMiddleware, AgentState
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, RemoveMessage
 from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.runtime import Runtime
 
 from tests.agent.talking import ROOM, add, adding, ask, config_of, input_of, kept, make_agent, seen
 from threadkeep import (
@@ -39,6 +42,37 @@ async def test_the_same_message_id_again_gets_the_same_answer(memory: Memory, ch
     assert len(model.calls) == 2
     assert await kept(memory) == [("user", "1 + 2?"), ("assistant", "3")]
     assert state["messages"][-1].id == (await memory.session(ROOM).tail(1))[0].id
+
+
+class Signed(AgentMiddleware[AgentState[Any], Any, Any]):
+    """Middleware that adds a line to each answer of the model, as a new message or under the same id."""
+
+    def __init__(self, *, anew: bool) -> None:
+        super().__init__()
+        self._anew = anew
+
+    def after_model(self, state: AgentState[Any], runtime: Runtime[Any]) -> dict[str, Any]:
+        """Add it."""
+        said = state["messages"][-1]
+        signed = AIMessage(f"{said.text} (a machine)", id=None if self._anew else said.id)
+        return {"messages": [*([RemoveMessage(str(said.id))] if self._anew else []), signed]}
+
+
+@pytest.mark.parametrize("anew", [False, True])
+@pytest.mark.parametrize("checkpointed", [False, True])
+async def test_middleware_that_changes_answers_does_not_change_a_repeated_one_again(
+    memory: Memory, checkpointed: bool, anew: bool
+) -> None:
+    """On every database: what a repeat tells is what is stored, also to the model in later turns."""
+    model = ScriptedModel(["one", "two", "three"])
+    saver = InMemorySaver() if checkpointed else None
+    agent = make_agent(model, [SessionMemory(memory), Signed(anew=anew)], checkpointer=saver)
+    for words in ("q1", "q1", "q1", "q2", "q1", "q3"):
+        told = await ask(agent, words, message_id=words)
+        rows = await memory.session(ROOM).tail(9)
+        assert told == next(row.content for row in rows if row.answers == words)
+    before = [("human", "q1"), ("ai", "one (a machine)"), ("human", "q2"), ("ai", "two (a machine)")]
+    assert seen(model.calls[-1]) == [*before, ("human", "q3")]
 
 
 async def test_another_agent_gives_the_same_answer_to_the_same_message(memory: Memory) -> None:

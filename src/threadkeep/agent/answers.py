@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 
 from langchain.agents.middleware import AgentState, ModelRequest, ModelResponse, PIIMiddleware
 from langchain.agents.structured_output import AutoStrategy, ProviderStrategy, ToolStrategy
-from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, RemoveMessage, ToolMessage
 from langchain_core.runnables import RunnableConfig
 from langchain_core.utils.uuid import uuid7
 from langgraph.runtime import Runtime
@@ -50,6 +50,18 @@ def named_as_agent(answer: AIMessage, config: RunnableConfig) -> AIMessage:
     name = config.get("metadata", {}).get("lc_agent_name")
     named = {"name": str(name)} if name else {}
     return answer.model_copy(update={**named, "additional_kwargs": {}})
+
+
+def restored(messages: Sequence[BaseMessage], told: BaseMessage) -> dict[str, Any] | None:
+    """Return an update of a state that restores a repeated answer; None if no middleware changed or replaced it."""
+    said = next((message for message in messages if message.id == told.id), messages[-1])
+    if not isinstance(said, AIMessage) or _as_sent(said) == _as_sent(told):
+        return None
+    return {"messages": [*([RemoveMessage(str(said.id))] if said.id != told.id else []), told]}
+
+
+def _as_sent(message: BaseMessage) -> tuple[str, bool]:
+    return text_of(message), REPEATS in message.additional_kwargs
 
 
 def _structured(text: str, wanted: object) -> object:

@@ -27,6 +27,7 @@ from threadkeep.agent.answers import (
     final_answer,
     is_limit_notice,
     named_as_agent,
+    restored,
     storable,
 )
 from threadkeep.agent.call_measure import ModelUse
@@ -99,7 +100,9 @@ class TurnHooks:
         else:
             part.go_on(turn)
         if turn.answered is not None:
-            return ModelStep(part, turn, call, request, answered=answered_before(turn.answered, request, call.config))
+            answered = answered_before(turn.answered, request, call.config)
+            part.told_again = answered.result[-1]
+            return ModelStep(part, turn, call, request, answered=answered)
         if part.root.answers or part.root.question is not asked:
             messages = part.root.with_question(messages)
         state = part.root.with_answers(part.with_question(messages))
@@ -220,7 +223,7 @@ class TurnHooks:
                 if turn.answered is not None:
                     part.root.add_answer(turn.answered, part.author)
                 await turn.settle()
-                return None
+                return None if part.told_again is None else restored(state["messages"], part.told_again)
             failed = part.model_failed or is_limit_notice(answer, part.said_ids)
             winner = await part.end(answer, "failed" if failed else "complete")
         finally:
