@@ -189,12 +189,14 @@ async def test_a_purge_of_a_person_takes_the_groups_of_all_ids(
     async with opening(scopes=("user",)) as memory:
         await allow(memory)
         answered = [Message(role="user", content="hi"), Message(role="assistant", content="hello")]
-        for person in ("ann", "telegram:7"):
+        merged = [f"telegram:{number}" for number in range(21)]
+        for person in ("ann", *merged):
             await memory.persons.resolve(person)
             await memory.session(person, user_id=person).append(answered)
         await deliver(memory, clock)
-        await memory.persons.merge("telegram:7", into="ann")
-        assert sum(map(len, graphiti.stored.values())) == 4
+        for person in merged:
+            await memory.persons.merge(person, into="ann")
+        assert sum(map(len, graphiti.stored.values())) == 44
         assert (await memory.graphiti.purge(Scope("user", "ann"))).remains == ""
         assert graphiti.stored == {}
 

@@ -15,6 +15,7 @@ from threadkeep.records.knowledge import Scope
 from threadkeep.store.codec import time_of, time_text
 from threadkeep.store.driver import Driver, Parameters, Row, Statement
 from threadkeep.store.statements import load_statements
+from threadkeep.store.transcripts import END
 
 _DEAD_PERIOD = timedelta(minutes=1)
 
@@ -262,12 +263,11 @@ class Deliveries:
 
     def groups_statement(self, scope: Scope) -> Statement:
         """Return the statement for `GroupState` rows: the group of a scope, or those of up to 20 ids of a person."""
-        return self._sql["groups_of_scope"], {"scope": scope.kind, "owner": scope.owner}
+        return self._sql["groups_of_scope"], {"scope": scope.kind, "owner": scope.owner, "limit": 20}
 
     async def groups_of(self, scope: Scope) -> list[str]:
-        """Return the ids of the existing groups of a scope; for a person, the groups of up to 20 ids."""
-        async with self._driver.reading() as connection:
-            rows = await connection.fetch(*self.groups_statement(scope))
+        """Return the ids of the existing groups of a scope; for a person, the groups of all ids."""
+        rows = await self._fetch("groups_of_scope", {"scope": scope.kind, "owner": scope.owner, "limit": END})
         return [str(row[1]) for row in rows if row[1] is not None]
 
     async def dead_of_groups(self) -> dict[str, int]:

@@ -350,7 +350,7 @@ class Graphiti:
         return queued
 
     async def purge(self, scope: Scope, *, all_ids: bool = True) -> Purged:
-        """Delete the group of a scope on the server (for a person, of up to 20 ids) and check that it is gone.
+        """Delete the group of a scope on the server (for a person, of all ids) and check that it is gone.
 
         Raises:
             GraphitiClosed: Graphiti is off.

@@ -202,7 +202,7 @@ FROM (
 ) o
     LEFT JOIN chat_graph_groups g ON g.group_key = CAST(:scope AS TEXT) || ':' || o.owner
 ORDER BY CASE WHEN o.owner = :owner THEN 0 ELSE 1 END, o.owner
-LIMIT 20
+LIMIT :limit
 
 -- name: dead_of_groups
 -- The number of messages of each group that failed for good, without those that were dropped, undone or deleted.
