@@ -64,7 +64,7 @@ class SeenMessage:
 
     @property
     def words(self) -> str:
-        """The text to display, with tool calls; of a block of quotes or summaries, the part after its introduction."""
+        """The text to display, or a notice that it is gone; with tool calls, without the introduction of quotes."""
         if self.text is None:
             return "(not there any more)"
         text = self.text.partition("\n\n")[2] if self.entry.section in _INTRODUCED else ""

@@ -102,7 +102,7 @@ def is_text(block: object) -> bool:
 
 
 def count_block(block: object, counter: TokenCounter) -> int:
-    """Return the tokens of one content block: of its text, of its nested blocks, or a fixed number for media.
+    """Return the tokens of one content block: of its text or nested blocks, or a fixed number for media or a PDF page.
 
     A block of unknown shape is counted as JSON without its base64 data, which counts as media.
     """

@@ -166,7 +166,7 @@ class RootRun:
         return max((place for place, is_other in enumerate(answers, start=1) if is_other), default=0)
 
     def with_answers(self, messages: Sequence[BaseMessage]) -> list[BaseMessage]:
-        """Return the messages; earlier answers of the turn that are missing in them are inserted after the question."""
+        """Return the messages; insert earlier answers of the turn that they lack after the question, if it is there."""
         if not self.answers:
             return list(messages)
         ids = {id_of(message) for message in messages}
@@ -194,7 +194,7 @@ class RootRun:
         return not self._repeated_nodes.isdisjoint(attempts)
 
     def claim(self, author: str | None, call: Hashable) -> int:
-        """Return the number of an author's answer in this run, from 1; the same call always gets the same number."""
+        """Return the number of an author's answer in this run, from 1; a call keeps its number until `release`."""
         claims = self._claims.setdefault(author, {})
         if call not in claims:
             claims[call] = min({*range(1, len(claims) + 2)} - {*claims.values()})
@@ -289,7 +289,7 @@ class SessionOrder:
         self._waiting: dict[str, dict[_Turn, RootRun]] = {}
 
     async def acquire(self, run: RootRun, observers: Observers) -> None:
-        """Wait until the root run gets its session; return at once if the run already has it.
+        """Wait until the root run gets its session; return at once if it has it or blocks a loop of an earlier run.
 
         A wait is reported once, after 30 seconds. It never ends if a tool runs the same session in its own OS thread.
         """

@@ -23,7 +23,7 @@ _POLL_SECONDS = 2.0
 
 
 class DbosEngine:
-    """An engine that runs in its creator's event loop. It launches dbos to enqueue a run, or if dbos has records."""
+    """An engine for runs in its creator's event loop. It launches dbos to enqueue a run, or if dbos has records."""
 
     def __init__(self, address: DatabaseAddress, execute: Execute, options: EngineOptions, troubled: Troubled) -> None:
         self._address = address
