@@ -57,7 +57,7 @@ class IndexedTranscripts(GraphTranscripts):
         return written.receipt
 
     async def supersede(self, superseding: Superseding) -> Superseded:
-        """Supersede messages, atomically; the newest ones of a missing session are none."""
+        """Supersede messages, atomically; `newest` of a missing session supersedes none."""
         session_id = superseding.session_id
         first_seq = await self._first_seq(superseding)
         if first_seq is not None:

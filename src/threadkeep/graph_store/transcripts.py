@@ -183,7 +183,7 @@ class GraphTranscripts:
         return await self._superseding.tell(session_id, message_id, self._clock())
 
     async def supersede(self, superseding: Superseding) -> Superseded:
-        """Supersede messages, atomically; the newest ones of a missing session are none."""
+        """Supersede messages, atomically; `newest` of a missing session supersedes none."""
         now = self._clock()
         given = () if superseding.by is None else (superseding.by,)
         new = prepare(given, count=self._count, stored_at=time_text(now)) if given else None

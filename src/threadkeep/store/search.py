@@ -134,7 +134,6 @@ class SearchIndex(Tables, sql=("search.sql", "{backend}/search.sql")):
 
         Only the newest 2,000 matches are ranked. Words of one or two characters alone are not ranked on SQLite.
 
-
         Raises:
             StoreUnavailable: the search takes longer than 5 seconds, including the wait for other searches.
         """

@@ -251,7 +251,7 @@ class Transcripts(Protocol):
         """Mark an answer, or the one that replaced it, as delivered to a caller; return it, None if it is missing."""
 
     async def supersede(self, superseding: Superseding) -> Superseded:
-        """Supersede messages in one transaction; the newest ones of a missing session are none.
+        """Supersede messages in one transaction; `newest` of a missing session supersedes none.
 
         Raises:
             WrongUser: the session is another user's.
