@@ -111,11 +111,11 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_unconfigure() -> None:
-    """Undo the changes above, and end processes that an interrupted test has left."""
+    """End processes that an interrupted test has left, and remove the folder of all tests."""
     # At the exit of the process they are told to end and waited for; one that is paused is not told.
     for child in multiprocessing.active_children():
         child.kill()
-    gc.unfreeze()
+    # What is frozen stays so, because pytest searches the heap five times after this.
     shutil.rmtree(_FOLDER, ignore_errors=True)
 
 
