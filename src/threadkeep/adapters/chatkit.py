@@ -69,11 +69,11 @@ class ThreadkeepStore[TContext](Store[TContext]):
         self._rewriting = asyncio.Lock()
 
     def generate_thread_id(self, context: TContext) -> str:
-        """Return a new id with a whole UUID; ChatKit's own ids have eight hexadecimal digits, so they could collide."""
+        """Return a new id with a whole UUID. ChatKit's default ids have eight hexadecimal digits and could collide."""
         return _new_id("thread")
 
     def generate_item_id(self, item_type: StoreItemType, thread: ThreadMetadata, context: TContext) -> str:
-        """Return a new id with a whole UUID; ChatKit's own ids have eight hexadecimal digits, so they could collide."""
+        """Return a new id with a whole UUID. ChatKit's default ids have eight hexadecimal digits and could collide."""
         return _new_id(item_type)
 
     def session(self, thread_id: str, context: TContext) -> Session:
@@ -98,9 +98,10 @@ class ThreadkeepStore[TContext](Store[TContext]):
         )
 
     async def load_threads(self, limit: int, after: str | None, order: str, context: TContext) -> Page[ThreadMetadata]:
-        """Return a page of threads in the order of their last activity; `desc` begins with the newest (at most 1,000).
+        """Return up to `limit` threads in the order of their last activity, after the thread `after` if it is given.
 
-        If a thread becomes active between two calls, the later page can repeat or omit threads.
+        With the order `desc`, the most recently active thread is first, and a page has at most 1,000 threads. If a
+        thread becomes active between two calls, the later page can repeat or omit threads.
         """
         user_id = self._user_id(context)
         if order == "asc":
@@ -126,7 +127,7 @@ class ThreadkeepStore[TContext](Store[TContext]):
     async def load_thread_items(
         self, thread_id: str, after: str | None, limit: int, order: str, context: TContext
     ) -> Page[ThreadItem]:
-        """Return a page of items. Each call reads the whole thread."""
+        """Return up to `limit` items of a thread, after the item `after` if it is given. Each call reads all items."""
         items = list((await self._items(thread_id, context)).values())
         return _page(items[::-1] if order == "desc" else items, after, limit)
 
@@ -222,13 +223,14 @@ class ThreadkeepStore[TContext](Store[TContext]):
         return items
 
     async def _rewrite(self, session: Session, item_id: str, item: ThreadItem | None) -> None:
-        """Supersede an item and all later messages; store `item`, if given, in its place, and copies of the others.
+        """Supersede an item and all later messages; then store `item` and copies of the later messages.
 
-        In tables this is one transaction, which is tried again if another writer has changed the session in between. In
-        a graph store, an interrupted call leaves the messages superseded, in the session's history.
+        If `item` is None, a note that the item is deleted takes its place. In SQL tables, this is one transaction. It
+        is repeated, at most 20 times, if another writer has changed the session meanwhile. In a graph store, a call
+        that is interrupted can leave the messages superseded without copies; they stay in the session's history.
 
         Raises:
-            StoreUnavailable: the database does not answer, or other writers were faster each time.
+            StoreUnavailable: the database does not answer, or other writers changed the session during each attempt.
         """
         new = item_message(_NAME, {"deleted": item_id}, role=None, text="[deleted]")
         if item is not None:
@@ -265,7 +267,7 @@ class ThreadkeepStore[TContext](Store[TContext]):
 
 
 def _copies(messages: Sequence[Message], item_id: str) -> list[Message]:
-    """Return new messages with the contents of the given ones, except those of an item."""
+    """Return copies of messages with new ids, without the messages that contain the item `item_id`."""
     fresh = {"seq": None, "created_at": None, "superseded_at": None, "superseded_by": None}
     return [one.with_fields(id=str(uuid7()), **fresh) for one in messages if _item_id(one) != item_id]
 
@@ -291,7 +293,7 @@ async def _append(session: Session, *messages: Message) -> None:
 
 
 def _page[T: (ThreadItem, ThreadMetadata)](rows: list[T], after: str | None, limit: int) -> Page[T]:
-    """Return up to `limit` rows, from the first one or after the row with the id `after`."""
+    """Return a page of up to `limit` rows: the first rows, or the rows after the row with the id `after`."""
     start = 0
     if after:
         positions = [position for position, row in enumerate(rows) if row.id == after]
@@ -311,7 +313,7 @@ def _thread(info: SessionInfo) -> ThreadMetadata:
         thread = ThreadMetadata(id=info.session_id, created_at=info.created_at)
     if not info.active and thread.status.type == "active":
         thread.status = ClosedStatus()
-    # A branch of a thread has a copy of its origin's metadata, so set the branch's own id.
+    # The metadata of a branch are a copy of the original thread's metadata, so set the branch's own id.
     return thread.model_copy(update={"id": info.session_id, "title": thread.title or info.title})
 
 

@@ -83,7 +83,7 @@ class SessionService(BaseSessionService):
     async def get_session(
         self, *, app_name: str, user_id: str, session_id: str, config: GetSessionConfig | None = None
     ) -> Session | None:
-        """Return a session, the events that `config` selects and the state of all scopes; None if it does not exist."""
+        """Return a session with the events that `config` selects and the state of all scopes; None if it is missing."""
         session = await self._read(app_name, user_id, session_id)
         if session is None:
             return None
@@ -95,7 +95,7 @@ class SessionService(BaseSessionService):
         return session
 
     async def list_sessions(self, *, app_name: str, user_id: str | None = None) -> ListSessionsResponse:
-        """Return the sessions of an app, or of one of its users, without events, least recently active first.
+        """Return an app's sessions without events, least recently active first; with a `user_id`, only that user's.
 
         Each session is read whole, because its state is computed from its events.
         """
@@ -153,7 +153,7 @@ class SessionService(BaseSessionService):
     async def _append(
         self, stored: StoredSession, app_name: str, delta: Mapping[str, object] | None, *messages: Message
     ) -> bool:
-        """Store messages and changes to shared state in one transaction; False if another writer had the revision."""
+        """Store messages and shared state in one transaction; return False if another writer stored the revision."""
         state = self._memory.channels.state
         statements: list[Statement] = []
         for key, value in _json_safe(delta).items():
@@ -244,7 +244,7 @@ class MemoryService(BaseMemoryService):
         session_id: str | None = None,
         custom_metadata: Mapping[str, object] | None = None,
     ) -> None:
-        """Store the texts of events that are not yet stored; without a session id, in the user's session `events`."""
+        """Store the texts of new events in a session of the user, which is called `events` without a `session_id`."""
         key = _key(app_name, user_id, session_id or "events")
         if messages := [message for event in events if (message := _message(event)) is not None]:
             await self._memory.session(key, user_id=user_id).append(messages)
@@ -274,7 +274,7 @@ def _prefix(app_name: str) -> str:
 
 
 def _key(app_name: str, user_id: str, session_id: str) -> str:
-    """Return the id of a stored session; if it would be too long, characters beyond ASCII are not escaped."""
+    """Return the id of a stored session; do not escape characters beyond ASCII if the id would be too long."""
     key = f"{_prefix(app_name)}{keys.escape_key(user_id)}:{keys.escape_key(session_id)}"
     if len(key) <= keys.MAX_KEY_CHARACTERS:
         return key
@@ -322,7 +322,7 @@ def _state_of_session(state: Mapping[str, object] | None) -> dict[str, Json]:
 
 
 def _event(message: Message) -> Event | None:
-    """Return the event that a message contains, or a new event for another channel's message; None for other notes."""
+    """Return the event in a message, or a new event for another channel's message; None for a note without event."""
     item = stored_item(_NAME, message)
     if isinstance(item, Mapping):
         return Event.model_validate(item["event"]) if "event" in item else None

@@ -1,4 +1,4 @@
-"""Items of other frameworks, stored as messages; also items that are no utterances, such as tool results."""
+"""Storage of other frameworks' items as messages, including items that no person or model said (tool results)."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _openai_part(part: Mapping[str, object]) -> str:
 async def read_messages(
     session: Session, limit: int | None = None, *, keep: Callable[[Message], bool] | None = None
 ) -> list[Message]:
-    """Return the newest active messages since the last reset, oldest first; `limit` None returns all of them.
+    """Return the newest `limit` active messages since the last reset, oldest first; all of them if it is None.
 
     With `keep`, return and count only messages for which it returns True.
     """
@@ -83,7 +83,10 @@ async def messages_after(
     view: View = "active",
     keep: Callable[[Message], bool] | None = None,
 ) -> list[Message]:
-    """Return the newest messages of a view with a `seq` above `after`, oldest first; all if `limit` is None."""
+    """Return the newest `limit` messages of a view with a `seq` above `after`, oldest first; all of them if it is None.
+
+    With `keep`, return and count only messages for which it returns True.
+    """
     found: list[Message] = []
     before: int | None = None
     while (missing := LONGEST_PAGE if limit is None else limit - len(found)) > 0:
@@ -98,9 +101,9 @@ async def messages_after(
 
 
 async def take_back_newest(session: Session, keep: Callable[[Message], bool]) -> Message | None:
-    """Take back the newest active message since the last reset for which `keep` is True; return it, or None if none is.
+    """Take back the newest active message since the last reset for which `keep` returns True, and all newer messages.
 
-    Newer messages are taken back too.
+    Return that message; None if there is none.
     """
     while await read_messages(session, 1, keep=keep):
         taken = await session.take_back()
@@ -110,7 +113,7 @@ async def take_back_newest(session: Session, keep: Callable[[Message], bool]) ->
 
 
 async def first_revision(session: Session) -> int:
-    """Return the number of the first revision: the `seq` up to which retention has deleted messages, or 0.
+    """Return the number of the first revision: the `seq` up to which retention has deleted messages; 0 if it has not.
 
     Earlier revisions may be among the deleted messages, and ids of deleted messages cannot be stored again.
     """
@@ -124,7 +127,7 @@ async def append_once(session: Session, messages: Sequence[Message], joined: Joi
     """Store messages and statements in one transaction.
 
     The id of the first message identifies a revision, which only one writer can store. Return False if another writer
-    has stored it. A repeated call returns True if an earlier one succeeded.
+    has stored the revision. A repeated call returns True if an earlier call succeeded.
 
     Raises:
         WrongUser: the session belongs to another user.

@@ -47,9 +47,9 @@ class ChatMemory(BaseMemory):
         return cls(**kwargs)
 
     def get(self, input: str | None = None, **kwargs: Any) -> list[ChatMessage]:  # noqa: A002 - LlamaIndex's name
-        """Return up to `max_messages` of the newest messages since the last reset, oldest first.
+        """Return the newest messages since the last reset, at most `max_messages`, oldest first.
 
-        Messages before the first user message are dropped, if there is one.
+        If one of them is from a user, messages before the first user message are dropped.
         """
         newest = self._session.wait_for(lambda one: read_messages(one, self.max_messages, keep=_is_item))
         return _from_a_user(_items(newest))
@@ -73,7 +73,7 @@ class ChatMemory(BaseMemory):
         self.put_messages(messages)
 
     def reset(self) -> None:
-        """Hide all earlier messages; they stay in the transcript."""
+        """Hide all messages that are stored now from `get` and `get_all`; they stay in the transcript."""
         self._session.wait_for(lambda session: session.reset())
 
 

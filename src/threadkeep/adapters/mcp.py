@@ -1,4 +1,4 @@
-"""A server of the Model Context Protocol: clients search and read conversations and facts."""
+"""A server of the Model Context Protocol, with which clients search, read and store conversations and read facts."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def _quoted(lines: Sequence[str]) -> str:
 
 
 def _described(info: SessionInfo) -> str:
-    """Quote a session: its id, the number of its messages, its title."""
+    """Quote the id, the number of messages and the title of a session."""
     said = f"{info.session_id} · {info.message_count} messages · {info.title or 'no title'}"
     return quoted_text("session", said)
 

@@ -70,7 +70,7 @@ class AgentsSession:
             await self._session.call(lambda session: session.append(messages))
 
     async def pop_item(self) -> TResponseInputItem | None:
-        """Remove the newest item from the active messages and return it; None if there is none. It stays stored."""
+        """Take back and return the newest item; None if there is none. The item stays in the transcript."""
         message = await self._session.call(lambda session: take_back_newest(session, _is_item))
         return None if message is None else _item(message)
 
@@ -91,7 +91,7 @@ def _is_item(message: Message) -> bool:
 
 
 def _item(message: Message) -> TResponseInputItem | None:
-    """Return the item of a message; None for notes that the SDK did not store."""
+    """Return the SDK's item for a message; None for empty messages and for notes that the SDK did not store."""
     item = stored_item(_NAME, message)
     if item is None and message.role != "system" and message.content:
         item = {"role": message.role, "content": message.content}

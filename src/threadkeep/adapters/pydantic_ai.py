@@ -64,9 +64,10 @@ class Conversations(ConversationStore):
         return None
 
     async def read_records(self, *, scope: str | None = None, limit: int | None = None) -> Sequence[ConversationRecord]:
-        """Return the conversations' newest records (of a scope, if given), newest first. All are read.
+        """Return the newest record of each conversation, last updated first; with a `scope`, only of that scope.
 
-        An imported session is a conversation if one of its newest 50 messages was stored by Pydantic AI.
+        All conversations are read, even with a `limit`. An imported session is a conversation if one of its newest 50
+        messages was stored by Pydantic AI.
         """
         names = await self._memory.channels.state.values_of(self._scope, "conversation:")
         ids = {name.removeprefix("conversation:") for name in names}
@@ -126,7 +127,7 @@ class Conversations(ConversationStore):
             await self._memory.channels.state.forget(self._scope, name, conversation_id)
 
     async def read_entry(self, entry_id: str) -> ConversationEntry:
-        """Return an entry: from the conversation whose record this task read last, or else from the one that stored it.
+        """Return an entry from the conversation whose record this task read last, or from the one that stored it.
 
         Raises:
             LookupError: neither conversation has the entry.
@@ -135,9 +136,9 @@ class Conversations(ConversationStore):
         return cast("ConversationEntry", _entry(message))
 
     async def read_history(self, head_id: str | None, *, limit: int | None = None) -> list[ConversationEntry]:
-        """Return the entries up to `head_id`, oldest first, or only the last `limit`; the session is read once.
+        """Return the entries up to `head_id`, oldest first; with a `limit`, only the last entries.
 
-        The history begins after the entries that retention has deleted.
+        The session is read once. The history begins after the entries that retention has deleted.
         """
         if head_id is None or limit == 0:
             return []
@@ -199,7 +200,7 @@ class Conversations(ConversationStore):
 
 
 def _note(conversation_id: str, revision: str, item: Json) -> Message:
-    """Return the note of a write. Its id contains the previous revision, so only one write can follow a revision."""
+    """Return the note that a write stores. Its id contains the previous revision, so that only one write can follow."""
     return item_message(_NAME, item, role=None, text="[conversation]", message_id=f"{conversation_id}:{revision}")
 
 
@@ -222,7 +223,7 @@ def _text(message: ModelMessage) -> str:
 
 
 def _entry(message: Message) -> ConversationEntry | None:
-    """Return the entry of a message; None for other messages."""
+    """Return the entry that a message contains; None if it contains none."""
     item = stored_item(_NAME, message)
     stored = item.get("entry") if isinstance(item, Mapping) else None
     if not isinstance(stored, Mapping):
