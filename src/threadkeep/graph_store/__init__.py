@@ -1,7 +1,7 @@
 """Transcripts in a LangGraph store: one metadata item per conversation, and its messages in chunks.
 
-This is the second implementation of `threadkeep.store.transcripts.Transcripts`. `layout` defines the keys, `shapes` the
-format of items. `items` is the interface to a store, and its implementation for stores in Threadkeep's databases;
-`foreign` implements the interface for any store. `transcripts` implements the protocol with these items, and `opening`
-opens a whole backend.
+This is the second implementation of `threadkeep.store.transcripts.Transcripts`. `layout` defines the keys of items, and
+`shapes` their format. `items` has the interface to a store, and an implementation of it for LangGraph stores in
+databases that Threadkeep opens; `foreign` implements it for any other store. `transcripts` implements the protocol with
+these items, and `opening` opens a whole backend.
 """

@@ -17,7 +17,7 @@ from threadkeep.store.codec import LAST_MESSAGE_CHARACTERS, TITLE_CHARACTERS, Pr
 
 @dataclass(frozen=True)
 class Place:
-    """The layout and time of a new turn, and the stored chunk for its first message; None if it does not exist."""
+    """The layout and the time of a new turn, and the stored chunk for its first message (None if it is not stored)."""
 
     layout: GraphLayout
     last_chunk: Value | None
@@ -28,8 +28,8 @@ class Place:
 class Appended:
     """A conversation with an appended turn.
 
-    `items` are the changed items other than the metadata, `rows` the columns of the new messages; both are empty if no
-    message was new.
+    `items` are the changed items other than the metadata; `rows` are the columns of the new messages. Both are empty if
+    no message was new.
     """
 
     conversation: Conversation
@@ -40,9 +40,10 @@ class Appended:
 
 @dataclass(frozen=True)
 class Written:
-    """The receipt of a turn; if the write only appended messages, also the version before it and the changes.
+    """The result of writing a turn.
 
-    After the commit, `rows` has the rows that the statements in the same transaction returned.
+    If the write only appended messages, `former_version` is the version of the conversation before it, and `appended`
+    the changes. After the commit, `rows` has the rows that the statements in the same transaction returned.
     """
 
     receipt: Receipt
@@ -57,7 +58,7 @@ class Written:
 
 
 def append(conversation: Conversation, prepared: Prepared, *, there: Mapping[str, int], place: Place) -> Appended:
-    """Append a turn to a conversation, without I/O; `there` maps the ids of existing messages to their `seq`."""
+    """Return what to write to append a turn; nothing is written. `there` maps stored messages' ids to their `seq`."""
     known = dict(there)
     fresh: dict[str, tuple[Message, dict[str, object]]] = {}
     for message, columns in zip(prepared.messages, prepared.columns, strict=True):
@@ -87,7 +88,7 @@ def append(conversation: Conversation, prepared: Prepared, *, there: Mapping[str
 def _grown(
     conversation: Conversation, fresh: Sequence[tuple[Message, Mapping[str, object]]], now: datetime
 ) -> Conversation:
-    """Return the conversation with messages appended; superseded ones change neither title nor last messages."""
+    """Return the conversation with messages appended; superseded messages do not change title and last message."""
     first = conversation.last_seq + 1
     placed = [(seq, message) for seq, (message, row) in enumerate(fresh, start=first) if not row.get("superseded_at")]
     first_user = next((message.content for _, message in placed if message.role == "user" and message.content), None)
@@ -113,7 +114,7 @@ def _grown(
 def chunk_items(
     conversation: Conversation, messages: Iterable[Value], place: Place, *, before: Sequence[Value] = ()
 ) -> dict[ItemKey, Value]:
-    """Return the chunks for messages, which must be in order; `before` are earlier messages in the first chunk."""
+    """Return the chunks for messages, which must be in order; `before` are the earlier messages of the first chunk."""
     found: dict[ItemKey, Value] = {}
     last = chunk_of(conversation.last_seq + 1, conversation.chunk_size)
     for chunk, within in groupby(messages, key=lambda message: chunk_of(message["seq"], conversation.chunk_size)):
@@ -154,7 +155,7 @@ def turns_in(item: Value | None, conversation: Conversation) -> list[dict[str, A
 
 
 def steps_left(items: Mapping[ItemKey, Value | None], conversation: Conversation) -> dict[ItemKey, Value | None]:
-    """Return the items with tool calls without their invalid turns; the value is None if no turn is left."""
+    """Return the items with tool calls, without turns that are not valid any more; None for an item without turns."""
     changed: dict[ItemKey, Value | None] = {}
     for key, item in items.items():
         turns = turns_in(item, conversation)
@@ -170,6 +171,6 @@ def _is_turn(turn: object) -> bool:
 
 
 def mark_of(conversation: Conversation, seq: int) -> dict[str, int]:
-    """Return a mark for a turn that later shows whether its question or an answer was superseded meanwhile."""
+    """Return a mark for a turn; it shows later whether the turn's question or answer has been superseded since."""
     upto = conversation.last_seq
     return {"upto": upto, "superseded": size_of(conversation.superseded_between(seq, upto))}

@@ -1,4 +1,4 @@
-"""Conversations in any LangGraph store; only one process may write to them. This module imports LangGraph."""
+"""Conversations in any LangGraph store. Only one process may write to such a store. This module imports LangGraph."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class StoreItems:
             [found] = await _whole(self._store, [SearchOp(namespace, wanted, _PAGE_ITEMS, offset, refresh_ttl=False)])
             page = [item for item in found if isinstance(item, SearchItem)] if isinstance(found, list) else []
             for item in page:
-                # The search also returns items of namespaces that begin with this one.
+                # The search also returns items of namespaces that begin with this namespace.
                 if item.namespace == namespace:
                     yield item
             if len(page) < _PAGE_ITEMS:
@@ -62,7 +62,7 @@ class StoreItems:
 
     @asynccontextmanager
     async def writing(self, metadata: ItemKey) -> AsyncIterator[_StoreWriting]:
-        """Lend a conversation for writing; this is safe only if no other process writes to it."""
+        """Lock a conversation in this process and lend it for writing; other processes must not write to it."""
         yield _StoreWriting(self._store, self, metadata)
 
 
@@ -98,7 +98,7 @@ class _StoreWriting:
 
 
 async def _whole(store: BaseStore, operations: Sequence[Op]) -> list[Result]:
-    """Execute a batch to its end even if the caller is cancelled, because an interrupted store may stop working."""
+    """Execute a batch to its end even if the caller is cancelled, because a store may stop working if interrupted."""
     batch = asyncio.ensure_future(store.abatch(operations))
     with _translated():
         try:
@@ -125,7 +125,7 @@ def _translated() -> Iterator[None]:
     with ErrorBoundary(raising=(StoreError,)) as call:
         yield
     if call.error is not None:
-        # Do not chain the error, because the error of the store may quote stored data.
+        # Do not chain the store's error, because its text may quote stored data.
         raise StoreUnavailable(
             f"The graph store does not take this call ({type(call.error).__name__}); check that its database answers."
         )

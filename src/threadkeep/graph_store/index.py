@@ -1,7 +1,7 @@
 """The index of a graph store's conversations in the tables: rows of sessions and messages, without text.
 
 Summaries, anchors, manifests and vectors refer to these rows, and lists of sessions are read from them. The graph store
-is authoritative: rows that differ from it are updated.
+is authoritative: if rows differ from it, the rows are updated.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _PAGE_SESSIONS = 500
 
 
 class Indexed(NamedTuple):
-    """The state of a session's rows; `version` is None if the messages of the session are in the tables."""
+    """The state of a session's index rows; `version` is None if the messages themselves are in the tables."""
 
     last_seq: int
     created_at: datetime
@@ -57,7 +57,7 @@ class SessionIndex:
             pass
 
     async def add(self, written: Written) -> bool:
-        """Add the rows of a turn; return False if the existing rows do not have the version from before the turn."""
+        """Add the rows of a turn; return False if the stored rows do not reflect the conversation before this turn."""
         statements = self.additions(written)
         try:
             return bool(statements) and bool((await self._driver.write(statements))[-1])
@@ -65,7 +65,7 @@ class SessionIndex:
             return False
 
     def additions(self, written: Written) -> list[Statement]:
-        """Return the statements that add the rows of a turn; the last one returns a row only if it succeeds."""
+        """Return the statements that add the rows of a turn. The last one returns a row only if all succeed."""
         appended, former = written.appended, written.former_version
         if appended is None:
             return []
@@ -79,7 +79,7 @@ class SessionIndex:
         return [*statements, (self._sql["index_session"], session)]
 
     async def versions(self) -> AsyncIterator[tuple[str, int]]:
-        """Yield the id of each indexed session, and the version of the conversation that its rows reflect."""
+        """Yield the id of each indexed session, and the version of its conversation that the index rows reflect."""
         after: str | None = ""
         while after is not None:
             parameters = {"after": after, "limit": _PAGE_SESSIONS}
@@ -89,7 +89,7 @@ class SessionIndex:
             after = rows[-1][0] if len(rows) == _PAGE_SESSIONS else None
 
     async def hide_summaries(self, session_id: str, *, run_id: str | None) -> bool:
-        """Deactivate all summaries of the current messages; return False if a run may not reset the session."""
+        """Deactivate all summaries of a session before its reset; return False if the run `run_id` may not reset it."""
         async with self._driver.writing() as connection:
             if run_id is not None and not await may_change(connection, self._deletion, session_id, run_id):
                 return False
@@ -97,18 +97,18 @@ class SessionIndex:
         return True
 
     async def may_change(self, session_id: str, run_id: str) -> bool:
-        """Return whether a run may delete a session."""
+        """Return True if the run `run_id` may delete or reset a session."""
         return bool(await self._driver.fetch(self._deletion["changing"], changing(session_id, run_id)))
 
     async def forget_derived(self, session_id: str, first_seq: int) -> None:
-        """Deactivate summaries, and delete anchors and vectors, that were made from messages from `first_seq` on."""
+        """Deactivate the summaries, and delete the anchors and vectors, made from messages at `first_seq` or later."""
         async with self._driver.writing() as connection:
             rows = await connection.fetch(self._sql["hold_indexed"], {"session_id": session_id})
             if rows and rows[0][0] >= first_seq:
                 await self._superseding.forget_derived(connection, session_id, first_seq, int(rows[0][0]))
 
     async def copy_summaries(self, branching: Branching) -> None:
-        """Copy the summaries of the messages in a branch; do nothing if the branch was made at a superseded message."""
+        """Copy the summaries of the copied messages into a branch; do nothing if it began at a superseded message."""
         place = {
             "session_id": branching.session_id,
             "branch_id": branching.branch_id,
@@ -121,15 +121,15 @@ class SessionIndex:
                 await connection.execute(self._sql["copy_summaries"], {**place, "since": None})
 
     async def delete(self, session_id: str, *, run_id: str | None = None) -> bool | None:
-        """Delete the rows of a session and all data derived from it; return False if there are no rows."""
+        """Delete a session's rows and all derived data; return False without rows, None if the run may not do this."""
         async with self._driver.writing() as connection:
             return await delete_session(connection, self._deletion, session_id, run_id=run_id)
 
     async def _step(self, session_id: str) -> bool:
-        """Index up to 500 messages of a conversation; return True if there is more to do."""
+        """Index up to 500 messages of a conversation; return True if the caller must call this again."""
         place = {"session_id": session_id}
         seen = _indexed(await self._driver.fetch(self._sql["indexed"], place))
-        # Read the conversation after the row, so that the conversation is not older than the version in the row.
+        # Read the conversation after its row, so that it is not older than the version in the row.
         conversation = await self._reader.conversation(session_id)
         if seen is not None and seen.version is None:
             raise StoreError(
@@ -174,7 +174,7 @@ class SessionIndex:
         *,
         former: int | None,
     ) -> bool:
-        """Add rows to those of version `former` (None: there are none); return False if another process did."""
+        """Add index rows to those of version `former`; return False if it is None but the session has a row already."""
         row = _session_row(conversation, upto)
         if former is None and not await connection.execute(self._sql["begin_indexing"], row):
             return False

@@ -22,9 +22,9 @@ from threadkeep.store.transcripts import Branching, SessionChanges, SessionQuery
 class IndexedTranscripts(GraphTranscripts):
     """Transcripts whose messages are in a graph store; lists of sessions are read from index rows in the tables.
 
-    A turn counts as stored when the graph store has it. If updating its index rows fails, `failed` is called with the
-    session id and the error, and `catch_up` tries again. The rows of a deleted conversation are deleted with all their
-    derived data.
+    A turn counts as stored when the graph store has it. If its index rows cannot be updated, `failed` is called with
+    the session id and the error, and `catch_up` tries again. When a conversation is deleted, its rows are deleted with
+    all data derived from it.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class IndexedTranscripts(GraphTranscripts):
         return written.receipt
 
     async def supersede(self, superseding: Superseding) -> Superseded:
-        """Supersede messages, atomically; `newest` of a missing session supersedes none."""
+        """Supersede messages, atomically; in a missing session, a request for the `newest` messages supersedes none."""
         session_id = superseding.session_id
         first_seq = await self._first_seq(superseding)
         if first_seq is not None:
@@ -70,7 +70,7 @@ class IndexedTranscripts(GraphTranscripts):
         return superseded
 
     async def _first_seq(self, superseding: Superseding) -> int | None:
-        """Return the first `seq` that will be superseded, as far as known now; None if there is none."""
+        """Return the first `seq` that will be superseded, as known before the change; None if there is none."""
         session_id, user_id = superseding.session_id, superseding.user_id
         if superseding.message_id is None:
             page = await self.newest(session_id, limit=superseding.newest, user_id=user_id)
@@ -96,14 +96,14 @@ class IndexedTranscripts(GraphTranscripts):
             self._failed(branching.branch_id, error)
 
     async def tell(self, session_id: str, message_id: str) -> Message | None:
-        """Mark an answer, or the one that replaced it, as delivered to a caller; return it, None if it is missing."""
+        """Mark an answer, or the answer that replaced it, as delivered to a caller; return it, or None without one."""
         told = await super().tell(session_id, message_id)
         if told is not None:
             await self._follow(session_id)
         return told
 
     async def sessions(self, query: SessionQuery) -> list[SessionInfo]:
-        """Return sessions from their index rows, newest activity first, except those with unreadable metadata."""
+        """Return one page of sessions from their index rows, newest activity first; omit sessions with bad metadata."""
         found: list[SessionInfo] = []
         while True:
             page = await self._listed.sessions(query)
@@ -119,8 +119,8 @@ class IndexedTranscripts(GraphTranscripts):
         await self._follow(session_id)
 
     async def reset(self, session_id: str, *, user_id: str | None = None, run_id: str | None = None) -> int | None:
-        """Let later windows begin after the existing messages; return the last `seq`, None without the session."""
-        # Read the conversation before checking the run: if it changes after the check, only these messages are reset.
+        """Let later windows begin after the stored messages; return the last `seq`, or None if nothing was reset."""
+        # Read the conversation before checking the run: messages that are stored after the check stay in later windows.
         known = await self.reader.conversation(session_id, user_id=user_id)
         if known is None:
             return None
@@ -132,12 +132,13 @@ class IndexedTranscripts(GraphTranscripts):
         return last_seq
 
     async def delete(self, session_id: str, *, run_id: str | None = None) -> bool | None:
-        """Delete a session, its messages and all derived data; return False if it did not exist."""
-        # Read this before checking the run: if another process deletes the conversation meanwhile, a new one stays.
+        """Delete a session with all its data; return False if it did not exist, None if the run may not delete it."""
+        # Read the time before checking the run: if another process then replaces the conversation, the new one stays.
         created_at = None if run_id is None else await self._created_at(session_id)
         if run_id is not None and not await self.index.may_change(session_id, run_id):
             return None
-        # Delete the rows last: they include the run that deletes, which is repeated if its process dies in between.
+        # Delete the rows last, because they include the row of the run that deletes. This run is repeated if its
+        # process dies before.
         there = await self.writer.delete(session_id, created_at=created_at)
         # A repeated call may find no conversation any more; `catch_up` then deletes the rest.
         self._behind.add(session_id)
@@ -148,7 +149,7 @@ class IndexedTranscripts(GraphTranscripts):
         return there or rows
 
     async def catch_up(self) -> None:
-        """Update index rows that are out of date; the first call finds them by comparing all sessions.
+        """Update index rows that are out of date; the first call compares all sessions to find them.
 
         Raises:
             StoreError: a database does not answer; the other sessions were updated.
@@ -220,7 +221,7 @@ class UnavailableRetention(RetentionRows):
     async def sessions(
         self, *, after: str, limit: int, user_id: str | None = None, with_own: bool = False
     ) -> list[Prunable]:
-        """Return no sessions, because no session has limits of its own.
+        """Return an empty list, because no session has limits of its own.
 
         Raises:
             InvalidInput: all sessions are requested, not only those with their own limits.

@@ -1,4 +1,4 @@
-"""Items of a LangGraph store: the interface to read and write them, and its implementation with Threadkeep's driver."""
+"""Items of a LangGraph store: the interface for reading and writing them, and its implementation for tables."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ type Value = Mapping[str, Any]
 
 
 class Stored(dict[str, Any]):
-    """The value of an item read by `TableItems`. While it is referenced and unchanged, each read returns this object.
+    """The value of an item, read by `TableItems`. Each read returns this object while it is in use and unchanged.
 
     `text` is its JSON, if this process wrote it. `mark` identifies the stored version: on SQLite it is the stored text,
     on PostgreSQL the version of the row.
@@ -41,7 +41,7 @@ class ConversationChanged(RowLocked):
 
 
 class Readable(Protocol):
-    """A source from which items are read: a whole store, or a locked conversation."""
+    """An object from which items are read: a whole store, or a locked conversation."""
 
     async def get(self, keys: Sequence[ItemKey]) -> list[Value | None]:
         """Return the items with these keys, in the order of the keys."""
@@ -51,12 +51,12 @@ class Writing(Readable, Protocol):
     """A locked conversation. Other writers that use the same lock wait until the block ends."""
 
     async def keys(self, namespace: Namespace, beginning: str = "") -> list[str]:
-        """Return the keys of a namespace that begin with `beginning`."""
+        """Return those keys of a namespace that begin with `beginning`."""
 
     async def put(self, metadata: Value | None, others: Mapping[ItemKey, Value | None], *, version: int | None) -> None:
         """Write the metadata and other items; None removes an item. It may be called only once in a block.
 
-        The write is atomic at the end of the block.
+        The write happens at the end of the block, and is atomic.
 
         Raises:
             ConversationChanged: the stored metadata do not have this `version`; for None, there are metadata already.
@@ -84,8 +84,8 @@ class ReadItems:
 class ReadOnce(ReadItems):
     """A locked conversation that reads each item once, because its items do not change before the block ends.
 
-    If the items are read by `TableItems`, the statements in `beside` are executed in the same transaction; after it,
-    `rows` has the rows that they returned.
+    If `TableItems` reads the items, the statements in `beside` are executed in the same transaction as the writes.
+    After this transaction, `rows` has the rows that the statements returned.
     """
 
     def __init__(self, writing: Writing) -> None:
@@ -114,7 +114,7 @@ class Items(Readable, Protocol):
 
     @property
     def locks(self) -> Locks[ItemKey]:
-        """The locks of this process for conversations, by the keys of their metadata."""
+        """This process's locks of conversations, by the key of the conversation's metadata item."""
 
     def conversations(self, layout: GraphLayout) -> AsyncIterator[tuple[str, Value]]:
         """Yield the id and the metadata of each conversation of a layout, in any order."""
@@ -124,7 +124,7 @@ class Items(Readable, Protocol):
 
 
 class Locks[Key: Hashable]:
-    """Locks by key, kept only while they are referenced elsewhere; tasks get a lock in the order of their requests."""
+    """Locks by key, kept only while other code references them; a lock serves tasks in the order of their requests."""
 
     def __init__(self) -> None:
         self._locks: WeakValueDictionary[Key, asyncio.Lock] = WeakValueDictionary()
@@ -145,7 +145,7 @@ _PAGE_ITEMS = 500
 
 
 class TabledStore:
-    """A base class for LangGraph stores opened here: access to the table of items, and the database's fingerprint.
+    """A base class for LangGraph stores that Threadkeep opens: `items` and the database's fingerprint.
 
     Both are None for an in-memory store, because only the store's own connection can access its table.
     """
@@ -155,7 +155,7 @@ class TabledStore:
 
 
 class TableItems(Tables, sql=("graph_items.sql", "{backend}/graph_items.sql")):
-    """The items in the table of a LangGraph store, accessed with Threadkeep's driver for the same database."""
+    """The items in the table of a LangGraph store, read and written with Threadkeep's driver for that database."""
 
     def __init__(self, driver: Driver) -> None:
         super().__init__(driver)
@@ -183,7 +183,7 @@ class TableItems(Tables, sql=("graph_items.sql", "{backend}/graph_items.sql")):
 
     @asynccontextmanager
     async def writing(self, metadata: ItemKey) -> AsyncIterator[_TableWriting]:
-        """Lock the conversation with these metadata against writers in all processes."""
+        """Lock the conversation with these metadata against other writers, in this process and in others."""
         try:
             async with self._driver.transaction() as transaction:
                 writing = _TableWriting(transaction, self._sql, metadata, self._known)
@@ -194,7 +194,7 @@ class TableItems(Tables, sql=("graph_items.sql", "{backend}/graph_items.sql")):
 
 
 class _TableWriting:
-    """A conversation that its transaction locks with the first statement."""
+    """A locked conversation; the first statement of its transaction takes the lock."""
 
     def __init__(
         self,
@@ -232,7 +232,7 @@ class _TableWriting:
         return [key for (key,) in rows if key.startswith(beginning)]
 
     async def put(self, metadata: Value | None, others: Mapping[ItemKey, Value | None], *, version: int | None) -> None:
-        """Collect the writes for the commit: the metadata, which must still have this version, and other items."""
+        """Collect writes for the commit: the metadata and other items. The stored metadata must have `version`."""
         changes: list[Statement] = []
         row = {**_place(self._metadata), "version": version}
         if metadata is None:
@@ -249,11 +249,11 @@ class _TableWriting:
         self._changes = changes
 
     async def remove(self, keys: Collection[ItemKey]) -> None:
-        """Collect the removal of items for the commit, regardless of the version of the metadata."""
+        """Collect the removal of items for the commit; it does not depend on the version of the metadata."""
         self._changes = _groups(self._sql["delete_items"], [_place(key) for key in keys])
 
     async def commit(self) -> None:
-        """Execute the collected writes and the statements in `beside`, in one round trip; do nothing without writes."""
+        """Execute the collected writes and the statements in `beside` in one round trip; without writes, do nothing."""
         if self._changes:
             rows = await self._transaction.commit(self._changes, self.beside)
             self.rows += rows[len(self._changes) :]
@@ -263,7 +263,7 @@ class _TableWriting:
                 self._known[key] = value
 
     def _text(self, value: Value, key: ItemKey | None = None) -> str:
-        """Return the JSON of an item. If it has only grown since it was read with this key, extend the former JSON."""
+        """Return the JSON of an item. If the item has only grown since it was read with this key, extend that JSON."""
         former = None if key is None else self._read.get(key)
         text = (_grown(former, value) if isinstance(former, Stored) else None) or _json(value)
         text = _padded(text) if self._is_sqlite else text
@@ -278,7 +278,7 @@ class _TableWriting:
 
 
 class _Reading:
-    """The statements that read items; items in `known` that are unchanged are not parsed again."""
+    """The statements that read items. Items in `known` are not parsed again if they are unchanged."""
 
     def __init__(self, sql: Mapping[str, str], keys: Sequence[ItemKey], known: MutableMapping[ItemKey, Stored]) -> None:
         self._keys = keys
@@ -310,7 +310,7 @@ def _groups(sql: str, rows: Sequence[Parameters]) -> list[Statement]:
 
 
 def _value(text: str | bytes) -> Value:
-    """Return the JSON object in the text of an item; an empty object if the text is no valid JSON object."""
+    """Return the JSON object in the text of an item; an empty object if the text is not a valid JSON object."""
     try:
         value = from_json(text)
     except ValueError:
@@ -330,7 +330,7 @@ def _json(value: object) -> str:
 
 
 def _grown(former: Stored, value: Value) -> str | None:
-    """Return the JSON of a chunk as an extension of its former JSON; None if more than the end has changed."""
+    """Return the JSON of a chunk as an extension of its former JSON; None if more than its end has changed."""
     names, old, new = list(value), former.get(_GROWING), value.get(_GROWING)
     if list(former) != names or not isinstance(old, list) or not isinstance(new, list) or not old:
         return None

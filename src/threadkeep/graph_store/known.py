@@ -39,7 +39,7 @@ class KnownMessages:
     def messages_in(
         self, conversation: Conversation, value: Value, places: tuple[int, int] | None = None
     ) -> list[Message]:
-        """Return the messages of the chunk, as `shapes.messages_in` does, but from the cache if they are unchanged."""
+        """Return the messages of the chunk, as `shapes.messages_in` does; unchanged messages come from the cache."""
         with damaged_chunk(conversation, self.chunk):
             self._take(conversation, value)
             first, last = (0, len(self._values)) if places is None else self._between(*places)
@@ -54,7 +54,7 @@ class KnownMessages:
                     self._message(at)
 
     def _take(self, conversation: Conversation, value: Value) -> None:
-        """Take over the values of a chunk; messages whose values have not changed stay cached."""
+        """Replace the cached values by those of a chunk; messages whose values have not changed stay cached."""
         if self._taken is not None and self._taken[0] is value and self._taken[1] == conversation.chunk_size:
             return
         values, kept = values_in(conversation, self.chunk, value), self._messages
@@ -70,7 +70,7 @@ class KnownMessages:
         self._taken = (value, conversation.chunk_size) if own else None
 
     def hold(self, value: Value) -> None:
-        """Note the chunk as it was last written or read, and compute its size."""
+        """Store the chunk as it was last written or read, and compute its size."""
         self.value, messages = value, value["messages"]
         texts = len(value.text) if isinstance(value, Stored) else 0
         texts = texts or sum(len(one) for each in messages for one in each.values() if isinstance(one, str))
@@ -86,12 +86,12 @@ class KnownMessages:
         if message is None:
             value = self._values[at]
             message = self._messages[at] = message_in(value, self._value_field)
-        # Return a copy if the message has JSON values, because the caller may change those.
+        # Return a copy if the message has JSON values, because the caller may change these values.
         return message.with_fields() if message.metadata or message.original is not None else message
 
 
 class KnownChunks:
-    """A cache of the newest chunks of the most recently used conversations, up to a number of characters.
+    """A cache of the newest chunks of recently used conversations; it is limited to a number of characters.
 
     A chunk is read from the store each time, but messages whose values have not changed are not created again.
     """
@@ -135,7 +135,7 @@ class KnownChunks:
         self._add(known.characters - before)
 
     def of(self, session_id: str, chunk: int) -> KnownMessages:
-        """Return the cache entry of a conversation for this chunk; an entry for another chunk is replaced."""
+        """Return the cache entry of a conversation for this chunk; it replaces an entry for another chunk."""
         known = self._chunks.get(session_id)
         if known is None or known.chunk != chunk:
             self.forget(session_id)
@@ -150,7 +150,7 @@ class KnownChunks:
             self.forget(next(iter(self._chunks)))
 
     def chunk(self, session_id: str) -> int | None:
-        """Return the number of a conversation's newest chunk as cached; None if it is not cached."""
+        """Return the number of a conversation's newest chunk if it is cached; otherwise None."""
         known = self._chunks.get(session_id)
         return None if known is None else known.chunk
 

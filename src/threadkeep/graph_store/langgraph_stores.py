@@ -24,10 +24,11 @@ if TYPE_CHECKING:
 
 
 class SqliteGraphStore(TabledStore, IndexedStore, AsyncSqliteStore):
-    """LangGraph's store on SQLite, with Threadkeep's errors, and with batches that either read or write.
+    """LangGraph's store on SQLite. It raises Threadkeep's errors, and executes reads and writes in separate batches.
 
-    Concurrent operations arrive as one batch in one transaction. SQLite rejects a write at once, without waiting for
-    the lock, if its transaction has read before and another process has written since.
+    LangGraph collects concurrent operations in one batch, which is one transaction. If a transaction writes after it
+    has read, and another process has written since that read, SQLite rejects the write at once instead of waiting for
+    the lock.
     """
 
     async def set_up(self) -> None:
@@ -73,7 +74,7 @@ async def open_graph_store(
     index: IndexConfig | None = None,
     ttl: TTLConfig | None = None,
 ) -> AsyncIterator[BaseStore]:
-    """Open a LangGraph store for `graph.compile(store=…)`; open one per application, not one per run.
+    """Open a LangGraph store for `graph.compile(store=…)`; an application should open one, not one per run.
 
     Expired items are deleted in the background if `ttl` has an interval.
 
@@ -123,12 +124,12 @@ async def _open_sqlite_store(
 
 
 def open_own_store(address: DatabaseAddress, options: StoreOptions) -> AbstractAsyncContextManager[BaseStore]:
-    """Open the LangGraph store of a memory; for an in-memory database, return an `InMemoryStore`."""
+    """Open the LangGraph store of a memory; if the database is in memory, return an `InMemoryStore`."""
     return nullcontext(InMemoryStore()) if address.in_memory else open_graph_store(address, options)
 
 
 def items_of(store: BaseStore) -> Items:
-    """Return access to a store's items: through its table if Threadkeep opened it, else through its interface."""
+    """Return access to a store's items: through its table if Threadkeep opened it, otherwise through its interface."""
     if isinstance(store, TabledStore) and store.items is not None:
         return store.items
     return StoreItems(store)

@@ -17,7 +17,7 @@ type Ranges = tuple[tuple[int, int], ...]
 """`seq` ranges, both ends included; they are in order and do not overlap."""
 
 CHUNK_SIZE = 200
-"""The default number of messages in a chunk: larger chunks mean more bytes per write, smaller ones more reads."""
+"""The default number of messages in a chunk. Larger chunks mean more bytes per write, smaller ones more reads."""
 
 _KEY_DIGITS = 6
 
@@ -37,7 +37,7 @@ class Stretch:
 
 
 def chunk_key(chunk: int) -> str:
-    """Return the key of the chunk with a number, which starts at 0: `chunk:000021` is the twenty-second chunk."""
+    """Return the key of a chunk with a number. Numbers start at 0: `chunk:000021` is the twenty-second chunk."""
     return f"chunk:{chunk:0{_KEY_DIGITS}d}"
 
 
@@ -83,7 +83,7 @@ def joined(first: Ranges, second: Ranges) -> Ranges:
 
 
 def clipped(ranges: Sequence[tuple[int, int]], first_seq: int, last_seq: int) -> Ranges:
-    """Return the parts of ranges from `first_seq` to `last_seq`, both included."""
+    """Return those parts of the ranges that lie between `first_seq` and `last_seq`, both included."""
     cut = ((max(low, first_seq), min(high, last_seq)) for low, high in ranges)
     return tuple((low, high) for low, high in cut if low <= high)
 
@@ -102,7 +102,7 @@ def places_down(high: int, low: int, without: Ranges) -> Iterator[int]:
 
 type Namespace = tuple[str, ...]
 
-# The other fields of a message in a chunk; if the text field had one of these names, it would be overwritten.
+# Names of the other fields of a message in a chunk; a text field with one of these names would overwrite that field.
 _TAKEN = {one.name for one in fields(Message)} - {"content"} | {"told_at"}
 _RESERVED_ROOT = "langgraph"
 
@@ -125,10 +125,10 @@ class ItemKey(NamedTuple):
 class GraphLayout:
     """The layout of conversations in a LangGraph store.
 
-    The `namespace` has the metadata of each conversation (key: session id and `meta_key_suffix`), and its chunks of
-    `chunk_size` messages (keys: session id and `:chunk:000000`, `:chunk:000001` …). An existing conversation keeps its
-    chunk size. A second namespace, with `_ids` after its first label, has the message ids. `value_field` is the name of
-    the field for a message's text.
+    `namespace` contains an item with the metadata of each conversation (key: session id and `meta_key_suffix`), and its
+    chunks of `chunk_size` messages (keys: session id and `:chunk:000000`, `:chunk:000001` …). An existing conversation
+    keeps its chunk size. A second namespace, with `_ids` appended to its first label, contains the message ids.
+    `value_field` is the name of the field with a message's text.
     """
 
     namespace: Namespace = ("agent_chat_history",)
@@ -156,11 +156,11 @@ class GraphLayout:
             raise InvalidInput(f"The field of a message's text has a name of its own, not {', '.join(sorted(_TAKEN))}.")
 
     def lies_as(self, other: GraphLayout) -> bool:
-        """Return True if both layouts find the same conversations; only the chunk size may differ."""
+        """Return True if both layouts find the same conversations: they may differ only in the chunk size."""
         return replace(self, chunk_size=other.chunk_size) == other
 
     def has(self, namespace: Namespace) -> bool:
-        """Return True if a namespace is or begins with that of this layout's conversations or message ids."""
+        """Return True if a namespace is that of the layout's conversations or message ids, or is below one of them."""
         root, *rest = self.namespace
         return any(namespace[: len(own)] == own for own in (self.namespace, (f"{root}_ids", *rest)))
 
@@ -195,12 +195,12 @@ class GraphLayout:
         return ItemKey(self.message_ids(session_id), RECALL_INDEX)
 
     def note(self, session_id: str, name: str) -> ItemKey:
-        """Return the key of a note, which has the `seq` of a message; `name` is from `id_note` or `answer_note`."""
+        """Return the key of a note, an item with the `seq` of a message; `name` is from `id_note` or `answer_note`."""
         return ItemKey(self.message_ids(session_id), name)
 
 
 def id_note(message_id: str) -> str:
-    """Return the name of the note for a message id, with a tab in front if the id begins like another item's key.
+    """Return the name of the note for a message id; a tab precedes an id that begins like the key of another item.
 
     No id begins with a tab, because all characters of an id are printable.
     """
@@ -217,7 +217,7 @@ def _is_label(label: object) -> bool:
 
 
 class ConversationLayouts(ClockedTables, sql=("conversation_layouts.sql",)):
-    """The table `chat_conversation_layouts`. A chunk size belongs to a conversation, so it is not stored here."""
+    """The table `chat_conversation_layouts`. It has no chunk sizes, because each conversation has its own."""
 
     async def add(self, layout: GraphLayout) -> None:
         """Register a layout; do nothing if it is registered already."""

@@ -41,7 +41,7 @@ _SEARCHES = 2
 
 
 class TextSearch(NullSearch):
-    """A search without an index, which reads the texts of all conversations in question."""
+    """A search without an index; each search reads the texts of all the conversations that it covers."""
 
     def __init__(self, transcripts: GraphTranscripts, *, page_sessions: int = 100) -> None:
         self._transcripts = transcripts
@@ -52,9 +52,10 @@ class TextSearch(NullSearch):
     async def search(
         self, query: str, *, limit: int, user_id: str | None = None, session_id: str | None = None, after: int = 0
     ) -> list[SearchHit]:
-        """Return messages with all words of a query, best first, of one user or after a `seq` of one session.
+        """Return up to `limit` messages that contain all words of a query, best first.
 
-        Damaged sessions are skipped and listed in the reader's `damages`.
+        With a `user_id`, only that user's sessions are searched; with a `session_id`, only that session after the `seq`
+        `after`. Damaged sessions are skipped and listed in the reader's `damages`.
 
         Raises:
             StoreUnavailable: the search took longer than 5 seconds, including the wait for other searches.
@@ -109,7 +110,7 @@ class TextSearch(NullSearch):
 
 
 class ConversationSearch(TextSearch):
-    """A search in transcripts with index rows in the tables; `catch_up` updates these rows."""
+    """A search in transcripts of a graph store; `catch_up` updates the index rows of its sessions in the tables."""
 
     def __init__(self, transcripts: IndexedTranscripts) -> None:
         super().__init__(transcripts)
@@ -128,7 +129,7 @@ class ConversationSearch(TextSearch):
 
 
 def _score(message: Message, words: list[str]) -> float:
-    """Return the number of matches, relative to the length of the text; 0 if a word is missing."""
+    """Return the number of matches, reduced for long texts; 0 if the text does not contain all words."""
     text = message.content.casefold()
     counts = [text.count(word) for word in words]
     return sum(counts) / math.log2(2 + len(text)) if all(counts) else 0.0
@@ -137,9 +138,9 @@ def _score(message: Message, words: list[str]) -> float:
 class ConversationArchive:
     """A service that restores exported sessions as conversations in a graph store.
 
-    It works as `threadkeep.store.archive.Archive` does, but stores the parts one by one, each atomically; an
-    interrupted `restore` can be repeated. Archived messages are restored as active ones, without the limits of their
-    session. Summaries are skipped, because there is no table for them. The result counts what was left out.
+    Like `threadkeep.store.archive.Archive`, but it stores the parts one by one, each atomically; an interrupted
+    `restore` can be repeated. Messages that were archived are restored as active ones, without the limits of their
+    session. Summaries are skipped, because there is no table for them. The results count what was left out.
     """
 
     def __init__(self, writer: ConversationWriter, *, count: Counter, clock: Callable[[], datetime]) -> None:
@@ -148,7 +149,7 @@ class ConversationArchive:
         self._clock = clock
 
     async def restore(self, parts: Sequence[ArchivedPart]) -> list[Restored | WrongUser]:
-        """Store the parts in the given order; return their results in this order."""
+        """Store the parts in order and return their results; a part of another user's session gives `WrongUser`."""
         outcomes: list[Restored | WrongUser] = []
         for part in parts:
             try:
@@ -219,7 +220,7 @@ class ConversationArchive:
         )
 
     def _with_reset(self, appended: Appended, part: ArchivedPart, seqs: dict[str, int]) -> Conversation:
-        """Return the conversation with the last reset behind the same message as in the export; a later reset stays."""
+        """Return the conversation with the export's last reset, at the same message; its own reset stays if later."""
         reset_seq = part.info.reset_seq
         last_before = next((message for message in part.messages if reset_seq and message.seq == reset_seq), None)
         place = seqs.get(str(last_before.id), 0) if last_before is not None else 0
@@ -228,7 +229,7 @@ class ConversationArchive:
 
 
 class IndexedArchive(ConversationArchive):
-    """A service that restores sessions with index rows in the tables; these can have summaries."""
+    """A service that restores sessions whose index rows are in the tables; it also restores their summaries."""
 
     def __init__(
         self,
@@ -314,5 +315,5 @@ async def _open_items(
         if store.in_memory or store.fingerprint != own.fingerprint:
             yield items_of(opened)
             return
-    # Opening the store has created LangGraph's table. From here on, the connections of our own driver are enough.
+    # Opening the store has created LangGraph's table; from now on, the connections of our own driver are enough.
     yield TableItems(driver)

@@ -21,7 +21,7 @@ from threadkeep.store.postgres_connection import translated
 
 
 class PostgresGraphStore(TabledStore, IndexedStore, AsyncPostgresStore):
-    """LangGraph's store on PostgreSQL, with Threadkeep's errors."""
+    """LangGraph's store on PostgreSQL; it raises Threadkeep's errors instead of psycopg's."""
 
     async def set_up(self) -> None:
         """Create the tables, and the index if one is configured.
@@ -52,7 +52,7 @@ class PostgresGraphStore(TabledStore, IndexedStore, AsyncPostgresStore):
 async def open_postgres_store(
     dsn: str, options: StoreOptions, *, index: IndexConfig | None, ttl: TTLConfig | None
 ) -> AsyncIterator[tuple[PostgresGraphStore, Driver]]:
-    """Open a store, and a driver of the same database for the conversations in the store."""
+    """Open a store, and a driver for the same database, which accesses the conversations in the store."""
     async with open_dict_pool(dsn, options) as pool:
         store = PostgresGraphStore(conn=pool, index=cast("PostgresIndexConfig | None", index), ttl=ttl)
         async with store:

@@ -1,4 +1,4 @@
-"""Reads conversations: their metadata, their chunks, and the chunks that a writer has in memory."""
+"""Reads conversations: their metadata, their chunks, and chunks that a writer has changed but not yet written."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from threadkeep.store.backend import DamageRegister
 
 @dataclass
 class HeldChunks:
-    """The chunks of a locked conversation: each is read at most once, and the changed ones are in `items`."""
+    """The chunks of a locked conversation. Each is read at most once, and the changed chunks are in `items`."""
 
     writing: Writing
     layout: GraphLayout
@@ -44,7 +44,7 @@ class HeldChunks:
     read: dict[int, Value | None] = field(default_factory=dict)
 
     async def get(self, chunk: int) -> Value | None:
-        """Return a chunk with the changes made so far; None if it is missing. Raises `SessionDamaged`."""
+        """Return a chunk with the changes made so far; None if the chunk is not stored. Raises `SessionDamaged`."""
         key = self.layout.chunk(self.conversation.session_id, chunk)
         if key in self.items:
             return self.items[key]
@@ -83,7 +83,7 @@ class HeldChunks:
     async def mark(
         self, chunk: int, places: tuple[int, int], mark: Value, successors: dict[str | None, str | None]
     ) -> list[Message]:
-        """Mark a range of messages in a chunk as superseded, both ends included; return them as they were before."""
+        """Mark the messages in a `seq` range of a chunk, ends included, as superseded; return their former state."""
         value = await self.get(chunk)
         if value is None:
             return []
@@ -102,7 +102,7 @@ class HeldChunks:
         return messages
 
     async def active_down(self, conversation: Conversation) -> AsyncIterator[Message]:
-        """Yield the active messages of the changed, not yet written conversation, newest first."""
+        """Yield the active messages of the conversation, including changes not written yet, newest message first."""
         last = 0
         found: list[Message] = []
         for seq in places_down(conversation.last_seq, conversation.deleted_seq + 1, conversation.superseded):
@@ -113,7 +113,7 @@ class HeldChunks:
                     yield message
 
     async def active_up(self, conversation: Conversation) -> AsyncIterator[Message]:
-        """Yield the active messages of the changed, not yet written conversation, oldest first."""
+        """Yield the active messages of the conversation, including changes not written yet, oldest message first."""
         for part in stretches(conversation.deleted_seq + 1, conversation.last_seq, conversation.chunk_size):
             if conversation.superseded_between(*part.places) != (part.places,):
                 for message in await self.messages(part.chunk):
@@ -122,7 +122,7 @@ class HeldChunks:
 
 
 class Overlay:
-    """The items of a locked conversation as they will be after the changes, which are not written yet."""
+    """The items of a locked conversation as they will be after its changes have been written."""
 
     def __init__(self, chunks: HeldChunks) -> None:
         self._chunks = chunks
@@ -134,7 +134,7 @@ class Overlay:
 
 
 async def first_user_text(messages: AsyncIterator[Message]) -> str | None:
-    """Return the text of the first active user message; None if there is none."""
+    """Return the text of the first user message; None if there is none."""
     async for message in messages:
         if message.role == "user" and message.superseded_at is None:
             return message.content
@@ -149,9 +149,9 @@ class ConversationReader:
     """A reader of the conversations of a layout.
 
     Messages beyond the last `seq` in the metadata are ignored: in stores without transactions, they may be left from a
-    turn whose write was not completed. A missing chunk is skipped unless it is the newest, because items may expire in
-    stores. An item that cannot be read raises `SessionDamaged` and is listed in `damages`. Superseded messages are
-    included unless a method has `active=True`.
+    turn whose write was not completed. A missing chunk is skipped unless it is the newest, because a store may let
+    items expire. If an item cannot be read, `SessionDamaged` is raised, and `damages` lists the item. Superseded
+    messages are included unless a method is called with `active=True`.
     """
 
     def __init__(self, items: Items, layout: GraphLayout) -> None:
@@ -160,9 +160,9 @@ class ConversationReader:
         self.damages = DamageRegister()
         self.known = KnownChunks(layout.value_field)
         self.is_snapshot = isinstance(items, TableItems)
-        """True if one read returns a consistent snapshot of its items. For other stores, read metadata first."""
+        """True if one read returns a consistent snapshot of its items. From other stores, read metadata first."""
         self.owner_of: Callable[[str], Awaitable[str | None]] | None = None
-        """A function that returns the owner of a conversation whose damaged metadata name none."""
+        """A function that returns the owner of a conversation if its damaged metadata do not name the owner."""
 
     def beginning(self, session_id: str) -> list[ItemKey]:
         """Return the key of a conversation's metadata and, if it is cached, that of its newest chunk."""
@@ -173,7 +173,7 @@ class ConversationReader:
     async def opened(
         self, session_id: str, limit: int, *, user_id: str | None = None
     ) -> tuple[Conversation | None, Readable]:
-        """Return the result of `conversation`, and a cache of items for a read of up to `limit` newest messages."""
+        """Return the result of `conversation`, and a cache of items for reading up to `limit` newest messages."""
         items = ReadItems(self._items)
         if limit <= self._layout.chunk_size:
             await items.get(self.beginning(session_id))
@@ -206,7 +206,7 @@ class ConversationReader:
         self.known.forget(session_id)
 
     def described(self, session_id: str, metadata: Value) -> Conversation:
-        """Return the conversation that metadata describe; record if they are damaged. Raises `SessionDamaged`."""
+        """Return the conversation that metadata describe. Raises `SessionDamaged`, and adds it to `damages`."""
         with self.damages.noting(session_id, METADATA):
             return conversation_of(session_id, metadata)
 
@@ -238,7 +238,7 @@ class ConversationReader:
             error.user_id = await self.owner_of(error.session_id)
 
     async def places_of(self, conversation: Conversation, message_ids: Sequence[str]) -> list[int]:
-        """Return the `seq` of each existing message, from the notes of ids; search them if a note is damaged."""
+        """Return the `seq` of each stored message from the notes of ids; if a note is damaged, search all messages."""
         keys = [self._layout.note(conversation.session_id, id_note(message_id)) for message_id in message_ids]
         notes = zip(message_ids, await self._items.get(keys), strict=True)
         places = {message_id: noted_seq(note) for message_id, note in notes if note is not None}
@@ -251,7 +251,7 @@ class ConversationReader:
     async def between(
         self, conversation: Conversation, first_seq: int, last_seq: int, *, items: Readable | None = None
     ) -> list[Message]:
-        """Return the existing messages from `first_seq` to `last_seq`, both included, in order."""
+        """Return the existing messages from `first_seq` to `last_seq`, both included, in the order of their `seq`."""
         first = max(first_seq, conversation.deleted_seq + 1)
         last = min(last_seq, conversation.last_seq)
         chunks = [part.chunk for part in stretches(first, last, conversation.chunk_size)]
@@ -284,7 +284,7 @@ class ConversationReader:
                 yield message
 
     async def values_up(self, conversation: Conversation, high: int) -> AsyncIterator[Value]:
-        """Yield the messages up to `high`, included, as they are stored in their chunks."""
+        """Yield the messages up to the `seq` `high`, both superseded and active, as they are stored in their chunks."""
         first, last = conversation.deleted_seq + 1, min(high, conversation.last_seq)
         for part in stretches(first, last, conversation.chunk_size):
             async for chunk, _ in self._read(conversation, [part.chunk]):
@@ -293,7 +293,7 @@ class ConversationReader:
                         yield value
 
     async def at(self, conversation: Conversation, places: Collection[int]) -> list[Message]:
-        """Return the existing messages with these `seq` values in order, including superseded ones."""
+        """Return the existing messages with these `seq` values in their order, including superseded ones."""
         wanted = {seq for seq in places if conversation.deleted_seq < seq <= conversation.last_seq}
         chunks = sorted({chunk_of(seq, conversation.chunk_size) for seq in wanted})
         reading = self._read(conversation, chunks, (min(wanted, default=1), max(wanted, default=0)))
@@ -306,7 +306,7 @@ class ConversationReader:
         places: tuple[int, int] | None = None,
         items: Readable | None = None,
     ) -> AsyncIterator[tuple[Value, list[Message]]]:
-        """Yield chunks as stored, each with its messages, or with those in the `seq` range `places`, ends included."""
+        """Yield chunks as stored, each with its messages; `places` limits these to a `seq` range (ends included)."""
         newest = chunk_of(max(conversation.last_seq, 1), conversation.chunk_size)
         for start in range(0, len(chunks), CHUNKS_AT_ONCE):
             numbers = chunks[start : start + CHUNKS_AT_ONCE]

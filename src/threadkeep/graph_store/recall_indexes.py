@@ -1,4 +1,4 @@
-"""Recall indexes of conversations: one item for each, in the namespace of the message ids."""
+"""Recall indexes of conversations; each conversation has one item, in the namespace of its message ids."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from threadkeep.store.contexts import IndexedState, IndexedTexts
 
 
 class RecallIndexItems:
-    """The recall indexes of conversations in a LangGraph store; their format is up to the caller.
+    """The recall indexes of conversations in a LangGraph store; the caller defines the format of an index.
 
-    Each write that removes texts or messages also deletes the index. Other programs may delete from the store too, so
-    `has_texts` compares the index with the stored texts.
+    Each write that removes texts or messages also deletes the index. But other programs may delete messages from the
+    store too, so `has_texts` compares an index with the stored texts.
     """
 
     def __init__(self, items: Items, writer: ConversationWriter) -> None:
@@ -29,12 +29,12 @@ class RecallIndexItems:
         self._layout = writer.layout
 
     async def of_session(self, session_id: str, version: str, last_seq: int) -> bytes | None:
-        """Return the index of a conversation if it ends at or before `last_seq`; delete an unusable one."""
+        """Return a usable index of a conversation that ends by `last_seq`; delete any other index and return None."""
         [item] = await self._items.get([self._layout.recall_index(session_id)])
         if item is None:
             return None
         data, upto = item.get("data"), item.get("last_seq")
-        # An index of more messages belongs to an earlier conversation, which another program has deleted.
+        # An index that includes later messages belongs to an earlier conversation, which another program has deleted.
         is_usable = item.get("version") == version and isinstance(upto, int) and upto <= last_seq
         if is_usable and isinstance(data, str):
             with contextlib.suppress(ValueError):
@@ -43,7 +43,7 @@ class RecallIndexItems:
         return None
 
     async def save(self, session_id: str, version: str, data: bytes, last_seq: int, state: IndexedState) -> None:
-        """Replace the stored index of a conversation, unless the conversation has changed since `state`."""
+        """Replace the stored index of a conversation; do nothing if the conversation has changed since `state`."""
         item = {"version": version, "last_seq": last_seq, "data": b64encode(data).decode()}
 
         async def work(writing: Writing, found: Conversation | None) -> None:
@@ -63,7 +63,7 @@ class RecallIndexItems:
             await self._writer.hold(session_id, work)
 
     async def has_texts(self, session_id: str, texts: IndexedTexts) -> bool:
-        """Return True if the messages still have the texts that were indexed."""
+        """Return True if the messages still have the texts from which the index was made."""
         found = IndexedTexts()
         with contextlib.suppress(SessionDamaged):
             conversation = await self._writer.reader.conversation(session_id)
@@ -88,6 +88,6 @@ class RecallIndexItems:
         return found
 
     async def _put(self, writing: Writing, found: Conversation, item: Value | None) -> None:
-        """Write the index item; the metadata keep their version, because the conversation does not change."""
+        """Write the index item, or delete it for None; the conversation does not change, so its version stays."""
         changes = {self._layout.recall_index(found.session_id): item}
         await writing.put(metadata_value(found), changes, version=found.version)

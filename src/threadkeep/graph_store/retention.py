@@ -1,4 +1,4 @@
-"""Retention of conversations that agents store in a graph store: deletes their oldest messages."""
+"""Retention of conversations that agents store in a graph store; it deletes the oldest messages."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class ConversationRetention:
     async def sessions(
         self, *, after: str, limit: int, user_id: str | None = None, with_own: bool = False
     ) -> list[Prunable]:
-        """Return conversations after a key, in the order of keys; all metadata are read, damaged ones skipped."""
+        """Return up to `limit` undamaged conversations with ids after `after`, by id; none if `with_own` is true."""
         if with_own:
             return []
         found = [one async for one in self._reader.all() if one.session_id > after and user_id in (None, one.user_id)]
@@ -52,7 +52,7 @@ class ConversationRetention:
         return None if conversation is None else _prunable(conversation)
 
     async def end_of_older(self, session: Prunable, *, after: int, moment: datetime) -> int:
-        """Return the `seq` before the first message after `after` not older than `moment`; else the last `seq`."""
+        """Return the `seq` before the first message after `after` stored at `moment` or later; else the last `seq`."""
         conversation = await self._reader.conversation(session.session_id)
         if conversation is None:
             return after
@@ -63,7 +63,7 @@ class ConversationRetention:
         return session.last_seq
 
     async def end_before_newest(self, session: Prunable, messages: int) -> int:
-        """Return the `seq` before the newest `messages` active messages; 0 if there are not as many."""
+        """Return the `seq` before the newest `messages` active messages; 0 if there are fewer."""
         conversation = await self._reader.conversation(session.session_id)
         if conversation is None:
             return 0
@@ -80,7 +80,7 @@ class ConversationRetention:
         return _removed(removal.upto_seq, going)
 
     async def step(self, removal: Removal, *, messages: int = STEP_MESSAGES) -> Removed | None:
-        """Remove the next messages of a removal; return None if none are left or the conversation has changed.
+        """Remove up to `messages` messages of a removal; return None if none are left or the conversation has changed.
 
         Raises:
             RowLocked: another writer keeps changing the conversation, or a run that stored the messages is queued or
@@ -99,14 +99,14 @@ class ConversationRetention:
         return _removed(upto, going)
 
     async def delete_session(self, session_id: str, *, idle_before: datetime) -> bool:
-        """Delete a conversation whose messages are all deleted; return False if it got new ones meanwhile."""
+        """Delete a conversation whose messages are all deleted; return False if it was written or deleted meanwhile."""
         return await self._writer.delete(session_id, idle_before=idle_before)
 
     async def forget_ids(self) -> None:
         """Do nothing; the ids of messages are deleted with the messages."""
 
     async def retention(self, session_id: str, *, user_id: str | None = None) -> tuple[bool, Retention | None]:
-        """Return whether a conversation exists (for this user), and None as its own limits."""
+        """Return whether a conversation exists (for this user), and None, because it has no limits of its own."""
         return await self._reader.conversation(session_id, user_id=user_id) is not None, None
 
     async def set_retention(self, session_id: str, retention: Retention | None, *, user_id: str | None = None) -> bool:
@@ -123,11 +123,11 @@ class ConversationRetention:
         )
 
     async def reclaim_space(self) -> bool:
-        """Return False; the retention of the tables does this, if its file also has the graph store."""
+        """Return False. The retention of the tables reclaims space if the graph store is in the same file."""
         return False
 
     async def _title_after(self, conversation: Conversation, going: Sequence[Message], upto: int) -> str | None:
-        """Return the title after a removal; a title from a removed message is replaced."""
+        """Return the title after a removal; a title from a removed message is replaced by one from the rest."""
         spoken = (message for message in going if message.role == "user" and message.superseded_at is None)
         first = next((message.content for message in spoken), None)
         if first is None or conversation.title != shorten(first, TITLE_CHARACTERS):
@@ -137,7 +137,7 @@ class ConversationRetention:
 
 
 def _runs_in(conversation: Conversation, messages: Sequence[Message]) -> list[str]:
-    """Return the ids of the runs that stored messages, except messages that a branch copied from elsewhere."""
+    """Return the ids of the runs that stored these messages, ignoring messages copied from the parent of a branch."""
     begun = conversation.created_at if conversation.parent_session_id is not None else None
     said = [one for one in messages if begun is None or one.created_at is None or one.created_at >= begun]
     return sorted({message.run_id for message in said if message.run_id is not None})

@@ -61,10 +61,10 @@ _TIMES = ("sent_at", "created_at", "superseded_at")
 
 @dataclass(frozen=True)
 class Conversation:
-    """The metadata of a conversation; `version` counts its writes, and is -1 before the first one.
+    """The metadata of a conversation. `version` counts its writes; it is -1 before the first write.
 
     `superseded` has the `seq` ranges of superseded messages, and `revision` counts the changes of `superseded`.
-    `foreign` has the fields of the item that Threadkeep does not know.
+    `foreign` has those fields of the item that Threadkeep does not define.
     """
 
     session_id: str
@@ -191,7 +191,7 @@ def conversation_of(session_id: str, value: Value) -> Conversation:
 
 
 def owner_in(metadata: Value) -> str | None:
-    """Return the user id in metadata, even in damaged ones; None if there is none."""
+    """Return the user id in metadata, even if the metadata are damaged; None if they have no user id."""
     user_id = metadata.get("user_id")
     return user_id if isinstance(user_id, str) else None
 
@@ -199,7 +199,7 @@ def owner_in(metadata: Value) -> str | None:
 def chunk_value(
     conversation: Conversation, chunk: int, messages: Sequence[Value], *, now: datetime, former: Value | None
 ) -> Value:
-    """Return the item of a chunk: its messages (at least one, in order), and the unknown fields of the former item.
+    """Return the item of a chunk: its messages (at least one, in order), and the unknown fields of its former item.
 
     The fields that every turn changes follow the messages, so that a database rewrites only the end of the item.
     """
@@ -230,7 +230,7 @@ def messages_in(
 ) -> list[Message]:
     """Return the messages of a chunk in order; with `places`, only those in this `seq` range, both ends included.
 
-    `read` converts a stored message to a `Message`, as `message_in` does.
+    `read` converts a stored message to a `Message`; see `message_in`.
 
     Raises:
         SessionDamaged: the item is not this chunk of this conversation, or one of these messages cannot be used.
@@ -291,7 +291,7 @@ def noted_seq(note: Value) -> int | None:
 
 
 def message_value(seq: int, columns: Mapping[str, object], value_field: str) -> Value:
-    """Return a message in its stored form, from the columns of a row; values equal to the default are left out."""
+    """Return the stored form of a message, from the columns of its row; values equal to the default are left out."""
     rest = {
         name: column
         for name, column in columns.items()
@@ -344,13 +344,13 @@ def message_in(value: Value, value_field: str) -> Message:
 
 
 class _Misshapen(Exception):
-    """An item in an unexpected format; the error text completes a sentence whose subject is the item."""
+    """An item in an unexpected format; the text of the error is a predicate whose subject is the item."""
 
 
 class _Fields:
     """The fields of an item, by name; each method returns a field of one type, or raises `_Misshapen`.
 
-    If a field is missing or null, its default is returned, if one is given.
+    If a field is missing or null, the method returns the default; without a default, it raises `_Misshapen`.
     """
 
     def __init__(self, value: Value) -> None:

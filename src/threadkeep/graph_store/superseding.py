@@ -1,4 +1,4 @@
-"""Supersedes messages, and branches conversations, each in one write."""
+"""Supersedes messages and branches conversations; each operation is a single write."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class ConversationSuperseding:
         self._layout = writer.layout
 
     async def supersede(self, superseding: Superseding, new: Prepared | None, now: datetime) -> Superseded:
-        """Supersede messages and store `new`, if given. Raises the errors of `Transcripts.supersede`."""
+        """Supersede messages and store `new`, if it is given. Raises the errors of `Transcripts.supersede`."""
 
         async def work(writing: Writing, found: Conversation | None) -> Superseded:
             if found is not None and superseding.user_id not in (None, found.user_id):
@@ -59,7 +59,7 @@ class ConversationSuperseding:
         return await self._writer.hold(superseding.session_id, work)
 
     async def _named(self, writing: Writing, chunks: HeldChunks, superseding: Superseding) -> Ranges | Superseded:
-        """Return the `seq` ranges that a message id and the scope select, or the result if the call was made before."""
+        """Return the `seq` ranges that the message id and scope select, or the result of an identical earlier call."""
         conversation, message_id = chunks.conversation, str(superseding.message_id)
         ids = [message_id]
         if superseding.by is not None and superseding.by.id is not None:
@@ -110,7 +110,7 @@ class ConversationSuperseding:
         return Superseded(size_of(places), *bounds, tuple(taken) if superseding.newest else (), by)
 
     async def _retitled(self, chunks: HeldChunks, conversation: Conversation, taken: Sequence[Message]) -> Conversation:
-        """Return the conversation with new last message and title; a title that a caller has set stays."""
+        """Return the conversation with new last message and title; a title that is not from `taken` messages stays."""
         last_message, last_user_seq = None, 0
         async for message in chunks.active_down(conversation):
             if last_message is None:
@@ -127,7 +127,7 @@ class ConversationSuperseding:
     async def _appended(
         self, chunks: HeldChunks, conversation: Conversation, new: Prepared, now: datetime
     ) -> tuple[Conversation, Message]:
-        """Append the new version of a message to a conversation whose changes are not written yet."""
+        """Append the new version of a message to a conversation whose changes are not written yet; return both."""
         appended = await self._writer.appended(Overlay(chunks), conversation, new, {}, now)
         chunks.items |= appended.items
         [value] = [
@@ -141,7 +141,7 @@ class ConversationSuperseding:
     async def take_place(
         self, writing: Writing, conversation: Conversation, prepared: Prepared, loser: Value, now: datetime
     ) -> Receipt:
-        """Store a delivered answer in place of an undelivered one, which is thereby superseded."""
+        """Store a delivered answer in place of an undelivered one, which becomes superseded; return its receipt."""
         message = prepared.messages[0]
         superseding = Superseding(conversation.session_id, message_id=loser["id"], scope="message", by=message)
         place = (int(loser["seq"]),) * 2
@@ -150,7 +150,7 @@ class ConversationSuperseding:
         return Receipt(first_seq=seq, last_seq=seq, cleaned=prepared.cleaned, ids=(str(message.id),))
 
     async def tell(self, session_id: str, message_id: str, now: datetime) -> Message | None:
-        """Mark an answer, or the one that replaced it, as delivered to a caller; return it, None if it is missing."""
+        """Mark an answer, or the answer that replaced it, as delivered to a caller; return it, or None without one."""
 
         async def work(writing: Writing, found: Conversation | None) -> Message | None:
             chunks = None if found is None else HeldChunks(writing, self._layout, found)
@@ -165,7 +165,7 @@ class ConversationSuperseding:
         return await self._writer.hold(session_id, work)
 
     async def empty(self, session_id: str, seqs: Collection[int], now: datetime) -> None:
-        """Remove the content of messages, mark them as superseded, and delete recall index and tool calls."""
+        """Remove the content of messages and supersede them; delete the recall index and all stored tool calls."""
 
         async def work(writing: Writing, found: Conversation | None) -> None:
             if found is None:
@@ -189,7 +189,7 @@ class ConversationSuperseding:
         self._reader.known.forget(session_id)
 
     async def _standing(self, chunks: HeldChunks, message_id: str) -> Value | None:
-        """Return the stored message with an id, or the last one of those that replaced it; None if it is missing."""
+        """Return the stored message with an id, or the last of its replacements; None if the message is missing."""
         known, wanted = set[str](), message_id
         while True:
             seqs = await self._writer.places_of(chunks.writing, chunks.conversation, [wanted])
@@ -203,7 +203,7 @@ class ConversationSuperseding:
             wanted = successor
 
     async def branch(self, branching: Branching, now: datetime) -> None:
-        """Create a conversation with copies of another one's messages. Raises the errors of `Transcripts.branch`."""
+        """Copy messages to a new conversation, unless the branch exists. Raises the errors of `Transcripts.branch`."""
         parent = await self._reader.conversation(branching.session_id)
         if parent is None:
             raise SessionNotFound(branching.session_id)

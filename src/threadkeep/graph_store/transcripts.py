@@ -83,7 +83,7 @@ class GraphTranscripts:
         return (await self.write(turn)).receipt
 
     async def write(self, turn: Turn) -> Written:
-        """Store a turn; return its receipt and what was changed."""
+        """Store a turn; return its receipt, and what the write changed."""
         now = self._clock()
         prepared = prepare_turn(turn, count=self._count, now=time_text(now))
         return await self.writer.append(turn, prepared, now, self._superseding.take_place)
@@ -97,7 +97,7 @@ class GraphTranscripts:
         user_id: str | None = None,
         view: View = "active",
     ) -> Page:
-        """Return the newest messages before a `seq`, oldest first."""
+        """Return up to `limit` of the newest messages before the `seq` `before`, oldest first."""
         if limit <= 0:
             return Page((), None)
         conversation, items = await self.reader.opened(session_id, limit, user_id=user_id)
@@ -121,7 +121,7 @@ class GraphTranscripts:
     async def recent(
         self, session_id: str, *, limit: int, before: int = END, after: int = 0, user_id: str | None = None
     ) -> Recent:
-        """Return the messages for a window; see `Recent`."""
+        """Return the messages for a window; see `Recent` for what is included."""
         conversation, items = await self.reader.opened(session_id, limit, user_id=user_id)
         if conversation is None:
             return Recent(())
@@ -140,7 +140,7 @@ class GraphTranscripts:
         return Recent(tuple(found), conversation.reset_seq, newest_user, deleted, deleted, conversation.revision)
 
     async def find(self, session_id: str, message_id: str) -> Message | None:
-        """Return the message with an id, even if it is superseded; None if there is none."""
+        """Return the message with an id, even if it is superseded; None if there is no such message."""
         found = await self.with_ids(session_id, [message_id])
         return found[0] if found else None
 
@@ -159,7 +159,7 @@ class GraphTranscripts:
         return [] if conversation is None else await self.reader.at(conversation, places)
 
     async def answers_to(self, session_id: str, question: Message) -> list[Message]:
-        """Return the complete answers to a stored question, in order, from the next 10,000 messages.
+        """Return the complete answers to a stored question, in order; only the 10,000 messages after it are read.
 
         Superseded answers are included only if the question is superseded.
         """
@@ -179,18 +179,18 @@ class GraphTranscripts:
         return found[::-1] or of_run[:1]
 
     async def tell(self, session_id: str, message_id: str) -> Message | None:
-        """Mark an answer, or the one that replaced it, as delivered to a caller; return it, None if it is missing."""
+        """Mark an answer, or the answer that replaced it, as delivered to a caller; return it, or None without one."""
         return await self._superseding.tell(session_id, message_id, self._clock())
 
     async def supersede(self, superseding: Superseding) -> Superseded:
-        """Supersede messages, atomically; `newest` of a missing session supersedes none."""
+        """Supersede messages, atomically; in a missing session, a request for the `newest` messages supersedes none."""
         now = self._clock()
         given = () if superseding.by is None else (superseding.by,)
         new = prepare(given, count=self._count, stored_at=time_text(now)) if given else None
         return await self._superseding.supersede(superseding, new, now)
 
     async def empty(self, session_id: str, seqs: Collection[int]) -> None:
-        """Remove the content of messages, for an erasure. They keep `seq` and id, but no window or search has them."""
+        """Remove the content of messages, for an erasure. They keep `seq` and id; windows and searches omit them."""
         await self._superseding.empty(session_id, seqs, self._clock())
 
     async def superseded(self, session_id: str, *, after: int = 0, before: int = END) -> list[tuple[int, int]]:
@@ -205,7 +205,7 @@ class GraphTranscripts:
         await self._superseding.branch(branching, self._clock())
 
     async def session(self, session_id: str, *, user_id: str | None = None) -> SessionInfo | None:
-        """Return the metadata of a session; None if it does not exist or is not this user's."""
+        """Return the metadata of a session; None if it does not exist or belongs to another user."""
         conversation = await self.reader.conversation(session_id, user_id=user_id)
         return None if conversation is None else conversation.info()
 
@@ -218,7 +218,7 @@ class GraphTranscripts:
         await self.writer.change(session_id, changes)
 
     async def reset(self, session_id: str, *, user_id: str | None = None, run_id: str | None = None) -> int | None:
-        """Let later windows begin after the existing messages; return the last `seq`, None without the session.
+        """Let later windows begin after the stored messages; return the last `seq`, None if there is no such session.
 
         `run_id` is ignored.
         """
@@ -239,8 +239,8 @@ class GraphTranscripts:
 class ConversationContexts(NullContexts):
     """The tool calls of conversations, for later model calls. A graph store has no window anchors and no summaries.
 
-    Each agent has an item with the tool calls of its newest turns. A turn is ignored, and removed by the next write, if
-    its question was deleted, or if its question or answer was superseded.
+    For each agent, an item has the tool calls of its newest turns. A turn is ignored if its question was deleted, or if
+    its question or answer was superseded; the next write removes it from the item.
     """
 
     def __init__(self, items: Items, writer: ConversationWriter) -> None:
@@ -249,7 +249,7 @@ class ConversationContexts(NullContexts):
         self._writer = writer
 
     async def steps(self, session_id: str, author: str, *, since: int) -> list[Steps]:
-        """Return the tool calls of an agent's answers to the questions from the `seq` `since` on, oldest first."""
+        """Return the tool calls of an agent's answers to questions whose `seq` is at least `since`, oldest first."""
         conversation = await self._writer.reader.conversation(session_id)
         if conversation is None:
             return []
@@ -260,7 +260,7 @@ class ConversationContexts(NullContexts):
     async def keep_steps(
         self, session_id: str, steps: Steps, *, question_id: str, author: str, ordinal: int = 1, turns: int = 1
     ) -> None:
-        """Store the tool calls of an answer if its question is active; keep those of the agent's newest `turns`."""
+        """Store the tool calls of an answer to an active question; keep those of the agent's newest `turns` turns."""
         key = self._writer.layout.steps(session_id, author)
 
         async def work(writing: Writing, found: Conversation | None) -> None:

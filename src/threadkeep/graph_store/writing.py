@@ -1,4 +1,4 @@
-"""Writes to conversations. Each write locks one, reads the items that it needs, and writes all changes at once."""
+"""Writes to conversations. Each write locks a conversation, reads items of it, and writes all changes at once."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ from threadkeep.store.transcripts import SessionChanges
 type Work[T] = Callable[[ReadOnce, Conversation | None], Awaitable[T]]
 
 type Beside = Callable[[Written], Sequence[Statement]]
-"""A function that returns statements for an appended turn; the last statement returns a row if it succeeds."""
+"""A function that returns statements for an appended turn; the last statement returns a row if all succeed."""
 
 _PAUSES_SECONDS: Final = (0.025, 0.05, 0.1)
 _MOST_CHUNKS = 10_000
-"""The maximum number of chunk keys to compute; if metadata imply more, they may be wrong, so keys are searched."""
+"""The maximum number of chunk keys to compute. If metadata imply more, they may be wrong; then keys are searched."""
 
 
 @dataclass(frozen=True)
 class Beginning:
-    """The oldest messages that are not deleted, up to a `seq`; with `idle_before`, only if none was written since."""
+    """The oldest stored messages, up to `upto_seq`; with `idle_before`, only if nothing was written since that time."""
 
     after_seq: int
     upto_seq: int
     idle_before: datetime | None = None
 
     def is_of(self, conversation: Conversation) -> bool:
-        """Return True if a conversation still begins after `after_seq`, and is idle if this is required."""
+        """Return True if the conversation still begins after `after_seq`, and is idle if `idle_before` is given."""
         idle = self.idle_before is None or conversation.updated_at < self.idle_before
         return idle and conversation.deleted_seq == self.after_seq
 
@@ -59,9 +59,9 @@ type TakingPlace = Callable[[Writing, Conversation, Prepared, Value, datetime], 
 class ConversationWriter:
     """A writer of the conversations of a layout.
 
-    A write that conflicts with another writer is retried three times, each after a short, random pause; `conflicted` is
-    called with the session id at each conflict. If all attempts fail, `ConversationChanged` is raised and nothing is
-    written.
+    If a write conflicts with another writer, it is retried up to three times, each time after a short, random pause;
+    `conflicted` is called with the session id at each conflict. If all attempts fail, `ConversationChanged` is raised
+    and nothing is written.
     """
 
     def __init__(
@@ -77,13 +77,14 @@ class ConversationWriter:
         self.reader = reader
         self._conflicted = conflicted
         self.beside: Beside | None = None
-        """The statements to execute with an appended turn; if they may have failed, it is written without them."""
+        """A function whose statements are executed with an appended turn; they are omitted if they may have failed."""
 
     async def append(self, turn: Turn, prepared: Prepared, now: datetime, take_place: TakingPlace) -> Written:
         """Append a turn to a conversation; create it if it does not exist.
 
-        If the turn's answer was delivered while the store was down, it replaces an undelivered stored answer, with
-        `take_place`; if the stored answer was delivered too, the new answer is stored as superseded.
+        If the turn's answer was delivered while the store was down, but another answer to the question is stored, the
+        turn's answer replaces that answer with `take_place`. If the stored answer was delivered too, the turn's answer
+        is stored as superseded.
 
         Raises:
             WrongUser: the conversation belongs to another user.
@@ -127,7 +128,7 @@ class ConversationWriter:
     async def _hold_with_rows(
         self, session_id: str, work: Callable[..., Awaitable[Written]], needed: Sequence[ItemKey]
     ) -> Written:
-        """Execute work on a conversation with the statements of `beside`; if they may have failed, without them."""
+        """Execute work on a conversation with the statements of `beside`; if these may have failed, without them."""
         async with self._order(session_id):
             if self.beside is not None:
                 try:
@@ -138,11 +139,11 @@ class ConversationWriter:
             return await self._attempts(session_id, work, needed)
 
     def _order(self, session_id: str) -> asyncio.Lock:
-        """Return this process's lock of a conversation; a writer must have it during all of its attempts."""
+        """Return this process's lock of a conversation; a writer must keep it during all of its attempts."""
         return self._items.locks.of(self.layout.metadata(session_id))
 
     def _named(self, turn: Turn, prepared: Prepared) -> list[ItemKey]:
-        """Return the keys of the notes that an append reads, and of the first chunk if no chunk is cached."""
+        """Return the keys of the notes that an append reads, and the key of the first chunk if no chunk is cached."""
         names = [id_note(str(message.id)) for message in prepared.messages]
         names += [note for row in prepared.columns if (note := answer_note(row)) is not None]
         names += [] if turn.answers is None else [id_note(turn.answers)]
@@ -170,7 +171,7 @@ class ConversationWriter:
     async def _without_answered(
         self, writing: Writing, conversation: Conversation, prepared: Prepared, there: Mapping[str, int]
     ) -> tuple[Prepared, Value | None]:
-        """Leave out complete answers whose question already has one; also return the stored answer, or None."""
+        """Omit complete answers to answered questions; return one such stored answer too, None if none is omitted."""
         notes = {str(row["id"]): note for row in prepared.columns if (note := answer_note(row)) is not None}
         notes = {message_id: note for message_id, note in notes.items() if message_id not in there}
         if not notes or conversation.version < 0:
@@ -196,8 +197,8 @@ class ConversationWriter:
     ) -> dict[str, Value]:
         """Return the messages to which the notes with these names refer, by name.
 
-        A note may be left from a turn whose write was not completed, so the name that `name_of` computes for a message
-        must be equal to the note's name. If a note is damaged, all messages are searched.
+        A note may be left from a turn whose write was not completed, so a message is returned only if the name that
+        `name_of` computes for it is the name of the note. If a note is damaged, all messages are searched.
         """
         keys = [self.layout.note(conversation.session_id, name) for name in names]
         notes = zip(names, await writing.get(keys), strict=True)
@@ -230,7 +231,7 @@ class ConversationWriter:
         there: Mapping[str, int],
         now: datetime,
     ) -> Appended:
-        """Append messages to a locked conversation without writing them; `there` maps existing ids to their `seq`."""
+        """Return the changes that append messages, without writing them; `there` maps stored ids to their `seq`."""
         last_seq, size = conversation.last_seq, conversation.chunk_size
         chunks = chunk_of(last_seq + 1, size), chunk_of(max(last_seq, 1), size)
         last, newest = await writing.get([self.layout.chunk(conversation.session_id, chunk) for chunk in chunks])
@@ -244,7 +245,7 @@ class ConversationWriter:
     async def places_of(
         self, writing: Writing, conversation: Conversation, message_ids: Sequence[str]
     ) -> dict[str, int]:
-        """Return the `seq` of each existing message with one of these ids, by id."""
+        """Return the `seq` of each of these messages that exists, by message id."""
         if conversation.version < 0:
             return {}
         names = [id_note(message_id) for message_id in message_ids]
@@ -252,7 +253,7 @@ class ConversationWriter:
         return {message["id"]: message["seq"] for message in found.values()}
 
     async def change(self, session_id: str, changes: SessionChanges) -> None:
-        """Change fields of a conversation, except parent and agent; do nothing if it does not exist."""
+        """Change fields of a conversation; do nothing if it does not exist. Parent and agent do not change."""
         tags = None if changes.tags is None else tuple(clean_text(tag) for tag in changes.tags)
         metadata = None if changes.metadata is None else dump_json(clean_json(dict(changes.metadata)))
 
@@ -270,9 +271,10 @@ class ConversationWriter:
         await self.hold(session_id, work)
 
     async def reset(self, session_id: str, *, user_id: str | None, known: Conversation | None = None) -> int | None:
-        """Let later windows begin after the existing messages; return the last `seq`, None without the conversation.
+        """Let later windows begin after the stored messages; return the last `seq`, or None if nothing was reset.
 
-        With `known`, let them begin after its last message, and return None if it was deleted since then.
+        With `known`, an earlier state of the conversation, let them begin after its last message. Nothing is reset if
+        the conversation was deleted since then.
         """
 
         async def work(writing: Writing, found: Conversation | None) -> int | None:
@@ -288,7 +290,7 @@ class ConversationWriter:
         return await self.hold(session_id, work)
 
     async def take_away(self, session_id: str, beginning: Beginning, *, title: tuple[str | None, str | None]) -> bool:
-        """Delete the oldest messages of a conversation; return False if it has changed. `title` is (old, new)."""
+        """Delete the oldest messages unless the conversation has changed (then return False). `title` is (old, new)."""
 
         async def work(writing: Writing, found: Conversation | None) -> bool:
             if found is None or not beginning.is_of(found):
@@ -316,9 +318,9 @@ class ConversationWriter:
     ) -> bool:
         """Delete every item of a conversation, even a damaged one; return False if it did not exist.
 
-        With `idle_before`, the conversation is deleted only if all its messages are deleted and nothing was written
-        since then; with `created_at`, only if it was created at that time. If another program has deleted the metadata,
-        only the items in the namespace of the message ids are deleted.
+        With `idle_before`, delete it only if all its messages are deleted and nothing was written at or after this
+        time; with `created_at`, only if it was created at that time. If another program has deleted the metadata, only
+        the items in the namespace of the message ids are deleted.
         """
 
         async def work(writing: Writing, found: Conversation | None) -> bool:
@@ -351,7 +353,7 @@ class ConversationWriter:
         await self.hold(session_id, work)
 
     async def _remove_damaged(self, session_id: str) -> bool:
-        """Delete every item of a conversation with damaged metadata; the keys are searched in the store."""
+        """Delete every item of a conversation with damaged metadata; their keys are found by a search in the store."""
         metadata = self.layout.metadata(session_id)
         async with self._order(session_id), self._items.writing(metadata) as writing:
             found = [*await self._written_chunks(writing, session_id), *await self._ids(writing, session_id)]
@@ -368,7 +370,7 @@ class ConversationWriter:
             return await self._attempts(session_id, work)
 
     async def _attempts[T](self, session_id: str, work: Work[T], needed: Sequence[ItemKey] = ()) -> T:
-        """Execute work on a conversation, with retries; its metadata and the `needed` items are read first."""
+        """Execute work on a conversation, with retries; each attempt first reads the metadata and `needed` items."""
         pauses = list(_PAUSES_SECONDS)
         broken = False
         while True:
@@ -381,7 +383,7 @@ class ConversationWriter:
                     raise
                 await asyncio.sleep(pauses.pop(0) * random.uniform(0.5, 1.5))
             except StoreUnavailable as error:
-                # The transaction may have been committed although the connection broke; the retry then finds its
+                # The transaction may have been committed although the connection broke; then the retry finds its
                 # messages.
                 if broken or not error.interrupted:
                     raise
@@ -402,14 +404,14 @@ class ConversationWriter:
         conversation: Conversation,
         others: Mapping[ItemKey, Value | None] | None = None,
     ) -> None:
-        """Write the metadata of a conversation, with the next version, and the items `others`."""
+        """Write the metadata of a conversation with the version after that of `former`, and the items `others`."""
         version = former.version if former.version >= 0 else None
         await writing.put(metadata_value(_next_version(former, conversation)), others or {}, version=version)
 
     async def _without(
         self, writing: Writing, conversation: Conversation, beginning: Beginning
     ) -> dict[ItemKey, Value | None]:
-        """Return the items that a removal changes: notes, chunks, and the last chunk with the messages that stay."""
+        """Return the items that a removal changes: notes, chunks, and the last chunk without the removed messages."""
         session_id, changed = conversation.session_id, dict[ItemKey, Value | None]()
         for part in stretches(beginning.after_seq + 1, beginning.upto_seq, conversation.chunk_size):
             key = self.layout.chunk(session_id, part.chunk)
@@ -421,7 +423,7 @@ class ConversationWriter:
         return changed
 
     async def _steps_without(self, writing: Writing, shorter: Conversation) -> dict[ItemKey, Value | None]:
-        """Return the items with tool calls that change when the oldest messages of a conversation are deleted."""
+        """Return the items with tool calls, without turns of deleted questions; None for an item without turns."""
         namespace = self.layout.message_ids(shorter.session_id)
         keys = [ItemKey(namespace, key) for key in await writing.keys(namespace, STEPS)]
         return steps_left(dict(zip(keys, await writing.get(keys), strict=True)), shorter) if keys else {}
@@ -434,7 +436,7 @@ class ConversationWriter:
         if last - first > _MOST_CHUNKS:
             return ids + await self._written_chunks(writing, session_id)
         chunks = [self.layout.chunk(session_id, chunk) for chunk in range(first, last + 1)]
-        # In a store without transactions, a turn whose write was not completed may have left more chunks.
+        # In a store without transactions, chunks may be left from a turn whose write was not completed.
         while await writing.get([left := self.layout.chunk(session_id, last := last + 1)]) != [None]:
             chunks.append(left)
         return ids + chunks
@@ -456,7 +458,7 @@ class ConversationWriter:
 
 
 def _with_reset(former: Conversation, grown: Conversation, question_seq: int) -> Conversation:
-    """Move the last reset behind the answer if its question is before the reset and nothing was stored since."""
+    """Move the last reset behind the answer if it answers a question before the reset and nothing was stored after."""
     if 0 < question_seq <= former.reset_seq == former.last_seq:
         return replace(grown, reset_seq=grown.last_seq)
     return grown
