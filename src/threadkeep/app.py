@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class App:
-    """The parts that every interface needs; `metrics` is None without its extra, `channels` if no bots run."""
+    """The parts that every interface needs; `metrics` is None without its extra, `channels` is None if no bots run."""
 
     settings: Settings
     memory: Memory
@@ -54,7 +54,7 @@ class App:
     channels: ChannelService | None = None
 
     async def end_turns(self, seconds: float) -> None:
-        """Accept no more turns, and let running turns finish within `seconds`; other workers resume recorded runs."""
+        """Accept no more turns; let running ones finish within `seconds`. Other workers resume recorded runs later."""
         loop = asyncio.get_running_loop()
         until = loop.time() + seconds
         await self.chat.close(seconds)
@@ -72,9 +72,9 @@ async def open_app(
 ) -> AsyncIterator[App]:
     """Open the application that the settings describe: its memory, chat, workflows, runs and bots.
 
-    Without `works`, this process executes no queued runs. With `bots`, it runs the configured bots.
-    `channel` is added to events that name no channel. On exit, running turns get `shutdown_timeout`
-    seconds to finish; recorded runs that need longer are left to other processes.
+    Without `works`, this process executes no queued runs. With `bots`, it runs the configured bots. Events that name no
+    channel of their own get `channel`. On exit, running turns get `shutdown_timeout` seconds to finish; recorded runs
+    that need longer are left to other processes.
 
     Raises:
         InvalidSettings: a model cannot be created, its context window is too small for a question, a bot is invalid, or
@@ -177,7 +177,7 @@ def chat_of(settings: Settings, memory: Memory, workflows: Workflows, resources:
 def runs_of(
     settings: Settings, memory: Memory, workflows: Workflows, resources: Resources, *, works: bool = True
 ) -> RunsOnDemand:
-    """Return the run service of a memory's database, which opens on first use, as configured by the settings."""
+    """Return the run service of a memory's database, configured by the settings; it opens on first use."""
 
     @asynccontextmanager
     async def opening(in_flight: InFlightMessages) -> AsyncIterator[RunService]:
@@ -200,7 +200,7 @@ def runs_of(
 
 
 def load_workflows(settings: Settings, names: Sequence[str] | None = None, *, imports: bool = True) -> Workflows:
-    """Load the built-in chat, and the workflows in `names`, by default those in the settings.
+    """Load the built-in chat and the workflows in `names`; None means the workflows in the settings.
 
     Raises:
         InvalidWorkflow: workflows have problems; the error lists all of them.
@@ -233,7 +233,7 @@ def chat_options(settings: Settings) -> ChatOptions:
 
 
 def _with_summarizer(options: ChatOptions, model: BaseChatModel, name: str) -> Compression | None:
-    """Return the compression options with a summarizer that uses the named model or the chat's; None if it is off."""
+    """Return the compression options with a summarizer that uses the model `name`, by default `model`; None if off."""
     if options.compression is None:
         return None
 
@@ -253,7 +253,7 @@ def _metrics(settings: Settings, workflows: Workflows) -> PrometheusObserver | N
 
 
 def _spans(settings: Settings) -> list[Observer]:
-    """Return a list with the observer that makes OpenTelemetry spans, or an empty list if `otel` is off.
+    """Return a list with the observer that makes OpenTelemetry spans; the list is empty if `otel` is off.
 
     Raises:
         InvalidSettings: the extra `otel` is not installed.

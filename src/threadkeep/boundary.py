@@ -45,7 +45,7 @@ class ErrorBoundary:
 
 
 class OnFailure:
-    """A context manager that calls `undo` if its block raises or is cancelled; the error is raised afterwards."""
+    """A context manager that calls `undo` if its block raises or is cancelled, and then raises the error again."""
 
     def __init__(self, undo: Callable[[], object]) -> None:
         self._undo = undo
@@ -54,7 +54,7 @@ class OnFailure:
         """Do nothing."""
 
     def __exit__(self, kind: type[BaseException] | None, error: object, traceback: object) -> None:
-        """Undo what the block did, if it failed."""
+        """Call `undo` if the block failed."""
         if kind is not None:
             self._undo()
 
@@ -69,6 +69,6 @@ class AsyncOnFailure:
         """Do nothing."""
 
     async def __aexit__(self, kind: type[BaseException] | None, error: object, traceback: object) -> None:
-        """Undo what the block did, if it failed."""
+        """Await `undo` if the block failed."""
         if kind is not None:
             await self._undo()

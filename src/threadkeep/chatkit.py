@@ -1,4 +1,4 @@
-"""ChatKit over a memory: `ThreadkeepStore` for your own ChatKit server. It needs `threadkeep[chatkit]`."""
+"""A store for ChatKit over a memory: `ThreadkeepStore`, for your own ChatKit server. It needs `threadkeep[chatkit]`."""
 
 from threadkeep.adapters.chatkit import ThreadkeepStore
 

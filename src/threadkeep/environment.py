@@ -1,4 +1,4 @@
-"""The database that the environment names. It is read without pydantic, whose import is slower than a short command."""
+"""The database that the environment names; it is read without pydantic, because importing pydantic takes long."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from threadkeep.store.address import DatabaseAddress, parse_address
 PREFIX = "THREADKEEP_"
 
 _URL = f"{PREFIX}DATABASE_URL"
-# Prefixes of the names of settings that change how or where sessions are read.
+# Prefixes of settings (after `THREADKEEP_`) that change which sessions are read, or how they are read.
 _OTHERS = ("DATABASE_KEY", "SQLITE_", "LOCK_TIMEOUT", "POSTGRES_", "GRAPH_STORE_", "TRANSCRIPTS")
 
 
@@ -22,7 +22,7 @@ def default_database() -> Path:
 
 
 def plain_database(url: str | None = None) -> DatabaseAddress | None:
-    """Return the database at a URL, or the one that the environment names; None if other settings or `.env` may apply.
+    """Return the database at a URL, by default that of the environment; None if other settings or `.env` may apply.
 
     Raises:
         InvalidSettings: the URL is not a database URL.

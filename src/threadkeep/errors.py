@@ -1,4 +1,4 @@
-"""The tree of errors. Each error says what is wrong and how to cure it; its attributes have the data.
+"""The tree of errors. Each error says what is wrong and how to cure it; its attributes contain the details.
 
 ::
 
@@ -57,7 +57,7 @@ class ThreadkeepError(Exception):
 
 
 class MiddlewareWarning(UserWarning):
-    """A warning about a middleware that repeats work of the memory, or is at the wrong place in the agent's list."""
+    """A warning about a middleware that repeats work of the memory, or is in the wrong position in the agent's list."""
 
 
 class InvalidInput(ThreadkeepError, ValueError):
@@ -181,7 +181,7 @@ class MessageNotFound(ThreadkeepError, LookupError):
 class MessageSuperseded(ThreadkeepError):
     """The message was already taken back or replaced; nothing was changed.
 
-    `superseded_by` is the id of the message that replaces it; None if no message replaces it.
+    `superseded_by` is the id of the message that replaces it; None if it was taken back without a replacement.
     """
 
     def __init__(self, session_id: str, message_id: str, superseded_by: str | None) -> None:
@@ -245,10 +245,10 @@ class SessionBusy(ThreadkeepError):
 
 
 class BudgetSpent(ThreadkeepError):
-    """A run, or a run above it, has used up its budget; the model was not called.
+    """A run, or one of its ancestors, has used up its budget; the model was not called.
 
-    `limit` is `max_tokens` or `max_cost`; `used` and `allowed` are in its unit. `estimated` is true if a provider
-    did not report all tokens.
+    `run_id` names the run whose budget is used up. `limit` is `max_tokens` or `max_cost`; `used` and `allowed` are
+    numbers in its unit. `estimated` is true if a provider did not report all tokens.
     """
 
     def __init__(self, run_id: str, *, limit: str, used: float, allowed: float, estimated: bool = False) -> None:
@@ -265,9 +265,9 @@ class BudgetSpent(ThreadkeepError):
 
 
 class ModelCallFailed(ThreadkeepError):
-    """The model raised an error or took too long. The user's message is stored, but no answer.
+    """The model raised an error or took too long. The user's message is stored, but there is no answer.
 
-    `kind` is the class name of the error, because its message may quote people.
+    `kind` is only the class name of the model's error, because the message of that error may quote people.
     """
 
     def __init__(self, kind: str) -> None:
@@ -281,7 +281,7 @@ class ModelCallFailed(ThreadkeepError):
 class RunFailed(ThreadkeepError):
     """A workflow gave no answer. The user's message is stored.
 
-    `kind` names the error, because its message may quote people.
+    `kind` is only the name of the run's error, because the message of that error may quote people.
     """
 
     def __init__(self, run_id: str, kind: str, cure: str | None = None) -> None:
@@ -305,7 +305,7 @@ class RunWaits(ThreadkeepError):
 
 
 class RunBusy(ThreadkeepError):
-    """A run whose child waits for an answer, but which does not wait for this child yet. Nothing was stored."""
+    """A run that does not yet wait for the answer to its child, although the child does. Nothing was stored."""
 
     def __init__(self, run_id: str) -> None:
         super().__init__(f"Run {run_id!r} does not wait yet for the answer to its child; send the answer again later.")
@@ -357,10 +357,10 @@ class GraphitiError(ThreadkeepError, ConnectionError):
     """A request to the Graphiti server failed. The error's message quotes neither the request nor the response.
 
     `kind` says how it failed: unreachable, timeout, broken connection, server error (5xx), too many requests (408,
-    429), rejected key (401, 403), rejected request (other 4xx), or a response that is not Graphiti's. `status`
-    is the HTTP status, if there was a response. `retry_after` is the number of seconds that the server asks to wait.
-    `uncertain` is True if the request may have been executed. `accepted` is the number of messages that the server
-    accepted before the failure, if they were sent one by one.
+    429), rejected key (401, 403), rejected request (other 4xx), or a response that is not Graphiti's. `status` is the
+    HTTP status; None if there was no response. `retry_after` is the number of seconds that the server asks to wait.
+    `uncertain` is True if the request may have been executed. If messages were sent one by one, `accepted` is the
+    number that the server accepted before the failure.
     """
 
     accepted: int | None = None
@@ -422,8 +422,8 @@ class StoreError(ThreadkeepError):
 class StoreUnavailable(StoreError, ConnectionError):
     """The database is down, locked beyond its timeout, full or read-only; do not assume that anything was stored.
 
-    Messages with an id can safely be sent again, because those that were already stored are recognised. `interrupted`
-    is True if the connection broke during the call, so that an immediate retry on another connection may succeed.
+    Messages with an id can safely be sent again, because Threadkeep recognises those that are stored. `interrupted` is
+    True if the connection broke during the call, so that an immediate retry on another connection may succeed.
     """
 
     def __init__(self, sentence: str, *, interrupted: bool = False) -> None:
@@ -489,7 +489,7 @@ class SessionDamaged(StoreError):
 
 
 class SchemaTooNew(StoreError):
-    """A database with migrations that this version of Threadkeep does not know."""
+    """A database that a newer version of Threadkeep has migrated; this version does not know all its migrations."""
 
     def __init__(self, *, found: int, known: int) -> None:
         super().__init__(
@@ -501,10 +501,10 @@ class SchemaTooNew(StoreError):
 
 
 class StoreClosed(StoreError):
-    """The memory or the run service was used after its block ended, or while it was closing."""
+    """The memory or the run service was used while it was closing, or after its `async with` block ended."""
 
 
-# Names of error classes of providers and databases; names are compared, so that their packages are not imported.
+# Names of error classes of providers and databases. Names are compared, so that those packages need not be imported.
 _PASSING_NAMES = frozenset(
     {
         "APIConnectionError",

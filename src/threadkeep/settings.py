@@ -1,4 +1,4 @@
-"""Settings, read once from the environment: `THREADKEEP_*` variables, also from `.env` in the working directory."""
+"""Settings, read from `THREADKEEP_*` environment variables and from the file `.env` in the working directory."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\s]+", re.IGNORECASE)
 
 
 def default_channels() -> Path:
-    """Return the file that lists the bots if the settings name none; `threadkeep channels add` creates it."""
+    """Return the bots' file that is used if the settings name none; `threadkeep channels add` creates it."""
     return user_data_path("threadkeep") / "channels.yaml"
 
 
@@ -321,7 +321,7 @@ class Settings(RunSettings, GraphitiSettings):
 
     @property
     def needs_keys(self) -> bool:
-        """True if each request needs a key or a token, even if the database has no keys."""
+        """True if each request needs a key or a token, even while the database contains no keys."""
         return bool(self.api_keys or self.jwt_issuer) or self.require_keys
 
     def requests_per_minute(self) -> tuple[int, int]:
@@ -349,7 +349,7 @@ class Settings(RunSettings, GraphitiSettings):
 
     @property
     def compression(self) -> Compression | None:
-        """The options for replacing older chat messages with a summary; None if they are never replaced."""
+        """The options for replacing older chat messages with a summary; None if the chat writes no summaries."""
         if not self.summary_trigger:
             return None
 
@@ -357,7 +357,7 @@ class Settings(RunSettings, GraphitiSettings):
 
     @property
     def retention(self) -> RetentionOptions:
-        """The limits after which messages are archived and deleted, and the interval of retention."""
+        """The limits after which messages are archived or deleted, and the interval at which retention runs."""
         archive = RetentionLimits(
             self.retention_archive_max_age_days,
             self.retention_archive_max_messages,
@@ -400,7 +400,7 @@ class Settings(RunSettings, GraphitiSettings):
 
 
 def load_settings(**overrides: object) -> Settings:
-    """Return the settings of the environment; an override takes precedence over the variable with its name.
+    """Return the settings of the environment; an override takes precedence over the variable for the same setting.
 
     Raises:
         InvalidSettings: a setting is invalid; the error names its variable and the cure, and quotes no secret.
@@ -412,7 +412,7 @@ def load_settings(**overrides: object) -> Settings:
 
 
 def unknown_variables() -> list[str]:
-    """Return a sentence for each `THREADKEEP_*` variable in the environment or in `.env` that is no setting."""
+    """Return a sentence for each `THREADKEEP_*` variable, in the environment or in `.env`, that is not a setting."""
     known = [name.upper() for name in Settings.model_fields]
     names = (name.upper() for name in (*os.environ, *dotenv_values(".env")))
     # Compare the names without their common prefix, because it would make any two of them similar.
@@ -426,7 +426,7 @@ def unknown_variables() -> list[str]:
 
 
 def _sentence(error: ValidationError) -> InvalidSettings:
-    """Convert the first validation error to an error with the variable's name, its description and the reason."""
+    """Convert the first validation error to an error with the variable, the reason and the setting's description."""
     first = error.errors(include_input=False, include_url=False)[0]
     ours = first.get("ctx", {}).get("error")
     if isinstance(ours, InvalidSettings):
@@ -439,7 +439,7 @@ def _sentence(error: ValidationError) -> InvalidSettings:
 
 
 def is_loopback(host: str) -> bool:
-    """Return True if a host name or address can only be reached from this machine."""
+    """Return True if a host name or address can be reached only from this machine."""
     if host == "localhost":
         return True
     try:

@@ -1,3 +1,3 @@
-"""The version of the distribution, read by the build and by `threadkeep --version`."""
+"""The version of the distribution; the build and `threadkeep --version` read it."""
 
 __version__ = "0.1.0"

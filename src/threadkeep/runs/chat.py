@@ -42,11 +42,11 @@ from threadkeep.workflows.built_in import CHAT
 from threadkeep.workflows.registry import Workflows
 
 _SUBMIT_SECONDS = 15.0
-"""Seconds to wait until a run is stored; longer than other waits, because giving up may cost a second model call."""
+"""Seconds to wait until a run is stored: longer than other waits, because giving up may cost a second model call."""
 
 _STOPS = "The service stops; send the message again, with its message_id."
 _ELSEWHERE_SECONDS = 60.0
-"""Seconds to wait for a turn of another process, which may hang: on SQLite a suspended process still owns its runs."""
+"""Seconds to wait for a turn of another process, which may hang: on SQLite, a suspended process keeps its runs."""
 
 ELSEWHERE = "Another process is answering in this session; send the message again later, with the same message_id."
 
@@ -55,9 +55,9 @@ _MOST_REMEMBERED = 10_000
 
 @dataclass(frozen=True)
 class RegenerationRequest:
-    """A request to answer a question again. The run or the message id names the question; the newest is the default.
+    """A request to answer a question again. The run or the message id names the question, by default the newest one.
 
-    Without a `workflow`, the workflow that answered before is used again; if its run was deleted, the built-in chat.
+    Without a `workflow`, the workflow that answered before is used again; if its run was deleted, the chat is used.
     """
 
     run_id: str | None = None
@@ -94,11 +94,11 @@ class Chat:
         self._elsewhere_seconds = elsewhere_seconds
         self._answers = ChatAnswers(memory, workflows)
         self._turns: dict[tuple[str, str, str | None], ChatTurn] = {}
-        # A lock lives as long as a turn holds it or waits for it, so all turns with one `order_key` use the same lock.
+        # A lock lives as long as a turn owns it or waits for it, so all turns with one `order_key` use the same lock.
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._stopping: set[asyncio.Task[None]] = set()
         self._closing = False
-        # The last session of a user and workflow (the newest 10,000), for use while the database is unavailable.
+        # The last session of each user and workflow (the newest 10,000), for use while the database is unavailable.
         self._last_sessions: dict[str, str] = {}
 
     @property
@@ -145,12 +145,12 @@ class Chat:
             StoreUnavailable: the database is unavailable, and the message cannot be answered without it.
             Interrupted: the service or the turn was stopped before there was an answer, a newer message rolled the turn
                 back, or another process did not answer in time.
-            InvalidKey, InvalidInput, WorkflowNotFound: as for `begin`.
+            InvalidKey, InvalidInput, WorkflowNotFound: `begin` rejects the request for the same reasons.
         """
         return await self.begin(request, stream=False).answer()
 
     def stop(self, turn: ChatTurn) -> None:
-        """Request that a turn stops, without waiting for it; its partial answer, if any, is stored as interrupted."""
+        """Request that a turn stops, but do not wait for it. A partial answer is stored as interrupted."""
         turn.stopped = True
         if turn.cancel is not None:
             task = asyncio.create_task(turn.cancel(), name="threadkeep-stop")
@@ -158,15 +158,15 @@ class Chat:
             task.add_done_callback(self._stopping.discard)
 
     async def reset(self, session_id: str) -> None:
-        """Hide all earlier turns from the model, after the turns that were queued earlier; raise as `delete` does."""
+        """Hide all earlier turns from the model once the turns queued before are over; raise the errors of `delete`."""
         await self._between_turns(RESET, session_id)
 
     async def delete(self, session_id: str) -> None:
-        """Delete a session, after the turns that were queued earlier; raise `RunFailed` or `StoreError` on failure."""
+        """Delete a session once the turns queued before are over; raise `RunFailed` or `StoreError` on failure."""
         await self._between_turns(DELETE, session_id)
 
     async def close(self, seconds: float) -> None:
-        """Accept no more turns; let running ones finish within `seconds`, then ask their callers to send them again.
+        """Accept no more turns. Let running turns finish within `seconds`, then ask their callers to send again.
 
         Recorded runs are left to other processes. Unrecorded runs are stopped, and their partial answers are stored.
         """
@@ -206,7 +206,7 @@ class Chat:
         return answer
 
     async def _answer_recorded(self, turn: ChatTurn) -> ChatAnswer | None:
-        """Return the answer of a recorded run; None without a run service, or if the run failed without a database."""
+        """Return the answer of a recorded run; None without a run service, or if the database failed during the run."""
         session = self._memory.session(turn.session_id, user_id=turn.request.user_id)
         # Submit one message at a time, so that the turns keep the order of arrival.
         async with self._lock_of(turn.order_key):
@@ -222,7 +222,7 @@ class Chat:
         return await self._answers.of_recorded(turn, ended, runs, submitted)
 
     def _lock_of(self, key: str) -> asyncio.Lock:
-        """Return the lock for an `order_key` or a session id; the database also orders recorded runs."""
+        """Return the lock for an `order_key` or a session id. For recorded runs the database keeps the order, too."""
         return self._locks.setdefault(key, asyncio.Lock())
 
     async def _service(self, session: Session) -> RunService | None:
@@ -230,7 +230,7 @@ class Chat:
         if self._runs.opened is not None:
             return self._runs.opened
         pending = self._memory.pending
-        # A person waits, so limit the wait for locks; at startup, opening the service may wait longer.
+        # Limit the wait for locks, because a person waits here; opening the service at startup may wait longer.
         async with session.timeout(pending.wait_seconds):
             with waiting_until(time.monotonic() + pending.wait_seconds):
                 await self._memory.runs.take_lock()
@@ -239,11 +239,12 @@ class Chat:
             async with limit:
                 return await self._runs.service()
         except InvalidInput:
-            # There is no engine, or it belongs to another database: the run API reports that error.
+            # There is no engine, or it belongs to another database. The run API reports this; the chat works without
+            # it.
             return None
 
     async def _end_of(self, turn: ChatTurn, runs: RunService, submitted: Submitted) -> Run | Outcome:
-        """Return a run when it is over or waits; return only its outcome if the database does not respond in time."""
+        """Return a run once it is over or waits; return only its outcome if the database does not respond in time."""
         stream = submitted.stream
         ending = asyncio.create_task(runs.end_of(submitted.run_id, user_id=turn.request.user_id))
 
@@ -335,7 +336,7 @@ class Chat:
             return outcome, ledger
 
     async def _between_turns(self, workflow: str, session_id: str) -> None:
-        """Execute an internal workflow of a session (reset or delete) in the order of the session's turns.
+        """Execute an internal workflow (reset or delete) as if it were the next turn of its session.
 
         Raises:
             RunFailed: the workflow did not succeed.
@@ -346,7 +347,7 @@ class Chat:
             try:
                 result = await runs.result(submitted.run_id)
             except RunNotFound:
-                return  # the run was deleted with its session
+                return  # the session was deleted, and the run with it
         if result.status != "done":
             raise RunFailed(submitted.run_id, result.run.error or result.status)
 
@@ -364,23 +365,23 @@ class Chat:
         return self.begin(await self.release(session, request), stream=stream)
 
     async def release(self, session: Session, request: RegenerationRequest) -> ChatRequest:
-        """Supersede everything after a question, unless a run is answering it; return the request for this answer.
+        """Supersede everything after a question, unless a run is answering it; return the request for a new answer.
 
-        Raises: as for `regenerate`, except `Interrupted`.
+        Raise the same errors as `regenerate`, except `Interrupted`.
         """
         question = await session.question(request.message_id or await self._asked_by(session, request.run_id))
         question_id = str(question.id)
         if question.superseded_at is not None:
             raise MessageSuperseded(session.session_id, question_id, question.superseded_by)
         workflow = self._workflows.get(request.workflow or await self._workflow_of(question, request.run_id))
-        # Read the newest `seq` before the release, so that the answer of a concurrent regeneration is not superseded.
+        # Read the newest `seq` first, so that `regenerate` does not supersede the answer of a concurrent regeneration.
         info = await session.info()
         if await self._memory.runs.order.release(session.session_id, question_id):
             await session.regenerate(question_id, upto=info.last_seq)
         return ChatRequest(
             question.content,
             session_id=session.session_id,
-            user_id=info.user_id,  # the owner of the session: if the owner sends the message again, it joins this run
+            user_id=info.user_id,  # the owner of the session: if the owner repeats the message, it joins this run
             message_id=question_id,
             metadata=question.metadata,
             workflow=workflow.name,
@@ -388,14 +389,14 @@ class Chat:
         )
 
     async def _asked_by(self, session: Session, run_id: str | None) -> str | None:
-        """Return the id of the message that a run answers: `run_id` if the session has no such run, or it has no id."""
+        """Return the id of the message that a run answers, or `run_id` itself if the run or the id is unknown here."""
         run = await self._memory.runs.run(run_id) if run_id is not None else None
         if run is None or run.session_id != session.session_id:
             return run_id
         return (run.inputs[-1].message_id if run.inputs else run.message_id) or run_id
 
     async def _workflow_of(self, question: Message, run_id: str | None) -> str:
-        """Return the name of the workflow that answered a question; the built-in chat if no run of it is stored."""
+        """Return the name of the workflow that answered a question; if no run of it is stored, the built-in chat's."""
         for known in filter(None, (run_id, question.run_id)):
             if (run := await self._memory.runs.run(known)) is not None:
                 return run.workflow

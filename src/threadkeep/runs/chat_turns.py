@@ -41,7 +41,7 @@ from threadkeep.workflows.registry import Workflows
 class ChatRequest:
     """A message of a person.
 
-    Without a `session_id` the turn continues the last session of the user with the workflow, or starts a new one. A
+    Without a `session_id` the turn continues the user's last session with the workflow, or starts a new session. A
     `message_id` makes retries safe. `quoted_text` is the text that the message replies to: the run gets it as an input,
     but it is not stored with the message.
     """
@@ -77,11 +77,11 @@ class ChatContext:
     __pydantic_config__ = DESCRIBED
 
     messages: int = 0
-    """Messages that were sent, including the system message and the new one."""
+    """The number of messages that were sent, including the system message and the new message."""
     tokens: int = 0
-    """Tokens that were sent, as counted by Threadkeep."""
+    """The number of tokens that were sent, as counted by Threadkeep."""
     dropped: int = 0
-    """Earlier messages that were excluded because of the limits."""
+    """The number of earlier messages that the limits excluded."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class ChatAnswer:
 
 @dataclass(frozen=True)
 class ChatStarted:
-    """The first event of a turn, sent once when its run starts; not sent if the answer was stored before."""
+    """The first event of a turn, sent once when its run starts; it is not sent if the answer was already stored."""
 
     session_id: str
     run_id: str
@@ -137,8 +137,9 @@ type ChatEvent = ChatStarted | ChatToken | ChatAnswer
 class ChatTurn:
     """A turn that runs in the background; any number of callers may follow it, at any time.
 
-    `session_id` and `run_id` may change until the turn has begun. `user_key` stands for the user and the workflow; None
-    if the request names no user. `stored_id` is the id of the answer once the database has certainly stored it.
+    `session_id` and `run_id` may change until the turn has begun. `user_key` combines the user and the workflow; it is
+    None if the request names no user. `stored_id` is the id of the answer, or None until the answer is certainly
+    stored.
     """
 
     def __init__(self, request: ChatRequest, *, stream: bool) -> None:
@@ -157,7 +158,7 @@ class ChatTurn:
 
     @property
     def order_key(self) -> str:
-        """The key under which messages are answered one after another: the session id or, without one, `user_key`."""
+        """The key of turns that wait for each other: `user_key` for a user without session id, else the session id."""
         return self.user_key if self.request.session_id is None and self.user_key is not None else self.session_id
 
     @property
@@ -207,7 +208,7 @@ class ChatTurn:
             raise
 
     async def follow(self) -> AsyncIterator[ChatEvent]:
-        """Yield all events of the turn from its beginning, wait for further ones; yield the answer last, or raise."""
+        """Yield all events of the turn, from the first one on, as they happen; yield the answer last, or raise."""
         if self.task is None:
             raise RuntimeError("the turn has not begun")
         position = 0
@@ -223,7 +224,7 @@ class ChatTurn:
             await changed.wait()
 
     def _told_at_the_end(self, response: str) -> bool:
-        """Return True if no tokens were sent, or if they end with the answer; earlier tokens may be of other agents."""
+        """Return True if no tokens were sent, or if they end with the answer; earlier ones may be of other agents."""
         pieces = "".join(event.text for event in self._events if isinstance(event, ChatToken))
         return not pieces or pieces.endswith(response)
 
@@ -233,7 +234,7 @@ class ChatTurn:
 
 
 async def listen(turn: ChatTurn, stream: RunStream, work: asyncio.Task[Any]) -> None:
-    """Forward the start and the tokens of a run's current attempt to the turn, until the outcome is known."""
+    """Forward the start and the tokens of a run's current attempt to the turn, until the run's outcome is known."""
     work.add_done_callback(stream.signal)
     published = stream.first_piece
     while True:
@@ -277,7 +278,7 @@ def error_of(ended: Run | Outcome, turn: ChatTurn, workflow: Workflow) -> Thread
 
 
 class ChatAnswers:
-    """A builder of answers from ended runs. Details that the database cannot return now are left out."""
+    """A builder of answers from ended runs. It leaves out details that the database cannot return in time."""
 
     def __init__(self, memory: Memory, workflows: Workflows) -> None:
         self._memory = memory
@@ -286,16 +287,16 @@ class ChatAnswers:
     async def of_recorded(
         self, turn: ChatTurn, ended: Run | Outcome, runs: RunService, submitted: Submitted
     ) -> ChatAnswer:
-        """Return the answer in a recorded run, or in its outcome, and mark the answer as delivered.
+        """Return the answer from an ended run, or from its outcome, and mark the answer as delivered.
 
-        An answer that was marked as delivered when it was stored has the id `stream.hold.told_id`.
+        If the answer was marked as delivered when it was stored, its id is `stream.hold.told_id`.
 
         Raises:
             ThreadkeepError: the run has no answer; `error_of` chooses the error.
         """
         stream = submitted.stream
         stands: Message | None = None
-        # If the run was over before this request, another answer may have replaced its own, so ignore `stream.hold`.
+        # If the run was over before this request, another answer may have replaced its own: ignore `stream.hold`.
         hold, usage = None if submitted.over else stream.hold, stream.usage or ()
         turn.stored_id = None if hold is None else hold.told_id
         if ended.status == "done":
@@ -321,7 +322,7 @@ class ChatAnswers:
     async def stored(self, turn: ChatTurn) -> ChatAnswer | None:
         """Return the newest stored answer to a repeated message, and mark it as delivered.
 
-        Return None if there is none, if it is not complete, or if the database is unavailable.
+        Return None if there is no answer, if the answer is not complete, or if the database is unavailable.
         """
         if turn.request.message_id is None:
             return None
@@ -340,7 +341,7 @@ class ChatAnswers:
 
     @contextlib.asynccontextmanager
     async def _optional(self, turn: ChatTurn) -> AsyncIterator[None]:
-        """Leave the block without an error if the database does not respond in time, or if the session was deleted."""
+        """Suppress the error of the block if the database does not respond in time, or if the session was deleted."""
         with contextlib.suppress(RunNotFound, StoreError, TimeoutError):
             async with self._memory.session(turn.session_id).timeout():
                 yield

@@ -64,7 +64,7 @@ class RunChildren:
         return _result_of(run)
 
     async def _there(self, request: ChildRequest, workflow: Workflow, parent: ActiveRun) -> tuple[Run, bool]:
-        """Return the child run, created or retried if necessary; with it True if it is new and may begin at once."""
+        """Return the child run, created or retried if necessary, and whether it is new and may begin at once."""
         run_id = _child_id(request)
         run = await self._runs.run(run_id)
         if run is None:
@@ -77,7 +77,10 @@ class RunChildren:
         return run, False
 
     async def _go_on(self, run: Run, beginning: Beginning | None) -> Run:
-        """Queue a waiting child again with its answer, or execute a child until it ends or waits; return its state."""
+        """Continue a child and return its new state.
+
+        If the child waits, queue it again with its answer. Otherwise execute it until it ends or waits.
+        """
         if run.status == "waiting":
             await self._runs.resume(run.run_id, _answer_to(run))
             return await self._seen(run)
@@ -131,7 +134,7 @@ def _child_id(request: ChildRequest) -> str:
 def _answer_to(run: Run) -> Json:
     """Return a person's answer to a waiting child. If there is none yet, interrupt the parent, which then waits too.
 
-    When LangGraph repeats a node, `interrupt` returns the earlier answers in order; the last one is for this question.
+    When LangGraph repeats a node, `interrupt` returns all answers in order; only the last one answers this question.
     """
     number = run.interrupt.get("number") if isinstance(run.interrupt, dict) else None
     asked: dict[str, Json] = {

@@ -1,4 +1,4 @@
-"""Recording the ends of runs and of their turns, while this process still owns the run in the database."""
+"""Recording of the ends of runs and turns, for runs that this process still owns in the database."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class ActiveRun:
     """A run that this process is executing.
 
     `stop` is the reason why the run is being stopped. `begins` is true if no process has executed the run before;
-    then `workflow` is known. `over` is the record of the run after its end. `has_following` is false if no other run
-    waited for this end.
+    `workflow` is then set from the start. `over` is the record of the run after its end. `has_following` is false if no
+    other run was waiting for this run to end.
     """
 
     run: Run
@@ -75,7 +75,7 @@ _AT_ONCE = 200
 
 
 async def end_orphans(runs: Runs, parent_run_id: str) -> None:
-    """Cancel the children of an ended run that are still marked as running, at most 200."""
+    """Cancel up to 200 children of an ended run that are still marked as running, and the runs below each of them."""
     children, _ = await runs.records.runs(RunQuery(parent_run_id=parent_run_id, status="running", limit=_AT_ONCE))
     for child in children:
         await end_orphan(runs, child)
@@ -148,7 +148,10 @@ class RunEndings:
         self._store = dependencies.compiler.store
 
     async def end(self, active: ActiveRun, outcome: Outcome) -> Outcome | None:
-        """Record that a run has ended or waits; return the recorded outcome, None if this process has lost the run."""
+        """Record that a run has ended or waits.
+
+        Return the recorded outcome, which may differ from `outcome`; return None if this process has lost the run.
+        """
         given = {"status": outcome.status, "error": outcome.error, "interrupt": outcome.interrupt}
         noted = {name: value for name, value in given.items() if value is not None}
         if outcome.status == "done" and active.hold.answer is not None:
@@ -165,7 +168,7 @@ class RunEndings:
             await active.hold.store()
         active.stream.set_outcome(outcome)
         if outcome.status == "failed" and await retry_until_available(lambda: self._is_to_stop(active.run)):
-            # The cancellation caused the failure, or would have ended the run a moment later.
+            # The request to stop caused the failure, or would have stopped the run a moment later.
             outcome, noted = Outcome("cancelled"), {"status": "cancelled"}
         if noted:
             active.tracer.note(STATUS, data=noted)
@@ -183,9 +186,9 @@ class RunEndings:
     async def _end_with_answer(self, active: ActiveRun, outcome: Outcome) -> bool:
         """Store the answer, the end of its run, the trace, the manifests and the window's anchor in one transaction.
 
-        Return False if nothing was stored, or if that is unknown. The caller must then store the answer and after it
-        the end of the run, unless this process has lost the run. The database rejects the transaction if another
-        process owns the run by now or has answered the question.
+        Return False if nothing was stored, or if it is unknown whether anything was. The caller must then store first
+        the answer and then the end of the run, unless this process has lost the run. The database rejects the
+        transaction if another process owns the run by now or has answered the question.
         """
         hold, run = active.hold, active.run
         answer, group = hold.answer, await active.tracer.whole()
@@ -214,24 +217,24 @@ class RunEndings:
         return True
 
     async def set_aside(self, run: Run, owner: str) -> Outcome:
-        """End a run's turn, and mark the run as failed and set aside for a person, because no retry is left."""
+        """End a run's turn, and mark the run as failed and set aside for a person, because it used up its attempts."""
         outcome = Outcome("failed", error="GaveUp", set_aside=True)
         await self._end_turn(run)
         await self._runs.finish(run.run_id, owner, "failed", error=outcome.error, set_aside=True)
         return outcome
 
     async def _end_turn(self, run: Run, hold: RunHold | None = None) -> None:
-        """Store the question and the partial answer of a run without a result, or roll the turn back.
+        """End the turn of a run without a result: store its question and partial answer, or roll the turn back.
 
         Call this before the end of the run is recorded, because the session's next turn may then begin. A failed write
-        is reported, and the run ends anyway. `hold` has the conversations that the run used in this process.
+        is reported, and the run ends anyway. `hold` contains the conversations that the run used in this process.
 
         Raises:
-            StoreUnavailable: the run cannot be read, or its turn not be rolled back; the next turn must not see it.
+            StoreUnavailable: the run cannot be read, or its turn cannot be rolled back, as the next turn requires.
         """
         found = await self._memory.runs.run(run.run_id)
         try:
-            # If the run was deleted with its session, or if another process owns it, write no message.
+            # Write no message if the run was deleted with its session, or if another process owns the run.
             if found is not None and found.owner == run.owner:
                 await self._keep_question(run)
             if found is not None and found.cancel_reason == ROLLED_BACK:
@@ -260,7 +263,7 @@ class RunEndings:
                 await session.take_back_turn(str(question.id))
 
     async def _keep_question(self, run: Run) -> None:
-        """Store the message of a run, unless it is stored, because later turns must see it; skip child runs.
+        """Store the message of a run if it is not stored yet, because later turns must see it; skip child runs.
 
         If middleware might still have changed the message, store it as `failed`, without its text.
         """
@@ -280,7 +283,7 @@ class RunEndings:
                 await own.store(step, messages, metadata, session)
 
     async def release(self, active: ActiveRun) -> None:
-        """Record the end of a cancelled run; if the process closes, release the run, so that another one resumes it.
+        """Record the end of a cancelled run; if the process closes, release the run for another process to resume.
 
         A child is not released, because its parent resumes it. A resumed run is not released either, because the
         process that takes it over must know that the person's reply may have been used. Store errors are ignored.
@@ -313,7 +316,7 @@ class RunEndings:
         return False
 
     async def _is_rolled_back(self, active: ActiveRun) -> bool:
-        """Return whether a newer message has requested a rollback of the run, whose end is not recorded yet."""
+        """Return whether a newer message has requested a rollback of a run that is still running in this process."""
         current = await self._runs.run(active.run.run_id)
         if current is None or current.status != "running" or current.owner != active.owner:
             return False
@@ -322,7 +325,7 @@ class RunEndings:
     async def _record(self, active: ActiveRun, outcome: Outcome) -> Outcome | None:
         run_id, owner = active.run.run_id, active.owner
         if active.run.session_id is not None and isinstance(answer := (outcome.result or {}).get("message_id"), str):
-            # Store the answer before the end: a run that is done is never executed again.
+            # Store the answer before the end of the run, because a run that is done is never executed again.
             await self._memory.pending.ensure_kept(active.run.session_id, answer)
         if outcome.status == "waiting":
             await active.tracer.flush()
@@ -340,8 +343,8 @@ class RunEndings:
     async def _keep_progress(self, active: ActiveRun, seconds: float) -> None:
         """Store the progress of a run, so that a retry continues from there.
 
-        The checkpointer may use another database than the run tables. While only the checkpointer fails, wait at most
-        `seconds` for it. Earlier checkpoints stay until maintenance removes them.
+        The checkpointer may use another database than the run tables. If only the checkpointer is unavailable, wait at
+        most `seconds` for it, then report the failure. Earlier checkpoints stay until maintenance removes them.
         """
         run_id, now, until = active.run.run_id, asyncio.get_running_loop().time, None
         while not await self._is_kept(active):
@@ -354,7 +357,7 @@ class RunEndings:
 
     async def _is_kept(self, active: ActiveRun) -> bool:
         """Store the pending progress of a run; return False if the store is unavailable and a retry may help."""
-        # Only report other errors, because the run must end, even if a retry then has to start from the beginning.
+        # Only report other errors, because the run must end even if a later retry has to start from the beginning.
         with ErrorBoundary(lambda error: self._notify_unstored(type(error).__name__)):
             try:
                 await active.progress.keep()
@@ -367,7 +370,10 @@ class RunEndings:
 
 
 def _instead(outcome: Outcome, winner: AIMessage | None) -> Outcome:
-    """Return the outcome with the answer that was stored instead of the run's: of another process, or with a new id."""
+    """Return the outcome with the answer that was stored, if that is not the run's own; otherwise return it unchanged.
+
+    They differ if another process stored its answer first, or if the answer got a new id.
+    """
     if winner is None or outcome.result is None:
         return outcome
     text = text_of(winner)

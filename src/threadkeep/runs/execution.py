@@ -49,12 +49,12 @@ from threadkeep.workflows.turn_ends import LateQuestion
 _MOST_LATE = 3
 
 _TOOLS = "tools"
-"""The node of `create_agent`'s agents that runs tools. Output of models in tools is not part of the answer."""
+"""The node that runs tools in agents of `create_agent`. What models inside tools generate is not part of the answer."""
 
 
 @dataclass(frozen=True)
 class Dependencies:
-    """Dependencies that all runs of a process share. If `saver` is None, runs have no checkpoints."""
+    """Dependencies that all runs of a process share. If `saver` is None, the runs have no checkpoints."""
 
     compiler: Compiler
     saver: ProgressSaver | None
@@ -82,7 +82,7 @@ class _Part(TypedDict):
 
 
 class RunExecution:
-    """An execution of a run in this process. `begins` is true if it is the run's first, without checkpoints."""
+    """An execution of a run in this process. `begins` is true if it is the run's first; no checkpoints exist then."""
 
     def __init__(
         self,
@@ -111,14 +111,14 @@ class RunExecution:
         self._late = 0
 
     async def run_to_end(self) -> Outcome:
-        """Execute the run and return its outcome. A failure is an outcome too; only a cancellation is raised."""
+        """Execute the run and return its outcome. A failure is an outcome, too; only a cancellation is raised."""
         contexts, run_id = self._dependencies.contexts, self._run.run_id
         contexts.watch(run_id, self._run.session_id)
         try:
             async with asyncio.timeout(self._seconds_left()):
                 outcome = await self._execute_with_retries()
         except TimeoutError:
-            # Timeouts of models and tools are handled inside the block, so this is the deadline of the run.
+            # Timeouts of models and tools are handled inside the block, so it was the run's deadline that passed.
             return Outcome("failed", error="DeadlinePassed")
         finally:
             built = contexts.take(run_id)
@@ -130,7 +130,7 @@ class RunExecution:
     async def _execute_with_retries(self) -> Outcome:
         tries, again = max(self._run.attempts, 1), False
         while True:
-            # A graph may raise any error. The run is retried, or ends with this error.
+            # A graph may raise any error. Either the run is retried, or it fails with this error.
             with ErrorBoundary() as attempt:
                 return await self._execute_once(again=again)
             error = attempt.caught
@@ -147,12 +147,12 @@ class RunExecution:
             self._begins, again = False, True
 
     async def _execute_once(self, *, again: bool) -> Outcome:
-        """Execute the run once, unless an unrecorded run answered its messages while the database was down."""
+        """Execute the run once, or return the answer that an unrecorded run gave while the database was down."""
         memory, in_flight, saver = self._memory, self._dependencies.in_flight, self._dependencies.saver
         await in_flight.wait_for(self._run)
         if len(self._run.inputs) > 1:
             self._run = await with_unanswered(memory, self._run)
-        # A graph looks for this answer only in its first step, which a resumed graph skips.
+        # A graph looks for such an answer only in its first step, which a resumed graph skips.
         answered = not self._begins and in_flight.has_answered(self._run)
         if answered and (result := await answered_without(memory, self._run)) is not None:
             return Outcome("done", result=result)
@@ -170,7 +170,7 @@ class RunExecution:
     async def _wait_for_recovery(self, error: Exception) -> bool:
         """Wait until the database is available, if it is down; return True if the failed attempt must not count.
 
-        An unrecorded run, which has no checkpoints, does not wait.
+        An unrecorded run has no checkpoints; for such a run, return False at once.
         """
         saver = self._dependencies.saver
         if saver is None:
@@ -188,7 +188,7 @@ class RunExecution:
             self._stream.set_outcome(Outcome("failed", error=kind_of(away)))
             await retry_until_available(query)
             return True
-        # One connection pool may recover a moment later than another, so at most three such attempts do not count.
+        # One connection pool may recover a moment later than another, so up to three of these attempts do not count.
         late = isinstance(error, StoreUnavailable) and self._late < _MOST_LATE
         self._late += late
         return late
@@ -199,9 +199,9 @@ class RunExecution:
         await asyncio.sleep(pause_before(tries, first_seconds=first, longest_seconds=longest))
 
     async def _report_crossing(self) -> None:
-        """Report it if the last model call exceeded a budget, because no later call raises the error."""
+        """Report that the last model call exceeded a budget, if it did, because no later call raises that error."""
         crossed = None
-        with contextlib.suppress(StoreError):  # the answer exists anyway
+        with contextlib.suppress(StoreError):  # the run has its answer anyway
             crossed = await self._ledger.crossed()
         if crossed is None:
             return
@@ -246,11 +246,11 @@ class RunExecution:
         async for part in stream:
             self._take(part)
         if self._ledger.spent is not None:
-            # A node may have caught this error and continued without its model, so the result may be incomplete.
+            # A node may have caught this error and continued without a model call, so the result may be incomplete.
             raise self._ledger.spent
 
     async def _reply(self, name: str, chat: ChatNode, options: Mapping[ConversationKind, TurnOptions]) -> None:
-        """Call the built-in chat without a graph, and note the events that a graph would note."""
+        """Run the built-in chat without a graph, and record the events that a graph would have produced."""
         step, state = Step(name, context_of(self._run, self._dependencies.resources), None), begin_state(self._run)
         self._notes.note("node_started", name)
         # The chat has no tools, and stores its question itself.
@@ -320,8 +320,8 @@ class RunExecution:
     def _id_in(self, place: str, chunk: AIMessageChunk) -> str | None:
         """Return the id of the message that a chunk belongs to; None if it is unknown.
 
-        If the model marks no chunk as the last, LangChain adds an empty last chunk with another id. It ends the message
-        that streams here; if several stream, the chunk keeps its own id.
+        If the model marks no chunk as the last, LangChain adds an empty last chunk with another id. It belongs to the
+        message that streams from this node. If several messages stream, the chunk keeps its own id.
         """
         streaming = self._streaming.setdefault(place, [])
         message_id, is_last = chunk.id, chunk.chunk_position == "last"
@@ -337,7 +337,7 @@ class RunExecution:
         return message_id
 
     def _publish_piece(self, node: str | None, message_id: str | None, chunk: AIMessageChunk) -> None:
-        # Models that do not stream return a whole message.
+        # A message of a model that does not stream is also its last chunk.
         text, is_last = text_of(chunk), getattr(chunk, "chunk_position", "last") == "last"
         if text or is_last:
             self._stream.publish(RunPiece(self._run.run_id, node, message_id, text, is_last))
@@ -355,7 +355,7 @@ class RunExecution:
         return Outcome("done", result={name: value for name, value in result.items() if value is not None})
 
     def _asked(self) -> Json:
-        """Return the run's questions to a person, with the number of times that it has asked, this time included."""
+        """Return the run's open questions to a person, and how many times the run has asked, including this time."""
         earlier = self._run.interrupt if isinstance(self._run.interrupt, Mapping) else {}
         before, reply = earlier.get("number"), earlier.get(REPLY)
         asked: list[Json] = [{"id": one.id, "value": jsonable(one.value)} for one in self._interrupts.values()]
@@ -365,8 +365,8 @@ class RunExecution:
     async def _given(self, *, again: bool = False) -> object:
         """Return the graph's input: the initial state, a person's answer, or None to resume without an answer.
 
-        An answer is passed only once. After a crash the graph may already have used the answer, and would use it again
-        for its next question. At worst a person is asked the same question again.
+        An answer is passed only once, because after a crash the graph may have used it already, and would take it for
+        the answer to its next question. At worst a person is asked the same question again.
         """
         run, saver = self._run, self._dependencies.saver
         if self._begins or saver is None:
@@ -392,7 +392,7 @@ class RunExecution:
         }
 
     def _question(self) -> list[BaseCallbackHandler]:
-        """Return a handler that stores the question after other middleware; no handler if no node waits for that."""
+        """Return a handler that stores the question after the other middleware; return none if no node needs that."""
         run, resources = self._run, self._dependencies.resources
         recorder = self._workflow.recorder
         if recorder is None or not recorder.waits or run.session_id is None:
@@ -402,7 +402,10 @@ class RunExecution:
         return [LateQuestion(resources.memory.loop, asked, keep)]
 
     def _seconds_left(self) -> float | None:
-        """Return the seconds until the deadline, or None; a reply, a caller's retry or a release restarts the time."""
+        """Return the seconds until the deadline; None without a deadline.
+
+        The full time is available again after a person's reply, a caller's retry or a release by a closing process.
+        """
         run = self._run
         if run.deadline_at is None:
             return None
@@ -418,7 +421,7 @@ def _map(value: Json) -> Mapping[str, Json]:
 
 
 def _without_empty(data: Mapping[str, Json]) -> dict[str, Json]:
-    """Return an event's data without empty fields of its LangChain messages; LangChain restores them when it reads."""
+    """Return an event's data without empty fields of its LangChain messages; LangChain adds them when it reads."""
     messages = data.get("messages")
     if not isinstance(messages, list):
         return dict(data)

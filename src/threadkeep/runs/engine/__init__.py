@@ -1,1 +1,1 @@
-"""Engines that execute runs: an engine on dbos for many processes, and an engine for this process alone."""
+"""Engines that execute runs: an engine on dbos for several processes, and an engine for a database in memory."""

@@ -1,4 +1,4 @@
-"""The database of dbos: a separate schema on PostgreSQL, a separate file next to a SQLite database."""
+"""The database of dbos: a separate schema on PostgreSQL, or a separate file next to a SQLite database."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def engine_path(path: Path) -> Path:
 
 
 class Connections:
-    """A factory of connection pools. After `close` no pool connects, so that dbos cannot retry forever."""
+    """A factory of connection pools. After `close` no pool opens connections, so that dbos cannot retry forever."""
 
     def __init__(self, address: DatabaseAddress) -> None:
         self._address = address
@@ -48,7 +48,7 @@ class Connections:
     def pool(self, size: int) -> sqlalchemy.Engine:
         """Return a pool of connections. Its logs and errors never contain the DSN or a parameter."""
         path = self._address.path
-        # Pass the DSN to the driver only: SQLAlchemy cannot parse all forms of a DSN, and could print the password.
+        # Pass the DSN to the driver only: SQLAlchemy cannot parse all forms of a DSN, and could log the password.
         file = None if path is None else str(engine_path(path))
         url = sqlalchemy.URL.create("postgresql+psycopg" if file is None else "sqlite", database=file)
         engine = sqlalchemy.create_engine(
@@ -78,7 +78,8 @@ class Connections:
         if self._address.dsn is not None:
             arguments[:] = [self._address.dsn]
             options["connect_timeout"] = _CONNECT_SECONDS
-            # Behind a pooler in transaction mode, prepared statements may be missing in the next transaction's session.
+            # Behind a pooler in transaction mode, the next transaction may get a server session without these
+            # statements.
             options["prepare_threshold"] = None
 
 
@@ -95,10 +96,10 @@ def translated() -> Iterator[None]:
 
 
 def _prepare_sqlite(connection: sqlite3.Connection, _record: ConnectionPoolEntry) -> None:
-    """Set the transaction mode, the timeout and the foreign keys as dbos does, and further options of Threadkeep's own.
+    """Set the transaction mode, the timeout and the foreign keys as dbos does, and some further options.
 
-    With `synchronous = NORMAL` a power cut can lose the last commits; a crash of the process loses none.
-    The rows of runs and turns are in the main database file, which has its own durability options.
+    With `synchronous = NORMAL` a power cut can lose the last commits; a crash of the process loses none. The rows of
+    runs and turns are in the main database file, whose durability is set separately.
     """
     connection.isolation_level = "IMMEDIATE"
     connection.execute(f"PRAGMA busy_timeout = {_BUSY_MILLISECONDS}")

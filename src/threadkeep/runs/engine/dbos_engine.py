@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 _PAUSE_SECONDS = 0.5
 _POLL_SECONDS = 2.0
-"""Seconds between two checks of a worker for queued runs, until dbos is launched."""
+"""Seconds between a worker's checks for queued runs, as long as dbos is not launched."""
 
 
 class DbosEngine:
-    """An engine for runs in its creator's event loop. It launches dbos to enqueue a run, or if dbos has records."""
+    """An engine in its creator's event loop. It launches dbos only to enqueue a run, or if dbos has records of runs."""
 
     def __init__(self, address: DatabaseAddress, execute: Execute, options: EngineOptions, troubled: Troubled) -> None:
         self._address = address
@@ -41,25 +41,25 @@ class DbosEngine:
 
     @property
     def name(self) -> str:
-        """The name of this process; it changes after the process was declared dead."""
+        """The name of this process. It changes if the process was declared dead and registers again."""
         if self._lease is None:
             raise StoreClosed(CLOSED)
         return self._lease.name
 
     async def ready(self) -> None:
-        """Acquire the lease of this process."""
+        """Acquire the lease of this process, unless it has one."""
         if self._lease is None or self._closed:
             async with self._opening:
                 await self._leased()
 
     async def work(self) -> None:
-        """Execute queued runs from now on; dbos is launched once a process has queued a run."""
+        """Execute queued runs from now on; dbos is launched once any process has queued a run."""
         await self.ready()
         if not await self._launched_if_needed() and (self._watching is None or self._watching.done()):
             self._watching = asyncio.create_task(self._watch_queue())
 
     async def start(self, run_id: str) -> None:
-        """Start to execute a run in this process."""
+        """Start executing a run in this process."""
         await self.ready()
         task = asyncio.create_task(self._runs.execute(run_id))
         self._started[task] = run_id
@@ -81,7 +81,7 @@ class DbosEngine:
         return set() if self._queue is None else await self._queue.take_from_dead()
 
     def stopping(self, run_id: str) -> Stop | None:
-        """Return why a run is being stopped; None if it is not."""
+        """Return why the engine is stopping a run; None if it is not stopping it."""
         return self._runs.stopping(run_id)
 
     def holds(self, run_id: str) -> bool:
@@ -89,7 +89,7 @@ class DbosEngine:
         return self._runs.has(run_id) and self._lease is not None and self._lease.is_fresh()
 
     async def close(self, seconds: float) -> None:
-        """Accept no more runs, wait for active ones, and leave the rest to other processes."""
+        """Accept no more runs, wait up to `seconds` for active runs, and leave unfinished runs to other processes."""
         if self._closed:
             return
         self._closed = True
@@ -125,7 +125,7 @@ class DbosEngine:
                 self._troubled(type(error).__name__)
 
     async def _launched_if_needed(self) -> bool:
-        """Launch dbos if its tables have records; return whether it is launched."""
+        """Launch dbos if its tables have records of runs; return whether dbos is launched."""
         if self._queue is None and self._lease is not None and await self._lease.has_records():
             await self._launched()
         return self._queue is not None
@@ -158,7 +158,7 @@ class DbosEngine:
         return "left" if self._closed else await self._runs.execute(run_id)
 
     def _ended(self, task: asyncio.Task[Ending]) -> None:
-        """Forget a run that ended in this process; keep a run that the engine stopped, for `close` to enqueue it."""
+        """Forget a run whose execution is over; keep a run that the engine stopped, so that `close` can enqueue it."""
         if task.cancelled() or task.exception() is not None or task.result() != "left":
             self._started.pop(task, None)
 
@@ -182,7 +182,7 @@ class DbosEngine:
             await lease.leave(is_idle=is_idle)
 
     def _lost(self) -> None:
-        """Stop all runs because other processes may have acquired them, and register again under a new name."""
+        """Stop all runs, because other processes may have acquired them, and register this process under a new name."""
         if not self._closed:
             self._returning = asyncio.create_task(self._return(self._returning))
 

@@ -28,7 +28,7 @@ from threadkeep.store.address import DatabaseAddress
 
 @dataclass(frozen=True)
 class Attempt:
-    """An entry of a run in the queue, with its number among the run's entries. The run's record counts `attempts`."""
+    """An attempt at a run in the queue. Its `number` is independent of the `attempts` that the run's record counts."""
 
     run_id: str
     number: int = 1
@@ -56,7 +56,7 @@ _OVER = ("SUCCESS", "ERROR", "CANCELLED")
 _VERSION = "2"
 _APPLICATION = "threadkeep"
 _QUEUE = "threadkeep-runs"
-# The queue of runs that may have crashed their processes: one is executed at a time, so that a crash has one suspect.
+# The queue of runs that may have crashed a process. One is executed at a time, so that a crash has one suspect.
 _ALONE = "threadkeep-alone"
 _THREADS = 16
 # dbos needs a second connection only while it migrates its tables.
@@ -66,7 +66,7 @@ _PAGE = 500
 # dbos receives connections, but also requires a database address, which it never uses.
 _UNUSED_ADDRESS = {"sqlite": "sqlite:///unused", "postgresql": "postgresql://unused@unused/unused"}
 
-# The handler of the attempts of the launched dbos; a process has at most one dbos and so at most one handler.
+# The handler of the launched dbos for attempts. A process has at most one dbos, and so at most one handler.
 _handlers: list[Callable[[Attempt], Awaitable[None]]] = []
 _taken = threading.Lock()
 _nowhere = logging.NullHandler()
@@ -76,7 +76,7 @@ _CONSOLE = "__dbos_console_log_handler__"
 @DBOS.workflow(name="execute", max_recovery_attempts=None)
 async def _execute(run_id: str, number: int) -> None:
     if not _handlers:
-        # Record no outcome, so that the attempt stays open: another process takes it when this process has ended.
+        # Record no outcome, so that the attempt stays open, and another process takes it once this process has ended.
         raise asyncio.CancelledError
     await _handlers[0](Attempt(run_id, number))
 
@@ -93,7 +93,7 @@ class DbosProcess:
         self._dbos: DBOS | None = None
 
     def launch(self, execute: Callable[[Attempt], Awaitable[None]]) -> None:
-        """Launch dbos in a new thread. It calls `execute` for each attempt, in the event loop of that thread."""
+        """Launch dbos in a new thread; dbos calls `execute` for each attempt, in the event loop of that thread."""
         if not _taken.acquire(blocking=False):
             raise InvalidInput(
                 "This process already executes runs, for another database or another app of the same one; "
@@ -101,7 +101,7 @@ class DbosProcess:
             )
         _handlers.append(execute)
         self._loop = asyncio.new_event_loop()
-        # Without this handler, asyncio would log interrupted tasks with their data. Their errors are handled elsewhere.
+        # Without this handler, asyncio would log interrupted tasks with their data. Task errors are handled elsewhere.
         self._loop.set_exception_handler(lambda _loop, _context: None)
         self._thread = threading.Thread(target=self._loop.run_forever, name="threadkeep-runs", daemon=True)
         self._thread.start()
@@ -117,7 +117,7 @@ class DbosProcess:
         return self._loop is not None
 
     def check(self) -> None:
-        """Connect to the database, to raise an error at once if it is down; dbos itself would wait forever."""
+        """Connect to the database, so that an error is raised at once if it is down; dbos itself would wait forever."""
         self._pool.connect().close()
 
     def take_no_more(self) -> None:
@@ -127,7 +127,7 @@ class DbosProcess:
                 event.set()
 
     def stop(self) -> None:
-        """Stop dbos and its thread; attempts that still run stay open in the records."""
+        """Stop dbos and its thread; attempts that are still active stay open in dbos's records."""
         if self._dbos is not None:
             DBOS.destroy()
             self._dbos = None
@@ -143,7 +143,10 @@ class DbosProcess:
         self._pool.dispose()
 
     def put(self, attempt: Attempt, *, alone: bool) -> bool:
-        """Enqueue an attempt for any process; return False if the attempt exists already."""
+        """Enqueue an attempt for any process; return False if the attempt exists already.
+
+        An `alone` attempt goes to the queue for runs that may crash their process.
+        """
         try:
             with SetWorkflowID(attempt.id, workflow_id_reuse_policy="reject"):
                 DBOS.enqueue_workflow(_ALONE if alone else _QUEUE, _execute, attempt.run_id, attempt.number)
@@ -152,7 +155,7 @@ class DbosProcess:
         return True
 
     def attempts(self, run_id: str) -> dict[str, bool]:
-        """Return the ids of the recorded attempts at a run; the value is True for an attempt that has not begun."""
+        """Return the recorded attempts at a run by id; the value is True for an attempt that has not begun."""
         found = DBOS.list_workflows(workflow_id_prefix=f"{run_id}/", load_input=False, load_output=False)
         return {each.workflow_id: each.status == "ENQUEUED" for each in found if run_of(each.workflow_id) == run_id}
 
@@ -167,7 +170,7 @@ class DbosProcess:
         DBOS.cancel_workflow(attempt_id)
 
     def remove_finished(self, before: str) -> None:
-        """Remove at most 500 attempts that ended before a time, except at runs with an enqueued or active attempt.
+        """Remove up to 500 attempts that ended before a time, except of runs with an enqueued or active attempt.
 
         After all attempts at a run are removed, its next attempt has the number 1 again.
         """
@@ -210,7 +213,7 @@ class DbosProcess:
             "serializer": DBOSPortableJSONSerializer(),
             "max_executor_threads": _THREADS,
             "log_level": "CRITICAL",
-            # Poll instead of using LISTEN. The shutdown waits for the poller, so keep its interval short.
+            # Poll instead of using LISTEN. The shutdown waits for the poller, so its interval must be short.
             "use_listen_notify": False,
             "notification_listener_polling_interval_sec": 0.1,
         }
@@ -222,11 +225,11 @@ def next_number(attempt_ids: Iterable[str]) -> int:
 
 
 def _silence() -> None:
-    """Silence the logger of dbos, which would write to the terminal and log addresses."""
+    """Silence dbos's logger, which would write to the terminal, with addresses in its messages."""
     logger = logging.getLogger("dbos")
     for handler in [one for one in logger.handlers if one.name == _CONSOLE]:
         logger.removeHandler(handler)
-    # Without a handler, dbos would add one for the terminal.
+    # Without any handler, dbos would add one that writes to the terminal.
     logger.addHandler(_nowhere)
     logger.propagate = False
     logger.setLevel(logging.CRITICAL)
@@ -250,7 +253,7 @@ _CALLING_THREADS = 4
 
 
 class RunQueue:
-    """A queue of runs on dbos; a worker executes attempts from it. `troubled` is called in other threads."""
+    """A queue of runs on dbos; in a worker, it also executes them. `troubled` is called in other threads."""
 
     def __init__(
         self, address: DatabaseAddress, lease: Lease, options: EngineOptions, execute: ExecuteHere, troubled: Troubled
@@ -280,7 +283,7 @@ class RunQueue:
             self._cleaning.start()
 
     async def enqueue(self, run_id: str, *, alone: bool = False) -> None:
-        """Enqueue a run for any worker."""
+        """Enqueue a run for any worker; see `Engine.enqueue`."""
         with translated():
             await asyncio.wrap_future(self._pool.submit(self._enqueue, run_id, alone))
 
@@ -294,7 +297,7 @@ class RunQueue:
         return {attempt.run_id for attempt in left}
 
     def take_no_more(self) -> None:
-        """Stop taking attempts that have not begun."""
+        """Take no more attempts from the queue; active attempts continue."""
         self._closing.set()
         self._process.take_no_more()
 
@@ -311,9 +314,9 @@ class RunQueue:
         return is_idle
 
     async def _attempt(self, attempt: Attempt) -> None:
-        """Wait in dbos's event loop until a run was executed in the engine's event loop.
+        """Wait in dbos's event loop while the run of an attempt is executed in the engine's event loop.
 
-        If this process stops or loses the run, record no outcome of the attempt, so that another process takes it.
+        If this process stops or loses the run, no outcome of the attempt is recorded, so that another process takes it.
         """
         if (task := asyncio.current_task()) is not None:
             # The current task belongs to dbos, and is done when dbos has recorded the outcome.
@@ -345,7 +348,7 @@ class RunQueue:
             self._process.end(attempt.id)
 
     def _remove_finished(self) -> None:
-        """Remove old finished attempts at once, because a short command may be the only worker; then each minute."""
+        """Remove old finished attempts: at once, because a short command may be the only worker, then each minute."""
         kept = timedelta(seconds=self._options.keep_finished_seconds)
         while True:
             # A failed removal is retried as long as the process lives.

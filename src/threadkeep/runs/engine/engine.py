@@ -1,4 +1,4 @@
-"""The interface of run engines, and the run engine for a database in memory."""
+"""The interface of run engines, and the engine for a database in memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ type Stop = Literal["closing", "lost"]
 """The reason why the engine stops a run: it is closing, or this process was declared dead and lost the run."""
 
 STOP_SECONDS = 5.0
-"""Seconds to wait for a run that was stopped."""
+"""Seconds to wait until a run that was told to stop has ended."""
 
 CLOSED = "The engine was closed and accepts no more runs; start runs inside its `async with open_engine(...)` block."
 
@@ -29,7 +29,7 @@ CLOSED = "The engine was closed and accepts no more runs; start runs inside its 
 class Engine(Protocol):
     """An engine that calls `execute(run_id)`; it knows nothing else about runs.
 
-    - `start` executes a run in this process. If this process dies, `dead` returns its name, which is the run's owner.
+    - `start` executes a run in this process. If it dies, another process's `dead` returns its name, the run's owner.
     - `enqueue` records a run for any worker. If the worker that executes it dies, `take_from_dead` returns the run.
     - A process never executes a run twice at the same time. A run that is started during its execution is executed
       again afterwards. The record of the run decides which process executes it.
@@ -40,7 +40,7 @@ class Engine(Protocol):
 
     @property
     def name(self) -> str:
-        """The name of this process; it changes after the process was declared dead.
+        """The name of this process. It changes if the process was declared dead and registers again.
 
         Raises:
             StoreClosed: the process is not registered: before `ready`, after `close`, or while it registers again.
@@ -55,7 +55,7 @@ class Engine(Protocol):
         """
 
     async def start(self, run_id: str) -> None:
-        """Start to execute a run in this process; do not wait for its end.
+        """Start executing a run in this process; do not wait for its end.
 
         Raises:
             StoreClosed: the engine accepts no more runs.
@@ -63,7 +63,7 @@ class Engine(Protocol):
         """
 
     async def enqueue(self, run_id: str, *, alone: bool = False) -> None:
-        """Enqueue a run for any worker. A worker executes several runs at a time, but only one `alone` run.
+        """Enqueue a run for any worker. A worker executes several runs at a time, but only one that is `alone`.
 
         Raises:
             StoreClosed: the engine accepts no more runs.
@@ -72,39 +72,39 @@ class Engine(Protocol):
         """
 
     async def dead(self, names: Set[str]) -> Set[str]:
-        """Return the processes among `names` that are dead; a dead process stays dead.
+        """Return the processes among `names` that are dead; a process that was declared dead stays dead.
 
         Raises:
             StoreUnavailable: the database does not answer.
         """
 
     async def take_from_dead(self) -> Set[str]:
-        """Forget the enqueued runs that dead processes were executing, and return their ids.
+        """Remove the enqueued runs that dead processes were executing; return the ids of these runs.
 
         Raises:
             StoreUnavailable: the database does not answer.
         """
 
     def stopping(self, run_id: str) -> Stop | None:
-        """Return why the engine is stopping a run of this process; None if it is not."""
+        """Return why the engine is stopping a run of this process; None if it is not stopping it."""
 
     def holds(self, run_id: str) -> bool:
-        """Return True if this process certainly still owns a run; call it before work that must not be done twice.
+        """Return True if this process certainly still owns a run. Call it before work that must not be done twice.
 
         Return False if this process has not renewed its lease for too long: another process may own the run by now.
         """
 
     async def close(self, seconds: float) -> None:
-        """Accept no more runs, wait `seconds` for active ones, and leave the rest to other processes."""
+        """Accept no more runs, wait up to `seconds` for active runs, and leave unfinished runs to other processes."""
 
 
 @dataclass(frozen=True)
 class EngineOptions:
     """Options of an engine. Times are in seconds.
 
-    If `works` is true, the process executes enqueued runs, at most `concurrency` at a time in addition to the runs of
-    `start` and one `alone` run. On PostgreSQL a process without a heartbeat for `dead_seconds` is declared dead. On
-    SQLite the operating system shows at once that a process has died.
+    If `works` is true, the process executes enqueued runs: at most `concurrency` at a time, plus one `alone` run. Runs
+    that were begun with `start` are not counted. On PostgreSQL a process without a heartbeat for `dead_seconds` is
+    declared dead. On SQLite the operating system shows at once that a process has died.
     """
 
     works: bool = True
@@ -134,7 +134,10 @@ class RunTasks:
         self._context = contextvars.copy_context()
 
     async def execute(self, run_id: str) -> Ending:
-        """Execute a run, after an execution of the same run that is in progress; return how the execution ended."""
+        """Execute a run, but wait first if the same run is being executed here.
+
+        Return `done`, `lost` if another process may own the run, or `left` if the engine stopped the run.
+        """
         while (before := self._tasks.get(run_id)) is not None:
             await asyncio.wait([before])
             await asyncio.sleep(0)
@@ -157,22 +160,22 @@ class RunTasks:
         return "left" if stop is not None and (task.cancelled() or error is not None) else "done"
 
     def stop(self, run_id: str, stop: Stop) -> None:
-        """Cancel the task of a run, if the run is executed here; only the reason `lost` cancels it a second time."""
+        """Cancel the task of a run if this process executes it; only the reason `lost` cancels a task a second time."""
         task = self._tasks.get(run_id)
         if task is not None and (run_id not in self._stops or stop == "lost"):
             self._stops[run_id] = stop
             task.cancel()
 
     def stopping(self, run_id: str) -> Stop | None:
-        """Return why the task of a run was cancelled; None if it was not."""
+        """Return why the task of a run was cancelled; None if it was not cancelled."""
         return self._stops.get(run_id)
 
     def has(self, run_id: str) -> bool:
-        """Return whether this process executes a run and has not lost it."""
+        """Return whether this process executes a run that it has not lost."""
         return run_id in self._tasks and self._stops.get(run_id) != "lost"
 
     async def stop_all(self, stop: Stop, *, after_seconds: float) -> bool:
-        """Wait for the tasks, then cancel the remaining ones and wait up to 5 s; return True if all have ended."""
+        """Wait `after_seconds` for the tasks, then cancel the rest and wait 5 s; return True if all have ended."""
         if self._tasks and after_seconds > 0:
             await asyncio.wait(self._tasks.values(), timeout=after_seconds)
         for run_id in list(self._tasks):
@@ -184,7 +187,7 @@ class RunTasks:
 
 
 class LocalEngine:
-    """An engine with a queue in memory only: its runs end with the process."""
+    """An engine whose queue is only in memory, so its runs end with the process."""
 
     def __init__(self, execute: Execute, options: EngineOptions, troubled: Troubled) -> None:
         self.name = uuid4().hex
@@ -198,15 +201,15 @@ class LocalEngine:
         """Do nothing, because this engine is always ready."""
 
     async def start(self, run_id: str) -> None:
-        """Start to execute a run now."""
+        """Start executing a run at once."""
         self._take(self._runs.execute(run_id))
 
     async def enqueue(self, run_id: str, *, alone: bool = False) -> None:
-        """Execute a run when a slot is free; `alone` has no effect."""
+        """Execute a run once fewer than `concurrency` enqueued runs are active; `alone` has no effect."""
         self._take(self._queued(run_id))
 
     async def dead(self, names: Set[str]) -> Set[str]:
-        """Return the names that no open engine of this process has; other processes cannot use a database in memory."""
+        """Return the names that belong to no open engine of this process; no other process can use this database."""
         return names - _names
 
     async def take_from_dead(self) -> Set[str]:
@@ -214,7 +217,7 @@ class LocalEngine:
         return set()
 
     def stopping(self, run_id: str) -> Stop | None:
-        """Return why the task of a run was cancelled; None if it was not."""
+        """Return why the task of a run was cancelled; None if it was not cancelled."""
         return self._runs.stopping(run_id)
 
     def holds(self, run_id: str) -> bool:
@@ -222,7 +225,7 @@ class LocalEngine:
         return self._runs.has(run_id)
 
     async def close(self, seconds: float) -> None:
-        """Wait up to `seconds` for the runs, then cancel the remaining ones and wait for them."""
+        """Wait up to `seconds` for the runs, then cancel the remaining runs and wait for their end."""
         self._closed = True
         await self._runs.stop_all("closing", after_seconds=seconds)
         for task in list(self._tasks):

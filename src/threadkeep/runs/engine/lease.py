@@ -27,29 +27,29 @@ _LOCK_NUMBER = 7310865114
 
 
 class Presence(Protocol):
-    """A lease that shows other processes that this one lives, under a new name that is never used again."""
+    """A lease that shows other processes that this process is alive. Its name is new, and is never used again."""
 
     def enter(self) -> None:
         """Acquire the lease before the first run is executed."""
 
     def renew(self) -> bool:
-        """Renew the lease; return False if this process was declared dead and others may have acquired its runs."""
+        """Renew the lease; return False if this process was declared dead, so others may have acquired its runs."""
 
     def is_fresh(self) -> bool:
         """Return whether it is certain that no process has declared this one dead."""
 
     def dead(self, names: Set[str]) -> Set[str]:
-        """Return the dead processes among `names`; remove the leases of all dead processes that are found."""
+        """Return the dead processes among `names`; also remove the leases of dead processes that are not among them."""
 
     def leave(self) -> None:
-        """Release the lease, so that other processes may acquire the runs that this process still owns."""
+        """Release the lease, so that other processes may take over the runs that this process still owns."""
 
     def abandon(self) -> None:
         """Close the connections without releasing the lease. The lease ends with the process or expires later."""
 
 
 class LockedFiles:
-    """A locked file for each process of a SQLite database; the system releases the lock when the process dies.
+    """A lease on SQLite: a locked file for each process. The operating system releases the lock when a process dies.
 
     A suspended process (in a debugger, on a sleeping laptop) keeps its lock and therefore its runs.
     """
@@ -103,7 +103,7 @@ def _is_locked(path: Path) -> bool:
     except FileNotFoundError:
         return False
     try:
-        # With exclusive locks, two processes that check at the same time would each take the other for the owner.
+        # With exclusive locks, two processes that check a file at once would each take the other for its owner.
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
@@ -122,11 +122,11 @@ _PROCESSES = sqlalchemy.Table(
 
 
 class Heartbeats:
-    """A row per process of a PostgreSQL database, with a counter that increases while the process lives.
+    """A lease on PostgreSQL: each process has a row with a counter, which increases while the process lives.
 
-    Clocks of different processes are never compared. A process is dead if its counter did not change for `dead_seconds`
-    while this process checked it repeatedly. A process that was suspended, or could not reach the database for a while,
-    starts its observation again, so that it does not declare others dead by mistake.
+    Clocks of different processes are never compared. This process declares another dead if its counter does not change
+    for `dead_seconds` while it is checked repeatedly. A process that was suspended, or could not reach the database for
+    a while, starts its observation again, so that it does not declare others dead by mistake.
     """
 
     def __init__(self, pool: sqlalchemy.Engine, name: str, dead_seconds: float) -> None:
@@ -162,7 +162,7 @@ class Heartbeats:
         return _now() - self._shown_at < self._dead_seconds
 
     def dead(self, names: Set[str]) -> Set[str]:
-        """Remove the rows of dead processes; return the processes among `names` that have no row any more."""
+        """Remove the rows of dead processes; return the processes among `names` that now have no row."""
         now = _now()
         with self._pool.begin() as connection:
             rows = {str(row.name): int(row.beats) for row in connection.execute(_PROCESSES.select())}
@@ -199,7 +199,7 @@ class Heartbeats:
 
 
 def _now() -> float:
-    """Return monotonic seconds, which include the time in which the machine sleeps if the system has such a clock."""
+    """Return monotonic seconds. They include the machine's sleep if the system has a clock that counts it."""
     clock = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
     return time.clock_gettime(clock)
 
@@ -210,8 +210,8 @@ _RECORDS = "workflow_status"
 class Lease:
     """A lease of this process, under a name that is never used again.
 
-    `lost` is called from another thread when the lease is lost and other processes may acquire the runs. `troubled` is
-    called with the name of each error that delays a renewal.
+    `lost` is called from another thread when the lease is lost, because other processes may then acquire the runs.
+    `troubled` is called with the name of each error that delays a renewal.
     """
 
     def __init__(
@@ -228,8 +228,8 @@ class Lease:
         self._lost = lost
         self._troubled = troubled
         self._path = address.path
-        # A separate pool, so that heartbeats never wait for dbos. The short query for dbos's records uses it too.
-        # Autocommit saves two round trips for each statement. Only `Heartbeats.enter` needs a transaction, and sets it.
+        # A separate pool, so that heartbeats never wait for dbos. The short query for dbos's records uses this pool
+        # too. Autocommit saves two round trips for each statement. Only `Heartbeats.enter` needs a transaction.
         self._pool = self._connections.pool(1).execution_options(isolation_level="AUTOCOMMIT")
         self._table = _RECORDS if address.path is not None else f"{SCHEMA}.{_RECORDS}"
         self._is_made = False
@@ -268,7 +268,7 @@ class Lease:
             return False
         with self._pool.connect() as connection:
             if not self._is_made:
-                # A worker whose dbos is not launched checks this every two seconds, so send one statement each time.
+                # A worker without a launched dbos checks this every two seconds, so it must cost only one statement.
                 made = (
                     "SELECT name FROM sqlite_master WHERE name = :table" if self._path else "SELECT to_regclass(:table)"
                 )
@@ -289,7 +289,7 @@ class Lease:
             return await asyncio.to_thread(self._dead, names)
 
     async def leave(self, *, is_idle: bool) -> None:
-        """Release the lease if the process is idle; otherwise leave it until the process ends or the lease expires."""
+        """Release the lease if the process is idle; otherwise it stays until the process ends or the lease expires."""
         self._ended.set()
         if self._renewing is not None:
             await asyncio.to_thread(self._renewing.join, STOP_SECONDS)

@@ -1,4 +1,4 @@
-"""Functions that open a run engine, and that enqueue runs from a process that is not a worker."""
+"""Opening of run engines, and enqueuing of runs from a process that is not a worker."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ async def open_engine(
         address: the database; runs of a database in memory end with the process.
         execute: a callback that executes a run.
         options: options of the engine.
-        troubled: a callback that gets the names of errors after which the engine continues.
+        troubled: a callback that gets the class names of errors that do not stop the engine.
 
     Raises:
         InvalidInput: the extra `engine` is not installed, or this process has a launched dbos already.
