@@ -152,6 +152,22 @@ async def test_a_cancelled_read_leaves_the_readers_usable(memory: Memory, steps:
     assert all(len(messages) == 1 for messages in found)
 
 
+@pytest.mark.parametrize("steps", range(6))
+async def test_a_read_that_is_cancelled_while_its_file_is_opened_ends_as_cancelled(path: Path, steps: int) -> None:
+    """Also if the file cannot be opened: a background task that handles that error would go on for ever."""
+    async with opened(path) as driver:
+        async with driver.writing() as writer:
+            await writer.execute("CREATE TABLE a (b)", {})
+        shutil.copy(path, path.with_suffix(".copy"))
+        path.with_suffix(".copy").rename(path)
+        task = asyncio.create_task(driver.fetch("SELECT 1", {}))
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+        assert task.cancelled()
+
+
 @pytest.mark.parametrize("in_memory", [True, False])
 @pytest.mark.slow
 async def test_a_read_that_is_cancelled_twice_stops_no_other(

@@ -320,7 +320,10 @@ async def _open_file(connection: aiosqlite.Connection) -> aiosqlite.Connection:
     try:
         return await asyncio.shield(opening)
     except asyncio.CancelledError:
-        await (await opening).close()
+        await asyncio.wait([opening])
+        # An error raised here would replace the cancellation, and a loop that handles the error would never end.
+        if opening.exception() is None:
+            await connection.close()
         raise
     except sqlite_errors(StoreUnavailable):
         # Wait for the connection's thread to end; otherwise it may use this event loop after the loop was closed.
