@@ -25,13 +25,14 @@ type Action = Literal["say", "reset", "forget"]
 class Texts:
     """The texts that a bot sends without a model. An empty text is not sent.
 
-    `welcome` answers /start, `new` answers /new and /reset, and `media` answers a picture or another message without
-    text. `failed` replaces the answer of a failed run. `busy` answers a message that the workflow rejects because
-    another run is active. `too_long` answers a message with more than `max_characters`. `too_many` answers the first
-    message beyond the limit per minute. `later` ends a stream if the answer takes too long. `asked_elsewhere` follows a
-    run's question that no text in the chat can answer. In `whoami`, `{id}` is the id of the sender and `{session}` the
-    id of the session. `forget_question` asks for confirmation before `forgotten`, or `not_forgotten` if the deletion
-    failed; `forget_group` rejects the command in a group.
+    `welcome` answers /start, `help` answers /help, `new` answers /new and /reset, and `media` answers a picture or
+    another message without text. `failed` replaces the answer of a failed run. `busy` answers a message that the
+    workflow rejects because another run is active. `too_long` answers a message with more than `max_characters`.
+    `too_many` answers the first message beyond the limit per minute. `later` ends a stream if the answer takes too
+    long. `asked_elsewhere` follows a run's question that no text in the chat can answer. `whoami` answers /whoami; in
+    it, `{id}` is replaced by the id of the sender and `{session}` by the id of the session. `forget_question` answers
+    /forget. After the confirmation, `forgotten` says that the conversation is deleted, and `not_forgotten` that the
+    deletion failed. `forget_group` rejects /forget in a group.
     """
 
     welcome: str
@@ -148,7 +149,7 @@ class SenderRates:
 class Bot:
     """A bot. If `allowed_users` (ids of the platform) is not empty, the bot answers only these users.
 
-    `double_texting` replaces the workflow's own policy for a message that arrives during a turn.
+    If `double_texting` is set, it replaces the workflow's policy for a message that arrives during a turn.
     """
 
     channel: Channel
@@ -180,7 +181,7 @@ class Command:
 
 
 def command_in(message: IncomingMessage, texts: Texts) -> Command | None:
-    """Return the command in a message; None for other messages."""
+    """Return the command of a message; None if the message is not a command."""
     words = message.text.lower().split()
     match words:
         case ["/new"] | ["/reset"]:
@@ -219,7 +220,8 @@ def is_answered_by_text(run: Run) -> bool:
 async def question_for(memory: Memory, runs: RunService, bot: Bot, message: IncomingMessage) -> Run | None:
     """Return the run whose question a message answers; None if the message starts a new run.
 
-    Only the sender's newest run in the conversation counts. Its question must have been sent, and answerable by a text.
+    Only the sender's newest run in the conversation counts. Its question must have been sent, and a text must be able
+    to answer it.
     """
     if not await _runs_of(runs, message, RunQuery(session_id=message.session_id, status="waiting", limit=_NEWEST)):
         return None

@@ -64,7 +64,7 @@ class BotSettings(BaseModel, extra="forbid", frozen=True, hide_input_in_errors=T
 
 
 class TelegramSettings(BotSettings):
-    """Settings of a Telegram bot. It polls unless `receive` is the webhook, which needs a `secret`."""
+    """Settings of a Telegram bot. The bot polls, unless `receive` is `webhook`; a webhook needs a `secret`."""
 
     kind: Literal["telegram"]
     token: SecretStr
@@ -88,7 +88,7 @@ class TelegramSettings(BotSettings):
 
 
 class WeComSettings(BotSettings):
-    """Settings of a WeCom callback: the token and the key with which it is signed and encrypted."""
+    """Settings of a WeCom callback. WeCom signs callbacks with `token` and encrypts them with `encoding_aes_key`."""
 
     token: SecretStr
     encoding_aes_key: SecretStr
@@ -114,7 +114,7 @@ class WeComDirectSettings(WeComSettings):
 
 
 class WeComServiceSettings(WeComSettings):
-    """Settings of a corporation's customer service; `secret` is the secret of customer service."""
+    """Settings of WeCom Customer Service for a corporation; `secret` is the secret that WeCom issues for it."""
 
     kind: Literal["wecom_cs"]
     corp_id: str
@@ -134,9 +134,10 @@ class WeComServiceSettings(WeComSettings):
 
 
 class WeComAIBotSettings(WeComSettings):
-    """Settings of an AI bot; `receive_id` is empty for a company's own bot.
+    """Settings of an AI bot. WeCom sends callbacks, unless `receive` is `connection`, the long connection.
 
-    WeCom sends callbacks, unless `receive` is the long connection, which needs a `bot_id` and a `secret`.
+    Callbacks need `token` and `encoding_aes_key`; the connection needs `bot_id` and `secret`. `receive_id`, the
+    receiver that callbacks must name, is empty for a company's own bot; None accepts any receiver.
     """
 
     kind: Literal["wecom_aibot"]
@@ -218,7 +219,7 @@ def _check(path: Path, bots: Sequence[AnyBot]) -> None:
 
 
 def _expanded(value: object, environment: Mapping[str, str]) -> object:
-    """Return a value with its environment variables replaced."""
+    """Return a value in which each `${NAME}` is replaced by the environment variable of that name."""
     if isinstance(value, dict):
         return {key: _expanded(each, environment) for key, each in value.items()}
     if isinstance(value, list):
@@ -253,7 +254,7 @@ def _sentence(error: ValidationError) -> str:
 
 
 def add_bot(path: Path, fields: Mapping[str, Json], environment: Mapping[str, str]) -> None:
-    """Append a bot to the file, or create the file. Then only its owner can read it, because it can have secrets.
+    """Append a bot to the file; create the file if it is missing. Only the file's owner can read the written file.
 
     The comments of the file and the order of its bots do not change.
 

@@ -186,9 +186,10 @@ class Channel(Protocol):
 
     Guarantees:
 
-    - `receive` verifies the exact bytes of a callback, in constant time, before it parses more than their envelope.
+    - Before `receive` parses more than the envelope of a callback, it verifies the exact bytes in constant time.
     - After verification, `receive` raises no error: an update that it cannot interpret is `Ignored`.
-    - An `IncomingMessage` has non-blank text, and the same `session_id` and `message_id` each time that it is sent.
+    - An `IncomingMessage` has a text that is not blank. Its `session_id` and `message_id` are the same each time that
+      the platform sends it.
     - Errors and the `repr` of records contain no secrets and no text of a message.
     """
 
@@ -235,7 +236,7 @@ def complete(message: IncomingMessage) -> IncomingMessage | Ignored:
 
 
 def stored_message(message: IncomingMessage) -> str:
-    """Serialize a message as JSON, without its address."""
+    """Serialize a message as JSON, with an empty `reply_to`."""
     fields = {**vars(message), "sent_at": message.sent_at and message.sent_at.isoformat(), "reply_to": {}}
     return json.dumps({**fields, "sender": message.sender and vars(message.sender)})
 
@@ -256,8 +257,8 @@ type Account = Mapping[str, Json]
 class Part:
     """A part of an answer that fits into one message.
 
-    `key` is the same for each attempt, for platforms that drop duplicates. Only the `first` part is sent as a reply to
-    the message. If `again` is True, the part may have been sent before.
+    `key` is the same for each attempt, so that platforms can drop duplicates. Only the `first` part of an answer is
+    sent as a reply to the message. If `again` is True, the part may have been sent before.
     """
 
     text: str = field(repr=False)
@@ -320,7 +321,7 @@ class ChannelClient(Protocol):
         """Show the person that the bot is working, if the platform has a way to do so."""
 
     async def account(self) -> Account | str:
-        """Return the platform's data about the bot, for operators, or the kind of an error."""
+        """Return the platform's data about the bot, for operators. If the request fails, return the kind of error."""
 
 
 def read_json(text: str | bytes) -> Json:
@@ -352,19 +353,19 @@ def text_in(fields: Mapping[str, Json], name: str) -> str:
 
 
 def number_in(fields: Mapping[str, Json], name: str) -> int | None:
-    """Return an integer of at most 64 bits; None if it is missing."""
+    """Return the integer in a field; None if it is missing or needs more than 64 bits."""
     value = fields.get(name)
     return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63 else None
 
 
 def id_in(fields: Mapping[str, Json], name: str) -> str:
-    """Return an id as text, from a printable text of at most 256 characters or an integer; else an empty text."""
+    """Return the id in a field as text; empty unless it is an integer or at most 256 printable characters."""
     number = number_in(fields, name)
     text = text_in(fields, name) if number is None else str(number)
     return text if text.isprintable() and len(text) <= 256 else ""
 
 
 def time_in(fields: Mapping[str, Json], name: str) -> datetime | None:
-    """Return a time from seconds since 1970; None if it is missing or 0."""
+    """Return the time in a field of seconds since 1970; None if it is missing, not positive, or after year 9999."""
     seconds = number_in(fields, name)
     return datetime.fromtimestamp(seconds, UTC) if seconds is not None and 0 < seconds < 253_402_300_800 else None

@@ -66,7 +66,10 @@ class Delivery:
         self._woken.set()
 
     async def keep_delivering(self, take_left: Callable[[timedelta], Awaitable[None]]) -> None:
-        """Deliver answers until cancelled. After `poll_seconds` without `wake`, take messages of dead processes too."""
+        """Deliver answers until cancelled. After `poll_seconds` without `wake`, also call `take_left`.
+
+        `take_left` takes messages of processes that have died; its argument is the minimum age of a message.
+        """
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._options.poll_seconds):
@@ -79,7 +82,7 @@ class Delivery:
                     await take_left(timedelta(seconds=self._options.take_again_seconds))
 
     async def finish(self, *, seconds: float) -> None:
-        """Send answers that are ready, for at most `seconds`. The others stay in the outbox and are sent later."""
+        """Send answers that are ready, for at most `seconds`. Unsent answers stay in the outbox and are sent later."""
         with contextlib.suppress(StoreError):
             await self.deliver_due()
         if self._sending:
@@ -196,7 +199,7 @@ async def answer_text(memory: Memory, bot: Bot, message: Outgoing) -> str:
 
 
 def _key(message: Outgoing, index: int) -> str:
-    # With the time, because a message can have two texts: a run's question, and its answer after a reply.
+    # The key contains the time, because a message can have two texts: a run's question, and its answer after a reply.
     return f"{message.session_id}\n{message.message_id}\n{message.created_at.isoformat()}\n{index}"
 
 

@@ -36,9 +36,9 @@ def utf8_length(text: str) -> int:
 def split_text(text: str, limit: int, *, size: Size = len, markup: bool = False) -> tuple[str, ...]:
     """Split a text into parts of at most `limit` units; no part is blank.
 
-    A part ends after the last paragraph that ends in its second half, or else after the last line, sentence or word. If
-    there is none, it ends between two characters. White space at a cut is dropped; everything else stays in order. With
-    `markup`, cuts outside of Markdown's bold text, code and links are preferred.
+    A part ends after the last paragraph that ends in its second half, or else after the last line, sentence or word
+    that does. If there is none, the part ends between two characters. White space at a cut is dropped; everything else
+    stays in order. With `markup`, cuts outside of Markdown's bold text, code and links are preferred.
     """
     parts: list[str] = []
     rest = text.strip("\n")
@@ -59,14 +59,14 @@ def split_markdown(text: str, limit: int, *, size: Size = len) -> tuple[str, ...
 
 
 def _fitting(text: str, limit: int, size: Size) -> int:
-    """Return the number of characters that fit, at least one."""
+    """Return the number of a text's first characters that fit into `limit` units, at least one."""
     # A character has at least one unit, so at most `limit` characters fit.
     ends = range(1, min(len(text), limit) + 1)
     return max(1, bisect_right(ends, limit, key=lambda end: size(text[:end])))
 
 
 def _cut(text: str, fits: int, avoid: Callable[[str, int], bool] | None = None) -> tuple[int, int] | None:
-    """Return the end of a part and the start of the next one; None if there is no suitable cut."""
+    """Return the end of a part and the start of the next one; None if there is no cut that `avoid` permits."""
     for pattern in _CUTS:
         found = [match.span() for match in pattern.finditer(text, max(1, fits // 2), fits + 1) if match.start() <= fits]
         for span in reversed(found):

@@ -73,7 +73,9 @@ class Intake:
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def take_page(self, bot: Bot, updates: Iterable[Update]) -> None:
-        """Take the updates of one page; execute runs after all are stored, so that one run can answer several messages.
+        """Take the updates of one page, and execute their runs only after all updates are stored.
+
+        So one run can answer several messages.
 
         Raises:
             StoreUnavailable: some updates were not taken.
@@ -87,10 +89,10 @@ class Intake:
                 self.in_background(self._until_ready(bot, each))
 
     async def take(self, bot: Bot, update: Update, started: StartedRuns = None, *, again: bool = False) -> None:
-        """Take one update; repeating it changes nothing. If `started` is a list, append the run and do not execute it.
+        """Take one update; taking it again changes nothing.
 
-        An update that can never be taken is reported and skipped, so that it does not block the next ones. With
-        `again`, the rate limit is not checked.
+        If `started` is a list, the run is appended to it and not executed. An update that can never be taken is
+        reported and skipped, so that it does not block later updates. With `again`, the rate limit is not checked.
 
         Raises:
             StoreUnavailable: the update was not taken.
@@ -103,9 +105,9 @@ class Intake:
             self._notify_trouble(error, bot)
 
     async def take_left(self, older_than: timedelta) -> None:
-        """Take messages that dead processes left in the outbox without a run, as not every platform repeats them.
+        """Take messages that dead processes left in the outbox without a run. Not every platform repeats such messages.
 
-        Commands are skipped: executed late, they would reset or erase messages that arrived in the meantime. But a
+        Commands are skipped, because a late command would reset or erase messages that arrived in the meantime. But a
         deletion that was already requested is still confirmed.
 
         Raises:
@@ -125,7 +127,7 @@ class Intake:
             self._taken_again.add(left.number)
 
     async def close(self) -> None:
-        """Stop waiting for runs. Any process finds answers that become ready later by polling the outbox."""
+        """Stop waiting for runs. Answers that become ready later are found by any process that polls the outbox."""
         for task in self._background:
             task.cancel()
         if self._background:
@@ -189,7 +191,7 @@ class Intake:
         self.notify(bot, "taken" if is_new else "repeated", session_id=session_id)
 
     async def _is_within_rate(self, bot: Bot, message: IncomingMessage) -> bool:
-        """Count a message; return True within the rate limit. Send `too_many` for the first one beyond the limit."""
+        """Count a message; return True if it is within the rate limit. Answer the first one beyond with `too_many`."""
         sender = message.sender.id if message.sender else message.session_id or ""
         rate = bot.rates.count(sender, message.message_id)
         if rate == "first_beyond":
@@ -261,13 +263,13 @@ class Intake:
         content: str | None = None,
         started: StartedRuns = None,
     ) -> bool:
-        """Add an entry for the answer to the outbox and start its run; if it cannot start, answer `busy` or `failed`.
+        """Add an entry for the answer to the outbox, and start the run; if it cannot start, answer `busy` or `failed`.
 
         Return False if the message was already processed.
         """
         session_id = message.session_id or ""
         added = await self._owe(bot, message, content)
-        # A process may die after this step. A repeated message starts a run only if it still waits for its answer.
+        # A process may die after this step. A repeated message starts a run only if its entry still waits.
         if not added and not await self._outbox.waits(bot.name, session_id, message.message_id):
             return False
         try:
@@ -314,7 +316,7 @@ class Intake:
 
     async def _owe(self, bot: Bot, message: IncomingMessage, content: str | None, *, waits: bool = True) -> bool:
         """Add an entry for the answer to a message to the outbox; return False if there is one already."""
-        # If an AI bot has no connection, WeCom fetches its answers for a limited time. They are sent only after that.
+        # WeCom fetches the answers of an AI bot without a connection for a limited time. After it, answers are sent.
         channel = bot.channel
         is_fetched = isinstance(channel, WeComAIBotChannel) and not channel.options.connection
         after = STREAM_TIME if is_fetched else timedelta()
@@ -360,7 +362,7 @@ class Intake:
         await session.append([note])
 
     async def _until_ready(self, bot: Bot, started: Started) -> None:
-        """Show that the bot is working until the run ends, then send its answer."""
+        """Show that the bot is working until the run ends; then mark the answer as ready to be sent."""
         message, run_id = started
         runs = await self._runs.service()
         showing = asyncio.create_task(_show_working(bot, message))
@@ -382,8 +384,9 @@ class Intake:
         Then the deletion is confirmed.
         """
         session_id = message.session_id or ""
-        # The entry has a key of its own, which names no person: deleting a session deletes the entries with its id, and
-        # under the key of the deletion's record the outbox would take this record for the run that answers.
+        # The entry has its own key, which names no person. An entry with the id of the session would be deleted with
+        # the session. For an entry with the key of the deletion's record, the outbox would treat that record as the
+        # run that answers.
         key = (bot.name, f"{FORGOTTEN}{deletion_key(session_id)}", message.message_id)
         stored = stored_message(message)
         added = await self._outbox.add(
@@ -414,7 +417,7 @@ class Intake:
         return added
 
     async def _is_requested(self, message: IncomingMessage) -> bool:
-        """Return whether the deletion of a message's session was requested; it may be complete."""
+        """Return True if this message requested the deletion of its session, even if the deletion is complete."""
         session_id = message.session_id or ""
         places = (session_id, deletion_key(session_id))  # a deletion deletes its run and leaves a record
         return any([await self._outbox.run_of(place, message.message_id) for place in places])

@@ -33,7 +33,7 @@ from threadkeep.memory import Memory
 from threadkeep.runs.service import RunsOnDemand
 
 TAKE_SECONDS = 4.0
-"""The time limit of a callback in seconds. WeCom waits for five seconds and then repeats the callback."""
+"""Seconds within which a callback must be processed. WeCom waits for five seconds and then repeats the callback."""
 
 
 class ChannelService:
@@ -83,7 +83,7 @@ class ChannelService:
         return await responding
 
     async def _respond(self, bot: Bot, received: Received) -> CallbackResponse:
-        """Take the updates of a callback and return the response to it."""
+        """Take the updates of a callback; return the response to the callback."""
         for update in received.updates:
             if isinstance(update, DeskNotified):
                 await self._desks[bot.name](update)

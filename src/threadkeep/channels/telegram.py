@@ -68,9 +68,9 @@ class TelegramOptions:
     """Options of a Telegram bot.
 
     `secret` is the secret of the webhook; without it every callback is rejected. An update is ignored if its kind is
-    not in `allowed_updates` or its chat type not in `chat_types`. With `edited_message`, an edit is a new message. In a
-    group the bot accepts commands, replies to itself and messages that mention `username`; if `group_messages` is `all`
-    or the `username` is not known yet, it accepts everything that Telegram delivers.
+    not in `allowed_updates` or its chat type not in `chat_types`. If `edited_message` is allowed, an edit is processed
+    as a new message. In a group, the bot accepts commands, replies to the bot's messages, and messages that mention
+    `username`. If `group_messages` is `all` or the `username` is not known yet, it accepts everything in the group.
     """
 
     name: str
@@ -234,7 +234,7 @@ class TelegramChannel:
         return text if takes_all or asked_by_name or command or answers_bot else None
 
     def _own_names(self, entities: Sequence[Json], units: bytes, *, in_group: bool) -> Iterator[tuple[int, int]]:
-        """Yield the UTF-16 byte ranges of the bot's name: a mention and the space after it, or `@bot` of a command."""
+        """Yield the UTF-16 byte ranges of the bot's name: a group's mention and its space, or `@bot` of a command."""
         own_name = f"@{self.username}".lower() if self.username else None
         for entity in entities:
             fields = object_in(entity)
@@ -254,7 +254,7 @@ class TelegramChannel:
 
 
 def in_chat(message: IncomingMessage, chat_id: str) -> IncomingMessage:
-    """Return a message whose session key has the first id of its chat. The answer is still sent to the current id."""
+    """Return the message with `chat_id` as the chat in its session key; the answer is still sent to the current id."""
     return replace(message, results={PARSER: {**object_in(message.results, PARSER), "chat_id": chat_id}})
 
 
@@ -277,6 +277,6 @@ def _name(fields: Mapping[str, Json]) -> str:
 
 
 def _quoted(message: Mapping[str, Json]) -> str:
-    """Return the text that a message replies to: the part that the person selected, or else the whole text."""
+    """Return the text that a message replies to, or the part that the person selected; empty if there is none."""
     answered = object_in(message, "reply_to_message")
     return text_in(object_in(message, "quote"), "text") or text_in(answered, "text") or text_in(answered, "caption")

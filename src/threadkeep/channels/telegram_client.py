@@ -52,7 +52,7 @@ _NUMBERS = ("chat_id", "message_id", "message_thread_id")
 
 @dataclass(frozen=True)
 class TelegramAnswer:
-    """A response of the Bot API. Without a response `status` is 0 and `error` is the kind of error.
+    """A response of the Bot API. Without a readable response, `status` is 0 and `error` is the kind of error.
 
     If `uncertain` is True, the call may have been executed.
     """
@@ -70,7 +70,7 @@ class TelegramAnswer:
 
     @property
     def problem(self) -> str:
-        """The kind of a failure. `Conflict`: a webhook is set, or another program polls this bot."""
+        """The kind of a failure. `Conflict` means that a webhook is set, or that another program polls this bot."""
         return self.error or _PROBLEMS.get(self.status, f"Status{self.status}")
 
 
@@ -115,7 +115,7 @@ class TelegramClient:
         await self.call("sendChatAction", {"action": "typing", **_place(address)})
 
     async def account(self) -> Account | str:
-        """Return the name of the bot and the state of its webhook, or the kind of an error."""
+        """Return the name of the bot and the state of its webhook; if a call fails, return the kind of the error."""
         found: dict[str, Json] = {}
         for method in ("getMe", "getWebhookInfo"):
             answer = await self.call(method)
@@ -128,7 +128,7 @@ class TelegramClient:
         return found
 
     async def learn_username(self, channel: TelegramChannel) -> str | None:
-        """Request an unknown username of the bot and store it in the channel; return the kind of the error, if any."""
+        """Set the channel's username if it is unknown; if that fails, return the kind of the error, otherwise None."""
         if channel.username:
             return None
         answer = await self.call("getMe")
@@ -143,7 +143,7 @@ class TelegramClient:
             pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
 
     async def updates(self, offset: int | None, kinds: Sequence[str], *, seconds: int) -> TelegramAnswer:
-        """Wait at most `seconds` for updates (at most 100) from an offset on."""
+        """Return up to 100 updates of some kinds, from the update `offset` on; wait for them at most `seconds`."""
         wanted: dict[str, Json] = {"offset": offset, "timeout": seconds, "limit": 100, "allowed_updates": list(kinds)}
         return await self.call("getUpdates", wanted, seconds=seconds + _MARGIN_SECONDS)
 
@@ -178,7 +178,7 @@ class TelegramPolling:
         self._owner = str(uuid7())
 
     async def keep_polling(self) -> None:
-        """Poll until cancelled; retry after a pause on failure."""
+        """Poll until cancelled; after a failure, pause and poll again."""
         pause = _FIRST_PAUSE_SECONDS
         try:
             while True:
@@ -197,7 +197,7 @@ class TelegramPolling:
             await asyncio.shield(self._release())
 
     async def poll(self) -> str | None:
-        """Take updates or wait for them, unless another process polls; return the kind of the error, if any."""
+        """Wait for updates and take them, unless another process polls; return the kind of the error, or None."""
         if not await self._duties.claim(self._duty, self._owner, seconds=_CLAIM_SECONDS, every_seconds=0.0):
             await asyncio.sleep(_LOOK_SECONDS)
             return None

@@ -84,7 +84,7 @@ class WeComCrypto:
         """Verify and decrypt the text of a callback: check signature and clock, decrypt, then check the receiver.
 
         Raises:
-            CallbackRefused: one of the checks failed.
+            CallbackRefused: a check failed, or the text cannot be decrypted.
         """
         given = callback.parameter("msg_signature")
         timestamp = callback.parameter("timestamp")
@@ -101,7 +101,7 @@ class WeComCrypto:
         return plain
 
     def decrypt(self, encrypted: str) -> tuple[str, str]:
-        """Decrypt a text, whose signature must be verified; return the plain text and the receiver's id.
+        """Decrypt a text, and return the plain text and the receiver's id. The caller must verify the signature first.
 
         Raises:
             CallbackRefused: the text was not encrypted with this key.
@@ -120,7 +120,7 @@ class WeComCrypto:
             raise CallbackRefused("unreadable") from None
 
     def seal(self, plain: str, *, timestamp: str, nonce: str, salt: bytes | None = None) -> Sealed:
-        """Encrypt and sign a text for the platform. `salt` is 16 random bytes."""
+        """Encrypt and sign a text for the platform. `salt` has 16 bytes; by default they are random."""
         content = plain.encode()
         salt = os.urandom(_SALT_BYTES) if salt is None else salt
         whole = salt + len(content).to_bytes(4, "big") + content + (self._receive_id or "").encode()
@@ -232,7 +232,7 @@ class WeComDirectChannel:
         return Received(SUCCESS, (Ignored("malformed") if fields is None else self._message(fields),))
 
     def split(self, text: str) -> tuple[str, ...]:
-        """Split an answer at paragraphs; count its size in bytes."""
+        """Split an answer at paragraphs into parts of at most 2,048 bytes."""
         return split_text(text, MAX_MESSAGE_BYTES, size=utf8_length)
 
     def _message(self, fields: Mapping[str, Json]) -> IncomingMessage | Ignored:

@@ -61,9 +61,9 @@ _MENTION = re.compile(r"@\S+(?:\s+|$)")
 class WeComAIBotOptions:
     """Options of an AI bot.
 
-    Group messages mention the bot as `bot_name`; if it is empty, the first mention in a message means the bot.
-    With a `bot_id`, callbacks for other bots are ignored. `receive_id` is empty for a company's own bot. `own_api` is
-    the address of an API that replaces WeCom's; answers may be sent there too. A bot with a `connection` needs no
+    Group messages mention the bot as `bot_name`; if it is empty, a mention at the beginning of a message means the
+    bot. With a `bot_id`, callbacks for other bots are ignored. `receive_id` is empty for a company's own bot. `own_api`
+    is the address of an API that replaces WeCom's; answers may be sent there too. A bot with a `connection` needs no
     token and no key, and accepts no callbacks over HTTP.
     """
 
@@ -105,7 +105,7 @@ class WeComAIBotChannel:
         return f"wecom_aibot:{self.options.bot_id or self.name}"
 
     def receive(self, callback: Callback) -> Received:
-        """Verify, decrypt and parse a callback. The response is empty; `stream_response` returns one with text."""
+        """Verify, decrypt and parse a callback. For a message, the response is empty; `stream_response` has a text."""
         opened = self._crypto.receive(callback, _envelope)
         if isinstance(opened, Received):
             return opened
@@ -137,7 +137,7 @@ class WeComAIBotChannel:
         return CallbackResponse(json.dumps(body).encode(), "application/json")
 
     def read(self, fields: Mapping[str, Json]) -> Update:
-        """Parse a message or an event."""
+        """Parse the decrypted JSON of a callback or a frame into a message, an event or a `StreamRefresh`."""
         bot, kind = id_in(fields, "aibotid"), text_in(fields, "msgtype")
         if self.options.bot_id and bot != self.options.bot_id:
             return Ignored("not_for_us" if fields else "malformed")
@@ -299,7 +299,7 @@ class AnswerStreams:
 def is_response_url(url: str, own_api: str = "") -> bool:
     """Return True for a WeCom URL with https and the standard port. Answers are sent only to such URLs.
 
-    URLs below `own_api` are accepted too: operators set it to replace WeCom, in tests or behind a proxy.
+    URLs below `own_api` are accepted too. Operators set `own_api` to replace WeCom's API, in tests or behind a proxy.
     """
     if own_api and url.startswith(f"{own_api.rstrip('/')}/"):
         return True
@@ -336,6 +336,6 @@ def _event(fields: Mapping[str, Json], found: Mapping[str, Json]) -> Update:
 
 
 def _cut(channel: WeComAIBotChannel, text: str) -> str:
-    """Return the part of an unfinished text that fits into one message."""
+    """Return the beginning of an unfinished text, as much as fits into one message."""
     parts = channel.split(text)
     return parts[0] if parts else ""

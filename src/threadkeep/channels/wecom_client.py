@@ -101,7 +101,7 @@ class WeComApi:
         return answer
 
     async def token(self) -> str | WeComAnswer:
-        """Return the access token, or the error response of WeCom."""
+        """Return the stored access token or a new one; if WeCom issues none, return its error response."""
         async with self._asking:
             if known := await self._state.value(self._scope, "access_token"):
                 return known
@@ -208,7 +208,7 @@ class WeComServiceClient(WeComClient):
         return outcome_of(await self.api.call("kf/send_msg", message))
 
     async def page(self, desk: str, *, cursor: str | None, token: str | None) -> WeComAnswer:
-        """Fetch the page of a desk's messages (at most 1,000) after a cursor; None begins with the oldest available."""
+        """Fetch up to 1,000 messages of a desk after a cursor; without one, begin with the oldest available message."""
         values: dict[str, Json] = {"open_kfid": desk, "limit": 1000}
         return await self.api.call(
             "kf/sync_msg", values | ({"cursor": cursor} if cursor else {}) | ({"token": token} if token else {})
@@ -225,7 +225,7 @@ class WeComAIBotClient:
         self._own_api = "" if api == API else api
 
     async def send(self, address: Address, part: Part) -> Outcome:
-        """Send a part to the address of the message. WeCom rejects every further part."""
+        """Send a part to the response URL of the message. WeCom accepts only one part there and rejects later parts."""
         url = text_in(address, "response_url")
         if not is_response_url(url, self._own_api):
             return Refused("NoResponseAddress")

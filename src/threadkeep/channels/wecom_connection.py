@@ -80,8 +80,8 @@ class _Stream:
 class AIBotConnection:
     """The connection of an AI bot, and the client that sends its answers.
 
-    Only one process at a time is connected; if it dies, another process connects. An answer is streamed until
-    the connection or the time of its stream ends. After that it is sent as a separate message.
+    Only one process at a time is connected; if it dies, another process connects. An answer is streamed until the
+    connection is lost or the stream's time limit is reached. After that, it is sent as a separate message.
     """
 
     def __init__(self, memory: Memory, channel: WeComAIBotChannel, *, secret: str, address: str = ADDRESS) -> None:
@@ -108,7 +108,7 @@ class AIBotConnection:
         return self._subscribed
 
     async def send(self, address: Address, part: Part) -> Outcome:
-        """End the stream of a message with a part. If there is none or WeCom rejects that, send a separate message."""
+        """End the stream of a message with a part; if there is none or WeCom rejects that, send a separate message."""
         stream = self._streams.pop(text_in(address, "req_id"), None)
         if stream is not None:
             async with stream.lock:
@@ -149,7 +149,10 @@ class AIBotConnection:
             await asyncio.shield(self._release())
 
     async def _connect(self, intake: Intake, bot: Bot) -> str | None:
-        """Connect and process messages, unless another process is connected; return the kind of the error, if any."""
+        """Connect and process messages until an error ends the connection; return the kind of the error.
+
+        If another process is connected, wait some seconds and return None.
+        """
         duties = self._memory.channels.duties
         if not await duties.claim(self._duty, self._owner, seconds=_CLAIM_SECONDS, every_seconds=0.0):
             await asyncio.sleep(_LOOK_SECONDS)

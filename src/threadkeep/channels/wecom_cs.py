@@ -58,12 +58,12 @@ _TOKEN_SECONDS = 540
 _UNKNOWN_AGE = timedelta(minutes=10)
 _NOTICE_PREFIX = "notice:"
 _FAILURES: Mapping[int | None, str] = {4: "ReplyTimeOver", 5: "SessionState", 6: "ReplyLimit", 10: "Forbidden"}
-"""Reasons why an accepted message was not delivered: 48 hours over, session closed, five messages sent, rejected."""
+"""The error for each `fail_type`: 48 hours have passed, the session is closed, five messages were sent, rejected."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WeComServiceOptions:
-    """Options of a corporation's customer service. If `desks` is not empty, it serves only these desks."""
+    """Options of a corporation's customer service. If `desks` is not empty, the bot serves only these desks."""
 
     name: str
     corp_id: str
@@ -106,7 +106,7 @@ class WeComServiceChannel:
         return f"wecom_cs:{self.options.corp_id}"
 
     def receive(self, callback: Callback) -> Received:
-        """Verify and decrypt a callback; return the desk that has new messages."""
+        """Verify and decrypt a callback; its update names the desk that has new messages."""
         opened = self._crypto.receive(callback, xml_envelope)
         if isinstance(opened, Received):
             return opened
@@ -122,7 +122,7 @@ class WeComServiceChannel:
         return SyncPage(updates, text_in(fields, "next_cursor"), has_more=fields.get("has_more") in (1, True))
 
     def split(self, text: str) -> tuple[str, ...]:
-        """Split an answer at paragraphs; count its size in bytes."""
+        """Split an answer at paragraphs into parts of at most 2,048 bytes."""
         return split_text(text, MAX_MESSAGE_BYTES, size=utf8_length)
 
     def _notice(self, fields: Mapping[str, Json]) -> Update:
@@ -232,7 +232,7 @@ class DeskFetching:
             self._noticed.clear()
 
     async def fetch(self, desk: str, notice: str) -> str | None:
-        """Take all new messages of a desk, unless another process is doing so; return the kind of the error, if any."""
+        """Take all new messages of a desk, unless another process does; return the kind of the error, or None."""
         duty = f"fetch:{self._channel.scope}:{desk}"
         if not await self._duties.claim(duty, self._owner, seconds=_CLAIM_SECONDS, every_seconds=0.0):
             return None
@@ -270,7 +270,7 @@ class DeskFetching:
     def _begun_recently(self, updates: Iterable[Update]) -> list[Update]:
         """Mark messages older than 10 minutes, so that they are stored but not answered.
 
-        Used for a desk's first updates, because WeCom sends them with up to three days of history.
+        This is done for the first updates of a desk, because WeCom sends them with up to three days of history.
         """
         since = self._memory.clock() - _UNKNOWN_AGE
         found: list[Update] = []
