@@ -21,15 +21,15 @@ from threadkeep.agent.conversion import REPEATS, STRUCTURED, id_of, text_of
 from threadkeep.errors import MiddlewareWarning
 
 _LIMIT_NOTICES = ("Model call limits exceeded: ", " call limit reached: ")
-"""Parts of the notices with which LangChain's call limits end a run; tests compare them with the real middleware."""
+"""Texts that occur in the notices with which LangChain's call-limit middleware ends a run."""
 
 
 def answered_before(answer: AIMessage, request: ModelRequest[Any], config: RunnableConfig) -> ModelResponse[Any]:
     """Return a stored answer as the response of a model call, with a structured response if the agent requests one.
 
-    If later turns or repeats follow the answer in the state, or if a tool's result has its id, a copy with a new id is
-    returned, which later model calls do not receive. Otherwise the answer keeps its id. The structured response is None
-    if the stored data do not fit the requested schema.
+    If the answer is followed by later turns or repeats in the state, or if a tool's result has the answer's id, the
+    response is a copy with a new id. Later model calls do not receive this copy. Otherwise the answer keeps its id. The
+    structured response is None if the stored data do not fit the requested schema.
     """
     data = answer.additional_kwargs.get(STRUCTURED)
     structured = _structured(text_of(answer) if data is None else data, request.response_format)
@@ -46,14 +46,14 @@ def answered_before(answer: AIMessage, request: ModelRequest[Any], config: Runna
 
 
 def named_as_agent(answer: AIMessage, config: RunnableConfig) -> AIMessage:
-    """Return a copy of a stored answer for the graph's state: with the agent's name, without `additional_kwargs`."""
+    """Return a copy of a stored answer for the graph's state. It has the agent's name and no `additional_kwargs`."""
     name = config.get("metadata", {}).get("lc_agent_name")
     named = {"name": str(name)} if name else {}
     return answer.model_copy(update={**named, "additional_kwargs": {}})
 
 
 def restored(messages: Sequence[BaseMessage], told: BaseMessage) -> dict[str, Any] | None:
-    """Return an update of a state that restores a repeated answer; None if no middleware changed or replaced it."""
+    """Return a state update that restores the repeated answer `told`; None if no middleware changed or replaced it."""
     said = next((message for message in messages if message.id == told.id), messages[-1])
     if not isinstance(said, AIMessage) or _as_sent(said) == _as_sent(told):
         return None
@@ -77,9 +77,10 @@ def _structured(text: str, wanted: object) -> object:
 
 
 def final_answer(state: AgentState[Any], direct_calls: Collection[str]) -> AIMessage | None:
-    """Return the final answer in a state: an assistant message, tool results, or the structured response as JSON.
+    """Return the final answer in a state; None if no answer follows the question.
 
-    `direct_calls` are the ids of calls of tools with `return_direct`. Return None if no answer follows the question.
+    The answer is an assistant message, the joined results of tools, or the structured response as JSON. `direct_calls`
+    are the ids of calls of tools with `return_direct`.
     """
     direct: list[ToolMessage] = []
     for message in reversed(state["messages"]):
@@ -103,7 +104,7 @@ def final_answer(state: AgentState[Any], direct_calls: Collection[str]) -> AIMes
 
 
 def answer_of(results: Sequence[ToolMessage]) -> AIMessage:
-    """Join the results of tools that end a run to one answer, which has the id of the last result."""
+    """Join the results of tools that end a run into one answer. The answer has the id of the last result."""
     return AIMessage("\n\n".join(filter(None, map(text_of, results))), id=results[-1].id)
 
 
@@ -113,9 +114,9 @@ def is_limit_notice(answer: AIMessage, said_ids: Collection[str | None]) -> bool
 
 
 HELD_BACK_CHARACTERS: Final = 128
-"""The number of characters removed from the end of an incomplete text, which may end inside an address or a number.
+"""The number of characters that are removed from the end of an incomplete text.
 
-LangChain holds back the same number of characters of a redacted stream.
+The text may end inside an address or a number. LangChain holds back the same number of characters of a stream.
 """
 
 
@@ -129,7 +130,7 @@ def has_detector(kind: str) -> bool:
 
 
 def storable(said: BaseMessage | str, kinds: Collection[str], *, whole: bool) -> BaseMessage | str:
-    """Return an answer without data of these kinds; an empty text if `PIIMiddleware` has no detector for one of them.
+    """Return an answer with data of these kinds redacted; an empty text if one of the kinds has no built-in detector.
 
     Args:
         said: the answer of the model.
@@ -181,10 +182,10 @@ _SENTENCES: Final[Mapping[Finding, str]] = {
 
 
 class OtherMiddleware:
-    """Warnings about the other middleware of an agent, each given once.
+    """Warnings about the other middleware of an agent; each warning is given once.
 
-    Middleware cannot see which other middleware an agent has, but the messages show its effects. A warning says that
-    another middleware does the same job as the memory, or has the wrong position in the list.
+    `SessionMemory` cannot see which other middleware an agent has, but the messages show that middleware's effects.
+    Each warning names a middleware with the same job as `SessionMemory`, or with a wrong position in the list.
     """
 
     def __init__(self) -> None:
@@ -199,7 +200,7 @@ class OtherMiddleware:
                 self._warn("cleared")
 
     def check_calls(self, sent: Sequence[BaseMessage], partial: PartialAnswer) -> None:
-        """Warn if several models were called, or if no call had the types and texts of the memory's messages."""
+        """Warn if several models were called, or if no call received messages with the types and texts of `sent`."""
         if len(partial.models) > 1:
             self._warn("model")
         for asked in partial.asked:
@@ -211,7 +212,7 @@ class OtherMiddleware:
             self._warn("cleared" if any(map(_is_cleared, partial.asked[-1])) else "behind")
 
     def check_end(self, state: object, answers: Sequence[AIMessage], *, is_whole: bool) -> None:
-        """Warn if the final state ends with a changed answer or, if `is_whole`, with any text that is not stored."""
+        """Warn if the final state ends with a changed answer or, with `is_whole`, with a text that was not stored."""
         messages = state.get("messages") if isinstance(state, Mapping) else None
         last = messages[-1] if isinstance(messages, list) and messages else None
         if not isinstance(last, AIMessage) or not last.id:

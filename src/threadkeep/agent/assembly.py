@@ -1,4 +1,4 @@
-"""The context of one model call: sections within the budget, with an entry that explains each message.
+"""Builds the context of a model call: messages within the budget, each with an entry that says what it is.
 
 An `Assembler` serves one turn. Earlier turns, summaries and quotes are read once, so all model calls of the turn begin
 with the same messages.
@@ -42,13 +42,13 @@ from threadkeep.records import Message, Summary
 type _Sent = tuple[BaseMessage, Entry]
 
 _NEWEST: Final = 8
-"""The number of newest messages that get room before the other sections do, up to half of the budget."""
+"""The number of newest messages for which tokens are reserved before those of other sections."""
 _YIELDING: Final[tuple[Section, ...]] = ("window", "earlier_steps")
 _PINNED: Final[tuple[Section, ...]] = ("system", "summary")
 
 
 class Assembler:
-    """A builder of the contexts of a turn's model calls; `kept` is the window that an earlier turn cached."""
+    """Builds the contexts of a turn's model calls; `kept` is the window that an earlier turn cached, if any."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class Assembler:
         self._shown: tuple[int, TokenCounter, tuple[Summary, ...]] | None = None
 
     def draft(self, call: Call, wanted: Sequence[Section] = (), extras: Sequence[Extra] = ()) -> Draft:
-        """Choose the messages to send, and reserve tokens for `wanted` sections (searched later) and found `extras`.
+        """Choose the messages to send. Reserve tokens for `extras` and for `wanted` sections, which are searched later.
 
         Raises:
             BudgetTooSmall: the system message exceeds the budget, alone or together with the newest user message and
@@ -90,12 +90,12 @@ class Assembler:
         return self._chosen(self._drafted(call, merge(self._earlier, talk), wanted, extras))
 
     def included_ids(self, draft: Draft) -> set[str]:
-        """Return the ids, as stored in the transcript, of the messages that a draft includes."""
+        """Return the ids that the messages in a draft have in the transcript."""
         ids = {found for index in draft.chosen.kept if (found := draft.pieces[index].id) is not None}
         return ids.union(row.id for row in self._recollection.messages[: draft.window] if row.id)
 
     def build(self, draft: Draft) -> Assembled:
-        """Return the messages of the call: those that the draft chose, with the found extras at their positions."""
+        """Return the messages of the call: the messages that the draft chose, and its extras at their positions."""
         pieces, chosen = draft.pieces, draft.chosen
         moved = chosen.cut_back and self._layout.window == "anchored"
         # Later calls of the turn must not begin earlier, because messages before the window may now be quoted.
@@ -122,7 +122,7 @@ class Assembler:
     def _assembled(
         self, draft: Draft, head: list[_Sent], tail: list[_Sent], stable: int, texts: Mapping[str, str]
     ) -> Assembled:
-        """Join `head`, the cached window and `tail`; the stable prefix has the first `stable` messages of `tail`."""
+        """Join `head`, the cached window and `tail`. The stable prefix ends with the `stable`th message of `tail`."""
         count = draft.window
         messages = [*[each[0] for each in head], *self.window.messages[:count], *[each[0] for each in tail]]
         entries = (*[each[1] for each in head], *self.window.entries[:count], *[each[1] for each in tail])
@@ -200,7 +200,7 @@ class Assembler:
         *,
         window: int = 0,
     ) -> Draft:
-        """Return a draft of everything that could be sent, after the first `window` messages of the cached window."""
+        """Return a draft with every message that could follow the first `window` messages of the cached window."""
         shown = self._summaries_for(call)
         repaired = repair(plain(talk, call.provider))
         pieces = tuple(self._pieces(call, repaired.messages, shown))
@@ -244,7 +244,7 @@ class Assembler:
         return replace(draft, pieces=pieces, summaries=(), chosen=self._plan(call, pieces, call.budget))
 
     def _recalled(self, draft: Draft) -> int:
-        """Return the tokens for recalled turns if messages may use them, as no older turns exist; otherwise 0."""
+        """Return the tokens reserved for recalled turns if there are no older turns to recall, otherwise 0."""
         recollection = self._recollection
         if recollection.begin or recollection.dropped or recollection.overflowing:
             return 0
@@ -260,7 +260,7 @@ class Assembler:
         return self._shown[2]
 
     def _pieces(self, call: Call, talk: Sequence[BaseMessage], summaries: Sequence[Summary]) -> Iterator[Piece]:
-        """Yield everything that may be sent, in order: the system message and the summary first."""
+        """Yield every message that may be sent, in sending order: first the system message, then the summary."""
         systems = [message for message in call.messages if isinstance(message, SystemMessage)]
         if system := merged_system([*([call.system] if call.system else []), *systems]):
             yield Piece(system, "system", id_of(system))
@@ -285,7 +285,7 @@ class Assembler:
             yield piece
 
     def _is_unanswered(self, asked: Piece, next_id: str | None) -> bool:
-        """Return True if the run of the question stored no answer, and the message that follows is of another run."""
+        """Return True if a stored question's run has no answer, and the next message (`next_id`) is of another run."""
         row = self._rows_by_id.get(asked.id)
         return row is not None and not self.window.has_answer(row, self._rows_by_id.get(next_id))
 
@@ -314,7 +314,7 @@ class Assembler:
         if held:
             begin = next((i for i, piece in enumerate(pieces) if piece.id == self._begin_id), 0)
         elif self._recollection.begin:
-            # Messages of the state before the first stored message are older than the anchor, or summarised.
+            # Messages in the state before the first stored message are older than the anchor, or they are summarised.
             known = (i for i, piece in enumerate(pieces) if piece.section != "window" or piece.id in self._rows_by_id)
             begin = next((i for i in known if pieces[i].section not in _PINNED), len(pieces))
         if self._layout.window == "sliding":
@@ -341,7 +341,7 @@ class Assembler:
         return size
 
     def _sent(self, draft: Draft, piece: Piece, cut_to: int | None, texts: dict[str, str]) -> _Sent:
-        """Return a message as it is sent, and its entry; add its text to `texts` if it is not in the transcript."""
+        """Return a message as it is sent, and its entry. If the transcript lacks this form of it, add it to `texts`."""
         call = draft.call
         message, size = piece.message, count_message(piece.message, call.counter)
         before = self._earlier_steps.tokens_before.get(id(message))
@@ -359,7 +359,7 @@ class Assembler:
         return message, Entry(piece.section, size, seq=seq, id=piece.id, digest=digest, tokens_before=before)
 
     def _summary_entry(self, message: BaseMessage, entry: Entry, draft: Draft, texts: dict[str, str]) -> Entry:
-        """Return the entry of the summaries: their ids and, if the last one was cut, the digest of the sent text."""
+        """Return the entry of the summaries, with their ids. If the last summary was cut, add the text that is sent."""
         entry = replace(entry, summaries=tuple(summary.id for summary in draft.summaries), source="summaries")
         whole = self._recollection.summaries[-1]
         if draft.summaries[-1].text == whole.text:
@@ -368,7 +368,7 @@ class Assembler:
         return replace(entry, source="text", tokens_before=before, digest=_added(message, texts))
 
     def _source(self, call: Call, piece: Piece) -> Source:
-        """Return `transcript` if the text of a message can be read from the transcript, otherwise `text`."""
+        """Return `transcript` if the message as it is sent can be read from the transcript, otherwise `text`."""
         message = piece.message
         if piece.section in _PINNED or piece.mark:
             return "text"
@@ -401,7 +401,7 @@ class Assembler:
 
 
 def _turn_suffers(chosen: Plan, pieces: Sequence[Piece]) -> bool:
-    """Return True if the plan cuts or excludes the question or a step of this turn."""
+    """Return True if the plan cuts or excludes the turn's input or one of its steps."""
     suffering = [*chosen.cuts, *(index for index, _ in chosen.excluded)]
     return any(pieces[index].section in ("input", "steps") for index in suffering)
 

@@ -1,4 +1,4 @@
-"""Token counting for a model call: its counter, the learned correction of the counter, and the budget."""
+"""Measures model calls: the token counter, its learned correction, and the budget of the messages."""
 
 from __future__ import annotations
 
@@ -41,12 +41,13 @@ class ModelUse:
 
 @dataclass(frozen=True)
 class CallMeasure:
-    """The token counter of a model call and the budget of its messages; the `tools` need further tokens.
+    """The token counter of a model call and the budget of its messages.
 
-    `stored` is the counter with which stored messages were counted; None if the caller chose another counter. `learns`
-    is True if the provider's count can correct the counter. The shares of sections are parts of `shared` tokens, or of
-    the budget if that is None. `other` is the unscaled number of tokens in scripts other than Latin; `other_counter`
-    counts them if they have their own factor.
+    `tools` are the tools' tokens, which the budget does not include. `stored` is the counter with which stored messages
+    were counted; None if the caller chose another counter. `learns` is True if the provider's count can correct the
+    counter. The shares of sections are parts of `shared` tokens, or of the budget if that is None. `other` is the
+    unscaled number of tokens in scripts other than Latin; `other_counter` counts these tokens if they have their own
+    factor.
     """
 
     model: str | None
@@ -68,7 +69,7 @@ class CallMeasure:
         return (tokens * 100 - self.other * other_hundredths) // self.counter.hundredths + self.other
 
     def learning_from(self, sent: Assembled) -> CallMeasure:
-        """Return the measure after a call: with its tokens in other scripts, or with `learns` False if it has media."""
+        """Return the measure with the call's tokens in other scripts added; `learns` is False if the call has media."""
         if not (self.learns and sent.texts_only):
             return replace(self, learns=False)
         if (counter := self.other_counter) is None:
@@ -77,7 +78,7 @@ class CallMeasure:
         return replace(self, other=self.other + sum(count_message(message, counter) for message in messages))
 
     def as_stored(self, tokens: int, sent: Assembled) -> int:
-        """Convert a number of tokens to the counter of stored messages, by the ratio of both in the sent messages."""
+        """Convert a number of tokens to the counter of stored messages, by the ratio of the sent messages' counts."""
         if self.stored is None or self.stored is self.counter:
             return tokens
         chat = sent.chat
@@ -137,7 +138,7 @@ class Measuring:
         return self._counters[model]
 
     def _tools_text(self, tools: Sequence[object]) -> str:
-        """Return the tools as JSON, from a cache if they are the tools of the previous call."""
+        """Return the tools as JSON. The JSON is cached as long as the calls have the same tools."""
         known, text = self._tools
         if list(map(id, known)) != list(map(id, tools)):
             text = tools_text(tools)
@@ -146,7 +147,7 @@ class Measuring:
 
 
 def usage_of(reply: AIMessage | None) -> ReportedUsage | None:
-    """Return the usage that a provider reported for a call; None if it reported no token counts."""
+    """Return the usage that a reply reports; None without a reply, or if one of the two token counts is missing."""
     usage: object = reply.usage_metadata if reply is not None else None
     if not isinstance(usage, Mapping):
         return None

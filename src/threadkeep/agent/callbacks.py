@@ -24,9 +24,9 @@ from langgraph.types import Command
 from threadkeep.agent.conversion import text_of
 
 type OnEnd = Callable[[object, BaseException | None], Awaitable[None] | None]
-"""A function to call at the end of a root run with its output or its error; after an interrupt, with the state so far.
+"""A function that is called at the end of a root run with the run's output and error.
 
-Its result is awaited only after an error.
+After an interrupt, the output is the state so far. The function's result is awaited only after an error.
 """
 
 _MOST_RUNS = 1_000
@@ -40,7 +40,7 @@ _PUSHED = "__pregel_push"
 
 @dataclass(frozen=True)
 class NodeAttempt:
-    """An attempt to execute a task of a graph: the LangChain run of the node, and the runs that started in the node."""
+    """An attempt to execute a task of a graph: the LangChain run of its node, and the runs inside it (`below`)."""
 
     run_id: UUID
     below: set[UUID] = field(default_factory=set)
@@ -51,7 +51,7 @@ _NO_ATTEMPTS: Final[Mapping[str, NodeAttempt]] = MappingProxyType({})
 
 @dataclass
 class RootCall:
-    """The input and the LangGraph thread of a root run, and the functions to call at its end."""
+    """The input and the LangGraph thread id of a root run, and the functions to call at its end."""
 
     input: object
     thread: object = None
@@ -73,7 +73,7 @@ class RootCall:
 
 
 class RootCallbacks(BaseCallbackHandler):
-    """A handler that finds the root run of the current task; it stores at most a thousand runs.
+    """A handler that knows the root run of the current task. It stores at most a thousand root runs.
 
     LangChain calls it for every root run of the process, including runs without a memory, so its methods do little
     work. It is needed because middleware hooks see neither the input nor the end of a root run.
@@ -112,7 +112,7 @@ class RootCallbacks(BaseCallbackHandler):
         metadata: Mapping[str, Any] | None = None,
         **_: Any,
     ) -> None:
-        """Store a root run; for a run inside a root run, note its branch and its attempt."""
+        """Store a root run. For a run inside a root run, note whether it begins a branch, and add it to its attempt."""
         known = metadata or {}
         if parent_run_id is not None:
             self._note_branch(known)
@@ -135,12 +135,12 @@ class RootCallbacks(BaseCallbackHandler):
         metadata: Mapping[str, Any] | None = None,
         **_: Any,
     ) -> None:
-        """Note the run of a tool that a node calls, because agents that the tool calls are inside this run."""
+        """Add the run of a tool to the attempt of its node, because agents may run inside the tool."""
         if parent_run_id is not None:
             self._note_attempt(str((metadata or {}).get("langgraph_checkpoint_ns", "")), run_id, parent_run_id)
 
     def _note_branch(self, metadata: Mapping[str, Any]) -> None:
-        """Note if a run begins a branch. Tools, and runs with another LangGraph thread id, are not in a branch."""
+        """Note whether a run is in a branch. A tool, or a run in another LangGraph thread, is not in the branch."""
         call = self._calls.get(self._current.get())
         if metadata.get("langgraph_node") == _TOOLS or (call is not None and call.thread != metadata.get("thread_id")):
             self.in_branch.set(False)
@@ -148,7 +148,7 @@ class RootCallbacks(BaseCallbackHandler):
             self.in_branch.set(True)
 
     def _note_attempt(self, namespace: str, run_id: UUID, parent_run_id: UUID) -> None:
-        """Add a run to the attempt of its node: the parent is the run of the node, or another run in the node."""
+        """Add a run to the attempt of its node; begin a new attempt if the known attempt lacks the parent run."""
         if not namespace:
             return
         known = self.attempts.get()
@@ -182,7 +182,7 @@ register_configure_hook(ContextVar[Any]("threadkeep_root_callbacks", default=roo
 
 
 class Ending(GraphCallbackHandler):
-    """A handler for one call of a graph. `output` is the graph's output; None before its end and after an interrupt."""
+    """A handler for one call of a graph. `output` is None until the graph ends, and remains None after an interrupt."""
 
     run_inline = True
 
@@ -210,12 +210,12 @@ class Ending(GraphCallbackHandler):
 class PartialAnswer(BaseCallbackHandler):
     """A handler that collects the text of a streaming model, to store it if the run is cancelled.
 
-    `text` belongs to the newest model call, which may be a retry. `failed` is True if this call ended with an error.
-    `asked` contains the messages of each call, `models` the names of the models. Calls of other middleware, such as
-    those that select tools, are ignored.
+    `text` belongs to the newest model call that streamed text, which may be a retry. `failed` is True if the last call
+    that ended ended with an error. `asked` contains the messages of each call, `models` the names of the models. Calls
+    of other middleware, such as those that select tools, are ignored.
     """
 
-    run_inline = True  # asynchronous runs call it without an OS thread
+    run_inline = True  # asynchronous runs call the handler without another OS thread
 
     def __init__(self) -> None:
         self.text = ""
@@ -271,7 +271,7 @@ class PartialAnswer(BaseCallbackHandler):
 
 
 def with_callback(config: RunnableConfig, handler: BaseCallbackHandler, *, inherit: bool) -> RunnableConfig:
-    """Return a config with one more handler; child runs get it with `inherit`, or if the config has no manager yet."""
+    """Return a config with one more handler. Child runs get it if `inherit` is True or if the config has no manager."""
     callbacks = config.get("callbacks")
     if isinstance(callbacks, BaseCallbackManager):
         manager = callbacks.copy()

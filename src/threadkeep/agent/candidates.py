@@ -40,7 +40,7 @@ type CandidateOutcome = Literal["SKIP", "OK", "ERROR"]
 
 
 class Candidate(TypedDict):
-    """A proposed answer; its id is the same for the same event."""
+    """A proposed answer. If an event is repeated, the answer has the same id."""
 
     id: str
     kind: Literal["text"]
@@ -51,7 +51,7 @@ class Candidate(TypedDict):
 
 
 class CandidateError(TypedDict):
-    """The reason why there is no answer; `error` is only the error's class, because its text may quote people."""
+    """The reason why there is no answer. `error` is only the class name, because the error's text may quote people."""
 
     source: str
     error: str
@@ -60,7 +60,7 @@ class CandidateError(TypedDict):
 
 
 class CandidateState(TypedDict, total=False):
-    """The state of the graph; at the end of a run, its `event` has the new candidate or error, if there is one."""
+    """The state of the graph. At the end of a run, `event` contains the new candidate or error, if there is one."""
 
     event: Mapping[str, Json]
     messages: list[BaseMessage]
@@ -72,7 +72,7 @@ class CandidateState(TypedDict, total=False):
 
 
 def bounded_state(reducer: BoundedMessages) -> type[CandidateState]:
-    """Return the state class with a reducer for its messages; nodes are annotated with `CandidateState`."""
+    """Return a subclass of `CandidateState` whose messages have the reducer."""
 
     class BoundedState(CandidateState, total=False):
         """The state of a candidate graph."""
@@ -109,7 +109,7 @@ class CandidateNodes:
     clock: Callable[[], datetime]
 
     async def ingest_prompt(self, state: CandidateState, config: RunnableConfig) -> CandidateState:
-        """Add the event's prompt as one human message; skip an event without a prompt; keep the answer of a repeat."""
+        """Add the event's prompt as one human message. Skip an event without a prompt; answer a repeat as before."""
         prompt = prompt_of(state.get("event") or {})
         if prompt is None:
             return {**_NOTHING, "outcome": "SKIP"}
@@ -124,7 +124,7 @@ class CandidateNodes:
         return {**_NOTHING, "messages": update, "combinedPrompt": prompt.text}
 
     async def call_model(self, state: CandidateState, config: RunnableConfig) -> CandidateState:
-        """Call the model with the messages of the state, system messages first; add its answer, or the error."""
+        """Call the model with the state's messages, system messages first. Add the answer or error to the state."""
         sent = sorted(repair(state["messages"]).messages, key=lambda message: role_of(message) != "system")
         prompt = self._prompt(sent)
         self._notify_prompt(sent, prompt, config)
@@ -144,7 +144,7 @@ class CandidateNodes:
         return {"messages": update, "llmText": text}
 
     async def build_candidate(self, state: CandidateState) -> CandidateState:
-        """Propose the model's whole answer, even if the state has a shortened copy; propose nothing if it is empty."""
+        """Propose the model's whole answer, even if the state has a shortened copy of it. Propose no empty answer."""
         text = state.get("llmText") or ""
         if not text.strip():
             return {"outcome": "OK"}
@@ -163,7 +163,7 @@ class CandidateNodes:
         }
 
     def _remembered(self, messages: Sequence[BaseMessage], question: HumanMessage) -> list[BaseMessage]:
-        """Return the messages with the question last, without an earlier copy of the question and its answer."""
+        """Return the messages with the question last, without earlier copies of the question and of its answer."""
         before: list[BaseMessage] = []
         again = False
         for message in messages:
@@ -176,7 +176,7 @@ class CandidateNodes:
         return [SystemMessage(self.system_prompt, id=SYSTEM_PROMPT_ID, additional_kwargs=created), *before, question]
 
     def _created(self, messages: Sequence[BaseMessage] = (), message_id: str = "") -> dict[str, str]:
-        """Return the metadata with the time at which a message with this id first entered the memory, else now."""
+        """Return metadata with the time at which the message with this id entered the memory; now, if it is new."""
         times = (one.additional_kwargs.get(CREATED_AT) for one in messages if one.id == message_id)
         return {CREATED_AT: next((str(time) for time in times if time), None) or self.clock().isoformat()}
 
@@ -223,7 +223,7 @@ class CandidateNodes:
 
 
 def _update(messages: list[BaseMessage], wanted: list[BaseMessage]) -> list[BaseMessage]:
-    """Return the update that turns `messages` into `wanted`: only the new messages, or a full replacement."""
+    """Return the update that turns `messages` into `wanted`: only new messages if none is removed, else all of them."""
     if wanted[: len(messages)] == messages:
         return wanted[len(messages) :]
     return [RemoveMessage(id=REMOVE_ALL_MESSAGES), *wanted]
@@ -245,8 +245,8 @@ _LOCKS: WeakKeyDictionary[BaseCheckpointSaver[Any], Locks[tuple[int, str]]] = We
 class CandidateGraph(CompiledStateGraph[CandidateState, None, CandidateState, CandidateState]):
     """A compiled candidate graph.
 
-    With a checkpointer of its own, the runs of one LangGraph thread are executed one after the other in an event loop.
-    Otherwise concurrent runs would begin with the same checkpoint, and the memory of only one of them would be stored.
+    If the graph has its own checkpointer, the runs of a LangGraph thread in one event loop are executed one after the
+    other. Concurrent runs would begin with the same checkpoint, and the memory of only one of them would be stored.
     """
 
     async def astream(
@@ -295,19 +295,19 @@ def candidate_graph(
         result = await candidate_graph(model).ainvoke({"event": {"message": {"id": "42", "text": "Hi"}}})
         result["outcome"], result["candidate"]
 
-    Without a checkpointer, the memory belongs to one run; with one, the events of a thread share it. To add nodes or to
-    compile the graph differently, use its `builder`.
+    Without a checkpointer, the memory belongs to one run. With a checkpointer, the events of a LangGraph thread share
+    the memory. To add nodes or to compile the graph differently, use its `builder`.
 
     Args:
         model: a chat model, or any runnable from messages (or a text, if `flat`) to a message or a text.
         system_prompt: the first message of every call.
         max_messages: the maximum number of remembered messages, including the system prompt; at least 1.
-        max_chars: the maximum number of characters of their texts; 0 means no limit.
+        max_chars: the maximum number of characters of the texts of the remembered messages; 0 means no limit.
         flat: True to send one text, `(role) content` joined by blank lines; a template produces another text.
         timeout_seconds: the maximum seconds of a model call; None means no limit.
-        observers: receive an event for each memory update, each call and each failure, without texts.
+        observers: receivers of an event for each memory update, model call and failure; events contain no texts.
         clock: returns the time of candidates and errors.
-        checkpointer: stores the memory of a thread between runs; True uses the outer graph's checkpointer.
+        checkpointer: stores the memory of a thread between runs; with True, the outer graph's checkpointer stores it.
         store: a LangGraph store for added nodes.
     """
     reducer = bounded_messages(max_messages, max_chars)

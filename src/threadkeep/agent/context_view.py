@@ -1,4 +1,4 @@
-"""The context of a recorded or a future model call: its messages, and the difference between two calls."""
+"""Shows the messages of a recorded or of the next model call, and the difference between two calls."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _ROLES = {"human": "user", "ai": "assistant"}
 
 @dataclass(frozen=True)
 class ContextLook:
-    """The parameters of a preview: an agent's options, its system prompt, and its model (None: unknown)."""
+    """The parameters of a preview: an agent's options, its system prompt, and its model (None if it is unknown)."""
 
     options: TurnOptions
     system_prompt: str = ""
@@ -57,14 +57,14 @@ class SeenMessage:
 
     @classmethod
     def of(cls, entry: Entry, message: BaseMessage) -> SeenMessage:
-        """Return a message as it was sent, with tool calls as `name(arguments)`."""
+        """Return a message with the text that the call contains; tool calls have the form `name(arguments)`."""
         made = message.tool_calls if isinstance(message, AIMessage) else []
         calls = tuple(f"{call['name']}({json.dumps(call['args'], ensure_ascii=False)})" for call in made)
         return cls(entry, _ROLES.get(message.type, message.type), text_of(message), calls)
 
     @property
     def words(self) -> str:
-        """The text to display, or a notice that it is gone; with tool calls, without the introduction of quotes."""
+        """The text (without the introduction of a summary or quotes) and the tool calls, or a notice if it is gone."""
         if self.text is None:
             return "(not there any more)"
         text = self.text.partition("\n\n")[2] if self.entry.section in _INTRODUCED else ""
@@ -86,14 +86,14 @@ class ContextView:
 
     @property
     def sections(self) -> list[tuple[Section, int, int]]:
-        """The name, tokens and number of messages of each used section; system and window are always included."""
+        """The name, tokens and number of messages of each used section, and always of `system` and `window`."""
         found = self.manifest.sections
         shown = [name for name in SECTIONS if name in found or name in _ALWAYS_SHOWN]
         return [(name, found.get(name, 0), sum(m.entry.section == name for m in self.messages)) for name in shown]
 
     @property
     def budget(self) -> int:
-        """The maximum number of tokens of the call; the sent tokens if the manifest has no budget."""
+        """The maximum number of tokens of the call; if the manifest has no budget, the tokens that were sent."""
         return self.manifest.budget or self.manifest.tokens
 
     @property
@@ -130,7 +130,7 @@ class ContextView:
 
 
 async def look_ahead(memory: Memory, session: Session, look: ContextLook) -> ContextView:
-    """Return a preview of the next model call, without the new input and the results that depend on it.
+    """Return a preview of the next model call, without the new input and without the messages that depend on it.
 
     Raises:
         SessionNotFound: the session does not exist, or belongs to another user.
@@ -200,7 +200,11 @@ _WORDS: dict[str, str] = {
 
 @dataclass(frozen=True)
 class Difference:
-    """Two calls, the earlier one first, the number of equal leading messages, and the added and removed messages."""
+    """The difference between two calls.
+
+    `shared` is the number of leading messages that are equal. `came` and `went` are the messages that the later call
+    added and removed; each removed message has the reason.
+    """
 
     before: ContextView
     after: ContextView
@@ -210,7 +214,7 @@ class Difference:
 
     @classmethod
     def between(cls, one: ContextView, other: ContextView) -> Difference:
-        """Return the difference of two calls, in either order."""
+        """Return the difference of two calls, which may be given in either order."""
         before, after = sorted((one, other), key=_moment)
         keys = [_key(entry) for entry in before.manifest.entries], [_key(entry) for entry in after.manifest.entries]
         shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(*keys, strict=False)))
@@ -226,7 +230,7 @@ class Difference:
 
     @property
     def stable(self) -> bool:
-        """True if the later call begins with the stable prefix of the earlier one: the part before the input."""
+        """True if the later call begins with the stable prefix of the earlier call (the part before its input)."""
         prefix = self.before.manifest.prefix
         return prefix is not None and prefix.messages <= self.shared
 
@@ -251,7 +255,7 @@ class Difference:
 
 
 async def call_before(memory: Memory, call: StoredManifest, *, user_id: str | None = None) -> StoredManifest | None:
-    """Return the recorded call before `call` in its session, or in its run if it has no session; None without one."""
+    """Return the recorded call before `call`, in its session (or run, without a session); None if it is the first."""
     if call.session_id is None:
         older = [one for one in await memory.manifests.of_run(call.run_id) if one.call < call.call][-1:]
     else:
@@ -274,9 +278,10 @@ def _departure(entry: Entry, before: ContextManifest, after: ContextManifest) ->
 
 
 def _is_of(entry: Entry, left: LeftOut, before: ContextManifest, after: ContextManifest) -> bool:
-    """Return True if a message of the earlier call is in a range that the later call excluded.
+    """Return True if a message of the earlier call is in the range `left`, which the later call excluded.
 
-    A range has the ids of its first and last message. If the earlier call did not send one, this end has no limit.
+    A range has the ids of its first and last message; an id that the earlier call did not send is no limit. If it sent
+    neither, a range of another run contains none of its messages.
     """
     if left.last_id is None or entry.id is None:
         return entry.id is not None and entry.id == left.id
@@ -287,7 +292,7 @@ def _is_of(entry: Entry, left: LeftOut, before: ContextManifest, after: ContextM
 
 
 def _key(entry: Entry) -> tuple[object, ...]:
-    """Return a key that two entries share if they refer to the same stored message, summaries, turns or text."""
+    """Return a key that is equal for entries that refer to the same stored message, summaries, turns or text."""
     match entry.source:
         case "transcript":
             return "transcript", entry.id or entry.seq

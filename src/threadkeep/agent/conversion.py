@@ -1,4 +1,4 @@
-"""Conversion between Threadkeep's messages and LangChain's; digests and JSON of sent messages."""
+"""Converts between Threadkeep's messages and LangChain's, and writes the digests and JSON of sent messages."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ EDITS = "edits"
 def id_of(message: BaseMessage) -> str | None:
     """Return the id with which a message is stored, searched and merged; None if it has no id.
 
-    An id that cannot be stored (too long, or with unprintable characters) is replaced by its hash, so that a message
-    that is sent again has the same id.
+    An id that cannot be stored (because it is too long or has unprintable characters) is replaced by its hash, which is
+    the same if the message is sent again.
     """
     if not message.id:
         return None
@@ -62,7 +62,7 @@ def id_of(message: BaseMessage) -> str | None:
 
 
 def identify(messages: Sequence[BaseMessage]) -> None:
-    """Add ids to messages without one, in place as LangGraph does, so that state and transcript have the same ids."""
+    """Set an id in each message without one, as LangGraph does, so that state and transcript have the same ids."""
     for message in messages:
         message.id = message.id or str(uuid7())
 
@@ -75,7 +75,7 @@ def text_of(message: BaseMessage) -> str:
 
 
 def _refusal(message: BaseMessage) -> str:
-    """Return the text in which an OpenAI model refuses to answer; it is not part of the property `text`."""
+    """Return the text in which an OpenAI model refuses to answer; LangChain's property `text` does not have it."""
     if not isinstance(message, AIMessage):
         return ""
     blocks = [block for block in message.content if isinstance(block, dict)]
@@ -107,12 +107,12 @@ def role_of(message: BaseMessage) -> Role | None:
 
 
 def is_utterance(message: BaseMessage) -> bool:
-    """Return True if transcripts store a message: one of the user, or one of the assistant without tool calls."""
+    """Return True if transcripts store a message: it is the user's, or the assistant's and has no tool calls."""
     return role_of(message) in SPEAKERS and not (isinstance(message, AIMessage) and message.tool_calls)
 
 
 def opinion_of(message: BaseMessage) -> tuple[float | None, bool]:
-    """Return an answer's confidence (None without one), and whether the question was handed over to a person.
+    """Return an answer's confidence (None if it has none), and whether its question was handed over to a person.
 
     Both are in the answer's `response_metadata`, as `confidence` (a finite number) and `escalated` (True).
     """
@@ -124,7 +124,7 @@ def opinion_of(message: BaseMessage) -> tuple[float | None, bool]:
 
 
 def to_langchain(message: Message) -> BaseMessage:
-    """Convert a row to a LangChain message; return the full original if it was stored and has the same text."""
+    """Convert a row to a LangChain message; if an original with the same text is stored, return the original."""
     if message.original is not None and (full := _original(message)) is not None:
         return full
     if message.role == "user":
@@ -135,11 +135,11 @@ def to_langchain(message: Message) -> BaseMessage:
 
 
 STRUCTURED: Final = "threadkeep:structured"
-"""The key in a stored answer's metadata for the JSON of the structured response, if the answer has another text."""
+"""The key in an answer's metadata for the JSON of its structured response, set if the answer has another text."""
 
 
 ANSWERS: Final = "threadkeep:answers"
-"""The key in a reply's `response_metadata` for the id of its question; set if later turns follow it in the state."""
+"""The key in a reply's `response_metadata` for the id of its question, set if later turns follow the question."""
 
 
 REPEATS: Final = "threadkeep:repeats"
@@ -149,7 +149,7 @@ REPEATS: Final = "threadkeep:repeats"
 def from_langchain(message: BaseMessage, *, full: bool = False, others: Mapping[str, Any] | None = None) -> Message:
     """Return the message to store: its `transcript_text`, its id and, with `full`, its JSON in `original`.
 
-    `others` are values of further fields; they replace values that come from the message.
+    `others` are the values of fields of the row; they replace the values that come from the message.
 
     Raises:
         InvalidMessage: the message is not from a user, an assistant or the system; for example, a tool's result.
@@ -255,7 +255,7 @@ def is_only_text(message: BaseMessage) -> bool:
 
 
 def is_stored_as(row: Message, message: BaseMessage) -> bool:
-    """Return True if the row equals this message after conversion; False if one of them is not plain."""
+    """Return True if the row, converted to a LangChain message, equals this message, and both are plain."""
     read = to_langchain(row)
     same = (read.type, read.id, read.content) == (message.type, message.id, message.content)
     return same and is_plain(message) and is_plain(read)
@@ -278,7 +278,7 @@ def digest_of(text: str) -> str:
 
 
 def digest_of_all(messages: Iterable[BaseMessage]) -> str:
-    """Return the SHA-256 of messages in their order; manifests store it."""
+    """Return the SHA-256 of a sequence of messages, which manifests store to identify what was sent."""
     digest = sha256()
     for message in messages:
         add_to_digest(digest, message)
@@ -286,7 +286,7 @@ def digest_of_all(messages: Iterable[BaseMessage]) -> str:
 
 
 def add_to_digest(digest: HASH, message: BaseMessage, body: str | None = None) -> None:
-    """Add a message to the digest of a context: role, id and text of a plain message, otherwise its JSON.
+    """Add a message to the digest of a context: a plain message's role, id and text, or another message's JSON.
 
     `body` is the result of `dump_message` for this message, if it is known.
     """

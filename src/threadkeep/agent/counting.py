@@ -1,4 +1,4 @@
-"""Token counts of LangChain messages and of their content blocks, in the shapes of all providers."""
+"""Counts the tokens of LangChain messages and of their content blocks, in the block formats of all providers."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ MEDIA_TOKENS = 1_000
 """The tokens counted for an image, a recording or a file. Providers do not charge for the length of its base64 text."""
 
 PDF_PAGE_TOKENS = 2_300
-"""The tokens counted for a page of a PDF: the price of a page of text for Claude; Gemini charges 560."""
+"""The tokens counted for a page of a PDF. Claude charges about this number for a page of text; Gemini charges 560."""
 
 LOW_DETAIL_TOKENS = 100
-"""Tokens of an image that is sent with `detail: low`."""
+"""The tokens counted for an image that is sent with `detail: low`."""
 
 _OPAQUE_CHARACTERS = 6  # characters of encrypted base64 text that count as one token
 _MEDIA = frozenset(
@@ -60,7 +60,7 @@ _MOST_PDF_PAGES = 1_000
 
 
 def is_call(block: Mapping[str, object], known: frozenset[str]) -> bool:
-    """Return True if a block repeats a tool call of its message; `known` are the ids of the message's tool calls."""
+    """Return True if a content block repeats a tool call of its message; `known` are the ids of these tool calls."""
     if block.get("type") not in _CALLS or not known:
         return False
     given = call_id_of(block)
@@ -68,20 +68,20 @@ def is_call(block: Mapping[str, object], known: frozenset[str]) -> bool:
 
 
 def call_id_of(block: Mapping[str, object]) -> object:
-    """Return the id of the tool call that a block repeats; None if it has none."""
+    """Return the id of the tool call that a content block repeats; None if the block has no id."""
     return block.get("call_id") or block.get("id")
 
 
 def media_name(block: object) -> str:
-    """Return the name of a block in the mark that replaces it: `image`, `recording`, `video`, `file`, else `part`."""
+    """Return the name of a block in the mark that replaces it: `image`, `recording`, `video`, `file` or else `part`."""
     kind = str(block.get("type")) if isinstance(block, Mapping) else ""
     return _MEDIA_NAMES.get(kind, "file" if kind in _MEDIA else "part")
 
 
 def media_places(message: BaseMessage) -> list[int]:
-    """Return the indexes of the blocks that can be excluded, in order: images, files, everything except text.
+    """Return the indexes of the content blocks that can be left out: all blocks except text.
 
-    In an assistant's message these are only media, because its provider requires its reasoning and searches.
+    In an assistant's message, only media can be left out, because the provider requires its reasoning and searches.
     """
     if isinstance(message.content, str):
         return []
@@ -102,7 +102,7 @@ def is_text(block: object) -> bool:
 
 
 def count_block(block: object, counter: TokenCounter) -> int:
-    """Return the tokens of one content block: of its text or nested blocks, or a fixed number for media or a PDF page.
+    """Return the tokens of one content block: its text or nested blocks, or a fixed number for media or a PDF page.
 
     A block of unknown shape is counted as JSON without its base64 data, which counts as media.
     """
@@ -115,7 +115,7 @@ def count_block(block: object, counter: TokenCounter) -> int:
 
 
 def as_json(value: object) -> str:
-    """Return tool-call arguments or an unknown block as JSON, with non-ASCII characters as models receive them."""
+    """Return tool-call arguments or an unknown block as JSON in which non-ASCII characters are not escaped."""
     return json.dumps(value, ensure_ascii=False, default=str)
 
 
@@ -134,7 +134,7 @@ def _count_known(block: Mapping[str, object], counter: TokenCounter) -> int | No
 
 
 def _parts(value: object) -> list[object] | None:
-    """Return the texts or blocks nested in a field of a block; None if it has none, for example because it is media."""
+    """Return the texts or blocks in the value of a block's field; None if the value has none (if it is media)."""
     if isinstance(value, str):
         return [value]
     if isinstance(value, list | tuple):
@@ -147,7 +147,7 @@ def _parts(value: object) -> list[object] | None:
 
 
 def _pdf_pages(value: object) -> int:
-    """Return the pages (at most 1,000) of the PDF in a block; 0 without a readable PDF, or without the extra `pdf`."""
+    """Return the number of pages of the PDF in a block, at most 1,000; 0 if it is unreadable or `pypdf` is missing."""
     if isinstance(value, Mapping):
         return max(map(_pdf_pages, value.values()), default=0)
     with ErrorBoundary():  # a broken file may raise anything
@@ -164,7 +164,7 @@ def _opaque(value: object) -> int:
 
 
 def _without_blobs(value: object, key: str) -> tuple[object, int]:
-    """Return the value without signatures, base64 and encrypted data, and the tokens of the removed data."""
+    """Return the value without signatures, base64 data and encrypted data, and the tokens of the removed data."""
     if isinstance(value, Mapping):
         found = {str(name): _without_blobs(item, str(name)) for name, item in value.items() if name not in _SIGNATURES}
         kept = {name: item for name, (item, extra) in found.items() if item is not None or not extra}
@@ -207,8 +207,9 @@ def count_tokens(
 
     Args:
         message_or_messages: a text, a message, or a sequence of them.
-        model: the name of the model, which selects the counter: exact for OpenAI's models with the extra `tokens`.
-        counter: the counter of texts; overrides the model's.
+        model: the name of the model, which selects the counter. It is exact for OpenAI's models with the extra
+            `tokens`.
+        counter: the counter of texts, used instead of the model's counter.
     """
     measured = counter or counter_for(model)
     if isinstance(message_or_messages, str):
@@ -233,6 +234,6 @@ def count_message(message: BaseMessage, counter: TokenCounter) -> int:
 
 
 def _calls(message: AIMessage) -> list[str]:
-    """Return the name and arguments of each tool call as text, including invalid calls, which models also receive."""
+    """Return the name and arguments of each tool call as text. Invalid calls are included: models receive them too."""
     calls = [call["name"] + as_json(call["args"]) for call in message.tool_calls]
     return calls + [(call["name"] or "") + (call["args"] or "") for call in message.invalid_tool_calls]

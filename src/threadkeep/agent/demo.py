@@ -1,6 +1,7 @@
 """The demo model: an offline chat model that answers only from its context, so that the effect of memory is visible.
 
-It understands nothing. It searches the user's earlier statements for the words of a question, and quotes the best.
+It understands nothing. It searches the user's earlier statements for the words of a question, and quotes the best
+matches.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from threadkeep.context.tokens import estimate
 
 
 class OfflineModel(BaseChatModel):
-    """A base class for offline chat models. Tools can be bound; each model call receives them."""
+    """A base class for offline chat models. Bound tools are passed to each model call as `tools`."""
 
     def bind_tools(
         self,
@@ -54,7 +55,7 @@ _FILLER = re.compile(
 )
 _QUESTION = re.compile(
     r"[?？؟][\s\"'”’)\]]*$|¿"
-    # English: what but not "what a day", when but not "when I was young"; a verb before its subject; a request to tell.
+    # English: "what" except "what a day", "when" except "when I was young"; verb before subject; a request to tell.
     r"|^(?:what(?! an?\b)|who|whom|whose|which|where|why|how)\b|^when (?:is|are|was|were|do|does|did|will|can|should)\b"
     r"|^(?:do|does|did|can|could|will|would|is|are|was|were|have|has|am|should)"
     r" (?:i|you|we|he|she|they|it|my|your|there|the|this|that)\b"
@@ -102,10 +103,10 @@ class DemoModel(OfflineModel):
     """A deterministic LangChain chat model that answers questions with earlier statements of the user.
 
     It quotes the statements that share most words with the question, including statements in quoted older turns and in
-    its own summaries. If the user asks nothing, it acknowledges the statement. Its own answers, system texts, tool
-    results and earlier questions are not statements. Every answer ends with the number of messages in the model call,
-    including the new one, without system messages. For `ModelSummarizer` it returns the first words of each message.
-    The reported usage is an estimate. Tools may be bound, but are never called.
+    summaries that it wrote. If the user's message has no question, the model acknowledges it. Its own answers, system
+    texts, tool results and earlier questions are not statements. Every answer ends with the number of messages in the
+    model call, including the new message but not system messages. For `ModelSummarizer` it returns the first words of
+    each message. The reported usage is an estimate. Tools may be bound, but are never called.
     """
 
     @property
@@ -153,7 +154,7 @@ def answer(messages: Sequence[BaseMessage]) -> str:
 
 
 def _said(messages: Sequence[BaseMessage]) -> tuple[list[str], list[str]]:
-    """Return the user's texts as two lists: from the conversation, and from quoted or summarised older turns."""
+    """Return two lists of the user's texts: from the conversation, and from quoted or summarised older turns."""
     said: list[str] = []
     recalled: list[str] = []
     for message in messages:
@@ -183,7 +184,7 @@ def _recollection(questions: Sequence[str], statements: Sequence[str]) -> str:
 
 
 def _best(wanted: set[str], statements: Sequence[str]) -> list[str]:
-    """Return the statements with the highest score for the wanted words, in order, if any; rare words score more."""
+    """Return the statements with the highest score, if one has a wanted word. Rare words score higher."""
     features = [_features(statement) for statement in statements]
     spread = Counter(feature for one in features for feature in one)
     scores = [
@@ -216,7 +217,7 @@ def _asks_count(sentence: str) -> bool:
 
 
 def _features(sentence: str) -> set[str]:
-    """Return the words of a sentence as stems; in languages without spaces, pairs of characters."""
+    """Return the stems of a sentence's words, without stop words; in scripts without spaces, pairs of characters."""
     found: set[str] = set()
     for word in _WORDS.findall(_plain(sentence)):
         if word in _STOP_WORDS:
@@ -230,7 +231,7 @@ def _features(sentence: str) -> set[str]:
 
 
 def _stem(word: str) -> str:
-    """Return a word without a common ending, such as a plural's, and with `or` for `our`."""
+    """Return a word without a common ending, such as that of a plural; `our` is replaced by `or`."""
     word = word.replace("our", "or")
     for ending in ("ies", "ing", "ed", "es", "en", "s", "y", "e", "n"):
         if word.endswith(ending) and len(word) - len(ending) >= 3 and not word.endswith("ss"):
@@ -268,7 +269,7 @@ def summary_of(messages: Sequence[BaseMessage]) -> str | None:
         if found["task"].startswith(_CONTINUATION):
             lines = json.loads(found["known"])["known"].splitlines() + lines
     except (ValueError, KeyError, TypeError, AttributeError):
-        return None  # another program uses the same tags, with other content
+        return None  # another program uses the same tags for other content
     return _bounded(lines, int(most[1]))
 
 
@@ -279,7 +280,7 @@ def statements_in(summary: str) -> list[str]:
 
 
 def _lines_of_record(record: str) -> Iterator[str]:
-    for line in record.split("\n"):  # a text may have other line ends, which JSON does not escape
+    for line in record.split("\n"):  # a text may contain line ends that JSON does not escape
         said = json.loads(line)
         if "from" in said:
             yield f"{said['from']}: {' '.join(said['text'].split())}"
@@ -288,7 +289,7 @@ def _lines_of_record(record: str) -> Iterator[str]:
 
 
 def _bounded(lines: Sequence[str], most_tokens: int) -> str:
-    """Return the lines, shortened until all fit; if lines of 20 characters do not fit, return only the newest ones."""
+    """Return the lines, shortened until they fit. If even lines of 20 characters do not fit, return only the newest."""
     characters = MAX_LINE_CHARACTERS
     text = "\n".join(_beginning(line, characters) for line in lines)
     while estimate(text) > most_tokens and characters > _LEAST_LINE_CHARACTERS:
@@ -303,7 +304,7 @@ def _bounded(lines: Sequence[str], most_tokens: int) -> str:
 
 
 def _beginning(line: str, characters: int) -> str:
-    """Return the first words of a line, or its first characters if a word is long, and a mark for the rest, if any."""
+    """Return the line; if it is too long, return its first words (or characters, if a word is long) and "…"."""
     if len(line) <= characters:
         return line
     cut = line[:characters]

@@ -1,4 +1,4 @@
-"""Tool calls and results of earlier turns: how they are stored, and which of them a later model call receives."""
+"""Stores the tool calls and results of turns, and selects those that later model calls receive."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from threadkeep.records import Message, dump_json
 from threadkeep.store.contexts import Steps
 
 KEPT_TOKENS: Final = 16_000
-"""The maximum number of tokens stored for the steps of one turn; longer steps are cut as in a model call."""
+"""The maximum number of tokens that are stored for the steps of one turn. Longer steps are cut as in a model call."""
 
 _MOST_TURNS: Final = 20
 """The maximum number of turns with stored steps, if the steps fit into their share of the budget.
 
-Below it, all steps stay, so that model calls begin alike. At it, only those of the newest `tool_memory` turns stay.
+Below this number, all steps stay, so that model calls begin alike; at it, only those of the newest `tool_memory` turns.
 """
 
 
@@ -38,7 +38,7 @@ Below it, all steps stay, so that model calls begin alike. At it, only those of 
 class EarlierSteps:
     """The steps of earlier turns that a model call receives, by the `seq` of the question that they follow.
 
-    `tokens_before` has the tokens of each cut message before the cut, by the `id()` of the message.
+    For each message that was cut, `tokens_before` maps its `id()` to its number of tokens before the cut.
     """
 
     messages: Mapping[int, Sequence[BaseMessage]] = field(default_factory=dict)
@@ -50,7 +50,7 @@ class TurnSteps:
     """The steps (tool calls and results) of one agent in a turn, and the stored steps of its earlier turns."""
 
     def __init__(self, memory: Memory, session: Session, options: TurnOptions, turns: int) -> None:
-        """Create the steps of a turn; `turns` is the number of earlier turns whose steps are shown, 0 for none."""
+        """Create the steps of a turn. `turns` is the number of earlier turns whose steps are sent (0: none)."""
         self._memory = memory
         self._session = session
         self._options = options
@@ -62,10 +62,10 @@ class TurnSteps:
         self._counter: TokenCounter = estimate
 
     def gather(self, since_question: Sequence[BaseMessage], author: str | None, ordinal: int) -> None:
-        """Collect this agent's tool calls, and their results, that follow the question in the state.
+        """Collect this agent's tool calls after the question in the state, and the results of these calls.
 
-        If the state already has an answer at the first call of this method, the steps before that answer belong to
-        other agents; all calls skip them.
+        If the state already has an answer when this method is first called, the steps before that answer belong to
+        other agents; this and all later calls of the method skip them.
         """
         self._author, self._ordinal = author or "", ordinal
         if self._others is None:
@@ -81,7 +81,7 @@ class TurnSteps:
                 self._own.append(message)
 
     def add(self, messages: Sequence[BaseMessage], result: ToolMessage | Command[Any]) -> None:
-        """Add a finished tool call, in case no model call follows; `messages` are the messages of the state.
+        """Add a finished tool call, because no model call may follow it; `messages` are those of the state.
 
         `UNREAD_RESULT` is added instead of the result's text, because other middleware may still redact the text.
         """
@@ -106,7 +106,7 @@ class TurnSteps:
         return bool(self._own and self._turns)
 
     async def keep(self, question_id: str, question_seq: int) -> None:
-        """Store the collected steps of this turn, and discard them here. Raise `StoreError` if the database fails."""
+        """Store the collected steps of this turn, and clear the list. Raise `StoreError` if the database fails."""
         own, self._own = self._own, []
         if (body := dump_steps(own)) is None:
             return
@@ -120,7 +120,7 @@ class TurnSteps:
         )
 
     def _has_room(self, body: str) -> bool:
-        """Return True if this turn's steps fit beside the earlier ones, so that no earlier steps have to be deleted."""
+        """Return True if this turn's steps fit beside those of earlier turns, so that no steps have to be deleted."""
         if self._options.plan.window == "sliding" or self._shown_turns >= _MOST_TURNS:
             return False
         return sum(count_message(message, self._counter) for message in _loaded(body)) <= self._left
@@ -128,11 +128,11 @@ class TurnSteps:
     async def earlier(
         self, messages: Sequence[Message], before: Sequence[BaseMessage], measure: CallMeasure
     ) -> EarlierSteps:
-        """Return the stored steps of the agent's earlier turns, within their share; empty if the database fails.
+        """Return the stored steps of the agent's earlier turns, within their share; none if the database fails.
 
         Args:
             messages: the messages of earlier turns in the call.
-            before: messages of earlier turns in the run's state. If they include tool results, no stored ones are used.
+            before: messages of earlier turns in the run's state. If they include tool results, no steps are returned.
             measure: the token counter and the budget of the call.
         """
         sliding = self._options.plan.window == "sliding"
@@ -150,13 +150,13 @@ class TurnSteps:
 
 
 def dump_steps(messages: Sequence[BaseMessage]) -> str | None:
-    """Return tool calls and results as JSON, reduced to content that every provider accepts; None if none fits."""
+    """Return tool calls and results as JSON, reduced to text and calls; None if none fits into `KEPT_TOKENS`."""
     kept = _cut([_reduced(message) for message in repair(messages).messages], KEPT_TOKENS, estimate)
     return dump_json([as_data(message) for message in kept]) if kept else None
 
 
 def shown_steps(rows: Sequence[Steps], earlier: Sequence[Message], room: int, counter: TokenCounter) -> EarlierSteps:
-    """Return the stored steps of earlier turns that fit into `room` tokens; newer turns take precedence."""
+    """Return the stored steps of earlier turns that fit into `room` tokens, preferring those of newer turns."""
     left = room
     messages: dict[int, list[BaseMessage]] = {}
     tokens_before: dict[int, int] = {}
@@ -176,7 +176,7 @@ def shown_steps(rows: Sequence[Steps], earlier: Sequence[Message], room: int, co
 
 
 def first_of_turns(earlier: Sequence[Message], turns: int) -> int | None:
-    """Return the `seq` of the first question of the newest `turns` turns; None if there is no question."""
+    """Return the `seq` of the first question of the newest `turns` turns; None without a question or turns."""
     asked: list[int | None] = []
     following: Message | None = None
     for message in reversed(earlier):
@@ -192,7 +192,7 @@ def _is_answer(message: BaseMessage) -> bool:
 
 
 def _reduced(message: BaseMessage) -> BaseMessage:
-    """Return the message with an id, reduced to text and tool calls, without media and content that expires."""
+    """Return the message with an id, reduced to text and tool calls. Media and encrypted content are removed."""
     message_id = message.id or str(uuid7())
     if isinstance(message.content, str):
         return message if message.id else message.model_copy(update={"id": message_id})
@@ -205,7 +205,7 @@ def _reduced(message: BaseMessage) -> BaseMessage:
 
 
 def _cut(messages: Sequence[BaseMessage], room: int, counter: TokenCounter) -> list[BaseMessage]:
-    """Return the tool calls and results that fit into `room` tokens, cut like those of the current turn."""
+    """Return the tool calls and results that fit into `room` tokens, cut as those of the current turn are cut."""
     try:
         # `trim` keeps the messages after a question, so put an empty question before them.
         return [] if room <= 0 else trim([HumanMessage(""), *messages], room, counter=counter)[1:]
@@ -214,7 +214,7 @@ def _cut(messages: Sequence[BaseMessage], room: int, counter: TokenCounter) -> l
 
 
 def _loaded(body: str) -> list[BaseMessage]:
-    """Return the messages that `dump_steps` wrote; empty if another version of LangChain wrote them."""
+    """Return the messages that `dump_steps` wrote; an empty list if this version of LangChain cannot read them."""
     try:
         return messages_from_dict(json.loads(body))
     except (ValueError, TypeError, KeyError):

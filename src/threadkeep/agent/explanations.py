@@ -51,19 +51,19 @@ _LEFT_OUT: Mapping[FactExclusion, str] = {
 
 
 def in_words(reason: ExclusionReason, manifest: ContextManifest) -> str:
-    """Describe the reason of an exclusion in words, with the limits of the call."""
+    """Describe in words why a message was excluded, with the limits of the call."""
     return _REASONS[reason].format(messages=manifest.max_messages, tokens=manifest.budget or 0)
 
 
 def recall_in_words(one: ScopeRecall) -> str:
-    """Describe the outcome of a Graphiti query for a scope, with the numbers of missing facts by reason."""
+    """Describe the outcome of a Graphiti query for a scope, with the number of missing facts for each reason."""
     outcome = f"{one.shown} of {one.found} facts are shown" if one.outcome == "ok" else _OUTCOMES[one.outcome]
     counts = {words: int(getattr(one, name)) for name, words in _COUNTS.items()}
     return "; ".join([f"{one.scope}: {outcome}", *(f"{count} {words}" for words, count in counts.items() if count)])
 
 
 def left_out_in_words(one: FactsLeftOut) -> str:
-    """Describe why facts of a scope were not sent, with their number and first ids."""
+    """Describe why facts of a scope were not sent, with the number and the first ids of these facts."""
     count = f"{one.count} " if one.count else ""
     ids = f" ({', '.join(one.ids)}{', …' if one.count > len(one.ids) else ''})" if one.ids else ""
     return f"{one.scope}: {count}{_LEFT_OUT[one.reason]}{ids}"
@@ -96,7 +96,7 @@ class Fate:
 
 @dataclass(frozen=True)
 class CallRecord:
-    """A recorded call with its session and the session's summaries, by summary id."""
+    """A recorded call and its session; `summaries` maps the ids of the session's summaries to the summaries."""
 
     manifest: ContextManifest
     session: SessionInfo
@@ -104,7 +104,7 @@ class CallRecord:
 
 
 def fate_of(message: Message, home: SessionInfo, call: CallRecord) -> Fate:
-    """Return what happened in a recorded call to a message of the session `home`, which may be another session."""
+    """Return what happened to a message in a recorded call. `home` is the message's session, perhaps not the call's."""
     own = home.session_id == call.session.session_id
     found = _sent_as_itself(message, call.manifest) if own else None
     found = found or _quoted(message, home.session_id, call.manifest)
@@ -139,7 +139,7 @@ def _quoted(message: Message, session_id: str, manifest: ContextManifest) -> Fat
 
 
 def _absent(message: Message, call: CallRecord) -> Fate:
-    """Return the reason why a message of the call's own session was not sent."""
+    """Return why a message of the call's own session was not sent as it is."""
     seq, manifest = message.seq or 0, call.manifest
     gap = next((gap for gap in manifest.excluded if gap.first_seq <= seq <= gap.last_seq), None)
     if gap is None:
@@ -154,7 +154,7 @@ def _absent(message: Message, call: CallRecord) -> Fate:
 
 
 def _covering(seq: int, entries: Iterable[Entry], summaries: Mapping[str, Summary]) -> str | None:
-    """Return the `seq` range of the summary in the call that covers `seq`, as text; None if there is none."""
+    """Return as text the `seq` range of the sent summary that covers `seq`; None if no sent summary covers it."""
     for name in (name for entry in entries for name in entry.summaries):
         summary = summaries.get(name)
         if summary is not None and summary.first_seq <= seq <= summary.last_seq:

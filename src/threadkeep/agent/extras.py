@@ -1,4 +1,4 @@
-"""Extra sections of a prompt, such as recalled turns and passages of a knowledge base, and the sources of both."""
+"""Extra sections of a prompt, such as recalled turns and passages of a knowledge base, and where they come from."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _RECENT_CHARACTERS = 1_000
 
 @dataclass(frozen=True)
 class Extra:
-    """A block that a source found: its message, the manifest's entry for it, and the texts of the entry's digests."""
+    """A block that a source found: its message, its entry in the manifest, and the entry's texts by their digests."""
 
     message: HumanMessage
     entry: Entry
@@ -44,9 +44,9 @@ class ExtraRequest:
     """The input to search for, and the messages before it.
 
     `earlier` are the messages before the input, oldest first. `known_ids` are the ids of messages that the prompt
-    already has. `question_seq` is the `seq` of the input; None if it has none yet. A source that queries Graphiti adds
-    the outcome to `graph`. A source of facts adds the facts that it omits to `facts_left_out`. A section without room
-    adds a line to `notes`.
+    already has. `question_seq` is the `seq` of the input; None if the input is not stored yet. A source that queries
+    Graphiti adds the outcome to `graph`. A source of facts adds the facts that it omits to `facts_left_out`. If a
+    section has too few tokens to be searched, `notes` gets an entry.
     """
 
     session: Session
@@ -72,7 +72,7 @@ class ExtraRequest:
 
     @property
     def last_messages(self) -> Sequence[Message]:
-        """The last four messages before the input, to resolve words like "it" and "that"."""
+        """The last four messages before the input; they help to resolve words like "it" and "that"."""
         return self.earlier[-_RECENT_TURNS:]
 
     @property
@@ -82,7 +82,7 @@ class ExtraRequest:
 
 
 class ExtraSource(Protocol):
-    """A source of one section of a prompt, searched for each input. If it raises, the section is left out."""
+    """A source of one section of a prompt, searched for each input. If it raises an error, the section is left out."""
 
     @property
     def section(self) -> ExtraSection:
@@ -97,7 +97,7 @@ class ExtraSource(Protocol):
 async def find_all(
     sources: Sequence[ExtraSource], request: ExtraRequest, rooms: Mapping[Section, int], observer: Observer
 ) -> list[Extra]:
-    """Search all sources, each within its tokens in `rooms`; report a source that fails, and leave its section out.
+    """Return what the sources find within their tokens in `rooms`. Report and leave out a source that fails.
 
     An input without text has no extra sections, and a source with fewer than 64 tokens is not searched.
     """
@@ -138,8 +138,8 @@ def section_message(section: Section, text: str) -> HumanMessage:
 class RetrievedSnippets:
     """A source of passages from any LangChain retriever.
 
-    The query includes the last turns before the input, to resolve words such as "it" and "that". If the retriever fails
-    or takes longer than `timeout_seconds`, an event reports it, and the model is called without passages.
+    The query includes the last messages before the input, to resolve words such as "it" and "that". If the retriever
+    fails or takes longer than `timeout_seconds`, an event reports that, and the model is called without passages.
     """
 
     section: ExtraSection = "snippets"
@@ -152,14 +152,14 @@ class RetrievedSnippets:
         self._timeout_seconds = timeout_seconds
 
     async def find(self, request: ExtraRequest, room: int) -> Extra | None:
-        """Return the passages that fit, best first, the last one perhaps cut with a mark; None if none fits."""
+        """Return the passages that fit, best first; the last one may be cut and marked. Return None if none fits."""
         async with asyncio.timeout(self._timeout_seconds):
             documents = await self._retriever.ainvoke(query_of(request))
         return snippets_block(documents, request, room)
 
 
 def query_of(request: ExtraRequest) -> str:
-    """Return the query for a knowledge base: the last turns, then the input."""
+    """Return the query for a knowledge base: the last messages, then the input."""
     return query_with(request.recent, request.text)
 
 
@@ -170,7 +170,7 @@ def query_with(recent: Sequence[str], text: str) -> str:
 
 
 def snippets_block(documents: Sequence[Document], request: ExtraRequest, room: int) -> Extra | None:
-    """Return the passages that fit as one block of a prompt; None if there are none."""
+    """Return the passages that fit into `room` tokens as one block of a prompt; None if none fits."""
     quotes = [
         Quote(f"passage {number}", document.page_content)
         for number, document in enumerate(documents, start=1)

@@ -1,4 +1,4 @@
-"""Background learning of facts after turns, and a learner that asks a chat model for facts."""
+"""Learns facts in the background after turns; a chat model can be asked for them."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ _DECODER = json.JSONDecoder()
 class FactLearning:
     """Background learning that proposes facts from human messages after each turn.
 
-    A person accepts or rejects the proposals (`memory.proposals`); proposals with a confidence of at least
-    `accept_from` are accepted at once. With `directives`, lines in messages such as `preference (user): Keep diffs
-    small.` are remembered, and sent to Graphiti if consent was given.
+    A person accepts or rejects the proposals (`memory.proposals`). A proposal with a confidence of at least
+    `accept_from` is accepted at once. With `directives`, lines such as `preference (user): Keep diffs small.` in
+    messages are remembered, and sent to Graphiti if consent was given.
     """
 
     def __init__(
@@ -60,14 +60,14 @@ class FactLearning:
         scopes: Sequence[ScopeKind] = ("session", "user"),
         workspace: str | None = None,
     ) -> None:
-        """Create the learning of a memory.
+        """Create the fact learning of a memory.
 
         Args:
             memory: the memory that stores the facts.
             model: the chat model that proposes facts; by default the agent's own.
             proposes: whether a model proposes facts.
-            accept_from: the least confidence, from 0 to 1, at which a proposal is accepted at once; None: never.
-            directives: whether directives in messages are remembered.
+            accept_from: the lowest confidence, from 0 to 1, at which a proposal is accepted at once; None for never.
+            directives: whether lines such as `preference (user): …` in messages are remembered.
             scopes: the scopes of the facts that a model proposes: user, session, workspace.
             workspace: the default workspace of runs; if None, the workspace of the memory's Graphiti options.
 
@@ -87,7 +87,7 @@ class FactLearning:
         self._workspace = workspace
 
     def consider(self, session: Session, model: BaseChatModel | None) -> None:
-        """Queue a session for learning after a turn, and report unusable scopes; `model` is the model of the agent."""
+        """Queue a session for learning, and report scopes that cannot be used. `model` is the model of the agent."""
         memory = self._memory.made[0]
         workspace = session.workspace or default_workspace(memory, self._workspace)
         wanted = ALL_SCOPES if self._directives else self._scopes
@@ -116,8 +116,8 @@ class ModelLearner:
         """Return the facts that the model found.
 
         Raises:
-            TimeoutError: it took longer than 60 seconds.
-            ValueError: its answer is not a JSON list.
+            TimeoutError: the model took longer than 60 seconds.
+            ValueError: the answer contains no JSON list.
         """
         asked = [SystemMessage(_INSTRUCTIONS), HumanMessage(_request(record))]
         async with asyncio.timeout(_MODEL_SECONDS):
@@ -126,7 +126,7 @@ class ModelLearner:
 
 
 def _listed(text: str) -> list[Any]:
-    """Return the first JSON list with an object in a text, else the last list; other text may have brackets too.
+    """Return the first JSON list in a text that contains an object; if none does, the last JSON list.
 
     Raises:
         ValueError: there is no list.
@@ -159,7 +159,7 @@ def _request(record: Record) -> str:
 
 
 def _proposed(value: Any, record: Record) -> Proposed | None:
-    """Convert an entry of a model's answer to a proposal; None if it is invalid or names no learnable message."""
+    """Convert an entry of a model's answer to a proposal; None if the entry is invalid or names no new message."""
     if not isinstance(value, Mapping) or not isinstance(value.get("key"), str):
         return None
     seq, about, kind = value.get("message"), value.get("about"), value.get("kind")

@@ -18,8 +18,8 @@ from threadkeep.store.manifests import NotedManifest
 class HeldAnswer:
     """An answer that waits to be stored in the transaction that ends its run.
 
-    `anchor` returns the statement that moves the window's anchor in this transaction; None if it does not move. `store`
-    stores the answer without ending the run. `settle` must be called after the answer is stored.
+    `told` is the value of `RunHold.told`. `anchor` returns the SQL statement that moves the window's anchor in this
+    transaction, if it moves. `store` stores the answer without ending the run. `settle` must be called afterwards.
     """
 
     session: Session
@@ -54,7 +54,7 @@ class RunHold:
     begun: BegunTurn | None = None
 
     def stored(self, question: Sequence[Message]) -> Receipt | None:
-        """Return the receipt if this question was stored when the run began; None for any other question."""
+        """Return the receipt of this question if it was stored when the run began; None for any other question."""
         if self.begun is None or [(one.id, one.content) for one in question] != [
             (one.id, one.content) for one in self.begun.question
         ]:
@@ -66,7 +66,7 @@ class RunHold:
         return session.session_id == self.joins and not session.waiting()
 
     async def store(self) -> AIMessage | None:
-        """Store the waiting answer unless another process owns the run; return the answer stored instead, if any."""
+        """Store the waiting answer unless another process owns the run; return the answer stored instead, or None."""
         answer, self.answer = self.answer, None
         if answer is None or self.lost:
             return None

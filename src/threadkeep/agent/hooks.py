@@ -54,7 +54,7 @@ from threadkeep.observe import AgentOutsideTurn, ModelFailed, TurnBegunInTool
 
 
 class TurnHooks:
-    """The turns of the agents of one middleware, on the event loop of one memory."""
+    """The hooks of one `SessionMemory` for the agents that use it, on the event loop of its memory."""
 
     def __init__(self, memory: Memory, options: TurnOptions, others: OtherMiddleware) -> None:
         self.memory = memory
@@ -69,25 +69,25 @@ class TurnHooks:
         return sum(not call.silent for call in self._open.calls.values())
 
     def knows(self, key: CallKey) -> bool:
-        """Return True if a call of an agent has begun and has not ended."""
+        """Return True if the agent call with this key has begun and has not ended."""
         return key in self._open.calls
 
     async def before_agent(self, call: AgentCall) -> None:
-        """Begin the agent's part in the turn; if turns are ordered here, wait for the earlier turns of the session."""
+        """Begin the agent's part in the turn. If turns are ordered, first wait for earlier turns of the session."""
         part = self._new_part(call)
         if not part.silent:
             part.begun_by(call.runtime)
             if (run := root_callbacks.call) is not None:
                 run.at_end.append(partial(self._run_ended, part))
-            # An agent in a tool waits only if it has its own conversation. If it runs in a tool of such an agent, it
-            # does not wait, because the two could wait for each other.
+            # An agent in a tool waits only if it has its own conversation. If it runs in a tool of an agent with its
+            # own conversation, it does not wait, because the two could wait for each other.
             tools = len(tool_of_sessions.get())
             may_wait = tools < 2 if part.parent is not None else run_hold.get() is None and not tools
             if self._options.ordered and may_wait:
                 await part.root.order.acquire(part.root, self.memory.observers)
 
     async def begin_model_call(self, call: AgentCall, request: ModelRequest[Any]) -> ModelStep | None:
-        """Store the question; return the request for the model or the stored answer. None if the agent has no part."""
+        """Store the question; return the model request or the stored answer. None if the agent takes no part."""
         part = self._part(call)
         if part.silent:
             return None
@@ -114,9 +114,9 @@ class TurnHooks:
         return step
 
     async def end_model_call(self, step: ModelStep, response: ModelResponse[Any]) -> None:
-        """Keep the model's reply, unless it calls tools: it is stored as the answer if the run is cut off.
+        """Keep the model's reply unless it calls tools; if the run is cut off, the reply is stored as the answer.
 
-        A reply with the id of an earlier message (from a cache, for example) gets a new id, so that both remain.
+        A reply with the id of an earlier message (for example, from a cache) gets a new id, so that both messages stay.
         """
         part, failed = step.part, step.partial.failed
         part.root.call_ends()
@@ -142,7 +142,7 @@ class TurnHooks:
             part.discard()
 
     async def fail_model_call(self, step: ModelStep, error: BaseException) -> None:
-        """Store the text received so far if the call was cancelled; hold it if it failed (see `Participation.hold`)."""
+        """Store the text received so far if the call was cancelled; if it failed, hold it (`Participation.hold`)."""
         part = step.part
         part.root.call_ends()
         part.partial = None
@@ -167,7 +167,7 @@ class TurnHooks:
             part.hold(said, "failed", step.call.runtime)
 
     async def begin_tool_call(self, call: AgentCall, request: ToolCallRequest) -> ToolStep | None:
-        """Count a tool call as open, and return it; return None if the agent has no part in the turn."""
+        """Count a tool call as open and return it; return None if the agent does not take part in the turn."""
         part = self._part(call)
         if part.silent:
             return None
@@ -185,7 +185,7 @@ class TurnHooks:
             part.turn.steps.add(step.call.messages, result)
 
     async def fail_tool_call(self, step: ToolStep, error: BaseException) -> None:
-        """End a tool call that handed over, was interrupted or failed; if cancelled, store the model's newest text."""
+        """End a tool call that handed over, was interrupted or failed. If cancelled, store the model's newest text."""
         part, call = step.part, step.call
         part.root.call_ends()
         if isinstance(error, ParentCommand):
@@ -210,7 +210,7 @@ class TurnHooks:
             part.root.release_session()
 
     async def after_agent(self, call: AgentCall, state: AgentState[Any]) -> dict[str, Any] | None:
-        """Store the final answer. If another process stored one first, put that answer into the state instead."""
+        """Store the final answer. If another process stored an answer first, return it as an update of the state."""
         part = self._part(call)
         if part.silent:
             part.leave()
@@ -233,7 +233,7 @@ class TurnHooks:
         return {"messages": [RemoveMessage(id=str(answer.id)), named_as_agent(winner, call.config)]}
 
     def _run_ended(self, part: Participation, state: object, error: BaseException | None) -> Awaitable[None] | None:
-        """Release the session after a run; if the run failed or was cut off, return a coroutine that settles it.
+        """Release the session after a run. If it failed or was cut off, return a coroutine that ends the turn first.
 
         This is called in the OS thread of the run.
         """
@@ -254,7 +254,7 @@ class TurnHooks:
     def _part(self, call: AgentCall) -> Participation:
         """Return the part of an agent in the turn.
 
-        A call is unknown if it continues after an interrupt, or if other middleware skipped `before_agent`.
+        An unknown call gets a new part: it continues after an interrupt, or other middleware skipped `before_agent`.
         """
         part = self._open.calls.get(call.key)
         if part is None:
@@ -295,7 +295,7 @@ class TurnHooks:
 
 @dataclass(frozen=True)
 class AgentCall:
-    """The call of an agent as a hook sees it: the run's config and runtime, and the messages of the state."""
+    """The call of an agent as a hook receives it: the run's config and runtime, and the messages of the state."""
 
     config: RunnableConfig
     runtime: Runtime[Any]
@@ -338,7 +338,7 @@ class ToolStep:
     request: ToolCallRequest
 
     def __enter__(self) -> None:
-        """Mark the block as a tool call; agents that it calls do not take part in the turn."""
+        """Mark the block as a tool call, because agents that are called in it do not take part in the turn."""
         called_by = (self.part.memory.identity, self.part.session.session_id)
         self._token = tool_of_sessions.set((*tool_of_sessions.get(), called_by))
 

@@ -1,4 +1,4 @@
-"""Facts about the call of an agent or a node: its session, user, workspace, run and author."""
+"""Finds the session, the user, the workspace, the run id and the author of an agent's or a node's call."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ type CallKey = tuple[int, str, int]
 def session_for(
     memory: Memory, options: TurnOptions, config: RunnableConfig, runtime: Runtime[Any] | None = None
 ) -> Session:
-    """Return the session that the options' functions, the run's config or its runtime context name.
+    """Return the session that the options' functions, the run's config or the run's context name.
 
-    `runtime` is the runtime of the run, if the caller has it.
+    `runtime` is the runtime of the run; if it is None, the current graph's is used.
 
     Raises:
-        InvalidKey: the run names no session, or the name is not a valid id.
+        InvalidKey: the run names no session, or the session's name is not a valid id.
         InvalidInput: the user's name is not a valid id.
     """
     configurable, runtime = config.get("configurable", {}), runtime or _runtime()
@@ -58,10 +58,10 @@ def session_for(
 def workspace_in(
     config: RunnableConfig, given: str | IdOf | None = None, runtime: Runtime[Any] | None = None
 ) -> object:
-    """Return the workspace that a run names in `configurable["workspace"]` or its context, else the given one.
+    """Return the workspace that a run names in `configurable["workspace"]` or in its context, else `given`.
 
-    If `given` is a function, its result is returned instead. A value that is not a text, a whole number or a UUID is
-    returned unchanged; it is no valid workspace.
+    If `given` is a function, only its result is used. A value that is not a text, a whole number or a UUID is not a
+    valid workspace, but is returned unchanged.
     """
     runtime = runtime or _runtime()
     if given is not None and not isinstance(given, str):
@@ -76,7 +76,7 @@ def _is_id(value: object) -> bool:
 
 
 def _in_context(runtime: Runtime[Any], *names: str) -> object:
-    """Return the first of these fields that is set in the run's context, a mapping or an object; None if none is."""
+    """Return the value of the first of these fields that is set in the run's context; None if none is set."""
     context = runtime.context
     for name in names if context is not None else ():
         value = context.get(name) if isinstance(context, Mapping) else getattr(context, name, None)
@@ -86,7 +86,7 @@ def _in_context(runtime: Runtime[Any], *names: str) -> object:
 
 
 def _runtime() -> Runtime[Any]:
-    """Return the runtime of the current graph; an empty one outside of graphs."""
+    """Return the runtime of the current graph; outside of graphs, an empty runtime."""
     try:
         runtime: Runtime[Any] | None = get_runtime()
     except (RuntimeError, KeyError):
@@ -95,15 +95,15 @@ def _runtime() -> Runtime[Any]:
 
 
 def metadata_of(config: RunnableConfig) -> Mapping[str, Json] | None:
-    """Return the caller's metadata for the question, `configurable["message_metadata"]`; None if that is no map."""
+    """Return the caller's metadata for the question (`configurable["message_metadata"]`); None if it is no mapping."""
     metadata = config.get("configurable", {}).get("message_metadata")
     return metadata if isinstance(metadata, Mapping) else None
 
 
 def run_id_of(config: RunnableConfig, runtime: Runtime[Any] | None = None) -> str | None:
-    """Return the id that the caller gave to the run, if any. In the nodes of a graph, only the runtime has the id.
+    """Return the id of the run; None if it has none. In the nodes of a graph, only the runtime has the id.
 
-    Workflows pass the id in the run's context, because an agent in a node also has a run id of its own.
+    Workflows pass the id in the run's context, because an agent in a node also has its own run id.
     """
     if run_id := config.get("run_id"):
         return str(run_id)
@@ -114,40 +114,40 @@ def run_id_of(config: RunnableConfig, runtime: Runtime[Any] | None = None) -> st
 
 
 _READER = "__pregel_read"
-"""LangGraph's name for the reader in a node's config."""
+"""LangGraph's key for the function that reads the graph's channels, in a node's config."""
 
 _REDACTING = re.compile(r"PIIMiddleware\[(.+)\]\.after_model$")
 
 
 def in_tool(config: RunnableConfig) -> bool:
-    """Return True if an agent runs in a tool of another agent: in the node `tools` that LangChain's agents have."""
+    """Return True if an agent runs in a tool of another agent, which means in LangChain's node `tools`."""
     *outer, _ = str(config.get("configurable", {}).get("checkpoint_ns", "")).split("|")
     return "tools" in [node.partition(":")[0] for node in outer]
 
 
 def redacted_kinds(config: RunnableConfig) -> frozenset[str]:
-    """Return the kinds of data, such as `email`, that `PIIMiddleware` of this agent detects.
+    """Return the kinds of data, such as `email`, that the agent's `PIIMiddleware` detects.
 
-    A middleware cannot see other middleware. But LangGraph gives each node a reader of its graph's channels, and each
-    hook of a middleware has a channel with its name.
+    A middleware cannot see other middleware. But LangGraph gives each node a function that reads the graph's channels,
+    and each hook of a middleware has a channel that is named after the hook.
     """
     reader = config.get("configurable", {}).get(_READER)
     return kinds_among([name for part in getattr(reader, "args", ()) if isinstance(part, Mapping) for name in part])
 
 
 def kinds_among(names: Iterable[object]) -> frozenset[str]:
-    """Return the kinds of data that `PIIMiddleware` detects, as found in the names of nodes or channels."""
+    """Return the kinds of data that `PIIMiddleware` detects. They are part of the names of its nodes and channels."""
     return frozenset({found[1] for name in names if (found := _REDACTING.search(str(name)))})
 
 
 def author_of(config: RunnableConfig, place: CallPlace | None) -> str | None:
-    """Return the name of the workflow's node, else of the agent, else of the graph's node; None without a name."""
+    """Return the name of the workflow's node, else the agent's name, else that of the graph's node, else None."""
     if place is not None and place.node:
         return place.node
     if name := config.get("metadata", {}).get("lc_agent_name"):
         return str(name)
     *outer, _ = str(config.get("configurable", {}).get("checkpoint_ns", "")).split("|")
-    # LangGraph numbers further graphs that are called in one node: `node:task|1|…`.
+    # If a node calls several graphs, LangGraph numbers them from the second on: `node:task|1|…`.
     nodes = [part.partition(":")[0] for part in outer if ":" in part]
     return nodes[-1] if nodes else None
 
@@ -160,6 +160,6 @@ def node_of(config: RunnableConfig, place: CallPlace | None) -> str | None:
 
 
 def control_of() -> object:
-    """Return the object that all nodes of one root run share; a new one outside of a graph."""
+    """Return the object that all nodes of one root run share; outside of a graph, return a new object."""
     control = _runtime().control
     return object() if control is None else control

@@ -1,6 +1,6 @@
 """Tools with which an agent remembers, recalls and forgets.
 
-The run determines the user, the workspace and the session, as for `SessionMemory`; the model cannot choose them.
+As in `SessionMemory`, the run determines the user, the workspace and the session. The model cannot choose them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from threadkeep.records.knowledge import SCOPE_KINDS, Evidence, FactKind, Scope,
 def memory_tool[M: history.Memory, H](
     tools: OnLoop[M, H], verb: Callable[[H], Callable[..., Coroutine[Any, Any, str]]]
 ) -> BaseTool:
-    """Return a tool with the name, arguments and docstring of a method, which is called on the memory's event loop."""
+    """Return a tool with a method's name, arguments and docstring; it calls the method on the memory's event loop."""
     described = verb(tools.made[0])
 
     @functools.wraps(described)
@@ -52,7 +52,7 @@ def memory_tool[M: history.Memory, H](
 
 @functools.cache
 def _described(method: Callable[..., Coroutine[Any, Any, str]]) -> BaseTool:
-    """Return a tool with the name, arguments and docstring of a method; cached, because this takes 10 ms of CPU."""
+    """Return a tool with the name, arguments and docstring of a method. It is cached, because it takes 10 ms of CPU."""
     return StructuredTool.from_function(coroutine=MethodType(method, object()), parse_docstring=True)
 
 
@@ -60,12 +60,12 @@ ALL_SCOPES: tuple[ScopeKind, ...] = ("session", "workspace", "user")
 
 
 def default_workspace[W: str | IdOf](memory: Memory, given: W | None) -> W | str | None:
-    """Return the workspace for runs that name none: the given one, else that of the Graphiti options, else None."""
+    """Return the workspace for runs that name none: `given`, else the Graphiti options' workspace, else None."""
     return given or memory.graphiti.workspace
 
 
 class OwnScopes(NamedTuple):
-    """The usable scopes of a run, the most specific first, and the errors of scopes with an invalid owner."""
+    """The usable scopes of a run, the most specific first, and an error for each scope whose owner's id is invalid."""
 
     usable: dict[ScopeKind, Scope]
     refused: dict[ScopeKind, InvalidInput]
@@ -74,7 +74,7 @@ class OwnScopes(NamedTuple):
 def scopes_of(
     kinds: Collection[ScopeKind], session_id: str | None, workspace: object, user_id: str | None
 ) -> OwnScopes:
-    """Return those scopes of a run that are of the given kinds and have an owner."""
+    """Return the scopes of a run that are of the given kinds and have an owner."""
     found = OwnScopes({}, {})
     for kind, owner in zip(ALL_SCOPES, (session_id, workspace, user_id), strict=True):
         if owner and kind in kinds:
@@ -86,10 +86,10 @@ def scopes_of(
 
 
 class RunScopes:
-    """The scopes of runs: session, workspace and user, if the run has them.
+    """Finds the scopes of a run: its session, workspace and user.
 
-    A run without a user has no user scope. If a run names no workspace, the workspace of the memory's Graphiti options
-    is used; without it, the run has no workspace scope.
+    A run without a user has no user scope. For a run that names no workspace, `workspace` is used, or the workspace of
+    the memory's Graphiti options. If both are None, the run has no workspace scope.
     """
 
     def __init__(
@@ -159,9 +159,9 @@ def knowledge_tools(
             for `recall_episodes`, which finds questions and answers of earlier conversations, and `promotions` for
             `promote`, which stores decisions, lessons and the like, and sends them to Graphiti if consent covers it.
         workspace: the workspace of runs that name none in `configurable["workspace"]` or in their context, by default
-            the workspace of the memory's Graphiti options; or a function of a run's config that returns it.
-        session_id: the function of `SessionMemory` that returns the session of a run, if it has one.
-        user_id: the function of `SessionMemory` that returns the user of a run, if it has one.
+            the workspace of the memory's Graphiti options; or a function that returns the workspace for a run's config.
+        session_id: the `session_id` function that was given to `SessionMemory`, if there is one.
+        user_id: the `user_id` function that was given to `SessionMemory`, if there is one.
         embeddings: embeddings of LangChain, with which `recall` also finds facts that share no word with the query.
         embeddings_name: the name under which vectors are stored; by default the model's name.
 
@@ -180,7 +180,7 @@ def knowledge_tools(
 
 
 class _KnowledgeTools:
-    """The functions behind the tools. Models read their docstrings as the descriptions of the tools."""
+    """The functions that the tools call. Models read the functions' docstrings as the descriptions of the tools."""
 
     def __init__(self, memory: Memory, scopes: RunScopes, embedder: Embedder | None) -> None:
         self._memory = memory
@@ -310,9 +310,9 @@ class _KnowledgeTools:
         refused: str,
         failed: str = _NOT_WRITTEN,
     ) -> str:
-        """Await `work` with a scope of the run; return the tool's answer, or the reason why nothing was written.
+        """Await `work` with the run's scope `about`; return the tool's answer, or the reason why nothing was written.
 
-        Nothing is written if the run does not have the scope `about`, or if `said` looks like a secret.
+        Nothing is written if the run does not have this scope, or if `said` looks like a secret.
         """
         session = self._scopes.session(runtime.config)
         usable, unusable = self._scopes.of(session, runtime.config)
@@ -333,7 +333,7 @@ class _KnowledgeTools:
             return failed
 
     def _readable(self, session: Session, runtime: ToolRuntime[Any, Any]) -> tuple[list[Scope], str]:
-        """Return the usable scopes, and sentences for the model about the others, which are also reported."""
+        """Return the usable scopes, and sentences that tell the model which scopes are unusable. Report those, too."""
         usable, refused = self._scopes.of(session, runtime.config)
         for error in refused.values():
             self._memory.observers.notify(
@@ -343,7 +343,7 @@ class _KnowledgeTools:
         return list(usable.values()), "".join(missing)
 
     async def _procedures(self, goal: str, scopes: Sequence[Scope], available: Sequence[str]) -> list[str]:
-        """Return the procedures for a goal as lines, and count each returned procedure as used."""
+        """Return the procedures for a goal as lines, best first; count each of them as used."""
         found = await self._memory.procedures.recall(goal, scopes, context=available)
         lines = _bounded([quoted_procedure(procedure) for procedure in found])
         for procedure in found[: len(lines)]:
@@ -351,7 +351,7 @@ class _KnowledgeTools:
         return lines
 
     async def _read[T](self, session: Session, work: Awaitable[T]) -> T | None:
-        """Return the result of a read; if the database fails or is too slow, report that and return None."""
+        """Return the result of `work`. If the database fails or is too slow, report that and return None."""
         events = events_beside(self._memory, session)
         return await in_time(session, work, lambda error: events.read_failed(error, "fallback"))
 

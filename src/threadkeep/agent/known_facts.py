@@ -48,7 +48,7 @@ _TIMEOUT_SECONDS = 3.0
 _MOST_FACTS = 60
 _MOST_SELECTIONS = 1_000
 _MOST_NAMED = 20
-# The number of best facts for the new input that a selection must contain to be reused.
+# The previous selection is reused only if it contains this many of the facts that best match the new input.
 _DECISIVE = 3
 
 
@@ -63,7 +63,7 @@ REFUSED_LINE = (
 
 
 class _Selection(NamedTuple):
-    """The facts shown for a set of scopes, and the facts `of` which they were chosen, with tokens and counter."""
+    """The facts chosen for a set of scopes; they were chosen from the facts `of`, to fit `room` tokens of `counter`."""
 
     ids: frozenset[str]
     facts: list[Fact]
@@ -73,7 +73,7 @@ class _Selection(NamedTuple):
 
 
 class KnownFacts:
-    """A prompt section with the facts of a run's scopes: all if fewer than 60 and they fit, else the relevant ones.
+    """A prompt section with the facts of a run's scopes: all if fewer than 60 and they fit, else the most relevant.
 
     The block changes as little as possible between turns, so that the provider can reuse its prompt cache: facts keep
     their order, and a selection is reused if it contains the three best facts for the new input. Facts from Graphiti
@@ -93,7 +93,7 @@ class KnownFacts:
         embeddings: Embeddings | None = None,
         embeddings_name: str | None = None,
     ) -> None:
-        """See `knowledge_tools` for the arguments; without `own` the facts of this database are left out.
+        """See `knowledge_tools` for the other arguments. If `own` is False, only facts from Graphiti are sent.
 
         With `directives`, the block tells the model if a request to remember was refused, because the text looks like a
         secret or because the run does not have the scope; the model then tells the person.
@@ -110,7 +110,7 @@ class KnownFacts:
         self._selections: OrderedDict[tuple[Scope, ...], _Selection] = OrderedDict()
 
     async def find(self, request: ExtraRequest, room: int) -> Extra | None:
-        """Return a block with the facts that fit, and report unusable scopes; None if there is nothing to send."""
+        """Return a block with the facts that fit, or None if there is nothing to send. Report unusable scopes."""
         scopes, refused = self._scopes.of(request.session, ensure_config())
         for error in refused.values():
             self._memory.made[0].observers.notify(
@@ -138,7 +138,7 @@ class KnownFacts:
     async def _known(
         self, knowledge: Knowledge, scopes: tuple[Scope, ...], request: ExtraRequest, room: int
     ) -> list[Fact]:
-        """Return the facts of this database that fit, in an order that is stable from turn to turn; note the others."""
+        """Return this database's facts that fit, in an order that is stable from turn to turn; note those left out."""
         async with asyncio.timeout(_TIMEOUT_SECONDS):
             loaded = await knowledge.valid(scopes, limit=_MOST_FACTS, shadowed=True)
             kept = await self._fitting(knowledge, scopes, without_shadowed(loaded), request, room)
@@ -148,7 +148,7 @@ class KnownFacts:
     async def _fitting(
         self, knowledge: Knowledge, scopes: tuple[Scope, ...], known: list[Fact], request: ExtraRequest, room: int
     ) -> list[Fact]:
-        """Return all known facts if they are fewer than 60 and fit, else the most relevant ones, in stable order."""
+        """Return all known facts if they are fewer than 60 and fit, else the most relevant; in a stable order."""
         if len(known) >= _MOST_FACTS:
             found = await knowledge.recall(
                 request.text, scopes, recent=request.recent, limit=_MOST_FACTS, embedder=self._embedder
@@ -170,7 +170,7 @@ class KnownFacts:
         request: ExtraRequest,
         room: int,
     ) -> list[Fact]:
-        """Return the facts that fit: the previous selection if it suits this input, else a new one."""
+        """Return the facts that fit: the previous selection if it suits this input, otherwise a new selection."""
         before = self._selections.get(scopes, _Selection(frozenset(), [], {}, 0, None))
         everything = {fact.id: fact for fact in [*found, *known]}
         ranked = list(everything.values())
@@ -214,7 +214,7 @@ def _notes(text: str, missing: Collection[ScopeKind]) -> tuple[str, ...]:
 def _block(
     facts: Sequence[Fact], recalled: GraphRecall, request: ExtraRequest, room: int, notes: Sequence[str] = ()
 ) -> Extra | None:
-    """Return a message with the facts, new Graphiti facts that fit and notes; None without any. Set `request.graph`."""
+    """Return a block with the facts, other Graphiti facts that fit, and notes; None if empty. Set `request.graph`."""
     lines = [fact_line(fact) for fact in facts]
     known = {normalised(fact.text) for fact in facts} if recalled.facts else set()
     fresh = [(rank, fact) for rank, fact in enumerate(recalled.facts, start=1) if normalised(fact.text) not in known]
@@ -238,7 +238,7 @@ def _block(
 
 @lru_cache(maxsize=500)
 def _body_of(text: str) -> tuple[str, str]:
-    """Return the JSON of a message with this text, and its digest; cached, because many turns send the same block."""
+    """Return the JSON of a message with this text, and the digest; cached, because many turns send the same text."""
     body = dump_message(section_message("facts", text))
     return body, digest_of(body)
 

@@ -1,6 +1,6 @@
 """Tools with which an agent reads messages and tool results that are not in its context.
 
-The run determines the session, as for `SessionMemory`; the model cannot choose it.
+As in `SessionMemory`, the run determines the session. The model cannot choose it.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def history_tools(
 
 
 class _Lookups:
-    """The functions behind two of the tools. Models read the docstrings of its public methods as descriptions."""
+    """The functions that two of the tools call. Models read the docstrings of the public methods as descriptions."""
 
     def __init__(self, memory: Memory, options: TurnOptions) -> None:
         self._memory = memory
@@ -92,7 +92,7 @@ class _Lookups:
         return "\n".join([*shown, *_in_short(parts)])
 
     async def _summaries(self, session_id: str, first_seq: int, last_seq: int) -> Sequence[Summary]:
-        """Return up to ten summaries of a range; none for a graph store's conversation with the key of a session."""
+        """Return up to ten summaries of a `seq` range; leave out those of a graph store's conversation with this id."""
         if not (await self._memory.contexts.state(session_id, "")).summaries:
             return ()
         return await self._memory.summaries.of_messages(session_id, first_seq, last_seq, _MOST_HITS)
@@ -160,7 +160,7 @@ def read_tool_result(
 
 
 def _shown(messages: Sequence[Message], to_seq: int, start: int) -> tuple[list[str], int | None]:
-    """Return the messages that fit, as lines with a hint how to read on, and the first `seq` not shown, if any."""
+    """Return lines with the messages that fit and a hint how to read on, and the first `seq` not shown, or None."""
     lines = [f"What was said. {_QUOTED}"]
     left = _MOST_CHARACTERS
     for message in messages:
@@ -183,7 +183,7 @@ def _shown(messages: Sequence[Message], to_seq: int, start: int) -> tuple[list[s
 
 
 def _in_short(summaries: Sequence[Summary]) -> list[str]:
-    """Return a heading and the first summaries that fit into half of the result, as lines; nothing if none fits."""
+    """Return a heading and the first summaries, as lines, up to half of the limit of a result; [] if none fits."""
     lines: list[str] = []
     left = _MOST_CHARACTERS // 2
     for summary in summaries:
@@ -195,7 +195,7 @@ def _in_short(summaries: Sequence[Summary]) -> list[str]:
 
 
 def _excerpt(text: str, query: str) -> str:
-    """Return 300 characters of a long text around the first word in it that the query has; a short text unchanged."""
+    """Return 300 characters of a text around its first word that is in the query; return a short text unchanged."""
     if len(text) <= _EXCERPT_CHARACTERS:
         return text
     lowered = text.lower()

@@ -44,8 +44,8 @@ class SessionMemory(AgentMiddleware[AgentState[Any], Any, Any]):
     the agent answers without history, and its turn is stored as a pending write.
 
     The agent may be called asynchronously (`ainvoke`, `astream`) or synchronously (`invoke`, `stream`, `batch`), with
-    either kind of memory; the memory's work runs on its own event loop. The session is `configurable["thread_id"]`, and
-    the user `configurable["user_id"]`, unless functions of the config are given.
+    either kind of memory; the memory's work runs on its own event loop. The session is `configurable["thread_id"]` and
+    the user is `configurable["user_id"]`, unless `session_id` and `user_id` functions are given.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class SessionMemory(AgentMiddleware[AgentState[Any], Any, Any]):
         tool_memory: int = 1,
         learning: TurnLearning | None = None,
     ) -> None:
-        """See `threadkeep.TurnOptions` for the options; `window` sets the plan's window; `counter` may be a name."""
+        """See `threadkeep.TurnOptions` for the options. `window` sets the plan's window. `counter` may be a name."""
         options = TurnOptions(
             max_messages=max_messages,
             max_tokens=max_tokens,
@@ -107,10 +107,10 @@ class SessionMemory(AgentMiddleware[AgentState[Any], Any, Any]):
 
     @property
     def open_runs(self) -> int:
-        """The number of agent calls that take part in a turn and have not ended, at most a thousand per event loop."""
+        """The number of agent calls that take part in a turn and have not ended; at most 1,000 per event loop."""
         return sum(hooks.open_runs for hooks in self._hooks.made)
 
-    # The hook is a node, so that it also runs if other middleware rejects the question; it is stored as failed then.
+    # The hook is a node, so that it also runs if other middleware rejects the question, which is then stored as failed.
     async def abefore_agent(self, state: AgentState[Any], runtime: Runtime[Any]) -> dict[str, Any] | None:
         """Begin the agent's part in the turn; if turns are ordered, wait for the earlier turns of the session."""
         call = AgentCall(get_config(), runtime, state["messages"])
@@ -221,6 +221,6 @@ class SessionMemory(AgentMiddleware[AgentState[Any], Any, Any]):
         return self._wait_for(call, lambda hooks: hooks.after_agent(call, state))
 
     def _wait_for[T](self, call: AgentCall, hook: Callable[[TurnHooks], Coroutine[Any, Any, T]]) -> T:
-        """Run a hook on the loop on which the agent's call began; run its first hook on a loop that is not blocked."""
+        """Run a hook on the event loop of the agent's call; run the call's first hook on a loop that is not blocked."""
         begun = next((hooks for hooks in self._hooks.made if hooks.knows(call.key)), None)
         return self._hooks.wait_for(hook, begun)

@@ -1,4 +1,4 @@
-"""Data of a model call: its inputs, the session's cached window, the selection, the sent and excluded messages."""
+"""The data of a model call: its inputs, the session's cached window, and the messages that are sent or excluded."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Call:
-    """The inputs of a model call, apart from the earlier turns.
+    """The inputs of a model call except the earlier turns.
 
     `messages` are the run's own messages, including the `question`. `budget` is in tokens of `counter`. `max_messages`
     limits the messages of earlier turns. `forgotten` are messages of the run that precede a reset; `superseded` are
@@ -48,9 +48,9 @@ class Call:
 
 
 class Piece(NamedTuple):
-    """A message that may be sent, and the id with which it is stored.
+    """A message that may be sent, its section, and the id with which it is stored.
 
-    A `mark` is a placeholder that is only in this model call; it is sent or excluded with the message before it.
+    A `mark` is a placeholder that exists only in this model call, sent or excluded with the message before it.
     """
 
     message: BaseMessage
@@ -60,10 +60,10 @@ class Piece(NamedTuple):
 
 
 class KeptWindow:
-    """The earlier messages of a session, converted for model calls and cached between them; it only grows.
+    """The earlier messages of a session, converted for model calls and cached between the calls. It only grows.
 
     All values are derived from the rows and the counter. `plain` is False if a message is empty or has more than role,
-    text and id, or if a question has no answer. Then the messages are added to a call one by one instead of as a whole.
+    text and id, or if a question has no answer. Calls then add the messages one by one and not as a whole.
     """
 
     def __init__(self, counter: TokenCounter) -> None:
@@ -78,7 +78,7 @@ class KeptWindow:
         self._digest: tuple[bytes, HASH, int] | None = None
 
     def extend(self, rows: Sequence[Message]) -> bool:
-        """Add the new rows of a window; return False if `rows` is empty or does not begin with the cached rows."""
+        """Add the rows that are new; return False if `rows` is empty or does not begin with the cached rows."""
         count = len(self.rows)
         if len(rows) < count or (count and (rows[0] is not self.rows[0] or rows[count - 1] is not self.rows[-1])):
             return False
@@ -87,7 +87,7 @@ class KeptWindow:
         return bool(rows)
 
     def digest(self, front: HASH, count: int) -> HASH:
-        """Return the digest of the messages already in `front` and then the window's first `count` messages."""
+        """Return the digest of the messages in `front`, followed by the first `count` messages of the window."""
         key = front.digest()
         state, done = front.copy(), 0
         if self._digest is not None and self._digest[0] == key and self._digest[2] <= count:
@@ -114,7 +114,7 @@ class KeptWindow:
         self.sums.append(self.sums[-1] + tokens)
 
     def has_answer(self, asked: Message, following: Message | None) -> bool:
-        """Return False if a row is a question whose run stored no answer, and the `following` row is of another run."""
+        """Return False if `asked` is a question whose run stored no answer, and `following` is not of that run."""
         if asked.role != "user" or asked.run_id is None or asked.run_id in self.answered_runs:
             return True
         return following is not None and following.run_id == asked.run_id
@@ -124,9 +124,9 @@ class KeptWindow:
 class Draft:
     """A model call whose messages are chosen, before the extra sections are searched and inserted.
 
-    `chosen` has indexes of `pieces`. `window` is the number of messages of the cached window if it is sent as a whole;
-    these messages are not in `pieces`. `rooms` has the tokens for each section that is still to be searched.
-    `unsendable` are messages that no provider accepts, and `summaries` are the summaries that are sent.
+    `chosen` selects from `pieces` by index. `window` is the number of messages of the cached window if it is sent as a
+    whole; these messages are not in `pieces`. `rooms` has the number of tokens for each section that is still to be
+    searched. `unsendable` are messages that no provider accepts, and `summaries` are the summaries that are sent.
     """
 
     call: Call
@@ -148,8 +148,8 @@ class Draft:
 class Assembled:
     """The messages of a model call, an entry for each, and the excluded messages with the reasons.
 
-    `texts` has the texts of the digests in the entries. `begin_seq` is the new start of the window; None if unchanged.
-    `marks` is the number of messages that were added only for this call. `texts_only` is True if no message has media.
+    `texts` maps the digests in the entries to texts. `begin_seq` is the window's new start, or None. `marks` is the
+    number of messages that were added only for this call. `texts_only` is True if no message has media.
     """
 
     system: SystemMessage | None
@@ -184,12 +184,12 @@ type Rows = Mapping[str | None, Message]
 def exclusions(
     draft: Draft, rows: Rows, recollection: Recollection
 ) -> tuple[tuple[Exclusion, ...], tuple[LeftOut, ...]]:
-    """Return the excluded `seq` ranges of the transcript, in order, and the excluded messages of the run's state."""
+    """Return the excluded `seq` ranges of the transcript in ascending order, and the excluded messages of the state."""
     read, call = recollection.messages, draft.call
     out_of_state = draft.unsendable or draft.chosen.excluded or call.forgotten or call.superseded
     out_of_session = recollection.excluded or recollection.begin or recollection.end != len(read) + 1
     if not out_of_state and not out_of_session and (not read or read[0].seq == 1):
-        # Like most calls, this one has all messages of its session and of the run's state.
+        # This call has all messages of its session and of the run's state, as most calls do.
         return (), ()
     pieces = [(draft.pieces[index], reason) for index, reason in draft.chosen.excluded]
     out = [(id_of(message), reason) for message, reason in draft.unsendable]
@@ -206,7 +206,7 @@ def exclusions(
 
 
 def _not_read(recollection: Recollection, low: int) -> dict[int, ExclusionReason]:
-    """Return each `seq` from `low` to the question whose message was not read for the window, with the reason."""
+    """Return each `seq` from `low` up to the question whose message the window does not have, with the reason."""
     messages, end = recollection.messages, recollection.end
     single = any(gap.reason in _SINGLE for gap in recollection.excluded)
     if not single and end is not None and end - low == len(messages) and (not messages or messages[0].seq == low):
@@ -223,7 +223,7 @@ def _not_read(recollection: Recollection, low: int) -> dict[int, ExclusionReason
 
 def dropped(draft: Draft, rows: Rows, recollection: Recollection) -> int:
     """Count the earlier messages since the last reset that are neither sent nor covered by a sent summary."""
-    # `recollection.dropped` includes messages that were not read but are in the state: subtract them.
+    # `recollection.dropped` includes messages that were not read but are in the state, so subtract them.
     window = [piece for piece in draft.pieces if piece.section == "window" and piece.id not in rows]
     again = len([piece for piece in window if is_utterance(piece.message)])
     gaps = [gap for gap in recollection.excluded if _unsummarised(gap, draft)]
@@ -241,9 +241,9 @@ def _places(recollection: Recollection, reason: ExclusionReason) -> set[int]:
 
 
 def _stretches(call: Call, out: Sequence[tuple[str | None, ExclusionReason]], rows: Rows) -> Iterator[LeftOut]:
-    """Yield the excluded messages that are not in the transcript: ranges of the run's state, then other messages.
+    """Yield the excluded messages that are not in the transcript: first ranges of the state, then other messages.
 
-    A range may include messages that the transcript has, so that the steps and texts of a turn form one range.
+    A range may also include messages that are in the transcript, so that the steps and texts of a turn form one range.
     """
     placed = {key for key, row in rows.items() if row.seq is not None}
     reasons = dict(out)
@@ -262,14 +262,14 @@ def _stretches(call: Call, out: Sequence[tuple[str | None, ExclusionReason]], ro
 
 
 def _before(end: int | None, gaps: Iterable[Exclusion]) -> Iterator[Exclusion]:
-    """Yield the excluded ranges before the question; a range ends before it. Skip folded and superseded messages."""
+    """Yield the excluded ranges before the question, cut off there. Skip folded and superseded messages."""
     for gap in gaps:
         if gap.reason not in _SINGLE and (end is None or gap.first_seq < end):
             yield gap if end is None else replace(gap, last_seq=min(gap.last_seq, end - 1))
 
 
 def _unsummarised(gap: Exclusion, draft: Draft) -> bool:
-    """Return True if the range is excluded because a summary covers it, but no such summary is sent."""
+    """Return True if a range is excluded as summarised, but no summary that covers the range is sent."""
     if gap.reason != "summarised":
         return False
     return not any(one.first_seq <= gap.first_seq and gap.last_seq <= one.last_seq for one in draft.summaries)

@@ -1,4 +1,4 @@
-"""Creation of the chat model that a setting names, and a setting of LangSmith's tracing."""
+"""Creates the chat model that a setting names, and changes how LangSmith starts its tracing."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from threadkeep.errors import InvalidSettings
 
 
 def make_model(name: str, *, variable: str = "THREADKEEP_MODEL") -> BaseChatModel:
-    """Return the model with a name: `demo`, or `provider:model` for LangChain's `init_chat_model`.
+    """Return the model with a name, which is `demo` or a name for LangChain's `init_chat_model` (`provider:model`).
 
     Args:
         name: the model's name.
-        variable: the setting that names it, for errors.
+        variable: the setting that contains the name; errors mention it.
 
     Raises:
         InvalidSettings: the provider's package or key is missing, or the name is unknown.
@@ -43,7 +43,7 @@ def make_model(name: str, *, variable: str = "THREADKEEP_MODEL") -> BaseChatMode
 
 
 def _reporting(model: BaseChatModel) -> BaseChatModel:
-    """Make a model request token counts in streams: LangChain does so by default only for OpenAI's own address."""
+    """Make a model request token counts in streams, because LangChain does this only for OpenAI's own address."""
     if getattr(model, "stream_usage", True) is None:
         cast("Any", model).stream_usage = True
     return model
@@ -52,8 +52,8 @@ def _reporting(model: BaseChatModel) -> BaseChatModel:
 def trace_without_threads() -> None:
     """Make LangSmith set up its runs on the current event loop, and not in OS threads, while tracing is off.
 
-    LangChain wraps each `awrap_model_call` of a middleware for LangSmith, which runs two functions in OS threads even
-    if tracing is off. The setting applies to all agents of the process, so only Threadkeep's own processes use it.
+    LangChain wraps each `awrap_model_call` in a function of LangSmith, which uses OS threads twice per call even then.
+    The setting applies to all agents of the process, so only Threadkeep's own processes use it.
     """
     langsmith.set_runtime_overrides(aio_to_thread=_in_loop)
 

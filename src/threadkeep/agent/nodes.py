@@ -1,4 +1,4 @@
-"""Session memory for plain `StateGraph` users: a turn around any model call, and a ready-made node."""
+"""Session memory for graphs without agents: a block for a turn around any model call, and a ready-made node."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from threadkeep.memory.sync_memory import SyncMemory
 
 
 class NodeTurns:
-    """The turns of nodes, on the event loop of one memory."""
+    """Begins and ends the turns of nodes, on the event loop of one memory."""
 
     def __init__(self, memory: Memory, options: TurnOptions) -> None:
         self._memory = memory
         self._options = options
 
     async def begin(self, messages: Sequence[BaseMessage], config: RunnableConfig) -> NodeTurn:
-        """Wait for the earlier turns of the session if turns are ordered here, then store the question."""
+        """If turns are ordered, wait for the earlier turns of the session. Then store the question."""
         identify(question_before(messages))
         part = self._enter(messages, config)
         ordered = self._options.ordered and not part.silent and run_hold.get() is None
@@ -57,7 +57,7 @@ class NodeTurns:
         return [*([sent.system] if sent.system else []), *sent.messages]
 
     async def end(self, turn: NodeTurn, error: BaseException | None) -> None:
-        """Store the answer, or the text that the model returned before an error; store nothing after an interrupt."""
+        """Store the answer, or the text that the model streamed before an error. After an interrupt, store nothing."""
         turn.part.root.call_ends()
         try:
             turn.report()
@@ -77,7 +77,7 @@ class NodeTurns:
             turn.part.root.add_answer(turn.reply, turn.part.author)
 
     def _enter(self, messages: Sequence[BaseMessage], config: RunnableConfig) -> Participation:
-        """Take part in the turn of the run; a node that has no part in it gets a memory that stores nothing."""
+        """Take part in the turn of the run. A node that cannot take part gets a memory that stores nothing."""
         memory, options = self._memory, self._options
         session = session_for(memory, options, config)
         place = place_in(options, config)
@@ -98,7 +98,7 @@ class NodeTurns:
 
 @dataclass(eq=False)
 class NodeTurn:
-    """The turn of a node: the messages of the state, and the reply."""
+    """The turn of a node: the state's messages, the stored answer if the question is a repeat, and the reply."""
 
     turns: NodeTurns
     part: Participation
@@ -111,7 +111,7 @@ class NodeTurn:
     _token: Token[RunnableConfig | None] | None = None
 
     def take(self, reply: BaseMessage | str) -> None:
-        """Set the answer of the turn; give an id to a message that has none."""
+        """Set the answer of the turn. If the answer is a message without an id, give it one."""
         if isinstance(reply, BaseMessage):
             identify([reply])
         self.reply, self._unreported = reply, True
@@ -140,12 +140,12 @@ class _InsideTurn:
 
     @property
     def answered(self) -> AIMessage | None:
-        """The stored answer if the question is a repeat, otherwise None. Return it instead of calling a model."""
+        """The stored answer if the question is a repeat, otherwise None. If it is set, no model call is needed."""
         return self._turn.answered
 
     @property
     def reply(self) -> BaseMessage | str | None:
-        """The answer: the given one, or after the block the answer of another process if that was stored first."""
+        """The answer that was given; after the block, the answer of another process if that one was stored first."""
         return self._turn.reply
 
     def answer(self, reply: BaseMessage | str) -> None:
@@ -154,7 +154,7 @@ class _InsideTurn:
 
 
 class SessionTurn(_InsideTurn):
-    """A turn inside a node: it returns the messages for the model and accepts the answer."""
+    """The open turn of an `async with` block. It returns the messages for the model and accepts the answer."""
 
     async def messages(
         self, system: SystemMessage | None = None, *, model: BaseChatModel | None = None, tools: Sequence[object] = ()
@@ -168,7 +168,7 @@ class SessionTurn(_InsideTurn):
 
 
 class SyncSessionTurn(_InsideTurn):
-    """A turn inside a node of synchronous code."""
+    """The open turn of a `with` block, for synchronous code."""
 
     def messages(
         self, system: SystemMessage | None = None, *, model: BaseChatModel | None = None, tools: Sequence[object] = ()
@@ -245,9 +245,9 @@ def session_turn(
 
     In synchronous code use a `with` block; `turn.messages()` then blocks.
 
-    The question (the newest human messages) is stored when the block begins, the answer when it ends. If the block is
-    cancelled or fails, the streamed part of the answer is stored as `interrupted` or `failed`. Use one block per run.
-    Questions without an id get one.
+    The question (the newest human messages) is stored when the block begins, and the answer when the block ends. If the
+    block is cancelled or fails, the streamed part of the answer is stored as `interrupted` or `failed`. Use one block
+    per run. Questions without an id get one.
 
     Raises:
         InvalidKey: on entering, if the config names no session.
@@ -259,7 +259,7 @@ def session_turn(
 
 
 class MessagesUpdate(TypedDict):
-    """The update of the graph's state that the node returns."""
+    """The update of the graph's state that `MemoryNode` returns."""
 
     messages: list[BaseMessage]
 
@@ -313,10 +313,10 @@ def memory_node(
 ) -> MemoryNode:
     """Return a node that calls a model with the session's memory: `graph.add_node("chat", memory_node(memory, model))`.
 
-    It reads and writes the state's `messages`, in synchronous and asynchronous runs.
+    The node reads and writes the state's `messages`, in synchronous and asynchronous runs.
 
     Raises:
-        BudgetTooSmall: the model's context window has no room for a prompt; the error names the three numbers.
+        BudgetTooSmall: the model's context window has no room for a prompt.
     """
     limits = options or TurnOptions()
     facts = facts_of(model, limits.context_window)

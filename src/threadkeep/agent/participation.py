@@ -1,4 +1,4 @@
-"""The call of one agent in a turn, from the first hook to the stored answer, and a registry of open calls."""
+"""The call of one agent in a turn, from the first hook to the stored answer, and a registry of calls that are open."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from threadkeep.history.session import Session
 from threadkeep.records import Json, Status
 
 ABANDONED_SECONDS = 60.0
-"""Seconds between two checks whether the run of a held answer has ended."""
+"""Seconds between two checks of whether the run of a held answer has ended."""
 
 _MOST_CHECKS = 10
 _MOST_CALLS = 1_000
@@ -51,9 +51,9 @@ type _Writer = weakref.ref[Callable[[Any], None]]
 
 
 class OpenCalls:
-    """The calls of one middleware in this process that have begun and not ended, by key.
+    """The agent calls of one middleware in this process that have begun and not ended, by key.
 
-    The memory settles the calls before it closes. At most a thousand are kept. A call that was dropped, such as one of
+    The memory settles the calls before it closes. At most a thousand calls are kept. A dropped call, such as a call of
     an interrupted run, continues from the transcript.
     """
 
@@ -68,9 +68,9 @@ class OpenCalls:
             del self.calls[next(iter(self.calls))]
 
     async def settle_before(self, new: Participation) -> None:
-        """Store the held answers of a session's cut-off runs before its next turn; leave live runs alone.
+        """Store the held answers of a session's cut-off runs before `new` begins; leave live runs alone.
 
-        Discard the held answer of a failed or ended run to the same question, because this call is the next attempt.
+        Discard an answer to the same question that a failed or ended run held, because `new` is the next attempt.
         """
         for call in list(self.calls.values()):
             if call is new or call.session.session_id != new.session.session_id or call.silent:
@@ -82,10 +82,10 @@ class OpenCalls:
                 await call.settle()
 
     async def settle_all(self) -> None:
-        """Store the held answers of all runs and the text of open model calls; raise the first error at the end."""
+        """Store the held answers of all runs and the text of open model calls. At the end, raise the first error."""
         errors: list[Exception] = []
         for call in list(self.calls.values()):
-            # If storing an answer fails, the other answers are stored nevertheless; then the first error is raised.
+            # If storing an answer fails, the other answers are stored nevertheless.
             with ErrorBoundary(errors.append):
                 begun = "" if call.partial is None else storable(call.partial.text, call.redacted, whole=False)
                 await call.end(call.text or begun, call.status)
@@ -93,7 +93,7 @@ class OpenCalls:
             raise first
 
     async def settle_run(self, run_id: str, *, elsewhere: bool) -> None:
-        """Store the held answers of a run that has ended here; discard them if it continues `elsewhere`."""
+        """Store the held answers of a run that has ended in this process. If it continues `elsewhere`, discard them."""
         for call in list(self.calls.values()):
             if call.turn is not None and call.turn.run_id == run_id:
                 if elsewhere:
@@ -106,13 +106,13 @@ class OpenCalls:
 class Participation:
     """The call of one agent in a turn.
 
-    `run_id` and `metadata` are those of the caller, `place` is the owner of the model calls, and `registry` has the
-    calls of the same middleware that have not ended.
+    `run_id` and `metadata` were given by the caller. `place` says to which workflow node the model calls belong.
+    `registry` has the calls of the same middleware that have not ended.
 
     A `silent` agent has no part in the turn: it neither reads nor writes the session. `redacted` are the kinds of data
     that the agent's `PIIMiddleware` detects. `partial` collects the text of a model call that has not ended. A
     `resumed` agent began in an earlier call of the graph, before an interrupt or in another process. `told_again` is
-    the stored answer that a model call got.
+    the stored answer that was returned instead of calling the model.
 
     LangGraph does not report that a run was cut off after its model had answered. But all nodes of a run share one
     stream writer, which lives as long as the run. If the writer is gone, the run has ended. If the writer exists, the
@@ -151,7 +151,7 @@ class Participation:
     _settling: asyncio.Task[None] | None = field(default=None, repr=False)
 
     def enter(self, messages: Sequence[BaseMessage]) -> None:
-        """Take part in the turn of the root run, or begin it; an agent whose input the program wrote becomes silent.
+        """Take part in the turn of the root run, or begin it. An agent whose input the program wrote becomes silent.
 
         An agent that gets the caller's question begins a turn even if an earlier agent of the run began one with a
         question that the program wrote.
@@ -173,11 +173,11 @@ class Participation:
 
     @property
     def question_id(self) -> str | None:
-        """The stored id of the question; None if it is unknown."""
+        """The id with which the question is stored; None if it is unknown."""
         return self.turn.question_id if self.turn is not None else self.root.question_id
 
     async def begin(self, messages: Sequence[BaseMessage]) -> OpenTurn:
-        """Return the turn; at first, store the question as all `before_model` hooks left it, and read its answers.
+        """Return the turn. The first call stores the question as `before_model` hooks left it, and reads its answers.
 
         Raises:
             InvalidMessage, WrongUser, TurnInMemoryOnly: as for `OpenTurn.begin`; the session is released.
@@ -218,12 +218,12 @@ class Participation:
         turn = self._open(self._question_in(messages))
         turn.join(first)
         if self._tried_before:
-            # LangGraph repeats a failed node, and its agents may have answered in the failed attempt.
+            # LangGraph repeats a failed node, and the node's agents may have answered in the failed attempt.
             await turn.read_answers()
         return turn
 
     def _answered_at_end(self, turn: OpenTurn) -> AIMessage | None:
-        """Return the agent's own stored answer if the messages that the caller sent end with it, otherwise None."""
+        """Return the agent's own stored answer if it is the last message that the caller sent, otherwise None."""
         if not turn.earlier:
             return None
         last = self.root.sent[-1] if self.root.sent and not self._goes_on else None
@@ -237,13 +237,13 @@ class Participation:
         return self.resumed or (call is not None and call.goes_on)
 
     def go_on(self, turn: OpenTurn) -> None:
-        """Claim a number for the answer again, if the number was released because a model or a tool failed."""
+        """Claim a number for the answer again if the first number was released because a model or a tool failed."""
         ordinal = self.root.reclaim(self.author, self.key, turn.ordinal)
         if ordinal != turn.ordinal:
             turn.speak_as(self.author, ordinal)
 
     async def _ask(self, messages: Sequence[BaseMessage]) -> OpenTurn:
-        """Store the question, without leading messages that are stored already: clients may send the whole chat."""
+        """Store the question without leading messages that are stored, because clients may send the whole chat."""
         self.root.question = await self._without_later_turns(self.root.question)
         history = SentHistory(self.root.question)
         if run_hold.get() is None:
@@ -259,7 +259,7 @@ class Participation:
         return turn
 
     async def _without_later_turns(self, question: tuple[BaseMessage, ...]) -> tuple[BaseMessage, ...]:
-        """Return the question; leave out messages after the caller's last one that belong to a later turn.
+        """Return the question without messages of a later turn, which may follow the caller's last message.
 
         In a checkpointed state, a repeated question that got no reply is directly followed by the next question.
         """
@@ -275,9 +275,9 @@ class Participation:
         return question
 
     async def refuse(self) -> None:
-        """Store the question as `failed` without its text, unless it is stored or the agent has its own conversation.
+        """Store the question as `failed`, without its text, unless it is stored or in the agent's own conversation.
 
-        The row's id is derived from the question's, because the same message may be accepted at the next attempt.
+        The row has another id than the question, because the same question may be accepted at the next attempt.
         """
         question = self.root.question[-1] if self.root.question else None
         if question is None or self.root.turn is not None or self.parent is not None:
@@ -289,12 +289,12 @@ class Participation:
             await self.memory.finish(self.session.record, [refused])
 
     def _question_in(self, messages: Sequence[BaseMessage]) -> list[BaseMessage]:
-        """Return the turn's question; take the current form of each of its messages from `messages` if it is there."""
+        """Return the turn's question, with the current form of each of its messages if `messages` has it."""
         now = {id_of(message): message for message in messages}
         return [now.get(id_of(message), message) for message in self.root.question]
 
     def with_question(self, messages: Sequence[BaseMessage]) -> Sequence[BaseMessage]:
-        """Return the messages; if the state lost the question, insert it as it was at the last model call.
+        """Return the messages. If the state has lost the question, insert it as it was at the last model call.
 
         Middleware that shortens the state, such as `SummarizationMiddleware`, removes the question of a long run.
         """
@@ -310,9 +310,9 @@ class Participation:
         """Continue the turn of a resumed agent; its question is the newest block of human messages.
 
         A human message after an interrupt is a further question. A human message that a tool added, such as an image,
-        is not a question: it follows the tool's result, and the session does not have it. If the state has replies, the
-        question was stored before; if the session does not have it, it was deleted. If the state has only a summary of
-        the question, it is read from the session. The metadata of a reply to a repeated older question has its id.
+        is not a question: it follows the tool's result, and the session does not have it. If the state has replies to
+        the question, it was stored before and is not stored again. If the state has only a summary of the question, it
+        is read from the session. A reply to a repeated older question has that question's id in its metadata.
         """
         question = question_before(messages)
         for block in questions_back(messages):
@@ -349,7 +349,7 @@ class Participation:
 
     @property
     def is_over(self) -> bool:
-        """True if all runs that worked on the held answer have certainly ended; False if this is not known."""
+        """True if all runs that worked on the held answer are known to have ended."""
         return bool(self._runs) and self._all_runs_known and all(run() is None for run in self._runs)
 
     def begun_by(self, runtime: Runtime[Any]) -> None:
@@ -359,14 +359,14 @@ class Participation:
         self.root.writers.append(writer)
 
     def hold(self, said: BaseMessage | str, status: Status, runtime: Runtime[Any]) -> None:
-        """Hold an answer in memory until the run ends or continues; a timer stores it if the run makes no further call.
+        """Hold an answer in memory until the run ends or continues. A timer stores it if the run makes no further call.
 
         A writer is known to live as long as the run only if an earlier node of the run had the same writer.
         """
         self.stop_waiting()
         self.text, self.status = said, status
         writer = weakref.ref(runtime.stream_writer)
-        # References to the same object are equal.
+        # Weak references to the same live object are equal.
         self._all_runs_known = self._all_runs_known and writer in self._begun
         self._runs = [run for run in self._runs if run() is not None] + [writer]
         self._check_later(_MOST_CHECKS)
@@ -392,14 +392,14 @@ class Participation:
                 self._settling = loop.create_task(self._settle_abandoned())
 
         loop = asyncio.get_running_loop()
-        # An empty context, because a copy of the current one would keep the run alive.
+        # Use an empty context, because a copy of the current context would keep the run's stream writer alive.
         self._timer = loop.call_later(ABANDONED_SECONDS, check, context=Context())
 
     async def _settle_abandoned(self) -> None:
         """Store the held answer of a run that makes no further call.
 
-        Without the held answer, the question would look unanswered. The run may still end normally, so the held answer
-        gets a new id: otherwise the final answer would count as a duplicate. The transcript then has both answers.
+        Otherwise the question would look unanswered. Because the run may still end normally, the held answer gets a new
+        id: with the same id, the final answer would count as a duplicate. The transcript then has both answers.
         """
         said = self.text
         await self.end(text_of(said) if not self.is_over and isinstance(said, AIMessage) else said, self.status)
@@ -411,7 +411,7 @@ class Participation:
             del self.registry.calls[self.key]
 
     async def end(self, said: BaseMessage | str, status: Status) -> AIMessage | None:
-        """Store the answer of a call that has ended; return the answer that was stored instead, if any."""
+        """Store the answer of a call that has ended. Return the answer that was stored in its place, or None."""
         self.leave()
         if self.turn is None:
             return None
@@ -426,10 +426,10 @@ class Participation:
         await self.end(self.text, self.status)
 
     async def fail(self, error: BaseException) -> None:
-        """Settle the call after its run failed, was cancelled, or lost the reader of its stream; release the session.
+        """Settle the call after its run failed, was cancelled, or lost its stream's reader. Then release the session.
 
         If the run failed, a question that reached no model is stored without its text, because other middleware may
-        have rejected it. An answer that `PIIMiddleware` rejected is not stored; other texts and tool calls are.
+        have rejected it. If `PIIMiddleware` stopped the run, the held answer is not stored.
         """
         try:
             if self.registry.calls.get(self.key) is not self:

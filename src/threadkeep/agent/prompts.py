@@ -24,8 +24,8 @@ type Event = Mapping[str, Json]
 class Prompt:
     """The prompt of an event: its text and a stable id.
 
-    `message_id` is the id of the event's message, else of the event, else a hash of the text with the ids and times of
-    the annotations. None if there are none, because the same text alone may be sent as two messages.
+    `message_id` is the id of the event's message, else the id of the event, else a hash of the text and of the
+    annotations' ids and times. Without any of these it is None, as two messages may have the same text.
     """
 
     text: str
@@ -41,7 +41,7 @@ class _Annotation(BaseModel):
 
     @property
     def time(self) -> datetime | None:
-        """The time of creation, None if unknown; without a zone, UTC is assumed."""
+        """The time of creation; None if it is unknown. A time without a zone is taken as UTC."""
         made = self.created_at
         return made.replace(tzinfo=UTC) if made is not None and made.tzinfo is None else made
 
@@ -58,8 +58,9 @@ class _Fields(BaseModel):
 def prompt_of(event: Event) -> Prompt | None:
     """Return the prompt of an event; None if it has no text.
 
-    The text of the event's message (or the message, if it is a text) comes first, then the annotations of kind `prompt`
-    by time and id (annotations without a time last). Annotations with the same text as the message are left out.
+    The text of the event's message (or the message itself, if it is a text) comes first. The annotations of kind
+    `prompt` follow by time and id; those without a time are last. Annotations that repeat the message's text are left
+    out.
 
     Raises:
         InvalidInput: a field has a value of the wrong type; the error names the field.
@@ -111,14 +112,14 @@ _OPTIONAL = ("system", "summary", "context")
 def flatten_messages(messages: Sequence[BaseMessage]) -> str:
     """Return the messages as one text: `(role) content`, joined by blank lines.
 
-    The role is `system`, `user`, `assistant`, `tool`, or a chat message's role; only the text of the content is used.
+    The role is `system`, `user`, `assistant`, `tool`, or a chat message's own role. Only text is included.
     """
     return "\n\n".join(f"({_label(message)}) {text_of(message)}" for message in messages)
 
 
 @dataclass(frozen=True)
 class PromptTemplate:
-    """A text for a model call with the placeholders `{{history}}` and `{{input}}`, both of which are required.
+    """The template of a model's prompt. It must have the placeholders `{{history}}` and `{{input}}`.
 
     It may also have `{{system}}`, `{{summary}}` and `{{context}}`.
 
@@ -129,7 +130,7 @@ class PromptTemplate:
     text: str
 
     def __post_init__(self) -> None:
-        """Check the placeholders."""
+        """Check that the required placeholders are there, and that none is unknown."""
         named = self._named()
         for name in sorted(named - {*_NEEDED, *_OPTIONAL}):
             known = ", ".join(f"{{{{{one}}}}}" for one in (*_NEEDED, *_OPTIONAL))
@@ -143,8 +144,8 @@ class PromptTemplate:
     def render(self, messages: Sequence[BaseMessage], *, summary: str = "", context: str = "") -> str:
         """Return the text for these messages. Braces in messages are not treated as placeholders.
 
-        The input is the newest user message and all later messages. The system messages are at `{{system}}`, or in the
-        history if the template has no such placeholder. The rest is the history, as `flatten_messages` returns it.
+        The input is the newest user message and all later messages. The system messages replace `{{system}}`; without
+        it, they are in the history. The history is the rest, in the form of `flatten_messages`.
 
         Raises:
             InvalidInput: a summary or context is given, but the template has no placeholder for it.

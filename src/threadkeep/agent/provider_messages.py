@@ -1,4 +1,4 @@
-"""Preparation of messages for a provider: merging, results for all tool calls, removal of other providers' content."""
+"""Prepares messages for a provider: merges them, adds missing tool results, and removes other providers' content."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from threadkeep.agent.counting import is_text
 from threadkeep.context.window import ExclusionReason
 
 NO_RESULT = "This tool was not run to its end: the run stopped before it answered."
-"""The result that models see for a tool call without a result, because its run was cancelled or failed."""
+"""The result that models see for a tool call that has no result because its run was cancelled or failed."""
 
 UNREAD_RESULT = "This tool ran, but the run stopped before the model read the result."
-"""The stored result of a tool call if the tool ended, but no model call followed in its run."""
+"""The result that is stored for a tool call if the tool ended, but no model call followed it in the run."""
 
 NO_ANSWER = "[This message has no answer.]"
 """The answer that models see for a question whose run failed, was cancelled or returned nothing."""
 
 OPENING = "[The assistant speaks first.]"
-"""The first message of a call that would otherwise begin with an assistant message."""
+"""The user message with which a model call begins if its first message would otherwise be the assistant's."""
 
 _CALL_BLOCKS = frozenset({"tool_use", "tool_call", "function_call", "invalid_tool_call", "input_json_delta"})
-# One name for each provider, by the names that models and answers use for it.
+# Maps the names that models and answers use for a provider to one name for each provider.
 _PROVIDERS = {
     "amazon_bedrock": "bedrock",
     "anthropic": "anthropic",
@@ -41,10 +41,10 @@ _PROVIDERS = {
 
 
 def merge(history: Sequence[BaseMessage], state: Sequence[BaseMessage]) -> list[BaseMessage]:
-    """Return one list of the messages in `history` and `state`, each id once, in the version and order of `state`.
+    """Return one list of the messages in `history` and `state`. If both have a message, the one in `state` is used.
 
-    A message that only `history` has follows the nearest earlier message of `history` that `state` has too. Without
-    such a message, it comes before the first message of `state` that is not a system message.
+    A message that only `history` has follows the nearest earlier message of `history` that `state` has too. If there is
+    none, the message comes before the first message of `state` that is not a system message.
     """
     in_state = {id_of(message) for message in state}
     after: dict[str | None, list[BaseMessage]] = {}
@@ -71,7 +71,7 @@ def merge(history: Sequence[BaseMessage], state: Sequence[BaseMessage]) -> list[
 
 @dataclass
 class _Calls:
-    """The tool calls of one assistant message, and their results."""
+    """An assistant message, and the results of its tool calls by call id."""
 
     message: AIMessage
     results: dict[str, ToolMessage] = field(default_factory=dict)
@@ -86,7 +86,7 @@ class Repaired:
 
 
 def repair(messages: Sequence[BaseMessage]) -> Repaired:
-    """Return the messages so that each tool call is followed by its result, and no text is empty.
+    """Return the messages in a form in which each tool call is followed by its result, and no text is empty.
 
     A call without a result gets the result `NO_RESULT`. Calls that are invalid or have no id, results without a call,
     repeated results and answers, empty text blocks, and empty messages except the newest user message are removed.
@@ -112,7 +112,7 @@ def repair(messages: Sequence[BaseMessage]) -> Repaired:
 
 
 def _calls_of(messages: Sequence[BaseMessage]) -> tuple[dict[int, _Calls], dict[int, ExclusionReason]]:
-    """Return, by index, assistant messages with the results of their calls, and reasons to drop all other results."""
+    """Return the assistant messages with the results of their calls, and why other results are dropped, by index."""
     calls: dict[int, _Calls] = {}
     open_calls: dict[str, _Calls] = {}
     reasons: dict[int, ExclusionReason] = {}
@@ -129,11 +129,11 @@ def _calls_of(messages: Sequence[BaseMessage]) -> tuple[dict[int, _Calls], dict[
 
 
 def plain(messages: Sequence[BaseMessage], provider: str | None = None) -> list[BaseMessage]:
-    """Return the messages; reduce those with content for another provider only to text and tool calls.
+    """Return the messages; reduce messages with another provider's own content to their text and tool calls.
 
     Reasoning with signatures, and searches that a provider ran itself, cannot be sent to another provider. `provider`
-    is the provider of the called model. If its name is unknown here, the provider of the newest assistant message with
-    one (`response_metadata["model_provider"]`) is used instead.
+    is the provider of the called model. If its name is not in `_PROVIDERS`, the provider of the newest assistant
+    message that names one (`response_metadata["model_provider"]`) is used instead.
     """
     if not [message for message in messages if isinstance(message, AIMessage)]:
         return list(messages)
@@ -149,12 +149,12 @@ def plain(messages: Sequence[BaseMessage], provider: str | None = None) -> list[
 
 
 def is_blank(message: BaseMessage) -> bool:
-    """Return True if the content is empty: no blocks except text blocks of white space."""
+    """Return True if the message has no content except text blocks that are empty or consist of white space."""
     return all(is_text(block) and not _text(block).strip() for block in _blocks(message))
 
 
 def without_empty_text[M: BaseMessage](message: M) -> M:
-    """Return the message without blank text blocks, which providers reject."""
+    """Return the message without text blocks that are empty or white space, because providers reject them."""
     if isinstance(message.content, str):
         empty = isinstance(message, AIMessage) and message.content and not message.content.strip()
         return message.model_copy(update={"content": ""}) if empty else message
@@ -222,7 +222,7 @@ def _is_foreign(message: AIMessage, target: str | None) -> bool:
 
 
 def merged_system(systems: Sequence[BaseMessage]) -> SystemMessage | None:
-    """Merge system messages into one, in order; None if all are empty. Providers accept only one, at the beginning."""
+    """Merge system messages into one, because providers accept only one. Return None if all of them are empty."""
     given = [without_empty_text(message) for message in systems if not is_blank(message)]
     if len(given) == 1 and isinstance(given[0], SystemMessage):
         return given[0]
@@ -237,9 +237,9 @@ def merged_system(systems: Sequence[BaseMessage]) -> SystemMessage | None:
 
 
 def superseded_places(messages: Sequence[BaseMessage], superseded: Collection[str]) -> set[int]:
-    """Return the indexes of the messages with these ids, and of the steps that belong to them.
+    """Return the indexes of the superseded messages and of the steps that belong to them.
 
-    The steps of a superseded answer are the tool calls and results before it. The steps of a question follow it.
+    The steps of an answer are the tool calls and results before it; the steps of a question are those after it.
     """
     gone: set[int] = set()
     for place, message in enumerate(messages):
@@ -254,7 +254,7 @@ def superseded_places(messages: Sequence[BaseMessage], superseded: Collection[st
 
 
 def first_since(forgotten: Collection[str], before: Sequence[BaseMessage]) -> int:
-    """Return the index of the first question after the messages that a reset hides; 0 if no message is hidden."""
+    """Return the index of the first question after the messages that a reset hides; 0 if it hides none of them."""
     place = max((place for place, message in enumerate(before, start=1) if id_of(message) in forgotten), default=0)
     while 0 < place < len(before) and not isinstance(before[place], HumanMessage):
         place += 1

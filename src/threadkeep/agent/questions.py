@@ -1,4 +1,4 @@
-"""Finding the question among the messages of a run, and the earlier messages that a client sends in every turn."""
+"""Finds the question in the messages of a run, and the earlier messages that a client sends again in every turn."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def is_question(message: BaseMessage) -> bool:
 def question_before(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
     """Return the question that a run is answering: the newest block of human messages, without summaries.
 
-    Return an empty list if a system message follows the newest answer, because the run then speaks without being asked.
+    Return an empty list if a system message, but no question, follows the newest answer: the run then speaks unasked.
     """
     end = len(messages)
     instructed = False
@@ -48,7 +48,7 @@ def question_before(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
 
 
 def questions_back(messages: Sequence[BaseMessage]) -> Iterator[list[BaseMessage]]:
-    """Yield the blocks of human messages, newest first."""
+    """Yield the blocks of human messages, newest first, as long as `question_before` finds one."""
     end = len(messages)
     while block := question_before(messages[:end]):
         yield block
@@ -72,13 +72,13 @@ def steps_begin(messages: Sequence[BaseMessage], said_ids: Container[str | None]
 
 
 _MORE_ROWS: Final = 50
-"""How many rows are read beyond one for each message, for failed and superseded rows and answers that a client lost."""
+"""The number of rows that are read in addition to one for each message: for failed and superseded rows, for example."""
 
 
 async def unanswered_question(session: Session, run_id: str | None) -> list[BaseMessage]:
-    """Return the stored question of a run, or else the newest unanswered question, among the newest 10,000 rows.
+    """Return the stored question of a run, or else the newest unanswered question.
 
-    Return an empty list if there is none, or if the database does not answer in time.
+    Only the newest 10,000 rows are searched. Return an empty list if they have none, or if the database fails.
     """
     page = await in_time(session, session.page(limit=LONGEST_PAGE))
     rows = () if page is None else page.messages
@@ -90,9 +90,9 @@ async def unanswered_question(session: Session, run_id: str | None) -> list[Base
 
 @dataclass(frozen=True)
 class SentHistory:
-    """The current question, earlier messages that the transcript does not have, and the rows that were compared.
+    """The current question, earlier human messages that differ from the transcript, and the rows that were compared.
 
-    `sent` are the messages that the caller sent, with stored ids, if the transcript already has the answer.
+    If the transcript already has the answer, `sent` are the messages that the caller sent, with their stored ids.
     """
 
     question: tuple[BaseMessage, ...]
@@ -102,7 +102,7 @@ class SentHistory:
 
 
 def sent_by_caller(messages: Sequence[BaseMessage]) -> Sequence[BaseMessage]:
-    """Return those of the agent's messages that the caller of the root run sent, without messages from a checkpoint.
+    """Return the agent's messages that the caller of the root run sent, without messages from a checkpoint.
 
     A checkpointer keeps a repeated message at its old position, so messages are found by their ids if all have one.
     """
@@ -116,7 +116,7 @@ def sent_by_caller(messages: Sequence[BaseMessage]) -> Sequence[BaseMessage]:
 
 
 def question_asked(messages: Sequence[BaseMessage]) -> list[BaseMessage] | None:
-    """Return the question in an agent's input that begins a turn; None in a branch whose input the program wrote.
+    """Return the question with which an agent begins a turn; None in a branch whose input the program wrote.
 
     The question is the newest block of human messages, or the caller's earlier question if the program wrote the block.
     """
@@ -127,7 +127,7 @@ def question_asked(messages: Sequence[BaseMessage]) -> list[BaseMessage] | None:
 
 
 def callers_question(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
-    """Return the agent's messages that equal the question in the input of the root run, by id or text."""
+    """Return the agent's messages that have the id or the text of the question in the root run's input."""
     asked = _asked_by_caller()
     ids, texts = {one.id for one in asked if one.id}, {text_of(one) for one in asked}
     own = [one for one in messages if is_question(one) and (one.id in ids or text_of(one) in texts)]
@@ -135,7 +135,7 @@ def callers_question(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
 
 
 def _asked_by_caller() -> list[BaseMessage]:
-    """Return the question in the input of the root run; empty if there is none."""
+    """Return the question in the input of the root run; an empty list if there is none."""
     call = root_callbacks.call
     try:
         return [] if call is None else question_before(convert_to_messages(call.sent))
@@ -146,9 +146,9 @@ def _asked_by_caller() -> list[BaseMessage]:
 async def compare_history(
     memory: Memory, session: Session, sent: Sequence[BaseMessage], question: Sequence[BaseMessage]
 ) -> SentHistory:
-    """Compare the messages that a caller sent before its question with the newest rows of a session.
+    """Compare the messages that a caller sent with its question with the newest rows of a session.
 
-    If the database does not answer in time, nothing is compared: the question is returned as it is.
+    If the database fails or does not answer in time, nothing is compared, and the question is returned as it is.
     """
     asked = [id(message) for message in question]
     before = [message for message in sent if id(message) not in asked]
@@ -173,7 +173,7 @@ async def compare_history(
 def _stored_turn(
     sent: Sequence[BaseMessage], question: Sequence[BaseMessage], rows: Sequence[Message], digest: Digest | None
 ) -> SentHistory | None:
-    """Return the question as it is stored if the transcript has it and a later sent message; otherwise None."""
+    """Return the stored question if the transcript has it and a message that was sent after it; otherwise None."""
     found = known_messages(sent, rows, digest, by_place=False).rows
     known = {place: row for place, row in found.items() if row.superseded_at is None}
     asked = [place for place, message in enumerate(sent) if any(message is one for one in question)]
@@ -184,7 +184,7 @@ def _stored_turn(
 
 
 RECEIVED: Final = "threadkeep:received"
-"""The key in a stored question's metadata for the keyed digest of its text before middleware changed it."""
+"""The key in a stored question's metadata for the keyed digest of its original text, set if middleware changed it."""
 
 type Digest = Callable[[str], str]
 """A function that returns the keyed digest of a text, with the key of the database."""
@@ -195,14 +195,14 @@ type _Pair = tuple[int, int]
 
 @dataclass
 class KnownMessages:
-    """The rows of known messages by index, and the indexes of human messages that differ from the transcript."""
+    """The rows of known messages, by the index of the message, and the indexes of human messages that have changed."""
 
     rows: dict[int, Message] = field(default_factory=dict)
     changed: list[int] = field(default_factory=list)
 
 
 async def digest_for(memory: Memory, rows: Sequence[Message]) -> Digest | None:
-    """Return the digest function of the database; None if no row has a digest, so that none is compared."""
+    """Return the digest function of the database; None if no row has a digest to compare with."""
     return await memory.text_digests.digest() if any(RECEIVED in row.metadata for row in rows) else None
 
 
@@ -212,9 +212,9 @@ def known_messages(
     """Find the rows of messages in the newest rows of a transcript; both sequences are in order.
 
     A message is known if a row has its id, or has its text at a matching position. If middleware changed the text, the
-    row's digest of the received text is compared. Other human messages have changed, except those before the first row,
-    which are older or written by the program. With `by_place`, an answer at the position of a stored answer is known,
-    because clients may change the text. If no message is known, none has changed.
+    row's digest of the received text is compared. Other human messages count as changed, except those before the first
+    row, which are older or written by the program. With `by_place`, an answer at the position of a stored answer is
+    known, because clients may change the text. If no message is known, no message counts as changed.
     """
     told = _sent(messages, rows, digest)
     pairs = _aligned(told, rows)
@@ -241,7 +241,7 @@ def known_messages(
 def _opposite(gap: Sequence[_Sent], rows: Sequence[Message], beside: range) -> Sequence[Message]:
     """Return the rows at the positions of the messages in a gap between known messages.
 
-    If there are more or fewer rows, only answers after a known message get one: clients join, split and omit answers.
+    If the numbers differ, only answers directly after a known message get a row: clients join, split and omit answers.
     """
     if len(gap) == len(beside):
         return rows[beside.start : beside.stop]
@@ -254,7 +254,7 @@ def _opposite(gap: Sequence[_Sent], rows: Sequence[Message], beside: range) -> S
 def known_beginning(
     question: Sequence[BaseMessage], rows: Sequence[Message], *, whole: bool, digest: Digest | None = None
 ) -> list[Message]:
-    """Return the rows of leading messages of a question that are in the transcript; the last message is always new.
+    """Return the rows of a question's leading messages that are stored already. The last message is always new.
 
     `rows` are the rows after the last known message before the question. Without such a message (`whole`), they are all
     rows that were read. The leading messages are then known if they equal all human messages in the rows; otherwise
@@ -276,7 +276,7 @@ def known_beginning(
 def in_order(messages: Sequence[BaseMessage], known: Mapping[int, Message]) -> list[BaseMessage]:
     """Return the messages; replace known messages with their stored form.
 
-    A known message is removed if its row comes after the row of a later message: the order of the transcript counts.
+    A known message is removed if its row follows the row of a later message, because the transcript's order counts.
     """
     found: list[BaseMessage] = []
     before = None
@@ -327,7 +327,7 @@ def _is_answer(row: Message) -> bool:
 
 
 def _aligned(told: Sequence[_Sent], rows: Sequence[Message]) -> list[_Pair]:
-    """Return the longest list of pairs (message, row) that is in order on both sides; prefer the newest pairs."""
+    """Return the longest list of pairs of a message and its row that is in order on both sides. Prefer newer pairs."""
     ids, texts = {row.id for row in rows}, {(row.role, row.content) for row in rows}
     received = {row.metadata.get(RECEIVED) for row in rows}
     some = [
@@ -366,7 +366,7 @@ def _longest(same: Sequence[Sequence[bool]]) -> list[_Pair]:
 
 
 def _gaps(pairs: Sequence[_Pair], told: int, rows: int) -> Iterator[tuple[range, range]]:
-    """Yield the indexes of messages and rows between the pairs; before the first, at most as many messages as rows."""
+    """Yield the indexes between the pairs, of messages and of rows. The first gap has no more messages than rows."""
     before: _Pair = (-1, -1)
     for end in (*pairs, (told, rows)):
         gap, beside = range(before[0] + 1, end[0]), range(before[1] + 1, end[1])

@@ -24,7 +24,7 @@ async def rebuild(
 
     Args:
         manifest: the record of the call, from `memory.manifests` or the HTTP API.
-        memory: the memory that stored it; not needed if `memory.manifests` returned the record.
+        memory: the memory that stored the record; not needed if `memory.manifests` returned the record.
 
     Raises:
         ContextGone: some of the call's data was deleted or has changed.
@@ -65,7 +65,7 @@ class ContextParts:
 
     @classmethod
     async def read(cls, context: ContextManifest, memory: Memory) -> ContextParts:
-        """Read all data that the entries refer to, as far as it still exists."""
+        """Read the data that the entries refer to, unless it was deleted."""
         conversation = context.conversation
         keeper = memory if conversation is None else await memory.memory_of(conversation)
         home = (context.session_id or "") if conversation is None else conversation.key

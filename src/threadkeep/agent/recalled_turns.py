@@ -28,17 +28,17 @@ _PATIENCE_SECONDS = 3.0
 _DAY_TOKENS = 11
 """The tokens of the line above the turns of a day."""
 _OTHER_COUNTS = 16
-"""If the model has another counter, the search may find 1/16 more tokens: stored counts may be that much higher."""
+"""If the model's counter is not that of the stored counts, the search may find 1/16 more tokens than `room`."""
 _UNUSED, _MARGIN = 0.04, 0.01
-"""The share of the section's tokens that may stay unused without a second selection, which leaves `_MARGIN` free."""
+"""If a larger share than `_UNUSED` of the section's tokens stays unused, select again, leaving `_MARGIN` free."""
 
 
 class RecalledTurns:
-    """A source of relevant older turns of the session, or of all sessions of its user.
+    """A source of relevant older turns of the session (scope `session`) or of all sessions of its user (`user`).
 
-    No chat model is needed. With the extra `meaning`, or with LangChain `embeddings`, turns that mean the same in other
-    words are found too; each message is embedded once, in the background. `embeddings_name` is the name under which the
-    vectors are stored.
+    No chat model is needed. With the extra `meaning`, or with LangChain `embeddings`, turns that say the same in other
+    words are also found. Each message is embedded once, in the background. `embeddings_name` is the name under which
+    the vectors are stored.
     """
 
     section: ExtraSection = "selected"
@@ -59,7 +59,7 @@ class RecalledTurns:
         self._embedder = embedder_of(embeddings, embeddings_name)
 
     async def find(self, request: ExtraRequest, room: int) -> Extra | None:
-        """Return a block with the relevant turns that fit; None if there are none."""
+        """Return a block with the relevant turns that fit into `room` tokens; None if there are none."""
         session = request.session
         known = [m.seq for m in request.earlier if m.id in request.known_ids and m.seq is not None]
         search = Search(
@@ -96,21 +96,21 @@ class _LangChainEmbedder:
 
 
 def embedder_of(embeddings: Embeddings | None, name: str | None) -> Embedder | None:
-    """Return an embedder that uses LangChain embeddings; its name is `name`, or else the name of the model.
+    """Return an embedder that uses LangChain embeddings. Its name is `name`, or else the name of the model.
 
-    Without embeddings, return the built-in embedder; None if the extra `meaning` is not installed.
+    Without embeddings, return the built-in embedder, or None if the extra `meaning` is not installed.
     """
     return installed_word_vectors() if embeddings is None else _LangChainEmbedder(embeddings, name)
 
 
 def _room_of(memory: Memory, request: ExtraRequest, room: int) -> int:
-    """Return the token limit of the search, converted from the request's counter to that of stored messages."""
+    """Return the token limit of the search, converted from the request's counter to the counter of stored messages."""
     alike = request.counter in (memory.counter, memory.remembered_counts.remembering(memory.counter))
     return room if alike else room + room // _OTHER_COUNTS
 
 
 def _without_copies(found: Sequence[FoundTurn], request: ExtraRequest) -> list[FoundTurn]:
-    """Leave out turns whose message is in the prompt or in an earlier result: copied sessions have the same ids."""
+    """Leave out turns whose message is in the prompt or was found before: copies of a session have the same ids."""
     seen = set(request.known_ids)
     first: list[FoundTurn] = []
     for turn in found:
@@ -121,12 +121,12 @@ def _without_copies(found: Sequence[FoundTurn], request: ExtraRequest) -> list[F
 
 
 def _time_of(turn: FoundTurn) -> datetime:
-    """Return the time at which a turn was sent, or else stored."""
+    """Return the time at which a turn was sent, or else the time at which it was stored."""
     return turn.message.sent_at or turn.message.created_at or datetime.min.replace(tzinfo=UTC)
 
 
 def _block(found: Sequence[FoundTurn], request: ExtraRequest, room: int) -> Extra | None:
-    """Return the best turns that fit, as one message; None if none fits. Select again if its size is unexpected."""
+    """Return the best turns that fit, as one message; None if none fits. If its size is unexpected, select again."""
     quoted = [QuotedTurn(turn.session_id, turn.message, turn.part) for turn in found]
     sizes = _sizes(quoted, request.counter)
     budget = room - request.counter(TURNS_HEADER)
@@ -134,7 +134,7 @@ def _block(found: Sequence[FoundTurn], request: ExtraRequest, room: int) -> Extr
     block = _block_of(found, quoted, places, request)
     tokens = block.entry.tokens
     if tokens > room or (tokens < (1 - _UNUSED) * room and len(places) < len(found)):
-        # The request's counter differs from the counter of the stored messages, so the sizes were wrong: select again.
+        # The sizes were wrong, because the request's counter is not that of the stored messages. Select again.
         places = _fitting(quoted, sizes, budget * (1 - _MARGIN) * room / max(tokens, 1))
         other = _block_of(found, quoted, places, request)
         block = other if other.entry.tokens <= room or tokens > room else block
@@ -145,7 +145,7 @@ def _block(found: Sequence[FoundTurn], request: ExtraRequest, room: int) -> Extr
 
 
 def _fitting(quoted: Sequence[QuotedTurn], sizes: Sequence[int], budget: float) -> list[int]:
-    """Return the indexes of the turns that fit into the budget, best first; skip turns that are too long."""
+    """Return the indexes of the turns that fit into the budget together, best first. Skip turns that are too long."""
     left = budget
     days: set[object] = set()
     taken: list[int] = []
@@ -177,9 +177,9 @@ def _sizes(quoted: Sequence[QuotedTurn], counter: TokenCounter) -> list[int]:
 def _block_of(
     found: Sequence[FoundTurn], quoted: Sequence[QuotedTurn], places: Sequence[int], request: ExtraRequest
 ) -> Extra:
-    """Return the turns at these indexes as one message: grouped by session, oldest first, the current session last.
+    """Return the turns at these indexes as one message, grouped by session. The current session comes last.
 
-    The entry refers to stored messages; if summaries of archived messages are quoted, to the whole text.
+    Older sessions and turns come first. The entry refers to stored messages, or to a text if summaries are quoted.
     """
     home = request.session.session_id
     begins: dict[str, datetime] = {}

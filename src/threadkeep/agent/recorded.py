@@ -1,4 +1,4 @@
-"""`recorded`: a compiled graph with the memory of its session, for agent builders that accept no middleware."""
+"""`recorded`: wraps a compiled graph to record its turns, for agents whose builder accepts no middleware."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from threadkeep.memory.sync_memory import SyncMemory
 def recorded(
     graph: Runnable[Any, Any], memory: Memory | SyncMemory, options: TurnOptions | None = None
 ) -> RecordedGraph:
-    """Return a wrapper of a graph, such as one of `create_supervisor`, that begins and ends a turn of its session.
+    """Return a wrapper of a graph, such as a supervisor's, that makes each of its calls a turn of its session.
 
     The question is stored before the graph runs, and the final answer when it ends; the author is the name of the
     answer's message. Agents with `SessionMemory` inside take part in the turn. A graph without a checkpointer gets the
@@ -48,7 +48,7 @@ def recorded(
 
 
 class RecordedGraph(Runnable[Any, Any]):
-    """A graph with the memory of its session; see `recorded`. Other attributes are those of the graph."""
+    """A wrapper that records the turns of a graph; see `recorded`. Attributes that it lacks are those of the graph."""
 
     def __init__(self, graph: Runnable[Any, Any], memory: Memory | SyncMemory, options: TurnOptions) -> None:
         self._has_saver = bool(getattr(graph, "checkpointer", None))
@@ -143,7 +143,7 @@ class RecordedGraph(Runnable[Any, Any]):
         return graph
 
     def _final(self, turn: GraphTurn) -> object:
-        """Return the output of the graph; remember the classes of its values, to restore them in a repeated call."""
+        """Return the output of the graph. Remember the classes of its values, because a repeated call restores them."""
         state = turn.ending.output
         if isinstance(state, Mapping):
             self._classes |= {name: type(value) for name, value in state.items() if isinstance(value, BaseModel)}
@@ -170,11 +170,11 @@ class RecordedGraph(Runnable[Any, Any]):
         return turn
 
     def _needs_state(self, turn: GraphTurn) -> bool:
-        """Return True if the checkpointer's state is needed to remove outdated messages or to replay the turn's end."""
+        """Return True if the saved state is needed, to remove outdated messages or to replay the turn's end."""
         return self._saves_messages if turn.ended is None else self._has_saver
 
     def _prepare(self, turn: GraphTurn, saved: State | None, options: Mapping[str, Any]) -> None:
-        """Set the graph to run and the options of the call; `saved` is a checkpointer's state.
+        """Set the graph that runs and the options of the call; `saved` is the state in the checkpointer, if needed.
 
         If the turn is already finished, it gets a graph that replays its end, and the input of that graph.
         """
@@ -187,7 +187,7 @@ class RecordedGraph(Runnable[Any, Any]):
 
 
 def _redacted_kinds(graph: Runnable[Any, Any]) -> frozenset[str]:
-    """Return the kinds of data that `PIIMiddleware` in a graph detects; leave out and warn about custom detectors."""
+    """Return the kinds of data that `PIIMiddleware` in a graph detects. Warn about custom detectors, and omit them."""
     subgraphs = graph.get_subgraphs(recurse=True) if isinstance(graph, Pregel) else ()
     nodes = [name for one in (graph, *(sub for _, sub in subgraphs)) for name in getattr(one, "nodes", ())]
     found = kinds_among(nodes)
@@ -207,9 +207,10 @@ _OF_RESULTS: Final = frozenset({"stream_mode", "version", "subgraphs", "output_k
 
 
 def graph_of_end(graph: Any, state: State, answers: Sequence[AIMessage]) -> tuple[Any, State]:
-    """Return a graph that ends with the given state, and its input; nodes named after the authors return the answers.
+    """Return a graph that ends with the given state, and the graph's input.
 
-    It replaces the real graph if the turn has already ended, so that callers still get a result, a stream or events.
+    Each author has a node that returns the author's answers. The graph replaces the real one if the turn has already
+    ended, so that callers still get a result, a stream or events.
     """
     messages, ids = state["messages"], [answer.id for answer in answers]
     ends = [place for place, message in enumerate(messages) if id_of(message) in ids]
