@@ -17,7 +17,7 @@ type TranscriptLocation = Literal["tables", "graph_store"]
 
 _FORMS = "Write sqlite:////absolute/path.db, sqlite:// (in memory), or postgresql://user@host/database."
 
-# Query parameters of a DSN that take part in identifying a database, besides host, port, user and name.
+# Query parameters of a DSN that help to identify a database, besides host, port, user and database name.
 _NAMING = ("hostaddr", "service", "options")
 _DEFAULT_PORT = "5432"
 _DSN = re.compile(
@@ -28,7 +28,7 @@ _HOST = re.compile(r"(?P<host>\[[^]]*\]|[^:\[\]]*)(?::(?P<port>[0-9]{0,5}))?")
 
 @dataclass(frozen=True)
 class DatabaseAddress:
-    """The address of a database: `path` of a SQLite file, `dsn` for PostgreSQL, neither for SQLite in memory.
+    """The address of a database: `path` of a SQLite file, `dsn` for PostgreSQL; neither is set for SQLite in memory.
 
     `memory_name` is the name by which further connections of this process open the same SQLite database in memory. The
     DSN may contain a password, which `str()` and `repr()` never show.
@@ -113,7 +113,7 @@ def _is_host(text: str) -> bool:
 
 
 def _identity(dsn: str) -> list[tuple[str, str]]:
-    """Return the parameters that identify the database to which libpq connects by a DSN, without secrets."""
+    """Return the parameters of a DSN that identify the database to which libpq connects, without secrets."""
     parts = _parts(dsn)
     given = dict(parse_qsl(parts["query"]))
     written = [match for text in parts["hosts"].split(",") if (match := _HOST.fullmatch(text))]

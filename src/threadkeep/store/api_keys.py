@@ -17,14 +17,14 @@ from threadkeep.store.driver import Connection
 from threadkeep.store.statements import ClockedTables
 
 type KeyScope = Literal["read", "write", "admin"]
-"""The requests that a key allows: `write` includes `read`, and `admin` includes both."""
+"""The requests that a key allows: `write` includes `read`, and `admin` includes both others."""
 
 KEY_SCOPES: tuple[KeyScope, ...] = ("read", "write", "admin")
 
 
 @dataclass(frozen=True)
 class ApiKey:
-    """An API key as stored in the database. With a `user_id`, it is only valid for requests of that user."""
+    """An API key as stored in the database. A key with a `user_id` is valid only for requests of that user."""
 
     key_id: str
     name: str
@@ -88,7 +88,7 @@ class ApiKeys(ClockedTables, sql=("api_keys.sql",)):
         return key
 
     async def rotate(self, name: str, *, overlap: timedelta) -> NewKey:
-        """Create a key with name, scope and user of the valid one, which then expires after `overlap` at the latest.
+        """Create a key with name, scope and user of the valid key, which then expires at the latest after `overlap`.
 
         Raises:
             ApiKeyNotFound: no valid key has this name.
@@ -105,7 +105,7 @@ class ApiKeys(ClockedTables, sql=("api_keys.sql",)):
         return key
 
     async def revoke(self, name: str) -> int:
-        """Revoke all keys with a name, and return how many were revoked.
+        """Revoke all valid keys with a name; return how many were revoked.
 
         Raises:
             ApiKeyNotFound: there is no key with this name, or all of them are revoked.

@@ -1,4 +1,4 @@
-"""Restoring exported sessions, with their messages and summaries."""
+"""Restores exported sessions, with their messages and summaries."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class SummaryArchive:
     async def restore(
         self, connection: Connection, session_id: str, archived: Iterable[ArchivedSummary]
     ) -> tuple[int, int]:
-        """Store summaries after their messages; return how many were stored and rejected, without existing ones."""
+        """Store summaries whose messages are stored; return how many were stored and rejected, without known ones."""
         stored = left_out = 0
         for item in archived:
             place = {"session_id": session_id, "id": item.summary.id}
@@ -56,7 +56,7 @@ class SummaryArchive:
         return stored, left_out
 
     async def _here(self, connection: Connection, session_id: str, item: ArchivedSummary) -> Summary | None:
-        """Return the summary with its `seq` range in this database; None if messages are missing or not adjacent."""
+        """Return the summary with its `seq` range in this database; None if messages are not stored or not adjacent."""
         summary = item.summary
         gone_upto = summary.last_seq - item.messages
         last_seq = await self._seq(connection, session_id, item.last_id, summary.last_seq)
@@ -77,7 +77,7 @@ class SummaryArchive:
         return here if gone_here and int(messages) == item.messages else None
 
     async def _seq(self, connection: Connection, session_id: str, message_id: str | None, otherwise: int) -> int | None:
-        """Return the `seq` of a message in this database; None if it is not here, `otherwise` if the id is None."""
+        """Return the `seq` of a message in this database, None if it is not stored, `otherwise` if the id is None."""
         if message_id is None:
             return otherwise
         rows = await connection.fetch(self._sql["seq_of"], {"session_id": session_id, "id": message_id})
@@ -100,11 +100,11 @@ class ArchivedPart:
 class Restored:
     """The counts of restoring one part.
 
-    `stored` messages are new, `known` ones existed already. Of the stored messages, `moved` got another `seq` than in
-    the export, and `cleaned` had characters that databases reject. `summaries` were stored too; `summaries_left_out`
-    were not, because the messages that they cover have changed or another summary covers them. For a graph store,
-    `unarchived` counts messages that were archived and are active now, and `limits_left_out` sessions whose limits were
-    not stored.
+    `stored` messages are new, `known` messages existed already. Of the stored messages, `moved` ones got another `seq`
+    than in the export, and `cleaned` ones had characters that databases reject. `summaries` counts stored summaries;
+    `summaries_left_out` counts the others, because the messages that they cover have changed or another summary covers
+    these. For a graph store, `unarchived` counts messages that were archived and are active now, and `limits_left_out`
+    counts sessions whose limits were not stored.
     """
 
     stored: int = 0
@@ -127,11 +127,11 @@ class Restoring(Protocol):
 class Archive:
     """A service that restores exported sessions into the tables.
 
-    A message keeps its id, times, tokens and status; a superseded one stays superseded. A message with an existing id
-    is not stored again. An existing session keeps its title, tags and metadata; restored messages follow those that it
-    has. The last reset stays behind the same message, unless the existing session has a later reset. Archived messages
-    are archived again if they keep their `seq`. All parts of one call are stored in one transaction; if a part belongs
-    to another user's session, only this part is rejected.
+    A message keeps its id, times, tokens and status; a superseded message stays superseded. A message whose id exists
+    already is not stored again. An existing session keeps its title, tags and metadata, and restored messages follow
+    its own. The last reset stays behind the same message, unless the existing session has a later reset. Archived
+    messages are archived again if they keep their `seq`. All parts of one call are stored in one transaction; if a part
+    belongs to another user's session, only this part is rejected.
     """
 
     def __init__(self, driver: Driver, *, count: Counter, clock: Callable[[], datetime]) -> None:
@@ -207,7 +207,7 @@ class Archive:
     async def _restore_borders(
         self, connection: Connection, info: SessionInfo, messages: Sequence[Message], seqs: Mapping[str, int]
     ) -> None:
-        """Restore the last reset and the end of archived messages, each behind the same message as in the export."""
+        """Restore the last reset and the end of the archived messages, each after the same message as in the export."""
         last_before = next((m for m in messages if info.reset_seq and m.seq == info.reset_seq), None)
         if last_before is not None:
             place = {"session_id": info.session_id, "reset_seq": seqs[str(last_before.id)]}

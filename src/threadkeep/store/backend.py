@@ -1,4 +1,4 @@
-"""The interface of a transcripts backend (tables or a LangGraph store), and the implementation in tables."""
+"""The interface of a transcripts backend (in tables or a LangGraph store), and its implementation in tables."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _ELSEWHERE: Final[dict[TranscriptLocation, tuple[str, TranscriptLocation, str]]]
     "tables": ("any_indexed", "graph_store", "a graph store"),
     "graph_store": ("any_kept_here", "tables", "its tables"),
 }
-"""By wanted location: the statement that finds sessions in the other location, that location, and its description."""
+"""For each wanted location: the statement that finds sessions in the other location, its name, and its description."""
 
 
 class DamageRegister:
@@ -39,7 +39,7 @@ class DamageRegister:
 
     @contextmanager
     def noting(self, session_id: str, item: str) -> Iterator[None]:
-        """Record whether the item that the block reads is damaged."""
+        """Record whether the item that is read in the block is damaged."""
         try:
             yield
         except SessionDamaged as error:
@@ -54,7 +54,7 @@ class DamageRegister:
             del self._items[key]
 
     def of(self, user_id: str | None = None) -> list[SessionDamaged]:
-        """Return the damaged items, sorted; with a `user_id`, only items known to belong to this user."""
+        """Return the errors of damaged items, sorted; with a `user_id`, only those of items known to be this user's."""
         found = sorted(self._items.items())
         return [error for _, error in found if user_id in (None, error.user_id)]
 

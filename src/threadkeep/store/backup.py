@@ -91,7 +91,7 @@ def is_plain(file: Path) -> bool:
 def restore_sqlite(
     source: Path, target: Path, report: Report = lambda done, total: None, *, key: str | None = None
 ) -> None:
-    """Replace a database with a copy. No process may have it open; an interrupted call leaves the old database.
+    """Replace a database by a copy; no process may have it open. If interrupted, this leaves the old database.
 
     The old database may be damaged, or its file missing. If the path is a symbolic link, its target is replaced. With a
     `key`, the new database is encrypted, even if the copy is not.
@@ -112,7 +112,7 @@ def restore_sqlite(
             copy_sqlite(source, partial, report, key=key)
         if target.exists():
             _empty_log(target, key)
-        # Remove log files that a killed process or a damaged database left; SQLite would apply them to the copy.
+        # Remove log files of a killed process or a damaged database, because SQLite would apply them to the copy.
         for ending in _BESIDE:
             file.with_name(file.name + ending).unlink(missing_ok=True)
         partial.replace(file)
@@ -161,7 +161,7 @@ def dump_version(file: Path) -> int:
 
 
 def restore_postgres(source: Path, dsn: str, *, replace: bool) -> None:
-    """Load a copy that `pg_dump` wrote into a database, in one transaction; with `replace`, drop existing tables.
+    """Load a copy that `pg_dump` wrote into a database, in one transaction; with `replace`, first drop existing tables.
 
     Raises:
         StoreUnavailable: there is no `pg_restore`, or it failed; the database is unchanged.
@@ -212,7 +212,7 @@ def _encrypt(source: Path, target: Path, key: str) -> None:
 
 
 def _empty_log(path: Path, key: str | None) -> None:
-    """Move a database's WAL into its file, so that an interrupted restore loses nothing; skip a damaged one."""
+    """Move a database's WAL into its file, so that an interrupted restore loses nothing; skip a damaged database."""
     with _translated(), closing(_opened(path, None if is_plain(path) else key)) as database:
         try:
             # Wait only briefly: a process that has the file open keeps its lock until the process ends.

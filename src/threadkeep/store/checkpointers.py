@@ -1,4 +1,4 @@
-"""Opens LangGraph checkpointers: Threadkeep's own, and those of other systems. This module imports LangGraph."""
+"""Opens LangGraph checkpointers, also those of other systems for reading. This module imports LangGraph."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from threadkeep.store.translating_saver import TranslatingSaver
 
 
 class SqliteCheckpointer(TranslatingSaver, AsyncSqliteSaver):
-    """LangGraph's checkpointer on SQLite, with Threadkeep's errors."""
+    """LangGraph's checkpointer on SQLite; it raises Threadkeep's errors instead of SQLite's."""
 
     translated = translated
 
@@ -33,7 +33,7 @@ def open_checkpointer(
     """Open a LangGraph checkpointer for `graph.compile(checkpointer=…)`; an application should open only one.
 
     While a graph runs, the checkpointer raises Threadkeep's errors, such as `StoreUnavailable`. It deserializes only
-    the types that LangGraph calls safe, such as messages, and `types`; values of other types stay plain data.
+    `types` and the types that LangGraph calls safe, such as messages; values of other types stay plain data.
     """
     # Without this list, LangGraph would import and call any function that a row names, unless the environment forbids
     # it.
@@ -81,7 +81,7 @@ async def _opened(
 class StrictSerializer:
     """A serializer of checkpoints that creates only messages and plain values, never objects by import path.
 
-    In place of objects of other classes, it returns the values from which they would be created.
+    For objects of other classes, it returns the values from which they would have been created.
     """
 
     def __init__(self) -> None:

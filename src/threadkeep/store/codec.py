@@ -24,14 +24,14 @@ def utc_now() -> datetime:
 
 
 def time_of(value: Any) -> Any:
-    """Convert a time from either database (text, microseconds or datetime) to a datetime; None stays None."""
+    """Convert a time from either database (text, microseconds or datetime) to a datetime; return None for None."""
     if isinstance(value, str):
         return datetime.fromisoformat(value)
     return _EPOCH + value * _UNIT if isinstance(value, int) else value
 
 
 def time_text(moment: datetime) -> str:
-    """Return a time as text for both databases: UTC in fixed width, so that the order of texts is that of times."""
+    """Return a time as text for both databases, in UTC and fixed width, so that texts and times have the same order."""
     return moment.astimezone(UTC).isoformat(timespec="microseconds")
 
 
@@ -62,7 +62,7 @@ type Counter = Callable[[str], int]
 
 _ERASED_KEY = "threadkeep:erased"
 ERASED = '{"threadkeep:erased":true}'
-"""The stored metadata of an erased message, which is an empty row with its `seq` and `id`, and is in no window."""
+"""The stored metadata of an erased message. Such a message keeps its `seq` and `id`, but is empty and in no window."""
 
 
 def shorten(text: str, characters: int) -> str:
@@ -71,12 +71,12 @@ def shorten(text: str, characters: int) -> str:
 
 
 def clean_text(text: str) -> str:
-    """Replace characters that databases cannot store (NUL, lone surrogates) with U+FFFD, and return the text."""
+    """Return the text with characters that databases cannot store (NUL, lone surrogates) replaced by U+FFFD."""
     return text if text.isascii() and "\x00" not in text else _UNKEEPABLE.sub(_REPLACEMENT, text)
 
 
 def clean_json(value: Json) -> Json:
-    """Clean all texts in a JSON value, and return it; it is the same object if nothing had to be replaced."""
+    """Return the JSON value with all its texts cleaned; it is the same object if nothing had to be replaced."""
     if isinstance(value, str):
         return clean_text(value)
     if not _UNKEEPABLE_JSON.search(dump_json(value)):
@@ -111,7 +111,7 @@ def _clean_inside(value: Json) -> Json:
 
 
 def clean_message(message: Message) -> Message:
-    """Clean the texts of a message, and return it; it is the same object if nothing had to be replaced."""
+    """Return the message with cleaned texts; it is the same object if nothing had to be replaced."""
     content = clean_text(message.content)
     metadata = clean_mapping(message.metadata)
     original = clean_json(message.original) if message.original is not None else None
@@ -249,7 +249,7 @@ def retention_of(text: str | None) -> Retention | None:
 
 
 def session_parameters(turn: Turn, messages: list[Message], *, now: str) -> dict[str, object]:
-    """Return the parameters of the statement `reserve` for messages of one session."""
+    """Return the parameters of the statement `reserve`, which reserves `seq` values for messages of one session."""
     asked = [place for place, message in enumerate(messages, start=1) if message.role == "user"]
     first_user = next(filter(None, [messages[place - 1].content for place in asked]), None)
     return {
@@ -287,7 +287,7 @@ def prepare_turn(turn: Turn, *, count: Counter, now: str) -> Prepared:
 
 
 def prepare(messages: Sequence[Message], *, count: Counter, stored_at: str | Callable[[Message], str]) -> Prepared:
-    """Prepare messages for storing; `stored_at` is their time, or a function that returns the time of a message.
+    """Prepare messages for storing. `stored_at` is their time, or a function that returns the time of each message.
 
     Raises:
         InvalidMessage: there are none, or one of them cannot be stored.
@@ -311,7 +311,8 @@ def prepare(messages: Sequence[Message], *, count: Counter, stored_at: str | Cal
 class GraphTurns:
     """A filter that selects the turns to queue for Graphiti, which are those with a complete answer.
 
-    The statement that stores the row checks the consent for the `endpoint`. `workspace` is used for turns without one.
+    The statement that stores the row also checks the consent for the `endpoint`. Turns without a workspace get
+    `workspace`.
     """
 
     endpoint: str

@@ -36,7 +36,7 @@ class _Winner(NamedTuple):
 
 @dataclass
 class _Sorted:
-    """The messages of a turn: new ones (with their columns), those that exist already, and a duplicate answer."""
+    """The classified messages of a turn: new ones (with columns), those that exist already, and a duplicate answer."""
 
     fresh: list[dict[str, object]] = field(default_factory=list)
     messages: list[Message] = field(default_factory=list)
@@ -50,11 +50,11 @@ class _Sorted:
 class TurnWriter:
     """A writer that stores one turn at a time, and checks each message id.
 
-    A second complete answer of an author to a question (with the same ordinal) is not stored; the receipt names the
-    first one. But an answer that its caller got while the database was down (`Turn.told_at`) replaces a first answer
-    that no caller got; if the first answer was also delivered, the second one is stored as superseded. An answer to a
-    superseded question is stored as superseded. If an answer is the first message after a reset, and its question is
-    before the reset, the reset is moved behind the answer.
+    An author's second complete answer to a question (with the same ordinal) is not stored; the receipt names the first
+    one. But if the second answer reached its caller while the database was down (`Turn.told_at`), it replaces a first
+    answer that reached no caller; if the first answer was also delivered, the second one is stored as superseded. An
+    answer to a superseded question is stored as superseded. If an answer is the first message after a reset, and its
+    question is before the reset, the reset is moved behind the answer.
     """
 
     def __init__(self, graph_turns: GraphTurns | None = None) -> None:
@@ -175,11 +175,11 @@ class GroupCommit:
 
     Most turns are new, so a group is first passed to the driver as a whole, without checking message ids. Nothing of
     the group is stored if a message exists already, if a turn's question does not exist or is before a reset, or if two
-    users use one session. In these cases the group is written again in one transaction, turn by turn, and each id is
-    checked.
+    users use one session. In these cases, the turns of the group are written again in one transaction, one by one, and
+    each id is checked.
 
     If another transaction has locked the row of a session, a task waits for this lock. Later turns of the session are
-    queued for the task, and turns of all other sessions are stored meanwhile.
+    queued for this task, and turns of all other sessions are stored meanwhile.
     """
 
     def __init__(self, driver: Driver, graph_turns: GraphTurns | None = None) -> None:
@@ -205,7 +205,7 @@ class GroupCommit:
         return await prepared.stored
 
     async def close(self) -> None:
-        """Write the queued turns, then stop."""
+        """Write the queued turns, then reject further ones."""
         self._closed = True
         while self._task is not None:
             await asyncio.wait([self._task])
@@ -213,7 +213,7 @@ class GroupCommit:
             await asyncio.wait(self._waiting)
 
     async def _write_groups(self) -> None:
-        """Write the queued turns in groups, including turns that arrive meanwhile."""
+        """Write the queued turns in groups, including turns that arrive while a group is being written."""
         try:
             while self._queue:
                 group, self._queue = self._queue[:_GROUP_TURNS], self._queue[_GROUP_TURNS:]
@@ -222,7 +222,7 @@ class GroupCommit:
             self._task = None
 
     async def _write_free(self, group: list[PreparedTurn]) -> None:
-        """Write the turns of a group; turns of sessions that wait for a lock are queued for their task."""
+        """Write the turns of a group; if a session waits for a lock, queue its turns for the task that waits."""
         free: list[PreparedTurn] = []
         for prepared in group:
             self._locked.get(prepared.turn.session_id, free).append(prepared)
@@ -267,7 +267,7 @@ class GroupCommit:
         task.add_done_callback(self._waiting.discard)
 
     async def _write_locked(self, session_id: str) -> None:
-        """Write the turns of a locked session, and those queued meanwhile, with the full lock timeout."""
+        """Write the turns of a locked session, and turns queued meanwhile; wait for the lock up to the full timeout."""
         turns = self._locked[session_id]
         begun = 0
         async with self._waiting_slots:
@@ -292,12 +292,13 @@ class GroupCommit:
         except StoreUnavailable as error:
             if not error.interrupted:
                 raise
-            # The transaction may have been committed before the connection broke, so check each id.
+            # The transaction may have been committed before the connection broke, so store the turns with a check of
+            # each id.
             receipts = await self._store_apart(group)
         _settle(group, receipts)
 
     async def _store_apart(self, group: Sequence[PreparedTurn]) -> list[_Outcome]:
-        """Store a rejected group again: turns with joined statements alone, the others with a check of each id."""
+        """Store a rejected group again: each turn with joined statements alone, the others with a check of each id."""
         if len(group) > 1:
             for prepared in [one for one in group if one.is_joined]:
                 await self._write_group([prepared])
@@ -355,7 +356,7 @@ class GroupCommit:
     async def _store_each(
         self, group: Sequence[PreparedTurn], *, lock_timeout_seconds: float | None = GROUP_LOCK_SECONDS
     ) -> list[_Outcome]:
-        """Store a group turn by turn in one transaction, without messages that exist already; return their outcomes."""
+        """Store a group turn by turn in one transaction, without existing messages; return each receipt or error."""
         receipts: dict[int, _Outcome] = {}
         async with self._driver.writing(lock_timeout_seconds=lock_timeout_seconds) as connection:
             for place, prepared in sorted(enumerate(group), key=lambda item: item[1].turn.session_id):
@@ -378,7 +379,7 @@ def _by_session(group: Sequence[PreparedTurn]) -> dict[str, list[PreparedTurn]]:
 
 
 def _noted(graph_turns: GraphTurns, prepared: PreparedTurn, left: int) -> list[dict[str, object]]:
-    """Return the turn's row for Graphiti in a list, or none; `left` is the number of new messages from this turn on."""
+    """Return the turn's row for Graphiti in a list, or an empty list; `left` counts new messages from this turn on."""
     row = graph_turns.row(prepared.turn, prepared.messages, now=prepared.now)
     places = {"first_behind": left - 1, "last_behind": left - len(prepared.columns)}
     return [] if row is None else [{**row, **places}]

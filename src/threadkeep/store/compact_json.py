@@ -1,6 +1,6 @@
 """Compact form of JSON text: it is deflated with a vocabulary of common words; ids and hashes are stored as bytes.
 
-The first byte is the number of the vocabulary, so that others can be added. Plain JSON text can be read too.
+The first byte is the number of the vocabulary, so that others can be added later. Plain JSON text can be read too.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from threadkeep.records import Json
 
 _JSON_AS_IT_IS = frozenset(b'{["-0123456789tfn')
 _RAW_DEFLATE = -15
-# Records are short: with deflate's default, larger tables, clearing the tables would take longer than compressing.
+# Records are short: with the larger tables that are deflate's default, clearing them would take longer than
+# compressing.
 _MEMORY_LEVEL = 5
 _HEX = "[0-9a-f]"
 # Marks in the place of extracted hashes (two units of 16 bytes) and ids (one unit). JSON text never contains these
@@ -111,7 +112,7 @@ _EACH, _ALL, _FIELDS, _COUNT = "each", "all", "fields", "count"
 
 
 def packed(manifest: Mapping[str, Json], columns: Mapping[str, str]) -> dict[str, Json]:
-    """Return a manifest in packed form, without the fields in `columns`; return it unchanged if that is impossible."""
+    """Return a manifest in packed form, without the fields in `columns`; if that is impossible, return it unchanged."""
     entries = manifest.get("entries")
     told = all(manifest.get(name) == value for name, value in columns.items())
     if not isinstance(entries, list) or _PACKED in manifest or not told:
@@ -125,7 +126,7 @@ def packed(manifest: Mapping[str, Json], columns: Mapping[str, str]) -> dict[str
 
 
 def unpacked(short: Mapping[str, Json], columns: Mapping[str, str]) -> dict[str, Json]:
-    """Return the manifest from its packed form; return a manifest that is not packed unchanged."""
+    """Return the manifest from its packed form; a manifest that is not packed is returned unchanged."""
     parts = short.get(_PACKED)
     if "entries" in short or not isinstance(parts, list):
         return dict(short)
@@ -136,12 +137,12 @@ def unpacked(short: Mapping[str, Json], columns: Mapping[str, str]) -> dict[str,
 
 
 def places_of_ids(manifest: Mapping[str, Json]) -> set[int]:
-    """Return the `seq` values of a manifest's entries for transcript messages, whether their ids are omitted or not."""
+    """Return the `seq` values in a manifest's entries for transcript messages, even if their ids are omitted."""
     return {seq for entry in _entries(manifest) if (seq := _place(entry)) is not None}
 
 
 def without_ids(manifest: Mapping[str, Json], ids: Mapping[int, str] | None = None) -> dict[str, Json]:
-    """Return a manifest without ids of transcript messages; with `ids`, keep an id that differs from the one there."""
+    """Return a manifest without the ids of transcript messages; with `ids`, keep those that differ from `ids`."""
 
     def shorter(entry: Json) -> Json:
         place = _place(entry)
@@ -153,7 +154,7 @@ def without_ids(manifest: Mapping[str, Json], ids: Mapping[int, str] | None = No
 
 
 def with_ids(manifest: Mapping[str, Json], ids: Mapping[int, str]) -> dict[str, Json]:
-    """Return the manifest with its omitted ids restored, except of messages that the transcript no longer has."""
+    """Return the manifest with omitted ids restored from `ids`; ids of messages that no longer exist stay omitted."""
 
     def whole(entry: Json) -> Json:
         if not isinstance(entry, Mapping) or entry.get("id") is not _AT_ITS_PLACE:

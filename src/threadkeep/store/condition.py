@@ -21,7 +21,7 @@ _MUCH_FREE_SHARE = 0.1
 
 @dataclass(frozen=True)
 class LockHolder:
-    """A process that may block others. `pid` is None if unknown; on PostgreSQL it is a process of the server."""
+    """A process that may block others; `pid` is None if it is unknown. On PostgreSQL, it is a process of the server."""
 
     pid: int | None
     name: str
@@ -33,10 +33,10 @@ class LockHolder:
 class Condition:
     """The condition of a database that can be read.
 
-    `schema` is the version of its newest migration, `newest` the newest version that this code knows. `engine` has
-    settings of SQLite or PostgreSQL, by name. The counts are None if this code does not know the schema; `unindexed`
-    counts messages that are not in the search index yet. `free_bytes` of the file's `file_bytes` are free for later
-    messages; both are 0 on PostgreSQL, which frees space by itself.
+    `schema` is the version of the newest migration of the database, `newest` the newest version that this code knows.
+    `engine` has settings of SQLite or PostgreSQL, by name. The counts are None if this code does not know the schema;
+    `unindexed` counts messages that are not in the search index yet. `free_bytes` of the file's `file_bytes` are free
+    for later messages; both are 0 on PostgreSQL, which frees space by itself.
     """
 
     schema: int
@@ -51,7 +51,7 @@ class Condition:
 
     @property
     def much_is_free(self) -> bool:
-        """True if so much space is free that it is worth returning it to the disk."""
+        """True if returning the free space to the disk is worth blocking other writers."""
         return self.free_bytes >= max(_MUCH_FREE_BYTES, _MUCH_FREE_SHARE * self.file_bytes)
 
 
@@ -75,7 +75,7 @@ async def read_condition(driver: Driver) -> Condition:
 
 
 async def can_write(driver: Driver) -> None:
-    """Check that a database can be written, by a write transaction without a change.
+    """Check that a database can be written, by a write transaction that changes nothing.
 
     Raises:
         StoreUnavailable: the database is locked, read-only or full.
@@ -98,7 +98,7 @@ class _Lock(NamedTuple):
 
 
 def lock_holders(path: Path, *, locks: Path = Path("/proc/locks")) -> tuple[LockHolder, ...]:
-    """Return the other processes with locks on a SQLite file, writers first; none on systems without `/proc/locks`."""
+    """Return the other processes with locks on a SQLite file, writers first; an empty tuple without `/proc/locks`."""
     inodes = {_inode(path): _RESERVED, _inode(path.with_name(path.name + "-shm")): _WAL_WRITE}
     writes: dict[int, bool] = {}
     for lock in _locks(locks):
@@ -157,8 +157,8 @@ class SessionGap:
 class Integrity:
     """The result of a check for damage.
 
-    `damage` has the error messages of the database, which quote no rows; of SQLite's, at most 20. `gaps` has at most 20
-    sessions. `indexes` is the number of PostgreSQL indexes that amcheck has checked; None if this user cannot use
+    `damage` has the error messages of the database, which quote no rows; SQLite's are limited to 20. `gaps` has at most
+    20 sessions. `indexes` is the number of PostgreSQL indexes that amcheck has checked; None if this user cannot use
     amcheck.
     """
 

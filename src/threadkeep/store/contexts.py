@@ -1,4 +1,4 @@
-"""Stored data for the next model call: anchors, tool calls, token factors, vectors and recall indexes."""
+"""Stored data for the next model call: anchors, tool calls, token factors, vectors, and recall indexes."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from threadkeep.store.summaries import Summaries, summary_of
 class ContextState:
     """The anchor of a profile (the `seq` where its windows begin, 0 at first) and the active summaries, oldest first.
 
-    `reset_seq` is the `seq` of the last reset, 0 without a reset. Messages up to `archived_seq` are archived, messages
-    up to `deleted_seq` are deleted; summaries of both stay active. `revision` grows when stored messages are changed,
-    for example superseded.
+    `reset_seq` is the `seq` of the last reset; it is 0 without a reset. Messages up to `archived_seq` are archived, and
+    messages up to `deleted_seq` are deleted; the summaries of both stay active. `revision` grows when stored messages
+    are changed, for example superseded.
     """
 
     anchor_seq: int = 0
@@ -39,7 +39,7 @@ class ContextState:
 
 @dataclass(frozen=True)
 class Steps:
-    """The tool calls of an agent's answer with their results, as JSON, and the `seq` of the question."""
+    """The tool calls and results of an agent's answer, as JSON; `seq` is that of the question."""
 
     seq: int
     body: str
@@ -49,7 +49,7 @@ class Contexts(Tables, sql=("contexts.sql", "{backend}/sessions.sql")):
     """The tables `chat_anchors`, `chat_summaries` and `chat_steps`, from which model calls are built."""
 
     async def state(self, session_id: str, profile: str, *, user_id: str | None = None) -> ContextState:
-        """Return the state for the next model call; it is empty if the session is missing or another user's.
+        """Return the state for the next model call; it is empty if the session is missing or belongs to another user.
 
         A summary is active if it was not merged into another summary and covers messages since the last reset.
         """
@@ -61,7 +61,7 @@ class Contexts(Tables, sql=("contexts.sql", "{backend}/sessions.sql")):
         return self._sql["state"], {"session_id": session_id, "profile": profile, "user_id": user_id}
 
     async def move_anchor(self, session_id: str, profile: str, seq: int, *, revision: int | None = None) -> None:
-        """Move the anchor of a profile forward to a message; do nothing without the session or if it is there or later.
+        """Move the anchor of a profile forward to a message; do nothing without the session or if the anchor is later.
 
         With a `revision`, move the anchor only if the session still has this revision: after messages were superseded,
         windows begin again at another message.
@@ -72,12 +72,12 @@ class Contexts(Tables, sql=("contexts.sql", "{backend}/sessions.sql")):
     def anchor_statement(
         self, session_id: str, profile: str, seq: int, *, revision: int | None = None
     ) -> Statement | None:
-        """Return the statement of `move_anchor` for a transaction that locks the session; a null store returns None."""
+        """Return the statement of `move_anchor` for a transaction that locks the session; null stores return None."""
         parameters = {"session_id": session_id, "profile": profile, "seq": seq, "revision": revision}
         return self._sql["move_anchor"], parameters
 
     async def steps(self, session_id: str, author: str, *, since: int) -> list[Steps]:
-        """Return the tool calls of an agent's answers to the questions from the `seq` `since` on, oldest first."""
+        """Return the tool calls of an agent's answers to questions whose `seq` is at least `since`, oldest first."""
         parameters = {"session_id": session_id, "author": author, "since": since}
         rows = await self._driver.fetch(self._sql["steps"], parameters)
         return [Steps(int(seq), expanded(body)) for seq, body in rows]
@@ -85,7 +85,7 @@ class Contexts(Tables, sql=("contexts.sql", "{backend}/sessions.sql")):
     async def keep_steps(
         self, session_id: str, steps: Steps, *, question_id: str, author: str, ordinal: int = 1, turns: int = 1
     ) -> None:
-        """Store the tool calls of an answer if its question is active; keep those of the agent's newest `turns`."""
+        """Store the tool calls of an answer to an active question; keep those of the agent's newest `turns` turns."""
         turn = {"session_id": session_id, "author": author, "turns": turns}
         row = {**turn, "seq": steps.seq, "ordinal": ordinal, "question_id": question_id}
         async with self._driver.writing() as connection:
@@ -106,7 +106,7 @@ class TokenFactors(ClockedTables, sql=("token_factors.sql",)):
     """The table `chat_token_factors`, with the learned token factor of each model."""
 
     async def all(self) -> dict[str, tuple[float, int, float | None]]:
-        """Return for each model: its factor, the number of samples, and the factor for non-Latin scripts or None."""
+        """Return each model's factor, number of samples, and factor for non-Latin scripts (None if it has none)."""
         rows = await self._driver.fetch(self._sql["all"], {})
         return {str(model): (float(factor), int(samples), other) for model, factor, samples, other in rows}
 
@@ -123,7 +123,7 @@ class TokenFactors(ClockedTables, sql=("token_factors.sql",)):
 
 
 class EmbeddingRows(Tables, sql=("embeddings.sql", "{backend}/sessions.sql")):
-    """The table `chat_embeddings`; the format of the vectors is up to the caller."""
+    """The table `chat_embeddings`; the caller defines the format of the vectors."""
 
     async def of_session(self, session_id: str, model: str, after_seq: int = 0) -> list[tuple[int, bytes]]:
         """Return the `seq` and the vector of each embedded message after `after_seq`, in order."""
@@ -134,7 +134,7 @@ class EmbeddingRows(Tables, sql=("embeddings.sql", "{backend}/sessions.sql")):
     async def add(
         self, session_id: str, model: str, rows: Sequence[tuple[int, bytes]], *, last_id: str | None = None
     ) -> None:
-        """Store vectors of messages by `seq`; messages that do not exist or are superseded are skipped.
+        """Store vectors of messages by `seq`; vectors of missing or superseded messages are skipped.
 
         `last_id` is the id of the message of the last row. If another message has that `seq`, nothing is stored,
         because the session was deleted and created again.
@@ -154,7 +154,7 @@ class EmbeddingRows(Tables, sql=("embeddings.sql", "{backend}/sessions.sql")):
 
 @dataclass(frozen=True)
 class IndexedState:
-    """The state of a session at the time when its recall index was begun."""
+    """The state of a session when its recall index was begun; the index is not saved if the session has changed."""
 
     created_at: datetime
     begin: int
@@ -180,7 +180,7 @@ class IndexedTexts:
     digest: str = ""
 
     def add(self, seq: int, text: str) -> None:
-        """Add the next message in order."""
+        """Add the next message; its `seq` must be higher than those of the messages before."""
         self.seqs.append(seq)
         self.digest = sha256(f"{self.digest} {text}".encode("utf-8", "surrogatepass")).hexdigest()
 
@@ -190,7 +190,7 @@ class IndexedTexts:
 
 
 class RecallIndexes(Protocol):
-    """The stored recall indexes of sessions; their format is up to the caller.
+    """The stored recall indexes of sessions; the caller defines the format of an index.
 
     When indexed messages are deleted or erased, the index of their session is deleted too.
     """
@@ -199,7 +199,7 @@ class RecallIndexes(Protocol):
         """Return the stored index of a session; None unless it has this version and ends at or before `last_seq`."""
 
     async def save(self, session_id: str, version: str, data: bytes, last_seq: int, state: IndexedState) -> None:
-        """Replace the stored index of a session by one that ends at `last_seq`, if `state` is still current."""
+        """Replace the stored index of a session by one that ends at `last_seq`, if the session still has this state."""
 
     async def remove(self, session_id: str) -> None:
         """Delete the index of a session; errors of the store are ignored."""
@@ -209,7 +209,7 @@ class RecallIndexes(Protocol):
 
 
 class RecallIndexRows(Tables, sql=("{backend}/sessions.sql", "recall_indexes.sql")):
-    """The table `chat_recall_indexes`; the format of an index is up to the caller."""
+    """The table `chat_recall_indexes`; the caller defines the format of an index."""
 
     async def of_session(self, session_id: str, version: str, last_seq: int) -> bytes | None:
         """Return the stored index of a session; None unless it has this version and ends at or before `last_seq`."""
@@ -218,7 +218,7 @@ class RecallIndexRows(Tables, sql=("{backend}/sessions.sql", "recall_indexes.sql
         return bytes(rows[0][0]) if rows else None
 
     async def save(self, session_id: str, version: str, data: bytes, last_seq: int, state: IndexedState) -> None:
-        """Replace the stored index of a session by one that ends at `last_seq`, if `state` is still current."""
+        """Replace the stored index of a session by one that ends at `last_seq`, if the session still has this state."""
         row = {"session_id": session_id, "version": version, "data": data, "last_seq": last_seq, **asdict(state)}
         # Use one statement: the server has then received all data before it locks the session.
         await self._driver.write([(self._sql["save_index"], {**row, "created_at": time_text(state.created_at)})])

@@ -1,4 +1,4 @@
-"""The interface to databases for the stores: a few methods, which are the same for SQLite and PostgreSQL."""
+"""The interface through which stores use a database: a few methods, the same for SQLite and PostgreSQL."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ _deadline: ContextVar[float | None] = ContextVar("deadline", default=None)
 def waiting_until(moment: float | None) -> Iterator[None]:
     """Let calls in the block wait for connections and locks only until `moment`, a value of `time.monotonic()`.
 
-    A call that does not get a connection or lock by then raises `StoreUnavailable` and has written nothing. A statement
-    that has begun is not interrupted. Tasks created in the block have the same limit. With None, only the driver's own
-    timeouts apply.
+    A call that has no connection or lock by then raises `StoreUnavailable` and has written nothing. A statement that
+    has begun is not interrupted. Tasks created in the block have the same limit. If `moment` is None, only the driver's
+    own timeouts apply.
     """
     token = _deadline.set(moment)
     try:
@@ -53,7 +53,7 @@ def unstorable_text() -> InvalidInput:
 
 
 class TurnRefused(StoreError):
-    """A turn cannot be stored in one transaction with the statements joined to it; nothing was stored."""
+    """A turn cannot be stored in one transaction with the statements that were joined to it; nothing was stored."""
 
 
 class DuplicateRow(StoreError):
@@ -69,7 +69,7 @@ class StatementCancelled(StoreUnavailable):
 
 
 class Appended(NamedTuple):
-    """The new `last_seq` of each session, and the rows that the statements `before` and `after` the turns returned."""
+    """The new `last_seq` of each session, and the rows returned by the statements before and after the turns."""
 
     last_seqs: Mapping[str, int]
     before: Sequence[list[Row]] = ()
@@ -79,10 +79,10 @@ class Appended(NamedTuple):
 class NewTurns(NamedTuple):
     """A group of new turns, to be stored with statements that are executed `before` and `after` them.
 
-    `sessions` has the parameters of the statement `reserve`, in ascending order of `session_id`, each session once.
-    `messages` has those of `insert_message`, with `behind` instead of `seq`: the number of later messages of the
-    session in this group; `question` is the id of the message that the turn answers, or None. `graph_turns` has those
-    of `add_graph_turn`, with `first_behind` and `last_behind` for the `seq` values.
+    `sessions` has the parameters of the statement `reserve` for each session, in ascending order of `session_id`.
+    `messages` has the parameters of `insert_message`, with `behind` instead of `seq`: the number of later messages of
+    the session in this group; `question` is the id of the message that the turn answers, or None. `graph_turns` has the
+    parameters of `add_graph_turn`, with `first_behind` and `last_behind` for the `seq` values.
     """
 
     sessions: Sequence[Parameters]
@@ -95,8 +95,8 @@ class NewTurns(NamedTuple):
 class Joined(NamedTuple):
     """Statements for the transaction that stores a turn, executed `before` and `after` its messages.
 
-    With `supersedes_after`, the transaction first supersedes the session's active messages after this `seq`. If `seen`
-    is given, nothing is stored if the session has another `last_seq` and `revision`.
+    With `supersedes_after`, the transaction first supersedes the session's active messages after this `seq`. `seen` is
+    a `last_seq` and a `revision`; if the session does not have them any more, nothing is stored.
     """
 
     before: Sequence[Statement] = ()
@@ -135,7 +135,7 @@ class PreparedTurn:
 
 
 class Connection(Protocol):
-    """A connection, valid only in the block that lends it. Statements refer to parameters as `:name`.
+    """A connection that is valid only in the block that lends it. Statements refer to parameters as `:name`.
 
     Raises `StoreUnavailable` if the database does not answer, is locked for longer than the timeout, full or read-only,
     and `DuplicateRow` if a unique constraint is violated.
@@ -148,7 +148,7 @@ class Connection(Protocol):
         """Execute a statement; return the number of changed rows."""
 
     async def fetch_each(self, statements: Sequence[Statement]) -> list[list[Row]]:
-        """Execute statements in one round trip and in order; return the rows of each."""
+        """Execute statements in order and in one round trip; return the rows of each statement."""
 
     async def execute_many(self, sql: str, rows: Sequence[Parameters]) -> None:
         """Execute a statement once for each row of parameters."""
@@ -166,17 +166,17 @@ class Transaction(Protocol):
     async def commit(self, statements: Sequence[Statement], beside: Sequence[Statement] = ()) -> list[list[Row]]:
         """Execute the last statements and commit, in one round trip; return the rows of each.
 
-        The statements `beside` come last; on PostgreSQL they wait for a lock for at most `GROUP_LOCK_SECONDS`.
+        The statements `beside` come last; on PostgreSQL, they wait at most `GROUP_LOCK_SECONDS` for a lock.
         """
 
 
 class Driver(Protocol):
     """An open database.
 
-    `reading()` lends a connection for single statements. `writing()` lends one inside a write transaction, which is
-    durable when the block ends, and rolled back when the block raises. SQLite locks the database when the transaction
-    begins. On PostgreSQL, it raises `RowLocked` after waiting `lock_timeout_seconds` for one lock; None means the
-    timeout of the options. On both databases, 0 means no limit.
+    `reading()` lends a connection for single statements. `writing()` lends a connection inside a write transaction,
+    which is durable when the block ends, and rolled back when the block raises an error. SQLite locks the database when
+    the transaction begins. On PostgreSQL, the transaction raises `RowLocked` after it has waited `lock_timeout_seconds`
+    for one lock; None means the timeout of the options. On both databases, 0 means no limit.
     """
 
     @property
@@ -212,9 +212,9 @@ class Driver(Protocol):
     async def append(self, turns: NewTurns) -> Appended:
         """Store a group of new turns in one write transaction, with as few round trips as possible.
 
-        A session of another user is skipped with its messages. If a message's id exists already, or an answered message
-        does not, nothing is stored and `DuplicateRow` is raised. If another transaction has locked a session,
-        `RowLocked` is raised soon.
+        A session of another user is skipped with its messages. If the id of a message exists already, or the message
+        that a turn answers does not, nothing is stored and `DuplicateRow` is raised. If another transaction has locked
+        a session, `RowLocked` is raised soon.
         """
 
     async def close(self) -> None:
@@ -228,8 +228,8 @@ _RARE_IDLE_SECONDS = 10.0
 class StoreOptions:
     """Options for opening a database. Times are in seconds.
 
-    `synchronous` is the PRAGMA of SQLite: with FULL, every acknowledged turn survives a power cut; with NORMAL, a power
-    cut may lose the last ones, but a crash of the process loses none. A `key` of 64 hexadecimal digits encrypts SQLite
+    `synchronous` is SQLite's PRAGMA: with FULL, every acknowledged turn survives a power cut; with NORMAL, a power cut
+    may lose the last turns, but a crash of the process loses none. A `key` of 64 hexadecimal digits encrypts SQLite
     files with SQLCipher, which needs the extra `sqlcipher`. `partitions` is the number of message partitions in a new
     PostgreSQL database.
     """
@@ -244,5 +244,5 @@ class StoreOptions:
     key: str | None = field(default=None, repr=False)
 
     def for_rare_use(self) -> StoreOptions:
-        """Return the options of a pool that keeps no connections while it is not used."""
+        """Return a copy of the options for a pool that keeps no connections while it is not used."""
         return replace(self, pool_min_size=0, pool_max_idle_seconds=min(self.pool_max_idle_seconds, _RARE_IDLE_SECONDS))

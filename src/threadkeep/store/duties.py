@@ -23,8 +23,8 @@ class Duties(ClockedTables, sql=("duties.sql",)):
     async def claim(self, duty: str, owner: str, *, seconds: float, every_seconds: float) -> bool:
         """Claim a duty for some seconds, or extend this owner's claim.
 
-        Return False if another process has claimed it, or if it was done within the last `every_seconds`. A claim that
-        has expired, or that a clock far ahead has made, does not count.
+        Return False if another process has claimed it, or if it was done within the last `every_seconds`. An expired
+        claim does not count, nor does the claim of a process whose clock is far ahead.
         """
         now = self._clock()
         parameters = {
@@ -58,7 +58,7 @@ class Duties(ClockedTables, sql=("duties.sql",)):
 class ChannelState(ClockedTables, sql=("{backend}/sessions.sql", "channel_state.sql")):
     """The table `chat_channel_state`: offsets, cursors, tokens and earlier chat ids of channels, for all processes.
 
-    Each value has a name within a `scope`. The scope identifies the bot, whatever its channel is called.
+    Each value has a name within a `scope`. The scope identifies the bot; it does not depend on the name of its channel.
     """
 
     async def value(self, scope: str, name: str) -> str | None:
@@ -68,13 +68,13 @@ class ChannelState(ClockedTables, sql=("{backend}/sessions.sql", "channel_state.
         return str(rows[0][0]) if rows else None
 
     async def values_of(self, scope: str, prefix: str) -> dict[str, str]:
-        """Return the values of a scope that have not expired, by name, for names that begin with a prefix."""
+        """Return the values of a scope whose names begin with a prefix, by name; expired values are left out."""
         parameters = {"scope": scope, "prefix": prefix, "now": time_text(self._clock())}
         rows = await self._driver.fetch(self._sql["values_of"], parameters)
         return {str(name): str(value) for name, value in rows}
 
     async def keep(self, scope: str, name: str, value: str, *, expires_at: datetime | None = None) -> None:
-        """Store a value in place of the previous one; with `expires_at`, also delete up to 100 expired values there."""
+        """Store a value instead of the previous one; with `expires_at`, delete up to 100 expired values in `scope`."""
         await self._keep(self.keep_statement(scope, name, value, expires_at=expires_at))
 
     def keep_statement(self, scope: str, name: str, value: str, *, expires_at: datetime | None = None) -> Statement:
@@ -83,7 +83,7 @@ class ChannelState(ClockedTables, sql=("{backend}/sessions.sql", "channel_state.
         return self._sql["keep"], {"scope": scope, "name": name, "value": value, "expires_at": expiry}
 
     async def keep_first(self, scope: str, name: str, value: str, *, expires_at: datetime | None = None) -> bool:
-        """Store a value if there is none or only an expired one; return False if the existing value stays."""
+        """Store a value if none is stored or the stored one has expired; return False if the stored value stays."""
         _, parameters = self.keep_statement(scope, name, value, expires_at=expires_at)
         return await self._keep((self._sql["keep_first"], {**parameters, "now": time_text(self._clock())}))
 
@@ -102,18 +102,18 @@ class ChannelState(ClockedTables, sql=("{backend}/sessions.sql", "channel_state.
         return await self._execute("keep_for_duty", {"scope": scope, "name": name, "value": value, **held}) > 0
 
     async def replace(self, scope: str, name: str, old: str, value: str, *, expires_at: datetime) -> bool:
-        """Replace the value `old`; return False if the stored value is another one or missing."""
+        """Replace the value `old` by `value`; return False if the stored value is not `old`, or if there is none."""
         given = {"scope": scope, "name": name, "old": old, "value": value, "expires_at": time_text(expires_at)}
         return await self._execute("replace", given) > 0
 
     async def forget(self, scope: str, name: str, value: str) -> None:
-        """Delete a value, unless another value has replaced it."""
+        """Delete a value; do nothing if another value has replaced it."""
         await self._execute("forget", {"scope": scope, "name": name, "value": value})
 
 
 @dataclass(frozen=True)
 class ChannelTables:
-    """The tables of channels: the outbox, the state, and the duties (such as polling)."""
+    """The tables of channels: the outbox, the state of channels, and the duties (such as polling)."""
 
     outbox: Outbox
     state: ChannelState

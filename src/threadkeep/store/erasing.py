@@ -1,4 +1,4 @@
-"""Erasure of the rows of a person or a session from all tables of a database."""
+"""Erases the rows of a person or a session from all tables of a database."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def empty_log(driver: Driver, *, vacuum: bool) -> bool:
 
 @dataclass(frozen=True)
 class Erasable:
-    """The target of an erasure: all ids of a person, or one session; the other field is empty.
+    """The target of an erasure: all `ids` of a person, or one session; the other of these two fields is empty.
 
     `noted` is the scope under which the sessions to erase are noted until the erasure is complete.
     """
@@ -72,12 +72,12 @@ class TableErasing(ClockedTables, sql=_STATEMENTS):
         self._superseding = SupersedingWriter()
 
     async def same_person(self, user_id: str) -> tuple[str, ...]:
-        """Return all ids of the person who has this id."""
+        """Return the given id and all other ids of the same person."""
         rows = await self._driver.fetch(self._sql["same_person"], {"id": user_id})
         return tuple(dict.fromkeys([user_id, *(str(row[0]) for row in rows)]))
 
     async def sessions(self, wanted: Erasable) -> list[str]:
-        """Return the sessions to delete as a whole, including noted ones that an interrupted erasure has deleted."""
+        """Return the ids of the sessions to delete as a whole; they include noted ones that are deleted already."""
         return [str(row[0]) for row in await self._fetch("own_sessions_of", wanted)]
 
     async def note_sessions(self, wanted: Erasable, session_ids: Sequence[str]) -> None:
@@ -91,7 +91,7 @@ class TableErasing(ClockedTables, sql=_STATEMENTS):
         await self._driver.write([(self._sql["forget_notes"], {"noted": wanted.noted})])
 
     async def counts(self, wanted: Erasable) -> dict[str, int]:
-        """Return the number of rows to erase by table, including checkpoints of the sessions and runs."""
+        """Return the number of rows to erase from each table; it includes checkpoints of the sessions and runs."""
         threads, parameters = self._selecting("threads", wanted)
         async with self._driver.reading() as connection:
             rows = await connection.fetch(*self._selecting("counts", wanted))
@@ -109,7 +109,7 @@ class TableErasing(ClockedTables, sql=_STATEMENTS):
         return {**found, "shared messages": len(shared)}
 
     async def shared(self, wanted: Erasable) -> dict[str, list[int]]:
-        """Return the `seq` values of the person's messages in sessions of other owners, by session."""
+        """Return the `seq` values of the person's messages in sessions of other owners, by session id."""
         found: dict[str, list[int]] = defaultdict(list)
         if wanted.ids:
             for session_id, seq in await self._fetch("shared_messages", wanted):
@@ -117,7 +117,7 @@ class TableErasing(ClockedTables, sql=_STATEMENTS):
         return dict(found)
 
     async def empty(self, session_id: str, seqs: Sequence[int]) -> None:
-        """Empty messages of a session, which keeps their rows, and delete the data derived from the messages.
+        """Empty messages of a session, whose rows stay, and delete the data derived from the messages.
 
         The LangGraph checkpoints of the session are deleted entirely, because graph states contain the messages.
         """
@@ -154,7 +154,7 @@ class TableErasing(ClockedTables, sql=_STATEMENTS):
                 await connection.execute(self._sql[name], place)
 
     async def delete_person(self, ids: Sequence[str]) -> None:
-        """Delete the rows that belong to a person and to no session."""
+        """Delete the rows that belong to a person but not to a session."""
         statements = ("delete_runs_of_user", "forget_answered_user", "delete_active_sessions", "delete_values")
         channels = ("delete_outgoing", "delete_channel_sessions")
         knowledge = ("delete_facts", "delete_procedures", "delete_person", "delete_api_keys", "delete_groups_of_user")
@@ -164,16 +164,16 @@ class TableErasing(ClockedTables, sql=_STATEMENTS):
                     await connection.execute(self._sql[name], {"id": id_, "named": address_of(id_)})
 
     async def values(self, ids: Sequence[str]) -> list[tuple[str, str, str]]:
-        """Return the values that front ends and frameworks have stored for a person, sorted: scope, name and value."""
+        """Return the scopes, names and values that front ends and frameworks have stored for a person, sorted."""
         rows = [row for id_ in ids for row in await self._driver.fetch(self._sql["values_of_person"], {"id": id_})]
         return sorted((str(scope), str(name), str(value)) for scope, name, value in rows)
 
     async def facts(self, wanted: Erasable) -> list[str]:
-        """Return the ids of facts outside the target's own scopes that have evidence in its sessions or runs."""
+        """Return the ids of facts outside the target's own scopes with evidence in the target's sessions or runs."""
         return [str(row[0]) for row in await self._fetch("facts_of_sessions", wanted)]
 
     async def steps(self, session_id: str) -> list[dict[str, object]]:
-        """Return the tool calls of a session's turns, each with agent, `seq` of the question, ordinal, and results."""
+        """Return the tool calls of a session's turns with results; each has its agent, question `seq` and ordinal."""
         rows = await self._driver.fetch(self._sql["steps_of_session"], {"session_id": session_id})
         return [
             {"author": author, "seq": seq, "ordinal": ordinal, "steps": json.loads(expanded(body))}
@@ -188,7 +188,7 @@ class TableErasing(ClockedTables, sql=_STATEMENTS):
     async def forget_evidence(self, session_ids: Sequence[str]) -> None:
         """Delete facts with evidence in deleted sessions, and the threads and Graphiti groups of these sessions.
 
-        Unsent Graphiti episodes of deleted facts are dropped; a worker deletes those that were sent.
+        Graphiti episodes of deleted facts are dropped if they were not sent yet; otherwise a worker deletes them.
         """
         async with self._driver.writing() as connection:
             rows = [{"session_id": session_id} for session_id in session_ids]
@@ -218,11 +218,11 @@ class TableErasing(ClockedTables, sql=_STATEMENTS):
         return int((await self._driver.fetch(self._sql["retractions"], {}))[0][0])
 
     async def forget_runs(self, wanted: Erasable) -> None:
-        """Delete facts of all scopes with evidence in the target's runs; call this before the runs are deleted."""
+        """Delete facts of any scope with evidence in the target's runs; call this before these runs are deleted."""
         await self._driver.write([self._selecting("drop_facts_of_runs", wanted)])
 
     async def delete_checkpoints(self, wanted: Erasable) -> None:
-        """Delete the checkpoints of the target's sessions and runs, and of all runs that were deleted."""
+        """Delete the checkpoints of the target's sessions and runs, and those of all runs that were deleted before."""
         threads, parameters = self._selecting("threads", wanted)
         async with self._driver.reading() as connection:
             tables = await self._checkpoint_tables(connection)
@@ -237,7 +237,7 @@ class TableErasing(ClockedTables, sql=_STATEMENTS):
         return sorted({str(row[0]) for row in rows}.intersection(_CHECKPOINTS))
 
     async def known(self, *, sessions: bool) -> list[str]:
-        """Return the ids of all sessions and checkpoint threads if `sessions` is True, otherwise of all users."""
+        """Return the ids of all users; if `sessions` is true, those of all sessions and checkpoint threads instead."""
         async with self._driver.reading() as connection:
             rows = await connection.fetch(self._sql["known_sessions" if sessions else "known_users"], {})
             for table in await self._checkpoint_tables(connection) if sessions else ():
@@ -245,7 +245,7 @@ class TableErasing(ClockedTables, sql=_STATEMENTS):
         return [str(row[0]) for row in rows]
 
     async def overwrite(self, *, vacuum: bool) -> bool:
-        """Overwrite deleted texts in the search index and the WAL; return False if a reader uses the WAL.
+        """Overwrite deleted texts in the search index and the WAL; return False if a reader keeps the WAL in use.
 
         On PostgreSQL, dead rows stay until VACUUM. With `vacuum`, all tables of the schema are rewritten, which blocks
         access to them. The planner's statistics are rewritten too, because they contain values of rows.

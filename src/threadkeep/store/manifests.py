@@ -29,7 +29,7 @@ type _Noted = tuple[NotedManifest, dict[str, Json]]
 _TRIES = 5
 _LAST: Cursor = (datetime.max.replace(tzinfo=UTC), "~", 2**31 - 1)
 _ROWS_AT_ONCE = 500
-# A further use of a text updates `used_at` only if it is older than this, so that not every call writes every text.
+# A used text gets a new `used_at` only if the old one is older than this; otherwise every call would write every text.
 _RENEWAL = timedelta(hours=1)
 # The largest expected difference between the clocks of two processes.
 _CLOCKS_DIFFER = timedelta(minutes=1)
@@ -37,10 +37,10 @@ _CLOCKS_DIFFER = timedelta(minutes=1)
 
 @dataclass(frozen=True)
 class NotedManifest:
-    """A record of a model call that is not stored yet; it will belong to its session or, without one, to its run.
+    """A record of a model call that is not stored yet; it will belong to its session, or to its run without a session.
 
-    `manifest` is called when the record is written, and returns its values. `texts` maps digests to texts of the model
-    call that are in no transcript. `again` means that an earlier attempt may have stored the record.
+    `manifest` is called when the record is written, and returns the manifest. `texts` maps digests to those texts of
+    the model call that are in no transcript. `again` means that an earlier attempt may have stored the record.
     """
 
     session_id: str | None
@@ -52,7 +52,7 @@ class NotedManifest:
 
     @property
     def place(self) -> tuple[bool, str]:
-        """A sort key: the session or run whose row is locked when the record is stored. Sessions come first."""
+        """The sort key of a record: the session or run whose row is locked when it is stored. Sessions come first."""
         return self.session_id is None, self.session_id or self.run_id
 
 
@@ -60,7 +60,7 @@ class NotedManifest:
 class StoredManifest:
     """The record of one model call; `call` is 1, 2, 3 … in each run. `origin` is the memory from which it was read.
 
-    `session_id` is the session to which it belongs; None if it belongs to its run.
+    `session_id` is the session to which the record belongs; it is None if the record belongs to its run.
     """
 
     session_id: str | None
@@ -72,7 +72,7 @@ class StoredManifest:
 
     @property
     def cursor(self) -> Cursor:
-        """The cursor with which the page of older records begins."""
+        """The cursor for the page of records older than this one."""
         return self.created_at, self.run_id, self.call
 
 
@@ -96,16 +96,16 @@ class _Keeper:
 class ManifestRows(ClockedTables, sql=("manifests.sql", "{backend}/sessions.sql")):
     """The tables `chat_manifests` and `chat_context_texts`, and the same two for runs without a session.
 
-    A text is stored once per session (or run) under its digest, as long as model calls use it. Manifests and texts are
+    A text is stored under its digest once per session (or run), as long as model calls use it. Manifests and texts are
     deleted with their session or run.
     """
 
     async def add(self, entries: Iterable[NotedManifest]) -> int:
         """Store a group of records in one transaction; return how many of them are in the database afterwards.
 
-        If the session of a record does not exist yet, the record is stored with its run. So is a record older than its
-        session, because it belongs to an earlier session with the same id. A record is skipped if its run does not
-        exist either.
+        If the session of a record does not exist yet, the record is stored with its run. The same is done for a record
+        that is older than its session, because it belongs to an earlier session with the same id. If the run does not
+        exist either, the record is skipped.
 
         Raises:
             InvalidMessage: a manifest is not JSON; nothing was stored.
@@ -127,7 +127,7 @@ class ManifestRows(ClockedTables, sql=("manifests.sql", "{backend}/sessions.sql"
     def joined(self, entry: NotedManifest) -> list[Statement]:
         """Return the statements that store a record in the transaction that stores its session's messages.
 
-        All ids of transcript messages in the manifest must match the transcript, because they are not stored.
+        The ids of transcript messages in the manifest are not stored, so they must all match the transcript.
         """
         session_id = str(entry.session_id)
         short = packed(without_ids(entry.manifest()), _columns(session_id, entry.run_id))
@@ -150,7 +150,7 @@ class ManifestRows(ClockedTables, sql=("manifests.sql", "{backend}/sessions.sql"
         return self._sql["drop_texts_after_erase"], key
 
     async def of_run(self, run_id: str, *, user_id: str | None = None) -> list[StoredManifest]:
-        """Return the records of a run in order; with a `user_id`, only if the run or its session is that user's."""
+        """Return the records of a run in order; with a `user_id`, only if the run or its session is of this user."""
         found = await self._fetch("of_run", {"run_id": run_id, "user_id": user_id})
         return sorted(found, key=lambda stored: (stored.session_id or "", stored.call))
 
@@ -184,7 +184,7 @@ class ManifestRows(ClockedTables, sql=("manifests.sql", "{backend}/sessions.sql"
         return {str(digest): bytes(body).decode("utf-8", "surrogatepass") for digest, body in rows}
 
     async def purge(self, before: datetime, limit: int) -> int:
-        """Delete old manifests and texts, at most `limit` rows of each table; return the number of deleted rows."""
+        """Delete manifests and texts from before a time, at most `limit` rows of each table; return how many rows."""
         manifests: Parameters = {"before": self._moment(before), "limit": limit}
         texts: Parameters = {"before": time_text(before - _RENEWAL), "limit": limit}
         async with self._driver.writing() as connection:
@@ -201,7 +201,7 @@ class ManifestRows(ClockedTables, sql=("manifests.sql", "{backend}/sessions.sql"
             return await self._whole(connection, found)
 
     async def _whole(self, connection: Connection, found: Sequence[StoredManifest]) -> list[StoredManifest]:
-        """Restore the omitted message ids in manifests, and return the manifests."""
+        """Return the manifests with their omitted message ids restored from the transcript."""
         ids = {
             session_id: await self._ids_at(
                 connection, session_id, [each.manifest for each in found if each.session_id == session_id]
@@ -255,12 +255,12 @@ class ManifestRows(ClockedTables, sql=("manifests.sql", "{backend}/sessions.sql"
         return len(rows)
 
     async def _is_there(self, connection: Connection, keeper: _Keeper, key: Parameters, noted: _Noted) -> bool:
-        """Return True if the record is stored already: with its owner, or with its run before the session existed."""
+        """Return True if the record is stored already: with its owner, or with its run if that was before a session."""
         keepers = dict.fromkeys((keeper, _Keeper("run_id", noted[0].run_id)))
         return any([await self._was_noted(connection, each, key, noted) for each in keepers])
 
     async def _was_noted(self, connection: Connection, keeper: _Keeper, key: Parameters, noted: _Noted) -> bool:
-        """Return True if this owner has an equal record. Both are unpacked: packing depends on the transcript."""
+        """Return True if this owner has an equal record. Both are compared unpacked: packing needs the transcript."""
         entry, manifest = noted
         rows = await connection.fetch(self._sql[keeper.statement("noted_then")], key)
         found = [_manifest_of((keeper.session_id, entry.run_id, 0, entry.created_at, stored)) for (stored,) in rows]
@@ -284,7 +284,7 @@ class ManifestRows(ClockedTables, sql=("manifests.sql", "{backend}/sessions.sql"
 
 
 def erase_marker(session_id: str) -> str:
-    """Return the name under which an erasure of messages is noted; it does not reveal the id of the session."""
+    """Return the name under which an erasure in a session is recorded; it does not reveal the id of the session."""
     return sha256(session_id.encode("utf-8", "surrogatepass")).hexdigest()
 
 

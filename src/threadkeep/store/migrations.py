@@ -1,4 +1,4 @@
-"""Numbered migrations of the schema. Each is applied once, by one process; a database with unknown ones is rejected.
+"""Numbered migrations of the schema. Each is applied once, by one process. A database with unknown ones is rejected.
 
 The first one creates the whole schema of version 0.1.0; it has the number of the last migration before that version.
 """
@@ -48,9 +48,9 @@ async def migrate(
 ) -> list[int]:
     """Bring a database to the newest schema; return the versions of the migrations that this call applied.
 
-    Of concurrent processes, one migrates, and the others wait and find nothing to do. A database that is up to date is
-    only read. In a new PostgreSQL database, messages are partitioned by session into `partitions`; an existing one
-    stays as it is.
+    Of concurrent processes, one migrates; the others wait and find nothing to do. A database that is up to date is only
+    read. In a new PostgreSQL database, messages are partitioned by session into `partitions` tables; an existing
+    database keeps its tables.
 
     Raises:
         SchemaTooNew: the database has migrations that this code does not know; nothing was changed.

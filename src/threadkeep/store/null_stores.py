@@ -1,4 +1,4 @@
-"""Null stores: for runs without a session, and for data that memories of a LangGraph store do not have."""
+"""Null stores. They serve runs without a session, and data that memories in a LangGraph store do not have."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Opens databases by address; the library of a database system is imported only when it is used."""
+"""Opens databases by address. The library of a database system is imported only when such a database is opened."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def make_folder(path: Path | None) -> None:
 
 @asynccontextmanager
 async def one_at_a_time(path: Path | None) -> AsyncIterator[None]:
-    """Let one process at a time set up a SQLite file; raise `StoreUnavailable` after waiting for 60 seconds.
+    """Let one process at a time set up a SQLite file; raise `StoreUnavailable` if the lock takes over 60 seconds.
 
     A separate file is locked, because SQLite itself locks the database.
     """
@@ -87,7 +87,7 @@ FOREIGN_OPTIONS = StoreOptions(pool_max_size=2, pool_timeout_seconds=10.0)
 
 
 class ForeignDatabase:
-    """The tables of another system's database, to read from them."""
+    """Read access to the tables of another system's database."""
 
     def __init__(self, driver: Driver, columns: Mapping[str, frozenset[str]]) -> None:
         self._driver = driver
@@ -101,7 +101,7 @@ class ForeignDatabase:
 
 @asynccontextmanager
 async def open_foreign(address: DatabaseAddress) -> AsyncIterator[ForeignDatabase]:
-    """Open a database of another system for reading.
+    """Open the database of another system for reading.
 
     Raises:
         StoreUnavailable: the database does not answer, or the file is not a database.

@@ -1,4 +1,4 @@
-"""The outbox: messages to send are recorded before their runs begin, and each is sent by one process at a time."""
+"""The outbox. It records messages to send before their runs begin; each is sent by one process at a time."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from threadkeep.store.statements import ClockedTables
 type Address = Mapping[str, Json]
 
 WRONG_CLOCK_SECONDS = 3_600.0
-"""The largest accepted difference between the clocks of two processes. No claim on a message lasts longer."""
+"""The largest accepted difference between the clocks of two processes. No claim on a message may last longer."""
 FORGOTTEN = "forgotten:"
-"""The beginning of the key of an answer that confirms a deletion; it is in no session."""
+"""The prefix of the key of an answer that confirms a deletion; such an answer belongs to no session."""
 _USER = "user_id"
 _MESSAGE = "message"
 _OF_A_REPLY = ("message_id", "callback_query_id")
@@ -32,11 +32,11 @@ def address_of(user_id: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Outgoing:
-    """A message to send: the answer of a run to `message_id`, or a `content` that is not in a transcript.
+    """A message to send: the answer of a run to the message `message_id`, or a text `content` that is in no transcript.
 
-    `parts_sent` is the number of parts that have arrived. `uncertain` is true if a process died while it sent a part or
-    got no clear reply, so that this part may have arrived. `partial` is the text so far of an answer that is still
-    being written.
+    `parts_sent` is the number of parts that have arrived. `uncertain` is true if the next part may have arrived too,
+    because a process died while it sent that part or got no clear reply. `partial` is the text so far of an answer that
+    is still being written.
     """
 
     number: int
@@ -58,7 +58,7 @@ class Outgoing:
 
 @dataclass(frozen=True)
 class Recipient:
-    """The person of a session: channel and address of the person's last message, and the owner of the session."""
+    """The person of a session: the channel and address of their last message, and the session's owner."""
 
     channel: str
     address: Address = field(repr=False)
@@ -104,11 +104,11 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
     ) -> bool:
         """Add the answer to a message; return False if this message already has one.
 
-        Without a `content`, the run supplies the text. If the answer `waits`, it is ready when the run is over, else at
-        once. It is sent after the delay `after` at the earliest; until then, the platform may fetch it. With
-        `remember`, `address` and `user_id` are stored as the session's recipient, even before the session exists.
-        `about` is the person who gets the answer, also in a group; erasing this person erases the answer. `message` has
-        the data needed to process the message again; it is dropped when the answer is ready.
+        Without a `content`, the run supplies the text. If the answer `waits`, it is ready when its run is over;
+        otherwise it is ready at once. It is sent after the delay `after` at the earliest; until then, the platform may
+        fetch it. With `remember`, `address` and `user_id` are stored as the session's recipient, even if the session
+        does not exist yet. `about` is the person who gets the answer, also in a group; erasing this person erases the
+        answer. `message` has the data needed to process the message again; it is dropped when the answer is ready.
         """
         now = self._now()
         person = {**address, _USER: user_id} if user_id is not None else address
@@ -166,7 +166,7 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
         return Recipient(rows[0][0], address, user_id if isinstance(user_id, str) else None)
 
     async def answer(self, channel: str, session_id: str, message_id: str, content: str) -> bool:
-        """Answer a message with a text instead of by a run; return False if its answer does not wait for a run."""
+        """Answer a message with a text instead of by a run; return False if no answer to it waits for a run."""
         key = {"channel": channel, "session_id": session_id, "message_id": message_id}
         async with self._driver.writing() as connection:
             parameters = {**key, "content": clean_text(content), "now": self._now()}
@@ -190,24 +190,24 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
         return await self._execute("note_partial", {"number": number, "partial": clean_text(text)}) > 0
 
     async def note_fetched(self, number: int, *, is_all: bool) -> bool:
-        """Record that the platform fetched an answer, or only its first part; return False if it was not unsent yet."""
+        """Record that the platform fetched an answer or its first part; return False unless it was ready and unsent."""
         statement = "end_fetched" if is_all else "note_fetched"
         return await self._execute(statement, {"number": number, "now": self._now()}) > 0
 
     async def run_of(self, session_id: str, message_id: str) -> str | None:
-        """Return the id of the run that answers a message; None if there is none."""
+        """Return the id of the run that a message began or joined; None if there is none."""
         key = {"session_id": session_id, "message_id": message_id}
         rows = await self._driver.fetch(self._sql["run_of"], key)
         return str(rows[0][0]) if rows else None
 
     async def make_ready(self, session_id: str | None = None) -> int:
-        """Mark answers as ready if their runs are over, in one session or in all; return their number."""
+        """Mark answers as ready whose runs are over, in one session or in all; return how many were marked."""
         parameters = {"session_id": session_id, "now": self._now()}
         async with self._driver.writing() as connection:
             return await self._let_go(connection, await connection.fetch(self._sql["make_ready"], parameters))
 
     async def left(self, *, older_than: timedelta) -> list[LeftMessage]:
-        """Return the waiting messages older than `older_than` for which no run was created, because a process died."""
+        """Return the messages that have waited longer than `older_than` without a run, because a process died."""
         rows = await self._driver.fetch(self._sql["left"], {"before": time_text(self._clock() - older_than)})
         found = [(number, channel, _address(address)) for number, channel, address in rows]
         return [LeftMessage(*each, str(each[2][_MESSAGE])) for each in found if _MESSAGE in each[2]]
@@ -219,7 +219,7 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
         return await self._execute("end_unasked", parameters)
 
     async def due(self, channel: str, *, limit: int) -> list[int]:
-        """Return the numbers of a channel's messages that may be sent now, those that wait longest first."""
+        """Return the numbers of up to `limit` messages of a channel that may be sent now, the longest waiting first."""
         beyond = self._later(WRONG_CLOCK_SECONDS)
         parameters = {"channel": channel, "now": self._now(), "beyond": beyond, "limit": limit}
         rows = await self._driver.fetch(self._sql["due"], parameters)
@@ -264,31 +264,31 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
         return await self._change("fail", number, owner, error=error, now=self._now())
 
     async def sent(self, channel: str, session_id: str, *, limit: int = 50) -> list[Outgoing]:
-        """Return the ready or delivered messages of a session of which at least a part has arrived, newest first."""
+        """Return up to `limit` ready or delivered messages of a session that arrived at least in part, newest first."""
         parameters = {"channel": channel, "session_id": session_id, "limit": limit}
         return [_outgoing(row) for row in await self._driver.fetch(self._sql["sent"], parameters)]
 
     async def fail_sent(self, number: int, error: str, *, parts: int, address: Address) -> bool:
-        """Mark an answer that the platform had accepted as failed after `parts` parts; a retry uses `address`.
+        """Mark an answer that the platform had accepted as failed; a retry sends the parts after `parts` to `address`.
 
-        Return False if the answer has another status. A text without a run is deleted on delivery, so that its retry
-        sends nothing.
+        Return False if the answer is neither ready nor delivered. A text without a run is deleted on delivery, so that
+        its retry sends nothing.
         """
         values = {"number": number, "error": error, "parts": parts, "address": json_text(address), "now": self._now()}
         return await self._execute("fail_sent", values) > 0
 
     async def retry(self, number: int) -> bool:
-        """Retry a failed message; return False if it has not failed."""
+        """Retry a failed message; return False if there is no such message or it has not failed."""
         return await self._execute("retry", {"number": number, "now": self._now()}) > 0
 
     async def drop(self, number: int) -> bool:
-        """Drop a message without sending it; return False if it has ended already."""
+        """Drop a waiting, ready or failed message without sending it; return False for any other message."""
         return await self._execute("drop", {"number": number, "now": self._now()}) > 0
 
     async def entries(
         self, *, status: OutboxStatus | None = None, channel: str | None = None, after: int = 0, limit: int = 100
     ) -> list[Outgoing]:
-        """Return the messages with higher numbers than `after`, in order, of one status or channel if given."""
+        """Return up to `limit` messages with numbers above `after`, in order; `status` and `channel` are filters."""
         parameters = {"status": status, "channel": channel, "after": after, "limit": limit}
         return [_outgoing(row) for row in await self._driver.fetch(self._sql["entries"], parameters)]
 
@@ -298,7 +298,7 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
         return {(channel, status): count for channel, status, count in rows}
 
     async def times(self) -> dict[str, tuple[datetime | None, datetime | None]]:
-        """Return for each channel when its oldest open answer was added, and when a person last wrote in it."""
+        """Return for each channel the time of its oldest open answer and the time of a person's last message."""
         rows = await self._driver.fetch(self._sql["times"], {})
         return {
             channel: (None if oldest is None else time_of(oldest), None if heard is None else time_of(heard))
@@ -306,7 +306,7 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
         }
 
     async def remove_ended(self, *, older_than: timedelta) -> int:
-        """Delete messages that ended more than `older_than` ago; failed messages stay until a person handles them."""
+        """Delete messages that ended more than `older_than` ago; failed ones stay until a person handles them."""
         before = {"before": time_text(self._clock() - older_than)}
         async with self._driver.writing() as connection:
             removed = await connection.fetch(self._sql["remove_ended"], before)
@@ -327,7 +327,7 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
         return replace(found, run_id=run_id, partial=partial or "")
 
     async def _let_go(self, connection: Connection, rows: Sequence[Row]) -> int:
-        """Delete the stored `message` from rows that no longer need it to start a run; return the number of rows."""
+        """Delete the stored `message` from rows that need no run any more; return the number of the given rows."""
         for number, text in rows:
             address = _address(text)
             if _MESSAGE in address:

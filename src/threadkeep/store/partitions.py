@@ -1,4 +1,4 @@
-"""Partitions of messages and their search index by session, on PostgreSQL."""
+"""Partitions the messages and their search index by session, on PostgreSQL."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ type Progress = Callable[[int, int, int], object]
 """A callback that gets, after each step, the numbers of finished ranges, of all ranges and of copied messages."""
 
 _RANGES = 200
-# Short, because readers also wait. Below deadlock_timeout, because PostgreSQL may then abort other transactions.
+# This is short, because readers also wait. It is below deadlock_timeout, after which PostgreSQL may abort other
+# transactions.
 _LOCK_SECONDS = GROUP_LOCK_SECONDS
 _PAUSE_SECONDS = 1.0
 _MOST_TRIES = 100
@@ -57,9 +58,10 @@ async def make_partitions(connection: Connection, partitions: int) -> None:
 
 
 class PartitionState(NamedTuple):
-    """The number of partitions of the tables (0 without any), and the same of an unfinished copy.
+    """The number of partitions of the tables (0 if they have none), and of an unfinished copy of the tables.
 
-    `owner` is set if another PostgreSQL user owns the tables, `views` if views use them; both prevent replacing them.
+    `owner` is set if another PostgreSQL user owns the tables, and `views` if views use them; either prevents their
+    replacement.
     """
 
     partitions: int
@@ -93,7 +95,7 @@ async def partition_state(driver: Driver) -> PartitionState:
 async def partition(driver: Driver, partitions: int, *, report: Progress) -> bool:
     """Partition the tables of a database that is in use; return False if they are partitioned already.
 
-    After an interruption, the next call continues. Concurrent callers share the work.
+    After an interruption, the next call continues the work. Concurrent callers share it.
 
     Raises:
         InvalidInput: the tables cannot get this number of partitions.
@@ -159,7 +161,7 @@ async def _step(connection: Connection) -> tuple[int, int]:
 
 
 async def _copy(connection: Connection) -> tuple[int, int]:
-    """Copy the ranges that were noted first, up to a limit; return the numbers of ranges and messages."""
+    """Copy the ranges that were noted first, up to a limit; return how many ranges and messages were copied."""
     taken = await connection.fetch(_SQL["take"], {"limit": _RANGES})
     fields = ("session_id", "first_seq", "last_seq")
     ranges = {"ranges": dump_json([dict(zip(fields, row, strict=True)) for row in taken])}
@@ -170,7 +172,7 @@ async def _copy(connection: Connection) -> tuple[int, int]:
 
 
 async def _swap(connection: Connection) -> None:
-    """Copy the remaining changes, and replace the tables while they are locked against reads and writes."""
+    """Copy the remaining changes and replace the tables; meanwhile the tables are locked against reads and writes."""
     if not await _lock(connection):
         return
     await _run(connection, "hold")

@@ -32,12 +32,13 @@ from threadkeep.store.statements import load_statements
 
 type DictConnection = psycopg.AsyncConnection[DictRow]
 
-# Longer than `RunServiceOptions.reaps_every`; otherwise each query of an idle worker would be preceded by a check.
+# This is longer than `RunServiceOptions.reaps_every`; otherwise each query of an idle worker would be preceded by a
+# check.
 TRUSTED_SECONDS = 3.0
 _CONNECT_SECONDS = 10
 _LEAST_SECONDS = 0.01
 # The pool tries to connect for this time, with pauses that double; after that, the next caller makes it try again. So a
-# server that returns after a long time is found within seconds.
+# server that has been down for long is found within seconds after its return.
 _RECONNECT_SECONDS = 5
 # An arbitrary fixed number, which identifies this lock among a database's advisory locks. It is not a parameter: a
 # statement with parameters keeps its snapshot until the next one, and CREATE INDEX CONCURRENTLY waits for old
@@ -90,7 +91,7 @@ class PostgresDriver(Driver):
 
     @asynccontextmanager
     async def reading(self) -> AsyncIterator[PostgresConnection]:
-        """Lend a connection for reading; if it breaks, it is replaced once and the statement is repeated."""
+        """Lend a connection for reading. If it breaks, it is replaced once, and the statement is repeated."""
         with translated():
             loan = _Loan(self._pool, self._used)
             try:
@@ -123,7 +124,7 @@ class PostgresDriver(Driver):
                 await connection.roll_back()
 
     async def append(self, turns: NewTurns) -> Appended:
-        """Store a group of new turns with one statement; with `before` or `after`, with one transaction."""
+        """Store a group of new turns with one statement; with `before` or `after`, with several in one transaction."""
         sessions, messages, graph_turns, before, after = turns
         parameters = {
             "sessions": json.dumps(sessions, ensure_ascii=False),
@@ -150,7 +151,8 @@ class PostgresDriver(Driver):
         """Set up a new connection: times in UTC, JSON columns as text (parsed by this package), and the timeouts."""
         for name in ("json", "jsonb"):
             raw.adapters.register_loader(name, TextLoader)
-        # Not a connection option, which would replace the options in the DSN. A pooler keeps each client's time zone.
+        # This is not a connection option, because it would replace the options in the DSN. A pooler keeps each client's
+        # time zone.
         await raw.execute("SELECT set_config('TimeZone', 'UTC', FALSE)")
         if await negotiate_pooler(raw):
             self._is_pooled = True
@@ -164,7 +166,7 @@ class PostgresDriver(Driver):
         return self._lock_timeout(min(GROUP_LOCK_SECONDS, self._lock_seconds or GROUP_LOCK_SECONDS))
 
     def _lock_timeout(self, given: float | None) -> Sequence[Statement]:
-        """Return the statement that limits a transaction's wait for a lock; none if the connection's limit applies."""
+        """Return the statement that limits a transaction's wait for a lock; none if the connection's limit is used."""
         if given is None and self._is_pooled:
             given = self._lock_seconds
         left = seconds_left()
@@ -192,7 +194,7 @@ class PostgresDriver(Driver):
 
 
 class _Loan:
-    """A connection lent from the pool for one block; `used` has the time at which each connection last worked.
+    """A connection lent from the pool for one block; `used` has the time when each connection last worked.
 
     The pool's own context manager takes a tenth of the time of a short read, because it tries to end a transaction that
     does not exist.
@@ -204,7 +206,7 @@ class _Loan:
         self._raw: RawConnection | None = None
 
     async def take(self) -> RawConnection:
-        """Return a working connection. If it worked up to 3 seconds ago, it is not checked, to save time."""
+        """Return a working connection. It is not checked if it worked in the last 3 seconds, to save time."""
         raw = self._raw = await self._connection()
         if time.monotonic() - self._used.get(raw, 0.0) <= TRUSTED_SECONDS or await _lives(raw):
             return raw
@@ -214,7 +216,7 @@ class _Loan:
         """Give back a broken connection, and return a working one.
 
         If one connection is broken, others probably are too, so the pool checks all of them at once. Otherwise it would
-        find them one by one, with pauses that double.
+        find the broken ones one by one, with pauses that double.
         """
         await self.give_back()
         self._used.clear()
@@ -237,7 +239,7 @@ class _Loan:
 
 
 async def _raise_refusal(dsn: str) -> None:
-    """Connect once without the pool, which does not tell why it gets no connection.
+    """Connect once without the pool, because the pool does not tell why it gets no connection.
 
     Raises:
         StoreUnavailable: it failed; the error has the sentence of the server or the network, which names no password.
@@ -283,8 +285,8 @@ async def open_dict_pool(dsn: str, options: StoreOptions) -> AsyncIterator[Async
 async def exclusive(dsn: str, *, seconds: float) -> AsyncIterator[None]:
     """Let one process at a time run the block, across all machines; raise `StoreUnavailable` after about `seconds`.
 
-    The lock is polled, because a transaction that waits in the server would block CREATE INDEX CONCURRENTLY. It is a
-    lock of a transaction, not of a session, because a pooler shares sessions between clients.
+    The lock is polled, because a transaction that waits in the server would block CREATE INDEX CONCURRENTLY. The lock
+    belongs to a transaction, not to a session, because a pooler shares sessions between clients.
     """
     with translated():
         async with await psycopg.AsyncConnection.connect(dsn, connect_timeout=_CONNECT_SECONDS) as raw:

@@ -1,4 +1,4 @@
-"""LangGraph's checkpointer on PostgreSQL, with Threadkeep's errors. This module imports LangGraph and psycopg."""
+"""LangGraph's checkpointer on PostgreSQL. This module imports LangGraph and psycopg."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from threadkeep.store.translating_saver import TranslatingSaver
 
 
 class PostgresCheckpointer(TranslatingSaver, AsyncPostgresSaver):
-    """LangGraph's checkpointer on PostgreSQL, with Threadkeep's errors."""
+    """LangGraph's checkpointer on PostgreSQL; it raises Threadkeep's errors instead of psycopg's."""
 
     translated = translated
 

@@ -53,13 +53,13 @@ class PostgresConnection:
         return cursor.rowcount
 
     async def fetch_each(self, statements: Sequence[Statement]) -> list[list[Row]]:
-        """Execute statements in one round trip; return the rows of each."""
+        """Execute statements in one round trip; return the rows of each statement."""
         async with self._pipeline():
             cursors = [await self.raw.execute(_query(sql), parameters) for sql, parameters in statements]
         return [await cursor.fetchall() if cursor.description else [] for cursor in cursors]
 
     async def transact(self, statements: Sequence[Statement]) -> list[list[Row]]:
-        """Execute statements as one transaction; return the rows of each."""
+        """Execute statements as one transaction; return the rows of each statement."""
         async with AsyncOnFailure(self.roll_back):
             return await PostgresTransaction(self).commit(statements)
 
@@ -141,7 +141,7 @@ _CURES: Mapping[type[BaseException], str] = {
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """Translate the errors of psycopg into Threadkeep's errors, each with a cure."""
+    """Translate the errors of psycopg into Threadkeep's errors, each with advice."""
     try:
         yield
     except psycopg.errors.UniqueViolation as error:

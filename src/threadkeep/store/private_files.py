@@ -17,7 +17,7 @@ _BESIDE = ("", "-wal", "-shm", "-journal")
 
 
 def make_private_folder(folder: Path) -> None:
-    """Create a folder and its missing parents with mode 0700; if it is in Threadkeep's data folder, restrict that too.
+    """Create a folder and its missing parents with mode 0700; restrict Threadkeep's data folder if it contains them.
 
     Other existing folders are not changed, because `/tmp` or a home folder may be among them.
     """
@@ -32,8 +32,8 @@ def make_private_folder(folder: Path) -> None:
 def make_private_database(path: Path) -> None:
     """Create a SQLite file with mode 0600, or restrict an existing one; SQLite creates its WAL with the same mode.
 
-    An existing file is not opened, because closing it would release the locks of all connections of this process to it;
-    another process could then delete the WAL.
+    An existing file is not opened, because closing it would release all locks that this process has on it; another
+    process could then delete the WAL.
     """
     with contextlib.suppress(OSError):  # the file exists already, or SQLite will report the error
         os.close(os.open(path, os.O_RDONLY | os.O_CREAT | os.O_EXCL, 0o600))
@@ -53,7 +53,7 @@ def _may_use(path: Path, mode: int) -> bool:
 
 
 def nearest_existing(folder: Path) -> Path:
-    """Return the folder, or its nearest existing parent."""
+    """Return the folder if it exists, otherwise its nearest existing parent."""
     return next(path for path in (folder, *folder.parents) if os.access(path, os.F_OK))
 
 

@@ -19,9 +19,9 @@ from threadkeep.store.transcripts import END
 type Action = Literal["archive", "delete"]
 
 REDELIVERY: Final = timedelta(days=7)
-"""How long ids of deleted messages are remembered: a message that its platform sends again is then no new turn."""
+"""The time for which ids of deleted messages are remembered; in this time, a message sent again is no new turn."""
 
-# A margin for texts of model calls, because not every use of a text updates its time.
+# A margin for texts of model calls; it is needed because not every use of a text updates its time.
 _TEXT_RENEWAL = timedelta(days=1)
 STEP_MESSAGES: Final = 200
 """The maximum number of messages that one step removes."""
@@ -32,7 +32,7 @@ _BEGIN: dict[Action, str] = {"archive": "begin_archiving", "delete": "begin_dele
 
 
 class Counts:
-    """A base class for frozen dataclasses whose fields are numbers or such dataclasses, and can be added."""
+    """A base class for frozen dataclasses that can be added; their fields are numbers or other such dataclasses."""
 
     def __add__(self, other: Self) -> Self:
         added = vars(other)
@@ -47,9 +47,9 @@ class Counts:
 class Prunable:
     """The data about a session that retention needs.
 
-    `first_stored_at` is the time of the first existing message, `first_live_at` that of the first one that is not
-    archived; None if there is none. If `retention` is None, the limits in the settings apply. `message_count` is the
-    number of active messages, including archived ones.
+    `first_stored_at` is the time of the first existing message, and `first_live_at` that of the first message that is
+    not archived; each is None if there is no such message. If `retention` is None, the limits in the settings apply.
+    `message_count` is the number of active messages, including archived ones.
     """
 
     session_id: str
@@ -71,7 +71,7 @@ class Prunable:
 
 @dataclass(frozen=True)
 class Removal:
-    """A removal of a session's messages up to a `seq`; with `idle_before`, only if the session was idle since then."""
+    """A removal of a session's messages up to a `seq`; with `idle_before`, only if the session is idle since then."""
 
     session_id: str
     action: Action
@@ -113,25 +113,25 @@ class RetentionRows(ClockedTables, sql=_STATEMENTS):
     async def sessions(
         self, *, after: str, limit: int, user_id: str | None = None, with_own: bool = False
     ) -> list[Prunable]:
-        """Return sessions after an id, in the order of their ids; with `with_own`, only those with their own limits."""
+        """Return up to `limit` sessions after the id `after`, by id; with `with_own`, only those with own limits."""
         parameters = {"after": after, "limit": limit, "user_id": user_id}
         statement = self._sql["sessions_with_own" if with_own else "sessions"]
         return [_prunable(row) for row in await self._driver.fetch(statement, parameters)]
 
     async def session(self, session_id: str, *, user_id: str | None = None) -> Prunable | None:
-        """Return the data of one session; None if it does not exist or is not this user's."""
+        """Return the data of one session; None if it does not exist or belongs to another user."""
         parameters = {"session_id": session_id, "user_id": user_id}
         rows = await self._driver.fetch(self._sql["session"], parameters)
         return _prunable(rows[0]) if rows else None
 
     async def end_of_older(self, session: Prunable, *, after: int, moment: datetime) -> int:
-        """Return the `seq` before the first message after `after` not older than `moment`; else the last `seq`."""
+        """Return the `seq` before the first message after `after` stored at `moment` or later; else the last `seq`."""
         parameters = {"session_id": session.session_id, "after": after, "moment": time_text(moment)}
         rows = await self._driver.fetch(self._sql["first_since"], parameters)
         return int(rows[0][0]) - 1 if rows else session.last_seq
 
     async def end_before_newest(self, session: Prunable, messages: int) -> int:
-        """Return the `seq` before the newest `messages` active messages; 0 if there are not as many."""
+        """Return the `seq` before the newest `messages` active messages; 0 if there are fewer."""
         parameters = {"session_id": session.session_id, "after": session.deleted_seq, "others": messages - 1}
         rows = await self._driver.fetch(self._sql["first_of_newest"], parameters)
         return int(rows[0][0]) - 1 if rows else 0
@@ -143,7 +143,7 @@ class RetentionRows(ClockedTables, sql=_STATEMENTS):
         return Removed(removal.upto_seq, int(messages), int(tokens))
 
     async def step(self, removal: Removal, *, messages: int = STEP_MESSAGES) -> Removed | None:
-        """Remove the next messages of a removal; return None if nothing is left to remove or the session has changed.
+        """Remove up to `messages` messages of a removal; return None if none are left or the session has changed.
 
         Raises:
             RowLocked: another transaction has locked the session.
@@ -169,7 +169,7 @@ class RetentionRows(ClockedTables, sql=_STATEMENTS):
         return removed
 
     async def delete_session(self, session_id: str, *, idle_before: datetime) -> bool:
-        """Delete a session that has no messages left; return False if it got new ones meanwhile."""
+        """Delete a session that has no messages left; return False if it has changed meanwhile."""
         place = {"session_id": session_id}
         async with self._driver.writing(lock_timeout_seconds=GROUP_LOCK_SECONDS) as connection:
             if not await self._begins(connection, "begin_deleting_session", place, idle_before):
@@ -185,12 +185,12 @@ class RetentionRows(ClockedTables, sql=_STATEMENTS):
                     return
 
     async def retention(self, session_id: str, *, user_id: str | None = None) -> tuple[bool, Retention | None]:
-        """Return whether a session exists (for this user), and its own limits or None."""
+        """Return whether a session exists (for this user), and its own limits, or None if it has none."""
         rows = await self._driver.fetch(self._sql["retention"], {"session_id": session_id, "user_id": user_id})
         return bool(rows), retention_of(rows[0][0]) if rows else None
 
     async def set_retention(self, session_id: str, retention: Retention | None, *, user_id: str | None = None) -> bool:
-        """Set a session's own limits, or remove them with None; return False if it is missing or not this user's."""
+        """Set a session's own limits, or remove them with None; return False if it is missing or another user's."""
         value = None if retention is None else dump_json(retention.to_dict())
         parameters = {"session_id": session_id, "user_id": user_id, "retention": value}
         async with self._driver.writing() as connection:
@@ -236,7 +236,7 @@ class RetentionRows(ClockedTables, sql=_STATEMENTS):
         await connection.execute(self._sql["delete"], {**place, "active": active})
 
     async def _retitle(self, connection: Connection, place: Parameters, last_seq: int) -> None:
-        """If the title comes from a removed message, make a new one from the first remaining user message."""
+        """Replace a title that comes from a removed message by one from the first remaining user message."""
         going = await connection.fetch(self._sql["first_user"], place)
         if not going:
             return
@@ -250,7 +250,7 @@ class RetentionRows(ClockedTables, sql=_STATEMENTS):
 
 
 def _of_one_step(rows: list[Row]) -> list[Row]:
-    """Return the first rows whose texts fit into one step, at least one row."""
+    """Return the first rows whose texts together fit into one step; return at least one row."""
     characters = 0
     for count, row in enumerate(rows):
         characters += row[2]
@@ -267,7 +267,7 @@ def _prunable(row: Row) -> Prunable:
 
 @dataclass(frozen=True)
 class Cutoffs:
-    """The times before which runs must have ended to be expired; None means that runs set aside do not expire."""
+    """The times before which expired runs ended; if `set_aside_before` is None, runs set aside do not expire."""
 
     before: datetime
     set_aside_before: datetime | None = None
@@ -308,12 +308,13 @@ class PrunedRuns(Counts):
 class FinishedRuns(Tables, sql=("retention.sql", "{backend}/retention.sql")):
     """The interface through which retention deletes finished runs.
 
-    Guarantees: the runs of a tree are deleted together or not at all (events of a large tree before them); a tree with
-    a running, waiting or resumed run stays. The record that a message was answered stays as long as the message itself.
+    Guarantees: the runs of a tree are deleted together or not at all (of a large tree, events are deleted before). A
+    tree with a running, waiting or resumed run stays. The record that a message was answered stays as long as the
+    message.
     """
 
     async def trees(self, cutoffs: Cutoffs, *, after: tuple[datetime, str] | None, limit: int) -> list[FinishedTree]:
-        """Return expired trees after a cursor, oldest first."""
+        """Return up to `limit` expired trees after a cursor, oldest first."""
         created_at, run_id = after or (None, "")
         place = {"created_at": time_text(created_at) if created_at else _NEVER, "run_id": run_id, "limit": limit}
         rows = await self._driver.fetch(self._sql["over_for_long"], {**place, **cutoffs.parameters()})
@@ -336,7 +337,7 @@ class FinishedRuns(Tables, sql=("retention.sql", "{backend}/retention.sql")):
         return PrunedRuns(len(roots), len(gone), sum(sizes[root].events for root in roots))
 
     async def delete_some_events(self, tree: FinishedTree, cutoffs: Cutoffs, *, limit: int) -> PrunedRuns:
-        """Delete up to `limit` events of a large tree before the tree itself; do nothing if it is not expired."""
+        """Delete up to `limit` events of a large tree before the tree itself; do nothing if the tree is not expired."""
         async with self._driver.writing(lock_timeout_seconds=GROUP_LOCK_SECONDS) as connection:
             if not await self._still_over(connection, [tree.root_run_id], cutoffs):
                 return PrunedRuns()

@@ -1,8 +1,9 @@
-"""Full-text search in the tables: an index of messages, which is updated separately from appends.
+"""Full-text search in the tables. It uses an index of messages, which is updated separately from appends.
 
 Indexing a message takes longer than storing it, so `append` does not index. `catch_up` updates the index in small
-transactions; `MessageSearch` calls it before each search, so that earlier messages are found. Any process may index any
-session: the last indexed `seq` of each session is stored, and a step is applied only if this has not changed meanwhile.
+transactions; `MessageSearch` calls it before each search, so that all messages stored before are found. Any process may
+index any session: the last indexed `seq` of each session is stored, and a step is applied only if this `seq` has not
+changed meanwhile.
 """
 
 from __future__ import annotations
@@ -33,19 +34,19 @@ from threadkeep.store.search_terms import (
 from threadkeep.store.statements import Tables, like_pattern
 
 MUCH_UNINDEXED = 10_000
-"""The number of unindexed messages above which indexing takes noticeable time, such as after an import."""
+"""If more messages than this are unindexed, such as after an import, indexing them takes noticeable time."""
 
 _SEARCH_SECONDS = 5.0
-# Fewer than the connections of a pool, so that chats can read the database during searches.
+# This is less than the number of connections of a pool, so that chats can read the database during searches.
 _SEARCHES = 2
 _STEP_MESSAGES = 200
 _STEP_CHARACTERS = 200_000
 _SESSIONS = 100
-# The index is queried for at most this many words; the other words are checked when a text is read.
+# The index is queried for at most this many words; other words are only checked when a text is read.
 _PATTERNS = 16
 _WEIGHED_WORDS = 16
 _MORE = 4
-# At most this many texts that match are ranked, the newest ones.
+# At most this many matching texts are ranked; they are the newest.
 _CANDIDATES = 2_000
 _COMMON = 0.1
 
@@ -56,15 +57,19 @@ class Search(Protocol):
     async def catch_up(
         self, *, seconds: float | None = None, user_id: str | None = None, session_id: str | None = None
     ) -> bool:
-        """Update the index (of one user, of one session) for at most `seconds`; return True if it is complete."""
+        """Update the index (of one user, or of one session) for at most `seconds`; return True if it is complete."""
 
     async def unindexed(self, *, user_id: str | None = None, session_id: str | None = None) -> int:
-        """Return the number of messages that searches cannot find yet."""
+        """Return the number of messages (of one user, or of one session) that searches cannot find yet."""
 
     async def search(
         self, query: str, *, limit: int, user_id: str | None = None, session_id: str | None = None, after: int = 0
     ) -> list[SearchHit]:
-        """Return messages with all words of a query, best first, of one user or after a `seq` of one session."""
+        """Return up to `limit` messages that contain all words of a query, best first.
+
+        With a `user_id`, only that user's sessions are searched; with a `session_id`, only that session after the `seq`
+        `after`.
+        """
 
 
 class SearchIndex(Tables, sql=("search.sql", "{backend}/search.sql")):
@@ -81,7 +86,7 @@ class SearchIndex(Tables, sql=("search.sql", "{backend}/search.sql")):
     async def catch_up(
         self, *, seconds: float | None = None, user_id: str | None = None, session_id: str | None = None
     ) -> bool:
-        """Index new messages (of one user, of one session) for at most `seconds`; return True if none is left.
+        """Index new messages (of one user, or of one session) for at most `seconds`; return True if none are left.
 
         A session whose row is locked is left for the next call.
         """
@@ -98,17 +103,17 @@ class SearchIndex(Tables, sql=("search.sql", "{backend}/search.sql")):
                 return False
 
     async def unindexed(self, *, user_id: str | None = None, session_id: str | None = None) -> int:
-        """Return the number of messages (of one user, of one session) that are not indexed yet."""
+        """Return the number of messages (of one user, or of one session) that are not indexed yet."""
         place = {"user_id": user_id, "session_id": session_id}
         [(messages,)] = await self._driver.fetch(self._sql["unindexed"], place)
         return int(messages)
 
     async def _index(self, behind: Sequence[_Behind], locked: set[str], *, deadline: float) -> bool:
-        """Index the messages of sessions step by step; return False if the time is over."""
+        """Index the messages of sessions step by step; return False if the deadline passes before all are indexed."""
         waiting = list(behind)
         while waiting:
             count = _step_sessions(waiting)
-            # Hold the lock only for one step, because a search must not wait until another task has indexed a whole
+            # Hold the lock for one step only, so that no search has to wait until another task has indexed a whole
             # import.
             async with self._turn:
                 left = await self._try_step(waiting[:count], locked)
@@ -118,7 +123,7 @@ class SearchIndex(Tables, sql=("search.sql", "{backend}/search.sql")):
         return True
 
     async def _try_step(self, sessions: Sequence[_Behind], locked: set[str]) -> list[_Behind]:
-        """Index the next messages of sessions; add locked ones to `locked`; return the sessions that have more."""
+        """Index the next messages of sessions, and add locked sessions to `locked`; return sessions that have more."""
         try:
             return await self._step(sessions)
         except RowLocked:
@@ -130,9 +135,11 @@ class SearchIndex(Tables, sql=("search.sql", "{backend}/search.sql")):
     async def search(
         self, query: str, *, limit: int, user_id: str | None = None, session_id: str | None = None, after: int = 0
     ) -> list[SearchHit]:
-        """Return messages with all words of a query, best first, of one user or after a `seq` of one session if given.
+        """Return up to `limit` messages that contain all words of a query, best first.
 
-        Only the newest 2,000 matches are ranked. Words of one or two characters alone are not ranked on SQLite.
+        With a `user_id`, only that user's sessions are searched; with a `session_id`, only that session after the `seq`
+        `after`. Only the newest 2,000 matches are ranked. On SQLite, matches are not ranked if all words have only one
+        or two characters.
 
         Raises:
             StoreUnavailable: the search takes longer than 5 seconds, including the wait for other searches.
@@ -156,7 +163,7 @@ class SearchIndex(Tables, sql=("search.sql", "{backend}/search.sql")):
     async def _search_terms(
         self, connection: Connection, terms: Sequence[str], place: Parameters, limit: int
     ) -> list[Row]:
-        """Search by fingerprints of the terms; texts are dropped if only their fingerprints match."""
+        """Search by fingerprints of the terms; texts of which only the fingerprints match are dropped."""
         if not terms:
             return []
         whose = "found" if place["user_id"] is None else "found_of_user"
@@ -198,7 +205,7 @@ class SearchIndex(Tables, sql=("search.sql", "{backend}/search.sql")):
         return [next(weights, _COMMON) if len(word) >= TRIGRAM else _COMMON for word in words]
 
     async def _step(self, sessions: Sequence[_Behind]) -> list[_Behind]:
-        """Index the next messages of sessions in one transaction; return the sessions with messages left to index.
+        """Index the next messages of sessions in one transaction; return the sessions with messages that are left.
 
         A session that another process has changed meanwhile is skipped.
         """
@@ -222,7 +229,7 @@ class SearchIndex(Tables, sql=("search.sql", "{backend}/search.sql")):
 
 
 class _Behind(NamedTuple):
-    """A session with messages after `after`, up to `last_seq`, that are not indexed."""
+    """A session whose messages after `after`, up to `last_seq`, are not indexed."""
 
     session_id: str
     after: int
@@ -258,13 +265,13 @@ class _Step(NamedTuple):
 
 
 def _step_sessions(waiting: Sequence[_Behind]) -> int:
-    """Return the number of sessions to index in one step: several short ones share the time of one transaction."""
+    """Return the number of sessions to index in one step; short sessions share a step, and thus a transaction."""
     messages = list(accumulate(session.messages for session in waiting))
     return max(1, bisect_right(messages, _STEP_MESSAGES))
 
 
 def _in_budget(sessions: Sequence[_Behind], found: Sequence[Sequence[Row]]) -> list[_Step]:
-    """Return the steps for the first texts that fit into one transaction, by session; at least one message."""
+    """Return steps, by session, for the first texts that fit into one transaction; the result has at least one text."""
     steps: list[_Step] = []
     room = _STEP_CHARACTERS
     for session, texts in zip(sessions, found, strict=True):
@@ -282,7 +289,7 @@ def _in_budget(sessions: Sequence[_Behind], found: Sequence[Sequence[Row]]) -> l
 
 
 def _indexed_rows(steps: Sequence[_Step]) -> list[str]:
-    """Return for each step its messages as JSON: `seq`, document for the index, and fingerprints of the terms."""
+    """Return the messages of each step as JSON: `seq`, document for the index, and fingerprints of the terms."""
     return [
         json.dumps(
             [{"seq": row[0], "document": row[3], "terms": fingerprints(search_terms(row[2]))} for row in step.texts],

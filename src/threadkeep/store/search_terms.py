@@ -1,4 +1,4 @@
-"""Search terms of a text: words and pairs of characters; their fingerprints and patterns; and trigrams."""
+"""Search terms of a text (words and pairs of characters), their fingerprints and patterns, and trigrams."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ _UNSPACED = re.compile(
 
 
 def search_terms(text: str) -> Sequence[str]:
-    """Return the words of a text, for scripts without spaces the pairs of characters; each once, in order."""
+    """Return the words of a text, and pairs of characters for scripts without spaces; each once, in order."""
     return list(dict.fromkeys(_terms(clean_text(text).lower())))
 
 
 def fingerprints(terms: Iterable[str]) -> list[int]:
-    """Return two-byte fingerprints of terms. Two terms may have the same one, so check matches in the texts."""
+    """Return two-byte fingerprints of terms. Two terms may have equal ones, so matches must be checked in the texts."""
     return sorted({(crc32(term.encode()) * _SPREAD >> 16 & 0xFFFF) - 0x8000 for term in terms})
 
 
@@ -72,7 +72,7 @@ def _short(term: str) -> list[str]:
 
 @cache
 def _capitals() -> Mapping[str, str]:
-    """Return for each character the others with the same lower case: capitals, and signs like that for Kelvin."""
+    """Return the other characters with the same lower case as a character: capitals, and signs like that for Kelvin."""
     found: defaultdict[str, str] = defaultdict(str)
     for char in map(chr, range(_CASED)):
         for lowered in {*char.lower()} - {char}:
@@ -91,7 +91,7 @@ _AVERAGE_CHARACTERS = 500
 
 
 def relevance(text: str, words: str) -> float | None:
-    """Return the score of a text for `relevance_words`, without regard to case; None if the text lacks a word."""
+    """Return the score of a text for `relevance_words`, ignoring case; None if the text lacks one of the words."""
     folded = text.casefold()
     damping = _SATURATION * (1 - _LENGTH_SHARE + _LENGTH_SHARE * len(folded) / _AVERAGE_CHARACTERS)
     score = 0.0

@@ -1,8 +1,8 @@
-"""The spool: files for turns that the database did not accept, written before the caller gets a reply.
+"""The spool: files for turns that the database did not accept. They are written before the caller gets a reply.
 
-Each process has its own file and locks it as long as it lives. The files of dead processes are unlocked; the next
-process that starts takes them over and writes their turns to the database. Each unreadable line is kept in a separate
-file until a person repairs or drops it.
+Each process has its own file, which it locks as long as it lives. The files of dead processes are unlocked; the next
+process that starts takes them over and writes their turns to the database. Each unreadable line is moved to a separate
+file, where it stays until a person repairs or drops it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _LINE_SUFFIX = ".line"
 
 @dataclass(frozen=True)
 class DamagedTurn:
-    """An unreadable line of `size` bytes. `path` is its separate file, or the spool file that still contains it.
+    """An unreadable line of `size` bytes. `path` is its separate file, or the spool file if that still contains it.
 
     `entry_id` is a digest of the bytes, so the same line has the same id in any file.
     """
@@ -76,7 +76,7 @@ def damaged_turns(folder: Path) -> list[DamagedTurn]:
 
 
 def damaged_lines(path: Path, lines: Iterable[bytes]) -> list[DamagedTurn]:
-    """Return the given unreadable lines of a spool file that was not taken over yet."""
+    """Return the given unreadable lines of a spool file that no process has taken over yet."""
     changed_at = _time(path.stat().st_mtime)
     return [DamagedTurn(damaged_id(line), path, len(line), changed_at) for line in lines]
 
@@ -113,7 +113,7 @@ _LOOK_SECONDS = 0.005
 class PendingTurn:
     """A turn that waits to be stored. `error` is the class name of the last error; `tries` counts only this process.
 
-    `namespace` is the conversation's namespace in the graph store, if an agent stores the conversation there.
+    If an agent stores the conversation in a graph store, `namespace` is the conversation's namespace there.
     """
 
     entry_id: str
@@ -144,7 +144,7 @@ class SpoolFile:
         """Create a file for this process."""
         make_private_folder(folder)
         path = folder / f"{uuid7()}{_SUFFIX}"
-        # Lock the file before it gets its final name; otherwise a starting process could take it over.
+        # Lock the file before it gets its final name; otherwise a process that starts could take it over.
         unnamed = path.with_suffix(".new")
         descriptor = os.open(unnamed, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -211,7 +211,7 @@ class SpoolFile:
         entry.file = self
 
     def renew(self, entry: PendingTurn) -> None:
-        """Write a pending turn again that has changed; do nothing if it was stored or dropped."""
+        """Write a changed pending turn to the file again; do nothing if it has been stored or dropped meanwhile."""
         if entry.entry_id in self._open_entries:
             self.keep(entry)
 
@@ -220,7 +220,7 @@ class SpoolFile:
         self._append({"failed": entry.entry_id, "error": entry.error})
 
     def done(self, entry: PendingTurn) -> None:
-        """Mark a turn as stored or dropped; empty the file if nothing is left."""
+        """Mark a turn as stored or dropped; empty the file if no turns or unreadable lines are left."""
         self._open_entries.discard(entry.entry_id)
         if self._open_entries or self._has_unreadable:
             self._append({"done": entry.entry_id})
@@ -241,7 +241,7 @@ class SpoolFile:
         os.close(self._descriptor)
 
     def abandon(self) -> None:
-        """Close a file that was removed or replaced; whatever is at its path now stays."""
+        """Close a file that was removed or replaced; if another file is at its path now, that file stays."""
         os.close(self._descriptor)
 
     def _append(self, line: dict[str, Any]) -> None:
@@ -280,13 +280,13 @@ def in_use(path: Path) -> bool:
 
 
 def _own(descriptor: int) -> bool:
-    """Lock a file exclusively; wait while other processes only check it; return False if it has an owner."""
+    """Lock a file exclusively; return False if it has an owner. Wait while other processes only check the file."""
     for _ in range(_LOOKS):
         if lock_at_once(descriptor, fcntl.LOCK_EX):
             return True
         if not lock_at_once(descriptor, fcntl.LOCK_SH):
             return False
-        # Here another process has a shared lock, which it takes only for a check; the lock of an owner is exclusive.
+        # Another process has a shared lock, which it takes only for a check; an owner's lock would be exclusive.
         time.sleep(_LOOK_SECONDS)
     return False
 
@@ -312,8 +312,8 @@ def read_entries(path: Path) -> list[PendingTurn]:
 def read_spool(path: Path, *, cut_off: bool = False) -> SpoolContent:
     """Return the content of a file, without locking it.
 
-    An incomplete last line is skipped, because the file's process may still write it; with `cut_off`, it counts as
-    unreadable.
+    An incomplete last line is skipped, because the process that owns the file may still be writing it; with `cut_off`,
+    the line counts as unreadable.
     """
     try:
         *lines, rest = path.read_bytes().split(b"\n")

@@ -32,7 +32,7 @@ from threadkeep.store.sqlite_connection import (
 from threadkeep.store.statements import load_statements
 
 SHARES_MEMORY: Final = sqlite3.sqlite_version_info >= (3, 36)
-"""True if this SQLite lets connections share a database in memory by its name."""
+"""True if this version of SQLite lets connections open the same database in memory, by its name."""
 
 _READERS = 4
 _STOP_SECONDS = 0.01
@@ -46,8 +46,8 @@ _PAGE_BYTES = 4096
 class SqliteDriver(Driver):
     """A SQLite database in a file, or in memory if there is no path.
 
-    A database in memory has a single connection, which serves one caller at a time. Drivers with the same `memory_name`
-    in one process share a database.
+    A database in memory has a single connection, which serves one caller at a time. In one process, drivers with the
+    same `memory_name` share a database.
     """
 
     backend: Final[Backend] = "sqlite"
@@ -73,7 +73,7 @@ class SqliteDriver(Driver):
             await asyncio.to_thread(self._file.check)
 
     def reading(self) -> AbstractAsyncContextManager[SqliteConnection]:
-        """Lend a connection for reading; if the caller is cancelled, its statement is interrupted."""
+        """Lend a connection for reading. If the caller is cancelled, the connection's statement is interrupted."""
         if self._path is None:
             return self._reading_memory()
         return _Lent(self.take_reader, self.give_reader)
@@ -110,7 +110,7 @@ class SqliteDriver(Driver):
 
     @asynccontextmanager
     async def writing(self, *, lock_timeout_seconds: float | None = None) -> AsyncIterator[SqliteConnection]:
-        """Lend a connection in a write transaction; of the lock timeouts, only 0 has an effect: it means no limit."""
+        """Lend a connection in a write transaction. A lock timeout of 0 means no limit; other values have no effect."""
         async with _Lent(self.take_writer, self.give_writer) as connection:
             await _begin(connection, for_ever=lock_timeout_seconds == 0)
             yield connection
@@ -179,10 +179,10 @@ class SqliteDriver(Driver):
         return self._writer
 
     async def _roll_back(self, connection: SqliteConnection) -> None:
-        """Roll back the transaction; if that fails, close the connection, so that the next writer opens another one.
+        """Roll back the transaction; if that fails, close the connection, so that the next writer opens a new one.
 
         Roll back even if no transaction seems open: the BEGIN of a cancelled caller may still be queued in the
-        connection's thread, and the rollback runs after it.
+        connection's thread, where the rollback then follows it.
         """
         try:
             await asyncio.shield(connection.raw.rollback())
@@ -199,7 +199,7 @@ class SqliteDriver(Driver):
 
 
 class _Lent:
-    """A context manager that lends a connection; a generator-based one would make a short read a tenth slower."""
+    """A context manager that lends a connection; it is a class, because a generator would make short reads slower."""
 
     def __init__(
         self,
@@ -222,7 +222,7 @@ class _Lent:
 async def open_sqlite(
     path: Path | None, options: StoreOptions, *, autocommit: bool = True, read_only: bool = False
 ) -> AsyncIterator[aiosqlite.Connection]:
-    """Open a separate connection to a file (or a database in memory), for libraries such as LangGraph's."""
+    """Open a separate connection to a file (or a database in memory), for other libraries such as LangGraph."""
     with translated():
         raw = await _open(_Connector(path, options, autocommit=autocommit, read_only=read_only))
     try:
@@ -232,7 +232,7 @@ async def open_sqlite(
 
 
 class RollbackLock(asyncio.Lock):
-    """A lock for LangGraph's classes on a connection: a block that fails or is cancelled is rolled back at its end.
+    """A lock for LangGraph's classes on a connection. When its block fails or is cancelled, it rolls back.
 
     LangGraph leaves the transaction of such a block open, and an open transaction can lock the file for all others.
     """
@@ -332,7 +332,7 @@ async def _open_file(connection: aiosqlite.Connection) -> aiosqlite.Connection:
 
 
 async def _begin(connection: SqliteConnection, *, for_ever: bool) -> None:
-    """Begin a write transaction, which locks the file; with `for_ever`, try again after each timeout."""
+    """Begin a write transaction, which locks the file; with `for_ever`, try again after each lock timeout."""
     while True:
         try:
             with translated():
@@ -345,7 +345,7 @@ async def _begin(connection: SqliteConnection, *, for_ever: bool) -> None:
 
 
 async def _to_its_end(work: Coroutine[object, object, None]) -> None:
-    """Wait until `work` is done, even if cancelled meanwhile, because the next caller must get an idle connection."""
+    """Wait until `work` is done, even if this task is cancelled, because the next caller needs an idle connection."""
     task = asyncio.ensure_future(work)
     while not task.done():
         with suppress(asyncio.CancelledError):
@@ -365,7 +365,7 @@ async def _stop(raw: aiosqlite.Connection) -> None:
 
 
 async def _switch_to_wal(raw: aiosqlite.Connection, seconds: float) -> None:
-    """Turn WAL mode on; retry for `seconds`, because SQLite does not wait for the lock in this case."""
+    """Turn WAL mode on; retry for up to `seconds`, because here SQLite itself does not wait for the lock."""
     deadline = asyncio.get_running_loop().time() + seconds
     while True:
         try:

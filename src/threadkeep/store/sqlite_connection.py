@@ -47,7 +47,7 @@ class SqliteConnection:
         return await self.run(Batch(statements, []))
 
     async def run(self, batch: Batch) -> list[list[Row]]:
-        """Execute a batch in the connection's thread; return the rows of each of its statements."""
+        """Execute a batch in the connection's thread; return the rows of each statement."""
         with translated():
             await self.raw.execute("", batch)
         return batch.rows
@@ -61,8 +61,8 @@ class SqliteConnection:
 def read_only_uri(path: Path) -> str:
     """Return the SQLite URI that opens a file for reading only.
 
-    A file that this process cannot write and that has no WAL is opened as immutable, because SQLite could not create a
-    WAL. It has no writer.
+    A file without a WAL that this process cannot write is opened as immutable, because SQLite could not create a WAL.
+    Such a file has no writer.
     """
     wal = path.with_name(path.name + "-wal")
     immutable = is_read_only(path) and not (wal.exists() and wal.stat().st_size)
@@ -83,7 +83,7 @@ class Batch(NamedTuple):
     wait_seconds: float | None = None
 
     def store(self, connection: sqlite3.Connection) -> sqlite3.Cursor:
-        """Execute the statements; the caller must roll back a transaction that fails."""
+        """Execute the statements; if one fails, the caller must roll back the transaction."""
         if self.begins:
             begin(connection, self.wait_seconds)
         for sql, parameters in self.statements:
@@ -106,7 +106,7 @@ class SqliteTransaction:
         return await self._connection.run(Batch(statements, [], begins, wait_seconds=seconds_left()))
 
     async def commit(self, statements: Sequence[Statement], beside: Sequence[Statement] = ()) -> list[list[Row]]:
-        """Execute the last statements and commit; return the rows of each."""
+        """Execute the last statements and commit; return the rows of each statement."""
         every = [*statements, *beside]
         rows = await self._connection.run(Batch(every, [], not self.is_open, True, seconds_left()))
         self.is_open = False
@@ -114,7 +114,7 @@ class SqliteTransaction:
 
 
 def begin(connection: sqlite3.Connection, wait_seconds: float | None) -> None:
-    """Begin a write transaction; wait for the lock up to the connection's timeout, or `wait_seconds` if shorter.
+    """Begin a write transaction; wait for the lock up to `wait_seconds`, at most the connection's timeout.
 
     Raises:
         DatabaseFileReplaced: the file was removed or replaced.
@@ -135,8 +135,8 @@ def begin(connection: sqlite3.Connection, wait_seconds: float | None) -> None:
 class Group(NamedTuple):
     """A group of new turns, passed to aiosqlite in place of a statement's parameters.
 
-    Afterwards, `counted` has the new `last_seq` of each session, and `rows` the rows of the statements `before` and
-    `after`.
+    After `store`, `counted` maps each session id to its new `last_seq`, and `rows` has the results of the statements
+    `before` and `after` of `turns`.
     """
 
     sql: Mapping[str, str]
@@ -194,7 +194,7 @@ class OpenFile(NamedTuple):
 
     @classmethod
     def of(cls, path: Path) -> OpenFile | None:
-        """Return the file at a path; None if there is none."""
+        """Return the file that is now at a path; None if there is none."""
         try:
             found = path.stat()
         except FileNotFoundError:
@@ -256,13 +256,13 @@ _CURES = (
 
 
 def sqlite_errors(*others: type[Exception]) -> tuple[type[Exception], ...]:
-    """Return `others` and the base class of SQLite's errors, also that of SQLCipher's if it was imported."""
+    """Return `others`, the base class of SQLite's errors, and (if it was imported) that of SQLCipher's errors."""
     cipher = sys.modules.get("sqlcipher3.dbapi2")
     return (*others, sqlite3.Error) if cipher is None else (*others, sqlite3.Error, cipher.Error)
 
 
 class translated:  # noqa: N801 - used like a function, as the classes in contextlib
-    """A context manager that translates the errors of SQLite into Threadkeep's errors, each with a cure."""
+    """A context manager that translates SQLite's errors into Threadkeep's errors, each with advice."""
 
     def __enter__(self) -> None:
         """Begin the block."""

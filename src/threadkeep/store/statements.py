@@ -1,4 +1,4 @@
-"""The SQL of this package: named statements in `.sql` files, most of them the same for SQLite and PostgreSQL."""
+"""The SQL of this package: named statements in `.sql` files, most of which are the same for SQLite and PostgreSQL."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ROW = re.compile(r"^VALUES \((?P<row>[^()]*)\)$", re.MULTILINE)
 
 @cache
 def load_statements(*paths: str) -> Mapping[str, str]:
-    """Return the statements in files below `sql/`, by name. `-- include: x` inserts the earlier statement `x`."""
+    """Return the statements in files below `sql/`, by name; `-- include: x` inserts the statement `x` from above."""
     found: dict[str, str] = {}
     for path in paths:
         text = files("threadkeep.store").joinpath("sql", *path.split("/")).read_text(encoding="utf-8")
@@ -49,13 +49,13 @@ def for_rows(sql: str, count: int) -> str:
 
 
 def row_parameters(rows: Sequence[Mapping[str, object]]) -> dict[str, object]:
-    """Return the parameters of a statement from `for_rows`; `rows` has one mapping per row."""
+    """Return the parameters of a statement that `for_rows` returned; `rows` has one mapping per row."""
     return {f"{name}_{i}": value for i, row in enumerate(rows) for name, value in row.items()}
 
 
 @lru_cache(maxsize=1024)
 def for_psycopg(sql: str) -> str:
-    """Return a statement in psycopg's form, in which `:name` is written `%(name)s`."""
+    """Return a statement in psycopg's notation, in which `:name` becomes `%(name)s`."""
     return _PARAMETER.sub(r"%(\1)s", sql.replace("%", "%%"))
 
 

@@ -17,7 +17,7 @@ from threadkeep.store.statements import ClockedTables
 class Uncovered:
     """The messages of a session without a summary: those after `after_seq`, up to the session's `last_seq`.
 
-    `after_seq` is the end of the last summary, reset or archive, whichever is latest.
+    `after_seq` is the end of the last summary, the last reset or the archive, whichever is latest.
 
     `messages` and `tokens` count only active user and assistant messages.
     """
@@ -49,7 +49,7 @@ class Summaries(ClockedTables, sql=("summaries.sql", "{backend}/sessions.sql")):
     """
 
     async def active(self, session_id: str, *, user_id: str | None = None) -> list[Summary]:
-        """Return the active summaries, oldest first: not merged into another, and after the last reset."""
+        """Return the active summaries (not merged into another, and after the last reset), oldest first."""
         return await self._fetch("active", session_id, user_id=user_id)
 
     async def all_of(self, session_id: str, *, user_id: str | None = None) -> list[Summary]:
@@ -57,17 +57,17 @@ class Summaries(ClockedTables, sql=("summaries.sql", "{backend}/sessions.sql")):
         return await self._fetch("all", session_id, user_id=user_id)
 
     async def of_messages(self, session_id: str, first_seq: int, last_seq: int, limit: int) -> list[Summary]:
-        """Return the first `limit` summaries made directly of messages in a range, even if they were merged since."""
+        """Return the first `limit` summaries made directly of messages in a range, including those merged since."""
         between = {"first_seq": first_seq, "last_seq": last_seq, "limit": limit}
         return await self._fetch("of_messages", session_id, **between)
 
     async def newest_of_messages(self, session_id: str, first_seq: int, last_seq: int, limit: int) -> list[Summary]:
-        """Return the last `limit` summaries made directly of messages in a range, even if merged since, in order."""
+        """Return the last `limit` summaries made directly of messages in a range, even if merged since; in order."""
         between = {"first_seq": first_seq, "last_seq": last_seq, "limit": limit}
         return (await self._fetch("newest_of_messages", session_id, **between))[::-1]
 
     async def merged(self, session_id: str, upto_seq: int, limit: int) -> dict[str, list[Summary]]:
-        """Return the newest merged summaries up to a `seq`, by the id of the summary into which they were merged."""
+        """Return the newest `limit` merged summaries up to a `seq`, by the id of the summary that they are now in."""
         parameters = {"session_id": session_id, "upto_seq": upto_seq, "limit": limit}
         rows = await self._driver.fetch(self._sql["merged"], parameters)
         found: dict[str, list[Summary]] = {}
@@ -76,7 +76,7 @@ class Summaries(ClockedTables, sql=("summaries.sql", "{backend}/sessions.sql")):
         return found
 
     async def for_export(self, session_id: str, *, view: View = "active") -> list[ArchivedSummary]:
-        """Return the active summaries, with their numbers and ids of messages in the view that is exported."""
+        """Return the active summaries, each with the number and the outer ids of its messages in the exported view."""
         parameters = {"session_id": session_id, "history": view == "history"}
         rows = await self._driver.fetch(self._sql["for_export"], parameters)
         return [ArchivedSummary(summary_of(row[:10]), *row[10:]) for row in rows]
@@ -112,12 +112,12 @@ class Summaries(ClockedTables, sql=("summaries.sql", "{backend}/sessions.sql")):
             return await add_summary(connection, self._sql, summary, frozenset(replaces), now=self._clock())
 
     async def uncovered(self, session_id: str) -> Uncovered:
-        """Return the range without a summary since the last reset and archive; only this part is read."""
+        """Return the range without a summary since the last reset and archive; messages before it are not read."""
         rows = await self._driver.fetch(self._sql["uncovered"], {"session_id": session_id})
         return Uncovered(*(int(value) for value in rows[0])) if rows else Uncovered()
 
     async def claim(self, session_id: str, purpose: str, owner: str, seconds: float) -> bool:
-        """Claim work on a session for some seconds; return False if another process has it or without the session."""
+        """Claim work on a session for some seconds; return False if another process has it, or there is no session."""
         now = self._clock()
         parameters = {
             "session_id": session_id,
@@ -132,7 +132,7 @@ class Summaries(ClockedTables, sql=("summaries.sql", "{backend}/sessions.sql")):
             return await connection.execute(self._sql["claim"], parameters) > 0
 
     async def release(self, session_id: str, purpose: str, owner: str) -> None:
-        """Release a claim; do nothing if another process has it."""
+        """Release a claim; do nothing if another process has the claim."""
         parameters = {"session_id": session_id, "purpose": purpose, "owner": owner}
         await self._driver.write([(self._sql["release"], parameters)])
 
@@ -154,7 +154,7 @@ async def add_summary(
     if replaces:
         fits = _is_union(summary, [row for row in ranges if row[0] in replaces], len(replaces))
     else:
-        # There may be archived messages before the summary that no summary covers.
+        # Before the summary, there may be archived messages that are in no summary.
         lowest = ranges[-1][2] if ranges else reset_seq
         highest = max(lowest, archived_seq)
         fits = lowest < summary.first_seq <= highest + 1 and summary.last_seq <= last_seq

@@ -1,4 +1,4 @@
-"""Supersedes messages and branches sessions in the tables, inside a transaction of the caller."""
+"""Supersedes messages and branches sessions in the tables, inside a transaction that the caller has begun."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class _Span:
 
 
 class SupersedingWriter:
-    """A writer that supersedes messages and updates the data derived from them, and that branches sessions."""
+    """A writer that supersedes messages, updates the data derived from them, and branches sessions."""
 
     def __init__(self) -> None:
         self._sql = load_statements("transcripts.sql", "superseding.sql")
@@ -52,7 +52,7 @@ class SupersedingWriter:
     async def supersede(
         self, connection: Connection, superseding: Superseding, new: Prepared | None, *, now: str
     ) -> Superseded:
-        """Supersede messages and store `new`, if given. Raises the errors of `Transcripts.supersede`."""
+        """Supersede messages and store `new`, if it is given. Raises the errors of `Transcripts.supersede`."""
         place = {"session_id": superseding.session_id}
         held = await connection.fetch(self._sql["hold"], place)
         if held and superseding.user_id not in (None, held[0][0]):
@@ -85,9 +85,9 @@ class SupersedingWriter:
     async def supersede_after(
         self, connection: Connection, session_id: str, seq: int, *, now: str
     ) -> tuple[int, int] | None:
-        """Supersede all active messages after a `seq`; other writers of the session must wait for the transaction.
+        """Supersede all active messages after a `seq`; other writers of the session wait until the transaction ends.
 
-        Return the session's earlier `last_seq` and `revision`; None if it does not exist.
+        Return the session's previous `last_seq` and `revision`; None if the session does not exist.
         """
         held = await connection.fetch(self._sql["hold"], {"session_id": session_id})
         between = {"session_id": session_id, "first_seq": seq + 1, "last_seq": END}
@@ -113,7 +113,7 @@ class SupersedingWriter:
         await connection.execute(self._sql["refresh_session"], known)
 
     async def _title(self, connection: Connection, between: dict[str, object], seqs: frozenset[int]) -> str | None:
-        """Return the session's title after these messages were superseded; a title made from one of them changes."""
+        """Return the session's title after these messages were superseded; one made from these messages is replaced."""
         title: str | None = (await connection.fetch(self._sql["hold"], between))[0][1]
         users = await connection.fetch(self._sql["superseded_users"], between)
         # Other messages in the range may have been superseded before.
@@ -127,11 +127,11 @@ class SupersedingWriter:
         return await self._shortened(connection, "first_user", str(place["session_id"]), TITLE_CHARACTERS)
 
     async def forget_derived(self, connection: Connection, session_id: str, first_seq: int, last_seq: int) -> None:
-        """Deactivate summaries, and delete anchors, tool calls and vectors, of a `seq` range, both ends included."""
+        """Deactivate summaries and delete anchors, tool calls and vectors of a `seq` range, both ends included."""
         between = {"session_id": session_id, "first_seq": first_seq, "last_seq": last_seq}
         withdrawn = [row[0] for row in await connection.fetch(self._sql["withdraw_summaries"], between)]
         while withdrawn:
-            # The parts of a merged summary become active again, if they end before the superseded messages.
+            # The parts of a merged summary become active again if they end before the first superseded message.
             part = {"session_id": session_id, "id": withdrawn.pop()}
             for part_id, part_end in await connection.fetch(self._sql["parts_of_summary"], part):
                 by = None if part_end < first_seq else part_id
@@ -167,7 +167,7 @@ class SupersedingWriter:
         await connection.execute(self._sql["name_branch"], known)
 
     async def _superseded_at(self, connection: Connection, place: dict[str, object]) -> str | None:
-        """Return when the message at a `seq` was superseded, or None. Raises `InvalidInput` if there is no message."""
+        """Return when the message at a `seq` was superseded; None if it is active. Raises `InvalidInput` without it."""
         places = await connection.fetch(self._sql["place_at"], place)
         if not places:
             raise no_message_at(place["session_id"], place["at"])
@@ -180,7 +180,7 @@ class SupersedingWriter:
         return None if first_seq is None else _Span(int(first_seq), int(last_seq))
 
     async def _named(self, connection: Connection, superseding: Superseding, last_seq: int) -> _Span | Superseded:
-        """Return the range that a message id and the scope select, or the earlier result if the call is repeated."""
+        """Return the range that the message id and scope select, or the result of an identical earlier call."""
         session_id, message_id = superseding.session_id, str(superseding.message_id)
         message = await self._message(connection, session_id, message_id)
         if message is None:
@@ -219,7 +219,7 @@ class SupersedingWriter:
 
 
 def done_before(superseding: Superseding, message: Message, version: Message | None) -> Superseded | None:
-    """Return the result if an earlier call has done the same; None if the messages are not superseded yet.
+    """Return the result if an earlier call did the same; None if the messages are not superseded yet.
 
     `message` is the message that the call names; `version` is the stored message that has the id of the new version.
 

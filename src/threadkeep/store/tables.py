@@ -48,7 +48,7 @@ from threadkeep.store.transcripts import (
 
 _ANSWER_REACH = 10_000
 _KEYS_AT_ONCE = 500
-# The statements in this order; SQLite or PostgreSQL omits the statements that it does not need.
+# The statements are executed in this order; those that SQLite or PostgreSQL does not need are omitted there.
 _DELETION = (
     "hold_runs",
     "delete_runs",
@@ -92,7 +92,7 @@ class TableTranscripts:
     async def append_joined(
         self, turn: Turn, join: Callable[[Sequence[Message]], Joined | None]
     ) -> tuple[Receipt, Sequence[list[Row]]]:
-        """Store a new turn and execute the statements of `join`, in one transaction; return the receipt and their rows.
+        """Store a new turn and execute the statements of `join` in one transaction; return the receipt and their rows.
 
         `join` gets the messages as they will be stored, and returns the statements, or None if they are too large.
 
@@ -112,7 +112,7 @@ class TableTranscripts:
     async def _append_instead(
         self, prepared: PreparedTurn, seq: int, seen: tuple[int, int] | None
     ) -> tuple[Receipt, Sequence[list[Row]]]:
-        """Supersede the messages after a `seq` and store the turn in their place, in one transaction."""
+        """Supersede the messages after a `seq` and store the turn instead of them, in one transaction."""
         async with self._driver.writing() as connection:
             found = await self._superseding.supersede_after(connection, prepared.turn.session_id, seq, now=prepared.now)
             if seen not in (None, found):
@@ -132,7 +132,7 @@ class TableTranscripts:
         user_id: str | None = None,
         view: View = "active",
     ) -> Page:
-        """Return the newest messages before a `seq`, oldest first."""
+        """Return up to `limit` of the newest messages before the `seq` `before`, oldest first."""
         if limit <= 0:
             return Page((), None)
         # One extra row shows whether there is an older page; the first message need not have `seq` 1.
@@ -148,12 +148,12 @@ class TableTranscripts:
     async def recent(
         self, session_id: str, *, limit: int, before: int = END, after: int = 0, user_id: str | None = None
     ) -> Recent:
-        """Return the messages for a window, and the marks of their session."""
+        """Return the messages for a window, and the marks of their session; see `Recent`."""
         sql, parameters = self.recent_statement(session_id, limit=limit, before=before, after=after, user_id=user_id)
         async with self._driver.reading() as connection:
             rows = await connection.fetch(sql, parameters)
             if not rows:
-                # There are no messages since the reset, so read the marks from the session's row.
+                # There are no messages since the reset, so the marks are read from the session's row.
                 found = await connection.fetch(self._sql["session"], {"session_id": session_id, "user_id": user_id})
                 info = session_of(found[0]) if found else None
                 borders = (info.archived_seq, info.deleted_seq, info.revision) if info else ()
@@ -182,7 +182,7 @@ class TableTranscripts:
             return await connection.fetch_each(statements)
 
     async def find(self, session_id: str, message_id: str) -> Message | None:
-        """Return the message with an id, even if it is superseded; None if there is none."""
+        """Return the message with an id, even if it is superseded; None if there is no such message."""
         if clean_text(message_id) != message_id:
             return None
         rows = await self._driver.fetch(self._sql["message_with_id"], {"session_id": session_id, "id": message_id})
@@ -199,7 +199,7 @@ class TableTranscripts:
         return await self._messages("at_places", session_id, [{"seq": seq} for seq in sorted(set(places))])
 
     async def answers_to(self, session_id: str, question: Message) -> list[Message]:
-        """Return the complete answers to a stored question, in order; superseded ones only if it is superseded."""
+        """Return the complete answers to a stored question in order; superseded ones only for a superseded question."""
         key = {"session_id": session_id, "question": question.id, "run_id": question.run_id}
         followers = {**key, "after": question.seq or 0, "reach": _ANSWER_REACH}
         async with self._driver.reading() as connection:
@@ -213,7 +213,7 @@ class TableTranscripts:
         return [message_of(row) for row in rows]
 
     async def tell(self, session_id: str, message_id: str) -> Message | None:
-        """Mark an answer, or the one that replaced it, as delivered to a caller; return it, None if it is missing."""
+        """Mark an answer, or the answer that replaced it, as delivered to a caller; return it, or None without one."""
         key: dict[str, object] = {"session_id": session_id, "id": message_id, "now": time_text(self._clock())}
         async with self._driver.writing() as connection:
             while not await connection.execute(self._sql["mark_told"], key):
@@ -245,7 +245,7 @@ class TableTranscripts:
             await self._superseding.branch(connection, branching, now=time_text(self._clock()))
 
     async def session(self, session_id: str, *, user_id: str | None = None) -> SessionInfo | None:
-        """Return the metadata of a session; None if it does not exist or is not this user's."""
+        """Return the metadata of a session; None if it does not exist or belongs to another user."""
         rows = await self._driver.fetch(self._sql["session"], {"session_id": session_id, "user_id": user_id})
         return session_of(rows[0]) if rows else None
 
@@ -254,7 +254,7 @@ class TableTranscripts:
         return await TableSessions(self._driver).sessions(query)
 
     async def change(self, session_id: str, changes: SessionChanges) -> None:
-        """Change fields of a session."""
+        """Change fields of a session; do nothing if it does not exist."""
         values: dict[str, object] = {}
         if changes.title is not None:
             values["set_title"] = clean_text(changes.title)
@@ -273,7 +273,7 @@ class TableTranscripts:
                 await connection.execute(self._sql[name], {"session_id": session_id, "value": value})
 
     async def reset(self, session_id: str, *, user_id: str | None = None, run_id: str | None = None) -> int | None:
-        """Let later windows begin after the existing messages; return the last `seq`, None without the session."""
+        """Let later windows begin after the stored messages; return the last `seq`, or None if nothing was reset."""
         async with self._driver.writing() as connection:
             if run_id is not None and not await may_change(connection, self._sql, session_id, run_id):
                 return None
@@ -295,7 +295,7 @@ class TableTranscripts:
         return PreparedTurn(turn, ready.messages, ready.columns, now, ready.cleaned)
 
     async def _messages(self, statement: str, session_id: str, keys: Sequence[Parameters]) -> list[Message]:
-        """Return the messages that a statement finds by its keys, of which 500 are queried at once."""
+        """Return the messages that a statement finds by its keys, up to 500 keys in one query."""
         found: list[Message] = []
         async with self._driver.reading() as connection:
             for start in range(0, len(keys), _KEYS_AT_ONCE):
@@ -324,7 +324,7 @@ def changing(session_id: str, run_id: str) -> Parameters:
 
 
 async def may_change(connection: Connection, sql: Mapping[str, str], session_id: str, run_id: str) -> bool:
-    """Lock a session, and return whether a run may reset it."""
+    """Lock a session; return True if the run may reset or delete it."""
     await connection.execute(sql["lock_session"], {"session_id": session_id})
     return bool(await connection.fetch(sql["changing"], changing(session_id, run_id)))
 
@@ -332,9 +332,9 @@ async def may_change(connection: Connection, sql: Mapping[str, str], session_id:
 async def delete_session(
     connection: Connection, sql: Mapping[str, str], session_id: str, *, run_id: str | None = None
 ) -> bool | None:
-    """Delete a session with all derived data and its agents' conversations; return False if it did not exist.
+    """Delete a session, all derived data and its agents' conversations; return False if it did not exist.
 
-    Return None if the run with `run_id` may not delete it.
+    Return None, and delete nothing, if the run `run_id` may not delete it.
     """
     key = {"session_id": session_id}
     there = await connection.execute(sql["lock_session"], key) > 0
@@ -344,7 +344,7 @@ async def delete_session(
             return None
         if found[0][0] is not None and not await connection.execute(sql["note_deletion"], noted):
             return None
-    # If the session did not exist, another transaction may have created and indexed it meanwhile; its index must stay.
+    # If the session did not exist, another transaction may have created and indexed it since; that index must stay.
     if there:
         for (child_id,) in await connection.fetch(sql["own_sessions"], key):
             await delete_session(connection, sql, child_id)

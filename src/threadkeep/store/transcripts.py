@@ -1,4 +1,4 @@
-"""The protocol of transcripts, and lists of sessions. This module imports little, so that listing starts fast."""
+"""The protocol of transcripts, and lists of sessions. This module imports little, so that a listing starts fast."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ type Cursor = tuple[datetime, str]
 
 @dataclass(frozen=True)
 class SessionQuery:
-    """A filter for a list of sessions: newest activity first, after the cursor, at most `limit`.
+    """A filter for a list of sessions. The list has at most `limit` sessions after the cursor, newest activity first.
 
-    `query` is a text in the title, the last message or the id, in upper or lower case. A session belongs to the channel
-    `telegram` if its id begins with `telegram:`.
+    `query` must be a part of the title, the last message or the id, in upper or lower case. A session belongs to the
+    channel `telegram` if its id begins with `telegram:`.
     """
 
     user_id: str | None = None
@@ -48,7 +48,7 @@ class Sessions(Protocol):
     """A source of lists of sessions: the tables, or a graph store."""
 
     async def sessions(self, query: SessionQuery) -> list[SessionInfo]:
-        """Return sessions, newest activity first."""
+        """Return one page of the sessions that match a query, newest activity first."""
 
 
 class TableSessions:
@@ -58,7 +58,7 @@ class TableSessions:
         self._driver = driver
 
     async def sessions(self, query: SessionQuery) -> list[SessionInfo]:
-        """Return sessions, newest activity first."""
+        """Return one page of the sessions that match a query, newest activity first."""
         updated_at, session_id = query.cursor or (None, _LAST_ID)
         parameters = {
             "user_id": query.user_id,
@@ -76,7 +76,7 @@ class TableSessions:
         return [session_of(row) for row in rows]
 
     async def are_all(self) -> bool:
-        """Return True if no agent has stored conversations of its own in a graph store."""
+        """Return True if no agent stores conversations of its own in a graph store; then the table has all sessions."""
         return not await self._driver.fetch(load_statements("conversation_layouts.sql")["layouts"], {})
 
 
@@ -100,10 +100,11 @@ END = 2**62
 
 
 class Marks(NamedTuple):
-    """Fields of a session of which at least one changes if stored messages change; an append changes none of them.
+    """Fields of a session that show whether stored messages have changed.
 
-    A session that is deleted and created again has another `created_at`. A restored session has its old `created_at`,
-    but `restored` changes whenever any session is restored.
+    Every such change alters at least one of them, but appending alters none. A session that is deleted and created
+    again has another `created_at`. A restored session has its old `created_at`, but `restored` changes whenever any
+    session is restored.
     """
 
     reset_seq: int
@@ -116,11 +117,11 @@ class Marks(NamedTuple):
 
 @dataclass(frozen=True)
 class Recent:
-    """The newest user and assistant messages, newest first: active, not archived, and since the last reset.
+    """The newest user and assistant messages, newest first, that are active, not archived, and after the last reset.
 
     `newest_user` is the newest user message, if it is older than all of `messages`; every window includes it. Messages
-    up to `archived_seq` are archived, those up to `deleted_seq` deleted. `revision` grows when stored messages change.
-    `marks` is None if the store has no marks or there are no messages.
+    up to `archived_seq` are archived, and messages up to `deleted_seq` are deleted. `revision` grows when stored
+    messages change. `marks` is None if the store has no marks or there are no messages.
     """
 
     messages: tuple[Message, ...]
@@ -141,8 +142,8 @@ ones of its run (`run`)."""
 class Superseding:
     """A request to supersede active messages: the `newest` ones, or those selected by `message_id` and `scope`.
 
-    `by` is appended as the new version of the message `message_id`; without `by` there is no new version. Messages
-    after `upto` stay unchanged.
+    `by` is appended as the new version of the message `message_id`; without `by`, there is no new version. Messages
+    whose `seq` is higher than `upto` stay unchanged.
     """
 
     session_id: str
@@ -156,9 +157,9 @@ class Superseding:
 
 @dataclass(frozen=True)
 class Superseded:
-    """The number of messages that were superseded, and the first and last `seq` of them; all are 0 if there are none.
+    """The number of messages that were superseded, and their first and last `seq`; all are 0 if there are none.
 
-    `messages` has the messages, oldest first, if the newest ones were requested. `by` is the new version as stored.
+    `messages` has these messages, oldest first, if a call requested the newest ones. `by` is the new version as stored.
     """
 
     count: int = 0
@@ -228,15 +229,15 @@ class Transcripts(Protocol):
         user_id: str | None = None,
         view: View = "active",
     ) -> Page:
-        """Return the newest messages before a `seq`, oldest first; none if the session does not exist."""
+        """Return the newest `limit` messages before the `seq` `before`, oldest first; none without the session."""
 
     async def recent(
         self, session_id: str, *, limit: int, before: int = END, after: int = 0, user_id: str | None = None
     ) -> Recent:
-        """Return the messages for a window between `after` and `before`, both excluded; see `Recent`."""
+        """Return the messages for a window from between `after` and `before`, both excluded; see `Recent`."""
 
     async def find(self, session_id: str, message_id: str) -> Message | None:
-        """Return the message with an id, even if it is superseded; None if there is none."""
+        """Return the message with an id, even if it is superseded; None if there is no such message."""
 
     async def with_ids(self, session_id: str, message_ids: Collection[str]) -> list[Message]:
         """Return the existing messages with these ids, including superseded ones, in order."""
@@ -245,10 +246,10 @@ class Transcripts(Protocol):
         """Return the existing messages with these `seq` values, including superseded ones, in order."""
 
     async def answers_to(self, session_id: str, question: Message) -> list[Message]:
-        """Return the complete answers to a stored question, in order; superseded ones only if it is superseded."""
+        """Return the complete answers to a stored question in order; superseded ones only for a superseded question."""
 
     async def tell(self, session_id: str, message_id: str) -> Message | None:
-        """Mark an answer, or the one that replaced it, as delivered to a caller; return it, None if it is missing."""
+        """Mark an answer, or the answer that replaced it, as delivered to a caller; return it, or None without one."""
 
     async def supersede(self, superseding: Superseding) -> Superseded:
         """Supersede messages in one transaction; `newest` of a missing session supersedes none.
@@ -277,18 +278,18 @@ class Transcripts(Protocol):
         """
 
     async def session(self, session_id: str, *, user_id: str | None = None) -> SessionInfo | None:
-        """Return the metadata of a session; None if it does not exist or is not this user's."""
+        """Return the metadata of a session; None if it does not exist or belongs to another user."""
 
     async def sessions(self, query: SessionQuery) -> list[SessionInfo]:
-        """Return sessions, newest activity first."""
+        """Return one page of the sessions that match a query, newest activity first."""
 
     async def change(self, session_id: str, changes: SessionChanges) -> None:
         """Change fields of a session; do nothing if it does not exist."""
 
     async def reset(self, session_id: str, *, user_id: str | None = None, run_id: str | None = None) -> int | None:
-        """Let later windows begin after the existing messages; return the last `seq`, None without the session.
+        """Let later windows begin after the stored messages; return the last `seq`, or None if nothing was reset.
 
-        With a `run_id`, do nothing unless that run is being executed.
+        With a `run_id`, nothing is reset unless that run is being executed.
         """
 
     async def delete(self, session_id: str, *, run_id: str | None = None) -> bool | None:

@@ -1,4 +1,4 @@
-"""LangGraph's checkpointers with Threadkeep's errors, so that runs can tell an outage from a bug."""
+"""LangGraph checkpointers that raise Threadkeep's errors, so that runs can tell an outage from a bug."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class TranslatingSaver(BaseCheckpointSaver[str]):
     translated: ClassVar[Callable[[], AbstractContextManager[None]]]
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
-        """Return the newest checkpoint of a LangGraph thread, or the one that `config` names; None if there is none."""
+        """Return the checkpoint that `config` names, or the newest one of its thread; None if there is none."""
         with type(self).translated():
             return await super().aget_tuple(config)
 
     async def aget_delta_channel_history(self, **asked: Any) -> Mapping[str, DeltaChannelHistory]:
-        """Return the writes from which graph channels are rebuilt that are not stored in full in a checkpoint."""
+        """Return the writes that rebuild those graph channels which a checkpoint does not store in full."""
         with type(self).translated():
             return await super().aget_delta_channel_history(**asked)
 

@@ -17,7 +17,7 @@ from threadkeep.store.statements import ClockedTables, Tables, load_statements
 
 
 class RunLocks:
-    """Locks for runs, held until the transaction ends; always taken in this order: conversations, trees, runs."""
+    """Locks for runs. They are held until the transaction ends, and taken in this order: conversations, trees, runs."""
 
     def __init__(self, backend: Backend) -> None:
         self._sql = load_statements(f"{backend}/runs.sql")
@@ -27,7 +27,7 @@ class RunLocks:
         return self._statements("lock_order", {"place": session_id})
 
     def tree(self, root_run_id: str) -> list[Statement]:
-        """Return the statements that lock a tree of runs: no run can be added to it or cancelled in it meanwhile."""
+        """Return the statements that lock a tree of runs; then no run can be added to it or cancelled in it."""
         return self._statements("lock_tree", {"root_run_id": root_run_id})
 
     async def hold_orders(self, connection: Connection, places: Iterable[str | None]) -> None:
@@ -36,11 +36,11 @@ class RunLocks:
             await self._hold(connection, "lock_order", {"place": place})
 
     async def hold_orders_of(self, connection: Connection, run_id: str) -> None:
-        """Lock the order of runs in each conversation that a run belongs to."""
+        """Lock the order of runs in each conversation to which a run belongs."""
         await self._hold(connection, "lock_order_of", {"run_id": run_id})
 
     async def hold_tree(self, connection: Connection, root_run_id: str) -> None:
-        """Lock a tree of runs: no run can be added to it or cancelled in it meanwhile."""
+        """Lock a tree of runs; until the transaction ends, no run can be added to it or cancelled in it."""
         await self._hold(connection, "lock_tree", {"root_run_id": root_run_id})
 
     async def hold_below(self, connection: Connection, run_id: str) -> None:
@@ -59,7 +59,7 @@ class ActiveSessions(ClockedTables, sql=("runs_order.sql",)):
     """The table `chat_active_sessions`: for each user and workflow, the session that the user continues."""
 
     async def active_session(self, user_id: str, workflow: str, *, otherwise: str) -> str:
-        """Return the session that a user continues; set it to `otherwise` if there is none.
+        """Return the id of the session that a user continues; if there is none, set and return `otherwise`.
 
         Two concurrent first messages get the same session. A stored session that is deleted, inactive or not the user's
         is replaced.
@@ -72,7 +72,7 @@ class ActiveSessions(ClockedTables, sql=("runs_order.sql",)):
 
 
 class RunPlaces(Tables, sql=("runs_order.sql",)):
-    """The positions of runs in agents' conversations, which runs get when the agent knows the conversation's key."""
+    """The positions of runs in agents' conversations; a run gets one when its agent knows the conversation's key."""
 
     def __init__(self, driver: Driver) -> None:
         super().__init__(driver)
@@ -80,7 +80,7 @@ class RunPlaces(Tables, sql=("runs_order.sql",)):
         self._freed = asyncio.Event()
 
     async def has(self, run_id: str, place: str) -> bool:
-        """Return True if a run or one of its ancestors belongs to a conversation, as its session or by a position."""
+        """Return True if a run or one of its ancestors belongs to a conversation, by its session or by a position."""
         return await self._is("inside", parent_run_id=run_id, place=place)
 
     async def take(self, run_id: str, place: str) -> None:
@@ -90,7 +90,7 @@ class RunPlaces(Tables, sql=("runs_order.sql",)):
             await connection.execute(self._sql["take_place"], {"run_id": run_id, "place": place})
 
     async def of(self, run_id: str) -> list[str]:
-        """Return the names of the conversations, other than its session, in which a run has a position."""
+        """Return the names of the conversations in which a run has a position; its own session is not included."""
         return [place for (place,) in await self._driver.fetch(self._sql["places_of"], {"run_id": run_id})]
 
     async def forget(self, place: str) -> None:
@@ -151,7 +151,7 @@ class OpenRun(NamedTuple):
 
 
 class Policies:
-    """The double-texting policies; they are applied in the transaction that stores the new message's run."""
+    """The double-texting policies. They are applied in the transaction that stores the run for the new message."""
 
     def __init__(self, backend: Backend, *, clock: Callable[[], datetime]) -> None:
         self._clock = clock
@@ -161,7 +161,7 @@ class Policies:
     async def apply(
         self, connection: Connection, new: NewRun, turns: Sequence[OpenRun], policy: DoubleTexting
     ) -> OpenRun | None:
-        """Apply a policy to the earlier `turns`; return the run that the message should join, None for a new run.
+        """Apply a policy to the earlier `turns`; return the run that the message joins, or None if it needs a new run.
 
         Raises:
             SessionBusy: there is another turn, and the policy is `reject`.
@@ -182,7 +182,7 @@ class Policies:
         assert_never(policy)
 
     async def _stop(self, connection: Connection, turns: Sequence[OpenRun], why: str) -> None:
-        """Stop running turns with all their descendants, and mark queued turns, which then stop when they begin."""
+        """Stop running turns with all their descendants, and mark queued turns so that they stop when they begin."""
         running = [turn for turn in turns if turn.status == "running"]
         for root_run_id in sorted({turn.root_run_id for turn in running}):
             await self._locks.hold_tree(connection, root_run_id)
@@ -195,7 +195,7 @@ class Policies:
                 await connection.execute(self._sql["stop_as_it_begins"], {"run_id": turn.run_id, **reason})
 
     async def _coalesce(self, connection: Connection, new: NewRun, turns: Sequence[OpenRun]) -> OpenRun | None:
-        """Join the newest turn if it matches and has not begun; in an older turn, the message would overtake others."""
+        """Return the newest turn if the message can join it, or None; in an older turn, it would overtake others."""
         newest = turns[-1] if turns else None
         if (
             newest is None

@@ -25,7 +25,7 @@ DISOWNED = "1970-01-01T00:00:00.000000+00:00"
 
 @dataclass(frozen=True)
 class Added:
-    """The run for a request: a `new` one, an earlier one that the request `joined`, or its `known` run from before."""
+    """The run for a request: a `new` run, a queued run that it `joined`, or the `known` run of an earlier request."""
 
     run: Run
     outcome: Literal["new", "joined", "known"]
@@ -33,7 +33,7 @@ class Added:
 
 @dataclass(frozen=True)
 class _Position:
-    """The position of a new run in its tree and order; `late` is true if its parent has ended or is being stopped."""
+    """The position of a new run in its tree and order; `late` is true if its parent has ended or will be stopped."""
 
     root_run_id: str
     depth: int
@@ -59,8 +59,8 @@ class RunOrder(ClockedTables, sql=("runs_order.sql",)):
         """Store a run at the end of its session's order; for a repeated request, return the existing run.
 
         `policy` applies to a message that arrives while another turn of its session is queued or running; a child is
-        always queued. With an `owner`, the run begins at once, if no earlier run blocks it. A child is stored as
-        cancelled if its parent has ended or is being stopped.
+        always queued. With an `owner`, the run begins at once, unless an earlier run blocks it. A child is stored as
+        cancelled if its parent has ended or will be stopped.
 
         Raises:
             SessionBusy: the policy is `reject`, and there is another turn.
@@ -76,7 +76,7 @@ class RunOrder(ClockedTables, sql=("runs_order.sql",)):
             return await self._add(new, policy, owner)
 
     async def release(self, session_id: str, message_id: str) -> bool:
-        """Let a new run answer a message again; return False if its run is active or can be retried."""
+        """Let a new run answer a message again; return False if the message's run is active or can be retried."""
         key = {"session_id": session_id, "message_id": message_id}
         async with self._driver.writing() as connection:
             await self._locks.hold_orders(connection, [session_id])
@@ -91,7 +91,7 @@ class RunOrder(ClockedTables, sql=("runs_order.sql",)):
         return True
 
     async def begin(self, run_id: str, owner: str) -> Begun | NotYet | Over:
-        """Begin a run if it may begin now or its owner is dead; otherwise return why not."""
+        """Begin a run if it may begin now, or take it over if its owner is dead; otherwise return the reason."""
         async with self._driver.writing() as connection:
             await self._locks.hold_orders_of(connection, run_id)
             if run := await self._begin(connection, run_id, owner):
@@ -103,7 +103,7 @@ class RunOrder(ClockedTables, sql=("runs_order.sql",)):
         return NotYet(run, before[0][0] if before else run_id)
 
     async def stop_as_it_begins(self, run_id: str, *, reason: str = "requested") -> bool:
-        """Mark a queued run, which any process then stops when its turn comes; return False if it is not queued."""
+        """Mark a queued run to be stopped by any process when its turn comes; return False if it is not queued."""
         parameters = {"run_id": run_id, "reason": reason, "now": time_text(self._clock())}
         async with self._driver.writing() as connection:
             await self._locks.hold_orders_of(connection, run_id)
@@ -114,7 +114,7 @@ class RunOrder(ClockedTables, sql=("runs_order.sql",)):
         return bool(await self._ids("is_next", run_id=run_id))
 
     async def following(self, run_id: str) -> list[str]:
-        """Return the runs that may begin now in a run's conversations; delete the run's own positions there.
+        """Return the ids of runs that may begin now in the conversations of a run that ended, and delete its positions.
 
         A run that did not succeed keeps its positions, because it may be tried again.
         """
@@ -127,17 +127,17 @@ class RunOrder(ClockedTables, sql=("runs_order.sql",)):
         return list(dict.fromkeys(run_id for (run_id,) in following))
 
     async def is_beside_others(self, run_id: str) -> bool:
-        """Return True if other runs are queued or running in the conversations of a run."""
+        """Return True if other runs are queued or running in the same conversations as a run."""
         return bool(await self._ids("open_beside", run_id=run_id))
 
     async def ready(self, *, limit: int, waited_seconds: float = 0.0) -> list[str]:
-        """Return runs of all sessions that may begin now and have waited for `waited_seconds`, oldest first."""
+        """Return up to `limit` runs that may begin now and have waited for `waited_seconds`, oldest first."""
         # One microsecond later, to include runs that arrived exactly at the limit.
         before = self._clock() - timedelta(seconds=waited_seconds) + timedelta(microseconds=1)
         return await self._ids("ready", limit=limit, before=time_text(before))
 
     async def abandoned(self, *, limit: int) -> list[str]:
-        """Return the runs whose owners were found dead; a process that begins such a run takes it over."""
+        """Return up to `limit` runs whose owners were found dead; a process that begins such a run takes it over."""
         return await self._ids("abandoned", limit=limit, disowned=DISOWNED)
 
     def beginning(self, new: NewRun, policy: DoubleTexting, owner: str, question_id: str) -> Joined:
@@ -154,7 +154,7 @@ class RunOrder(ClockedTables, sql=("runs_order.sql",)):
         return _arrived(new, rows[len(joined.before) - 1][0])
 
     async def _arrive(self, new: NewRun, policy: DoubleTexting, owner: str | None) -> Run | None:
-        """Store a run in one round trip if nothing blocks it, as is usual; otherwise store nothing and return None."""
+        """Store a run in one round trip if nothing blocks it, as is usual; otherwise return None and store nothing."""
         locks, statements = self._arrival(new, policy, owner)
         arrived = (await self._driver.write([*locks, *statements]))[len(locks)]
         return _arrived(new, arrived[0]) if arrived else None
@@ -162,7 +162,7 @@ class RunOrder(ClockedTables, sql=("runs_order.sql",)):
     def _arrival(
         self, new: NewRun, policy: DoubleTexting, owner: str | None
     ) -> tuple[list[Statement], list[tuple[str, dict[str, object]]]]:
-        """Return the locks and the statements that store a run if nothing blocks it; the first one inserts the run."""
+        """Return locks, and statements that store a run if nothing blocks it; the first statement inserts the run."""
         position = _Position(new.run_id, 0, in_order=new.session_id is not None, late=False)
         asked = {"message_key": _message_key(new), "policy": policy, "owner": owner}
         latest = time_text(self._clock() + _CLOCKS_DIFFER)
@@ -191,7 +191,7 @@ class RunOrder(ClockedTables, sql=("runs_order.sql",)):
         return Added(run, "joined" if into else "new")
 
     async def _position(self, connection: Connection, new: NewRun) -> _Position:
-        """Lock the order and the tree that a new run will join, and return its position there."""
+        """Lock the order and the tree to which a new run belongs, and return its position there."""
         await self._locks.hold_orders(connection, _places(new))
         if new.parent_run_id is None:
             if new.session_id is None:
@@ -272,7 +272,7 @@ class RunOrder(ClockedTables, sql=("runs_order.sql",)):
 
 
 def _arrived(new: NewRun, row: Row) -> Run:
-    """Return a run that was just inserted; its input is known, so it is not read from the row."""
+    """Return the run that was just inserted; its input is known, so it is not read from the row."""
     return run_of(row, inputs=(RunInput(clean_mapping(new.input), new.message_id),))
 
 

@@ -1,4 +1,4 @@
-"""Conversion between run records and table rows; texts that the transcript has are omitted, and restored on reading."""
+"""Conversion between run records and table rows. Texts that the transcript has are omitted, and restored on reading."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def texts_of(found: Iterable[Iterable[Row]]) -> dict[str, str]:
 
 
 def shortened(value: Values, said: Texts) -> dict[str, Json]:
-    """Return an event's data without those texts that `said` has unchanged."""
+    """Return an event's data without those texts that are the same in `said`."""
 
     def left_out(one: Values, name: str, text: str) -> dict[str, Json]:
         known = said.get(str(one.get(name)))
@@ -54,7 +54,7 @@ def shortened(value: Values, said: Texts) -> dict[str, Json]:
 
 
 def restored(value: Values, said: Texts) -> dict[str, Json]:
-    """Return an event's data with omitted texts restored from `said`, which has those that still exist."""
+    """Return an event's data with omitted texts restored from `said`; texts that `said` lacks stay omitted."""
 
     def put_in(one: Values, name: str, text: str) -> dict[str, Json]:
         known = said.get(str(one.get(name)))
@@ -64,7 +64,7 @@ def restored(value: Values, said: Texts) -> dict[str, Json]:
 
 
 def short_result(result: Values) -> dict[str, Json] | None:
-    """Return a run's result without the text of the message that it names; None if it names no message with a text."""
+    """Return a run's result without the text of the message that it names; None if there is no such text."""
     text = result.get("text")
     if not isinstance(result.get("message_id"), str) or not isinstance(text, str):
         return None
@@ -75,7 +75,7 @@ def short_result(result: Values) -> dict[str, Json] | None:
 
 
 def whole_result(result: Values, said: Texts) -> dict[str, Json]:
-    """Return a run's result with its omitted text restored, if `said` has it."""
+    """Return a run's result, with its omitted text restored if `said` has the text."""
     whole = restored(result, said)
     if "text" in whole and "text" not in result and "output" not in whole:
         whole["output"] = {"text": whole["text"]}
@@ -128,7 +128,7 @@ def run_of(row: Row, *, inputs: tuple[RunInput, ...] | None = None) -> Run:
     for name in _TIMES:
         values[name] = values[name] and time_of(values[name])
     if values["owner"] is not None and values["heartbeat_at"] is None and values["status"] in RUN_ENDS:
-        # The end of the run is also its last heartbeat, so this time is stored only once.
+        # The end of a run is also its last heartbeat, so this time is stored in one column only.
         values["heartbeat_at"] = values["ended_at"]
     values["resumed"] = values["resume_value"] is not None
     for name in ("result", "interrupt", "resume_value"):
@@ -146,7 +146,7 @@ def json_of(text: str | bytes | None) -> Any:
 
 
 def inputs_of(stored: bytes | None, message_id: str | None = None) -> tuple[RunInput, ...]:
-    """Return the inputs in a column; an omitted text is None, and the transcript has it under `message_id`."""
+    """Return the inputs in a column; an omitted text is None, and is in the transcript under `message_id`."""
     entries: Sequence[Mapping[str, Any]] = json_of(stored) or ()
     return tuple(
         [
@@ -159,7 +159,7 @@ def inputs_of(stored: bytes | None, message_id: str | None = None) -> tuple[RunI
 
 
 def short_inputs(inputs: Sequence[RunInput], message_id: str | None) -> dict[str, str | bytes | None]:
-    """Return the input of a run for a single message, with and without the text, and the text; else None values."""
+    """Return the input of a run for a single message with and without its text, and the text; otherwise None values."""
     text = inputs[0].values.get("text") if len(inputs) == 1 else None
     if not isinstance(text, str) or message_id is None or inputs[0].message_id != message_id:
         return {"input": None, "asked": None, "short_input": None}
@@ -193,7 +193,7 @@ async def fetch_runs(connection: Connection, run_ids: Sequence[str]) -> list[Run
 
 
 async def _put_in_texts(connection: Connection, runs: dict[str, Run]) -> None:
-    """Restore the texts that results and inputs omit because the transcript has them."""
+    """Restore those texts of results and inputs that were left out because they are in the transcript."""
     said = load_statements("runs.sql")["said"]
     referring = {run.run_id: ids for run in runs.values() if (ids := _ids_of_texts(run))}
     if not referring:
@@ -236,7 +236,7 @@ async def fetch_run(connection: Connection, run_id: str) -> Run | None:
 
 
 def _run_left(row: Row) -> Run:
-    """Return a deleted run from the record that it answered a message; it has ended and has no texts."""
+    """Return a deleted run, made from the record that it answered a message. It has ended and has no texts."""
     run_id, session_id, message_id, workflow, status, user_id, trigger, created_at, ended_at = row
     known = {
         "run_id": run_id,
@@ -260,7 +260,7 @@ _RUNS_AT_ONCE = 500
 
 @dataclass(frozen=True)
 class RunCounts:
-    """The numbers of runs that are queued, running, waiting or set aside, each counted only up to a limit."""
+    """The numbers of runs that are queued, running, waiting or set aside; each is counted only up to a limit."""
 
     queued: int = 0
     running: int = 0
@@ -289,7 +289,7 @@ class RunRecords(Tables, sql=("runs.sql", "runs_records.sql")):
         return found[: query.limit], (last.created_at, last.run_id)
 
     async def tree(self, run_id: str, *, limit: int = 500) -> list[Run]:
-        """Return the tree of a run, parents before children, at most `limit` runs; of a deleted run, what is known."""
+        """Return up to `limit` runs of a run's tree, parents before children; of a deleted run, what is known."""
         async with self._driver.reading() as connection:
             roots = await connection.fetch(self._sql["root"], {"run_id": run_id})
             if not roots:
@@ -303,7 +303,7 @@ class RunRecords(Tables, sql=("runs.sql", "runs_records.sql")):
         return RunCounts(**{state: int(count) for state, count in rows})
 
     async def forget_runs(self, run_ids: Sequence[str]) -> int:
-        """Delete given runs without a session, and the runs of their trees without one; return how many are deleted."""
+        """Delete runs without a session, with those runs of their trees that have none; return how many are deleted."""
         async with self._driver.writing() as connection:
             return await self._forget(connection, run_ids)
 
@@ -326,7 +326,7 @@ class RunRecords(Tables, sql=("runs.sql", "runs_records.sql")):
         return gone
 
     async def with_checkpoints(self, moment: datetime, *, limit: int) -> list[str]:
-        """Return runs with possibly unneeded checkpoints: done or deleted, or ended without result before `moment`."""
+        """Return runs that may have checkpoints and are done or deleted, or ended without a result before `moment`."""
         asked = {"before": time_text(moment), "limit": limit}
         return [run_id for (run_id,) in await self._driver.fetch(self._sql["with_checkpoints"], asked)]
 
@@ -335,7 +335,7 @@ class RunRecords(Tables, sql=("runs.sql", "runs_records.sql")):
         await self._driver.write([(self._sql["may_have_checkpoints"], {"run_id": run_id})])
 
     async def checkpoints_removed(self, run_ids: Sequence[str]) -> None:
-        """Record that runs have no checkpoints any more; do nothing for runs that were resumed meanwhile."""
+        """Record that runs have no checkpoints any more; do nothing for runs that have been resumed meanwhile."""
         async with self._driver.writing() as connection:
             await connection.execute_many(
                 self._sql["checkpoints_removed"], [{"run_id": run_id} for run_id in sorted(run_ids)]

@@ -21,7 +21,7 @@ from threadkeep.store.statements import ClockedTables
 
 @dataclass(frozen=True)
 class RunEnding:
-    """The end of a run; `asked` is the run as it was when its owner began to execute it."""
+    """The end of a run; `asked` is the run as it was when its owner began executing it."""
 
     status: RunEnd
     result: Mapping[str, Json] | None = None
@@ -34,7 +34,7 @@ class RunEnding:
         return self.asked.inputs if self.asked is not None and self.status == "done" else ()
 
 
-# Allows for the duration of queries, and for different clocks of processes.
+# This allows for the duration of queries, and for differences between the clocks of processes.
 _CLOCKS_DIFFER = timedelta(hours=1)
 
 
@@ -59,12 +59,12 @@ class WorkflowVersions(ClockedTables, sql=("runs_records.sql",)):
         return _version_of(rows[0]) if rows else None
 
     async def unused(self, before: datetime, *, limit: int = 100) -> list[tuple[str, str]]:
-        """Return names and versions without runs, first used before a time, except each workflow's newest."""
+        """Return up to `limit` names and versions without runs, first used before a time; never a workflow's newest."""
         rows = await self._driver.fetch(self._sql["unused_workflows"], {"before": time_text(before), "limit": limit})
         return [(name, version) for name, version in rows]
 
     async def forget(self, unused: Sequence[tuple[str, str]]) -> int:
-        """Delete the given versions; keep those with which runs have begun meanwhile.
+        """Delete the given versions, except those with which runs have begun meanwhile.
 
         Return the number of deleted versions.
         """
@@ -115,14 +115,14 @@ class Runs(ClockedTables, sql=("runs.sql", "{backend}/runs.sql")):
             pass
 
     async def held_by(self, owner: str) -> dict[str, str | None]:
-        """Return the ids of the runs that an owner executes, each with the reason to stop it or None.
+        """Return the ids of the runs that an owner executes, each with the reason to stop it, or None if there is none.
 
         If a run is missing, the owner has lost the run: another process executes it, or it was deleted.
         """
         return dict(await self._driver.fetch(self._sql["held"], {"owner": owner}))
 
     async def disown(self, owner: str) -> list[str]:
-        """Let any process begin the runs of a dead owner; return these runs, each of them to only one caller."""
+        """Let any process begin the runs of a dead owner; return their ids, each to one caller only."""
         async with self._driver.writing() as connection:
             rows = await connection.fetch(self._sql["disown"], {"owner": owner, "disowned": DISOWNED})
         return [run_id for (run_id,) in rows]
@@ -203,7 +203,7 @@ class Runs(ClockedTables, sql=("runs.sql", "{backend}/runs.sql")):
         return replace(run, status=ending.status, result=result, error=ending.error, heartbeat_at=now, ended_at=now)
 
     async def set_aside(self, run_id: str, error: str) -> bool:
-        """Mark a run as failed and set it aside; return False if it has ended or waits for a person.
+        """Mark a run as failed and set it aside; return False if it has ended already or waits for a person.
 
         The owner is not checked: the caller must know that no process executes the run.
         """
@@ -212,21 +212,21 @@ class Runs(ClockedTables, sql=("runs.sql", "{backend}/runs.sql")):
     async def wait(self, run_id: str, owner: str, interrupt: Json) -> bool:
         """Mark a run as waiting for a person's answer to `interrupt`. Other runs of its session continue meanwhile.
 
-        Return False if the owner has lost the run, or if it is to be stopped.
+        Return False if the owner has lost the run, or if the run is to be stopped.
         """
         return await self._execute("wait", {"run_id": run_id, "owner": owner, "interrupt": json_text(interrupt)}) > 0
 
     async def give_back(self, run_id: str, owner: str) -> bool:
         """Release a run, so that another process can begin it; it stays the first of its session.
 
-        Return False if the owner has lost the run, or if it is to be stopped.
+        Return False if the owner has lost the run, or if the run is to be stopped.
         """
         return await self._execute("give_back", {"run_id": run_id, "owner": owner}) > 0
 
     async def resume(self, run_id: str, value: Json, *, asked: Json = None) -> bool:
-        """Queue a waiting run again, with a person's answer, behind the other runs; return False if it does not wait.
+        """Queue a waiting run again behind the other runs, with a person's answer; return False if it does not wait.
 
-        `asked` is the `interrupt` that the answer is for. If the run now asks another question, also return False.
+        `asked` is the `interrupt` to which the answer belongs. Return False too if the run now asks another question.
         """
         given = {"resume_value": json_text(value), "asked": None if asked is None else json_text(asked)}
         return await self._arrive_again("resume", {"run_id": run_id, **given})
@@ -263,7 +263,7 @@ class Runs(ClockedTables, sql=("runs.sql", "{backend}/runs.sql")):
         return bool(await self._driver.fetch(self._sql["has_reply"], key))
 
     async def retry(self, run_id: str, *, budget: RunBudget | None = None) -> bool:
-        """Queue a run that did not succeed again, with its attempts counted from 0; return False for other runs.
+        """Queue a run again that did not succeed, and count its attempts from 0; return False for any other run.
 
         A `budget` replaces the total limits of the run.
         """
@@ -272,7 +272,7 @@ class Runs(ClockedTables, sql=("runs.sql", "{backend}/runs.sql")):
         return await self._arrive_again("retry", {"run_id": run_id, **given})
 
     async def request_cancel(self, run_id: str, *, reason: str = "requested") -> list[str]:
-        """Stop a run and all its descendants in one transaction; return the ids of those that had not ended.
+        """Stop a run and all its descendants in one transaction; return the ids of those that had not ended yet.
 
         A run that no process executes is cancelled at once. Another run stays `running` until its owner has stopped it.
         `reason` is one word that is stored as the reason of the stop.

@@ -17,7 +17,7 @@ from threadkeep.store.runs.rows import json_of, lookups, missing_in, restored, s
 from threadkeep.store.statements import load_statements
 
 MOST_EVENTS = 250
-"""The maximum number of events in a packed trace, because reading any page of it unpacks all of its events."""
+"""The maximum number of events in a packed trace; it is limited, because reading any page unpacks all events."""
 
 _MOST_CHARACTERS = 60_000
 
@@ -53,7 +53,7 @@ def packed_events(events: Iterable[StoredEvent]) -> bytes | None:
 
 
 def stored_events(packed: bytes | None) -> list[StoredEvent]:
-    """Return the events of a packed trace; none for None."""
+    """Return the events of a packed trace; an empty list for None."""
     found: list[StoredEvent] = []
     number = moment = 0
     for step, later, kind, node, data in json.loads(expanded(packed)) if packed else ():
@@ -82,12 +82,12 @@ def packed_usage(usage: Iterable[TokenUsage]) -> str | None:
 
 
 def stored_usage(packed: str | None) -> list[TokenUsage]:
-    """Return the usage in a packed trace; none for None."""
+    """Return the usage in a packed trace; an empty list for None."""
     return [usage_of(row) for row in json_of(packed) or ()]
 
 
 def added(usage: Iterable[TokenUsage]) -> list[TokenUsage]:
-    """Return the sum of usage for each model; the cost is set if any of the sums has a cost."""
+    """Return the sum of the usage of each model; a sum has a cost if any of its parts has one."""
     sums: dict[str, TokenUsage] = {}
     for used in usage:
         before = sums.get(used.model)
@@ -107,8 +107,8 @@ class TraceLimits:
 class TraceGroup:
     """Events and usage that are stored together; `after` is the number of the newest event that the caller knows.
 
-    If the trace has newer events, an earlier attempt has stored the group and only its reply was lost, so the group is
-    not stored again. If `after` is None, this is not checked.
+    If the stored trace has newer events, an earlier attempt has stored the group and only its reply was lost, so the
+    group is not stored again. If `after` is None, this is not checked.
     """
 
     events: list[TraceEvent] = field(default_factory=list)
@@ -118,7 +118,7 @@ class TraceGroup:
 
 @dataclass(frozen=True)
 class _Extent:
-    """The size of a stored trace: its last number, its characters, and whether it was cut."""
+    """The size of a stored trace: the number of its newest event, its characters, and whether it was cut."""
 
     last_number: int
     characters: int
@@ -147,7 +147,7 @@ class RunTrace:
         owner: str | None = None,
         after: int | None = None,
     ) -> int | None:
-        """Store events and usage in one transaction; return the number of the newest event, None if the run is gone.
+        """Store events and usage in one transaction; return the newest event's number, None if the run is gone or lost.
 
         Args:
             run_id: the run.
@@ -166,7 +166,7 @@ class RunTrace:
             return await self.store(connection, run_id, held, group)
 
     def hold(self, run_id: str, group: TraceGroup | None, *, ends: bool = False) -> list[Statement]:
-        """Return the statements that read a run's trace and lock it until the commit; none without a group."""
+        """Return the statements that read a run's trace and lock it until the commit; none if there is no group."""
         if group is None:
             return []
         said = texts_in(event.data for event in group.events)
@@ -200,7 +200,7 @@ class RunTrace:
             before, [replace(event, data=shortened(event.data, said)) for event in group.events]
         )
         if group.usage and not events:
-            # Increase the number even if no event is stored, so that a repeated group is recognised.
+            # Increase the number even if no event is stored, so that the group is recognised when it is repeated.
             extent = replace(extent, last_number=extent.last_number + 1)
         statements = self._packing(run_id, packed, loose, (events, group.usage), extent) if ends else []
         await connection.fetch_each(statements or self._adding(run_id, events, group.usage, extent))
@@ -226,7 +226,7 @@ class RunTrace:
         new: tuple[Sequence[StoredEvent], Sequence[TokenUsage]],
         extent: _Extent,
     ) -> list[Statement]:
-        """Return the statements that pack a trace; none if the trace is too long."""
+        """Return the statements that pack a trace; an empty list if the trace is too long."""
         (events_before, usage_before), (loose_events, loose_usage) = packed, loose
         events = [*stored_events(events_before), *map(event_of, loose_events), *new[0]]
         usage = added([*stored_usage(usage_before), *map(usage_of, loose_usage), *new[1]])
@@ -241,7 +241,7 @@ class RunTrace:
         return statements
 
     async def events(self, run_id: str, *, after: int = 0, limit: int = 200) -> list[RunEvent]:
-        """Return up to `limit` events of a run after a number, in order."""
+        """Return up to `limit` events of a run whose numbers are higher than `after`, in order."""
         parameters = {"run_id": run_id, "after": after, "limit": limit}
         async with self._driver.reading() as connection:
             rows = await connection.fetch(self._sql["events"], parameters)
@@ -255,7 +255,7 @@ class RunTrace:
         return [replace(event, data=restored(event.data, said)) for event in events]
 
     def whole(self, run_id: str, group: TraceGroup, said: Mapping[str, str]) -> list[Statement]:
-        """Return the statements that store the whole trace of a run in one row; none if the trace is too long.
+        """Return the statements that store a run's whole trace in one row; an empty list if the trace is too long.
 
         `said` has the texts that the same transaction stores in the transcript, by message id. Only the owner of the
         run may execute the statements, because they replace the stored trace.
@@ -278,7 +278,7 @@ class RunTrace:
         return int(rows[0][0]) if rows else 0
 
     async def usage(self, run_id: str, *, with_children: bool = True) -> list[TokenUsage]:
-        """Return the token usage of a run by model, by default including its descendants; each call is counted once."""
+        """Return the token usage of a run by model, by default with that of its descendants; each call counts once."""
         statement = self._sql["usage_with_children" if with_children else "usage"]
         rows = await self._driver.fetch(statement, {"run_id": run_id})
         return added(used for *row, packed in rows for used in (stored_usage(packed) if packed else [usage_of(row)]))
@@ -307,7 +307,7 @@ class RunTrace:
         return bool(finished)
 
     def _fitting(self, extent: _Extent, events: Sequence[TraceEvent]) -> tuple[list[StoredEvent], _Extent]:
-        """Return the events to store within the limits, with a mark at a cut, and the new size of the trace."""
+        """Return the events that the limits allow, with a mark at the place of a cut, and the trace's new size."""
         number, characters, cut = extent.last_number, extent.characters, extent.cut
         now = self.clock()
         kept_events: list[StoredEvent] = []
