@@ -43,15 +43,16 @@ class RunIntake:
         self._maintenance = maintenance
 
     async def submit(self, request: RunRequest, *, mode: Mode = "wait") -> Submitted:
-        """Store a run and start it: in this process if the caller waits, else on any worker.
+        """Store a run and start it: in this process if the caller waits, otherwise on any worker.
 
-        If another turn of the session is active, the double-texting policy decides: the run may start after that turn.
+        If another turn of the session is active, the double-texting policy decides what happens; for example, the run
+        starts later.
 
-        In mode `later` the run starts when a caller requests its result, and further messages can join the run until
-        then. If no caller requests the result, a worker starts the run later.
+        In mode `later` the run starts when a caller requests its result, and until then further messages can join the
+        run. If no caller requests the result, a worker starts the run later.
 
-        If the session has a run for the `message_id` already, this run is returned. It is retried if it failed or was
-        interrupted, and was not set aside.
+        If the session has a run for the `message_id` already, that run is returned. It is retried if it failed or was
+        interrupted, unless it was set aside.
 
         Raises:
             WorkflowNotFound: no workflow of that name is registered.
@@ -64,7 +65,7 @@ class RunIntake:
         if workflow.source == "built-in" and not request.text and workflow.name not in OWN_NAMES:
             raise InvalidInput("The chat needs a message; pass it in `message`.")
         await self._worker.engine.ready()
-        # Limit the time to wait for the database if a caller waits, because an unrecorded run can answer instead.
+        # If a caller waits, limit the time to wait for the database, because an unrecorded run can answer instead.
         here = mode == "wait"
         until = time.monotonic() + self._memory.pending.wait_seconds if here else None
         with waiting_until(until):
@@ -96,9 +97,9 @@ class RunIntake:
     ) -> None:
         """Answer a waiting run; if it asks several questions, `value` maps their ids to the answers.
 
-        A child's question is answered through the run at the top, which waits for the child. With a `message_id` the
-        value is a message of the session: it counts only once, and a channel sends the run's answer as a reply to it.
-        If `questions` has ids of questions, the value is accepted only if the run still asks all of them.
+        A child's question is answered through the topmost run above it that waits. With a `message_id` the value is a
+        message of the session: it counts only once, and a channel sends the run's answer as a reply to it. If
+        `questions` contains ids, the value is accepted only if the run still asks all of these questions.
 
         Raises:
             RunNotFound: there is no such run that the user may see.
@@ -107,7 +108,7 @@ class RunIntake:
         """
         run = await self._top_of_waiting(await self.run(run_id, user_id=user_id))
         if questions:
-            # Read this run after the run at the top, so that it does not show an older question.
+            # Read this run after the topmost run, so that it does not show an older question.
             asking = await self.run(run_id, user_id=user_id)
             if not set(questions) <= {one.get("id") for one in RunResult.of(asking).interrupts}:
                 raise InvalidInput(f"Run {run_id!r} does not ask this any more; see the run for what it asks now.")
@@ -124,18 +125,18 @@ class RunIntake:
     ) -> None:
         """Answer a waiting run at most once: a repeated request with the same `message_id` changes nothing.
 
-        The id must be unique in the session; without one, this is `resume`. The channel that asked the question also
-        sends the run's answer.
+        The `message_id` must be unique in the session; without one, this call is the same as `resume`. The run's answer
+        is sent by the channel that asked the question.
 
         Raises:
             RunNotFound: there is no such run that the user may see.
-            InvalidInput: as for `resume`, except after a repeated request.
-            RunBusy: the run at the top does not wait for this child yet; the call can be repeated.
+            InvalidInput: `resume` would reject the value, and the request is not a repeated one.
+            RunBusy: the root run does not wait for this child yet; the call can be repeated.
         """
         if message_id is None:
             return await self.resume(run_id, value, user_id=user_id, mode=mode)
         run = await self.run(run_id, user_id=user_id)
-        # The message belongs to the session of the run at the top, which waits for its children.
+        # The message belongs to the session of the root run, which waits for its children.
         top = await self.run(run.root_run_id)
         try:
             await self._resume(top, value, mode, message_id, is_reply=False)
@@ -143,7 +144,7 @@ class RunIntake:
             if await self._runs.is_resumed_by(message_id, top):
                 return
             asked = RunResult.of(run).interrupts
-            # The question of a waiting child is part of what the runs above it ask, at any depth.
+            # A waiting run also asks the questions of the runs below it, at any depth.
             is_known = not asked or str(asked[0].get("id")) in dump_json(top.interrupt)
             if top.status in ("queued", "running") and not is_known:
                 raise RunBusy(top.run_id) from refused
@@ -165,7 +166,7 @@ class RunIntake:
             if message_id is None
             else await self._runs.resume_by(message_id, run, value, is_reply=is_reply)
         ):
-            now = await self.run(run.run_id)  # another answer may have come first
+            now = await self.run(run.run_id)  # another answer may have arrived first
             if now.status == "waiting" and message_id is None:
                 raise InvalidInput(f"Run {run.run_id!r} asks another question now; see the run, and answer that.")
             if now.status == "waiting":
@@ -178,14 +179,14 @@ class RunIntake:
     async def retry(
         self, run_id: str, *, user_id: str | None = None, mode: Mode = "wait", budget: RunBudget = _AS_BEFORE
     ) -> None:
-        """Retry a run that failed, was cancelled or interrupted, from its last checkpoint.
+        """Retry a run that failed, was cancelled or was interrupted, from its last checkpoint.
 
-        A limit in `budget` replaces the same limit of the run, and applies to the whole run with earlier attempts.
+        A limit in `budget` replaces the same limit of the run. It applies to the whole run, including earlier attempts.
 
         Raises:
             RunNotFound: there is no such run that the user may see.
-            InvalidInput: the run is in another state, is a child or has no stored input any more, or a cost is limited
-                but no model has a price.
+            InvalidInput: the run is in another state, is a child, or its input is not stored any more; or `budget`
+                limits the cost, but no model has a price.
         """
         self._check_budget(budget)
         run = await self.run(run_id, user_id=user_id)
@@ -195,12 +196,12 @@ class RunIntake:
         if not await self._runs.retry(run_id, budget=larger if larger != run.budget else None):
             if run.over and not run.inputs:
                 raise InvalidInput(f"The input of run {run_id!r} is not stored any more; start a new run.")
-            now = await self.run(run_id, user_id=user_id)  # another call may have come first
+            now = await self.run(run_id, user_id=user_id)  # another call may have retried it first
             raise InvalidInput(f"Run {run_id!r} is {now.status}: only failed or stopped runs can be retried.")
         await self._go_on(run_id, here=mode == "wait")
 
     async def run(self, run_id: str, *, user_id: str | None = None) -> Run:
-        """Return a run. If its result was deleted or replaced, add the answer from its session.
+        """Return a run. If its result was deleted or replaced, the run contains the answer from its session instead.
 
         Raises:
             RunNotFound: there is no such run that the user may see.
@@ -220,7 +221,7 @@ class RunIntake:
             raise InvalidInput("max_cost has no effect without prices; set THREADKEEP_PRICES, or leave max_cost out.")
 
     async def _go_on(self, run_id: str, *, here: bool) -> None:
-        """Start or enqueue a run that is queued."""
+        """Start a queued run in this process if `here` is true; otherwise enqueue it for any worker."""
         if here:
             await self._worker.start(run_id)
         else:
@@ -259,14 +260,14 @@ class RunIntake:
     async def _add(
         self, new: NewRun, workflow: Workflow, policy: DoubleTexting, *, mode: Mode, until: float | None
     ) -> Added:
-        """Store a run, and start or enqueue it. Shield this call: a cancellation must not separate the two."""
+        """Store a run, and start or enqueue it. Shield this call, so that no cancellation comes between the two."""
         owner = self._worker.engine.name if mode == "wait" else None
         if owner is not None and (run := await self._begin_at_once(new, workflow, policy, owner)) is not None:
             return Added(run, "new")
         with waiting_until(until):
             added = await self._runs.order.add(new, policy=policy, owner=owner)
         if added.run.run_id == new.run_id and added.run.status == "running":
-            # The run is new, or the transaction above stored it and only the reply was lost.
+            # The run is new, or the transaction above stored it although the reply was lost.
             await self._worker.start(added.run.run_id, Beginning(added.run, workflow))
         elif added.outcome == "new" and mode == "background":
             await self._worker.engine.enqueue(new.run_id)
@@ -292,7 +293,7 @@ class RunIntake:
         return run
 
     async def _try_again(self, run: Run, request: RunRequest, *, here: bool) -> bool:
-        """Retry a failed or interrupted run because its message was sent again; return False if it is not retried."""
+        """Retry a failed or interrupted run because its message was sent again; return False if nothing was retried."""
         if request.user_id is not None and run.user_id != request.user_id and run.session_id is not None:
             raise WrongUser(run.session_id)
         if run.status not in ("failed", "interrupted") or run.set_aside or not await self._runs.retry(run.run_id):
@@ -315,6 +316,6 @@ def _least(first: float | None, second: float | None) -> float | None:
 
 
 def _budget(asked: RunBudget, options: RunOptions) -> RunBudget:
-    """Return the budget with the lower of the request's and the workflow's limits, for tokens and for cost."""
+    """Return a budget with the lower limit of the request and the workflow, for tokens and for cost separately."""
     tokens = _least(asked.max_tokens, options.max_tokens)
     return RunBudget(None if tokens is None else int(tokens), _least(asked.max_cost, options.max_cost))

@@ -1,4 +1,4 @@
-"""Background maintenance: stops runs of this process on request, and recovers runs of dead processes."""
+"""Background maintenance: it stops runs of this process on request, and recovers runs of dead processes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MOST_REMEMBERED = 10_000
 
 
 class RunMaintenance:
-    """Background tasks that repeat maintenance work; an error is reported, and the task continues."""
+    """Background tasks that repeat maintenance work. If work fails, the error is reported, and the task continues."""
 
     def __init__(self, memory: Memory, worker: Worker, checkpoints: RunCheckpoints, options: RunServiceOptions) -> None:
         self._memory = memory
@@ -55,7 +55,7 @@ class RunMaintenance:
         self._look.set()
 
     async def watch(self) -> None:
-        """Stop active runs of this process that a request cancelled, or that this process does not own any more."""
+        """Stop active runs of this process whose cancellation was requested, or that it does not own any more."""
         before = [active for active in self._worker.active.values() if active.stop is None]
         if not before:
             return
@@ -72,7 +72,7 @@ class RunMaintenance:
                 active.cancel("cancelled")
 
     async def recover(self) -> None:
-        """Start or enqueue runs that no process executes, and remove checkpoints of finished runs, in rounds of 50."""
+        """Start or enqueue runs that no process executes, and remove checkpoints of finished runs, up to 50 each."""
         await self._start_unknown()
         forgotten = await self._runs.order.ready(limit=_AT_ONCE, waited_seconds=self._options.forgotten_seconds)
         abandoned = await self._runs.order.abandoned(limit=_AT_ONCE)
@@ -93,7 +93,7 @@ class RunMaintenance:
                 await self._worker.start(run_id)
 
     async def take_over(self) -> None:
-        """Enqueue the runs that dead processes owned or had taken from the queue.
+        """Enqueue the runs that dead processes owned, or that they had taken from the queue.
 
         A run that was active when a process died for the second time is executed alone, because it may be the cause.
         """
@@ -110,7 +110,7 @@ class RunMaintenance:
     async def _enqueue(self, run_id: str, *, at_once: bool = False) -> None:
         """Enqueue a run that no process executes, at most once a minute unless `at_once` is true.
 
-        A child is left to its parent; if the parent is over or was deleted, the child is ended.
+        A child is not enqueued, because its parent executes it; it is ended if the parent is over or was deleted.
         """
         run = await self._runs.run(run_id)
         if run is None:

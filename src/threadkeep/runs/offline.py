@@ -30,9 +30,9 @@ _NOT_NOW = "This tool cannot be used at the moment: it must not run twice, and i
 
 
 class OfflineRuns:
-    """A service that executes runs without recording them; their turns are written to the transcript, possibly later.
+    """A service that executes runs without recording them. Their turns are written to the transcript, possibly later.
 
-    Each graph is executed once, without checkpoints and without the graph store. These runs end with the process,
+    Each graph is executed once, without checkpoints and without the graph store. Unrecorded runs end with the process,
     cannot wait for a person, and cannot call tools that must not run twice.
     """
 
@@ -50,11 +50,11 @@ class OfflineRuns:
         )
 
     def close(self) -> None:
-        """Stop observing the contexts of model calls."""
+        """Stop observing which context each model call gets."""
         self._contexts.close()
 
     async def execute(self, request: RunRequest, stream: RunStream, session_id: str) -> tuple[Outcome, Ledger]:
-        """Execute a request under the run id of the stream, and report its turn; return its outcome and token usage.
+        """Execute a request under the run id of the stream, and report the turn; return its outcome and token usage.
 
         Raises:
             WorkflowNotFound: no workflow of that name is registered.

@@ -23,7 +23,7 @@ _FORM = "Write model=input/output or model=input/output/cached, per million toke
 
 @dataclass(frozen=True)
 class Price:
-    """The prices of a million tokens of a model. `cached` is the price of input tokens that the provider had cached."""
+    """The prices of a million tokens of a model. `cached` is the price of input tokens from the provider's cache."""
 
     input: float
     output: float
@@ -37,7 +37,7 @@ class Price:
 
 
 class Prices(dict[str, Price]):
-    """A table of prices by model name. An entry with the full name applies, else the entry with the longest prefix."""
+    """A table of prices by model name. An entry with the full name applies, else the longest one that is a prefix."""
 
     def __init__(self, table: Mapping[str, Price]) -> None:
         super().__init__({name.strip().lower(): price for name, price in table.items()})
@@ -55,7 +55,7 @@ class Prices(dict[str, Price]):
 
 
 def read_prices(entries: Iterable[str]) -> Prices:
-    """Return the table for entries such as `gpt-5-mini=0.25/2` or `claude-sonnet-4=3/15/0.3`.
+    """Return the prices for entries such as `gpt-5-mini=0.25/2` or `claude-sonnet-4=3/15/0.3`.
 
     Raises:
         InvalidInput: an entry is not a price; the message quotes it.
@@ -88,14 +88,14 @@ class RunServiceOptions:
     Every `watch_seconds` a process checks which of its runs must be stopped. Every `reap_seconds` it checks whether
     owners of runs are dead: by default four times within `engine.dead_seconds`, and at least every two seconds. If
     `reap_seconds` is more than half of `dead_seconds`, no dead process is detected on PostgreSQL. A temporary failure
-    is retried after `pause_seconds`, doubled each time up to `longest_pause_seconds`. A run is set aside for a person
-    after `max_attempts` attempts in which its process died or failed unexpectedly.
+    is retried after `pause_seconds`; the pause doubles each time, up to `longest_pause_seconds`. A run is set aside for
+    a person after `max_attempts` attempts in which its process died or failed unexpectedly.
 
-    Trace events are stored in groups: after `trace_seconds` if a caller follows the run, else `late_trace_seconds`.
-    Checkpoints are stored after `progress_seconds` if the run's last steps may be repeated. A run that ends without a
-    result waits at most `keep_progress_seconds` for a checkpointer that is down; after that a retry starts from an
-    earlier checkpoint. Every `upkeep_seconds`, maintenance starts runs that have not begun within `forgotten_seconds`,
-    and removes the checkpoints of finished runs. Checkpoints of runs without a result stay for
+    Trace events are stored in groups: after `trace_seconds` if a caller follows the run, else after
+    `late_trace_seconds`. Checkpoints are stored after `progress_seconds` if the run's last steps may be repeated. A run
+    that ends without a result waits at most `keep_progress_seconds` for a checkpointer that is down; after that a retry
+    starts from an earlier checkpoint. Every `upkeep_seconds`, maintenance starts runs that have not begun within
+    `forgotten_seconds`, and removes the checkpoints of finished runs. Checkpoints of runs without a result stay for
     `keep_checkpoints_seconds`, so that the runs can be retried.
     """
 
@@ -115,14 +115,14 @@ class RunServiceOptions:
     keep_checkpoints_seconds: float = 86_400.0
 
     def __post_init__(self) -> None:
-        """Reject watch, reap and upkeep intervals that are not positive; `InvalidInput` names the option."""
+        """Reject watch, reap and upkeep intervals that are not positive; the `InvalidInput` names the option."""
         for name in ("watch_seconds", "reap_seconds", "upkeep_seconds"):
             if (seconds := getattr(self, name)) is not None and not seconds > 0:
                 raise InvalidInput(f"{name} of RunServiceOptions is a number above 0.")
 
     @property
     def reaps_every(self) -> float:
-        """Seconds between two checks for dead owners of runs."""
+        """Seconds between two checks whether owners of runs are dead."""
         return min(2.0, self.engine.dead_seconds / 4) if self.reap_seconds is None else self.reap_seconds
 
 
@@ -203,7 +203,7 @@ class RunSettings(BaseSettings):
         return TraceLimits(self.run_trace_max_events, self.run_trace_max_chars)
 
     def run_options(self, *, works: bool, close_seconds: float) -> RunServiceOptions:
-        """Return the options of the run service; if `works` is false, the process executes no queued runs."""
+        """Return the options of the run service. If `works` is false, this process executes no queued runs."""
         return RunServiceOptions(
             prices=read_prices(self.prices),
             engine=EngineOptions(
@@ -221,5 +221,5 @@ class RunSettings(BaseSettings):
 
 
 def split_list(value: object) -> object:
-    """Return the comma-separated parts of a text; return any other value as it is."""
+    """Return the comma-separated parts of a string as a list; return any other value unchanged."""
     return [part for part in map(str.strip, value.split(",")) if part] if isinstance(value, str) else value

@@ -42,7 +42,7 @@ class RunCheckpoints:
     async def remove(self, run_ids: Sequence[str]) -> None:
         """Remove the checkpoints of runs that are over.
 
-        In rare cases a process that has lost a run writes a few checkpoints afterwards; these stay.
+        In rare cases a process that has lost a run writes a few checkpoints after their removal; these stay.
         """
         for run_id in run_ids:
             await self._saver.adelete_thread(run_id)
@@ -50,7 +50,7 @@ class RunCheckpoints:
             await self._records.checkpoints_removed(run_ids)
 
     async def remove_before(self, moment: datetime, *, limit: int) -> int:
-        """Remove checkpoints of runs that are done, deleted, or ended before `moment`; return the number of runs."""
+        """Remove checkpoints of up to `limit` runs that are done, deleted or ended before `moment`; return how many."""
         run_ids = await self._records.with_checkpoints(moment, limit=limit)
         await self.remove(run_ids)
         return len(run_ids)
@@ -58,7 +58,7 @@ class RunCheckpoints:
 
 _AGAIN_SECONDS: Final = 1.0
 _SOON_SECONDS: Final = 0.005
-"""Seconds until the writes of a task are stored; usually the step's checkpoint comes earlier and replaces them."""
+"""Seconds until the writes of a task are stored. Usually the step's checkpoint replaces them before that."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,7 +77,7 @@ class PendingCheckpoint:
 
     @property
     def is_whole(self) -> bool:
-        """True if it has the whole state and so can replace earlier checkpoints; not always with delta channels."""
+        """True if it has the whole state and can replace earlier checkpoints; with delta channels it may be partial."""
         return not self.metadata.get("counters_since_delta_snapshot")
 
     @property
@@ -86,7 +86,7 @@ class PendingCheckpoint:
         return self.metadata.get("source") != "input"
 
     def instead_of(self, before: PendingCheckpoint) -> PendingCheckpoint:
-        """Return this checkpoint with the parent and the versions of an earlier one that it replaces."""
+        """Return a copy of this checkpoint with the parent and the versions of an earlier one, which it replaces."""
         return replace(self, config=before.config, new_versions={**before.new_versions, **self.new_versions})
 
 
@@ -137,21 +137,21 @@ class ProgressWriter:
 
 
 class RunProgress:
-    """The checkpoints that one execution of a run makes, for its graph and its subgraphs (namespaces).
+    """The checkpoints that one execution of a run makes, for its graph and for each subgraph (a namespace).
 
-    If `beside(namespace)` is true, checkpoints are stored after `seconds`, while the run continues, unless newer ones
-    replace them or the run succeeds before. If it is false, as initially for all namespaces, the checkpoint of each
-    step is stored at once, and writes of tasks soon after. If `starts_again` is true, a crashed run starts from the
-    beginning, and `add` stores nothing; `keep` does, for example when the run fails or waits. A `fresh` run has no
-    checkpoints of an earlier execution.
+    Where `beside(namespace)` is true, a checkpoint is stored after `seconds` while the run continues, unless a newer
+    one replaces it or the run succeeds first. Where it is false (the default), the checkpoint of each step is stored at
+    once, and a task's writes shortly after. While `starts_again` is true, `add` stores nothing, because a crashed run
+    starts from the beginning; `keep` still stores everything, for example when the run fails or waits. A `fresh` run
+    has no checkpoints of an earlier execution.
 
-    Storing in the background is retried while the database is unavailable; another failure is raised by the next `add`.
+    Storing in the background is retried while the database is unavailable; any other error is raised by the next `add`.
     """
 
     def __init__(
         self, keeping: ProgressWriter, expect: Callable[[], Awaitable[None]], *, fresh: bool, seconds: float
     ) -> None:
-        """Create the progress; `expect` is called before the first checkpoint is stored, to record that one exists."""
+        """Create the progress. `expect` is awaited before the first checkpoint is stored, to record that one exists."""
         self.beside: Callable[[str], bool] = lambda _: False
         self.starts_again = False
         self._keeping = keeping
@@ -166,7 +166,7 @@ class RunProgress:
         self._failed: Exception | None = None
 
     async def add(self, new: Pending) -> None:
-        """Add a checkpoint or writes; store them at once, soon or not yet, as the class describes."""
+        """Add a checkpoint or writes. The class describes whether they are stored at once, soon, or not yet."""
         if self._failed is not None:
             failed, self._failed = self._failed, None
             raise failed
@@ -188,7 +188,7 @@ class RunProgress:
             self._storing.within(_SOON_SECONDS)
 
     def is_new(self, namespace: str) -> bool:
-        """Return whether a namespace has no checkpoints, here or in the database."""
+        """Return True if a namespace has no checkpoints, neither pending ones nor stored ones."""
         return self._fresh and namespace not in self._namespaces
 
     async def keep(self) -> None:
@@ -201,12 +201,12 @@ class RunProgress:
         await self._keep()
 
     async def forget(self) -> None:
-        """Discard pending progress; wait for progress that is being stored."""
+        """Discard pending progress, after waiting for progress that is being stored."""
         async with self._storing.working:
             self._pending.clear()
 
     async def leave(self) -> bool:
-        """Discard pending progress because the run is over or lost; return True if the run has no stored progress."""
+        """Discard pending progress because the run is over or lost; return True if no progress of the run is stored."""
         self._pending.clear()
         await self._storing.close()
         return self._offline
@@ -230,12 +230,12 @@ class RunProgress:
         with ErrorBoundary() as attempt:
             await self.keep()
         if isinstance(attempt.error, StoreUnavailable):
-            # The run continues, and storing is tried again later. If the run ends without success, progress that is
-            # still pending is stored then, with retries.
+            # The run continues, and storing is tried again later. If the run ends without success, the progress that is
+            # pending then is stored with retries.
             if self._pending:
                 self._storing.within(_AGAIN_SECONDS)
         elif attempt.error is not None:
-            # A state that cannot be stored is an error of the graph, so the next step raises it.
+            # A state that cannot be stored is an error of the graph, so the run's next step raises it.
             self._failed = attempt.error
 
 
@@ -245,10 +245,10 @@ def namespace_of(config: RunnableConfig) -> str:
 
 
 class ProgressSaver(BaseCheckpointSaver[Any]):
-    """A wrapper of a checkpointer that may delay the checkpoints of active runs, but no others.
+    """A wrapper of a checkpointer that may delay the checkpoints of active runs; other checkpoints are stored at once.
 
     Before a LangGraph thread is read, its pending progress is stored, so that readers get the newest state. `active`
-    has the progress of each active run by its id. The synchronous methods run the asynchronous ones in the event loop
+    maps the id of each active run to its progress. The synchronous methods run the asynchronous ones in the event loop
     in which the saver was created, and wait for them; called in that loop, they raise `InvalidStateError`.
     """
 
@@ -277,14 +277,14 @@ class ProgressSaver(BaseCheckpointSaver[Any]):
         return self.saver.get_next_version(current, channel)
 
     def with_allowlist(self, extra_allowlist: Collection[tuple[str, ...]]) -> ProgressSaver:
-        """Return a saver for the same active runs that allows additional types in the state of a graph."""
+        """Return a saver for the same active runs whose state may contain additional types."""
         allowing = copy(self)
         allowing.saver = self.saver.with_allowlist(extra_allowlist)
         allowing.serde = allowing.saver.serde
         return allowing
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
-        """Return the checkpoint that the config names, by default the newest; None for a new run, without a query."""
+        """Return the checkpoint that the config names, by default the newest. For a new run, return None at once."""
         progress = self.active.get(_thread_of(config))
         if progress is not None:
             if progress.is_new(namespace_of(config)):
@@ -293,7 +293,7 @@ class ProgressSaver(BaseCheckpointSaver[Any]):
         return await self.saver.aget_tuple(config)
 
     async def alist(self, config: RunnableConfig | None, **options: Any) -> AsyncIterator[CheckpointTuple]:
-        """Yield checkpoints, the newest first."""
+        """Yield the matching checkpoints, newest first."""
         if config is not None:
             await self.keep(_thread_of(config))
         async for found in self.saver.alist(config, **options):
@@ -302,7 +302,7 @@ class ProgressSaver(BaseCheckpointSaver[Any]):
     async def aget_delta_channel_history(
         self, *, config: RunnableConfig, channels: Sequence[str]
     ) -> Mapping[str, DeltaChannelHistory]:
-        """Return the history of delta channels."""
+        """Return the history of the delta channels, including progress that was pending."""
         await self.keep(_thread_of(config))
         return await self.saver.aget_delta_channel_history(config=config, channels=channels)
 
@@ -342,7 +342,7 @@ class ProgressSaver(BaseCheckpointSaver[Any]):
         return self._waited_for(self.aget_tuple(config))
 
     def list(self, config: RunnableConfig | None, **options: Any) -> Iterator[CheckpointTuple]:
-        """Yield checkpoints, the newest first."""
+        """Yield the matching checkpoints, newest first."""
 
         async def found() -> tuple[CheckpointTuple, ...]:
             return tuple([one async for one in self.alist(config, **options)])

@@ -1,4 +1,4 @@
-"""Requests for runs: as callers make them, as runs store them, and as the input of graphs."""
+"""Requests for runs: the form that callers make, the form that runs store, and the input of graphs."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ type Values = Mapping[str, Json]
 class RunRequest:
     """A request to run a workflow.
 
-    Without a `session_id` the run continues the last session of the user with the workflow, or starts a new one. A
+    Without a `session_id` the run continues the user's last session with the workflow, or starts a new session. A
     `sessionless` run sees no earlier turns and stores none. A `message_id` makes retries safe. `inputs` is the payload
-    that started the run; `results` has the values that a channel parsed from the payload. `metadata` and `sent_at` (the
-    time that the platform reports) are stored with the message. If `stream` is true, the caller receives each token
-    when it arrives. `double_texting` replaces the workflow's own policy for a message that arrives during a turn.
+    that started the run; `results` contains the values that a channel parsed from the payload. `metadata` and `sent_at`
+    (the time that the platform reports) are stored with the message. If `stream` is true, the caller receives each
+    token when it arrives. `double_texting` replaces the workflow's policy for a message that arrives during a turn.
     """
 
     workflow: str
@@ -60,7 +60,7 @@ class RunRequest:
             raise InvalidInput("deadline_seconds is a number above 0, or None for the deadline of the workflow.")
 
     def values(self) -> dict[str, Json]:
-        """Return the fields of the request that are stored as the input of its run, without empty ones."""
+        """Return the fields of the request that are stored as the input of its run, except empty fields."""
         given: dict[str, Json] = {
             "text": self.text,
             "inputs": dict(self.inputs),
@@ -74,10 +74,10 @@ class RunRequest:
 
 @dataclass(frozen=True)
 class Submitted:
-    """The run that answers a request: a `new` run, a run that the request `joined`, or an already `known` run.
+    """The run that answers a request: a `new` run, one that the request `joined`, or one that was `known` already.
 
-    `stream` receives the tokens and the outcome of the run in this process. `over` is true if the run had already
-    ended.
+    `stream` receives the tokens and the outcome of the run in this process. `over` is true if the run had ended before
+    the request.
     """
 
     run_id: str
@@ -88,7 +88,7 @@ class Submitted:
 
 
 def begin_state(run: Run) -> WorkflowState:
-    """Return the initial state of a run's graph; a run that starts again gets the same state."""
+    """Return the initial state of a run's graph; it is the same each time the run starts from the beginning."""
     newest = run.inputs[-1] if run.inputs else RunInput({})
     texts = [text for one in run.inputs if (text := text_of_input(one))]
     state = initial_state(
@@ -104,7 +104,7 @@ def begin_state(run: Run) -> WorkflowState:
 
 def message_of_input(given: RunInput, message_id: str) -> HumanMessage:
     """Return the LangChain message of an input."""
-    # `from_langchain` reads the platform's time from the metadata, for the transcript.
+    # `from_langchain` reads the platform's time from the metadata, so that the transcript gets it.
     sent_at = given.values.get(SENT_AT)
     metadata = {SENT_AT: sent_at} if isinstance(sent_at, str) else {}
     return HumanMessage(text_of_input(given), id=message_id, response_metadata=metadata)
@@ -133,7 +133,7 @@ def metadata_of(run: Run) -> dict[str, Json]:
 
 
 def text_of_input(given: RunInput) -> str:
-    """Return the text of an input message; empty if it has none."""
+    """Return the text of an input message; an empty text if the input has none."""
     text = given.values.get("text")
     return text if isinstance(text, str) else ""
 

@@ -1,4 +1,4 @@
-"""Pauses between attempts, and helpers for work that waits for the database, is shielded, or is delayed."""
+"""Pauses between attempts, and helpers for work that waits for the database, must not be cancelled, or is delayed."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ RUN_ERRORS: Final[Mapping[str, str]] = {
         "retry it where the old version is deployed, or start a new run."
     ),
 }
-"""The causes and cures of error kinds; any other kind is the name of an error class, or `Cancelled`."""
+"""The causes and cures of some error kinds. Any other kind is the name of an error class, or `Cancelled`."""
 
 
 def kind_of(error: BaseException) -> str:
-    """Return the kind of an error for a run's record: the class name, because the message may quote people."""
+    """Return the kind of an error for a run's record: only the class name, because the message may quote people."""
     return type(error).__name__
 
 
 def pause_before(try_number: int, *, first_seconds: float, longest_seconds: float) -> float:
-    """Return the seconds to wait before attempt `try_number`: doubled each time up to the longest, with jitter."""
+    """Return the seconds to wait before attempt `try_number`. They double each time up to the longest, with jitter."""
     full = min(first_seconds * 2.0 ** (try_number - 2), longest_seconds)
     return full * random.uniform(0.5, 1.0)
 
@@ -51,14 +51,14 @@ async def retry_until_available[T](work: Callable[[], Awaitable[T]]) -> T:
 
 
 async def shielded[T](work: Coroutine[object, object, T]) -> T:
-    """Await `work` to its end. If the caller is cancelled meanwhile, the first cancellation is raised after the end."""
+    """Await `work` to its end. If the caller is cancelled meanwhile, raise the cancellation after that."""
     task = asyncio.create_task(work)
     try:
         await asyncio.wait([task])
     except asyncio.CancelledError:
         await asyncio.wait([task])
         if not task.cancelled():
-            task.exception()  # retrieve the error, because no caller will
+            task.exception()  # retrieve the error, because no caller will do so
         raise
     return task.result()
 
@@ -81,7 +81,7 @@ class Debounced:
         self._timer = loop.call_later(seconds, self._due, seconds)
 
     def disarm(self) -> None:
-        """Cancel scheduled work; a later call of `within` schedules it again."""
+        """Cancel the scheduled work until `within` schedules it again."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

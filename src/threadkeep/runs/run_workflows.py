@@ -38,7 +38,7 @@ _KNOWN_SECONDS = 60.0
 
 
 class VersionGone(Exception):
-    """An error: the workflow version of a run is not available any more; `kind` is stored as the run's error."""
+    """The workflow version of a run is not available any more; `kind` is stored as the run's error."""
 
     def __init__(self, kind: str) -> None:
         super().__init__(kind)
@@ -46,7 +46,7 @@ class VersionGone(Exception):
 
 
 class RunWorkflows:
-    """The registered workflows, and the older versions with which runs began."""
+    """The registered workflows, and older versions of them with which unfinished runs began."""
 
     def __init__(self, workflows: Workflows, versions: WorkflowVersions) -> None:
         self._workflows = workflows
@@ -63,7 +63,7 @@ class RunWorkflows:
         """
         workflow = self._get(name)
         key = (name, workflow.version)
-        # Store the version again from time to time, because versions that no run uses are deleted.
+        # Store the version again from time to time, because maintenance deletes versions that no run uses.
         if time.monotonic() - self._known.get(key, -_KNOWN_SECONDS) >= _KNOWN_SECONDS:
             await self._versions.keep(name, workflow.version, workflow.definition)
             self._known[key] = time.monotonic()
@@ -73,13 +73,13 @@ class RunWorkflows:
         """Return the workflow of a run, in the version with which the run began.
 
         Raises:
-            VersionGone: the version is not the current one, and it cannot be restored: it is code, is not stored any
-                more, is invalid, or imports code that no registered workflow imports.
+            VersionGone: the version is not the current one, and it cannot be restored: it was written as code, is not
+                stored any more, is invalid, or imports code that no registered workflow imports.
         """
         current: Workflow | None = None
         with contextlib.suppress(WorkflowNotFound):
             current = self._get(run.workflow)
-        # Built-in workflows depend on the settings of the service, so runs continue with the current settings.
+        # Built-in workflows depend on the settings of the service, so their runs continue with the current settings.
         if current is not None and (current.source == "built-in" or run.version in (None, current.version)):
             return current
         if run.version is None:
@@ -95,12 +95,13 @@ class RunWorkflows:
         return self._restored[key]
 
     async def to_go_on_with(self, run: Run, is_untouched: Callable[[], Awaitable[bool]]) -> Workflow:
-        """Return the workflow of a run; the newest version if the run's version is gone and the run did nothing yet.
+        """Return the workflow of a run. If its version is gone and the run did nothing yet, return the newest version.
 
-        So a run that waits in the queue while changed code is deployed still answers its message.
+        A run that waits in the queue while changed code is deployed can thus still answer its message.
 
         Raises:
-            VersionGone: the run's version is gone, and the run has done something or the workflow is not registered.
+            VersionGone: the run's version is gone, and the run has already done something, or the workflow is not
+                registered.
         """
         try:
             return await self.of(run)
@@ -121,7 +122,7 @@ class RunWorkflows:
         if stored is None or stored.definition is None:
             return None
         allowed = frozenset[str]().union(*(references_in(each.definition or {}) for each in self._workflows.all()))
-        # Convert through JSON, because the database may return other types of lists and maps.
+        # Convert through JSON, because the database may return other types for lists and maps.
         if not references_in(json.loads(json.dumps(stored.definition))) <= allowed:
             return None
         try:
@@ -135,7 +136,7 @@ class RunPlan:
     """Facts about a workflow that its runs in this process share.
 
     `chat` is the name, node and options of the built-in chat if it is the only node and needs no agent. `at_once` are
-    the options with which the question may be stored when the run is stored; None if it may not. The model output of
+    the options for storing the question together with the run; None if it must be stored later. The model output of
     `silent` nodes is not part of the run's answer.
     """
 
@@ -158,7 +159,7 @@ class RunPlan:
 
 
 class _Caller(NamedTuple):
-    """The trigger of a run, and the values outside its state that key templates may use."""
+    """The trigger of a run, and the values for key templates that are not in its state."""
 
     session_id: str | None
     user_id: str | None
@@ -169,9 +170,9 @@ class _Caller(NamedTuple):
 def order_keys(
     workflow: Workflow, request: RunRequest, session_id: str | None, memory: Memory, store: BaseStore | None
 ) -> tuple[str, ...]:
-    """Return the names of conversations, besides its session, in which a requested run must wait for its turn.
+    """Return the names of conversations, other than the session, in which a requested run must wait for its turn.
 
-    A conversation key that depends on a node's result is not known yet; the run waits when it reaches that node.
+    A conversation whose key depends on a node's result is not included; the run waits for it when it reaches that node.
     """
     if store is None or not (keeping := list(_keeping(workflow))):
         return ()
@@ -184,7 +185,7 @@ def order_keys(
 
 
 async def sessions_known(workflow: Workflow, run: Run, memory: Memory, store: BaseStore | None) -> list[Session]:
-    """Return the conversations of agents in which a run's question is stored, and whose keys the request determines."""
+    """Return the agents' conversations that store a run's question and whose keys the request alone determines."""
     keeping = [node for node in _keeping(workflow) if isinstance(node, AgentNode)]
     if store is None or not keeping:
         return []
@@ -197,7 +198,7 @@ async def sessions_known(workflow: Workflow, run: Run, memory: Memory, store: Ba
 
 
 async def sessions_reached(run: Run, memory: Memory, store: BaseStore | None) -> list[Session]:
-    """Return the conversations that a run has used in any process, as recorded for the order of turns."""
+    """Return the conversations that a run has used in any process, as they were recorded to keep turns in order."""
     found = []
     for place in await memory.runs.places.of(run.run_id):
         conversation = of_order_name(place)
@@ -210,7 +211,7 @@ async def sessions_reached(run: Run, memory: Memory, store: BaseStore | None) ->
 
 
 def _keeping(workflow: Workflow) -> Iterable[ConversationFields]:
-    """Yield nodes with a graph-store conversation whose key depends only on the request, except agents with `input`."""
+    """Yield nodes with a graph-store conversation whose key the request alone determines; skip agents with `input`."""
     for node in workflow.nodes.values():
         if not isinstance(node, AgentNode | AppendMessageNode) or not node.use_graph_chat_history:
             continue
@@ -223,7 +224,7 @@ def _keeping(workflow: Workflow) -> Iterable[ConversationFields]:
 def _keys(
     keeping: Iterable[ConversationFields], state: WorkflowState, caller: _Caller
 ) -> list[tuple[GraphLayout, str]]:
-    """Return the layout and the conversation key of each node, without duplicates; skip nodes without a key."""
+    """Return the layout and the conversation key of each node, without duplicates; skip nodes that have no key."""
     values = {"session_id": caller.session_id, "user_id": caller.user_id, "message_metadata": caller.metadata}
     config: RunnableConfig = {"configurable": values}
     scope = key_scope(state, caller.session_id, config)

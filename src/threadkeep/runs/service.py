@@ -41,10 +41,10 @@ _PAGE = 200
 
 
 class RunService(RunIntake):
-    """The service for the runs of a database, opened and closed by `open_runs`."""
+    """The service for the runs of a database; `open_runs` opens and closes it."""
 
     async def result(self, run_id: str, *, user_id: str | None = None) -> RunResult:
-        """Wait until a run is over or waits for a person; return its result. A cancelled caller does not stop the run.
+        """Wait until a run is over or waits for a person; return its result. Cancelling the caller does not stop it.
 
         Raises:
             RunNotFound: there is no such run that the user may see.
@@ -54,7 +54,7 @@ class RunService(RunIntake):
     async def end_of(self, run_id: str, *, user_id: str | None = None) -> Run:
         """Wait until a run is over or waits for a person; return the run, or raise as `result` does.
 
-        A run of this process notifies its callers; a run of another process is polled in the database. If the run may
+        A run of this process notifies its callers; for a run of another process, the database is polled. If the run may
         begin and no process has started it, this process starts it.
         """
         stream = self._worker.streams.of(run_id)
@@ -64,7 +64,7 @@ class RunService(RunIntake):
             while True:
                 end = stream.next_end
                 if self._worker.has(run_id):
-                    # The run signals its end here. The timeout is for a run that another process has taken over.
+                    # This process is notified of the end. The timeout is for a run that another process takes over.
                     pause = _LONGEST_POLL_SECONDS
                 else:
                     run = await self.run(run_id, user_id=user_id)
@@ -80,9 +80,9 @@ class RunService(RunIntake):
             stream.waiting -= 1
 
     async def follow(self, run_id: str, *, after: int = 0, user_id: str | None = None) -> AsyncIterator[Followed]:
-        """Yield the events of a run with numbers above `after`, and the tokens of its answer; yield the run last.
+        """Yield a run's events with numbers above `after` and the tokens of its answer; at the end, yield the run.
 
-        Only the process that executes the run has its tokens. Like `end_of`, the call starts a run that may begin.
+        Only the process that executes the run has its tokens. Like `end_of`, this call starts a run that may begin.
 
         Raises:
             RunNotFound: there is no such run that the user may see, or it was deleted with its session.
@@ -112,7 +112,7 @@ class RunService(RunIntake):
                 for piece in fresh:
                     yield piece
                 if self._worker.has(run_id) and now() < look_at:
-                    # Do not query the database for each token.
+                    # Do not query the database for every token.
                     await changed(change, _FIRST_POLL_SECONDS)
                     continue
             look_at = now() + _FIRST_POLL_SECONDS
@@ -135,14 +135,14 @@ class RunService(RunIntake):
             await self._worker.start(run.run_id)
 
     async def cancel(self, run_id: str, *, user_id: str | None = None) -> list[str]:
-        """Request that a run and all runs below it stop, in any process; return the ids of those that were not over.
+        """Request that a run and all runs below it stop, in any process; return the ids of the runs that were not over.
 
         Raises:
             RunNotFound: there is no such run that the user may see.
         """
         run = await self.run(run_id, user_id=user_id)
         if run.unbegun and await self._runs.order.stop_as_it_begins(run_id):
-            # The run ends when it may begin, so that its question is stored after the earlier turns.
+            # The run ends when its turn comes, so that its question is stored after the earlier turns.
             await self._worker.end_stopped(run_id)
             return [run_id]
         stopped = await self._runs.request_cancel(run_id)
@@ -154,7 +154,7 @@ class RunService(RunIntake):
                 self._worker.streams.of(each).end()
         await self._worker.start_following(run)
         if len(stopped) > 1:
-            # Descendants may have blocked turns of other sessions.
+            # Runs below it may have blocked turns of other sessions.
             for below in await self._runs.records.tree(run_id):
                 if below.run_id != run_id and below.run_id in stopped and below.over:
                     await self._worker.start_following(below)
@@ -165,7 +165,7 @@ class RunService(RunIntake):
         return await self._runs.records.runs(query)
 
     async def tree(self, run_id: str, *, user_id: str | None = None) -> Sequence[Run]:
-        """Return the tree that a run belongs to, parents before their children, but at most 500 runs.
+        """Return up to 500 runs of the tree that a run belongs to, parents before their children.
 
         Raises:
             RunNotFound: there is no such run that the user may see.
@@ -176,7 +176,7 @@ class RunService(RunIntake):
     async def trace(
         self, run_id: str, *, after: int = 0, limit: int = 200, user_id: str | None = None
     ) -> Sequence[RunEvent]:
-        """Return up to `limit` events of a run with numbers above `after`, in order.
+        """Return up to `limit` events of a run whose numbers are above `after`, in order.
 
         Raises:
             RunNotFound: there is no such run that the user may see.
@@ -188,7 +188,7 @@ class RunService(RunIntake):
     async def usage(
         self, run_id: str, *, with_children: bool = True, user_id: str | None = None
     ) -> Sequence[TokenUsage]:
-        """Return the token usage of a run by model, by default with that of all runs below it.
+        """Return the token usage of a run by model; by default, the usage of all runs below it is included.
 
         Raises:
             RunNotFound: there is no such run that the user may see.
@@ -206,7 +206,7 @@ class RunService(RunIntake):
         return any(active.run.session_id == session_id for active in self._worker.active.values())
 
     async def ready(self) -> None:
-        """Prepare the engine, so that the first run does not have to wait for it.
+        """Prepare the engine, so that the first run does not wait for it.
 
         Raises:
             StoreClosed: the service accepts no more runs.
@@ -215,7 +215,7 @@ class RunService(RunIntake):
         await self._worker.engine.ready()
 
     async def close(self, seconds: float) -> None:
-        """Accept no more runs, wait up to `seconds` for active ones, and leave the rest to other processes."""
+        """Accept no more runs, wait up to `seconds` for active runs, and leave unfinished runs to other processes."""
         await self._worker.engine.close(seconds)
 
 
@@ -244,9 +244,9 @@ async def open_runs(
         workflows: the workflows that can be executed.
         resources: the resources of their nodes.
         checkpointer: the store of run progress; the caller opens it once.
-        store: the graph store, also opened by the caller.
+        store: the graph store, which the caller also opens; None if there is none.
         options: options of execution.
-        in_flight: the messages that unrecorded runs of this process's chat are answering.
+        in_flight: the messages that this process's chat is answering with unrecorded runs.
 
     Raises:
         InvalidInput: the extra `engine` is not installed, or this process has a launched dbos already.
@@ -271,10 +271,10 @@ async def open_runs(
 
 
 class RunsOnDemand:
-    """A run service that is opened at first use. If that fails, the error is raised, and the next caller tries again.
+    """A run service that is opened on first use. If opening fails, the error is raised; the next call tries again.
 
-    The service stays open in a separate task, independent of requests, until `close`. `opened` is the service once it
-    is open; after `close` the service accepts no more runs.
+    The service stays open in a separate task, independent of requests, until `close`. `opened` is None until the
+    service is open. After `close` the service accepts no more runs.
     """
 
     def __init__(self, opening: Callable[[InFlightMessages], AbstractAsyncContextManager[RunService]]) -> None:
@@ -287,12 +287,12 @@ class RunsOnDemand:
         self._may_end = asyncio.Event()
 
     async def service(self) -> RunService:
-        """Return the open service.
+        """Return the open service; open it first if necessary.
 
         Raises:
             StoreClosed: the application is being closed.
             StoreUnavailable: the database does not answer.
-            InvalidInput: as for `open_runs`.
+            InvalidInput: the engine cannot be opened, for a reason that `open_runs` lists.
         """
         if self._closing:
             raise StoreClosed("The application is closing and accepts no more runs.")
@@ -302,12 +302,12 @@ class RunsOnDemand:
         return await asyncio.shield(future)
 
     def open_soon(self) -> None:
-        """Start opening the service in the background, at most once; after a failure, `service` tries again."""
+        """Start opening the service in the background, at most once. If that fails, `service` tries again."""
         if not self._closing and self._future is None:
             self._future = self._begin()
 
     async def close(self, seconds: float = 0.0) -> None:
-        """Close the service. Active runs may continue for `seconds`, and are then left to other processes."""
+        """Close the service. Active runs may continue for `seconds`; the rest is then left to other processes."""
         self._closing = True
         if self.opened is not None:
             await self.opened.close(seconds)

@@ -1,4 +1,4 @@
-"""Reading the answer of a run from its session, if the run's own result was deleted or another answer is valid."""
+"""Reading the answer of a run from its session, if the run's own result was deleted or replaced."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MOST_MESSAGES: Final = 500
 
 
 async def with_answer(memory: Memory, run: Run) -> Run:
-    """Return a run; if its own result was deleted or replaced, take the answer from its session."""
+    """Return a run; if its result was deleted or replaced, return it with the answer from its session."""
     if run.status != "done" or run.message_id is None:
         return run
     if run.result is not None:
@@ -26,7 +26,7 @@ async def with_answer(memory: Memory, run: Run) -> Run:
 
 
 async def _with_answer_that_stands(memory: Memory, run: Run, result: Mapping[str, Json]) -> Run:
-    """Return a run; if the answer of another process was delivered instead of its own, with that answer."""
+    """Return a run; if another answer to the same question replaced its own, return it with that answer."""
     own_id = result.get("message_id")
     if run.session_id is None or not isinstance(own_id, str):
         return run
@@ -35,7 +35,7 @@ async def _with_answer_that_stands(memory: Memory, run: Run, result: Mapping[str
     while answer is not None and answer.superseded_by is not None:
         answer = await session.find(answer.superseded_by)
     if own is None and run.message_id is not None:
-        # The run's own answer is not stored: another one was delivered while the database was down, or it was deleted.
+        # The run's own answer is not stored: it was deleted, or another was delivered while the database was down.
         answer = await _answer_of_turn(memory, run, run.message_id)
         if answer is not None and answer.status != "complete":
             return run
@@ -46,9 +46,9 @@ async def _with_answer_that_stands(memory: Memory, run: Run, result: Mapping[str
 
 
 async def with_own_answer(memory: Memory, run: Run, message_id: str) -> Run:
-    """Return a run with the answer to one of its several messages.
+    """Return a run with the answer to the message `message_id`, which is one of several messages of the run.
 
-    It is not the run's own answer if another run has answered this message, or has answered the newest one again.
+    The answer is another run's if that run has answered this message, or has answered the newest message again.
     """
     if len(run.inputs) < 2:
         return run
@@ -58,7 +58,7 @@ async def with_own_answer(memory: Memory, run: Run, message_id: str) -> Run:
 
 
 async def with_unanswered(memory: Memory, run: Run) -> Run:
-    """Return a run without those of its messages that other runs have answered; unchanged if they answered all."""
+    """Return a run without those of its messages that other runs have answered; if that is all, return it unchanged."""
     if len(run.inputs) < 2:
         return run
     rest = [
@@ -70,7 +70,7 @@ async def with_unanswered(memory: Memory, run: Run) -> Run:
 
 
 async def answered_without(memory: Memory, run: Run) -> Mapping[str, Json] | None:
-    """Return the stored, complete answer to the newest message of a run as the run's result; None if there is none."""
+    """Return the stored answer to a run's newest message, as the run's result; None if no complete answer is stored."""
     message_id = run.inputs[-1].message_id if run.inputs else None
     answer = None if message_id is None else await _answer(memory, run, message_id)
     return None if answer is None or answer.status != "complete" else _result_of(answer)
@@ -82,7 +82,7 @@ async def _answer_of_others(memory: Memory, run: Run, message_id: str) -> Messag
 
 
 async def _answer_of_turn(memory: Memory, run: Run, message_id: str) -> Message | None:
-    """Return the answer to a message, or to the newest message that was merged into the same turn."""
+    """Return the answer to a message, or else to the newest message of the same turn; None if neither has an answer."""
     if (answer := await _answer(memory, run, message_id)) is not None or run.session_id is None:
         return answer
     session = memory.session(run.session_id)

@@ -1,4 +1,4 @@
-"""Streams of runs inside this process, which carry the start, the tokens of the answer, and the outcome."""
+"""Streams of runs inside this process. A stream carries a run's start, the tokens of its answer, and its outcome."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MOST_REMEMBERED: Final = 10_000
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of an execution. A `waiting` run continues after a person's answer."""
+    """The outcome of an execution. A run whose outcome is `waiting` continues after a person's answer."""
 
     status: Literal["done", "failed", "cancelled", "interrupted", "waiting"]
     result: Mapping[str, Json] | None = None
@@ -30,7 +30,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class RunPiece:
-    """A token of a message. Several messages of a run may stream at once. The `last` token may have an empty text."""
+    """A token of a message. Several messages of a run may stream at once. A `last` token may have an empty text."""
 
     run_id: str
     node: str | None
@@ -40,7 +40,7 @@ class RunPiece:
 
 
 class RunEndEvent(asyncio.Event):
-    """An event that is set when a run ends or waits; `run` is the ended run, if this process knows it."""
+    """An event that is set when a run ends or waits; `run` is the run's record, or None if it is not known here."""
 
     run: Run | None = None
 
@@ -50,8 +50,8 @@ class RunStream:
 
     `begun` is true once this process executes the run. `outcome` is the outcome of this execution, which may not be
     recorded yet. The tokens from `first_piece` on belong to the current attempt. `hold` is the state that the run
-    shares with its agents. `usage` is the usage of the whole run, if this process knows it. `waiting` counts the
-    callers that wait for the end; `followers` counts those of them that also read the events.
+    shares with its agents. `usage` is the usage of the whole run, or None if this process does not know it. `waiting`
+    counts the callers that wait for the run's end; `followers` counts those that also read its events.
     """
 
     def __init__(self, run_id: str) -> None:
@@ -67,9 +67,9 @@ class RunStream:
         self.waiting = 0
         self.followers = 0
         self.next_change = asyncio.Event()
-        """The event for the next change; get the event before you read the current state."""
+        """The event that is set at the next change; get it before you read the current state."""
         self.next_end = RunEndEvent()
-        """The event that is set when the run ends or waits; get the event before you read the run's state."""
+        """The event that is set when the run ends or waits; get it before you read the run's state."""
 
     def renew(self) -> None:
         """Reset the stream for another attempt at the run."""
@@ -100,7 +100,7 @@ class RunStream:
         changed.set()
 
     def end(self, run: Run | None = None) -> None:
-        """Wake all tasks that wait for the end or for a change; `run` is the ended run, if known."""
+        """Wake all tasks that wait for the run's end or for a change; `run` is the run's record, if it is known."""
         ended, self.next_end = self.next_end, RunEndEvent()
         ended.run = run
         ended.set()
@@ -108,13 +108,13 @@ class RunStream:
 
 
 class RunStreams:
-    """The streams of this process. They are weakly referenced, so each lives as long as it is used."""
+    """The streams of this process. They are weakly referenced, so each lives only as long as it is used."""
 
     def __init__(self) -> None:
         self._streams: WeakValueDictionary[str, RunStream] = WeakValueDictionary()
 
     def of(self, run_id: str) -> RunStream:
-        """Return the stream of a run; create it if necessary."""
+        """Return the stream of a run; create the stream if there is none."""
         found = self._streams.get(run_id)
         if found is None:
             found = self._streams[run_id] = RunStream(run_id)
@@ -147,7 +147,8 @@ class InFlightMessages:
     """Messages that this process is answering with unrecorded runs, because the database could not store runs.
 
     Such a message may also have a recorded run, which was active when the outage began, or which was stored although
-    the reply of the database was lost. The recorded run waits, and then finds the answer in the session.
+    the reply of the database was lost. The recorded run waits for the unrecorded one, then finds the answer in the
+    session.
     """
 
     def __init__(self) -> None:
@@ -156,7 +157,7 @@ class InFlightMessages:
 
     @contextmanager
     def answering(self, session_id: str, message_id: str) -> Iterator[None]:
-        """Mark a message as being answered inside the block; a message must not have two blocks at the same time."""
+        """Mark a message as being answered inside the block; a message must not be in two blocks at the same time."""
         end = self._ends[session_id, message_id] = asyncio.Event()
         try:
             yield
@@ -175,7 +176,7 @@ class InFlightMessages:
         return bool(run.inputs) and {(run.session_id, one.message_id) for one in run.inputs} <= self._answered.keys()
 
     async def wait_for(self, run: Run) -> None:
-        """Wait for the unrecorded runs that are answering a message of this run."""
+        """Wait for the unrecorded runs that are answering messages of this run."""
         for one in run.inputs:
             while end := self._ends.get((run.session_id, one.message_id)):
                 await end.wait()

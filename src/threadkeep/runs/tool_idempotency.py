@@ -1,4 +1,4 @@
-"""Protection of tools that must not run twice: each call is recorded before the tool runs."""
+"""Protection of tools that must not run twice: each tool call is recorded before the tool runs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ type Handler = Callable[[ToolCallRequest], Awaitable[ToolResult]]
 AGAIN: Final = "again"
 SKIP: Final = "skip"
 _ASKED: Final[Mapping[str, Json]] = {"asked_a_person": True}
-"""The stored result of a part of a tool call that ends with a question to a person; the reply begins the next part."""
+"""The stored result of a part of a tool call that ended with a question to a person. The reply begins the next part."""
 
 _SKIPPED = "This tool call was started before, and its outcome is unknown; a person decided not to run it again."
 _UNKNOWN = "This tool call finished before, but its result was not stored."
@@ -34,14 +34,14 @@ _UNKNOWN = "This tool call finished before, but its result was not stored."
 
 @dataclass(frozen=True)
 class _Part:
-    """A part of a tool call; each question to a person ends a part. `asked` is the number of questions before it."""
+    """A part of a tool call; each question to a person ends one. `asked` is the number of questions before it began."""
 
     id: str
     call: ToolCall
     asked: int
 
     def answer_to(self, question: dict[str, Json]) -> Json:
-        """Return a person's answer. In a repeated step `interrupt` returns all answers in order; use the last one."""
+        """Return a person's answer. In a repeated step, `interrupt` returns all answers in order; use the last one."""
         answer: Json = None
         for _ in range(self.asked + 1):
             answer = interrupt(question)
@@ -49,11 +49,11 @@ class _Part:
 
 
 class RecordedTools(AgentMiddleware[AgentState[Any], Any, Any]):
-    """A middleware that executes each call of a tool that must not run twice only once in a run, across processes.
+    """A middleware for tools that must not run twice: it executes each call at most once in a run, across processes.
 
-    If a call was started and its outcome is unknown, a person is asked, and replies `again`, `skip`, or the result.
+    If a call was started but its outcome is unknown, a person is asked, who replies `again`, `skip`, or the result.
     `keep` stores the progress of a run, so that a process that resumes the run makes the same call. `holds` returns
-    True if this process certainly still owns a run; if not, the call raises `StoreUnavailable` before the tool runs.
+    True if this process certainly still owns a run; otherwise the call raises `StoreUnavailable` before the tool runs.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class RecordedTools(AgentMiddleware[AgentState[Any], Any, Any]):
         self._holds = holds
 
     async def awrap_tool_call(self, request: ToolCallRequest, handler: Handler) -> ToolResult:
-        """Run the tool; return the stored result of a finished call, and ask a person about a call that was started."""
+        """Run the tool. If its call finished before, return the stored result; if it was only started, ask a person."""
         context: object = request.runtime.context
         if not isinstance(context, RunContext) or request.tool is None or is_idempotent(request.tool):
             return await handler(request)
@@ -83,7 +83,7 @@ class RecordedTools(AgentMiddleware[AgentState[Any], Any, Any]):
         return await self._run(context.run_id, part.id, request, handler)
 
     async def _begin(self, run_id: str, request: ToolCallRequest) -> _Part:
-        """Record that the call begins, or that its part after the last question to a person begins."""
+        """Record that the call begins, or that the next part after its last question to a person begins."""
         await self._keep(run_id)
         if not self._holds(run_id):
             raise StoreUnavailable("This process cannot tell whether it still owns the run; the call is retried.")
@@ -123,7 +123,7 @@ def _question(request: ToolCallRequest) -> dict[str, Json]:
 
 
 def _again(result: Json, request: ToolCallRequest) -> ToolMessage:
-    """Return the stored result of an earlier call, or a message that no result was stored."""
+    """Return the stored result of an earlier call; if none was stored, return a message that says so."""
     if isinstance(result, Mapping):
         [message] = messages_from_dict([dict(result)])
         if isinstance(message, ToolMessage):

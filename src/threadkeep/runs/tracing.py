@@ -1,4 +1,4 @@
-"""The trace of an active run: events are collected in memory, and the owner of the run stores them in groups."""
+"""The trace of an active run: its events are collected in memory, and the owner of the run stores them in groups."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ type Data = Mapping[str, Json]
 
 _MOST_REMEMBERED = 50
 _AT_ITS_START = frozenset({STATUS, "node_started"})
-"""Kinds of events that tell nothing beyond the row of a started run, so they may be stored later than others."""
+"""Kinds of events that tell no more than the row of a started run, so they may be stored later than other events."""
 
 _START_TIMES = 10
 _MOST_EVENTS = 5_000
-"""The maximum number of events that are kept while the database is down; older groups of events are dropped."""
+"""The maximum number of events that are kept while the database is down; beyond it, the oldest groups are dropped."""
 
 
 class Notes(Protocol):
@@ -40,8 +40,9 @@ class Notes(Protocol):
 class RunTracer:
     """The trace of one run. If the process is killed, the events after the last stored group are lost.
 
-    An event is stored with later ones: within `seconds` while a caller in this process follows the run, else within
-    `late_seconds`, so that a short run stores its trace when it ends. `lost` is called if another process owns the run.
+    An event is stored together with later ones: within `seconds` while a caller in this process follows the run, else
+    within `late_seconds`, so that a short run stores its trace at its end. `lost` is called if another process owns the
+    run.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class RunTracer:
     def note(
         self, kind: str, node: str | None = None, data: Data | None = None, *, usage: TokenUsage | None = None
     ) -> None:
-        """Note an event, and the token usage if it reports a model call; it is stored later (see the class)."""
+        """Note an event, and its `usage` if it reports a model call. The class describes when they are stored."""
         self._group.events.append(TraceEvent(kind, node, data or {}, self._trace.clock()))
         if usage is not None:
             self._group.usage.append(usage)
@@ -81,7 +82,7 @@ class RunTracer:
         """Store the events noted so far.
 
         Raises:
-            StoreError: the database did not store them; the next call tries again.
+            StoreError: the database did not store the events; the next call tries again.
         """
         self._storing.disarm()
         async with self._storing.working:
@@ -90,10 +91,10 @@ class RunTracer:
         self._stream.signal()
 
     async def flush_with[T](self, store: Callable[[TraceGroup], Awaitable[T | None]]) -> T | None:
-        """Store the events noted so far, the last group by calling `store`, whose result is returned.
+        """Store the events noted so far; `store` stores the last group, and its result is returned.
 
         Raises:
-            StoreError: the database did not store them; the next call tries again.
+            StoreError: the database did not store the events; the next call tries again.
         """
         self._storing.disarm()
         async with self._storing.working:
@@ -107,9 +108,9 @@ class RunTracer:
         return stored
 
     async def whole(self) -> TraceGroup | None:
-        """Return all events of the run, to store them in another transaction; None if they are not all in memory.
+        """Return all events of the run, so that the caller can store them; None if they are not all in memory.
 
-        The group's `after` is the number of the newest stored event. Call `stored_elsewhere` after the transaction.
+        The group's `after` is the number of the newest stored event. Call `stored_elsewhere` once they are stored.
         """
         self._storing.disarm()
         async with self._storing.working:
@@ -119,12 +120,12 @@ class RunTracer:
             return TraceGroup(events, usage, self._number)
 
     def stored_elsewhere(self) -> None:
-        """Forget the events that another transaction has stored."""
+        """Forget the events of `whole`, because the caller has stored them."""
         self._storing.disarm()
         self._group, self._stored = TraceGroup(), None
 
     async def close(self) -> None:
-        """Wait for a write in progress; nothing is stored afterwards."""
+        """Wait for a write in progress; store nothing after it."""
         await self._storing.close()
 
     def _seal(self) -> None:
@@ -133,7 +134,7 @@ class RunTracer:
             self._group = TraceGroup()
 
     async def _newest(self) -> int:
-        """Return the number of the newest stored event, so that a repeated write does not store an event twice."""
+        """Return the number of the newest stored event; with it, a repeated write does not store an event twice."""
         if self._number is None:
             self._number = await self._trace.last_number(self._stream.run_id)
         return self._number
@@ -163,7 +164,7 @@ class RunTracer:
         try:
             await self.flush()
         except StoreError:
-            # The answer must not wait for the trace. The next write stores these events too.
+            # The run must not wait for its trace. The next write stores these events too, unless there are too many.
             while sum(len(group.events) for group in self._sealed) > _MOST_EVENTS and len(self._sealed) > 1:
                 self._sealed.popleft()
 
@@ -208,13 +209,13 @@ class ToolTrace(AsyncCallbackHandler):
 
 
 def node_of(metadata: Mapping[str, Any] | None) -> str | None:
-    """Return the workflow's node in which an event happened, also one of a subgraph; None outside of a node."""
+    """Return the workflow's node in which an event happened, even inside a subgraph; None outside of any node."""
     namespace = (metadata or {}).get("langgraph_checkpoint_ns")
     return namespace.partition(":")[0] or None if isinstance(namespace, str) else None
 
 
 def jsonable(value: object) -> Json:
-    """Return a value as JSON; a value without a JSON form becomes the name of its type."""
+    """Return a value as JSON; for a value without a JSON form, return the name of its type."""
     if isinstance(value, BaseMessage):
         value = message_to_dict(value)
     found: Json = to_jsonable_python(value, fallback=lambda other: type(other).__name__, serialize_unknown=True)

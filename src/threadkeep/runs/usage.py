@@ -24,8 +24,8 @@ class Ledger:
     """The token usage of one execution of a run, checked against the budgets of the runs in `limited`.
 
     A `Meter` adds the usage of each model call. Concurrent calls may exceed a budget, because a call is counted when it
-    ends. A model without a price costs nothing. `usages` has the calls of the run itself, but not those of its
-    children. `spent` is the error that stopped a model call, if any.
+    ends. A model without a price costs nothing. `usages` contains the usage of the run's own model calls, but not of
+    its children's. `spent` is the error that stopped a model call; None if none was stopped.
     """
 
     def __init__(self, limited: Sequence[Run]) -> None:
@@ -34,7 +34,7 @@ class Ledger:
         self.limited = limited
 
     async def check(self) -> None:
-        """Check that no budget is used up, before a model call.
+        """Check before a model call that no budget is used up.
 
         Raises:
             BudgetSpent: a budget is used up.
@@ -60,16 +60,16 @@ class Ledger:
 
 
 class RunLedger(Ledger):
-    """The ledger of a recorded run; `has_children` is true if the run has child runs.
+    """The ledger of a recorded run. `has_children` is true if the run has child runs.
 
-    Usage is stored in groups with the trace, so a killed process loses only the usage of the last model calls. If there
-    is a budget, usage is stored before the next model call is allowed.
+    Usage is stored in groups with the trace, so a killed process loses only the usage of the last model calls. If the
+    run has a budget, its usage is stored before each model call.
     """
 
     def __init__(
         self, trace: RunTrace, tracer: RunTracer, limited: Sequence[Run], flush_tree: Callable[[], Awaitable[None]]
     ) -> None:
-        """Create a ledger; `flush_tree` stores the usage of the whole tree of the run."""
+        """Create a ledger; `flush_tree` stores the usage of all runs in the tree of the run."""
         super().__init__(limited)
         self.has_children = False
         self._trace = trace
@@ -77,7 +77,7 @@ class RunLedger(Ledger):
         self._flush_tree = flush_tree
 
     async def add(self, usage: TokenUsage, message_id: str | None = None) -> None:
-        """Add the usage of a call, and note it in the trace."""
+        """Add the usage of a model call, and note it in the trace."""
         self.usages.append(usage)
         self._tracer.note(
             "model_called",
@@ -88,7 +88,7 @@ class RunLedger(Ledger):
                 "cache_read_tokens": usage.cache_read_tokens,
                 "cost": usage.cost,
                 **({"estimated": True} if usage.estimated else {}),
-                # With the `message_id`, a reader of the trace finds the message.
+                # With this id, a reader of the trace finds the message.
                 **({"answer": message_id} if message_id else {}),
             },
             usage=usage,
@@ -100,7 +100,7 @@ class RunLedger(Ledger):
 
 
 def spent_budget(run: Run, usages: Sequence[TokenUsage], *, crossed: bool = False) -> BudgetSpent | None:
-    """Return an error if a run has used up its budget or, with `crossed`, exceeded it; otherwise None."""
+    """Return an error if a run has used up its budget; with `crossed`, only if it used more. Otherwise return None."""
     total = sum(usages, NO_USAGE)
     for limit, used, allowed in (
         ("max_tokens", total.tokens, run.budget.max_tokens),
@@ -149,11 +149,11 @@ class Meter(AsyncCallbackHandler):
             await self._ledger.add(self.usage(name, asked, answer), answer.id)
 
     async def on_llm_error(self, error: BaseException, *, run_id: UUID, **_: Any) -> None:
-        """Forget a failed call, because its usage is unknown and is not estimated."""
+        """Forget a failed call, because its usage is neither known nor estimated."""
         self._asked.pop(run_id, None)
 
     def usage(self, name: str, asked: list[BaseMessage], answer: AIMessage) -> TokenUsage:
-        """Return the usage of a call, as reported by the provider or else as estimated by Threadkeep."""
+        """Return the usage of a model call, as the provider reported it, otherwise as Threadkeep estimates it."""
         reported_name = answer.response_metadata.get("model_name")
         model = kept_name(reported_name if isinstance(reported_name, str) and reported_name else name)
         reported = answer.usage_metadata
@@ -161,7 +161,7 @@ class Meter(AsyncCallbackHandler):
         output_tokens = reported["output_tokens"] if reported else count_tokens(answer, model)
         details = reported.get("input_token_details") if reported else None
         cached = min((details or {}).get("cache_read") or 0, input_tokens)
-        # Some providers report another model name than the requested one.
+        # Some providers report a model name that differs from the requested one.
         price = (self._prices.of(model) or self._prices.of(name)) if self._prices else None
         return TokenUsage(
             model,
@@ -181,7 +181,7 @@ def _answer_of(response: LLMResult) -> AIMessage | None:
 
 
 class LastContexts:
-    """An observer that records the context of the last model call of each watched run, until `close`."""
+    """An observer that records the context of the last model call of each watched run; `close` removes it."""
 
     def __init__(self, observers: Observers) -> None:
         self._observers = observers
@@ -194,16 +194,16 @@ class LastContexts:
         self._observers.remove(self)
 
     def watch(self, run_id: str, session_id: str | None) -> None:
-        """Record the contexts of a run until `take`."""
+        """Record the contexts of a run's model calls until `take` is called."""
         self._watched[run_id] = session_id
 
     def take(self, run_id: str) -> ContextBuilt | None:
-        """Return the event of a run's last model call, and stop recording for this run; None if it made no call."""
+        """Return the event of a run's last model call, None if there was no call; stop recording for this run."""
         self._watched.pop(run_id, None)
         return self._built.pop(run_id, None)
 
     def notify(self, event: Event, /) -> None:
-        """Record the context of a model call for its own run, or else for the watched runs of its session.
+        """Record the context of a model call for its own run; if that is not watched, for the runs of its session.
 
         The event of another run, such as the run that stored the question, does not replace an event of the run itself.
         """

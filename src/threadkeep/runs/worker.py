@@ -1,4 +1,4 @@
-"""Execution of runs by this process: it acquires a run, runs its graph, and cleans up afterwards in every case."""
+"""Execution of runs by this process: it acquires a run, runs the graph, and always cleans up afterwards."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _TAKEOVERS = 3
 
 
 class Beginning(NamedTuple):
-    """A new run that this process owns, with its workflow, and with its turn if the question is stored already."""
+    """A new run that this process owns, with its workflow; `turn` is set if the question is stored already."""
 
     run: Run
     workflow: Workflow
@@ -42,8 +42,8 @@ class Beginning(NamedTuple):
 class Worker:
     """An executor of the runs of this process. The engine calls `execute`.
 
-    A run of another process is taken over only if that process is dead or was declared dead. From then on the
-    database rejects that process's writes to the run. The record of a run counts how often the run was acquired. A
+    A run of another process is taken over only if that process is dead or was declared dead. After a takeover, the
+    database rejects the former owner's writes to the run. The record of a run counts how often the run was acquired. A
     run that was acquired too often is set aside for a person.
 
     `open` sets the `engine`, whose name is the owner of this process's runs, and the `dependencies`, which all runs
@@ -62,13 +62,13 @@ class Worker:
         self._checkpoints = checkpoints
         self._progress = ProgressWriter(memory.observers)
         self._begun: dict[str, Beginning] = {}
-        # Keeps the (weakly referenced) streams of started runs, so that other callers see that a run was started.
+        # It keeps the weakly referenced streams of started runs, so that other callers see that a run was started.
         self._started: dict[str, RunStream] = {}
         self._opened = asyncio.Event()
         self._context = contextvars.copy_context()
 
     def open(self, engine: Engine, dependencies: Dependencies) -> None:
-        """Set the engine and the dependencies; `execute` waits for them, because the engine may call it earlier."""
+        """Set the engine and the dependencies. `execute` waits for this, because the engine may call it before."""
         self.engine, self.dependencies = engine, dependencies
         self._endings = RunEndings(self._memory, self.workflows, dependencies)
         self._opened.set()
@@ -98,7 +98,7 @@ class Worker:
                 await each.tracer.flush()
 
     async def start(self, run_id: str, beginning: Beginning | None = None) -> None:
-        """Start to execute a run in this process, unless it was started already; do not wait for its end.
+        """Start executing a run in this process, unless it was started already; do not wait for its end.
 
         If `beginning` is passed, this process already owns the run.
 
@@ -125,15 +125,15 @@ class Worker:
                     await self._runs.give_back(run_id, begun.run.owner)
 
     async def execute(self, run_id: str) -> None:
-        """Execute a run if it may begin now; do nothing if it is over, executed elsewhere, or behind an earlier run.
+        """Execute a run if it may begin now; do nothing if it is over, executed elsewhere, or waits for an earlier run.
 
-        An unexpected error is reported, and the run is retried after a pause, until it is set aside.
+        An unexpected error is reported, and the run is retried after a pause. After `max_attempts` it is set aside.
         """
         await self._opened.wait()
         stream, options = self.streams.of(run_id), self.dependencies.options
         try:
             for failures in range(1, options.max_attempts + 1):
-                # Catch all errors, because no other code retries the run while this process owns it.
+                # Catch all errors, because while this process owns the run, nothing else would retry it.
                 with ErrorBoundary(lambda error: self.report(type(error).__name__)):
                     if (beginning := self._begun.pop(run_id, None)) is not None:
                         await self.execute_owned(beginning.run, beginning)
@@ -153,13 +153,16 @@ class Worker:
             stream.end()
 
     async def end_stopped(self, run_id: str) -> None:
-        """End a run that was cancelled before it began; if earlier turns are active, the run ends later, after them."""
+        """End a run that was cancelled before it began. If earlier turns are active, the run ends after them."""
         await self.engine.ready()
         if not self.has(run_id) and (run := await self.acquire(run_id)) is not None:
             await self.execute_owned(run)
 
     async def acquire(self, run_id: str) -> Run | None:
-        """Begin a run, or take it over from a dead process, as its owner; return None if it cannot be executed now."""
+        """Make this process the owner of a run, which it begins or takes over from a dead process.
+
+        Return None if the run is over, must wait, or belongs to a live process.
+        """
         for _ in range(_TAKEOVERS):
             found = await self._runs.order.begin(run_id, self.engine.name)
             if isinstance(found, Begun):
@@ -172,11 +175,11 @@ class Worker:
         return None
 
     def report(self, error: str, work: RunWork = "engine") -> None:
-        """Report the name of an error that interrupts the work of this process."""
+        """Report the class name of an error that interrupts the work of this process."""
         self._memory.observers.notify(RunTrouble(error=error, work=work))
 
     async def execute_owned(self, run: Run, beginning: Beginning | None = None) -> Outcome | None:
-        """Execute a run that this process owns; return None if it lost the run."""
+        """Execute a run that this process owns; return its outcome, or None if this process has lost the run."""
         active = self._enter(run, beginning)
         if run.attempts > 1:
             self._memory.observers.notify(
@@ -198,7 +201,7 @@ class Worker:
         return outcome
 
     async def start_following(self, run: Run) -> None:
-        """Start the runs that may begin now, because `run` is over or waits for a person."""
+        """Start the runs that waited for `run`, because it is over or waits for a person."""
         self._runs.places.tell_freed()
         for following in await self._runs.order.following(run.run_id):
             if self.streams.is_waited_for(following):
@@ -227,7 +230,7 @@ class Worker:
         active = ActiveRun(run, owner, stream, tracer, progress, begins)
         if beginning is not None:
             active.workflow, active.hold.begun = beginning.workflow, beginning.turn
-        # A caller waits for the answer of a run that begins here, but not of a run that was taken over.
+        # The caller of a run that begins here waits for its answer; that of a run that was taken over does not.
         active.hold.told = begins
         stream.hold = active.hold
         self.active[run.run_id] = active
@@ -237,13 +240,13 @@ class Worker:
         return active
 
     async def _leave(self, active: ActiveRun) -> bool:
-        """Remove a run from the active runs, end its trace and stream; return True if it has no stored checkpoints."""
+        """Remove a run from the active ones, and end its trace and its stream; return True if it has no checkpoints."""
         del self.active[active.run.run_id]
         if (saver := self.dependencies.saver) is not None:
             del saver.active[active.run.run_id]
         await active.tracer.close()
         for entry in active.hold.manifests:
-            # The manifest may be stored already, if only the database's reply to the last transaction was lost.
+            # The manifest may be stored already, if the transaction succeeded but the database's reply to it was lost.
             self._memory.manifests.queue(replace(entry, again=True))
         ledger = active.ledger
         if active.begins and ledger is not None and not ledger.has_children:
@@ -275,12 +278,12 @@ class Worker:
         return await shielded(self._endings.end(active, outcome))
 
     async def _run_graph(self, active: ActiveRun) -> Outcome:
-        """Execute a run with its workflow and its budgets; wait for an unavailable database."""
+        """Execute a run with its workflow and its budgets; while the database is unavailable, wait for it."""
         run, dependencies = active.run, self.dependencies
         _set_channel(run)
         run_hold.set(active.hold)
         if run.attempts > 1 and run.session_id is not None:
-            # The dead process may have left the answer in its folder of pending turns.
+            # The dead process may have left the answer in the folder of pending turns.
             await self._memory.pending.adopt(run.session_id)
         if (workflow := active.workflow) is None:
             try:
@@ -346,14 +349,14 @@ class Worker:
     async def _clear_up(
         self, run: Run, outcome: Outcome, *, unstored: bool = False, has_following: bool = True
     ) -> None:
-        """Start the following runs, end orphaned children, and remove stored checkpoints of a run that is done."""
-        # The run is over or waits, so a failure here must not cause a retry; maintenance repeats this work.
+        """Start the following runs, end orphaned children, and remove the stored checkpoints of a run that is done."""
+        # The run is over or waits, so a failure here must not cause a retry. Maintenance does the missing work later.
         with ErrorBoundary(lambda error: self.report(type(error).__name__, "clearing_up")):
             if has_following:
                 await self.start_following(run)
             else:
                 self._runs.places.tell_freed()
-            # A run that a process released is still in its first attempt, although it was started before.
+            # A run that a process released and that was begun again is still in its first attempt.
             again = run.attempts > 1 or run.started_at != run.heartbeat_at
             if again and outcome.status != "waiting":
                 await end_orphans(self._runs, run.run_id)
@@ -362,6 +365,6 @@ class Worker:
 
 
 def _set_channel(run: Run) -> None:
-    """Set the channel of the current task, which a worker's task lacks; a child runs in the task of its parent."""
+    """Set the channel of the current task. Tasks of workers have none; a child runs in the task of its parent."""
     if run.trigger != "child":
         work_for("http" if run.trigger == "http" else "other")
