@@ -47,12 +47,12 @@ class Episodes(ClockedTables, sql=("episodes.sql",)):
     """The episodes of a session, or of all ids of a person, read from the transcripts of a database."""
 
     def __init__(self, driver: Driver, *, clock: Callable[[], datetime], messages_at: MessagesAt | None = None) -> None:
-        """Create a reader; `messages_at` reads messages from a graph store, because their rows have no texts."""
+        """Create a reader; `messages_at` reads the texts of messages in a graph store, whose rows have no texts."""
         super().__init__(driver, clock=clock)
         self._messages_at = messages_at
 
     async def latest(self, scope: Scope, *, limit: int = 5) -> list[Episode]:
-        """Return the newest episodes, newest first, from the last messages of the newest sessions (50 at most).
+        """Return the newest episodes of a scope, newest first. At most its newest 50 sessions are read.
 
         Args:
             scope: a session or a person.
@@ -69,9 +69,10 @@ class Episodes(ClockedTables, sql=("episodes.sql",)):
         return found[:limit]
 
     async def recall(self, query: str, scopes: Sequence[Scope], *, limit: int = 5) -> list[Episode]:
-        """Return the episodes that are relevant to a query, best first; a workspace has no episodes.
+        """Return up to `limit` episodes that are relevant to a query, best first.
 
-        For each scope, the last 40 messages of the newest 50 sessions are searched.
+        For each scope, the last 40 messages of the newest 50 sessions are searched. Workspaces are skipped, because
+        they have no episodes.
 
         Raises:
             StoreUnavailable: the database does not answer.
@@ -101,7 +102,7 @@ class Episodes(ClockedTables, sql=("episodes.sql",)):
 
 
 def _episodes(messages: Iterable[_EpisodeMessage]) -> Iterator[Episode]:
-    """Yield each question with its last answer; user messages before the answer count as one question.
+    """Yield each question with its last answer. Several user messages before an answer count as one question.
 
     A question without an answer is skipped until its run has ended.
     """
@@ -148,7 +149,7 @@ def _is_over(message: _EpisodeMessage) -> bool:
 
 
 def _messages(rows: Iterable[Row]) -> Iterator[_EpisodeMessage]:
-    """Yield messages from rows. A message with several steps has one row for each; they differ in the last column."""
+    """Yield messages from rows. A message has one row for each of its steps; these rows differ in the last column."""
     for _, group in groupby(rows, key=lambda row: row[:2]):
         same = list(group)
         said, steps = _EpisodeMessage(*same[0]), [row[-1] for row in same if row[-1] is not None]
@@ -156,7 +157,7 @@ def _messages(rows: Iterable[Row]) -> Iterator[_EpisodeMessage]:
 
 
 async def _with_texts(messages: Iterable[_EpisodeMessage], messages_at: MessagesAt) -> list[_EpisodeMessage]:
-    """Return messages with their stored texts and metadata; leave out damaged and deleted sessions."""
+    """Return messages with their stored texts and metadata; omit superseded and missing ones, and damaged sessions."""
     found: list[_EpisodeMessage] = []
     for session_id, group in groupby(messages, key=lambda message: message.session_id):
         rows = list(group)

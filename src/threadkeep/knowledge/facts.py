@@ -82,7 +82,8 @@ class Knowledge:
         """Remember a value of a key, and return the valid fact.
 
         The same value confirms the fact, which keeps the highest confidence. If the fact already has this `evidence`,
-        the call is a repeat and changes only `updated_at`. A different value ends the fact, and is its contradiction.
+        the call is a repeat and changes only `updated_at`. A different value contradicts the fact: it ends the fact's
+        validity and creates a new fact.
 
         Args:
             scope: the session, the workspace or the person that the fact is about.
@@ -221,7 +222,7 @@ class Knowledge:
         limit: int = 10,
         embedder: Embedder | None = None,
     ) -> list[Fact]:
-        """Return the facts that are relevant to a query, as `recall` does; `facts` must be ordered as by `valid`."""
+        """Return the facts that are relevant to a query, as `recall` does; `facts` must be in the order of `valid`."""
         similar = await self._vectors.similar(query, facts, embedder) if embedder and facts else {}
         by_scope = [list(group) for _, group in groupby(facts, key=lambda fact: fact.scope.kind)]
         rank = partial(rank_facts, query, recent=recent, similar=similar)
@@ -234,8 +235,8 @@ class Knowledge:
     async def valid(self, scopes: Sequence[Scope], *, limit: int = MAX_PAGE, shadowed: bool = False) -> list[Fact]:
         """Return the valid facts of scopes, most specific scope first, and each key only from its most specific scope.
 
-        Each scope has up to `limit` facts (1,000 at most), last changed first. With `shadowed`, facts are returned even
-        if a more specific scope has their key.
+        For each scope, up to `limit` facts (at most 1,000) are read, last changed first. With `shadowed`, a fact is
+        returned even if a more specific scope has its key.
 
         Raises:
             StoreUnavailable: the database does not answer.
@@ -257,7 +258,7 @@ class Knowledge:
         return (await self.forget_keys(scope, [key], user_id=user_id))[key]
 
     async def forget_keys(self, scope: Scope, keys: Sequence[str], *, user_id: str | None = None) -> dict[str, int]:
-        """Delete all values of some keys in one transaction, and return their number by key; see `forget`.
+        """Delete all values of some keys in one transaction; return the number of values by key. See `forget`.
 
         Raises:
             InvalidInput: a key is not a valid key of a fact; nothing was deleted.
@@ -307,15 +308,15 @@ class Knowledge:
     async def _retract(
         self, connection: Connection, scope: Scope, *, key: str | None = None, fact_id: str | None = None
     ) -> None:
-        """Before promoted facts are deleted, drop their queued episodes and mark sent ones for deletion in Graphiti."""
+        """Drop queued episodes of promoted facts that will be deleted; mark sent episodes for deletion in Graphiti."""
         named = {"scope": scope.kind, "owner": scope.owner, "key": key, "fact_id": fact_id}
         await connection.execute(self._sql["retract_facts"], {**named, "now": time_text(self._clock())})
 
     async def take_back(self, fact_id: str, evidence: Evidence | None = None) -> bool:
-        """Undo one call of `remember`, with its evidence if it had any; return False if it is already undone.
+        """Undo one call of `remember`; return False if the call is undone already, or the fact does not exist.
 
-        If the value has no other confirmation, it is deleted, and the value that it replaced is valid again. Otherwise
-        it stays, with one confirmation less.
+        `evidence` must be the evidence of that call, if it had any. If no other call has confirmed the value, the value
+        is deleted, and the value that it replaced is valid again. Otherwise it stays, with one confirmation less.
 
         Raises:
             StoreUnavailable: the database does not answer.
@@ -362,8 +363,8 @@ class Knowledge:
     async def restore(self, facts: Sequence[Fact]) -> int:
         """Store exported facts with their ids, times and counts, and return the number of new facts.
 
-        A fact with an existing id is not changed. If a key has two valid values, the newer one stays valid, and the
-        other ends when the newer one begins. The same value is not stored twice.
+        A stored fact with the same id is not changed. If a key would have two valid values, the newer one stays valid,
+        and the older one ends when the newer one begins. A value that is already valid is not stored again.
 
         Raises:
             InvalidInput: a fact cannot be stored; nothing was stored.

@@ -41,7 +41,7 @@ _CLOSING_SECONDS = 5.0
 class Record:
     """The input of a learner: messages quoted as JSON, and the `learnable` ones among them by their `seq`.
 
-    `scopes` contains the owners of the run, and `known_keys` the keys of their valid facts (200 of each at most).
+    `scopes` contains the owners of the run, and `known_keys` the keys of their valid facts (at most 200 per owner).
     """
 
     lines: Sequence[str]
@@ -51,7 +51,7 @@ class Record:
 
 
 class Learner(Protocol):
-    """A finder of facts in messages. If it raises, nothing is stored, and a later turn reads the messages again.
+    """A finder of facts in messages. If `learn` raises, nothing is stored, and a later turn reads the messages again.
 
     Only messages of people are learnable. Text that was recalled for a model is not in the transcript, so it is never
     read.
@@ -85,7 +85,7 @@ class Learning:
     def __init__(
         self, driver: Driver, proposals: Proposals, *, observer: Observer, messages_at: MessagesAt | None = None
     ) -> None:
-        """Create a queue; `messages_at` reads messages from a graph store, because their rows have no texts."""
+        """Create a queue; `messages_at` reads the texts of messages in a graph store, whose rows have no texts."""
         self._driver = driver
         self._messages_at = messages_at
         self._proposals = proposals
@@ -172,7 +172,7 @@ class Learning:
         await self._idle.wait()
 
     async def close(self) -> None:
-        """Wait at most 5 seconds until the queue is empty, then stop. Other sessions are read after a later turn."""
+        """Wait at most 5 seconds until the queue is empty, then stop. Unread sessions are read after a later turn."""
         self._closed = True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_CLOSING_SECONDS):

@@ -71,7 +71,7 @@ class Persons:
             return await self._get(connection, person_id)
 
     async def all(self, *, text: str | None = None, limit: int = 100) -> list[Person]:
-        """Return persons with a text in an id or a name, most recently seen first."""
+        """Return up to `limit` persons, most recently seen first; a `text` must occur in an id or a name."""
         return (await self.page(PersonQuery(text, limit)))[0]
 
     async def page(self, query: PersonQuery) -> tuple[list[Person], tuple[datetime, str] | None]:

@@ -62,7 +62,10 @@ class Procedures:
     async def all(
         self, scope: Scope | None = None, *, text: str | None = None, active: bool | None = None, limit: int = 100
     ) -> list[Procedure]:
-        """Return procedures of one scope or of all, with a text in name or description, most recently changed first."""
+        """Return up to `limit` procedures of one scope, or of all scopes, most recently changed first.
+
+        With a `text`, return only procedures whose name or description contains it. `active` selects by this flag.
+        """
         return (await self.page(ProcedureQuery(scope, text=text, active=active, limit=limit)))[0]
 
     async def page(self, query: ProcedureQuery) -> tuple[list[Procedure], tuple[datetime, str] | None]:

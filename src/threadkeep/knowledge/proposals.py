@@ -67,8 +67,8 @@ class Reading:
 class Proposals:
     """The table `chat_fact_proposals`.
 
-    A learner reads each message once, even with several processes. A model's proposal that a person has rejected or
-    undone is not created again with the same key and value; a directive in another message is.
+    A learner reads each message once, even with several processes. If a person has rejected or undone a model's
+    proposal, it is not created again with the same key and value. A directive is proposed again from another message.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class Proposals:
         return found, (found[-1].updated_at, found[-1].id) if len(rows) > query.limit else None
 
     async def accept(self, proposal_id: str, *, by: str, user_id: str | None = None) -> Proposal:
-        """Remember a proposed fact with its message as evidence; also queue a directive for Graphiti, if allowed.
+        """Remember a proposed fact with its message as evidence; queue a directive for Graphiti if consent covers it.
 
         Raises:
             KnowledgeNotFound: the proposal does not exist, or the user may not see it.
@@ -203,7 +203,7 @@ class Proposals:
             return await self._decide(connection, proposal, "undone", by)
 
     async def acceptable(self, session_id: str, kind: LearnerKind, confidence: float) -> list[str]:
-        """Return the ids of a learner's open proposals in a session with at least this confidence."""
+        """Return the ids of a learner's open proposals in a session whose confidence is `confidence` or more."""
         row = {"session_id": session_id, "kind": kind, "confidence": confidence}
         async with self._driver.reading() as connection:
             return [found[0] for found in await connection.fetch(self._sql["open_proposals_of"], row)]

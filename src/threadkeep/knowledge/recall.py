@@ -28,8 +28,8 @@ _SPACES = re.compile(r"\s+")
 _KEY, _VALUE, _SYNONYM, _ATTRIBUTE, _TOPIC, _ALIKE = 1.0, 0.9, 0.7, 0.7, 0.45, 0.5
 _KIND_SHARE = 0.5
 _BEGINNING = 4
-# The weight of one standard deviation of similarity (a word in the key has 1). Below `_LEAST_SIMILAR`, a fact needs a
-# shared word.
+# The weight of one standard deviation of similarity; a word in the key has the weight 1. A fact whose similarity is
+# below `_LEAST_SIMILAR` is returned only if it matches a word of the query.
 _SIMILAR_SHARE, _LEAST_SIMILAR = 0.5, 0.5
 
 _MOST_VECTORS = 20_000
@@ -70,7 +70,7 @@ def _groups() -> dict[int, frozenset[str]]:
 
 
 _ASKED: Final = _attributes()
-"""For a stem of a word in a question, or a kind of question such as `?where`: the stems of the keys it asks for."""
+"""The stems of the keys that a question asks for, by a stem of the question or by its kind, such as `?where`."""
 _MEMBERS: Final = _groups()
 
 

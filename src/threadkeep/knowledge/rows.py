@@ -35,7 +35,7 @@ def owner_statements(backend: Backend, *files: str) -> Mapping[str, str]:
 
 
 async def known_owner(connection: Connection, sql: Mapping[str, str], scope: Scope, now: datetime) -> Scope:
-    """Return the scope to store knowledge under; for a person this is the canonical id, which is created if missing.
+    """Return the scope under which knowledge is stored. A person's scope has the canonical id; create a new person.
 
     Raises:
         SessionNotFound: the scope is a session that does not exist.
@@ -60,7 +60,9 @@ def owner_columns(scope: Scope) -> dict[str, object]:
 
 
 async def check_sees(connection: Connection, sql: Mapping[str, str], scope: Scope, user_id: str | None) -> None:
-    """Check that a user may see a scope: the user's person or session, no workspace; a `user_id` of None sees all.
+    """Check that a user may see a scope; a `user_id` of None sees all scopes.
+
+    Users see their own person, under any of its ids, and their own sessions, but no workspaces.
 
     Raises:
         KnowledgeNotFound: the user may not see the scope.
@@ -157,8 +159,8 @@ def fact_row(fact: Fact) -> dict[str, object]:
 def fact_of(row: Row) -> Fact:
     """Convert a row of a SELECT of facts to a fact, without its evidence.
 
-    Facts are cached, because a chat reads the same ones in each turn, except those whose value is a list or an object,
-    which a caller could change.
+    Facts are cached, because a chat reads the same facts in each turn. A fact whose value is a list or an object is not
+    cached, because a caller could change the value.
     """
     return _parsed_fact(row) if row[4].startswith(("[", "{")) else _known_fact(row)
 

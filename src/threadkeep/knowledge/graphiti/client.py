@@ -23,7 +23,7 @@ type EpisodeRole = Literal["user", "assistant", "system"]
 class Episode:
     """A message in the format of the server. Its `name` identifies it.
 
-    `speaker` becomes the entity that said the message, so it is stable and never empty.
+    `speaker` becomes the entity that said the message, so it must be stable and must not be empty.
     """
 
     name: str
@@ -60,7 +60,7 @@ class GraphFact:
 
     @property
     def since(self) -> datetime | None:
-        """The time since which the fact is valid, or else the time when it was created."""
+        """The time from which the fact is valid; if it is unknown, the time when the fact was created."""
         return self.valid_at or self.created_at
 
 
@@ -83,7 +83,7 @@ class GraphitiClient(Protocol):
         """
 
     async def episodes(self, group_id: str, last: int) -> list[SeenEpisode]:
-        """Return the last messages of a group; see `newest_first`. An unknown group has no messages."""
+        """Return up to `last` messages of a group; see `newest_first`. An unknown group has no messages."""
 
     async def search(
         self, group_ids: Sequence[str], query: str, limit: int, *, seconds: float | None = None
@@ -91,10 +91,10 @@ class GraphitiClient(Protocol):
         """Return facts of some groups, best first. There may be duplicates, and more facts than `limit`."""
 
     async def delete_episode(self, group_id: str, uuid: str) -> None:
-        """Delete a message by its uuid. Check the result: some servers report success and delete nothing."""
+        """Delete a message by its uuid. Callers must check the result, as for `delete_group`."""
 
     async def delete_group(self, group_id: str) -> None:
-        """Delete a group. Check the result: some servers report success and delete nothing."""
+        """Delete a group. Callers must check the result, because some servers report success but delete nothing."""
 
     def checks(self) -> list[tuple[str, Look]]:
         """Return the checks that write nothing, with their names."""
@@ -141,7 +141,7 @@ def time_in(value: Json) -> datetime | None:
 
 
 class Breaker:
-    """A circuit breaker. It opens after consecutive failures, and then allows one call at a time after each pause.
+    """A circuit breaker. It opens after `failures` consecutive failures, and then allows one call after each pause.
 
     The pause doubles with each failure up to a maximum, with jitter, so that processes retry at different times.
     """
@@ -170,7 +170,8 @@ class Breaker:
     def allows(self) -> bool:
         """Return True if a call may be made now. An open breaker allows one call at a time, after the pause.
 
-        Report the result of an allowed call by `succeeded`, `failed` or `give_back`; the next call waits for it.
+        Report the result of an allowed call by `succeeded`, `failed` or `give_back`. An open breaker allows the next
+        call only after this report.
         """
         if not self.is_open:
             return True
@@ -184,7 +185,7 @@ class Breaker:
         self._failures, self._probing = 0, False
 
     def give_back(self) -> None:
-        """Allow another call, because the allowed one was not made."""
+        """Allow another call, because the call that `allows` permitted was not made."""
         self._probing = False
 
     def failed(self, *, at_least_seconds: float = 0.0) -> None:

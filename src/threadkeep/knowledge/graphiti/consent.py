@@ -48,7 +48,7 @@ class Consents:
         """Check that this kind of data of a workspace may be sent now.
 
         Raises:
-            GraphitiClosed: it may not be sent.
+            GraphitiClosed: the data may not be sent; the error has the reason.
         """
         if (reason := await self.closed(workspace, data_class)) is not None:
             raise GraphitiClosed(reason)
@@ -106,7 +106,7 @@ class Consents:
         ]
 
     async def trust(self, workspace: str | None, *, by: str) -> None:
-        """Trust a workspace; None means runs without a workspace."""
+        """Record that the person `by` trusts a workspace; None means runs without a workspace."""
         check_name("person's name", by, MAX_OWNER_CHARACTERS)
         row = {"workspace": _workspace(workspace), "trusted_by": by, "now": time_text(self._clock())}
         async with self._driver.writing() as connection:
@@ -127,7 +127,7 @@ class Consents:
 
 
 def _workspace(name: str | None) -> str:
-    """Return the stored name of a workspace.
+    """Return the name under which a workspace is stored; empty for runs without a workspace.
 
     Raises:
         InvalidInput: the name is not a valid name of a workspace.

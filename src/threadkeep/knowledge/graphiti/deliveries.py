@@ -57,7 +57,7 @@ class Waiting:
 
 
 class GroupState(NamedTuple):
-    """The group of an owner (None before the first message), and its numbers of queued and of unconfirmed messages."""
+    """An owner, its group (None before its first message), and the group's queued and unconfirmed message counts."""
 
     owner: str
     group_id: str | None
@@ -76,7 +76,7 @@ class FactDelivery(NamedTuple):
 
 @dataclass(frozen=True)
 class Lease:
-    """The right of one process to send the messages of a group, until a time."""
+    """The right of one process to send the messages of a group for a limited time."""
 
     group_id: str
     owner: str
@@ -101,7 +101,7 @@ class Deliveries:
         self._dead: tuple[datetime, dict[str, int]] | None = None
 
     async def due_groups(self, limit: int) -> list[str]:
-        """Return groups that have open deliveries, are due, and are owned by no process."""
+        """Return up to `limit` groups that have open deliveries, are due, and are owned by no process."""
         return [row[0] for row in await self._fetch("due_groups", {"now": self._now(), "limit": limit})]
 
     async def claim(self, group_id: str, owner: str, *, seconds: float) -> Lease | None:
@@ -120,13 +120,13 @@ class Deliveries:
         return await self._execute("renew", row) > 0
 
     async def release(self, lease: Lease, *, seconds: float, failures: int = 0, error: str | None = None) -> None:
-        """Release a group; it is due again after `seconds`."""
+        """Release a group, and store its number of failures and its error. The group is due again after `seconds`."""
         at = time_text(self._clock() + timedelta(seconds=seconds))
         row = {"group_id": lease.group_id, "owner": lease.owner, "at": at, "failures": failures, "error": error}
         await self._execute("release", row)
 
     async def on_the_way(self, group_id: str) -> list[OnTheWay]:
-        """Return the unconfirmed messages of a group and the episodes to delete, in order."""
+        """Return the unconfirmed messages of a group and the episodes to delete, in the order of their numbers."""
         rows = await self._fetch("on_the_way", {"group_id": group_id})
         return [OnTheWay(row[0], row[1], time_of(row[2]), row[3], time_of(row[4]), bool(row[5])) for row in rows]
 
@@ -171,15 +171,15 @@ class Deliveries:
         self._observer.notify(EpisodesDelivered(result="confirmed", count=len(numbers)))
 
     async def take_back(self, numbers: Sequence[int]) -> None:
-        """Queue messages again that the server did not accept; this does not count as an attempt."""
+        """Queue again the messages that the server did not accept. This does not count as an attempt."""
         await self._execute_each("take_back", [{"number": number} for number in numbers])
 
     async def try_again(self, number: int) -> None:
-        """Queue a message again that the server refused; this counts as an attempt."""
+        """Queue again a message that the server refused. This counts as an attempt."""
         await self._execute("try_again", {"number": number})
 
     async def repeat(self, numbers: Sequence[int]) -> None:
-        """Queue messages again that the server accepted but did not store, and count each repetition."""
+        """Queue again the messages that the server accepted but did not store, and count each repetition."""
         await self._execute_each("repeat", [{"number": number} for number in numbers])
         if numbers:
             self._observer.notify(EpisodesDelivered(result="repeated", count=len(numbers)))
@@ -191,7 +191,10 @@ class Deliveries:
         self._count_dead(len(numbers), reason)
 
     async def bury_open(self, reason: DeadReason, group_id: str | None = None, *, queued_only: bool = False) -> int:
-        """Give up queued and, unless `queued_only`, unconfirmed messages of a group or of all; return their number."""
+        """Give up the queued and unconfirmed messages of a group, or of all groups; return their number.
+
+        With `queued_only`, give up only queued messages.
+        """
         row = {"group_id": group_id, "reason": reason, "queued_only": queued_only, "now": self._now()}
         return self._count_dead(await self._execute("bury_open", row), reason)
 
@@ -215,23 +218,23 @@ class Deliveries:
         await self._execute("wake", {"group_id": group_id, "now": self._now()})
 
     async def entries(self, status: DeliveryStatus | None, *, after: int, limit: int) -> list[Delivery]:
-        """Return deliveries in the order of their numbers."""
+        """Return up to `limit` deliveries with numbers above `after`, in their order; with a status, only its own."""
         rows = await self._fetch("entries", {"status": status, "after": after, "limit": limit})
         return [_delivery(row) for row in rows]
 
     async def retry(self, number: int | None = None) -> int:
-        """Try a dead message again, or all that were not dropped, purged or undone; return their number.
+        """Try a dead message again, or all dead messages that were not dropped, purged or undone; return their number.
 
         Raises:
-            KnowledgeNotFound: there is no such dead message.
+            KnowledgeNotFound: no dead message has this number.
         """
         return self._found(number, await self._execute("retry", {"number": number}))
 
     async def drop(self, number: int | None = None, status: DeliveryStatus | None = None) -> int:
-        """Permanently drop one queued or dead message, or all of them; return their number.
+        """Permanently drop one queued or dead message, or all of them (with this status); return their number.
 
         Raises:
-            KnowledgeNotFound: there is no such queued or dead message.
+            KnowledgeNotFound: no queued or dead message has this number.
         """
         row = {"number": number, "status": status, "now": self._now()}
         return self._count_dead(self._found(number, await self._execute("drop", row)), "dropped")
@@ -271,7 +274,7 @@ class Deliveries:
         return [str(row[1]) for row in rows if row[1] is not None]
 
     async def dead_of_groups(self) -> dict[str, int]:
-        """Return the number of undeliverable messages by group (not dropped or deleted ones); omit groups without any.
+        """Return the number of undeliverable messages by group, without dropped and deleted ones, and without zeros.
 
         The result is cached for up to a minute, because it counts all dead messages.
         """

@@ -1,4 +1,4 @@
-"""Operations on request: connection tests, backfill of earlier turns, and deletion of groups and facts."""
+"""Work that an operator starts: connection tests, backfill of earlier turns, and deletion of groups and facts."""
 
 from __future__ import annotations
 
@@ -197,7 +197,8 @@ class Backfill(ClockedTables, sql=("graph_turns.sql",)):
     ) -> Backfilled:
         """Queue up to `limit` earlier turns of sessions, the oldest of each session first.
 
-        Agents' conversations, and sessions without a group, are skipped: no delivery would show that they were queued.
+        Agents' conversations, and sessions without a group, are skipped, because no delivery would show that they were
+        queued.
 
         Raises:
             SessionNotFound: a session does not exist.
@@ -249,7 +250,7 @@ async def purge(
 async def retract(client: GraphitiClient, deliveries: Deliveries, fact_id: str, *, may_ask: bool) -> Retracted:
     """Delete the episode of a forgotten fact on the server now, and check that it is gone.
 
-    If this fails, the worker of the group tries again.
+    If this fails, the worker of the group tries again. If `may_ask` is False, no request is sent to the server.
     """
     name = fact_episode(fact_id)
     told = await deliveries.episode_of(name)
@@ -267,7 +268,7 @@ async def retract(client: GraphitiClient, deliveries: Deliveries, fact_id: str, 
 
 
 async def delete_episodes(client: GraphitiClient, group_id: str, names: Collection[str]) -> tuple[set[str], set[str]]:
-    """Delete episodes by name, if the group's last 10,000 list them; return the names listed before and after.
+    """Delete episodes with some names from a group's last 10,000; return the names listed before, and those left.
 
     Raises:
         GraphitiError: the server does not answer.

@@ -74,7 +74,7 @@ class McpClient:
     async def search(
         self, group_ids: Sequence[str], query: str, limit: int, *, seconds: float | None = None
     ) -> list[GraphFact]:
-        """Return facts of some groups."""
+        """Return up to `limit` facts of some groups."""
         if not group_ids:
             return []
         groups: list[Json] = [check_group_id(group_id) for group_id in group_ids]
@@ -93,7 +93,7 @@ class McpClient:
         await self._call("clear_graph", {"group_ids": [check_group_id(group_id)]})
 
     def checks(self) -> list[tuple[str, Look]]:
-        """Return the checks of the server: tools, database."""
+        """Return the checks of the server's tools and of its database."""
         return [("tools", self._missing_tools), ("database", self._database_problem)]
 
     async def close(self) -> None:

@@ -240,7 +240,7 @@ class GraphRecaller:
         return GraphRecall(tuple(shown), tuple(reported))
 
     def _judge(self, answers: Sequence[list[GraphFact] | GraphOutcome]) -> GraphRecallOutcome:
-        """Count a failure in the breaker if a search was late or all failed, else close it; return the outcome."""
+        """Count a failure if a search was late or all failed, otherwise close the breaker; return the total outcome."""
         failed = [answer for answer in answers if not isinstance(answer, list)]
         if "deadline" in failed or len(failed) == len(answers):
             self._breaker.failed()
@@ -255,7 +255,7 @@ class GraphRecaller:
         )
 
     def _probe(self, groups: _Groups, query: str) -> None:
-        """Start a search in the background, unless one is running or the breaker pauses. No turn waits for it."""
+        """Start a background search for which no turn waits, unless one is running or the breaker pauses."""
         if (self._probing is None or self._probing.done()) and self._breaker.allows():
             group_ids = next(iter(groups.ids.values()))
             self._probing = asyncio.create_task(

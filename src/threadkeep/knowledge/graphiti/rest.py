@@ -91,7 +91,7 @@ class RestClient:
         return len(episodes)
 
     async def episodes(self, group_id: str, last: int) -> list[SeenEpisode]:
-        """Return the newest messages of a group."""
+        """Return up to `last` of the newest messages of a group."""
         answer = await self._call("GET", f"/episodes/{check_group_id(group_id)}?last_n={last}")
         values = answer.json()
         if not isinstance(values, list):
@@ -114,16 +114,16 @@ class RestClient:
         return [fact for value in facts if (fact := fact_in(value)) is not None]
 
     async def delete_episode(self, group_id: str, uuid: str) -> None:
-        """Delete a message; on FalkorDB the server finds no messages."""
+        """Delete a message. A server on FalkorDB finds no messages, so it deletes nothing."""
         check_group_id(group_id)
         await self._call("DELETE", f"/episode/{quote(uuid, safe='')}")
 
     async def delete_group(self, group_id: str) -> None:
-        """Delete a group; on FalkorDB the server deletes nothing."""
+        """Delete a group. A server on FalkorDB deletes nothing."""
         await self._call("DELETE", f"/group/{check_group_id(group_id)}")
 
     def checks(self) -> list[tuple[str, Look]]:
-        """Return the checks of the server: health, paths, error handling, database."""
+        """Return the checks of the server's health, its paths, its error handling and its database."""
         return [
             ("healthcheck", partial(self._failure, "/healthcheck")),
             ("paths", self._missing_paths),
@@ -166,6 +166,8 @@ class RestClient:
         repeatable: bool = False,
     ) -> _Answer:
         """Send a request and read the response within one time limit.
+
+        If the connection breaks, a GET or a `repeatable` request is sent a second time.
 
         Raises:
             GraphitiError: the response is not a success.

@@ -1,4 +1,4 @@
-"""The Graphiti connection of a memory: consent, deliveries, recall and operations on request."""
+"""The connection of a memory to Graphiti: consent, deliveries, recall, and what a person starts (such as a purge)."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Promoted:
 
 
 class Graphiti:
-    """The Graphiti connection of a memory (`memory.graphiti`); off without options or if `enabled` is false."""
+    """The Graphiti connection of a memory (`memory.graphiti`). It is off without options, or if `enabled` is false."""
 
     def __init__(
         self,
@@ -185,17 +185,21 @@ class Graphiti:
     async def deliveries(
         self, *, status: DeliveryStatus | None = None, after: int = 0, limit: int = 100
     ) -> list[Delivery]:
-        """Return deliveries in the order of their numbers."""
+        """Return up to `limit` deliveries with numbers above `after`, in their order; with a status, only its own.
+
+        Raises:
+            InvalidInput: the limit is not from 1 to 1,000.
+        """
         if not 1 <= limit <= 1000:
             raise InvalidInput("A page has 1 to 1000 entries; use its cursor to get more.")
         return await self._deliveries.entries(status, after=after, limit=limit)
 
     async def retry(self, number: int | None = None) -> int:
-        """Try a dead message again, or all that were not dropped, purged or undone; return their number.
+        """Try a dead message again, or all dead messages that were not dropped, purged or undone; return their number.
 
         Raises:
             GraphitiClosed: Graphiti is off, or there is no consent.
-            KnowledgeNotFound: there is no such dead message.
+            KnowledgeNotFound: no dead message has this number.
         """
         if self.options is not None and not await self.consents.granted():
             raise GraphitiClosed("no_consent")
@@ -205,15 +209,15 @@ class Graphiti:
         return count
 
     async def drop(self, number: int | None = None, *, status: DeliveryStatus | None = None) -> int:
-        """Permanently drop a queued or dead message, or all messages of a status; return their number.
+        """Permanently drop one queued or dead message, or all of them (with this status); return their number.
 
         Raises:
-            KnowledgeNotFound: there is no such message.
+            KnowledgeNotFound: no queued or dead message has this number.
         """
         return await self._deliveries.drop(number, status)
 
     async def test(self, *, smoke: bool = False) -> list[Check]:
-        """Check the server; with `smoke`, if that succeeds, also write a test message, find it and delete it.
+        """Check the server. With `smoke`, if all checks succeed, also write a test message, find it and delete it.
 
         Raises:
             GraphitiClosed: Graphiti is off.
@@ -256,7 +260,10 @@ class Graphiti:
         return await self.consents.closed(self._workspace_of(scope), "promoted_facts")
 
     async def queue_fact(self, connection: Connection, fact: Fact, promotion: Promotion) -> int:
-        """Queue the episode of a promoted fact, even if it was given up, in the caller's transaction; return 1 or 0."""
+        """Queue the episode of a promoted fact in the caller's transaction, even if the episode was given up before.
+
+        Return 1, or 0 if the episode was queued or sent already.
+        """
         text, workspace = clean_text(promotion.episode(fact.scope.owner)), self._workspace_of(fact.scope)
         name = fact_episode(fact.id)
         outbound = Outbound(fact.id, name, "user", fact.updated_at, len(text), content=text, workspace=workspace)
@@ -331,7 +338,7 @@ class Graphiti:
     async def backfill(
         self, session_ids: Sequence[str] | None = None, *, user_id: str | None = None, limit: int = 1_000
     ) -> Backfilled:
-        """Queue up to `limit` earlier turns of sessions, of a user, or of all users; repeat the call for the others.
+        """Queue up to `limit` earlier turns of sessions, of a user, or of all users; repeat the call for further turns.
 
         Earlier turns are sent after new ones, with a limit per minute. Stored messages do not record their workspace,
         so all turns count as turns of the workspace in the options. If runs used other workspaces, name the sessions.
@@ -350,7 +357,9 @@ class Graphiti:
         return queued
 
     async def purge(self, scope: Scope, *, all_ids: bool = True) -> Purged:
-        """Delete the group of a scope on the server (for a person, of all ids) and check that it is gone.
+        """Delete the group of a scope on the server, and check that it is gone.
+
+        For a person, the groups of all ids are deleted, unless `all_ids` is False.
 
         Raises:
             GraphitiClosed: Graphiti is off.

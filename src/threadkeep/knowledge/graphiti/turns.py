@@ -76,7 +76,7 @@ def cut(text: str, limit: int) -> str:
 
 
 def sendable(text: str, limit: int) -> str:
-    """Remove characters that stop the server's worker, and cut the text to a limit."""
+    """Remove characters that stop the server's worker, and cut the text to `limit` characters."""
     return cut(_REMOVED.sub("", text), limit)
 
 
@@ -185,7 +185,7 @@ class TurnQueue:
         return added
 
     async def revive(self, connection: Connection, scope: Scope, message: Outbound) -> int:
-        """Queue a message again that was given up for a scope; return 0 if there is no such message."""
+        """Queue again a message that was given up for a scope; return 1, or 0 if there is no such message."""
         row = {"group_id": await self.group_of(connection, scope), "name": message.name, "content": message.content}
         return await connection.execute(self._sql["revive"], row)
 
@@ -212,7 +212,7 @@ class TurnQueue:
     async def scopes_of(
         self, connection: Connection, session_id: str, user_id: str | None, workspace: str | None
     ) -> list[Scope]:
-        """Return the scopes whose groups receive a session's messages by the options, if the scope's owner is valid."""
+        """Return the configured scopes whose groups receive a session's messages; omit scopes without a valid owner."""
         person = user_id
         if user_id is not None:
             rows = await connection.fetch(self._sql["canonical_id"], {"person_id": user_id})
@@ -325,7 +325,7 @@ def _time_of(message: Message) -> datetime | None:
 
 
 def _before(answer: Message, messages: Sequence[Message]) -> list[Message]:
-    """Return the user messages directly before an answer. Used for an answer that does not refer to a question."""
+    """Return the user messages directly before an answer: the question of an answer that refers to no message."""
     found: list[Message] = []
     for message in reversed([one for one in messages if (one.seq or 0) < (answer.seq or 0)]):
         if message.role == "assistant":

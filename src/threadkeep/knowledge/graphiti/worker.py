@@ -80,11 +80,11 @@ class DeliveryWorker:
         self._serving: dict[str, asyncio.Task[None]] = {}
 
     def wake(self) -> None:
-        """Poll immediately."""
+        """Make `keep_delivering` poll immediately."""
         self._woken.set()
 
     async def keep_delivering(self) -> None:
-        """Deliver until cancelled."""
+        """Deliver messages until cancelled. After failures, the pauses are longer."""
         failures = 0
         try:
             while True:
@@ -224,7 +224,7 @@ class DeliveryWorker:
         return self._known_progress[1]
 
     async def _read_back(self, lease: Lease, sent: Sequence[OnTheWay], *, deep: bool = False) -> list[OnTheWay]:
-        """Confirm the sent messages that the server shows, and return the others."""
+        """Confirm the sent messages that the server shows, and return the others; `deep` reads more episodes."""
         oldest = min(one.said_at for one in sent) if self._client.newest_first else _BEGINNING
         newer = await self._deliveries.newer_episodes(lease.group_id, oldest)
         last = min(newer + _EPISODES_OF_OTHERS * (20 if deep else 1), _MOST_EPISODES)
@@ -255,7 +255,7 @@ class DeliveryWorker:
         return _Pause(0.0, error="not_stored")
 
     async def _send(self, lease: Lease, batch: Sequence[Waiting]) -> None:
-        """Send messages that are marked as sent.
+        """Send messages that were already marked as sent.
 
         Raises:
             GraphitiError: the server did not accept all of them. Messages that it certainly does not have are
