@@ -1,4 +1,4 @@
-"""The turns of a recorded graph: preparing the graph's input, and storing the question, the answer and the end."""
+"""The turns of a recorded graph: the input of the graph, the stored question and answer, and the stored end."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ type GraphInput = Any
 
 
 class GraphTurns:
-    """The turns of a graph, on the event loop of one memory."""
+    """Begins the turns of a recorded graph, on the event loop of one memory."""
 
     def __init__(
         self, memory: Memory, options: TurnOptions, *, has_saver: bool, name: str, redacted: frozenset[str]
@@ -55,7 +55,7 @@ class GraphTurns:
         """Wait for the earlier turns of the session if turns are ordered, then store the question.
 
         A graph inside the turn of another graph takes part in that turn. A graph in a tool of an agent with the same
-        session neither reads nor writes it.
+        session neither reads nor writes the session.
         """
         memory, options = self._memory, self._options
         session = session_for(memory, options, config)
@@ -86,7 +86,7 @@ class GraphTurns:
         return turn
 
     def _without_redacted(self, message: BaseMessage) -> BaseMessage:
-        """Redact a person's message, if its content is a text, as the agents of the graph will redact it later."""
+        """Return a person's message as the graph's agents will redact it, if its content is a text; else unchanged."""
         if not isinstance(message, HumanMessage) or not isinstance(message.content, str):
             return message
         said = storable(message.content, self._redacted, whole=True)
@@ -94,7 +94,7 @@ class GraphTurns:
 
 
 class GraphTurn:
-    """A call of a graph: it has its own turn, takes part in another graph's turn, or has none."""
+    """A call of a recorded graph, which has its own turn (`owner`), takes part in another's (`guest`), or has none."""
 
     def __init__(
         self,
@@ -128,7 +128,7 @@ class GraphTurn:
         self.leave()
 
     def leave(self) -> None:
-        """End the call; if the turn is its own, release the session for the next turn. Callable from any OS thread."""
+        """End the call. If it owns the turn, release the session for the next turn. Any OS thread may call this."""
         root = self.part.root
         if self.role == "silent":
             return
@@ -160,7 +160,7 @@ class GraphTurn:
         self.given = {**self.given, "messages": [*earlier, *given]}
 
     async def without_outdated(self, state: State) -> None:
-        """Add removals to the input for messages in the checkpointer's state that are superseded or precede a reset."""
+        """Make the input remove messages in the checkpointer's state that are superseded or precede a reset."""
         turn, saved = self.part.turn, state.get("messages", ())
         if turn is None or self.ended is not None or not saved or not isinstance(self.given, Mapping):
             return
@@ -173,7 +173,7 @@ class GraphTurn:
         self.given = {**self.given, "messages": [*outdated, *self.given["messages"]]}
 
     async def find_end(self) -> None:
-        """Set `ended` if the caller repeats the message of a finished turn.
+        """Set `ended` if the caller repeats the message of a finished turn and the turn's end is stored.
 
         If the caller sends the answer and another message after it, the turn continues instead.
         """
@@ -187,9 +187,9 @@ class GraphTurn:
         """Return the state with which the finished turn ended.
 
         Args:
-            saved: the state of a checkpointer, which may have newer turns.
+            saved: the checkpointer's state, which may have later turns; None without a checkpointer.
             names: the names of the graph's outputs.
-            classes: the classes of the values in states that this process has seen, by name.
+            classes: the classes of the values in the states that this process has seen, by the name of the value.
         """
         end = self.ended or GraphEnd(())
         values = dict(saved or {})
@@ -202,7 +202,7 @@ class GraphTurn:
         return {**values, "messages": whole, **restored_values(end.values, classes)}
 
     async def end(self, state: object) -> AIMessage | None:
-        """Store the final answer if no agent did, and the end of the turn; return the answer stored instead, if any."""
+        """Store the final answer if no agent did, and the turn's end. Return the answer stored instead, or None."""
         if self.ended is not None or self.part.silent or not isinstance(state, Mapping) or not state.get("messages"):
             return None
         answer = final_answer(cast("Any", state), ())
@@ -222,7 +222,7 @@ class GraphTurn:
         return winner
 
     async def _keep_end(self, turn: OpenTurn, answer_id: str, state: State) -> None:
-        """Store the id of the final answer and the values of the final state; a database error is only reported."""
+        """Store the final answer's id and the values of the final state. A database error is reported, not raised."""
         memory, session, seq = self.part.memory, self.part.session, turn.question_seq
         if turn.question_id is None or seq is None:
             return
@@ -237,7 +237,7 @@ class GraphTurn:
         await in_time(session, keeping, session.tell_write_failed)
 
     async def _stored_end(self, turn: OpenTurn) -> GraphEnd | None:
-        """Return the stored end of a repeated turn; None if none is stored, or the database does not answer in time."""
+        """Return the stored end of a repeated turn; None if none is stored or the database fails."""
         memory, session, seq = self.part.memory, self.part.session, turn.question_seq
         if not turn.earlier or seq is None:
             return None
@@ -251,7 +251,7 @@ class GraphTurn:
         return GraphEnd(tuple(answers), values if isinstance(values, dict) else {})
 
     def without_history(self, result: Any, winner: AIMessage | None) -> Any:
-        """Return a result without the inserted earlier turns, and with `winner`, if given, as its last message."""
+        """Return a result without the inserted earlier turns. If `winner` is given, it replaces the last message."""
         if isinstance(result, GraphOutput):
             return replace(result, value=self.without_history(result.value, winner))
         if not isinstance(result, Mapping) or "messages" not in result or not (self._history or winner):
@@ -263,7 +263,7 @@ class GraphTurn:
 
 
 def _as_conversation(rows: Sequence[Message]) -> list[BaseMessage]:
-    """Return rows as messages for a provider: a user message first, `NO_ANSWER` after each unanswered question."""
+    """Return rows as messages for a provider. They begin with a user message; unanswered questions get `NO_ANSWER`."""
     spoken = {row.run_id for row in rows if row.role == "assistant"}
     found: list[BaseMessage] = [HumanMessage(OPENING)] if rows and rows[0].role == "assistant" else []
     for row, following in zip_longest(rows, rows[1:]):
@@ -306,7 +306,7 @@ class GraphEnd:
 
 
 def kept_values(state: State) -> dict[str, Json]:
-    """Return the values of a final state, without its messages, that JSON can store in 16,000 characters each."""
+    """Return the values of a final state, without messages and values that JSON cannot store in 16,000 characters."""
     found: dict[str, Json] = {}
     for name, value in state.items():
         if name == "messages" or name.startswith("__"):
@@ -321,7 +321,7 @@ def kept_values(state: State) -> dict[str, Json]:
 
 
 def restored_values(values: Mapping[str, Json], classes: Mapping[str, type]) -> dict[str, Any]:
-    """Convert stored values to objects of the classes with their names; leave other values as JSON."""
+    """Convert each stored value to an object of the class in `classes`; a value that does not fit it stays JSON."""
     found: dict[str, Any] = {}
     for name, value in values.items():
         try:

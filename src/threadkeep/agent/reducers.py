@@ -1,7 +1,7 @@
 """In-run memory: a LangGraph reducer that bounds the messages in state, first by characters, then by their number.
 
-System messages always stay. The newest user message is never dropped, but cut if it alone is too long. The messages to
-drop or cut are chosen as for a model call, with characters instead of tokens.
+System messages always stay. The newest user message is never dropped, but it is cut if it alone is too long. The
+messages to drop or cut are chosen as for a model call, by characters instead of tokens.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from threadkeep.context.trim import Item, Size, plan
 
 @dataclass(frozen=True)
 class TrimReport:
-    """The result of one reduction: the number of messages before and after, and the amount removed by each limit.
+    """The result of one reduction: the number of messages before and after, and how much each limit removed.
 
-    `trimmed_by_chars` is in characters, including those cut from messages; `trimmed_by_count` is in messages.
+    `trimmed_by_chars` is in characters, including characters cut from messages; `trimmed_by_count` is in messages.
     """
 
     before: int
@@ -34,7 +34,7 @@ class TrimReport:
 
 @dataclass(frozen=True)
 class Bounded:
-    """The indexes of the messages to keep, in order, and the lengths to which some of them are cut."""
+    """The indexes of the messages to keep, in order. `cuts` maps the indexes of cut messages to their new lengths."""
 
     kept: tuple[int, ...]
     report: TrimReport
@@ -48,7 +48,8 @@ def bound(items: Sequence[Item], lengths: Sequence[int], *, max_messages: int, m
         items: the kind of each message in order, with the groups of tool calls and their results.
         lengths: the number of characters of each message.
         max_messages: the maximum number of messages, system messages included; values below 1 count as 1. The newest
-            tool calls stay with their results even beyond the limit, because the agent would repeat lost calls.
+            tool calls and their results stay even beyond this limit, because the agent would repeat calls that were
+            lost.
         max_chars: the maximum number of characters of all messages together; 0 means no limit.
     """
     # Treat a result without its call as an ordinary message, because removing it is not the reducer's task.
@@ -108,7 +109,7 @@ type Messages = Sequence[MessageLikeRepresentation] | MessageLikeRepresentation
 class BoundedMessages:
     """A reducer that appends and updates messages as LangGraph's `add_messages` does, then limits the result.
 
-    Like `add_messages`, it gives an id to messages that have none; apart from these ids, it is deterministic.
+    Like `add_messages`, it gives an id to messages that have none. Apart from these ids, the result is deterministic.
     """
 
     def __init__(self, max_messages: int, max_chars: int) -> None:
@@ -128,7 +129,7 @@ class BoundedMessages:
         ]
 
     def trim_report(self, left: Messages | None = None, right: Messages | None = None) -> TrimReport:
-        """Return the report that merging `right` into `left` would give; without arguments, that of the last merge."""
+        """Return the report that merging `right` into `left` would give; without arguments, the last merge's report."""
         if left is None and right is None:
             return self._last
         return self._bound(_added(left or [], right or [])).report
@@ -141,12 +142,12 @@ class BoundedMessages:
 def bounded_messages(max_messages: int = 8, max_chars: int = 8000) -> BoundedMessages:
     """Return a reducer for `messages: Annotated[list[AnyMessage], bounded_messages(...)]`.
 
-    It drops the oldest messages, first by characters, then by number. System messages stay. The newest user message is
-    cut with a mark instead of being dropped. Tool calls stay with their results.
+    It drops the oldest messages, first to meet `max_chars`, then `max_messages`. System messages stay. The newest user
+    message is cut with a mark instead of being dropped. Tool calls stay with their results.
 
     Args:
         max_messages: the maximum number of messages, including system messages; values below 1 count as 1.
-        max_chars: the maximum number of characters of their texts; 0 means no limit.
+        max_chars: the maximum number of characters of all texts together; 0 means no limit.
     """
     return BoundedMessages(max_messages, max_chars)
 

@@ -1,4 +1,4 @@
-"""Root runs (calls of a graph from outside), the turn in which their agents take part, and their order in a session."""
+"""Root runs (calls of a graph from outside), the turn in which a run's agents take part, and the order of the runs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ type RootRuns = OrderedDict[tuple[int, str], "RootRun"]
 
 _LOOK_SECONDS: Final = 0.5
 _IDLE_SECONDS: Final = 10.0
-"""A run counts as cut off after this many seconds without an open model or tool call, or with a blocked event loop."""
+"""A run counts as cut off if it has had no open model or tool call, or a blocked event loop, for this many seconds."""
 
 _REPORT_SECONDS: Final = 30.0
 _MOST_ROOT_RUNS: Final = 1_000
@@ -49,12 +49,12 @@ tool_of_sessions: ContextVar[tuple[tuple[Identity, str], ...]] = ContextVar("thr
 class RootRun:
     """The turn of one root run in one session.
 
-    LangGraph gives all nodes and nested graphs of one call the same `Runtime.control` object. The input of an agent
-    shows if the agent takes part in the turn; its LangGraph thread id, which nested agents inherit, and its checkpoint
-    namespace do not. `question` are the messages that began the turn, `sent` are all messages that the caller sent with
-    them. `turn` is the turn of the agent that stored the question. `answers` are the complete answers of all speakers,
-    in order; the `name` of each is its author. A `recorded` run holds its session until the graph ends, any other run
-    until an agent's answer is stored.
+    LangGraph gives all nodes and nested graphs of one call the same `Runtime.control` object. Whether an agent takes
+    part in the turn is decided by its input: its LangGraph thread id, which nested agents inherit, and its checkpoint
+    namespace do not show it. `question` are the messages that began the turn; `sent` are all messages that the caller
+    sent with them. `turn` is the turn of the agent that stored the question. `answers` are the complete answers of all
+    speakers, in order; the `name` of an answer is its author. A `recorded` run holds its session until the graph ends;
+    any other run holds it until an agent's answer is stored.
     """
 
     control: object
@@ -79,22 +79,22 @@ class RootRun:
 
     @property
     def question_id(self) -> str | None:
-        """The stored id of the newest message of the question; None if the question is empty."""
+        """The id with which the newest message of the question is stored; None if the question is empty."""
         return id_of(self.question[-1]) if self.question else None
 
     @property
     def is_over(self) -> bool:
-        """True if the run has certainly ended: its stream writers are gone."""
+        """True if the run has certainly ended, because its stream writers are gone."""
         return bool(self.writers) and all(writer() is None for writer in self.writers)
 
     @property
     def is_cut_off(self) -> bool:
-        """True if later runs should not wait for this one: it ended, was idle for 10 s, or its loop is blocked."""
+        """True if later runs should not wait for this run: it ended, was idle for 10 s, or its loop is blocked."""
         idle = self.open_calls == 0 and time.monotonic() - self.last_seen > _IDLE_SECONDS
         return idle or self.is_over or any(map(self._is_blocked, self.loops))
 
     def _is_blocked(self, loop: asyncio.AbstractEventLoop) -> bool:
-        """Return True if an event loop is closed, or has not run a callback within ten seconds of the first check."""
+        """Return True if an event loop is closed, or ran no callback in the ten seconds after the first check."""
         asked = self._pings.setdefault(loop, now := time.monotonic())
         if asked == now:
             try:
@@ -104,7 +104,7 @@ class RootRun:
         return now - asked > _IDLE_SECONDS
 
     def release_session(self) -> None:
-        """Release the session for its next turn, unless the run is `recorded`. Callable from any OS thread."""
+        """Release the session for its next turn, unless the run is `recorded`. Any OS thread may call this."""
         if not self.recorded:
             self.order.hand_on(self)
 
@@ -114,13 +114,13 @@ class RootRun:
         self.last_seen = time.monotonic()
 
     def begin(self, question: Sequence[BaseMessage], sent: Sequence[BaseMessage] = ()) -> None:
-        """Begin a turn with a question, and discard the answers of an earlier one; an empty question is allowed."""
+        """Begin a turn with a question, which may be empty. Discard the answers of an earlier turn of this run."""
         self.begun = True
         self.question, self.sent = tuple(question), tuple(sent)
         self.turn, self.answers, self._claims = None, [], {}
 
     def has_part(self, messages: Sequence[BaseMessage]) -> bool:
-        """Return True if an agent with this input takes part in the turn: it includes the question or a copy of it."""
+        """Return True if an agent with this input takes part in the turn: the input has the question, or a copy."""
         if not self.question:
             return not question_before(messages)
         ids = {id_of(message) for message in self.question}
@@ -134,9 +134,10 @@ class RootRun:
         return len(sent) > 1 and [text_of(message) for message in messages[: len(sent)]] == sent
 
     def with_question(self, messages: Sequence[BaseMessage]) -> list[BaseMessage]:
-        """Return the messages with each message of the question once; if only a copy is there, it gets the stored id.
+        """Return the messages with each message of the question only once. A copy that is left gets the stored id.
 
-        A message with the same text before an answer of an earlier turn is an earlier question, not a copy.
+        A message with the question's text that precedes an answer of an earlier turn is an earlier question, not a
+        copy.
         """
         by_text = {text_of(message): id_of(message) for message in self.question}
         ids = {id_of(message) for message in self.question}
@@ -166,7 +167,7 @@ class RootRun:
         return max((place for place, is_other in enumerate(answers, start=1) if is_other), default=0)
 
     def with_answers(self, messages: Sequence[BaseMessage]) -> list[BaseMessage]:
-        """Return the messages; insert earlier answers of the turn that they lack after the question, if it is there."""
+        """Return the messages. Insert the turn's earlier answers that they lack after the question, if they have it."""
         if not self.answers:
             return list(messages)
         ids = {id_of(message) for message in messages}
@@ -179,7 +180,7 @@ class RootRun:
         return [*messages[:end], *missing, *messages[end:]]
 
     def begin_attempt(self) -> bool:
-        """Return True if this task is in a repeated attempt at a node; release the numbers of earlier attempts."""
+        """Return True if this task is in a repeated attempt at a node. Release the numbers of earlier attempts."""
         attempts = {namespace: attempt.run_id for namespace, attempt in root_callbacks.attempts.get().items()}
         if not attempts:
             return False
@@ -194,25 +195,25 @@ class RootRun:
         return not self._repeated_nodes.isdisjoint(attempts)
 
     def claim(self, author: str | None, call: Hashable) -> int:
-        """Return the number of an author's answer in this run, from 1; a call keeps its number until `release`."""
+        """Return the number of an author's answer in this run, from 1. `release` frees the number of a call."""
         claims = self._claims.setdefault(author, {})
         if call not in claims:
             claims[call] = min({*range(1, len(claims) + 2)} - {*claims.values()})
         return claims[call]
 
     def release(self, author: str | None, call: Hashable) -> None:
-        """Release the number of a call: the agent handed over without an answer, or failed and may be called again."""
+        """Release the number of a call that handed over without an answer, or that failed and may be repeated."""
         self._claims.get(author, {}).pop(call, None)
 
     def reclaim(self, author: str | None, call: Hashable, number: int) -> int:
-        """Return the number of a call that continues after `release`: `number`, unless another call has it now."""
+        """Return the number of a call that continues after `release`: `number`, or a new one if another call has it."""
         claims = self._claims.setdefault(author, {})
         if call not in claims and number not in claims.values():
             claims[call] = number
         return self.claim(author, call)
 
     def claim_after_seen(self, author: str | None, call: Hashable, messages: Sequence[BaseMessage]) -> int:
-        """Return a number for an author's answer that is higher than those of the author's answers in `messages`.
+        """Return a number for an author's answer that is higher than the numbers of the author's answers in `messages`.
 
         If a root run is resumed in another process, the state has the answers that the author gave before.
         """
@@ -233,7 +234,7 @@ def _is_human(message: BaseMessage, texts: Container[str]) -> bool:
 
 
 def own_session(memory: Memory, session: Session, author: str | None) -> Session:
-    """Return the session that stores an agent's own conversation within a session; the agent's name determines it."""
+    """Return the session of an agent's own conversation. The given session and the agent's name determine it."""
     digest = sha256(dump_json([session.session_id, author]).encode("utf-8", "surrogatepass")).hexdigest()
     return memory.session(f"own:{digest[:32]}", user_id=session.user_id, workspace=session.workspace)
 
@@ -241,8 +242,8 @@ def own_session(memory: Memory, session: Session, author: str | None) -> Session
 def root_run(memory: Memory, control: object, session_id: str, *, shared: bool = True) -> RootRun:
     """Return the turn of a root run in a session. It is created at the first call and kept until the run ends.
 
-    The end of some runs is not reported, such as streams without a reader; so at most a thousand turns are kept. A turn
-    that is not `shared` with other calls, as in a workflow's node without a transcript, is new each time.
+    At most a thousand turns are kept, because the end of some runs is not reported, such as streams without a reader.
+    If `shared` is False, as in a workflow's node without a transcript, each call gets a new turn.
     """
     order = _orders.get(memory.identity) or _orders.setdefault(memory.identity, SessionOrder())
     if not shared:
@@ -277,10 +278,10 @@ type _Turn = Future[None]
 class SessionOrder:
     """The order of root runs in the sessions of one database, for all memories and event loops of the process.
 
-    Only one root run at a time holds a session; the others wait in the order of arrival. LangGraph does not report the
-    end of every root run, so a run releases its session after its answer. A run also loses the session if its stream
-    writers are gone, if it has made no model or tool call for ten seconds, or if its event loop has been blocked for
-    ten seconds. A caller that blocks an event loop does not wait for runs that need this loop.
+    Only one root run at a time holds a session; other runs wait in the order of their arrival. LangGraph does not
+    report the end of every root run, so a run releases its session after its answer. A run also loses the session if
+    its stream writers are gone, if it has made no model or tool call for ten seconds, or if its event loop has been
+    blocked for ten seconds. A caller that blocks an event loop does not wait for runs that need this loop.
     """
 
     def __init__(self) -> None:
@@ -289,9 +290,10 @@ class SessionOrder:
         self._waiting: dict[str, dict[_Turn, RootRun]] = {}
 
     async def acquire(self, run: RootRun, observers: Observers) -> None:
-        """Wait until the root run gets its session; return at once if it has it or blocks a loop of an earlier run.
+        """Wait until the root run gets its session.
 
-        A wait is reported once, after 30 seconds. It never ends if a tool runs the same session in its own OS thread.
+        Return at once if the run has its session, or if its caller blocks the event loop of an earlier run. A wait is
+        reported once, after 30 seconds. It never ends if a tool runs the same session in its own OS thread.
         """
         session_id = run.session_id
         run.loops |= {asyncio.get_running_loop(), *filter(None, [caller_loop()])}
@@ -332,7 +334,7 @@ class SessionOrder:
                 self.hand_on(holder)
 
     def hand_on(self, run: RootRun) -> None:
-        """Give the session to the next root run if this run holds it. This may be called from any OS thread."""
+        """If this run holds its session, give the session to the next root run. Any OS thread may call this."""
         session_id = run.session_id
         with self._lock:
             if self._holders.get(session_id) is not run:
@@ -348,4 +350,4 @@ class SessionOrder:
 
 
 _orders: WeakKeyDictionary[Identity, SessionOrder] = WeakKeyDictionary()
-"""The order of the sessions of each database."""
+"""The order of the root runs in the sessions of each database."""

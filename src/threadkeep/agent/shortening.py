@@ -1,4 +1,4 @@
-"""Shortening of messages to a token budget: cut texts and arguments, marks instead of media, excluded messages."""
+"""Shortens messages to a token budget: cuts texts and arguments, replaces media by marks, and leaves out messages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from threadkeep.errors import InvalidInput
 type Block = str | dict[str, object]
 
 _LEAST_TEXT = 16
-"""The minimum tokens of a text beside media: media are replaced by marks before the text gets shorter than this."""
+"""The minimum tokens of a text beside media. Before the text gets shorter than this, marks replace media."""
 
 _GONE = " left out"
 _LONGEST_TOKEN = 16
@@ -25,7 +25,7 @@ _ARGUMENTS = ("args", "input", "arguments")  # keys of the arguments in blocks t
 
 
 def size_of(message: BaseMessage, counter: TokenCounter) -> Size:
-    """Return the tokens of a message as it is, and in the shortest form to which it can be cut."""
+    """Return the number of tokens of a message, and that of the shortest form to which the message can be cut."""
     if is_plain(message):
         tokens = counter(str(message.content))
         return Size(tokens, min(tokens, counter(CUT_MARK)))
@@ -47,7 +47,7 @@ def shortened(message: BaseMessage, tokens: int, counter: TokenCounter) -> BaseM
     """Return a copy of the message with at most this many tokens, if its shortest form allows that.
 
     A tool's result is cut in the middle of its text, a tool call in the middle of its long arguments, and any other
-    message at the end of its text. If that is not enough, a mark replaces images and other media, first ones first.
+    message at the end of its text. If that is not enough, a mark replaces images and other media, from the first on.
     """
     if isinstance(message, AIMessage) and message.tool_calls:
         return _shortened_calls(message, tokens, counter)
@@ -67,12 +67,12 @@ def shortened(message: BaseMessage, tokens: int, counter: TokenCounter) -> BaseM
 
 
 def with_text(message: BaseMessage, text: str) -> BaseMessage:
-    """Return a copy whose text is replaced; the blocks that are not text follow the new text."""
+    """Return a copy of a message in which `text` replaces the text. Blocks that are not text follow it."""
     return _merged(message, text, ())
 
 
 def _with_marks[M: BaseMessage](message: M, gone: Collection[int]) -> M:
-    """Return a copy with marks in place of the blocks at these indexes."""
+    """Return a copy of a message in which a mark replaces each of the blocks at these indexes."""
     if not gone:
         return message
     blocks = [
@@ -83,7 +83,7 @@ def _with_marks[M: BaseMessage](message: M, gone: Collection[int]) -> M:
 
 
 def _merged(message: BaseMessage, text: str, gone: Collection[int]) -> BaseMessage:
-    """Return a copy with another text, one mark for the excluded blocks, and the other blocks."""
+    """Return a copy with the given text, one mark for the blocks that are `gone`, and the other blocks."""
     if isinstance(message.content, str):
         return message.model_copy(update={"content": text})
     mark = media_mark([message.content[place] for place in gone], _GONE)
@@ -97,7 +97,7 @@ def _count_without(message: BaseMessage, gone: Collection[int], counter: TokenCo
 
 
 def _shortened_calls(message: AIMessage, tokens: int, counter: TokenCounter) -> BaseMessage:
-    """Return the message with each argument and text cut to the same length: the longest with which it fits."""
+    """Return the message with its arguments and texts cut to one length, the greatest with which the message fits."""
     if count_message(_with_short_calls(message, 0), counter) > tokens:
         message = _with_marks(message, media_places(message))
     best = _with_short_calls(message, 0)
@@ -138,7 +138,7 @@ def _with_short_calls(message: AIMessage, most: int) -> AIMessage:
 
 
 def _short_block(block: Block, most: int, arguments: Mapping[str, Mapping[str, object]]) -> object:
-    """Return a block of a message with tool calls: text is cut, and arguments that repeat a call's are replaced."""
+    """Return a block of a message with tool calls. Cut its text, and replace arguments that repeat those of a call."""
     if isinstance(block, str):
         return _short(block, most)
     if is_text(block):
@@ -158,7 +158,7 @@ def _short(value: object, most: int) -> object:
 
 
 def _longest(message: AIMessage) -> int:
-    """Return the number of characters of the longest argument of the message, or of its text if that is longer."""
+    """Return the number of characters of the message's longest argument, or of its text if the text is longer."""
     values = [value for call in message.tool_calls for value in call["args"].values()]
     return max(
         (len(value if isinstance(value, str) else as_json(value)) for value in [*values, text_of(message)]), default=0
@@ -179,13 +179,13 @@ def trim(
 
     System messages come first and stay whole. The newest user message is always included, cut with a mark if necessary.
     Tool calls stay with their results. Messages after the newest user message take precedence over history, and newer
-    messages over older ones. Large tool results and arguments are cut in the middle, older ones first; a mark replaces
-    media that do not fit. `repair` the messages first.
+    messages over older messages. Large tool results and arguments are cut in the middle, the oldest first; a mark
+    replaces media that do not fit. Pass the messages to `repair` before calling this.
 
     Args:
         messages: everything that could be sent, in order.
         budget: the maximum number of tokens of all sent messages together.
-        counter: the counter of texts; the estimate by default.
+        counter: the counter of texts; by default, `estimate`.
         max_messages: the maximum number of messages before the newest user message; tool calls do not count.
 
     Raises:
@@ -211,7 +211,7 @@ def trim(
 
 
 def items_of(messages: Sequence[BaseMessage]) -> list[Item]:
-    """Return the kinds of messages, and the groups of tool calls with their results."""
+    """Return the kind of each message; a tool call and its results have the same group."""
     callers: dict[str, int] = {}
     items: list[Item] = []
     for index, message in enumerate(messages):

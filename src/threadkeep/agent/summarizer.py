@@ -1,4 +1,4 @@
-"""A summarizer that asks a chat model: its prompt, its time limit and the model call."""
+"""A summarizer that asks a chat model."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ _CUT_OFF = frozenset({"length", "max_tokens", "max_output_tokens", "content_filt
 class ModelSummarizer:
     """A summarizer that uses any LangChain chat model.
 
-    A small model with a context window of 8,000 tokens is enough, because longer records are sent in parts.
+    A small model with a context window of 8,000 tokens is enough, because long records are sent in parts.
     """
 
     def __init__(
@@ -74,13 +74,10 @@ class ModelSummarizer:
     ) -> None:
         """Create a summarizer.
 
-        Args:
-            model: any chat model.
-            input_tokens: the maximum tokens of the record in one call; by default a third of the context window, at
-            most 24,000, because models read long records less carefully.
-            context_window: the tokens of the model's context window; by default from its profile or its name.
-            timeout_seconds: the maximum seconds for a summary.
-            instructions: the system message that replaces `INSTRUCTIONS`.
+        Args: model: any chat model. input_tokens: the maximum tokens of the record in one call. The default is a third
+        of the context window, but at most 24,000, because models read long records less carefully. context_window: the
+        tokens of the model's context window; by default from its profile or its name. timeout_seconds: the maximum
+        seconds for a model call. instructions: the system message that replaces `INSTRUCTIONS`.
 
         Raises:
             InvalidInput: `input_tokens` or `timeout_seconds` is not above zero.
@@ -104,7 +101,7 @@ class ModelSummarizer:
 
         Raises:
             CompressionFailed: the provider reports that the answer was cut off or filtered.
-            TimeoutError: it took too long.
+            TimeoutError: the model call took longer than `timeout_seconds`.
         """
         messages = [SystemMessage(self._instructions), HumanMessage(_request(record, earlier, task, max_tokens))]
         async with asyncio.timeout(self._timeout_seconds):

@@ -1,4 +1,4 @@
-"""The contexts of a turn's model calls, and the manifests that record them."""
+"""Builds the contexts of a turn's model calls, and the manifests that record the calls."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ from threadkeep.store.manifests import NotedManifest
 
 
 class TurnContext:
-    """The contexts of one turn's model calls, and their manifests, the last of which is stored with the answer.
+    """The contexts of one turn's model calls, and the calls' manifests. The last manifest is stored with the answer.
 
-    `question_id` is the stored id of the newest message of the question; it identifies the turn. `question_seq` is the
-    `seq` of this message, if it is known, and `questions` is the number of messages of the question.
-    `question_as_stored` is False if the text of a repeated question may differ from the stored text. `sent_rows` are
-    the stored rows that were compared with the history that a client sent. `ordinal` is the number of the answer among
-    the answers of its `author` in the run, from 1. Without a `run_id`, the turn has the run id of the stored question,
-    or else a new one.
+    `question_id` is the id with which the newest message of the question is stored; it identifies the turn.
+    `question_seq` is the `seq` of this message, if it is known, and `questions` is the number of messages of the
+    question. `question_as_stored` is False if the question's text may differ from the stored text. `sent_rows` are the
+    stored rows that were compared with the history that a client sent. `ordinal` is the number of the answer among the
+    answers of its `author` in the run, from 1. Without a `run_id`, the turn has the run id of the stored question, or
+    else a new id.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class TurnContext:
 
     @property
     def mark(self) -> Mapping[str, str | None]:
-        """Metadata for the model's replies to a repeated question that later turns follow in the state; else empty."""
+        """Metadata for the model's replies; empty unless later turns follow the (repeated) question in the state."""
         return {ANSWERS: self.question[-1].id} if self._later_ids else {}
 
     @property
@@ -109,7 +109,8 @@ class TurnContext:
         """Return the context of a model call: the system message, earlier turns, then the messages of the run.
 
         Raises:
-            BudgetTooSmall: the system message, the question and the newest step do not fit, or the tools do not.
+            BudgetTooSmall: the system message, the question and the newest step do not fit, or the tools alone do not
+                fit.
         """
         self.keep()
         use = use or ModelUse()
@@ -164,9 +165,10 @@ class TurnContext:
         return assembler
 
     def report(self, reply: AIMessage | None) -> None:
-        """Add the usage that the provider reported to the manifest of the last call; correct the token counter by it.
+        """Add the usage that the provider reported to the last call's manifest, and correct the token counter with it.
 
-        The manifest is stored with the answer, or queued at once if the model called tools or a run executes the turn.
+        The manifest is stored with the answer. If the model called tools or a run executes the turn, `keep` is called
+        now.
         """
         reported = usage_of(reply)
         if self._open is not None and reported is not None:
@@ -195,7 +197,7 @@ class TurnContext:
         return self._memory.manifests.entry(manifest.session_id, manifest.run_id, manifest.to_dict, texts)
 
     def joined(self, _: Sequence[Message] = ()) -> Joined:
-        """Return statements for the transaction of the answer: they store the last call's manifest and a new anchor."""
+        """Return SQL statements for the answer's transaction, which store the last call's manifest and a new anchor."""
         manifests, entry = self._memory.manifests, self._entry()
         if entry is not None and (entry.session_id != self.session.session_id or manifests.has_earlier(entry)):
             entry = None
@@ -205,7 +207,7 @@ class TurnContext:
         return Joined((), records if anchor is None else [*records, anchor])
 
     def anchor_statement(self) -> Statement | None:
-        """Return the statement that moves the anchor, for the transaction of the answer; None if it does not move."""
+        """Return the SQL statement that moves the window's anchor; None if the anchor does not move."""
         if self._new_begin is None:
             return None
         profile, revision = self._options.profile or "", self._recollection.revision
@@ -214,10 +216,10 @@ class TurnContext:
         )
 
     async def settle(self, *, anchored: bool = False) -> None:
-        """End the turn: store the data that later turns need; queue the session for compression and learning, if on.
+        """End the turn: store data for later turns, and queue the session for compression and learning, if enabled.
 
         If the answer of another process was adopted, the steps of this process are not stored. `anchored` is True if
-        the anchor is stored already. Database failures are only reported.
+        the anchor is stored already. Database failures are reported, not raised.
         """
         self.keep()
         if self._options.compression is not None:
@@ -254,7 +256,7 @@ class TurnContext:
             )
 
     async def as_stored(self, messages: Sequence[BaseMessage]) -> list[BaseMessage]:
-        """Return the messages; replace messages before the question with their rows if the transcript has them."""
+        """Return the messages. Replace each message before the question with its row if the transcript has it."""
         start = self._start(messages)
         if start == 0:
             return [*messages]
@@ -268,12 +270,11 @@ class TurnContext:
     async def _of_later_turns(self, messages: Sequence[BaseMessage]) -> set[str | None]:
         """Return the ids of messages of later turns, which follow a repeated question in a checkpointed state.
 
-        Messages after the last one that another run stored belong to this run, unless they are steps of a later
-        question.
+        Messages after the last message of another run belong to this run, unless they are steps of a later question.
         """
         begin, end = self._end(messages) if self.question_seq else len(messages), len(messages)
         with contextlib.suppress(StoreError, TimeoutError):
-            # A later turn begins with its question, or with a reply to an older question.
+            # A later turn begins with its own question, or with a reply to a question other than this turn's.
             for message in messages[begin:]:
                 begins = is_question(message) or ANSWERS in message.response_metadata
                 if begins and await self._is_later(message):
@@ -287,7 +288,7 @@ class TurnContext:
         return set()
 
     async def _is_later(self, message: BaseMessage) -> bool:
-        """Return True if another run stored this message after the question, or if it replies to another question."""
+        """Return True if the message replies to another question, or another run stored it after the question."""
         if (answers := message.response_metadata.get(ANSWERS)) is not None:
             return bool(answers != self.question[-1].id)
         async with self.session.timeout():
@@ -297,7 +298,7 @@ class TurnContext:
     def _without_superseded(
         self, messages: Sequence[BaseMessage]
     ) -> tuple[Sequence[BaseMessage], Sequence[BaseMessage]]:
-        """Split the messages of the run's state into valid ones and superseded ones with their steps."""
+        """Split the messages of the run's state into valid messages, and superseded messages with their steps."""
         if not self._recollection.superseded:
             return messages, ()
         asked = {id_of(message) for message in self.question}
@@ -327,7 +328,7 @@ class TurnContext:
         return await self.session.recall(past)
 
     async def _draft(self, assembler: Assembler, call: Call) -> Draft:
-        """Return a draft with the window and the extra sections; these are searched at the turn's first model call."""
+        """Return a draft with the window and the extra sections, which only the turn's first model call searches."""
         if self._extras is not None:
             return assembler.draft(call, extras=self._extras)
         # Without history, quoted older turns are left out too.
@@ -350,12 +351,12 @@ class TurnContext:
         return replace(draft, extras=tuple(self._extras))
 
     def _end(self, messages: Sequence[BaseMessage]) -> int:
-        """Return the index after the question in the run's messages; 0 if it is missing."""
+        """Return the index after the question in the run's messages; 0 if the question is missing."""
         asked = {message.id for message in self.question}
         return max([place for place, message in enumerate(messages, start=1) if message.id in asked], default=0)
 
     def _start(self, messages: Sequence[BaseMessage]) -> int:
-        """Return the index of the question in the run's messages; 0 if it is missing."""
+        """Return the index of the question in the run's messages; 0 if the question is missing."""
         first = self.question[0].id if self.question else None
         ids = [message.id for message in messages]
         return ids.index(first) if first in ids else 0
@@ -417,7 +418,7 @@ def _is_step(before: BaseMessage, message: BaseMessage) -> bool:
 
 
 def _window_room(sent: Assembled, draft: Draft, measure: CallMeasure, options: TurnOptions) -> WindowRoom:
-    """Return the window's limits in a turn's first call, in tokens of stored messages (None if not comparable)."""
+    """Return the window's limits in a turn's first call; tokens are None if stored counts cannot be compared."""
     taken = 0
     for entry in sent.entries:
         if entry.section not in ("system", "summary"):

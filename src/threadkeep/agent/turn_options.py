@@ -1,4 +1,4 @@
-"""Options for reading and writing a session in a turn, options of the built-in chat, and facts about a model."""
+"""Options of turns and of the built-in chat, and facts about a model."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ AUTO_MESSAGES: Final = 20
 """The maximum number of earlier messages if neither `max_messages` nor `max_tokens` is given."""
 
 AUTO_TOKENS: Final = 4_000
-"""The budget for a model whose context window is unknown."""
+"""The token budget of a model call if the model's context window is unknown."""
 
 _MOST_NAME_CHARACTERS: Final = 200
 
 AUTO_SHARED_TOKENS: Final = 16_000
-"""With `max_tokens="auto"`, sections share at most this many tokens, so that they do not fill a huge window."""
+"""With `max_tokens="auto"`, the sections' shares are parts of at most this many tokens, even in a huge window."""
 
 
 class TurnLearning(Protocol):
-    """Learning from a session after the end of a turn; see `FactLearning`."""
+    """Learns from a session after the end of a turn; see `FactLearning`."""
 
     def consider(self, session: Session, model: BaseChatModel | None) -> None:
         """Queue a session for learning after a turn, and return at once; `model` is the model of the turn."""
@@ -54,24 +54,24 @@ class TurnOptions:
 
     `max_messages` limits the messages of earlier turns; `max_tokens` limits the whole model call, including the system
     message and this turn's tool calls, counted by `counter`. If either is 0, earlier turns are left out; None means no
-    such limit. The model's context window minus the reply (`max_output_tokens`) and the tools is a limit, too;
-    `context_window` overrides the window of the model's profile or name. The default counter is the best one for the
-    model.
+    such limit. A further limit is the model's context window minus the tokens of the reply (`max_output_tokens`) and of
+    the tools. `context_window` overrides the window that the model's profile or name determines. The default counter is
+    the best one for the model.
 
     By default (`auto`), `max_tokens` is what the model's window allows, or 4,000 if the window is unknown, and
     `max_messages` is 20, or no limit if `max_tokens` is given.
 
-    `plan` is the layout of the sections. `sources` find more for an input: older turns, passages of a knowledge base.
-    With `compression` older messages become summaries. `tool_memory` is the number of earlier turns of which an agent
-    with tools sees the tool calls and results, within their share of the plan; 0 means none. With `learning`, facts are
+    `plan` is the layout of the sections. `sources` find texts that are relevant to an input, such as older turns. With
+    `compression`, older messages become summaries. `tool_memory` is the number of earlier turns of which an agent with
+    tools sees the tool calls and results, within their share of the plan; 0 means none. With `learning`, facts are
     proposed from human messages in the background after a turn.
 
     `session_id` and `user_id` are functions of a run's config, or of the config and LangGraph's runtime. By default the
     session is `configurable["thread_id"]` and the user `configurable["user_id"]`; without them, the run's context names
     them: its `session_id` or `thread_id`, and its `user_id`. `keep_originals` stores the full LangChain message beside
-    its text. Without `answers` only the question is stored: the reply of the model is an intermediate step.
+    its text. If `answers` is False, only the question is stored, because the model's reply is an intermediate step.
 
-    `scope` is the conversation of the agent: the turn of the session, its `own` conversation below it, or `none`.
+    `scope` is the conversation of the agent: the session's turn (`turn`), a conversation of its own (`own`), or `none`.
     `question_text` selects the stored text of a question: the text after other middleware (`"sent"`, so that redaction
     applies), or the text of the caller (`"received"`, if middleware adds to it). With `ordered`, the turns of a session
     are executed one after the other in this process.
@@ -99,8 +99,8 @@ class TurnOptions:
         """Check the options.
 
         Raises:
-            InvalidInput: a limit is below zero, or an option has an invalid value.
-            BudgetTooSmall: the window leaves no room for a prompt; the error shows the three numbers.
+            InvalidInput: a limit is below zero, or another option has an invalid value.
+            BudgetTooSmall: the context window leaves no room for a prompt.
         """
         Limits(self.message_limit, None if self.max_tokens == "auto" else self.max_tokens)
         if self.counter is not None and not callable(self.counter):
@@ -131,7 +131,7 @@ class TurnOptions:
 
     @cached_property
     def profile(self) -> str | None:
-        """The name of the window's anchor, which agents with the same limits share; None if the window slides."""
+        """The name of the window's anchor, which agents with equal limits share; None if the window is `sliding`."""
         return None if self.plan.window == "sliding" else f"{self.message_limit}/{self.max_tokens}"
 
     @cached_property
@@ -140,21 +140,21 @@ class TurnOptions:
         return self.max_messages == 0 or self.max_tokens == 0
 
     def budget_in(self, room: int, *, known: bool) -> int:
-        """Return the budget of a call; `room` is the model's limit in tokens, `known` says if its window is known."""
+        """Return the token budget of a call. `room` is the model's limit; `known` is True if its window is known."""
         if self.max_tokens == "auto":
             return room if known else min(AUTO_TOKENS, room)
         return min(self.max_tokens or room, room)
 
 
 def call_id_function(function: IdOf, config: RunnableConfig, runtime: Runtime[Any]) -> str | None:
-    """Call a function that returns an id; it gets the runtime if it takes a second argument."""
+    """Call a function that returns an id, with the runtime if the function takes a second argument."""
     if _takes_two(function):
         return cast("Callable[[RunnableConfig, Runtime[Any]], str | None]", function)(config, runtime)
     return cast("Callable[[RunnableConfig], str | None]", function)(config)
 
 
 def _takes_two(function: IdOf) -> bool:
-    """Return True if a function takes a second argument; one with a default counts only if its name is `runtime`."""
+    """Return True if a function takes a second argument. With a default, the argument must be named `runtime`."""
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):  # some functions in C have no signature
@@ -174,9 +174,9 @@ def _check_turns(turns: object) -> None:
 class CallPlace:
     """The run, node and session to which the model calls of a workflow's node belong.
 
-    The manifests of the calls are stored with the session `session_id`, or with the run `run_id` if that is None.
-    Earlier turns come from the session, or from a `conversation` outside of it. If `transcript` is False, there are no
-    earlier turns, and the turn is not stored.
+    The manifests of the calls are stored with the session `session_id`, or if it is None, with the run `run_id`.
+    Earlier turns come from the session, or from the `conversation` outside of the session, if it is set. If
+    `transcript` is False, there are no earlier turns, and the turn is not stored.
     """
 
     run_id: str
@@ -194,24 +194,24 @@ class NodeTurnOptions(TurnOptions):
 
     @classmethod
     def of(cls, options: TurnOptions, place: Callable[[RunnableConfig], CallPlace | None]) -> Self:
-        """Return the options of a turn with the function `place` added."""
+        """Return the given options with the function `place` added."""
         return cls(**{field.name: getattr(options, field.name) for field in fields(TurnOptions)}, place=place)
 
 
 def place_in(options: TurnOptions, config: RunnableConfig) -> CallPlace | None:
-    """Return the place to which the model calls of a run belong; None if it is simply the session."""
+    """Return the workflow's node to which the model calls of a run belong; None outside of workflows."""
     return options.place(config) if isinstance(options, NodeTurnOptions) and options.place is not None else None
 
 
 type Recall = Literal["off", "session", "user"]
 
 LEAST_QUESTION_TOKENS = 32
-"""The tokens that a system prompt must leave for the question, which would otherwise be cut to a few words."""
+"""The tokens that a system prompt must leave for the question, because the question would be cut to a few words."""
 
 
 @dataclass(frozen=True)
 class ChatOptions:
-    """Options of the built-in chat agent; `threadkeep.settings` explains each."""
+    """Options of the built-in chat agent. `threadkeep.settings` explains each option."""
 
     system_prompt: str = ""
     max_messages: int = 20
@@ -246,7 +246,7 @@ class ChatOptions:
         """Check that the system prompt leaves tokens for a question.
 
         Raises:
-            InvalidSettings: it leaves too few tokens; the error names the settings to change.
+            InvalidSettings: the system prompt leaves too few tokens; the error names the settings to change.
         """
         facts = facts_of(model, self.context_window)
         room = self._room(facts.name, facts.window)
@@ -283,7 +283,7 @@ class ChatOptions:
 class ModelFacts:
     """The name of a model and of its provider (None if unknown), and its context window in tokens.
 
-    `known` is False if the window is a default, because neither the model nor its name nor the caller gives it.
+    `known` is False if the window is a default, because the caller, the model and its name do not determine it.
     """
 
     name: str | None
@@ -293,10 +293,10 @@ class ModelFacts:
 
 
 def facts_of(model: BaseChatModel | None, override: int | None = None) -> ModelFacts:
-    """Return the facts of a model; its window comes from the override, else its profile, else its name.
+    """Return the facts of a model. The window is `override`, or else that of the model's profile or name.
 
-    The name is the one that a LangChain chat model gives its provider, in a form that can be stored; the provider is
-    the one that the model reports to tracers.
+    The name is the name that a LangChain chat model sends to its provider, in a form that can be stored. The provider
+    is the provider that the model reports to tracers.
     """
     names = [getattr(model, attribute, None) for attribute in ("model_name", "model")]
     name = next(iter([kept_name(one) for one in names if isinstance(one, str) and one]), None)

@@ -1,8 +1,8 @@
 """A turn of a session inside a run: its question, and the answer of one speaker.
 
 The middleware and the node helper both use `OpenTurn`. It has no state that another process would need: the context of
-a model call is built from stored messages, so another process can continue an interrupted run. The database decides
-which answer is valid: the first complete answer of a speaker.
+a model call is built from stored messages, so another process can continue an interrupted run. Of several complete
+answers of a speaker, the first that the database stores is valid.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _READ_PAUSES: Final = (0.0, 0.2, 0.5, 1.0, 2.0)
 
 
 def as_answer(row: Message) -> AIMessage:
-    """Return a stored answer, with the JSON of its structured response if that was stored too."""
+    """Return a stored answer as a message, with the JSON of its structured response if that is stored."""
     structured = row.metadata.get(STRUCTURED)
     beside = {STRUCTURED: structured} if isinstance(structured, str) else {}
     return AIMessage(row.content, id=row.id, additional_kwargs=beside)
@@ -48,8 +48,8 @@ def as_answer(row: Message) -> AIMessage:
 class OpenTurn(TurnContext):
     """A turn that has begun.
 
-    `answered` is the complete answer of the speaker that is stored already, because the question is a repeat or another
-    process was faster. `earlier` are the stored complete answers of all speakers, as far as they were read.
+    `answered` is the speaker's complete answer if it is stored already, because the question is a repeat or another
+    process was faster. `earlier` are the complete answers of all speakers that were read when the turn began.
     """
 
     answered: AIMessage | None = None
@@ -79,7 +79,8 @@ class OpenTurn(TurnContext):
         question = await self._question_rows(metadata or {}, received)
         waiting = self._pending()
         if waiting:
-            # Another process may have stored an answer, so try to write first: the database decides which one is valid.
+            # Another process may have stored an answer, so try to write first: the database decides which answer is
+            # valid.
             await in_time(self.session, self.session.deliver())
             waiting = self._pending()
         self.earlier = tuple([m for m in waiting if m.answers == self.question_id and m.status == "complete"])
@@ -87,7 +88,7 @@ class OpenTurn(TurnContext):
         if waiting:
             self._repeated = True
             if question[:-1]:
-                # The newest message is pending; the others may not be stored yet.
+                # The newest message is pending; the earlier messages may be neither pending nor stored.
                 await self._memory.finish(self._record, question[:-1])
         else:
             if EDITS in self.question[-1].response_metadata:
@@ -103,11 +104,11 @@ class OpenTurn(TurnContext):
             await self._memory.pending.ensure_kept(self.session.session_id, str(self.answered.id))
 
     def _pending(self) -> list[Message]:
-        """Return the question and the answers to it, as far as they are waiting to be written to the database."""
+        """Return the question and its answers if they are waiting to be written to the database."""
         return [m for m in self.session.waiting() if self.question_id in (m.id, m.answers)]
 
     async def _question_rows(self, metadata: Mapping[str, Json], received: Sequence[BaseMessage]) -> list[Message]:
-        """Return the rows of the question; if middleware changed a text, with the digest of the received text."""
+        """Return the rows of the question. If middleware changed a text, its row has the received text's digest."""
         rows = [self._stored(message, "complete", metadata=metadata) for message in self.question]
         texts = dict(enumerate(map(transcript_text, received)))
         changed = [place for place, row in enumerate(rows) if texts.get(place, row.content) != row.content]
@@ -117,7 +118,7 @@ class OpenTurn(TurnContext):
         return rows
 
     async def _edit(self, question: Message) -> None:
-        """If the caller marks the question as a new version, supersede the old version and all messages after it."""
+        """If the caller marked the question as a new version, supersede the old version and the messages after that."""
         edited = self.question[-1].response_metadata.get(EDITS)
         if not isinstance(edited, str) or question.id is None or not question.content:
             return
@@ -143,7 +144,7 @@ class OpenTurn(TurnContext):
             self._memory.observers.notify(HistoryDiffers(session_id=self.session.session_id, messages=len(changed)))
 
     async def _record_question(self, messages: Sequence[Message]) -> Receipt | None:
-        """Store the question, and if possible read the history in its transaction; return None if it is pending."""
+        """Store the question; if possible, read the history in the same transaction. Return None if it is pending."""
         profile, limit = self._options.profile or "", min(self._options.message_limit or PAGE_ROWS, PAGE_ROWS)
         if self._transcribed and not self._options.no_history:
             self._begun = await self.session.begin_joined(messages, Joined(), profile=profile, limit=limit)
@@ -155,7 +156,8 @@ class OpenTurn(TurnContext):
         """Record messages; return None if they are not in the database yet.
 
         Raises:
-            TurnInMemoryOnly: they are only in memory, and a caller outside of a run waits for the answer (`told`).
+            TurnInMemoryOnly: the messages are only in memory, and a caller outside of a run waits for the answer
+                (`told`).
         """
         try:
             return await self.session.record(messages, answers=answers, told=told)
@@ -178,7 +180,7 @@ class OpenTurn(TurnContext):
         self._find_answer()
 
     async def read_answers(self) -> None:
-        """Read the answers to the question that the run has given so far, including those that are not stored yet."""
+        """Read the answers to the question that the run has given so far, including answers that are not stored yet."""
         await self._read_stored()
         held = self._hold.answer if self._hold is not None else None
         given = [*self._pending(), *([held.message] if held is not None else [])]
@@ -207,8 +209,8 @@ class OpenTurn(TurnContext):
     async def close(self, answer: BaseMessage | str, status: Status = "complete") -> AIMessage | None:
         """Store the speaker's answer unless it is empty, even if the caller is cancelled meanwhile.
 
-        Return the answer of another process if that was stored first, or this answer with a new id if another message
-        of the session has its id; otherwise None.
+        Return the answer of another process if it was stored first, or this answer with a new id if another message of
+        the session has its id. Otherwise return None.
 
         Raises:
             TurnInMemoryOnly: neither the database nor the disk accepts the answer; a repeated question gets it later.
@@ -252,7 +254,7 @@ class OpenTurn(TurnContext):
     async def _store_answer(self, answer: Message, *, told: bool) -> AIMessage | None:
         """Store the answer; if possible, store the manifest of its call and the window's anchor together with it.
 
-        Return the answer that was stored instead, if there is one.
+        Return the answer that was stored in its place, or None.
         """
         question_id = self._known_question_id
         try:
@@ -284,7 +286,8 @@ class OpenTurn(TurnContext):
         """Return the answer that another process stored first; None if it was deleted.
 
         Raises:
-            StoreUnavailable: the answer could not be read in time. In a run, the read is retried until it succeeds.
+            StoreUnavailable: the answer could not be read in time; in a run, the read is retried instead until it
+                succeeds.
         """
         pauses = _READ_PAUSES if self._hold is None else chain(_READ_PAUSES, repeat(_READ_PAUSES[-1]))
         for pause in pauses:
@@ -298,12 +301,12 @@ class OpenTurn(TurnContext):
         )
 
     async def is_stored(self, message: BaseMessage) -> bool:
-        """Return True if the session has this message, not superseded; False also if the database does not answer."""
+        """Return True if the session has this message and it is not superseded; False also if the database fails."""
         stored = await self._find(id_of(message))
         return stored is not None and stored.superseded_at is None
 
     async def _read_stored(self) -> None:
-        """Read the stored question and the complete answers to it, and take over their values."""
+        """Read the stored question and its complete answers, and set the turn's values from them."""
         question = await self._find(self.question_id)
         if question is None:
             return
