@@ -1,4 +1,4 @@
-"""All sessions: the sessions of a memory, and the conversations that agents store in a graph store."""
+"""All sessions of a memory, together with the conversations that its agents store in a graph store."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from threadkeep.store.transcripts import SessionQuery
 async def runs_in(
     session: Session, *, page_size: int = LONGEST_PAGE, since: datetime | None = None
 ) -> AsyncIterator[list[str]]:
-    """Yield lists of the ids of runs that stored messages in a session, newest message first, each id once.
+    """Yield the ids of runs that stored messages in a session, in one list per page; newest first, each id once.
 
-    The first page has `page_size` messages, including superseded ones; the size doubles with each page, up to
-    `LONGEST_PAGE`. Reading stops after the page that reaches messages stored before `since`. The messages that a
+    The first page has `page_size` messages, including superseded ones; each further page is twice as long, up to
+    `LONGEST_PAGE`. Reading stops after the page with the first message that was stored before `since`. Messages that a
     branch copied from its parent are skipped, because their runs belong to the parent.
     """
     try:
@@ -58,10 +58,10 @@ async def runs_in(
 async def calls_in(
     session: Session, conversation: ConversationPlace, manifests: Manifests, *, limit: int, before: Cursor | None = None
 ) -> list[StoredManifest]:
-    """Return the records of a conversation's model calls: newest run first, and the newest call of each run first.
+    """Return up to `limit` records of a conversation's model calls, newest run first, then newest call first.
 
-    With `before`, only calls after this cursor in that order. Pages of the conversation are read until `limit` calls
-    are found, or until the messages are older than every stored record.
+    With `before`, only calls after this cursor in that order are returned. Pages of the conversation are read until
+    `limit` calls are found, or until the messages are older than all stored records.
     """
     if limit < 1:
         raise InvalidInput("A page of manifests has at least one entry; use a limit from 1.")
@@ -93,9 +93,9 @@ def _saw(call: StoredManifest, conversation: ConversationPlace) -> bool:
 
 
 class AllSessions:
-    """The sessions of a memory and the conversations of its agents, as one list for the interfaces.
+    """The sessions of a memory and the conversations of its agents, as one list for user interfaces.
 
-    If a session and a conversation have the same id, reads return the session. An erase deletes both, because an id
+    If a session and a conversation have the same id, a read returns the session. An erasure deletes both, because an id
     belongs to one person.
     """
 
@@ -103,7 +103,7 @@ class AllSessions:
         self._memory = memory
 
     async def page(self, query: SessionQuery) -> tuple[list[SessionInfo], SessionCursor | None]:
-        """Return one page, newest activity first, and the cursor of the next page (None at the end).
+        """Return one page, newest activity first, and the cursor of the next page; the cursor is None at the end.
 
         Each call reads the metadata of all conversations; only the sessions in tables have an index for this order.
         """
@@ -124,11 +124,11 @@ class AllSessions:
         return found[:cut], _cursor_of(found[:cut][-1])
 
     async def locations(self) -> list[tuple[GraphLayout | None, Memory]]:
-        """Return pairs of a layout and its memory, first the memory of the sessions with None as its layout."""
+        """Return all pairs of a layout and its memory. The first pair is None and the memory of the sessions."""
         return [(None, self._memory), *[one async for one in self._namespaces()]]
 
     async def memory_of(self, layout: GraphLayout | None) -> Memory:
-        """Return the memory of a layout's conversations, opened if necessary; for None, the memory of the sessions."""
+        """Return the memory of a layout's conversations, which is opened if necessary; None stands for the sessions."""
         if layout is None:
             return self._memory
         store = await self._memory.graph_store()
@@ -137,7 +137,7 @@ class AllSessions:
         return await self._memory.namespace(layout, store)
 
     async def search(self, query: str, *, user_id: str | None = None, limit: int = 10) -> SearchResult:
-        """Return messages that contain all words of a query, alternately from the sessions and from each layout.
+        """Return up to `limit` messages with all words of a query, alternately from the sessions and each layout.
 
         The results alternate, because scores of different stores cannot be compared.
         """
@@ -158,7 +158,7 @@ class AllSessions:
         return found
 
     async def find(self, session_id: str, *, user_id: str | None = None) -> tuple[Session, SessionInfo]:
-        """Return the session, or else the conversation, with this id, and its metadata.
+        """Return the session with this id or, if there is none, the conversation with this id; also its metadata.
 
         Raises:
             SessionNotFound: the session does not exist, or belongs to another user.
@@ -169,7 +169,7 @@ class AllSessions:
     async def calls(
         self, session_id: str, *, user_id: str | None = None, limit: int = 50, before: Cursor | None = None
     ) -> list[StoredManifest]:
-        """Return the records of a session's model calls, newest first; `before` is the cursor of the last one read.
+        """Return up to `limit` records of a session's model calls, newest first, from after the cursor `before`.
 
         The records of a conversation are stored with its runs, so the run with the newest message comes first.
 
@@ -183,10 +183,10 @@ class AllSessions:
         return await calls_in(session, place_in(layout, session_id), manifests, limit=limit, before=before)
 
     async def erase(self, session_id: str, *, user_id: str | None = None) -> bool:
-        """Delete the session and all conversations with an id, with their derived data; return False if there are none.
+        """Delete the session and all conversations with an id, and their derived data; return False if there are none.
 
-        The runs of a session are deleted with it. With a conversation, the runs are deleted that stored messages in it
-        and belong to no session.
+        The runs of a session are deleted with it. With a conversation, those runs are deleted that stored messages in
+        it and belong to no session.
         """
         gone = await self._memory.session(session_id, user_id=user_id).delete()
         if gone:
@@ -209,7 +209,7 @@ class AllSessions:
         return gone
 
     async def where(self, session_id: str, *, user_id: str | None = None) -> GraphLayout | None:
-        """Return the layout of the conversation with an id, even if it is damaged; None if the id is a session's.
+        """Return the layout of the conversation with an id, even a damaged one; None if the id is that of a session.
 
         Raises:
             SessionNotFound: the session does not exist, or belongs to another user.
@@ -234,7 +234,7 @@ class AllSessions:
             raise
 
     async def _namespaces(self) -> AsyncIterator[tuple[GraphLayout, Memory]]:
-        """Yield each layout with its memory; layouts of one store that differ only in chunk size are yielded once."""
+        """Yield each layout with its memory; of layouts in one store that differ only in chunk size, yield only one."""
         seen: set[object] = set()
         for store, layout, memory in await self._memory.namespaces():
             location = (store, replace(layout, chunk_size=1))
@@ -248,7 +248,7 @@ def _cursor_of(info: SessionInfo) -> SessionCursor:
 
 
 class AllRetention:
-    """A pruner for the interfaces and the schedule: it runs the `Pruner` of the sessions and of each layout."""
+    """A pruner for user interfaces and the schedule; it runs the `Pruner` of the sessions and that of each layout."""
 
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
@@ -260,7 +260,7 @@ class AllRetention:
     async def plan(
         self, rules: Retention | None = None, *, session_ids: Sequence[str] = (), user_id: str | None = None
     ) -> AsyncIterator[PlannedRemoval]:
-        """Yield the removals that are due, those of sessions before those of each layout; nothing is written.
+        """Yield the removals that are due, first in sessions, then in the conversations of each layout; write nothing.
 
         Raises:
             SessionNotFound: a named session does not exist, or belongs to another user.
@@ -278,7 +278,7 @@ class AllRetention:
         report: Callable[[Pruned], object] | None = None,
         may_continue: Callable[[], Awaitable[bool]] | None = None,
     ) -> Pruned:
-        """Archive and delete messages and idle sessions beyond the limits, by `Pruner.prune` for sessions and layouts.
+        """Archive and delete what exceeds the limits, with the `Pruner` of the sessions and that of each layout.
 
         Raises:
             SessionNotFound: a named session does not exist, or belongs to another user; nothing was done.
@@ -309,7 +309,7 @@ class AllRetention:
         raise SessionNotFound(session_id)
 
     async def _chosen(self, session_ids: Sequence[str], user_id: str | None) -> list[tuple[Pruner, list[str]]]:
-        """Return each pruner with its ids from `session_ids`; without any, each pruner with no ids, which means all."""
+        """Return the pruners that know any of the given ids, each with these; without ids, return all pruners."""
         wanted = list(dict.fromkeys(session_ids))
         for session_id in wanted:
             check_session_id(session_id)

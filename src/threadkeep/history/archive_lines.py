@@ -1,4 +1,7 @@
-"""The lines of an export: one for each session, then one per message and summary; each is a JSON object in UTF-8."""
+"""The lines of an export: one for each session, followed by one for each of its messages and summaries.
+
+Each line is a JSON object in UTF-8.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +56,7 @@ class SessionLine:
         return GraphLayout(self.namespace, self.meta_key_suffix, value_field=self.value_field)
 
     def info(self, messages: Sequence[Message], now: datetime) -> SessionInfo:
-        """Return the session to restore; missing times are taken from its messages, or else from `now`."""
+        """Return the session to restore; missing times are taken from its messages or, without any, from `now`."""
         times = [message.created_at or now for message in messages] or [now]
         values = {name: value for name, value in vars(self).items() if name not in _LAYOUT_FIELDS}
         values |= {"created_at": self.created_at or min(times), "updated_at": self.updated_at or max(times)}
@@ -70,14 +73,14 @@ class MessageLine:
 
 @dataclass(frozen=True)
 class SummaryLine:
-    """A summary; the lines of those of its messages that still exist come earlier."""
+    """A summary; its line follows the lines of those of its messages that still exist."""
 
     session_id: str
     archived: ArchivedSummary
 
 
 class BadLine(InvalidInput):
-    """A line that is not valid in an export; `session_id` is set if the line is that of a session and has an id."""
+    """A line that is not valid in an export; `session_id` is set if it is a session's line and has an id."""
 
     def __init__(self, sentence: str, *, session_id: str | None = None) -> None:
         super().__init__(sentence)
@@ -279,13 +282,13 @@ def _time(name: str, text: object) -> datetime:
 
 
 def _check_year(moment: datetime | None) -> None:
-    """Reject times in the years 1 and 9999, which may be out of range when converted to UTC."""
+    """Reject times in the years 1 and 9999, because they may be out of range when converted to UTC."""
     if moment is not None and not 1 < moment.year < 9999:
         raise InvalidInput("A time is in one of the years 2 to 9998.")
 
 
 def _sorted(metadata: Mapping[str, Json]) -> Json:
-    """Sort the keys of metadata: PostgreSQL does not preserve their order, and repeated exports must be identical."""
+    """Sort the keys of metadata, because PostgreSQL does not preserve their order, and exports must be reproducible."""
     if not metadata:
         return {}
     ordered: Json = json.loads(json.dumps(dict(metadata), ensure_ascii=False, sort_keys=True))

@@ -28,7 +28,7 @@ class LoopBlocked(Exception):
 class MemoryLoop:
     """The running event loop of the current thread, for callers in other threads and on other loops.
 
-    If `dedicated` is True, the thread runs only this memory, so no caller's code can block the loop.
+    If `dedicated` is true, the thread runs only this memory, so no code of a caller can block the loop.
     """
 
     def __init__(self) -> None:
@@ -89,7 +89,7 @@ class MemoryLoop:
             raise StoreClosed(_CLOSED) from None
 
     def post(self, call: Callable[[], object]) -> None:
-        """Call a function on the loop: at once if the caller runs on it, else soon.
+        """Call a function on the loop: at once if the caller runs on it, otherwise soon, without waiting for it.
 
         If the loop has ended or belongs to another process, the function is never called.
         """
@@ -101,7 +101,7 @@ class MemoryLoop:
 
     @property
     def of_this_process(self) -> bool:
-        """True if the memory was opened in this process. A forked child has a copy of it, but no loop thread."""
+        """True if the memory was opened in this process. A forked child has a copy of it, but not the loop's thread."""
         return os.getpid() == self._process_id
 
     @property
@@ -168,7 +168,7 @@ class Wrapper[W]:
 
 
 class _Verb[W, **P, R]:
-    """A descriptor that makes a wrapper's method, with signature and docstring, from a method of the wrapped class."""
+    """A descriptor that makes a method of a wrapper, with signature and docstring of the wrapped class's method."""
 
     def __init__(self, method: Callable[..., Any]) -> None:
         self._method = method
@@ -181,7 +181,7 @@ class _Verb[W, **P, R]:
     def __get__(self, instance: Wrapper[W], owner: type) -> Callable[P, R]: ...
 
     def __get__(self, instance: Wrapper[W] | None, owner: type) -> Self | Callable[P, R]:
-        """Return the method bound to a wrapper; the descriptor itself if it is read from the class."""
+        """Return the method bound to a wrapper; if it is read from the class, return the descriptor itself."""
         if instance is None:
             return self
 

@@ -54,7 +54,7 @@ class Summarizer(Protocol):
 
     @property
     def input_tokens(self) -> int:
-        """The maximum number of tokens of a record that the summarizer can read in one call."""
+        """The maximum number of tokens that the record for one call of the summarizer may have."""
 
     async def summarize(self, record: str, *, earlier: str | None, task: SummaryTask, max_tokens: int) -> str:
         """Return a summary of the record in the language of the conversation.
@@ -72,11 +72,11 @@ class Summarizer(Protocol):
 class Compression:
     """Options for summaries of older messages; sizes use LangChain's format.
 
-    A size is `("tokens", n)`, `("messages", n)`, or `("fraction", f)` of the budget of a model call. A summary is
-    written when the messages without a summary reach `trigger`. The newest messages are not summarised, at least as
-    many as `keep`; they begin at the start of a turn. Messages that did not fit a window are summarised earlier.
-    `max_summary_tokens` limits all active summaries together, and is never more than a quarter of the budget of a model
-    call (but at least 100). Beyond this limit, older summaries are merged.
+    A size is `("tokens", n)`, `("messages", n)`, or `("fraction", f)`, a part of the token budget of a model call. A
+    summary is written when the messages without a summary reach `trigger`. At least as many of the newest messages as
+    `keep` are not summarised; they begin at the start of a turn. Messages that did not fit a window are summarised
+    earlier. `max_summary_tokens` limits all active summaries together, but the limit is never more than a quarter of
+    the budget of a model call (at least 100). Beyond this limit, older summaries are merged.
     """
 
     trigger: Size = ("tokens", 20_000)
@@ -122,10 +122,11 @@ def read_size(text: str) -> Size:
 
 
 class CompressionFailed(ThreadkeepError):
-    """A summary could not be written. The session is unchanged, and compression is tried again later.
+    """A summary could not be written; earlier summaries stay.
 
-    `reason` is `model`, `timeout`, `empty`, `too_long`, `outdated` or `store`. `kind` is only the class name of the
-    underlying error, because its text may quote a conversation.
+    Automatic compression is tried again later, unless `reason` is `outdated`. `reason` is `model`, `timeout`, `empty`,
+    `too_long` or `outdated`. `kind` is only the class name of the underlying error, because its text may quote a
+    conversation.
     """
 
     def __init__(self, reason: SummaryFailure, kind: str | None = None) -> None:
@@ -147,17 +148,17 @@ _SENTENCES: dict[SummaryFailure, str] = {
 
 _PAGE_ROWS = 200
 _MOST_PIECES = 32
-"""A message that needs more records than this is shortened: a mark replaces its middle."""
+"""A message that needs more records than this is shortened; a mark then replaces its middle."""
 
 
 @dataclass(frozen=True)
 class CompressionRequest:
-    """A session to compress, and the options for this.
+    """A request to compress a session, with the options for this.
 
     `budget` is the token budget of a model call, for sizes given as fractions. `left_out_upto_seq` is the `seq` of the
-    newest message that did not fit a window. Messages up to it are summarised before the trigger is reached; so are the
-    oldest messages of a `window` that is nearly full. `upto_seq` is the end of a range that an earlier pass did not
-    finish.
+    newest message that did not fit a window. Messages up to this `seq` are summarised even if the trigger is not
+    reached; the same applies to the oldest messages of a `window` that is nearly full. `upto_seq` is the end of a range
+    that an earlier pass did not finish.
     """
 
     session_id: str
@@ -170,7 +171,7 @@ class CompressionRequest:
 
     @property
     def room(self) -> SummaryRoom:
-        """The limits for the length of summaries and for the size of a record."""
+        """The limits for the length of summaries and for the part of the transcript that the model reads at once."""
         return SummaryRoom.within(self.compression.max_summary_tokens, self.budget, self.summarizer.input_tokens)
 
 
@@ -189,7 +190,7 @@ class Part:
 
 
 def is_due(uncovered: Uncovered, request: CompressionRequest) -> bool:
-    """Return True if the counts of the messages without a summary show that one may be due."""
+    """Return True if a summary may be due, judging by the counts of messages and tokens without a summary."""
     if _is_triggered(uncovered, request) or request.window.nearly_full(_extent(uncovered)):
         return True
     return uncovered.after_seq < request.left_out_upto_seq <= uncovered.last_seq
@@ -221,10 +222,10 @@ class RangeReader:
         return after
 
     async def part(self, session_id: str, after: int, upto: int, limit: int) -> Part | None:
-        """Return the next messages, without archived ones, that fit into one record of `limit` tokens, or None.
+        """Return the next messages that fit into one record of `limit` tokens; None if there are none.
 
-        Their `seq` is above `after` and at most `upto`; None means that there are none. A message that is too long
-        becomes one part with several records.
+        Their `seq` is above `after` and at most `upto`; archived messages are left out. A message that is too long for
+        a record becomes one part with several records.
         """
         rows: list[Message] = []
         lines: list[str] = []
@@ -249,7 +250,7 @@ class RangeReader:
         return Part(after + 1, _seq(rows[length - 1]), rows[length - 1].id, records, revision)
 
     def _sizes(self, rows: Sequence[Message], lines: Sequence[str], limit: int) -> list[int]:
-        """Return the tokens of each line; for a message with more than twice the limit, the count stored with it."""
+        """Return the tokens of each line; for a message with over twice the limit, return its stored count instead."""
         return [
             row.tokens if row.tokens is not None and row.tokens > 2 * limit else self._counter(line) + 1
             for row, line in zip(rows, lines, strict=True)
@@ -274,7 +275,7 @@ class RangeReader:
 def _tail_start(
     rows: list[Message], uncovered: Uncovered, request: CompressionRequest, *, complete: bool
 ) -> int | None:
-    """Return the `seq` of the first message to keep unsummarised; None if older rows are needed to decide."""
+    """Return the `seq` of the first message to leave unsummarised; None if older rows are needed to find it."""
     after, left_out = uncovered.after_seq, request.left_out_upto_seq
     starts: list[int | None] = [after + 1]
     if _is_triggered(uncovered, request):

@@ -1,8 +1,8 @@
-"""Compression of sessions in the background, several at once, from a bounded queue.
+"""Compresses sessions in the background, several at once, from a queue of limited length.
 
-`consider` is called after an answer is stored, and returns at once. A failed compression leaves the session unchanged.
-It is tried again after a later turn, when a growing pause is over; another process can do this, because the summaries
-and messages are in the database.
+`consider` is called after an answer is stored, and returns at once. A failed compression leaves earlier summaries
+unchanged. It is tried again after a later turn, when a pause is over that grows with each failure. Another process can
+do this, because summaries and messages are in the database.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from threadkeep.store.transcripts import Transcripts
 
 _MOST_SESSIONS = 1_000
 _MOST_AT_ONCE = 4
-"""The number of sessions that are compressed at the same time, so that one slow model does not delay the others."""
+"""The maximum number of sessions that are compressed at the same time; several, so that a slow model delays few."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class CompressorOptions:
 
 @dataclass(frozen=True)
 class _Trouble:
-    """The consecutive failures of a session, and its pause: the time when it ends, and the turns until it ends."""
+    """The consecutive failures of a session, and its pause: the time and the number of turns after which it ends."""
 
     failures: int
     until: datetime
@@ -64,7 +64,7 @@ class _Trouble:
 
 
 class Compressor:
-    """A service that writes the summaries of a memory's sessions in the background; see the module's docstring."""
+    """A service that writes summaries of a memory's sessions in the background; the module's docstring says more."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class Compressor:
         self._closed = False
 
     def consider(self, request: CompressionRequest) -> None:
-        """Queue a session for compression, and return at once; the session is compressed only if this is due.
+        """Queue a session for compression and return at once; the session is only compressed if this is due.
 
         The newest answer of the session must be stored already. If more than 1,000 sessions wait, the oldest request is
         dropped and reported. After `close`, nothing is queued.
@@ -115,7 +115,8 @@ class Compressor:
     ) -> Summary | None:
         """Compress a session if it is due, regardless of earlier failures.
 
-        Return the newest new summary; None if nothing was due, or if another process is compressing the session.
+        Return the newest of the new summaries; None if nothing was due, or if another process is compressing the
+        session.
 
         Raises:
             CompressionFailed: the summary could not be written; earlier summaries stay.
@@ -147,7 +148,7 @@ class Compressor:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _begin(self) -> None:
-        """Start tasks for queued sessions, up to the limit and at most one per session."""
+        """Start tasks for queued sessions, up to `_MOST_AT_ONCE` in all and one per session."""
         due = [session_id for session_id in self._waiting if session_id not in self._running]
         for session_id in due[: _MOST_AT_ONCE - len(self._running)]:
             work = self._attempt(self._waiting.pop(session_id))
@@ -172,7 +173,7 @@ class Compressor:
             self._troubles[session_id] = replace(trouble, turns=trouble.turns - 1)
             return
         writer = self._writer(request)
-        # The failure of one session does not stop the work on the others.
+        # The failure of one session must not stop the work on others.
         with ErrorBoundary(lambda error: self._failed(session_id, error)):
             await writer.compress()
             self._troubles.pop(session_id, None)
@@ -181,7 +182,7 @@ class Compressor:
                 self._put(self._waiting.get(session_id, writer.rest), writer.rest.upto_seq)
 
     def _put(self, request: CompressionRequest, left_out_upto_seq: int = 0) -> None:
-        """Queue a session at the end; if it is already queued, keep the larger of the two `left_out_upto_seq`."""
+        """Queue a session at the end; if it was queued, keep the highest of the `left_out_upto_seq` values."""
         before = self._waiting.pop(request.session_id, request)
         left_out = max(request.left_out_upto_seq, before.left_out_upto_seq, left_out_upto_seq)
         self._waiting[request.session_id] = replace(request, left_out_upto_seq=left_out)
@@ -196,7 +197,7 @@ class Compressor:
             reason, kind = error.reason, error.kind
         self._report(session_id, reason, kind)
         if reason == "outdated":
-            return  # another process has done it, or nothing is due any more
+            return  # another process has done it, or the session has changed
         before = self._troubles.pop(session_id, None)
         failures = before.failures + 1 if before else 1
         doubled = 2 ** min(failures - 1, 30)

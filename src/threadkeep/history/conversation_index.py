@@ -27,12 +27,14 @@ from threadkeep.store.transcripts import Transcripts
 type Vectors = dict[str, array[float]]
 """Vectors of turns, by turn id."""
 MOST_TURNS = 20_000
-"""The maximum number of turns of one session in an index; if there are more, the newest are indexed."""
+"""The maximum number of turns of one session in an index; of a longer session, only the newest are indexed."""
 _MOST_SUMMARIES = 20_000
-"""The maximum number of summaries of archived messages in one index, which may have several sessions."""
+"""The maximum number of summaries of archived messages in one index, which may cover several sessions."""
 _PAGE = 200
 _AT_ONCE = 4_000
-"""The characters indexed (in a few milliseconds) before other tasks run; each message counts as `_AT_LEAST` more.
+"""The number of characters that are indexed (in a few milliseconds) before other tasks run.
+
+Each message counts as `_AT_LEAST` characters more.
 
 A longer text is analysed in an OS thread.
 """
@@ -74,11 +76,11 @@ class ConversationIndex:
 
     `first` and `read` are the first and the last indexed `seq` of each session. `embedded` has the pairs of a model and
     a session whose stored vectors were read. Archived messages are not indexed, but their `summaries` are, each at the
-    position of its last message. `newest` is an index of only the newest messages, which is used until the others are
-    indexed; `has_newest` is set when it is complete. `superseded` are turns that were superseded after they were
-    indexed. `taken_back` are ids of messages that a person took back in a chat; a system message in the transcript
-    records this. `stored` has the last `seq` of each session in its stored index, even while that index is still being
-    written. `texts` has the indexed messages of each session.
+    position of the last message that it covers. `newest` is an index of only the newest messages, which is used until
+    the whole index is built; `has_newest` is set when `newest` is complete. `superseded` are turns that were superseded
+    after they had been indexed. `taken_back` are ids of messages that a person took back in a chat; a system message in
+    the transcript records this. `stored` has the last `seq` of each session in its stored index, even while that index
+    is still being written. `texts` has the indexed messages of each session.
     """
 
     words: RecallIndex = field(default_factory=RecallIndex)
@@ -117,9 +119,10 @@ class ConversationIndex:
         return session_id in self._marks
 
     def is_outdated(self, infos: Mapping[str, SessionInfo], *, complete: bool) -> bool:
-        """Return True if indexed turns are now reset, archived or deleted, or if `infos` lack too many sessions.
+        """Return True if indexed turns are now reset, archived or deleted, or if too many sessions are not in `infos`.
 
-        If `infos` are not `complete`, an indexed session may be missing only because it is older.
+        If `infos` are not `complete`, an indexed session may be absent only because `infos` have just the newest
+        sessions.
         """
         missing = sum(session_id not in infos for session_id in self._marks)
         if missing > (0 if complete else len(infos)):
@@ -128,9 +131,10 @@ class ConversationIndex:
         return any(self._marks[session_id].begins != IndexedState.of(infos[session_id]).begins for session_id in known)
 
     async def leave_out_superseded(self, infos: Mapping[str, SessionInfo], transcripts: Transcripts) -> bool:
-        """Note the turns superseded since they were indexed; return False if the index must be built again.
+        """Note turns that were superseded after they had been indexed; return False if the index must be built again.
 
-        It must be built again if a text was erased or a summary may be invalid, so that their words do not stay in it.
+        It must be built again if a text was erased or a summary may be invalid, because their words must not stay in
+        it.
         """
         for session_id, mark in list(self._marks.items()):
             info = infos.get(session_id)
@@ -148,7 +152,7 @@ class ConversationIndex:
     async def new_summaries(
         self, infos: Iterable[SessionInfo], summaries: Summaries, most: int
     ) -> dict[str, list[Summary]]:
-        """Return, for each session not yet indexed, the summaries of its archived messages for `catch_up`.
+        """Return the summaries of archived messages, for `catch_up`, of each session that is not yet indexed.
 
         Args:
             infos: The sessions, the most important one first. The newest summaries of each are returned.
@@ -169,7 +173,7 @@ class ConversationIndex:
     async def catch_up(
         self, info: SessionInfo, transcripts: Transcripts, summaries: Sequence[Summary] = (), most: int = MOST_TURNS
     ) -> None:
-        """Index the new messages of a session, at most its newest `most` messages; other tasks run in between.
+        """Index the new messages of a session, if they are among its newest `most`; other tasks run in between.
 
         If the session is not in the index yet, the `summaries` are indexed first.
         """
@@ -226,7 +230,7 @@ class ConversationIndex:
             yield Packed({}, {"days": array("I", [day.toordinal() if day else _NO_DAY for _, day in some])})
 
     async def load(self, state: Packed, info: SessionInfo, summaries: Sequence[Summary]) -> bool:
-        """Load the stored index of a session; return False if it does not fit the session or `summaries` any more."""
+        """Load the stored index of a session; return False if it no longer fits the session or its `summaries`."""
         about, session_id = state.values, info.session_id
         created_at, begin, revision = about["marks"][session_id]
         mark = IndexedState(datetime.fromisoformat(created_at), begin, revision)
@@ -246,7 +250,7 @@ class ConversationIndex:
         return True
 
     def take_over(self, other: ConversationIndex) -> None:
-        """Fill this empty index with the contents of another index, which must not be used afterwards."""
+        """Fill this empty index with the contents of another one, which must not be used after that."""
         self.words, self.tokens, self.days, self.summaries = other.words, other.tokens, other.days, other.summaries
         self.first, self.read, self.stored = other.first, other.read, other.stored
         self.superseded, self.taken_back, self.texts = other.superseded, other.taken_back, other.texts
@@ -268,7 +272,7 @@ class ConversationIndex:
         self._marks |= other._marks
 
     def grown(self, session_ids: Iterable[str], least: int) -> set[str]:
-        """Return the sessions with at least `least` turns that were never stored, or have grown by an eighth since."""
+        """Return the sessions with at least `least` turns whose index was never stored, or grew by an eighth since."""
         summaries = Counter(one.session_id for one in self.summaries.values())
         found: set[str] = set()
         for session_id in self.read.keys() & session_ids:
@@ -287,7 +291,7 @@ class ConversationIndex:
         return self.texts.get(session_id, IndexedTexts()).copy()
 
     async def _analysis_of(self, text: str) -> Analysis | None:
-        """Analyse a long text in an OS thread. For a short text, return None; now and then, other tasks run first."""
+        """Analyse a long text in a thread. Return None for a short text; after several, first let other tasks run."""
         self._unpaused += _AT_LEAST + len(text)
         if len(text) > _AT_ONCE:
             return await asyncio.to_thread(analysis_of, text)
@@ -315,13 +319,13 @@ class ConversationIndex:
 
 
 def _bytes_of(vectors: Vectors) -> int:
-    """Return the estimated bytes of vectors, which must all have the length of the first one."""
+    """Return the estimated bytes of vectors, all of which must have the length of the first one."""
     first = next(iter(vectors.values()), array("f"))
     return len(vectors) * (_VECTOR_BYTES + len(first) * first.itemsize)
 
 
 def _turns_of(state: Packed) -> tuple[RecallIndex, dict[str, int], dict[str, tuple[str, date | None]]]:
-    """Return the word index of a stored state, the tokens of each turn, and the session and day of each turn."""
+    """Return the contents of a stored state: the word index, and each turn's tokens, session and day."""
     tokens = dict(state.values["tokens"])
     days = [None if day == _NO_DAY else date.fromordinal(day) for day in state.arrays["days"]]
     days_of = {turn_id: (position_of(turn_id)[0], day) for turn_id, day in zip(tokens, days, strict=True)}
@@ -344,7 +348,7 @@ def position_of(turn_id: str) -> tuple[str, int]:
 
 
 def messages_of(info: SessionInfo) -> int:
-    """Return how many messages of a session can be indexed: those after the last reset or removal.
+    """Return how many messages of a session can be indexed: those after its last reset, archiving and deletion.
 
     A session that ever had a message counts at least 1, because summaries of its archived messages may be indexed.
     """
@@ -357,6 +361,6 @@ async def _messages(transcripts: Transcripts, session_id: str, first: int, last:
         end = min(start + _PAGE - 1, last)
         page = await transcripts.newest(session_id, limit=end - start + 1, before=end + 1)
         for message in page.messages:
-            # If messages of this range were superseded, the page has older ones instead, even from before a reset.
+            # If messages in this range were superseded, the page has older messages instead, even from before a reset.
             if (message.seq or 0) >= start:
                 yield message

@@ -1,4 +1,4 @@
-"""Erasure of a person or a session from every store of a memory, with a receipt."""
+"""Erases a person or a session from every store of a memory, and returns a receipt."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _LOG = "the WAL of PostgreSQL until it is recycled"
 class Eraser:
     """Erases persons and sessions. An interrupted call can be repeated; it continues where it stopped.
 
-    `rows` is the part that reads and erases rows of the tables.
+    `rows` reads and erases the rows of the tables.
     """
 
     def __init__(self, memory: Memory, rows: TableErasing) -> None:
@@ -54,7 +54,7 @@ class Eraser:
         self.rows = rows
 
     async def wanted(self, session_id: str | None, user_id: str | None) -> Erasable:
-        """Return the target of an erasure: a person with all merged ids, or one session.
+        """Return the target of an erasure: a person with all their merged ids, or one session.
 
         Raises:
             InvalidInput: not exactly one of the arguments is given, or the user id is not valid.
@@ -71,7 +71,7 @@ class Eraser:
         return (await self.rows.counts(wanted))["chat_graph_groups"]
 
     async def begin(self, wanted: Erasable) -> Erasable:
-        """Record that an erasure has begun; return its target, extended with the ids of an interrupted call."""
+        """Record that an erasure has begun; return its target, with the ids that an interrupted call had found."""
         state, name = self._memory.channels.state, await self._subject(wanted)
         known = json.loads(await state.value(_SCOPE, name) or "{}")
         ids = tuple(dict.fromkeys([*wanted.ids, *known.get("ids", [])]))
@@ -84,7 +84,7 @@ class Eraser:
     async def erase(
         self, wanted: Erasable, *, dry_run: bool, vacuum: bool, groups: ErasedStore, remains: Sequence[str]
     ) -> EraseReceipt:
-        """Erase the target that `begin` has returned; return the receipt.
+        """Erase the target that `begin` has returned, and return the receipt.
 
         Args:
             wanted: the person or the session.
@@ -109,8 +109,8 @@ class Eraser:
             done = not any(after.values()) and not remains
             counts = json.dumps({"found": before})
             if done:
-                # Delete the notes before the overwrite, so that the ids in them are overwritten too. Keep the counts
-                # for a retry.
+                # Delete the notes before the overwrite, so that it overwrites their ids too. Keep the counts for a
+                # retry.
                 await self.rows.forget_notes(wanted)
                 await state.keep(_SCOPE, subject, counts)
             if not await self.rows.overwrite(vacuum=vacuum):
@@ -143,7 +143,7 @@ class Eraser:
         return replace(receipt, signature=digest(receipt.signed_text()))
 
     async def _elsewhere(self, wanted: Erasable) -> list[str]:
-        """Describe data of the person or session that stays, because it belongs to others or to a branch."""
+        """Describe the data of the target that stay, because they belong to others or to a branch."""
         found: list[str] = []
         if episodes := await self.rows.episodes_elsewhere(wanted):
             found.append(f"{episodes} episodes in Graphiti's groups of workspaces and of sessions of others")
@@ -152,7 +152,7 @@ class Eraser:
         return found
 
     async def verify(self, receipt: EraseReceipt) -> Verification:
-        """Check the receipt's signature, and whether the person or session is gone and no data was left."""
+        """Check the receipt's signature, and whether the person or session is gone and no data were left."""
         digest = await self._digest()
         signature = digest(replace(receipt, signature="").signed_text())
         if not hmac.compare_digest(signature.encode(), str(receipt.signature).encode("utf-8", "replace")):
@@ -181,7 +181,7 @@ class Eraser:
         return names
 
     async def _erase_all(self, wanted: Erasable) -> dict[str, int]:
-        """Erase until nothing is found, in at most three rounds; return the counts of what is left."""
+        """Erase until nothing is found, in at most three rounds; return the counts of what is found after the last."""
         after: dict[str, int] = {}
         for _ in range(_ROUNDS):
             sessions = await self.rows.sessions(wanted)
@@ -216,7 +216,7 @@ class Eraser:
         return counts
 
     async def waiting(self) -> list[PendingTurn]:
-        """Return the pending turns of this process and of all that use its folder, in the order of their entry ids."""
+        """Return all pending turns of this process and of other processes with its folder, by entry id."""
         entries = {entry.entry_id: entry for entry in self._memory.pending.entries}
         if (folder := self._memory.pending.options.folder) is not None:
             files = await asyncio.to_thread(waiting_files, folder)
@@ -229,7 +229,7 @@ class Eraser:
             await asyncio.to_thread(discard_waiting, folder, lambda turn: belongs(turn, wanted, sessions))
 
     async def _unreadable(self, wanted: Erasable) -> list[str]:
-        """Describe unreadable data, which may belong to the person."""
+        """Describe unreadable data that may belong to the target."""
         found: list[str] = []
         if lines := await self._memory.pending.damaged():
             found.append(f"{len(lines)} unreadable lines of pending files: threadkeep pending list")
@@ -238,7 +238,7 @@ class Eraser:
         return found
 
     async def conversations(self, wanted: Erasable, sessions: Sequence[str]) -> list[tuple[Memory, str]]:
-        """Return the conversations in graph stores that belong to the person, or whose keys are ids of the sessions."""
+        """Return graph store conversations that belong to the person, or whose keys are ids of the given sessions."""
         found: list[tuple[Memory, str]] = []
         for other in await self._others():
             keys = [info.session_id for id_ in wanted.ids async for info in other.sessions(user_id=id_)]
@@ -248,7 +248,7 @@ class Eraser:
         return found
 
     async def shared_conversations(self, wanted: Erasable) -> list[tuple[Memory, str, list[Message]]]:
-        """Return the person's messages in conversations of other users in graph stores. Every conversation is read."""
+        """Return the person's messages in graph store conversations of other users; this reads every conversation."""
         found: list[tuple[Memory, str, list[Message]]] = []
         own = [self._memory] if self._memory.in_graph_store else []
         for memory in [*own, *await self._others()] if wanted.ids else []:
@@ -259,7 +259,7 @@ class Eraser:
         return found
 
     async def _others(self) -> list[Memory]:
-        """Return the memories of agents' conversations; layouts that differ only in chunk size count once."""
+        """Return the memories of agents' conversations. Layouts that differ only in the chunk size count as one."""
         return [memory for layout, memory in await AllSessions(self._memory).locations() if layout is not None]
 
     async def _empty_conversations(self, wanted: Erasable) -> None:
@@ -278,7 +278,7 @@ class Eraser:
             await store.adelete(namespace, key)
 
     async def items(self, wanted: Erasable) -> list[tuple[BaseStore, tuple[str, ...], str]]:
-        """Return the graph store items, except conversations, in namespaces with an id of this person and no other."""
+        """Return graph store items, except conversations, in namespaces with an id of this person and of no other."""
         found: dict[tuple[tuple[str, ...], str], None] = {}
         for namespace in await self._named(wanted, others=False):
             items = await _all_items(await self._memory.graph_store(), namespace)
@@ -286,7 +286,7 @@ class Eraser:
         return [(await self._memory.graph_store(), namespace, key) for namespace, key in found]
 
     async def _named(self, wanted: Erasable, *, others: bool) -> list[tuple[str, ...]]:
-        """Return the graph store namespaces that name the person and, only with `others`, another user too.
+        """Return the graph store namespaces that name the person and no other user, or with `others`, both.
 
         An id may also be a common word (`memories`), so a namespace with another user's id is not erased. Conversations
         are erased by their owners and senders, whatever their namespaces are called.
@@ -350,7 +350,7 @@ async def _sent_to(session: Session) -> list[Message]:
 
 
 def belongs(turn: Turn, wanted: Erasable, sessions: Sequence[str]) -> bool:
-    """Return True if a pending turn belongs to the person or to a session to erase, or has a message of the person."""
+    """Return True if a pending turn is in a session to erase, belongs to the person, or has a message of theirs."""
     if turn.session_id in sessions or turn.session_id == wanted.session_id or turn.user_id in wanted.ids:
         return True
     return any(not _senders(message).isdisjoint(wanted.ids) for message in turn.messages)

@@ -1,4 +1,4 @@
-"""Export of sessions as lines, written page by page."""
+"""Exports sessions as lines, which are written page by page."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PAGE_MESSAGES = 500
 
 
 class Exportable(NamedTuple):
-    """A session and its memory, and a layout if it is a conversation that an agent stores in a graph store."""
+    """A session and its memory; with a layout, it is a conversation that an agent stores in a graph store."""
 
     info: SessionInfo
     memory: Memory
@@ -43,7 +43,7 @@ class Exported:
         self.damaged[error.session_id, error.item] = error
 
     def to_dict(self) -> dict[str, Json]:
-        """Return the counts as JSON values, and the ids of damaged sessions if there are any."""
+        """Return the counts as JSON values; if sessions are damaged, their ids are included."""
         numbers: dict[str, Json] = {name: getattr(self, name) for name in ("sessions", "messages", "summaries")}
         damaged = sorted({session_id for session_id, _ in self.damaged})
         return {**numbers, **({"damaged": damaged} if damaged else {})}
@@ -62,7 +62,7 @@ class _Numbering:
 
     @classmethod
     async def of(cls, session: Session, info: SessionInfo, view: View) -> _Numbering:
-        """Return the numbering of a session's messages in a view."""
+        """Return the numbering of the messages that a view of a session has."""
         return cls(await session.superseded() if info.revision and view == "active" else ())
 
     def has(self, message: Message) -> bool:
@@ -71,7 +71,7 @@ class _Numbering:
         return self.of_seq(seq) > self.of_seq(seq - 1)
 
     def of_seq(self, seq: int) -> int:
-        """Return the exported position of a message; if it is not exported, that of the last one before it."""
+        """Return the exported position of a message; if it is not exported, that of the last exported one before it."""
         number = bisect_right(self._starts, seq)
         if number == 0:
             return seq
@@ -79,7 +79,7 @@ class _Numbering:
         return seq - self._earlier[number - 1] - (min(seq, last) - first + 1)
 
     def of_info(self, info: SessionInfo) -> SessionInfo:
-        """Return the metadata of the session with the exported positions of the last reset and archived message."""
+        """Return the session's metadata, with the positions of its last reset and archiving as exported."""
         return replace(info, reset_seq=self.of_seq(info.reset_seq), archived_seq=self.of_seq(info.archived_seq))
 
     def of_message(self, message: Message) -> Message:
@@ -102,7 +102,7 @@ async def export(
     *,
     view: View = "active",
 ) -> Exported:
-    """Write sessions to a stream, and return the counts; messages that arrive during the export are left out."""
+    """Write sessions to a stream and return the counts; messages that are stored during the export are left out."""
     done = Exported()
     async for info, memory, layout in sessions:
         done.sessions += 1
@@ -121,7 +121,7 @@ async def export(
             stream.write(session_line(numbering.of_info(_as_read(info, ())), layout).encode())
         # Conversations have no summaries; summaries stored under this id belong to a session with the same id.
         for archived in await memory.summaries.for_export(info.session_id, view=view) if layout is None else ():
-            # A summary written since may cover messages that arrived during the export.
+            # A summary that was written during the export may cover messages that the export leaves out.
             if archived.summary.last_seq <= info.last_seq:
                 stream.write(summary_line(numbering.of_summary(archived)).encode())
                 done.summaries += 1
@@ -142,10 +142,10 @@ async def named_sessions(memory: Memory, session_ids: Sequence[str], user_id: st
 
 
 async def every_session(memory: Memory, user_id: str | None) -> AsyncIterator[Exportable]:
-    """Yield all sessions, then all conversations of each layout, each once and newest activity first.
+    """Yield all sessions, then all conversations of each layout; each once, newest activity first.
 
-    A session that gets a message while the list is read moves to the front and may be missed. So the list is read again
-    until every session that existed at the start was yielded.
+    A session that gets a message while the list is read moves to its beginning and may be missed. So the list is read
+    again until every session that existed at the start has been yielded.
     """
     started = memory.clock()
     for layout, home in await AllSessions(memory).locations():
@@ -165,7 +165,7 @@ async def every_session(memory: Memory, user_id: str | None) -> AsyncIterator[Ex
 async def count_messages(
     memory: Memory, session_ids: Sequence[str], user_id: str | None, *, view: View = "active"
 ) -> int:
-    """Return the number of messages to export."""
+    """Return the number of messages to export from these sessions; without ids, from all sessions."""
     locations = await AllSessions(memory).locations()
     if session_ids:
         sessions = [home.session(one, user_id=user_id) for _, home in locations for one in set(session_ids)]
@@ -189,9 +189,9 @@ async def _named(
 
 
 async def _pages(session: Session, info: SessionInfo, done: Exported) -> AsyncIterator[tuple[Message, ...]]:
-    """Yield a session's messages in pages, in order; pages that were deleted meanwhile are left out.
+    """Yield a session's messages in pages, in order; pages whose messages were deleted meanwhile are left out.
 
-    A page that cannot be read is recorded in `done` and left out, so that the others are exported.
+    If a page cannot be read, this is recorded in `done`, and the page is left out, so that the others are exported.
     """
     for first in range(info.deleted_seq + 1, info.last_seq + 1, PAGE_MESSAGES):
         after = min(first + PAGE_MESSAGES, info.last_seq + 1)
@@ -205,6 +205,6 @@ async def _pages(session: Session, info: SessionInfo, done: Exported) -> AsyncIt
 
 
 def _as_read(info: SessionInfo, messages: Sequence[Message]) -> SessionInfo:
-    """Return the metadata adjusted to the first message that was read: retention may have deleted older ones."""
+    """Return metadata that fit the first message that was read; retention may have deleted messages before it."""
     deleted_seq = (messages[0].seq or 1) - 1 if messages else info.last_seq
     return replace(info, deleted_seq=deleted_seq, archived_seq=max(info.archived_seq, deleted_seq))

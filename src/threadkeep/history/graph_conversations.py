@@ -1,4 +1,4 @@
-"""Conversations that agents store in a LangGraph store: opens the store, and gives access to the conversations."""
+"""Conversations that agents store in a LangGraph store. This module opens the store and gives access to them."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ _NO_SESSION = "\x1f"
 
 
 class Opening(NamedTuple):
-    """The exit stack on which a store is opened, and the options to open it."""
+    """The exit stack that closes a store, and the options for opening it."""
 
     stack: AsyncExitStack
     options: StoreOptions
 
 
 class GraphConversations:
-    """The graph store of a memory, opened on first use, and the transcripts of conversations in any store.
+    """The graph store of a memory, which is opened on first use, and the transcripts of conversations in any store.
 
     `given` is an open store or the database of one; `layouts` has the registered layouts of conversations.
     """
@@ -79,7 +79,7 @@ class GraphConversations:
             return self._store
 
     async def exists(self) -> bool:
-        """Return True if the store is open, or if its table exists in its database."""
+        """Return True if the store is open already, or if its database has the table of a store."""
         address = self.given
         if self._store is not None or not isinstance(address, DatabaseAddress):
             return True
@@ -91,11 +91,11 @@ class GraphConversations:
         return any(table == "store" for table, _ in rows)
 
     async def overwrite(self, own: DatabaseAddress, *, vacuum: bool) -> str | None:
-        """Overwrite deleted items in the file of the graph store; describe remaining data, None if there is none.
+        """Overwrite deleted items in the file of the graph store; describe data that remain, None if there are none.
 
-        With `vacuum`, the file is rewritten. Deleted rows in PostgreSQL, and in a store that the application opened,
-        are not overwritten; that is up to their operators. A file that is also the memory's own is overwritten
-        elsewhere.
+        With `vacuum`, the file is rewritten. Deleted rows in PostgreSQL, or in a store that the application opened, are
+        not overwritten; their operators must do that. If the store is in the memory's own file, this does nothing,
+        because that file is overwritten elsewhere.
         """
         address = self.given
         if not isinstance(address, DatabaseAddress):
@@ -137,7 +137,7 @@ class GraphConversations:
         return layout not in self._registered and self.is_own(store)
 
     async def register(self, layout: GraphLayout) -> None:
-        """Register a layout of the memory's own store for other processes; the next call retries after a failure."""
+        """Register a layout of the memory's own store for other processes; after a failure, the next call retries."""
         self._registered.add(layout)
         try:
             async with asyncio.timeout(_REGISTER_SECONDS):
@@ -159,18 +159,18 @@ class GraphConversations:
 
 
 def place_in(layout: GraphLayout, key: str) -> ConversationPlace:
-    """Return the place of a conversation, as it is written in records of model calls."""
+    """Return the place of a conversation as records of model calls describe it."""
     return ConversationPlace(key, layout.namespace, layout.meta_key_suffix, layout.value_field)
 
 
 def order_name(layout: GraphLayout, key: str) -> str:
-    """Return the name under which a conversation's turns are ordered; no session id can be equal to it."""
+    """Return the name under which a conversation's turns are ordered; it is never equal to a session id."""
     parts = [layout.namespace, layout.meta_key_suffix, layout.value_field, key]
     return _NO_SESSION + json.dumps(parts, ensure_ascii=False, separators=(",", ":"))
 
 
 def of_order_name(name: str) -> tuple[GraphLayout, str] | None:
-    """Return the layout and the key from an `order_name`; None if it is a session id or of an older version."""
+    """Return the layout and the key in an `order_name`; None for a session id, or a name of an older version."""
     if not name.startswith(_NO_SESSION):
         return None
     try:

@@ -1,4 +1,4 @@
-"""Import of the lines of an export into a memory, in transactions of several hundred messages."""
+"""Imports the lines of an export into a memory, in transactions of several hundred messages."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class Imported:
     """The counts of an import so far.
 
     `skipped` counts messages that were left out because the line of their session is invalid, or because the session
-    belongs to another user. `summaries_left_out` counts summaries of messages that differ from the stored ones or
-    already have a summary. A graph store has no archive and no limits per session: `unarchived` counts archived
-    messages that became normal ones there, `limits_left_out` the sessions that lost their limits.
+    belongs to another user. `summaries_left_out` counts summaries of messages that differ from the stored ones or have
+    a summary already. A graph store has no archive and no limits per session: `unarchived` counts archived messages
+    that were stored there as normal ones, and `limits_left_out` counts sessions that lost their limits.
     """
 
     sessions: int = 0
@@ -62,9 +62,10 @@ class _Part:
 
 
 class Importer:
-    """An importer that stores lines in batches. It calls `on_refusal` with position and reason of a rejected line.
+    """An importer that stores lines in batches. For a rejected line, it calls `on_refusal` with position and reason.
 
-    With `strict`, `take` returns False once a line or session was rejected; `store` still stores the accepted lines.
+    With `strict`, `take` returns False once a line or session was rejected; `store` then still stores the accepted
+    lines.
     """
 
     def __init__(self, memory: Memory, on_refusal: Callable[[Position, str], None], *, strict: bool = False) -> None:
@@ -115,7 +116,7 @@ class Importer:
             await self._store(home, [part for part in waiting if part.line.layout == layout])
 
     async def _store(self, home: Memory, parts: Sequence[_Part]) -> None:
-        """Store parts of sessions in a memory; parts of other users' sessions are skipped and reported."""
+        """Store parts of sessions in a memory; skip parts of other users' sessions, and call `on_refusal` for them."""
         now = self._memory.clock()
         archived = [
             ArchivedPart(part.line.info(part.messages, now), tuple(part.messages), tuple(part.summaries))
@@ -169,7 +170,7 @@ class Importer:
         return line
 
     def _identified(self, parsed: MessageLine) -> Message:
-        """Return the message with an id; a missing id is derived from position and text, so it is stable."""
+        """Return the message with an id; a missing id is made from position and text, so it is always the same."""
         message = parsed.message
         if message.id is not None:
             return message

@@ -36,8 +36,9 @@ KEY_CANDIDATES = (
 )
 """Templates for the key of a run's conversation; the first one that gives a valid key is used.
 
-In order: an explicit key, the key of the channel, the thread. A channel's key has the bot or tenant, the chat, and the
-topic if the chat has topics. In WeCom bot chats, a group is identified by its chat and a private chat by its user.
+These are, in order: an explicit key, the key of the channel, the thread. A channel's key has the bot or tenant, the
+chat, and the topic if the chat has topics. In WeCom bot chats, the key has the chat for a group, and the user for a
+private chat.
 """
 
 _KEY = re.compile(r"[A-Za-z0-9:_-]+")
@@ -78,10 +79,10 @@ class Refusal:
 
 @dataclass(frozen=True)
 class KeyResolution:
-    """The resolved key, if there is one, and all rejected templates in the order in which they were tried.
+    """The resolved key, if there is one, and everything that was rejected, in the order in which it was tried.
 
-    `conversation_key` is the value of the first valid candidate; `key` is the rendered key template. If the key
-    template was rejected, it is the last entry of `refused`, and `key` is None.
+    `refused` has candidates and, as its last entry, the key template if that was rejected; `key` is None then.
+    `conversation_key` is the value of the first valid candidate; `key` is the rendered key template.
     """
 
     key: str | None
@@ -90,7 +91,7 @@ class KeyResolution:
 
     @property
     def reason(self) -> Reason | None:
-        """The reason of the last rejection if there is no key, `empty` without a candidate; None if there is a key."""
+        """The reason of the last rejection if there is no key (`empty` without a candidate); None if there is a key."""
         if self.key is not None:
             return None
         return self.refused[-1].reason if self.refused else "empty"
@@ -113,7 +114,7 @@ def _session_id_refusal(value: object) -> Reason | None:
     if not value.strip():
         return "empty"
     if channel_of(value) != "other" and "" in value.split(":"):
-        return "empty_part"  # otherwise all chats of the channel whose id is missing would share one history
+        return "empty_part"  # otherwise all chats of the channel without an id would share one history
     if PLACEHOLDER.search(value):
         return "unresolved_template"
     if len(value) > MAX_KEY_CHARACTERS:
@@ -138,13 +139,13 @@ def refusal(value: object) -> Reason | None:
 
 
 def whole_refusal(value: str) -> Reason | None:
-    """Return the reason why an external key is rejected; None if it is a valid session id without empty parts."""
+    """Return the reason why a whole external key is rejected; None if it is a valid session id without empty parts."""
     reason = _session_id_refusal(value)
     return "empty_part" if reason is None and "" in value.split(":") else reason
 
 
 def check_key(key: str) -> None:
-    """Reject an invalid key. This checks keys made from templates; `check_session_id` accepts more session ids.
+    """Reject an invalid key. This checks keys made from templates; `check_session_id` accepts other session ids too.
 
     Raises:
         InvalidKey: the key is not valid; the message does not repeat it.
@@ -210,14 +211,14 @@ def resolve_key(
     not changed, and then checked. Candidates that are not strings are skipped; a single string counts as one candidate.
 
     A text from the scope is escaped with `escape_key`. A whole number becomes its digits (12.0 is 12); any other finite
-    float is escaped as text. For a missing path and any other value, such as null, true, a list or an object, the
-    candidate is rejected as `unresolved_template`. For a blank value, it is rejected as `empty`, or as `empty_part` if
-    the candidate has other parts. `{{thread_id}}` and `{{configurable.thread_id}}` count as missing unless the run is
-    `manual`, because other runs get a new thread id each. Separate placeholders with colons, the only character of a
-    key that no value can contain: `{{a}}-{{b}}` could give two pairs of values the same key.
+    float is escaped as text. If a path has no value or a value of another type, such as null, true, a list or an
+    object, the candidate is rejected as `unresolved_template`. A blank value is rejected as `empty`, or as `empty_part`
+    if the candidate has other parts. `{{thread_id}}` and `{{configurable.thread_id}}` count as missing unless the run
+    is `manual`, because other runs get a new thread id each. Placeholders should be separated by colons, the only
+    character of a key that no value can contain: with `{{a}}-{{b}}`, two pairs of values could have the same key.
 
-    `{{key:dotted.path}}` is a whole external key: any session id without empty parts, used unchanged. It must be the
-    only content of its candidate.
+    `{{key:dotted.path}}` is a whole external key: any session id without empty parts, which is used unchanged. The
+    candidate must contain nothing else.
     """
     refused: list[Refusal] = []
     values = _Values(scope, manual=manual)
@@ -253,7 +254,7 @@ class _Values:
         self._refusal = whole_refusal if whole else refusal
 
     def render(self, template: str) -> tuple[str, Reason | None]:
-        """Return the rendered template, and a reason if it is not a valid key; None otherwise."""
+        """Return the rendered template, and the reason why it is not a valid key; the reason is None if it is valid."""
         if len(template) > MAX_TEMPLATE_CHARACTERS:
             return "", "too_long"
         if (path := whole_path(template)) is not None:
@@ -295,7 +296,7 @@ def is_path(text: str) -> bool:
 
 
 def look_up(scope: Mapping[str, object], path: str) -> object:
-    """Return the value at a dotted path through mappings and sequences; None if the path is invalid or has no value."""
+    """Return the value at a dotted path through mappings and sequences; None if the path is invalid or has none."""
     if not is_path(path):
         return None
     here: object = scope
@@ -312,7 +313,7 @@ def look_up(scope: Mapping[str, object], path: str) -> object:
 
 
 def _text_of(value: object) -> str | None:
-    """Return a value as part of a key: an empty text if it is blank, None if it is no text and no finite number."""
+    """Return a value as part of a key: an empty text if it is blank, None if it is neither text nor a finite number."""
     if isinstance(value, float) and math.isfinite(value):
         value = int(value) if value.is_integer() else repr(value)
     if isinstance(value, int) and not isinstance(value, bool):

@@ -1,7 +1,7 @@
-"""Records of model calls, written in the background: they never delay an answer or make it fail.
+"""Records of model calls. They are written in the background, so that they never delay an answer or make it fail.
 
-Records wait in memory and are written in groups. While the database is not available, they wait longer. If too many
-wait, the oldest are dropped and counted. No conversation depends on these records, which are called manifests.
+Records wait in memory and are written in groups. While the database is not available, they wait longer. If too many are
+waiting, the oldest are dropped and counted. No conversation depends on these records, which are called manifests.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ class Manifests:
         """Queue the record of one model call and return at once, even if the database is down.
 
         A record without a session is stored with its run. `texts` maps digests to texts that were sent in the call but
-        are in no transcript. These texts are written before their manifest can be read, and kept as long as a manifest
-        of the session (or of the run) refers to them.
+        are in no transcript. These texts are written before the manifest can be read, and kept as long as a manifest of
+        the session (or of the run) refers to them.
         """
         if (entry := self.entry(session_id, run_id, dict(manifest).copy, texts)) is not None:
             self.queue(entry)
@@ -75,7 +75,7 @@ class Manifests:
     ) -> NotedManifest | None:
         """Create the record of one model call with the current time; return None if no records are kept.
 
-        `manifest` returns the values of the manifest. It is called only when the record is written.
+        `manifest` returns the manifest. It is called only when the record is written.
         """
         if self._retention_days == 0:
             return None
@@ -86,7 +86,7 @@ class Manifests:
         return self._rows.joined(entry)
 
     def has_earlier(self, entry: NotedManifest) -> bool:
-        """Return True if earlier records of the run may still wait; they must be stored before this record."""
+        """Return True if earlier records of the run may still wait; they must be stored before this one."""
         return self._writing.locked() or entry.run_id in [earlier.run_id for earlier in self._waiting]
 
     def queue(self, entry: NotedManifest) -> None:
@@ -97,7 +97,7 @@ class Manifests:
         self._wake.set()
 
     async def of_run(self, run_id: str, *, user_id: str | None = None) -> list[StoredManifest]:
-        """Return the records of a run's calls in order; with `user_id`, only if the run or session is that user's."""
+        """Return the records of a run's calls in order; with `user_id`, only if the run or session is of that user."""
         await self._flush_for_reader()
         return self._ours(await self._rows.of_run(run_id, user_id=user_id))
 
@@ -109,7 +109,7 @@ class Manifests:
     async def of_session(
         self, session_id: str, *, user_id: str | None = None, limit: int = 50, before: Cursor | None = None
     ) -> list[StoredManifest]:
-        """Return the records of a session's model calls, newest first; `before` is the cursor of the last one read."""
+        """Return up to `limit` records of a session's model calls, newest first, from after the cursor `before`."""
         if limit < 1:
             raise InvalidInput("A page of manifests has at least one entry; use a limit from 1.")
         await self._flush_for_reader()
@@ -118,12 +118,12 @@ class Manifests:
     async def texts(
         self, session_id: str | None, digests: Iterable[str], *, run_id: str | None = None
     ) -> dict[str, str]:
-        """Return the texts with these digests that calls sent and no transcript has; unknown digests are left out."""
+        """Return texts that model calls sent and no transcript has, by digest; unknown digests are left out."""
         await self._flush_for_reader()
         return await self._rows.texts(session_id, digests, run_id=run_id)
 
     async def flush(self) -> bool:
-        """Write the waiting records now; return False if some still wait. Observers are told of a failure."""
+        """Write the waiting records now; return False if some still wait. A failure is reported to the observer."""
         async with self._writing:
             left = len(self._waiting)
             again: list[NotedManifest] = []
@@ -159,7 +159,7 @@ class Manifests:
         return gone
 
     async def keep_writing(self) -> None:
-        """Write queued records as they come, and delete old ones every hour, until cancelled."""
+        """Until cancelled, write queued records as they come, and delete old records every hour."""
         loop = asyncio.get_running_loop()
         next_purge = loop.time() + _PURGE_SECONDS
         while True:
@@ -191,7 +191,7 @@ class Manifests:
             pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
 
     async def _write(self, group: list[NotedManifest]) -> None:
-        """Write a group and empty the list; only records that a lock or a duplicate call number delayed stay in it.
+        """Write a group and empty the list; only records delayed by a lock or a duplicate call number stay in it.
 
         Raises:
             StoreError, TimeoutError: the database is not available; the records in the list must wait.
@@ -228,7 +228,7 @@ class Manifests:
                 group.remove(entry)
 
     async def _flush_for_reader(self) -> None:
-        """Write the queue before a read, so that the read misses no record, but for at most two seconds."""
+        """Write the queue before a read, so that the read finds all records; stop after two seconds at most."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_READER_SECONDS):
                 await self.flush()
@@ -242,7 +242,7 @@ class Manifests:
         return group
 
     def _put_back(self, group: Sequence[NotedManifest]) -> None:
-        """Queue records again, before the others. Some may be stored already: a write can fail after its commit."""
+        """Queue records again, before the others. Some may be stored already, as a write can fail after its commit."""
         self._waiting.extendleft(replace(entry, again=True) for entry in reversed(group))
         self._characters += sum(map(_weight, group))
         self._drop_the_oldest()
@@ -268,7 +268,7 @@ def _weight(entry: NotedManifest) -> int:
 
 
 def _is_outage(error: Exception) -> bool:
-    """Return True if writing other records would fail too. A locked row is not such an outage."""
+    """Return True if writing other records would fail too; a locked row affects only its own records."""
     return isinstance(error, TimeoutError | StoreClosed) or (
         isinstance(error, StoreUnavailable) and not isinstance(error, RowLocked)
     )

@@ -54,7 +54,7 @@ _identifying = threading.Lock()
 
 
 def identity_of(address: DatabaseAddress) -> Identity:
-    """Return the identity of a database; a process forked later gets another one."""
+    """Return the identity of a database. A process that is forked later gets another identity for it."""
     with _identifying:
         return _identities.setdefault((os.getpid(), address.fingerprint, address.memory_name), Identity())
 
@@ -66,11 +66,11 @@ class LastWords(Protocol):
         """Store all data that this object has not stored yet."""
 
     async def settle_run(self, run_id: str, *, elsewhere: bool) -> None:
-        """Store the partial answer of a run that has ended; discard it if the run continues in another process."""
+        """Store the partial answer of a run that has ended; if the run continues `elsewhere`, discard the answer."""
 
 
 class Memory:
-    """The sessions of one database; `threadkeep.Memory` adds knowledge to them."""
+    """The sessions of one database; `threadkeep.Memory` is a subclass that also has knowledge."""
 
     def __init__(self, parts: MemoryParts) -> None:
         tables = parts.tables
@@ -107,7 +107,7 @@ class Memory:
 
     @property
     def contexts(self) -> Contexts:
-        """The anchors of windows (where each profile's window begins), and the tool calls of earlier turns."""
+        """The anchors of windows (at which each profile's window begins), and the tool calls of earlier turns."""
         return self._backend.contexts
 
     @property
@@ -135,7 +135,7 @@ class Memory:
         await self.runs.run("readyz")  # a lookup by primary key; no run has this id
 
     async def graph_store(self) -> BaseStore:
-        """Return the LangGraph store that the options name; a database opens on first use and closes with this memory.
+        """Return the LangGraph store that the options name; if they name a database, it closes with this memory.
 
         Raises:
             StoreUnavailable: the database does not answer.
@@ -147,15 +147,15 @@ class Memory:
         return await self._conversations.exists()
 
     async def overwrite_graph_store(self, *, vacuum: bool) -> str | None:
-        """Overwrite deleted items of a graph store in a separate file; describe remaining data, None if none."""
+        """Overwrite deleted items in the separate file of a graph store; describe data that remain, None if none do."""
         return await self._conversations.overwrite(self._address, vacuum=vacuum)
 
     async def namespace(self, layout: GraphLayout, store: BaseStore | None = None) -> Self:
         """Return the memory of the conversations that agents store in a LangGraph store, by default in `graph_store()`.
 
-        It is opened on first use and closes with this memory. The tables have no rows for these conversations: there
-        are no anchors and no summaries, and the tool calls of earlier turns are in the store. Turns that cannot be
-        written wait in a separate folder below this memory's folder. If `store` is this memory's own, the layout is
+        The memory is opened on first use and closes with this one. The tables have no rows for these conversations:
+        there are no anchors and no summaries, and the tool calls of earlier turns are in the store. Turns that cannot
+        be written wait in a separate folder below this memory's folder. If `store` is this memory's own, the layout is
         registered for other processes in the background.
         """
         given = store is not None
@@ -191,7 +191,7 @@ class Memory:
             return self._namespaces[key]
 
     async def namespaces(self) -> list[tuple[object, GraphLayout, Self]]:
-        """Return the known layouts of agents' conversations, each with an identity of its store and its opened memory.
+        """Return the known layouts of agents' conversations, each with its store's identity and its opened memory.
 
         Raises:
             StoreUnavailable: the database of the graph store or of this memory does not answer.
@@ -202,7 +202,7 @@ class Memory:
         return [(store, layout, memory) for (store, layout), memory in self._namespaces.items()]
 
     async def start(self) -> None:
-        """Take over turns that dead processes could not write, also of agents' conversations, and write them."""
+        """Take over turns that dead processes could not write, including turns of agents' conversations; write them."""
         await self.pending.start()
         folder = self.pending.options.folder
         if folder is None or not folder.is_dir():
@@ -218,7 +218,7 @@ class Memory:
         return isinstance(self._backend.transcripts, GraphTranscripts)
 
     def has_namespace(self, store: BaseStore, layout: GraphLayout) -> bool:
-        """Return True if this memory's own sessions are the conversations with this layout in the store."""
+        """Return True if the store and the layout are those of this memory's own sessions."""
         return self.in_graph_store and layout.lies_as(GraphLayout()) and self._conversations.is_own(store)
 
     async def empty_messages(self, session_id: str, seqs: Sequence[int]) -> None:
@@ -230,7 +230,7 @@ class Memory:
             self.session_cache.forget(session_id)
 
     async def memory_of(self, conversation: ConversationPlace) -> Self:
-        """Return the open memory that has this conversation; if none has it, the memory of its layout in the own store.
+        """Return the open memory that has this conversation; without one, that of its layout in this memory's store.
 
         Raises:
             StoreUnavailable: the database of the graph store does not answer.
@@ -245,7 +245,7 @@ class Memory:
     def damaged(self, user_id: str | None = None) -> list[SessionDamaged]:
         """Return the damaged items that this process has found in sessions, of one user or of all users.
 
-        They are found when metadata or messages are read, listed or searched. Only sessions in a graph store can be
+        Damage is found when metadata or messages are read, listed or searched. Only sessions in a graph store can be
         damaged in this way.
         """
         return self._backend.damages.of(user_id)
@@ -278,7 +278,7 @@ class Memory:
     async def finish[**P, T](
         self, work: Callable[P, Coroutine[Any, Any, T]], *arguments: P.args, **named: P.kwargs
     ) -> T:
-        """Run work that must be safe to repeat; if the caller is cancelled, run it again in the background.
+        """Run work that must be safe to repeat. If the caller is cancelled, the work is run again in the background.
 
         Closing the memory waits for the background work.
         """
@@ -302,7 +302,8 @@ class Memory:
     def leave_work_for_all(self) -> None:
         """Stop search indexing and retention in this memory; another memory of the same database must run them.
 
-        Otherwise, a blocking call on the event loop could wait for a row that a transaction of these tasks has locked.
+        This memory's tasks could otherwise lock a row in a transaction, and a blocking call on the event loop would
+        wait for it.
         """
         for task in self.work_for_all:
             task.cancel()
@@ -312,7 +313,7 @@ class Memory:
         self._speakers.add(speaker)
 
     async def settle(self) -> None:
-        """Store all remaining data and wait for unfinished work; raise the first error afterwards, if there was one."""
+        """Store all remaining data and wait for unfinished work; then raise the first error, if there was any."""
         results = await asyncio.gather(*(one.settle_all() for one in list(self._speakers)), return_exceptions=True)
         while self._unfinished:
             await asyncio.wait(self._unfinished)
@@ -334,7 +335,7 @@ class Memory:
         for speaker in list(self._speakers):
             await speaker.settle_run(run_id, elsewhere=elsewhere)
         if self._unfinished:
-            # The write that a cancelled caller started may still run.
+            # The write of a caller that was cancelled may still be running.
             await asyncio.wait(self._unfinished)
 
     def session(self, session_id: str, *, user_id: str | None = None, workspace: str | None = None) -> Session:
@@ -375,10 +376,11 @@ class Memory:
     async def search(
         self, query: str, *, user_id: str | None = None, limit: int = 10, session_id: str | None = None, after: int = 0
     ) -> list[SearchHit]:
-        """Return messages with all words of a query, best first; optionally of one user, or after a `seq` of a session.
+        """Return up to `limit` messages that contain all words of a query, best first.
 
-        Messages that were stored before the call are found. If indexing them takes longer than two seconds (after an
-        import or an upgrade), it continues in the background; `search_result` reports this.
+        With a `user_id`, only that user's sessions are searched; with a `session_id`, only that session after the `seq`
+        `after`. Messages that were stored before the call are found. If indexing them takes longer than two seconds
+        (after an import or an upgrade), it continues in the background; `search_result` reports this.
         """
         result = await self.search_result(query, user_id=user_id, limit=limit, session_id=session_id, after=after)
         return result.hits
@@ -386,17 +388,17 @@ class Memory:
     async def search_result(
         self, query: str, *, user_id: str | None = None, limit: int = 10, session_id: str | None = None, after: int = 0
     ) -> SearchResult:
-        """Search as `search` does; also return the number of messages not yet indexed, and the damaged sessions."""
+        """Search as `search` does; also return the number of messages not indexed yet, and the damaged sessions."""
         found = await self._backend.index.search(
             query, limit=limit, user_id=user_id, session_id=session_id, after=after
         )
         return replace(found, damaged=damaged_sessions(self.damaged(user_id)))
 
     async def restore(self, parts: Sequence[ArchivedPart]) -> list[Restored | WrongUser]:
-        """Store exported messages with their ids, times and tokens in one transaction (in a graph store, one per part).
+        """Store exported messages, with ids, times and tokens, in one transaction (in a graph store, one per part).
 
-        Existing messages are not stored again. A part whose session belongs to another user is skipped; its result is
-        the `WrongUser` error. The results are in the order of the parts.
+        Messages that exist already are not stored again. A part whose session belongs to another user is skipped; its
+        result is the `WrongUser` error. The results are in the order of the parts.
 
         Raises:
             InvalidKey, InvalidInput: a session id or a user id is not valid; nothing was stored.

@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 class MemoryOptions:
     """Options of a memory, apart from its database.
 
-    `counter` counts the tokens of a message when it is stored. `manifest_retention_days` is the number of days to keep
-    records of model calls: None keeps them forever, 0 stores none. `context_cache_bytes` limits the cache of window
-    messages in this process; 0 turns it off. `retention` limits stored messages, `run_retention` limits stored finished
-    runs, and `run_trace_limits` limits the stored trace of each run. With `background`, tasks index messages for
-    search, write pending turns and manifests, and apply retention while the memory is open; short-lived commands turn
-    this off. `transcripts` selects the store of messages: the tables, or a LangGraph store. `graph_store` is an open
-    LangGraph store, which stays open, or a database that has one; by default this database. With `graphiti`, messages
-    are sent to a Graphiti server if consent was given.
+    `counter` counts the tokens of a message when it is stored. `manifest_retention_days` is the number of days for
+    which records of model calls are kept: None keeps them forever, 0 stores none. `context_cache_bytes` limits the
+    cache of window messages in this process; 0 turns the cache off. `retention` limits stored messages, `run_retention`
+    limits stored finished runs, and `run_trace_limits` limits the stored trace of each run. With `background`, tasks
+    index messages for search, write pending turns and manifests, and apply retention while the memory is open;
+    short-lived commands turn these tasks off. `transcripts` selects the store of messages: the tables, or a LangGraph
+    store. `graph_store` is an open LangGraph store, which stays open, or the database of one; the default is this
+    memory's database. With `graphiti`, messages are sent to a Graphiti server if consent was given.
     """
 
     store: StoreOptions = StoreOptions()
@@ -51,7 +51,7 @@ class MemoryOptions:
     graphiti: GraphitiOptions | None = None
 
     def __post_init__(self) -> None:
-        """Reject options that would fail only later; `InvalidInput` names the option."""
+        """Reject options that would fail only later; the `InvalidInput` error names the option."""
         for name, function in (("counter", self.counter), ("clock", self.clock)):
             if not callable(function):
                 raise InvalidInput(f"The {name} of MemoryOptions must be a function.")

@@ -1,4 +1,4 @@
-"""The parts of a memory, which `open_sessions` opens and closes, and two kinds of values that are read only once."""
+"""The parts of a memory, which `open_sessions` opens and closes, and two objects that read their values only once."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _DIGITS: Final = 32
 
 
 def factor_key(model: str) -> str:
-    """Return the key of a model's stored factor; it names the token estimate, except for OpenAI's models."""
+    """Return the key of a model's stored factor; except for OpenAI's models, the key names the token estimate."""
     counter = counter_for(model)
     return f"{model} {counter.name}" if isinstance(counter, FamilyEstimate) else model
 
@@ -53,9 +53,10 @@ def is_in_use(key: str) -> bool:
 
 
 class LearnedFactors:
-    """The token factors of all models, read once and saved periodically by the memory.
+    """The token factors of all models. They are read once, and saved periodically by the memory.
 
-    Each process starts from the stored values. If several processes learn a model's factor, the last save counts.
+    Each process starts from the stored values. If several processes learn the factor of a model, the last one to save
+    it wins.
     """
 
     def __init__(self, rows: TokenFactors) -> None:
@@ -65,13 +66,13 @@ class LearnedFactors:
         self._reading = asyncio.Lock()
 
     async def of(self, model: str) -> TokenFactor:
-        """Return the factor of a model; 1 if nothing was learned, or if the factors could not be read."""
+        """Return the factor of a model; it is 1 if none was learned, or if the factors could not be read."""
         if self._factors is None:
             await self._read()
         return self._known(model)
 
     def learn(self, model: str, estimated: int, reported: int, other: int = 0) -> None:
-        """Learn from one model call: the tokens as estimated without a factor, and as the provider reported them.
+        """Learn from one model call: the tokens estimated without a factor, and the tokens that the provider reported.
 
         `other` is the part of the estimate for text in non-Latin scripts; see `TokenFactor`. Nothing is learned before
         `of` has read the stored factors.
@@ -113,7 +114,7 @@ class LearnedFactors:
             await self.save()
 
     def _known(self, model: str) -> TokenFactor:
-        """Return the factor of a model. For an unknown family, that of non-Latin scripts is the same at first."""
+        """Return the factor of a model; in an unknown family, it first applies to non-Latin scripts too."""
         found = (self._factors or {}).get(factor_key(model)) or TokenFactor(model)
         return replace(found, other=None if family_of(model) else found.other or found.value)
 
@@ -140,7 +141,7 @@ class TextDigests:
         self._key: bytes | None = None
 
     async def digest(self) -> Callable[[str], str] | None:
-        """Return the digest function of the database; None if the key cannot be read within a second."""
+        """Return the digest function of the database; None if its key cannot be read within a second."""
         if self._key is None:
             try:
                 async with asyncio.timeout(_READ_SECONDS):
@@ -152,7 +153,7 @@ class TextDigests:
     async def _read_key(self) -> bytes | None:
         found = await self._state.value(_SCOPE, _NAME)
         if found is None:
-            # If several processes create a key at the same time, the first stored one is used.
+            # If several processes create a key at the same time, the key that was stored first is used.
             await self._state.keep_first(_SCOPE, _NAME, secrets.token_hex(32))
             found = await self._state.value(_SCOPE, _NAME)
         return None if found is None else bytes.fromhex(found)
@@ -175,7 +176,7 @@ class MessageSearch:
     async def search(
         self, query: str, *, limit: int, user_id: str | None = None, session_id: str | None = None, after: int = 0
     ) -> SearchResult:
-        """Return the messages that contain all words of a query, and how many messages could not be indexed in time.
+        """Return up to `limit` messages that contain all words of a query, and how many could not be indexed in time.
 
         The search waits only for unindexed messages of the given session or user, so a backlog of other sessions does
         not delay it.
@@ -189,7 +190,7 @@ class MessageSearch:
         return SearchResult(hits, unindexed)
 
     async def keep_up(self) -> None:
-        """Index new messages every five seconds until cancelled; report a large backlog; retry after failures."""
+        """Until cancelled, index new messages every five seconds, report a large backlog, and retry after failures."""
         behind, began = 0, 0.0
         while True:
             with contextlib.suppress(StoreError):

@@ -1,11 +1,11 @@
 """Recall of older turns that are relevant to a new input, from the session or from all sessions of its user.
 
-The first query of a conversation builds its index from the transcript, and later queries extend it; an append does not
-update it. The index of a long session is stored, so that the next process can load it. If all sessions of a user are
-long together, their index is joined from the stored ones. If building takes longer than an answer should wait, it
-continues in the background, and the query uses the turns that are indexed so far. While a long index is built, the
-newest messages get a separate, searchable index; if one session's stored index is loaded, this happens only if loading
-takes longer than 0.8 seconds.
+The first query of a conversation builds its index from the transcript, and later queries extend the index; appending
+messages does not update it. The index of a long session is stored, so that the next process can load it. If all
+sessions of a user are long together, their index is joined from the stored indexes. If building takes longer than an
+answer should wait, it continues in the background, and the query uses the turns that are indexed so far. While a long
+index is built, the newest messages get a separate, searchable index. If the stored index of one session is loaded, they
+get one only if loading takes longer than 0.8 seconds.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ type RecallScope = Literal["session", "user"]
 _TIMEOUT_SECONDS = 0.3
 _MOST_INDEXES = 200
 _MOST_BYTES = 400_000_000
-"""The maximum bytes of all indexes, enough for about 200,000 chat messages. The index in use is kept in any case."""
+"""The maximum bytes of all indexes, enough for about 200,000 chat messages. The last used index is always kept."""
 _MOST_OF_USER = 50_000
 _NEWEST = (50, 500)
-"""The numbers of newest messages to index first, in two passes, if there are more than 1,000 messages."""
+"""The numbers of newest messages that are indexed first, in two passes, if there are over 1,000 messages."""
 _NEWEST_SECONDS = 1.0
 _LOADING_SECONDS = 0.8
-"""If loading a stored index takes longer than this, the newest messages are indexed and searched meanwhile."""
+"""If loading a stored index takes longer than this, the newest messages are indexed and searched in the meantime."""
 _MOST_SESSIONS = 100
 _MOST_RANKED = 400
 _FRAME_TOKENS = 6
@@ -56,7 +56,7 @@ _FRAME_TOKENS = 6
 _DAY_TOKENS = 11
 """The tokens that the date adds to the first quoted turn of a day."""
 _MORE = 16
-"""A sixteenth more than the budget is selected, because a block's tokens are known only when it is built."""
+"""The selection may exceed the budget by a sixteenth, because a block's tokens are only known when it is built."""
 _PASSAGE_TOKENS, _LONG_TOKENS = 160, 240
 """The tokens quoted from a long turn, and the number of tokens from which a turn counts as long."""
 
@@ -65,9 +65,9 @@ _PASSAGE_TOKENS, _LONG_TOKENS = 160, 240
 class Search:
     """A query for older turns, and the session or user to search.
 
-    `recent` are the last turns before the query, oldest first, which resolve "it" and "that". `known` are the `seq`
-    values of the session's messages that are already in the prompt; they are not found. Messages from the `seq`
-    `before` on are not found either. `asker` is the name of the person who asks; None means any user.
+    `recent` are the last turns before the query, oldest first, to which "it" and "that" may refer. `known` are the
+    `seq` values of the session's messages that are already in the prompt; these are not found, and neither are messages
+    whose `seq` is `before` or higher. `asker` is the name of the person who asks; None means any user.
     """
 
     session_id: str
@@ -113,7 +113,7 @@ class OlderTurns:
         self._tasks: dict[tuple[RecallScope, str], asyncio.Task[None]] = {}
 
     async def find(self, search: Search, budget: int, embedder: Embedder | None = None) -> list[FoundTurn]:
-        """Return the most relevant turns, best first, up to about `budget` tokens as counted when stored."""
+        """Return the most relevant turns, best first, in all up to about `budget` tokens as counted when stored."""
         infos = await self._sessions(search)
         key = (search.scope, search.user_id or "" if search.scope == "user" else search.session_id)
         if not infos:
@@ -122,7 +122,7 @@ class OlderTurns:
         index = await self._index_of(key, infos)
         await self._wait_for(key, lambda: self._catch_up(key, index, infos))
         if self._indexes.get(key) is not index:
-            return []  # another query has replaced this index in the meantime
+            return []  # another query has replaced this index meanwhile
         index, semantic = await self._searchable(key, index, infos), None
         if embedder is not None and self._indexes.get(key) is index:
             semantic = await self._vectors.similarities(index, search.query, embedder)
@@ -158,11 +158,11 @@ class OlderTurns:
         return found
 
     def index(self, scope: RecallScope, name: str) -> ConversationIndex | None:
-        """Return the cached index of a session or a user; None if there is none."""
+        """Return the cached index of a session or of a user; None if it is not cached."""
         return self._indexes.get((scope, name))
 
     def forget(self, session_id: str) -> None:
-        """Drop the indexes of this process that contain a session which was deleted."""
+        """Drop this process's indexes that contain a session; call this when the session has been deleted."""
         for key in [key for key, index in self._indexes.items() if key[1] == session_id or index.holds(session_id)]:
             self._drop(key)
 
@@ -173,7 +173,7 @@ class OlderTurns:
                 work.cancel()
 
     async def close(self) -> None:
-        """Stop background work; indexes that are not complete are continued by the next query."""
+        """Stop background work; the next query continues indexes that are not complete."""
         others = [work for index in self._indexes.values() for work in (index.embedding, index.storing) if work]
         tasks = [*self._tasks.values(), *others]
         for task in tasks:
@@ -247,7 +247,7 @@ class OlderTurns:
     def _store(
         self, stored: StoredIndexes, key: tuple[RecallScope, str], index: ConversationIndex, infos: list[SessionInfo]
     ) -> None:
-        """Store the indexes of sessions that have grown, in a background task, of which each index has only one."""
+        """Store the indexes of sessions that have grown, in a background task; only one such task runs per index."""
         grown = stored.grown(index, infos, of_user=key[0] == "user")
         if grown and (index.storing is None or index.storing.done()):
             index.stored |= {info.session_id: index.read[info.session_id] for info in grown}
@@ -258,7 +258,7 @@ class OlderTurns:
     async def _searchable(
         self, key: tuple[RecallScope, str], index: ConversationIndex, infos: dict[str, SessionInfo]
     ) -> ConversationIndex:
-        """Return the whole index, or the index of the newest messages while the whole is still being built."""
+        """Return the whole index; while it is still being built, return the index of the newest messages instead."""
         if key in self._tasks and index.newest is not None:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_NEWEST_SECONDS):
@@ -272,7 +272,7 @@ class OlderTurns:
         return index
 
     async def _index_new(self, index: ConversationIndex, infos: dict[str, SessionInfo], most: int) -> Collection[str]:
-        """Index the new messages of sessions, the `most` newest of all; return the ids of sessions that had any."""
+        """Index the new messages of sessions, the newest `most` of all; return the ids of sessions that had any."""
         behind = {
             session_id: allowed
             for session_id, allowed in _allowed(infos, most).items()
@@ -288,13 +288,13 @@ class OlderTurns:
     async def _new_summaries(
         self, index: ConversationIndex, infos: Mapping[str, SessionInfo], most: int
     ) -> dict[str, list[Summary]]:
-        """Return the summaries of archived messages to index, up to `most`, starting with the newest session."""
+        """Return up to `most` summaries of archived messages to index, beginning with those of the newest session."""
         if self._summaries is None:
             return {}
         return await index.new_summaries(reversed(list(infos.values())), self._summaries, most)
 
     async def _wait_for(self, key: tuple[RecallScope, str], work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Update an index in its task, of which there is one at a time; wait for it for up to 0.3 seconds."""
+        """Update an index in a task, unless a task is updating it already; wait for this task for up to 0.3 seconds."""
         task = self._tasks.get(key)
         if task is None or task.done():
             # The task gets an empty context; the first caller's context would keep its run alive.
@@ -309,7 +309,7 @@ class OlderTurns:
                 task.result()
 
     async def _read(self, turn_ids: Sequence[str], index: ConversationIndex) -> list[FoundTurn]:
-        """Return the active messages and the summaries with these ids that still exist, in the given order."""
+        """Return those messages and summaries with these ids that still exist and are active, in the given order."""
         summaries = index.summaries
         found = {position_of(one): _summary_turn(summaries[one]) for one in turn_ids if one in summaries}
         every = [position_of(one) for one in turn_ids]
@@ -335,7 +335,7 @@ def _is_long(infos: Mapping[str, SessionInfo]) -> bool:
 
 
 def _allowed(infos: Mapping[str, SessionInfo], most: int) -> dict[str, int]:
-    """Return the number of newest messages to index per session, in all at most `most`, the oldest session first."""
+    """Return how many of the newest messages to index per session, at most `most` in all; oldest session first."""
     allowed: dict[str, int] = {}
     for session_id, info in reversed(list(infos.items())):
         if (count := min(messages_of(info), MOST_TURNS, most)) > 0:
@@ -349,7 +349,7 @@ def _quoted_tokens(tokens: int) -> int:
 
 
 def _parts_of(messages: Sequence[Message], terms: Mapping[str, float]) -> list[Passage]:
-    """Return for each long message its passage that is most relevant to `terms`."""
+    """Return the passage of each long message that is most relevant to `terms`."""
     lengths = [len(message.content) * _PASSAGE_TOKENS // (message.tokens or 1) for message in messages]
     return [passage_of(message.content, terms, length) for message, length in zip(messages, lengths, strict=True)]
 
@@ -365,7 +365,7 @@ def _summary_turn(summary: Summary) -> FoundTurn:
 
 
 def _not_before(search: Search, index: ConversationIndex) -> set[str]:
-    """Return the ids of turns to leave out: messages from `before` on, and summaries of other sessions."""
+    """Return the ids of turns to leave out: messages of the session from `before` on, and other sessions' summaries."""
     home, end = search.session_id, index.read.get(search.session_id, 0) + 1
     later = range(end if search.before is None else search.before, end)
     others = {turn_id for turn_id in index.summaries if position_of(turn_id)[0] != home}

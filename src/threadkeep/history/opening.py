@@ -1,4 +1,4 @@
-"""Opens a memory: its database, its transcripts and its background tasks, on one exit stack."""
+"""Opens a memory on one exit stack: its database, its transcripts and its background tasks."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ async def open_sessions[M: Memory](
     everyone, counts = Observers(*observers), RememberedCounts()
     async with AsyncExitStack() as stack:
         driver = await stack.enter_async_context(open_database(address, options.store))
-        # These resources are on a separate stack, because they must stay open until all remaining data is stored.
+        # These resources are on a separate stack, because they must stay open until all remaining data are stored.
         late = await stack.enter_async_context(AsyncExitStack())
         await migrate(driver, options.clock(), partitions=options.store.partitions)
         conversations = GraphConversations(
@@ -103,7 +103,7 @@ def _parts(
     manifests = Manifests(
         tables.manifests, observer=observers, clock=clock, retention_days=options.manifest_retention_days
     )
-    # Pending turns of a database in memory are kept in memory only.
+    # If the database is in memory, pending turns are kept in memory only.
     folder = None if address.in_memory else folder_of(address, options.pending.folder)
     pending = PendingTurns(transcripts, replace(options.pending, folder=folder), observer=observers, clock=clock)
     compressor = Compressor(transcripts, tables.summaries, observer=observers, clock=clock, counter=options.counter)
@@ -147,7 +147,7 @@ def _parts(
 
 
 async def _begin_background(stack: AsyncExitStack, memory: Memory, driver: Driver, options: MemoryOptions) -> None:
-    """Start the background tasks of an open memory; the stack cancels them."""
+    """Start the background tasks of an open memory; the exit stack cancels them."""
     duties = Duties(driver, clock=options.clock)
     pruners: dict[str, AllRetention | RunPruner] = {
         "retention": AllRetention(memory),

@@ -1,9 +1,9 @@
-"""Pending turns: a turn that the database does not accept is stored on disk, and retried until written or dropped.
+"""Pending turns. A turn that the database does not accept is stored on disk, and retried until written or dropped.
 
 `record` is for callers that must continue without a database: the middleware and the service. One task delivers the
-pending turns, which means writing them to the database; it pauses longer after each failure, with jitter. Later turns
-of a session with a pending turn wait behind that turn, so the turns of this process stay in order. Ids are assigned
-before the first attempt, so a retry stores no turn twice.
+pending turns, which means that it writes them to the database; after each failure it pauses longer, with jitter. If a
+turn of a session is pending, later turns of the session wait behind it, so the turns of this process stay in order. Ids
+are assigned before the first attempt, so that no turn is stored twice.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from threadkeep.store.tables import TableTranscripts
 from threadkeep.store.transcripts import Transcripts
 
 type Join = Callable[[Sequence[Message]], Joined | None]
-"""A function that returns the statements to store with the messages of a turn; None if they are too large."""
+"""A function that returns the statements to execute with the messages of a turn; None if they are too large."""
 
 
 def default_folder() -> Path:
@@ -76,7 +76,7 @@ _IDS = UUID("3f5e0a52-8d0c-4b0e-9a57-6f2f6f1d9c11")
 
 
 class PendingTurns:
-    """The pending turns of this process, and those that it has taken over from dead processes."""
+    """The pending turns of this process, including those that it has taken over from dead processes."""
 
     def __init__(
         self, transcripts: Transcripts, options: PendingOptions, *, observer: Observer, clock: Callable[[], datetime]
@@ -86,7 +86,7 @@ class PendingTurns:
         self._observer = observer
         self._clock = clock
         self.database_fails = False
-        """True if the newest call could not reach the database; other calls then wait only up to 0.5 seconds."""
+        """True if the newest call could not reach the database; the next calls then wait at most 0.5 seconds."""
         self._turns: list[PendingTurn] = []
         self._unfinished: set[asyncio.Task[Any]] = set()
         self._withheld: set[str] = set()
@@ -99,7 +99,7 @@ class PendingTurns:
 
     @property
     def wait_seconds(self) -> float:
-        """The seconds that a reply may wait for the database: at most 0.5 while the database is known to fail."""
+        """The seconds that a reply may wait for the database; at most 0.5 while the database is known to fail."""
         seconds = self.options.write_timeout_seconds
         return min(seconds, WAIT_SECONDS_IN_AN_OUTAGE) if self.database_fails else seconds
 
@@ -115,12 +115,12 @@ class PendingTurns:
 
     @property
     def entries(self) -> tuple[PendingTurn, ...]:
-        """The pending turns, oldest first; for the memory's own object, including those of agents' conversations."""
+        """The pending turns, oldest first. The memory's own object also lists those of agents' conversations."""
         return tuple(sorted((entry for each in self._listed for entry in each.own), key=lambda entry: entry.kept_at))
 
     @property
     def own(self) -> tuple[PendingTurn, ...]:
-        """The pending turns of this object in order, without those of other namespaces."""
+        """The pending turns of this object, in order; they do not include those of other namespaces."""
         return tuple(self._turns)
 
     @property
@@ -130,7 +130,7 @@ class PendingTurns:
 
     @property
     def _listed(self) -> list[PendingTurns]:
-        """The objects that this one lists: all of the memory for the first object, otherwise only itself."""
+        """The objects whose turns this one lists: all of the memory for the memory's own object, otherwise itself."""
         return self._all if self._all[0] is self else [self]
 
     async def start(self) -> None:
@@ -147,10 +147,11 @@ class PendingTurns:
             self._ensure_delivery()
 
     async def adopt(self, session_id: str) -> None:
-        """Write pending turns of a session that belong to other processes on this machine, dead or alive.
+        """Write pending turns of a session that are in the files of other processes on this machine, dead or alive.
 
-        A process that takes over a run calls this first, because the run's answer may be among these turns. The other
-        process later finds its turns already stored. Turns that cannot be written now are skipped.
+        A process that takes over a run calls this first, because the run's answer may be among these turns. If the
+        process of a turn is alive, it later finds the turn already stored. Turns that cannot be written now are
+        skipped.
         """
         for turn in await self._files.of_others(session_id):
             with contextlib.suppress(StoreError, ThreadkeepError, TimeoutError):
@@ -158,10 +159,10 @@ class PendingTurns:
                     await self._transcripts.append(turn)
 
     async def record(self, turn: Turn) -> Receipt | None:
-        """Store a turn, or keep it pending and return None. Cancelling the caller does not stop the write.
+        """Store a turn; if this is not possible now, keep it pending and return None.
 
-        If another answer to the same question is pending in this process, the given answer is not stored, and the
-        receipt names the pending one.
+        Cancelling the caller does not stop the write. If another answer to the same question is pending in this
+        process, the given answer is not stored, and the receipt names the pending one.
 
         Raises:
             InvalidMessage: the turn can never be stored.
@@ -179,8 +180,9 @@ class PendingTurns:
     async def record_joined(self, turn: Turn, join: Join) -> tuple[Receipt, Sequence[list[Row]]] | None:
         """Store a turn and execute the statements of `join`, in one transaction.
 
-        Return None if this fails, or is not tried because the messages are in a graph store, the database fails, or
-        earlier turns of the session are pending. The turn may be stored all the same; storing it again is safe.
+        Return None if this fails. Also return None, without trying, if the messages are in a graph store, the database
+        fails, or earlier turns of the session are pending. Even if None is returned, the turn may have been stored;
+        storing it again is safe.
         """
         transcripts = self._transcripts
         if not isinstance(transcripts, TableTranscripts) or self.database_fails or self._waits(turn.session_id):
@@ -218,7 +220,7 @@ class PendingTurns:
         return None
 
     def _answer_at(self, turn: Turn) -> Message | None:
-        """Return the pending answer with another id to the question that this turn answers; None if there is none."""
+        """Return another pending answer to the question that this turn answers; None if there is none."""
         if len(turn.messages) != 1 or (place := turn.messages[0].place) is None:
             return None
         entries = (each for each in self._turns if each.turn.session_id == turn.session_id and not each.refused)
@@ -226,7 +228,7 @@ class PendingTurns:
         return next((one for one in pending if one.place == place and one.id != turn.messages[0].id), None)
 
     async def tell(self, message: Message) -> Message:
-        """Mark a pending answer as delivered to its caller. Only another delivered answer may replace it then."""
+        """Mark a pending answer as delivered to its caller; then only another delivered answer may replace it."""
         for entry in self._turns:
             if message in entry.turn.messages and entry.turn.told_at is None:
                 entry.turn = replace(entry.turn, told_at=self._clock())
@@ -258,7 +260,7 @@ class PendingTurns:
         return [turn for each in list(self._listed) for turn in await each._files.damaged()]  # noqa: SLF001 - ours
 
     async def drop(self, entry_id: str) -> bool:
-        """Permanently drop a pending turn or an unreadable line; return False if no such entry is pending."""
+        """Permanently drop a pending turn or an unreadable line; return False if there is no such entry."""
         return any([await each._drop(entry_id) for each in list(self._listed)])  # noqa: SLF001 - ours
 
     async def _drop(self, entry_id: str) -> bool:
@@ -280,11 +282,11 @@ class PendingTurns:
                 await each._files.compact(each.own)  # noqa: SLF001 - ours
 
     async def delete(self, session_id: str, *, run_id: str | None = None) -> bool:
-        """Delete a session with its pending turns; return False if it did not exist, or a run may not delete it.
+        """Delete a session with its pending turns; return False if it did not exist, or if the run may not delete it.
 
-        Meanwhile its pending turns are not written; a turn that becomes pending meanwhile stays. Cancelling the caller,
-        for example by deleting its own run, does not interrupt the deletion: left pending turns would create the
-        session again.
+        Meanwhile, the pending turns are not written. A turn that becomes pending during the deletion stays. Cancelling
+        the caller, for example by deleting its own run, does not interrupt the deletion, because pending turns that are
+        left would create the session again.
         """
         task = asyncio.create_task(self._delete(session_id, run_id), name="threadkeep-delete")
         self._unfinished.add(task)
@@ -304,7 +306,7 @@ class PendingTurns:
         return bool(was_there)
 
     async def deliver(self, session_id: str | None = None) -> bool:
-        """Try once to write all pending turns, or those of one session, in order; return True if none is left."""
+        """Try once to write all pending turns, or those of one session, in order; return True if none are left."""
         listed = [self] if session_id is not None else list(self._listed)
         return all([await each._deliver_own(session_id) for each in listed])  # noqa: SLF001 - ours
 
@@ -337,7 +339,7 @@ class PendingTurns:
         return not any(session_id in (None, entry.turn.session_id) for entry in self._turns)
 
     def _next(self, session_id: str | None, blocked: set[str], tried: set[str]) -> PendingTurn | None:
-        """Return the oldest turn not tried in this pass, except of a blocked session; None if there is none."""
+        """Return the oldest turn that was not tried in this pass and whose session is not blocked; None without one."""
         for entry in self._turns:
             wanted = session_id in (None, entry.turn.session_id)
             if wanted and entry.turn.session_id not in blocked and entry.entry_id not in tried:
@@ -345,7 +347,7 @@ class PendingTurns:
         return None
 
     async def _deliver(self, entry: PendingTurn) -> bool:
-        """Write one pending turn; return False if it is no longer pending, or if its session is being deleted."""
+        """Write one pending turn; return False if it is no longer pending or its session is being deleted."""
         async with self._delivering:
             if entry not in self._turns or entry.turn.session_id in self._withheld:
                 return False
@@ -360,7 +362,7 @@ class PendingTurns:
         return True
 
     async def _append_told(self, turn: Turn) -> None:
-        """Write a turn again whose answer was delivered meanwhile, so that it replaces an undelivered answer."""
+        """Write a turn again that was delivered during its first write, so that it replaces an undelivered answer."""
         with contextlib.suppress(QuestionGone):
             receipt = await self._transcripts.append(turn)
             for message_id in receipt.duplicates:
@@ -378,8 +380,8 @@ class PendingTurns:
     async def _append_answer(self, turn: Turn, *, is_new: bool) -> Receipt:
         """Append a turn; its answer gets a new id if another message of the session has the same id.
 
-        A model may return the same id twice; LangChain's cache does. Pass `is_new=False` if an earlier attempt may have
-        stored the turn.
+        A model may return the same id twice, for example from LangChain's cache. Pass `is_new=False` if an earlier
+        attempt may have stored the turn.
         """
         receipt = await self._transcripts.append(turn)
         while (renamed := await self._renamed(turn, receipt, is_new=is_new)) is not None:
@@ -387,7 +389,7 @@ class PendingTurns:
         return receipt
 
     async def _renamed(self, turn: Turn, receipt: Receipt, *, is_new: bool) -> Turn | None:
-        """Return the turn with another, reproducible id for its answer; None if the answer can keep its id."""
+        """Return the turn with a new, reproducible id for its answer; None if the answer can keep its id."""
         answer = turn.messages[-1]
         if answer.answers is None or len(turn.messages) > 1 or answer.id not in receipt.duplicates:
             return None
@@ -400,7 +402,7 @@ class PendingTurns:
         return replace(turn, messages=(replace(answer, id=free),))
 
     async def close(self) -> None:
-        """Finish recording and deleting, and try pending turns once more; the rest stays on disk."""
+        """Finish recording and deleting, and try the pending turns once more; those that are left stay on disk."""
         while self._unfinished:
             await asyncio.wait(self._unfinished)
         await self._spool_the_rest()
@@ -429,7 +431,7 @@ class PendingTurns:
             raise TurnInMemoryOnly(turn.session_id)
 
     async def _spool_the_rest(self) -> None:
-        """Write pending turns to disk. If this fails, the failure is reported and the turns stay in memory."""
+        """Write pending turns to disk. A failure is reported, and the turns stay in memory."""
         await self._files.keep(self._turns, self._report_failure)
 
     async def _note_failure(self, entry: PendingTurn, error: Exception) -> None:
@@ -469,7 +471,7 @@ class PendingTurns:
                     await self._deliver_own()
 
     async def _pause(self, seconds: float) -> None:
-        """Wait until the next attempt; if another turn becomes pending, wait at most one second."""
+        """Wait for `seconds`, or (after the first second) only until another turn becomes pending."""
         soon = min(seconds, _SOON_SECONDS)
         await asyncio.sleep(soon)
         with contextlib.suppress(TimeoutError):
@@ -493,7 +495,7 @@ class PendingTurns:
 
 
 def _is_outage(error: Exception) -> bool:
-    """Return True if writing other turns would fail too. A locked row is not such an outage."""
+    """Return True if writing other turns would fail too; a locked row affects only its own session."""
     return isinstance(error, StoreUnavailable) and not isinstance(error, RowLocked)
 
 

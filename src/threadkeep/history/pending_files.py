@@ -36,7 +36,7 @@ _NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
 
 
 def check_folder(folder: Path) -> None:
-    """Create a folder, and check that files can be written there; a full disk is no error. This is blocking I/O.
+    """Create a folder, and check that files can be written there; a full disk counts as usable. This is blocking I/O.
 
     Raises:
         PendingFolderUnusable: the folder cannot be used; the error names the folder and the cure.
@@ -64,11 +64,11 @@ class PendingFiles:
 
     @property
     def on_disk(self) -> bool:
-        """True if pending turns are written to disk; False for an in-memory database."""
+        """True if pending turns are written to disk; False if the database is in memory."""
         return self._folder is not None
 
     async def take_over(self) -> list[PendingTurn]:
-        """Take over the pending turns of dead processes, and unreadable lines that can be read now; return them.
+        """Take over and return the pending turns of dead processes, and unreadable lines that can be read by now.
 
         Raises:
             PendingFolderUnusable: the folder cannot store turns, or a file in it cannot be opened.
@@ -118,9 +118,9 @@ class PendingFiles:
         return [turn for turn in found if turn.session_id == session_id]
 
     async def keep(self, waiting: Sequence[PendingTurn], failed: Callable[[Turn, OSError], None]) -> None:
-        """Write the pending turns that are not on disk yet; after a disk failure, call `failed` and stop.
+        """Write the pending turns that are not on disk yet; if the disk fails, call `failed` and stop.
 
-        If a file was removed or replaced in the meantime, its turns are written to a new file.
+        If a file was removed or replaced meanwhile, its turns are written to a new file.
         """
         if self._folder is None or not waiting:
             return
@@ -156,20 +156,20 @@ class PendingFiles:
                     await asyncio.to_thread(entry.file.failed, entry)
 
     async def renew(self, entry: PendingTurn) -> None:
-        """Write a pending turn to its file again after the turn has changed."""
+        """Write a pending turn that has changed to its file again."""
         async with self.writing:
             if entry.file is not None:
                 with contextlib.suppress(OSError):  # the earlier version stays on disk
                     await asyncio.to_thread(entry.file.renew, entry)
 
     async def done(self, entry: PendingTurn) -> None:
-        """Mark a turn as no longer pending, after any write to disk that is in progress."""
+        """Mark a turn as no longer pending; if a write to disk is in progress, wait for it first."""
         async with self.writing:
             if entry.file is not None:
                 await asyncio.to_thread(entry.file.done, entry)
 
     async def compact(self, waiting: Sequence[PendingTurn]) -> None:
-        """Move the pending turns to a new file and empty the old files, which have texts of removed turns."""
+        """Move the pending turns to a new file, and empty the old files, which still have texts of removed turns."""
         async with self.writing:
             old = self._files()
             on_disk = [entry for entry in waiting if entry.file is not None]
@@ -190,7 +190,7 @@ class PendingFiles:
 
 @dataclass(frozen=True)
 class WaitingFile:
-    """The pending turns in one file. If it is `live`, its process delivers them; otherwise the next start does."""
+    """The pending turns in one file. If it is `live`, its process delivers them; otherwise the next process does."""
 
     path: Path
     live: bool
@@ -198,7 +198,7 @@ class WaitingFile:
 
 
 class EntryInUse(ThreadkeepError):
-    """The turn's process is alive and may still write it, so nothing was dropped."""
+    """The process of the turn is alive and may still write the turn, so nothing was dropped."""
 
 
 def waiting_files(folder: Path) -> list[WaitingFile]:
@@ -229,7 +229,7 @@ def _paths(folder: Path) -> list[Path]:
 
 
 def _content(path: Path) -> tuple[bool, SpoolContent]:
-    """Return whether a file's process is alive, and the content; only if not, a cut last line is unreadable."""
+    """Return whether a file's process is alive, and its content; a cut last line is unreadable if it is dead."""
     live = in_use(path)
     return live, read_spool(path, cut_off=not live)
 

@@ -23,7 +23,7 @@ _REACH_ROWS = 10_000
 class ReadPast:
     """A session's stored state for a profile, and its newest messages, read in one round trip.
 
-    `rows` is None if there are no messages, if the cached messages have changed, or if only the state was read.
+    `rows` is None if there are no messages, if the messages in the cache have changed, or if only the state was read.
     """
 
     profile: str
@@ -36,10 +36,11 @@ class Past:
     """The parameters of `recollect`, which reads the messages before a question, within limits.
 
     `profile` names the agents whose windows begin at the same stored message, the anchor; without a profile, the window
-    has no anchor and slides. `known_ids` are messages that the caller already has: the result names those from before
-    the last reset and those superseded. The history ends before the message `before_id`; if it is not stored (its write
-    may be pending), all messages are history. Pass its `seq` as `before_seq` if it is known. The last `questions`
-    messages, up to this message, are current questions and so not part of the history.
+    has no anchor and slides. `known_ids` are messages that the caller already has: the result names those that are from
+    before the last reset, and those that were superseded. The history ends before the message `before_id`; if this
+    message is not stored (its write may be pending), all messages are history. Pass its `seq` as `before_seq` if it is
+    known. The last `questions` messages, up to this message, are current questions and therefore not part of the
+    history.
     """
 
     limits: Limits = Limits(20, 4000)
@@ -55,12 +56,12 @@ class Past:
 class Recollection:
     """The history for a model call: messages, oldest first, summaries of earlier messages, and what was left out.
 
-    `begin` is the first `seq` that the window may include, at the anchor or after the summaries. `begun` is true if an
-    earlier call or a summary has set `begin`. `overflowing` is true if not all messages from `begin` on fit, and
-    `failed` if the read failed. `forgotten` are known messages among the newest 200 before the last reset, `superseded`
-    are known messages that were superseded. `question_seq` is the `seq` of the message that ends the history; None if
-    it is not stored yet. `questions` is as in `Past`, `revision` is that of the session, and `derived` is shared with
-    the cached `SessionRows`.
+    `begin` is the first `seq` that the window may include; it is at the anchor or after the summaries. `begun` is true
+    if an earlier call or a summary has set `begin`. `overflowing` is true if not all messages from `begin` on fit, and
+    `failed` if the read failed. `forgotten` are known messages among the newest 200 before the last reset, and
+    `superseded` are known messages that were superseded. `question_seq` is the `seq` of the message that ends the
+    history; it is None if that message is not stored yet. `questions` is as in `Past`, `revision` is that of the
+    session, and `derived` is shared with the cached `SessionRows`.
     """
 
     messages: tuple[Message, ...]
@@ -81,13 +82,13 @@ class Recollection:
 
     @property
     def end(self) -> int | None:
-        """The `seq` of the first current question, where the history ends; None if it is not known yet."""
+        """The `seq` of the first current question, at which the history ends; None if the `seq` is not known yet."""
         return None if self.question_seq is None else self.question_seq - self.questions + 1
 
     def without_failures(self) -> Recollection:
         """Return a copy without failed messages.
 
-        A model would repeat the apologies in failed answers, and a rejected question has no text.
+        A model would repeat the apologies in failed answers, and a question that was rejected has no text.
         """
         failed = [one for one in self.messages if one.status == "failed"]
         if not failed:
@@ -97,7 +98,7 @@ class Recollection:
         return replace(self, messages=kept, excluded=(*self.excluded, *gaps))
 
     def with_folds(self, counter: TokenCounter) -> Recollection:
-        """Return a copy that shows repeated exchanges once, with a count; `folded` has the `seq` of each of them."""
+        """Return a copy that shows repeated exchanges once; `folded` has the `seq` of each question with a count."""
         found = fold_repeats(self.messages, counter=counter)
         gaps = [Exclusion(fold.left_out[0], fold.left_out[-1], "folded") for fold in found.folds if fold.left_out]
         return replace(
@@ -109,7 +110,7 @@ class Recollection:
 
 
 class WindowReader:
-    """A reader of one session's windows; it reads only the rows that a window needs, each at most once."""
+    """A reader of one session's windows. It reads only the rows that a window needs, and each at most once."""
 
     def __init__(
         self,
@@ -127,7 +128,7 @@ class WindowReader:
         self._cache = cache
 
     async def window(self, limits: Limits, before: int = END) -> Window:
-        """Return the window of the messages before a `seq`."""
+        """Return the window of the messages whose `seq` is below `before`."""
         # If no message may be included, one row is enough to report what is left out.
         page_rows = 1 if limits.nothing else min(limits.max_messages or PAGE_ROWS, PAGE_ROWS)
         window, _, _ = await self._read(_Pages(self._recent, 0, None), limits, before, page_rows=page_rows)
@@ -136,9 +137,9 @@ class WindowReader:
     async def _read(
         self, pages: _Pages, limits: Limits, before: int, *, page_rows: int, before_question: bool = False
     ) -> tuple[Window, Recent, SessionRows | None]:
-        """Return the window, the newest page that was read, and the rows for the cache (None without known rows).
+        """Return the window, the newest page that was read, and the rows for the cache (None if no rows were known).
 
-        With `before_question` the window ends before the newest user message, so no message of the window is cut.
+        With `before_question`, the window ends before the newest user message, so it cuts no message.
         """
         if before_question and (window := pages.whole(limits, before)) is not None and pages.known is not None:
             read = pages.known
@@ -158,7 +159,7 @@ class WindowReader:
         window = chooser.window(Extent(first_seq, reset_seq=recent.reset_seq, archived_seq=recent.archived_seq))
         known = pages.known
         if recent.revision:
-            # Read no ranges from before the oldest row that was read, so that the read stays bounded.
+            # Read no ranges before the oldest row that was read, so that the amount that is read stays bounded.
             oldest = rows[-1].seq or 0 if len(rows) == page_rows else 0
             after = max(oldest, first_seq - 1, recent.reset_seq, recent.archived_seq)
             if known is not None:
@@ -170,7 +171,7 @@ class WindowReader:
         return window, recent, known
 
     async def _with_superseded(self, known: SessionRows, after: int) -> SessionRows:
-        """Return the rows with the ranges of superseded messages after a `seq`, which are read if they are missing."""
+        """Return the rows with the ranges of superseded messages after a `seq`; read the ranges if they are missing."""
         if known.superseded is not None and known.superseded[0] <= after:
             return known
         ranges = await self._transcripts.superseded(self._session_id, after=after, before=END)
@@ -229,7 +230,7 @@ class WindowReader:
         ]
 
     async def _read_past(self, past: Past, page_rows: int) -> ReadPast:
-        """Return the state and the rows of the session; rows in the cache are not read again."""
+        """Return the state and the rows of the session; only rows that are not in the cache are read."""
         profile = past.profile or ""
         if past.read is not None and past.read.profile == profile and past.read.rows is not None:
             return past.read
@@ -247,7 +248,7 @@ class WindowReader:
         return ReadPast(profile, state_of(state), rows)
 
     async def _superseded(self, known_ids: Collection[str], known: SessionRows | None) -> frozenset[str]:
-        """Return the ids of the known messages that were superseded."""
+        """Return the ids of those known messages that were superseded."""
         active = set() if known is None else {message.id for message in known.messages}
         asked = [known_id for known_id in known_ids if known_id not in active]
         found = await self._transcripts.with_ids(self._session_id, asked) if asked else []
@@ -263,7 +264,7 @@ class WindowReader:
         )
 
     async def _forgotten(self, reset_seq: int, known_ids: Collection[str], known: SessionRows | None) -> frozenset[str]:
-        """Return the ids of the known messages that are on the newest page before the last reset."""
+        """Return the ids of those known messages that are on the newest page before the last reset."""
         if not known_ids:
             return frozenset()
         before = known.forgotten if known is not None else None
@@ -276,7 +277,7 @@ class WindowReader:
 
 
 class _Pages:
-    """The rows of a session from a `seq` on, in pages from the newest: first known rows, then rows from the store.
+    """The rows of a session from a `seq` on, in pages, the newest first; known rows precede rows from the store.
 
     Rows that are read are added to `known`; if the marks of the session have changed, `known` becomes None.
     """
@@ -289,7 +290,7 @@ class _Pages:
         self.known = known
 
     def whole(self, limits: Limits, before: int) -> Window | None:
-        """Return the window of all rows before a `seq`, if all are known and within the limits; otherwise None."""
+        """Return the window of all rows before a `seq` if all are known and within the limits; otherwise None."""
         known = self.known
         if known is None or limits.counter is None or limits.nothing or known.first_seq > self.begin:
             return None
@@ -302,7 +303,7 @@ class _Pages:
         return whole(*found, limits)
 
     async def older(self, limit: int, before: int) -> Recent:
-        """Return the newest `limit` rows before a `seq`, newest first."""
+        """Return the newest `limit` rows whose `seq` is below `before`, newest first."""
         known = self.known
         if known is None:
             return await self._read(limit, before, self.begin)
@@ -324,7 +325,7 @@ def _recent_of(marks: Marks, messages: tuple[Message, ...] = ()) -> Recent:
 
 
 def _before_window(state: ContextState) -> tuple[int, list[Exclusion]]:
-    """Return the last `seq` that no window may include, and the excluded ranges up to it with their reasons.
+    """Return the last `seq` that no window may include, and the excluded ranges up to this `seq` with reasons.
 
     Deleted messages are not listed. Archived messages are in no window, but a summary may cover them.
     """
@@ -345,9 +346,10 @@ def _before_window(state: ContextState) -> tuple[int, list[Exclusion]]:
 
 
 async def question_of(transcripts: Transcripts, session_id: str, run: str | None) -> Message | None:
-    """Return the user message with the id `run`, or the question that this run answered; None: the newest.
+    """Return the user message with the id `run`, or else the question that this run answered.
 
-    Return None if there is none in about the newest 10,000 active messages.
+    If `run` is None, return the newest question. Return None if the question is not among about the newest 10,000
+    active messages.
     """
     if run is not None and (message := await transcripts.find(session_id, run)) is not None:
         return message if message.role == "user" else None

@@ -1,4 +1,4 @@
-"""Retention of messages: limits for all sessions or for one, and the removal of messages beyond the limits.
+"""Retention of messages: limits for all sessions or for one session, and the removal of messages beyond them.
 
 Messages are removed from the beginning of a session, so that the rest has no gaps.
 """
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 type Retaining = RetentionRows | ConversationRetention
 """The sessions in tables or in a graph store, as retention uses them; see the guarantees of `RetentionRows`."""
 
-# With a slow or busy database, the steps get smaller, because appends wait while a step runs.
+# If the database is slow or busy, steps are made smaller, because appends wait while a step runs.
 _LONG_STEP_SECONDS = 0.03
 _LEAST_MESSAGES = 25
 
@@ -35,7 +35,7 @@ _PAGE_SESSIONS = 500
 
 @dataclass(frozen=True)
 class PlannedRemoval:
-    """A range of messages that retention would remove now. With `whole_session`, the session itself is deleted too."""
+    """A range of messages that retention would remove now; with `whole_session`, it would delete the session too."""
 
     session_id: str
     action: Action
@@ -59,8 +59,9 @@ class Amount(Counts):
 class Pruned(Counts):
     """The result of a retention round so far.
 
-    `whole_sessions` is the number of sessions that were deleted entirely. `busy` is the number of sessions left for the
-    next round, because a turn is pending, another transaction has locked the session, or an item is damaged.
+    `whole_sessions` is the number of sessions that were deleted entirely. `busy` is the number of sessions that are
+    left for the next round, because a turn is pending, another transaction has locked the session, or an item is
+    damaged.
     """
 
     archived: Amount = Amount()
@@ -70,7 +71,7 @@ class Pruned(Counts):
 
     @classmethod
     def by(cls, action: Action, amount: Amount, *, whole_sessions: int = 0) -> Pruned:
-        """Return a result that has the amount of one action."""
+        """Return a result that contains only the amount of one action."""
         if action == "archive":
             return cls(archived=amount)
         return cls(deleted=amount, whole_sessions=whole_sessions)
@@ -94,7 +95,7 @@ class MessageRound:
         self._work.done += Pruned(busy=1)
 
     async def remove(self, removals: Sequence[Removal]) -> None:
-        """Remove messages of a session; if the session is locked or damaged, stop and count it as busy."""
+        """Remove messages of a session. If it is locked or damaged, stop and count the session as busy."""
         try:
             for removal in removals:
                 if not await self._remove(removal):
@@ -103,7 +104,7 @@ class MessageRound:
             self.skip()
 
     async def _remove(self, removal: Removal) -> bool:
-        """Remove messages step by step; return False if the session has changed or the round was stopped."""
+        """Remove messages step by step; return False if the session has changed or the round must stop."""
         sessions, after = 1, removal.after_seq
         while after < removal.upto_seq:
             if not await self._work.begin_step():
@@ -132,7 +133,7 @@ class MessageRound:
 class RetentionOptions:
     """Options for archiving and deletion while a memory is open; by default nothing is removed.
 
-    The `rules` apply to every session without its own limits. A round runs every `interval_seconds`, in one of the
+    `rules` apply to every session that has no limits of its own. A round runs every `interval_seconds`, in one of the
     processes that have the database open.
     """
 
@@ -150,7 +151,7 @@ class RetentionOptions:
 
 
 class Pruner:
-    """A service that applies retention limits; `rules` are the default limits, from the memory's options.
+    """A service that applies retention limits; `rules` are the limits for sessions without limits of their own.
 
     With `session_ids`, `plan` and `prune` raise `SessionNotFound` at the first session that this user does not have.
     """
@@ -171,11 +172,11 @@ class Pruner:
         self._clock = clock
 
     def of_namespace(self, rows: Retaining, pending: PendingTurns) -> Pruner:
-        """Return a pruner for a graph store namespace, with the same rules."""
+        """Return a pruner with the same rules for a graph store namespace."""
         return Pruner(rows, self.rules, pending=pending, observer=self._observer, clock=self._clock)
 
     async def of(self, session_id: str, *, user_id: str | None = None) -> Retention | None:
-        """Return the limits of one session; None if the default rules apply.
+        """Return the limits of one session; None if it has none, so that the default rules apply.
 
         Raises:
             SessionNotFound: the session does not exist, or belongs to another user.
@@ -266,7 +267,7 @@ class Pruner:
         return work.done
 
     async def reclaim_space(self) -> bool:
-        """Shrink the SQLite file, while other writes wait. Return False on PostgreSQL, which needs no such call."""
+        """Shrink the SQLite file; other writes wait meanwhile. Return False on PostgreSQL, which needs no such call."""
         return await self._rows.reclaim_space()
 
     async def has_work(self) -> bool:
@@ -276,7 +277,7 @@ class Pruner:
     async def _sessions(
         self, rules: Retention, session_ids: Sequence[str], user_id: str | None
     ) -> AsyncIterator[Prunable]:
-        """Yield the given sessions, or else all sessions that may have limits."""
+        """Yield the given sessions; if none are given, yield all sessions that may have limits."""
         for session_id in dict.fromkeys(session_ids):
             check_session_id(session_id)
             if (session := await self._rows.session(session_id, user_id=user_id)) is None:
@@ -290,7 +291,7 @@ class Pruner:
             after = page[-1].session_id if len(page) == _PAGE_SESSIONS else None
 
     async def _removals(self, session: Prunable, rules: Retention, now: datetime) -> list[Removal]:
-        """Return the removals of a session: first the deletion, then the archiving of the messages that it leaves."""
+        """Return the removals of a session: the deletion, then the archiving of messages that it does not delete."""
         own = rules if session.retention is None else session.retention
         deletion = await self._removal(session, "delete", own.delete, now)
         if not self._rows.archives or (deletion is not None and deletion.whole_session):
@@ -311,19 +312,19 @@ class Pruner:
                 return Removal(session.session_id, action, after, session.last_seq, idle_before)
         upto = await self._end_of_old(session, action, limits, now)
         if limits.max_messages is not None:
-            # The newest user message and everything after it stay, because that turn may still be running.
+            # The newest user message and everything after it stay, because its turn may still be running.
             newest_user = session.last_user_seq or session.last_seq + 1
             upto = max(upto, min(await self._end_of_surplus(session, limits.max_messages), newest_user - 1))
         return Removal(session.session_id, action, after, upto) if upto > after else None
 
     async def _end_of_surplus(self, session: Prunable, messages: int) -> int:
-        """Return the last `seq` to remove so that the allowed number of messages stays; 0 or less for nothing."""
+        """Return the last `seq` to remove if the allowed number of messages is to stay; 0 or less for none."""
         if session.has_superseded and messages:
             return await self._rows.end_before_newest(session, messages)
         return session.last_seq - messages
 
     async def _end_of_old(self, session: Prunable, action: Action, limits: RetentionLimits, now: datetime) -> int:
-        """Return the last `seq` of the messages that are older than allowed; 0 if there are none."""
+        """Return the last `seq` of the messages that are older than allowed; 0 if there are no such messages."""
         after = session.archived_seq if action == "archive" else session.deleted_seq
         first_at = session.first_live_at if action == "archive" else session.first_stored_at
         if limits.max_age_days is None or first_at is None or after >= session.last_seq:

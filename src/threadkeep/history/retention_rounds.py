@@ -1,7 +1,7 @@
 """Rounds of retention in short steps, their schedule, and the retention of finished runs.
 
-Each step is followed by an equally long pause of at most 0.25 seconds, so a concurrent append waits for one step at
-most. A round that is interrupted leaves only complete steps, and the next round removes the rest.
+Each step is followed by a pause of the same length, at most 0.25 seconds, so a concurrent append waits for one step at
+most. An interrupted round leaves only complete steps, and the next round removes the rest.
 """
 
 from __future__ import annotations
@@ -43,28 +43,28 @@ class Round[R: Counts]:
     _begun: float = 0.0
 
     async def begin_step(self) -> bool:
-        """Begin a step; return False if the round was stopped."""
+        """Begin a step; return False if `may_continue` has stopped the round."""
         if self.may_continue is not None and not await self.may_continue():
             return False
         self._begun = time.perf_counter()
         return True
 
     async def end_step(self, removed: R) -> float:
-        """Add the removals of a step to the result, then pause; return the seconds of the step without the pause."""
+        """Add the removals of a step to the result, then pause; return the seconds that the step itself took."""
         seconds = time.perf_counter() - self._begun
         self.count(removed)
         await asyncio.sleep(min(seconds, _LONGEST_PAUSE_SECONDS))
         return seconds
 
     def count(self, removed: R) -> None:
-        """Add a removal to the result, and report the result."""
+        """Add a removal to the result, and report the whole result."""
         self.done += removed
         if self.report is not None:
             self.report(self.done)
 
 
 class Scheduled(Protocol):
-    """A pruner that a schedule can run."""
+    """The part of a pruner that a schedule needs."""
 
     async def has_work(self) -> bool:
         """Return True if there may be something to remove, now or later."""
@@ -94,14 +94,14 @@ class RetentionSchedule:
         self._claimed = 0.0
 
     async def keep_pruning(self) -> None:
-        """Check every 30 seconds, or more often for a shorter interval, whether a round is due, until cancelled."""
+        """Until cancelled, check every 30 seconds, or at the interval if it is shorter, whether a round is due."""
         while True:
             await asyncio.sleep(min(self._interval_seconds, _LOOK_SECONDS))
             with ErrorBoundary(lambda error: self._observer.notify(PruningFailed(error=type(error).__name__))):
                 await self.make_round()
 
     async def make_round(self) -> bool:
-        """Run a round if it is due; return False if it is not due or has no work, or if another process is running it.
+        """Run a round; return False if none is due, if there is nothing to do, or if another process is running it.
 
         Raises:
             StoreError: the database is not available; completed steps stay done.
@@ -125,7 +125,7 @@ class RetentionSchedule:
         )
 
     async def _keeps_claim(self) -> bool:
-        """Return True if this process still has the claim; renew the claim after a third of its time."""
+        """Return True if this process still has the claim; the claim is renewed after a third of its duration."""
         return time.monotonic() - self._claimed < _CLAIM_SECONDS / 3 or await self._claim()
 
 
@@ -135,10 +135,10 @@ _STEP_ROWS = 500
 
 @dataclass(frozen=True)
 class RunRetention:
-    """The number of days to keep finished runs; None keeps them forever.
+    """The number of days for which finished runs are kept; None keeps them forever.
 
-    Runs that are set aside wait for a decision of a person. They are deleted after `keep_set_aside_days`, or never if
-    that or `keep_days` is None.
+    Runs that were set aside wait for a person's decision. They are deleted after `keep_set_aside_days`; if this or
+    `keep_days` is None, they are never deleted.
     """
 
     keep_days: float | None = 30.0
@@ -153,7 +153,7 @@ class RunRetention:
             raise InvalidInput("keep_set_aside_days must not be below keep_days: runs set aside are kept longer.")
 
     def cutoffs(self, now: datetime) -> Cutoffs | None:
-        """Return the times before which a run must have ended to be deleted now; None if all runs are kept forever."""
+        """Return the times before which runs must have ended to be deleted now; None if all runs are kept forever."""
         if self.keep_days is None:
             return None
         aside = self.keep_set_aside_days
@@ -161,7 +161,7 @@ class RunRetention:
 
 
 class RunPruner:
-    """A service that deletes expired runs, oldest first; `rules` are the limits from the memory's options."""
+    """A service that deletes expired runs, the oldest first; `rules` are the limits from the memory's options."""
 
     def __init__(self, runs: Runs, rules: RunRetention, *, observer: Observer, clock: Callable[[], datetime]) -> None:
         self.rules = rules
@@ -220,7 +220,7 @@ class RunPruner:
         return await self._runs.finished.trees(cutoffs, after=after, limit=_PAGE_TREES)
 
     async def _remove(self, trees: Sequence[FinishedTree], cutoffs: Cutoffs, work: Round[PrunedRuns]) -> bool:
-        """Delete trees of runs, except locked ones, which count as busy; return False if the round was stopped."""
+        """Delete trees of runs; locked trees are skipped and count as busy. Return False if the round was stopped."""
         for group in _groups(trees):
             try:
                 if not await self._remove_group(group, cutoffs, work):
@@ -240,7 +240,8 @@ class RunPruner:
                 large = replace(large, events=max(0, large.events - removed.events))
                 await work.end_step(removed)
                 if removed.events < _STEP_ROWS:
-                    # Few rows are left, because the events of a finished run are in one row.
+                    # Few rows are left to delete with the tree, because the events of a finished run are packed in one
+                    # row.
                     break
             group = [large]
         if not await work.begin_step():
@@ -257,7 +258,7 @@ class RunPruner:
 
 
 def _groups(trees: Sequence[FinishedTree]) -> list[list[FinishedTree]]:
-    """Group trees so that one step can delete each group; a tree with more rows than a step is alone in its group."""
+    """Group trees so that one step can delete a group; a tree with more rows than a step may delete is alone."""
     groups: list[list[FinishedTree]] = []
     rows = _STEP_ROWS
     for tree in trees:

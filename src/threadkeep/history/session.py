@@ -60,7 +60,7 @@ class AgentInput(TypedDict):
 
 @dataclass(frozen=True)
 class BegunTurn:
-    """The result of storing a question: the stored rows, the rows that joined statements returned, and the history."""
+    """The result of storing a question: the stored messages, the rows of joined statements, and the history."""
 
     question: tuple[Message, ...]
     receipt: Receipt
@@ -71,7 +71,7 @@ class BegunTurn:
 async def in_time[T](
     session: Session, work: Awaitable[T], report: Callable[[Exception], object] | None = None
 ) -> T | None:
-    """Return the result of a read or a write; if the database fails, call `report` and return None.
+    """Return the result of a read or a write; if the database fails, call `report` with the error and return None.
 
     Raises:
         StoreClosed: the memory is closed.
@@ -90,8 +90,9 @@ async def in_time[T](
 class Session:
     """A session with an id; creating the object reads nothing.
 
-    With a `user_id`, only that user's session is visible: in a session of another user or without an owner, reads find
-    nothing, and storing or superseding messages raises `WrongUser`. The user of the first turn owns the session.
+    With a `user_id`, only that user's session is visible: in a session of another user, or one without an owner, reads
+    find nothing, and storing or superseding messages raises `WrongUser`. The user of the first turn becomes the owner
+    of the session.
     """
 
     def __init__(
@@ -116,7 +117,7 @@ class Session:
         self._observer = observer
         self._cache = cache
 
-    # These are created on first use, because many session objects are made but never read.
+    # These are created on first use, because many session objects are created but never read.
     @cached_property
     def _windows(self) -> WindowReader:
         contexts = self._backend.contexts
@@ -157,10 +158,10 @@ class Session:
     async def record(
         self, messages: Sequence[Message], *, answers: str | None = None, told: bool = False
     ) -> Receipt | None:
-        """Store the messages; while the database is not available, keep them on disk instead, and return None.
+        """Store the messages; if the database is not available, keep them on disk instead and return None.
 
         Use this method if the caller must continue without a database; see `threadkeep.history.pending`. With
-        `answers`, the messages are stored only if the session still has the message with that id. Pass `told=True` if a
+        `answers`, the messages are stored only if the session still has the message with this id. Pass `told=True` if a
         caller gets the answer as soon as this method returns.
 
         Raises:
@@ -190,9 +191,9 @@ class Session:
     async def begin_joined(
         self, messages: Sequence[Message], joined: Joined, *, profile: str, limit: int
     ) -> BegunTurn | None:
-        """Store messages, run statements, and read the history for a model call, all in one transaction.
+        """Store messages, execute statements, and read the history for a model call, all in one transaction.
 
-        Return None if this fails, or if the messages are in a graph store. `profile` is as in `Past`; at most `limit`
+        Return None if this fails, or if the messages are in a graph store. For `profile`, see `Past`; at most `limit`
         messages of the history are read.
         """
         tables = self._transcripts
@@ -209,7 +210,7 @@ class Session:
         return BegunTurn(tuple(messages), receipt, rows[:-2], past)
 
     def turn(self, messages: Sequence[Message], *, answers: str | None = None, told: bool = False) -> Turn:
-        """Return the messages as a turn of this session; `answers` and `told` are as in `record`. Nothing is stored."""
+        """Return the messages as a turn of this session; nothing is stored. See `record` for `answers` and `told`."""
         return Turn(self.session_id, tuple(messages), self.user_id, answers, told, workspace=self.workspace)
 
     async def tail(self, limit: int, *, view: View = "active") -> list[Message]:
@@ -219,7 +220,7 @@ class Session:
     async def page(self, before: int | None = None, limit: int = 50, *, view: View = "active") -> Page:
         """Return the newest `limit` messages with a `seq` below `before` (None: no bound), oldest first.
 
-        `limit` is at most 10,000. The `active` view leaves out superseded messages, the `history` view has them too.
+        `limit` is at most 10,000. The `active` view leaves out superseded messages; the `history` view includes them.
         """
         _check_view(view)
         if not 0 <= limit <= LONGEST_PAGE:
@@ -231,18 +232,18 @@ class Session:
             )
 
     def waiting(self) -> tuple[Message, ...]:
-        """Return this process's pending messages in order; with a `user_id`, only the messages of that user."""
+        """Return the session's pending messages of this process, in order; with a `user_id`, only that user's."""
         turns = [entry.turn for entry in self._pending.own if not entry.refused]
         mine = [one for one in turns if one.session_id == self.session_id and self.user_id in (None, one.user_id)]
         return tuple([message for turn in mine for message in turn.messages])
 
     async def deliver(self) -> bool:
-        """Try to write the session's pending turns of this process; return True if none is left."""
+        """Try to write the session's pending turns of this process; return True if none are left."""
         return await self._pending.deliver(self.session_id)
 
     @asynccontextmanager
     async def timeout(self, seconds: float = _TIMEOUT_SECONDS) -> AsyncIterator[None]:
-        """Limit the time that the block waits for the database; it is shorter while the database is known to fail.
+        """Limit the time that the block waits for the database; the limit is lower while the database is known to fail.
 
         Raises:
             TimeoutError: the database did not answer in time; later calls wait only briefly.
@@ -258,7 +259,7 @@ class Session:
             raise
 
     async def find(self, message_id: str) -> Message | None:
-        """Return the message with an id, even if it is superseded or pending; None if there is none."""
+        """Return the message with an id, even if it is superseded or pending; None if there is no such message."""
         for message in self.waiting():
             if message.id == message_id:
                 return message
@@ -292,7 +293,7 @@ class Session:
         return [*stored, *(one for one in waiting if there.isdisjoint(_keys(one)))]
 
     async def tell(self, message_id: str) -> Message | None:
-        """Mark an answer as delivered to a caller; return it or the answer that replaced it, None without either."""
+        """Mark an answer, or the answer that replaced it, as delivered to a caller; return it, or None without one."""
         waiting = next((message for message in self.waiting() if message.id == message_id), None)
         if waiting is not None:
             return await self._pending.tell(waiting)
@@ -306,7 +307,7 @@ class Session:
         counter: TokenCounter | str | None = None,
         before: int | None = None,
     ) -> Window:
-        """Return the newest user and assistant messages since the last reset that fit the limits, oldest first.
+        """Return the newest user and assistant messages since the last reset, as far as limits allow, oldest first.
 
         Args:
             max_messages: the maximum number of messages; 0 means none, None means no limit.
@@ -324,8 +325,8 @@ class Session:
     async def recall(self, past: Past | None = None) -> Recollection:
         """Return the history before a question, for a model call that must not fail.
 
-        If the database does not answer in time, the result has only the messages that are pending in this process, and
-        the failure is reported. Only a closed memory raises an error, `StoreClosed`.
+        If the database does not answer in time, the result has only messages that are pending in this process, and the
+        failure is reported. The only error that is raised is `StoreClosed`, for a memory that is closed.
         """
         past = past or Past()
         if past.limits.nothing:
@@ -392,7 +393,7 @@ class Session:
         metadata: Mapping[str, Json] | None = None,
         active: bool | None = None,
     ) -> SessionInfo:
-        """Change fields of the session, and return its new metadata; None leaves a field unchanged.
+        """Change fields of the session, and return its new metadata; a field that is None stays unchanged.
 
         Raises:
             SessionNotFound: the session does not exist, or belongs to another user.
@@ -402,15 +403,15 @@ class Session:
         return await self.info()
 
     async def belong_to(self, parent: Session, agent: str | None) -> None:
-        """Make this session an agent's conversation and a child of `parent`; it is deleted with the parent."""
+        """Make this session an agent's conversation and a child of `parent`; deleting the parent deletes it too."""
         changes = SessionChanges(parent_session_id=parent.session_id, agent=agent or "")
         await self._transcripts.change(self.session_id, changes)
 
     async def reset(self, *, run_id: str | None = None) -> None:
         """Let later windows begin after the existing messages; the transcript keeps these messages.
 
-        Pending turns are written first, so that they precede the reset. If the session does not exist, nothing happens;
-        with a `run_id`, also if that run is not being executed.
+        Pending turns are written first, so that they precede the reset. Nothing happens if the session does not exist,
+        or if the run `run_id` is given but is not being executed.
         """
         await self.deliver()
         await self._transcripts.reset(self.session_id, user_id=self.user_id, run_id=run_id)
@@ -429,9 +430,9 @@ class Session:
         return list((await self._supersede(Superseding(self.session_id, newest=n))).messages)
 
     async def take_back_turn(self, question_id: str) -> int:
-        """Supersede a question and the messages that its run stored after it; return the number of messages.
+        """Supersede a question, and the messages that its run stored after it; return how many were superseded.
 
-        Return 0 if the question does not exist or is already superseded.
+        Return 0 if the question does not exist, or if it is superseded already.
 
         Raises:
             WrongUser: the session belongs to another user.
@@ -443,10 +444,10 @@ class Session:
         return 0
 
     async def edit(self, message_id: str, text: str, *, new_id: str | None = None) -> Message:
-        """Supersede an active message and all messages after it; store and return a new version of the message.
+        """Supersede an active message and all messages after it; store and return a new version of that message.
 
         The new version has the role, author and metadata of the old one and, if it is an answer, the same question. Its
-        id is `new_id`, or a new one. Repeating the call with the same `new_id` changes nothing.
+        id is `new_id`; by default, it gets a new id. Repeating the call with the same `new_id` changes nothing.
 
         Raises:
             MessageNotFound: the session has no such message.
@@ -478,7 +479,7 @@ class Session:
         return new if stored is None else stored
 
     async def question(self, run: str | None = None) -> Message:
-        """Return the question that a run answered, or with this id; None means the newest question.
+        """Return the question with the id `run`, or the question that this run answered; for None, the newest one.
 
         Raises:
             MessageNotFound: the session has no such question.
@@ -516,11 +517,12 @@ class Session:
         return {"messages": [{"role": question.role, "content": question.content, "id": str(question.id)}]}
 
     async def branch(self, at: int | None = None, *, session_id: str | None = None) -> Session:
-        """Create a session with copies of this session's messages up to the `seq` `at` (None: all), and return it.
+        """Create a session with copies of this session's messages up to the `seq` `at`, or of all; return the session.
 
-        The copies keep their ids and times, and are numbered from 1. The active messages are copied, or, if the message
-        `at` is superseded, those that were active before that. Title, tags, metadata, the last reset, retention limits
-        and summaries of only copied messages are copied too. Repeating the call with this `session_id` changes nothing.
+        The copies keep their ids and times, and are numbered from 1. The active messages are copied; if the message
+        `at` is superseded, those are copied that were active just before. Title, tags, metadata, the last reset,
+        retention limits, and summaries that cover only copied messages are copied too. Repeating the call with this
+        `session_id` changes nothing.
 
         Raises:
             SessionNotFound: there is no such session.
@@ -566,7 +568,7 @@ class Session:
     async def delete(self, *, run_id: str | None = None) -> bool:
         """Delete the session with all its messages; return False if it did not exist or belongs to another user.
 
-        With a `run_id`, do nothing unless that run is being executed and its message has not deleted a session before.
+        With a `run_id`, do nothing unless this run is being executed and its message has not deleted a session before.
         """
         if self.user_id is not None and not await self._is_there():
             return False
@@ -588,7 +590,7 @@ class Session:
 
 
 def _keys(message: Message) -> set[object]:
-    """Return the unique keys of a message: its id and, for a complete answer, question, author and ordinal."""
+    """Return keys that no other message has: the id and, for a complete answer, question, author and ordinal."""
     return {message.id} if message.place is None else {message.id, message.place}
 
 

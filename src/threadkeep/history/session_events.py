@@ -1,4 +1,4 @@
-"""Reports the events of one session, with its backend, channel and id."""
+"""Reports the events of one session, each with the session's backend, channel and id."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class SessionEvents:
         self._observer.notify(WriteFailed(**self._labels, outcome=outcome, error=type(error).__name__, reason=reason))
 
     def deferred(self, messages: int) -> None:
-        """Report that a turn became pending."""
+        """Report that a turn could not be written yet and became pending."""
         self._observer.notify(WriteDeferred(**self._labels, messages=messages))
 
     def recovered(self, tries: int) -> None:
@@ -87,7 +87,7 @@ class SessionEvents:
 
 
 class ReportedRead:
-    """A context manager that times and reports a read; a generator-based one would make a short read a tenth slower."""
+    """A context manager that times and reports a read; it is a class, because a generator would make reads slower."""
 
     def __init__(self, events: SessionEvents, on_failure: Outcome = "error") -> None:
         self._events = events

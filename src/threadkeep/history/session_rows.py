@@ -1,7 +1,7 @@
-"""A cache of the rows of sessions that this process has read.
+"""A cache of the rows of those sessions that this process has read.
 
 Stored messages never change, so cached rows stay valid while the marks of their session (reset, archiving, revision and
-so on) are unchanged. One statement reads the marks, the newest known row and all later rows for a model call, so
+so on) are unchanged. For a model call, one statement reads the marks, the newest known row and all later rows, so
 changes by other processes are noticed at once.
 """
 
@@ -29,9 +29,9 @@ _MESSAGE_BYTES: Final = 3_000  # the Python objects of a message, without its te
 class SessionRows:
     """The newest active messages of users and assistants in a session, oldest first.
 
-    The rows are complete from `first_seq` on; 0 means since the last reset and archiving. `superseded` has a `seq` and
-    the ranges of superseded messages after it. `forgotten` has the message ids on the newest page before the last
-    reset. Both are None until they are read. `derived` has objects that callers computed from these messages for a
+    The rows are complete from `first_seq` on; 0 means from the last reset or archiving on. `superseded` has a `seq` and
+    the ranges of superseded messages after it. `forgotten` has the ids of messages on the newest page before the last
+    reset. Both are None until they are read. `derived` has objects that callers have computed from these messages for a
     model call; they are valid while the marks are unchanged.
     """
 
@@ -54,7 +54,7 @@ class SessionRows:
     def counted(
         self, begin: int, before: int, most: int | None, counter: TokenCounter
     ) -> tuple[tuple[Message, ...], int] | None:
-        """Return the messages with `begin` <= `seq` < `before` and their tokens; None if there are more than `most`."""
+        """Return the messages from `begin` to before `before`, and their tokens; None if they are more than `most`."""
         start = _index(self.messages, begin)
         end = max(start, _index(self.messages, before))
         if most is not None and end - start > most:
@@ -65,11 +65,11 @@ class SessionRows:
         return self.messages[start:end], sums.between(self.messages, start, end)
 
     def with_older(self, older: Sequence[Message], first_seq: int) -> SessionRows:
-        """Return these rows with `older` rows before them; `older` must be newest first."""
+        """Return these rows preceded by `older` rows, which must be newest first."""
         return replace(self, messages=(*reversed(older), *self.messages), first_seq=first_seq)
 
     def superseded_between(self, after: int, before: int) -> list[tuple[int, int]]:
-        """Return the ranges of superseded messages between two `seq` values, which are not included."""
+        """Return the ranges of superseded messages between two `seq` values, both of which are excluded."""
         _, ranges = self.superseded or (0, ())
         inside = [(first, last) for first, last in ranges if first < before and last > after]
         return [(max(first, after + 1), min(last, before - 1)) for first, last in inside]
@@ -98,10 +98,11 @@ class _TokenSums:
 
 
 def rows_of(found: Sequence[Row], limit: int, known: SessionRows | None = None) -> SessionRows | None:
-    """Append the rows that the statement `recent` returned (newest first) to the known rows, and return all.
+    """Append the rows that the statement `recent` returned (newest first) to the known rows; return all rows.
 
-    With known rows, the statement must have begun at the newest of them; if `limit` new rows came before it, return
-    only these. Return None if there are no rows, or if the known rows are not valid any more.
+    With known rows, the statement must have begun at the newest of them. If it returned `limit` newer rows, only these
+    are returned, because rows may be missing between them and the known rows. Return None if there are no rows, or if
+    the known rows are not valid any more.
     """
     if not found:
         return None
@@ -136,7 +137,7 @@ class SessionCache:
         return found[0]
 
     def put(self, session_id: str, rows: SessionRows, *, window: int) -> None:
-        """Cache rows of a session, the newest if there are many; drop the least recently used beyond the limit."""
+        """Cache rows of a session, or the newest if there are many; drop the least recently used beyond the limit."""
         if len(rows.messages) > 4 * window + _SPARE_ROWS:
             rows = rows.newest(2 * window + _SPARE_ROWS)
         size = self._size(session_id, rows)
@@ -154,7 +155,7 @@ class SessionCache:
             self.bytes -= found[1]
 
     def _size(self, session_id: str, rows: SessionRows) -> int:
-        """Return the bytes of rows; if they extend the cached rows of the session, only the new rows are measured."""
+        """Return the bytes of rows. If they extend the cached rows of the session, only the new rows are measured."""
         known = self._entries.get(session_id)
         count = 0 if known is None else len(known[0].messages)
         if known is not None and len(rows.messages) >= count and rows.messages[0] is known[0].messages[0]:
@@ -163,7 +164,7 @@ class SessionCache:
 
 
 def _index(messages: Sequence[Message], seq: int) -> int:
-    """Return the index of the first message with at least this `seq`; the ends, which are common, come first."""
+    """Return the index of the first message with at least this `seq`; both ends, the usual cases, are tried first."""
     if not messages or seq <= (messages[0].seq or 0):
         return 0
     if seq >= (last := messages[-1].seq or 0):
@@ -172,7 +173,7 @@ def _index(messages: Sequence[Message], seq: int) -> int:
 
 
 def _size_of(message: Message) -> int:
-    """Estimate the bytes of a message, including the objects that a model call derives from it."""
+    """Return an estimate of the bytes of a message, with the objects that a model call derives from it."""
     size = _MESSAGE_BYTES + sys.getsizeof(message.content)
     for extra in (message.original, message.metadata):
         size += 4 * len(dump_json(extra)) if extra else 0

@@ -17,14 +17,14 @@ from threadkeep.store.summaries import Summaries
 from threadkeep.store.transcripts import Transcripts
 
 _LEAST_STORED, _LEAST_JOINED = 1_000, 50
-"""The minimum number of turns of a stored index: for a session's own index, and for a part of a user's index."""
+"""The minimum number of turns of an index that is stored: for a session alone, and as part of a user's index."""
 
 _UNREADABLE = (zlib.error, ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError)
-"""The errors that invalid stored data can cause; such data is deleted, and the index is built again."""
+"""The errors that invalid stored data can cause; such data are deleted, and the index is built again."""
 
 
 class StoredIndexes:
-    """The stored recall indexes of sessions, which can be joined to one index of a user's sessions."""
+    """The stored recall indexes of sessions. Those of a user's sessions can be joined into one index."""
 
     def __init__(
         self, rows: RecallIndexes, transcripts: Transcripts, summaries: Summaries | None, observer: Observer
@@ -50,9 +50,10 @@ class StoredIndexes:
         return None
 
     async def save(self, index: ConversationIndex, session_id: str) -> None:
-        """Store the index of one session. A failure is reported, and retried when the index has grown again.
+        """Store the index of one session. A failure is reported; the next attempt follows when the index has grown.
 
-        If another program has changed or deleted indexed texts, nothing is stored, and the stored index is deleted.
+        If another program has changed or deleted indexed texts, nothing is stored, and the index stored before is
+        deleted.
         """
         state = await index.dump()
         extent, texts = index.extent_of(session_id), index.texts_of(session_id)
@@ -65,10 +66,10 @@ class StoredIndexes:
             self._observer.notify(RecallIndexNotStored(error=type(error).__name__, session_id=session_id))
 
     async def join(self, infos: Mapping[str, SessionInfo], allowed: Mapping[str, int]) -> ConversationIndex:
-        """Return one index of several sessions, with up to `allowed` newest messages of each session.
+        """Return one index of several sessions, with up to `allowed` of the newest messages of each.
 
-        For completely indexed sessions with at least 50 turns, stored indexes are used; missing and outdated ones are
-        built and stored first. Damaged sessions are left out.
+        For sessions with at least 50 turns that are indexed completely, stored indexes are used; if one is missing or
+        outdated, it is built and stored first. Damaged sessions are left out.
         """
         joined = ConversationIndex()
         summaries: Mapping[str, Sequence[Summary]] = {}
@@ -80,14 +81,14 @@ class StoredIndexes:
             with contextlib.suppress(SessionDamaged):
                 if len(of_archived) + most >= _LEAST_JOINED and most == min(messages_of(info), MOST_TURNS):
                     index = await self._current(info, of_archived)
-                    # This runs in an OS thread, because a long session takes tenths of a second.
+                    # This runs in a thread, because it takes tenths of a second for a long session.
                     await asyncio.to_thread(joined.extend if joined.read else joined.take_over, index)
                 else:
                     await joined.catch_up(info, self._transcripts, of_archived, most)
         return joined
 
     def grown(self, index: ConversationIndex, infos: Iterable[SessionInfo], *, of_user: bool) -> list[SessionInfo]:
-        """Return the sessions whose index was never stored, or has grown by an eighth since; none if all are short."""
+        """Return the sessions whose index was never stored, or grew by an eighth since; short sessions are left out."""
         if len(index.tokens) < _LEAST_STORED:
             return []
         by_id = {info.session_id: info for info in infos}
@@ -95,7 +96,7 @@ class StoredIndexes:
         return [info for session_id, info in by_id.items() if session_id in grown]
 
     async def renew(self, infos: Iterable[SessionInfo]) -> None:
-        """Update the stored indexes of sessions; damaged sessions are skipped."""
+        """Update the stored indexes of sessions; a damaged session is skipped."""
         for info in infos:
             summaries: Sequence[Summary] = ()
             if self._summaries is not None:
@@ -105,7 +106,7 @@ class StoredIndexes:
                 await self._current(info, summaries)
 
     async def _current(self, info: SessionInfo, summaries: Sequence[Summary]) -> ConversationIndex:
-        """Return the up-to-date index of a session, based on the stored one; store it if it has grown by an eighth."""
+        """Return the current index of a session, based on the stored one; store it if it has grown by an eighth."""
         index = await self.load(info, summaries) or ConversationIndex()
         await index.catch_up(info, self._transcripts, summaries)
         if index.grown([info.session_id], _LEAST_JOINED):

@@ -30,21 +30,21 @@ from threadkeep.store.codec import clean_text
 from threadkeep.store.summaries import Summaries, Uncovered
 
 _SHORTER = 3
-"""If a summary is too long, a second one is requested with this fraction (one third) of the length."""
+"""If a summary is too long, another one is requested with the length divided by this."""
 
 PURPOSE = "compression"
 CLAIM_SECONDS = 300.0
-"""The timeout of one summarizer call; the claim on a session expires after the same time if its process dies."""
+"""The timeout of one summarizer call. If a process dies, its claim on the session expires after the same time."""
 _LEAST_ASKED = 30
 _MOST_STEPS = 8
 _MOST_PARTS = 50
-"""The maximum number of merged summaries that are read to find sources for a new merge."""
+"""The maximum number of summaries that were merged before and are read again as sources of a new merge."""
 _READ_AGAIN = 4
-"""Summaries merged earlier are read again, up to this many times the token limit of all active summaries."""
+"""Summaries that were merged before are read again, up to the token limit of all active summaries times this."""
 
 
 class SummaryWriter:
-    """A writer that compresses one session once, in at most eight steps."""
+    """A writer that compresses one session once, in at most `_MOST_STEPS` steps."""
 
     def __init__(
         self,
@@ -63,10 +63,10 @@ class SummaryWriter:
         self._counter = counter
         self._owner = str(uuid4())
         self.rest: CompressionRequest | None = None
-        """The remaining work, if it was too much for eight steps; otherwise None."""
+        """The work that is left if it was too much for the steps of one call; otherwise None."""
 
     async def compress(self) -> Summary | None:
-        """Write the due summaries; return the newest, None if nothing is due or another process compresses the session.
+        """Write the due summaries; return the newest, None if none is due or another process compresses the session.
 
         Raises:
             CompressionFailed: the summary could not be written; earlier summaries stay.
@@ -85,13 +85,14 @@ class SummaryWriter:
         return await self._summaries.claim(self._request.session_id, PURPOSE, self._owner, CLAIM_SECONDS)
 
     async def _due(self, uncovered: Uncovered) -> tuple[int, int]:
-        """Return the `seq` after which to start if there is no summary yet, and the last `seq` to summarise."""
+        """Return the `seq` after which to start without earlier summaries, and the last `seq` to summarise."""
         session_id = self._request.session_id
         if self._request.upto_seq:
             return self._request.upto_seq, self._request.upto_seq
         active = await self._summaries.active(session_id)
         if active and active[-1].last_seq != uncovered.after_seq:
-            # Another process stored a summary before this claim. Counting is slow, so it is repeated only in this case.
+            # Another process stored a summary before this claim. Only then is the counting repeated, because it is
+            # slow.
             uncovered = await self._summaries.uncovered(session_id)
         return uncovered.after_seq, await self._reader.upto(self._request, uncovered)
 
@@ -119,7 +120,7 @@ class SummaryWriter:
         return summary
 
     async def _merge(self, summaries: Sequence[Summary]) -> Summary:
-        """Store one summary that replaces several: it keeps their facts, and a model writes a new prose text."""
+        """Store one summary that replaces several. It keeps their facts, and a model writes its prose anew."""
         started = time.perf_counter()
         carried = merged_facts(SummaryText.read(summary.text) for summary in summaries)
         facts = fitting_facts(carried, self._room.facts, self._counter)
@@ -145,9 +146,9 @@ class SummaryWriter:
     async def _write(
         self, records: Sequence[str], task: SummaryTask, earlier: str | None, facts: tuple[str, ...] = ()
     ) -> SummaryText:
-        """Return one summary text for all records; with each, the model reads the prose about those before it.
+        """Return one summary text for all records; for each record, the model also reads the prose about earlier ones.
 
-        If `facts` are given, the text has exactly these, and facts in the model's answers are ignored.
+        If `facts` are given, the text has exactly these facts, and facts in the model's answers are ignored.
         """
         text = SummaryText("", facts)
         room = self._room.one - self._counter(text.render())
@@ -159,7 +160,7 @@ class SummaryWriter:
         return text
 
     async def _ask(self, record: str, earlier: str | None, task: SummaryTask, room: int) -> SummaryText:
-        """Return a text for a record, cut to at most `room` tokens; if it is too long, request a shorter one once."""
+        """Return a text for a record, cut to at most `room` tokens; if it is too long, first request a shorter one."""
         known = self._counter(earlier) if earlier and task == "continuation" else 0
         most = self._room.asked * room // self._room.one
         asked = max(min(most, (self._counter(record) + known) // 2), _LEAST_ASKED)
@@ -168,13 +169,13 @@ class SummaryWriter:
             try:
                 text = await self._answer(record, earlier, task, length)
             except CompressionFailed as error:
-                # The model ran out of tokens and returned no text, so there is none that could be cut.
+                # The model ran out of tokens and returned no text that could be cut.
                 if error.reason != "too_long" or length != asked:
                     raise
                 continue
             if self._counter(text) <= room:
                 break
-        # A text that is still too long is cut. Without it, the messages would be in no model call until a later
+        # A text that is still too long is cut; without it, the messages would be in no model call until another
         # attempt.
         return SummaryText.read(text).within(room, self._room.facts, self._counter)
 
@@ -192,7 +193,7 @@ class SummaryWriter:
         except asyncio.CancelledError:
             if _is_stopped():
                 raise
-            # The model itself raised CancelledError; this must not end the compression of other sessions.
+            # The model itself raised CancelledError, which must not end the compression of other sessions.
             raise CompressionFailed("model", "CancelledError") from None
         if call.error is not None:
             # Do not chain the error, because the error of a model may quote the record.
