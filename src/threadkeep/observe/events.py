@@ -1,6 +1,6 @@
 """Events: frozen records of counts, times and names, without text that people wrote.
 
-Names come from closed sets, except the names of workflows.
+Except ids and the names of bots, workflows and error classes, all texts come from closed sets.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SUMMARY_FAILURES: tuple[SummaryFailure, ...] = get_args(SummaryFailure.__value__
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 class _Record:
-    """A base class that turns its subclasses into frozen dataclasses with keyword-only fields."""
+    """A base class that makes each of its subclasses a frozen dataclass with keyword-only fields."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -36,7 +36,7 @@ class _Record:
 
 
 class Event(_Record):
-    """An event. Its `error` is the name of an error class, never the error's message, which may quote people."""
+    """An event. A field `error` has the name of an error class, never the error's message, which may quote people."""
 
 
 class SessionEvent(Event):
@@ -60,7 +60,7 @@ class WorkflowRunEvent(SessionEvent):
 
 
 class StoreRead(StoreEvent):
-    """A read of the store has succeeded or failed. `fallback` means that the caller continued without the data."""
+    """A read of the store succeeded or failed; `fallback` means that the caller continued without the data."""
 
     outcome: Outcome = "ok"
     milliseconds: float
@@ -74,7 +74,7 @@ class StoreWrite(StoreEvent):
 
 
 class ReadFailed(StoreEvent):
-    """Memory could not be read: `fallback` if the agent answered without it, `error` if the caller got the error."""
+    """Memory could not be read; `fallback` if the agent answered without memory, else `error` (the caller got it)."""
 
     outcome: Outcome = "error"
     error: str
@@ -109,7 +109,7 @@ class WriteDropped(StoreEvent):
 
 
 class AgentOutsideTurn(SessionEvent):
-    """A program called an agent with memory outside a turn: the call neither reads nor writes the session."""
+    """A program called an agent with memory outside a turn; this agent call neither reads nor writes the session."""
 
 
 class TurnBegunInTool(SessionEvent):
@@ -117,13 +117,13 @@ class TurnBegunInTool(SessionEvent):
 
 
 class TurnWaits(SessionEvent):
-    """A turn has waited `seconds`, because another caller of this process executes an earlier turn of its session."""
+    """A turn has waited `seconds`, because this process is still executing an earlier turn of the same session."""
 
     seconds: float
 
 
 class HistoryDiffers(SessionEvent):
-    """A client sent earlier messages of a person that are not in the transcript; they were stored as new."""
+    """A client sent earlier messages of a person that are not in the transcript; these were stored as new messages."""
 
     messages: int
 
@@ -133,14 +133,14 @@ class AnswerDiscarded(StoreEvent):
 
 
 class PendingWrites(Event):
-    """The number of turns that wait in the pending writes of this process may have changed."""
+    """The number of turns in the pending writes of this process is `count`; it may have changed."""
 
     backend: Backend
     count: int
 
 
 class HistoryTruncated(SessionEvent):
-    """A window excluded older messages, or shortened one, because of its limits."""
+    """A window left out older messages because of its limits, or shortened a message (`cut`)."""
 
     channel: Channel = "other"
     dropped: int
@@ -157,7 +157,7 @@ class KeyResolutionFailed(Event):
 
 
 class ContextBuilt(SessionEvent):
-    """The context of a model call was built: numbers of messages, tokens and excluded messages."""
+    """The context of a model call was built. `dropped` is the number of earlier messages that were left out."""
 
     run_id: str | None = None
     messages: int
@@ -166,9 +166,10 @@ class ContextBuilt(SessionEvent):
 
 
 class MemoryUpdated(Event):
-    """Messages were added to a candidate graph's memory: the number before and after, and what each limit removed.
+    """Messages were added to a candidate graph's memory, which was then trimmed to its limits.
 
-    `trimmed_by_chars` counts characters, also those cut from shortened messages; `trimmed_by_count` counts messages.
+    `trimmed_by_chars` is the number of removed characters, including those cut from shortened messages;
+    `trimmed_by_count` is the number of messages removed by the other limit.
     """
 
     before_count: int
@@ -179,7 +180,7 @@ class MemoryUpdated(Event):
 
 
 class PromptSent(Event):
-    """A candidate graph sent its messages to a model: the numbers of messages, characters and estimated tokens.
+    """A candidate graph sent this number of messages, characters and estimated tokens to a model.
 
     `flat` is true if the messages were sent as one text.
     """
@@ -192,7 +193,7 @@ class PromptSent(Event):
 
 
 class SummaryMade(SessionEvent):
-    """A summary was stored: the number of messages that it replaces, its tokens, and its source (`of`)."""
+    """A summary was stored. It replaces `messages` messages and was written from messages or older summaries (`of`)."""
 
     channel: Channel = "other"
     messages: int
@@ -202,7 +203,7 @@ class SummaryMade(SessionEvent):
 
 
 class SummaryFailed(SessionEvent):
-    """A session could not be compressed now; the session is unchanged. `error` is set if an error was the cause."""
+    """An attempt to compress a session failed; earlier summaries stay. `error` is set if an error was the cause."""
 
     channel: Channel = "other"
     reason: SummaryFailure
@@ -217,13 +218,13 @@ class FactsProposed(SessionEvent):
 
 
 class LearningFailed(SessionEvent):
-    """Facts could not be learned from a session, or for one scope; the session's next turn tries again."""
+    """Facts could not be learned from a session, or for one of its scopes; the session's next turn tries again."""
 
     error: str
 
 
 class LearningSkipped(SessionEvent):
-    """Learning skipped some messages, up to `last_seq`, because the model refused them in three turns."""
+    """Learning skipped some messages, up to `last_seq`, because the learner failed for them in three turns."""
 
     error: str
     last_seq: int
@@ -250,7 +251,7 @@ class ManifestWriteFailed(Event):
 
 
 class MessagesPruned(Event):
-    """A retention pass archived or deleted messages: the numbers of messages and of sessions."""
+    """A retention pass archived or deleted this number of messages in this number of sessions."""
 
     action: RetentionAction
     sessions: int
@@ -269,7 +270,7 @@ class RunsPruned(Event):
 
 
 class IndexingBegan(Event):
-    """Many `messages` must be indexed, for example after an upgrade or import; searches are incomplete until then."""
+    """Many messages must be indexed, for example after an upgrade; until `IndexingDone`, searches are incomplete."""
 
     messages: int
 
@@ -282,27 +283,27 @@ class IndexingDone(Event):
 
 
 class PruningFailed(Event):
-    """A retention pass was interrupted; the next pass continues where this one stopped."""
+    """A retention pass was interrupted by an error; the next pass continues where this pass stopped."""
 
     error: str
 
 
 class ExtraNotFound(SessionEvent):
-    """The search for a prompt section failed, completely or in one scope; the model call does without its results."""
+    """The search for a prompt section failed, completely or in one scope; the model call lacks the missing results."""
 
     section: ExtraSection
     error: str
 
 
 class EmbeddingsSkipped(SessionEvent):
-    """An embedding model failed for some messages; full-text search still finds them, and they are retried later."""
+    """An embedding model failed for some messages. Full-text search finds them; embedding them is retried later."""
 
     count: int
     error: str
 
 
 class RecallIndexNotStored(SessionEvent):
-    """The recall index of a session could not be stored; the next attempt follows when the index has grown."""
+    """The recall index of a session could not be stored; when the index has grown, storing it is tried again."""
 
     error: str
 
@@ -334,7 +335,7 @@ class RunFinished(WorkflowRunEvent):
 
 
 class BudgetCrossed(WorkflowRunEvent):
-    """The last model call of a successful run exceeded the budget of the run `budget_run_id`, itself or an ancestor."""
+    """A successful run's last model call exceeded the budget of the run `budget_run_id`: this run or an ancestor."""
 
     limit: str
     used: float
@@ -343,14 +344,14 @@ class BudgetCrossed(WorkflowRunEvent):
 
 
 class RunRetried(WorkflowRunEvent):
-    """A run failed with a temporary error and is retried after a pause; `attempt` counts from 2."""
+    """A run failed with a temporary error and is retried after a pause. `attempt` is the number of the next attempt."""
 
     error: str
     attempt: int
 
 
 class RunTakenOver(WorkflowRunEvent):
-    """A started run was taken over, usually because its process died. `attempt` counts from 2."""
+    """A run was taken over from its process, usually because that died. `attempt` is the number of the new attempt."""
 
     attempt: int
 
@@ -363,7 +364,7 @@ class RunTrouble(Event):
 
 
 class RunWorkRecovered(Event):
-    """Work whose failure `RunTrouble` reported has succeeded again: the progress of runs can be stored."""
+    """Work that `RunTrouble` reported as failed succeeds again. Only `keeping_progress` is reported."""
 
     work: RunWork
 
@@ -404,7 +405,7 @@ type DeliveryOutcome = Literal["delivered", "nothing", "postponed", "failed"]
 type ChannelWork = Literal["taking", "delivery", "polling", "following"]
 
 DELIVERY_FAILURES = ("ReplyLimit", "ReplyTimeOver", "SessionState", "InvalidUser", "Forbidden", "NoResponseAddress")
-"""The errors of failed deliveries that have their own label in the metric; all others count as `other`."""
+"""The errors of failed deliveries that have their own label value in the metric; all other errors count as `other`."""
 
 UPDATE_OUTCOMES: tuple[UpdateOutcome, ...] = get_args(UpdateOutcome.__value__)
 UPDATE_REASONS: tuple[UpdateReason, ...] = get_args(UpdateReason.__value__)
@@ -413,7 +414,7 @@ CHANNEL_WORKS: tuple[ChannelWork, ...] = get_args(ChannelWork.__value__)
 
 
 class UpdateReceived(SessionEvent):
-    """A platform sent an update to a bot: it was `taken`, a `repeated` one, or `ignored` or `refused` for a reason."""
+    """A platform sent an update to a bot, which was `taken`, `repeated`, `ignored` or `refused` (for a `reason`)."""
 
     channel: Channel
     bot: str
@@ -422,9 +423,10 @@ class UpdateReceived(SessionEvent):
 
 
 class AnswerSent(SessionEvent):
-    """An attempt of a bot to deliver an answer ended. `milliseconds` is the time since the message was taken.
+    """An attempt of a bot to deliver an answer ended. `milliseconds` is the time since the question was taken.
 
-    `uncertain` is true if a part may have arrived unnoticed, or twice, because sending it once had no clear result.
+    `uncertain` is true if a part may have arrived unnoticed or twice, because an attempt to send it had no clear
+    result.
     """
 
     channel: Channel
@@ -437,7 +439,7 @@ class AnswerSent(SessionEvent):
 
 
 class ChannelTrouble(Event):
-    """Work of a bot, or of all bots if `bot` is None, failed and will be retried."""
+    """The work of a bot failed and will be retried; if `bot` is None, the work is that of all bots."""
 
     channel: Channel
     bot: str | None = None
@@ -467,7 +469,7 @@ GRAPH_RECALL_OUTCOMES: tuple[GraphRecallOutcome, ...] = get_args(GraphRecallOutc
 
 
 class EpisodesDelivered(Event):
-    """Messages for a Graphiti server were queued, sent, confirmed by it, queued again, or given up for a `reason`."""
+    """Messages for a Graphiti server were queued, sent, confirmed by the server, queued again or given up (`dead`)."""
 
     result: DeliveryResult
     count: int
@@ -475,7 +477,7 @@ class EpisodesDelivered(Event):
 
 
 class GraphRecalled(SessionEvent):
-    """Facts were requested from a Graphiti server: the number of facts used, and the time that a turn waited."""
+    """A turn requested facts from a Graphiti server, waited for `milliseconds`, and used this number of facts."""
 
     outcome: GraphRecallOutcome
     facts: int = 0

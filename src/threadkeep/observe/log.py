@@ -1,4 +1,4 @@
-"""Structured log lines for events, and the removal of private text from log lines of other libraries."""
+"""Writes structured log lines for events, and removes private text from the log lines of other libraries."""
 
 from __future__ import annotations
 
@@ -105,12 +105,12 @@ class LogObserver:
         )
 
     def notify(self, event: Event, /) -> None:
-        """Write the event's name and the fields that have a value; do nothing if its level is off."""
+        """Write the event's name and the fields that have a value; do nothing if the event's log level is off."""
         level = _LEVELS.get(type(event), logging.INFO)
         if isinstance(event, RunFinished) and event.status == "done" and event.session_id is not None:
-            level = logging.DEBUG  # because the turn's `TurnFinished` is logged as INFO
+            level = logging.DEBUG  # because `TurnFinished` is logged as INFO for the same turn
         if isinstance(event, AnswerSent) and event.outcome == "failed":
-            level = logging.WARNING  # because a person waits for an answer that is not retried
+            level = logging.WARNING  # because a person waits for the answer, which is not sent again
         if not self._target.isEnabledFor(level):
             return
         values = {field.name: getattr(event, field.name) for field in fields(event)}
@@ -129,9 +129,9 @@ class _Handler(logging.StreamHandler[TextIO]):
 def configure_logging(level: Level = "INFO", *, json: bool = False, stream: TextIO | None = None) -> None:
     """Send all logging to one stream (stderr by default) as readable lines or as JSON.
 
-    `level` applies to Threadkeep's own logger. Other libraries log from WARNING up, and uvicorn from INFO up,
-    because their detailed logs quote requests. Only log calls of Threadkeep and uvicorn keep their arguments. An error
-    is logged with its class and its locations but not its message, and a request with its path but not its query.
+    `level` applies to Threadkeep's own logger. Other libraries log from WARNING up, and uvicorn from INFO up, because
+    more detailed logs quote requests. Arguments are only inserted into the lines of Threadkeep and uvicorn. An error is
+    logged with its class and its locations but not its message, and a request with its path but not its query.
     """
     target = sys.stderr if stream is None else stream
     handler = _Handler(target)
@@ -175,7 +175,7 @@ def _formatter(*, json: bool, colors: bool) -> structlog.stdlib.ProcessorFormatt
 
 
 def _message_of_others(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
-    """Reduce a log line to the first line of its constant text; only trusted loggers keep their arguments."""
+    """Reduce a log entry to the first line of its template. Only trusted loggers' arguments are inserted into it."""
     record: logging.LogRecord = event["_record"]
     arguments = event.pop("positional_args", ())
     template = record.msg if isinstance(record.msg, str) else type(record.msg).__name__
@@ -190,7 +190,7 @@ def _message_of_others(_: WrappedLogger, __: str, event: EventDict) -> EventDict
 
 
 def _name_error(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
-    """Replace an error with its class and its locations, without the message and the source lines."""
+    """Replace an error with its class and its locations in the code; leave out its message and the source lines."""
     given = event.pop("exc_info", None)
     error = _error_of(given)
     if error is not None:

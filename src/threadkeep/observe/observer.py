@@ -1,4 +1,4 @@
-"""The Observer protocol, and a fan-out to several observers whose failures do not reach the caller."""
+"""The protocol of observers, and an observer that passes events to others and hides their failures from the caller."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ class Observer(Protocol):
 
 
 class Observers:
-    """An observer that passes each event to other observers, its sinks, in their order. A sink may fail.
+    """An observer that passes each event to other observers (sinks), in the order in which they were added.
 
-    Failures are counted, and each failing sink is logged once. Without sinks it does nothing.
+    A sink may raise errors: they are counted, and the first error of each sink is logged. Without sinks, nothing
+    happens.
     """
 
     def __init__(self, *sinks: Observer) -> None:
@@ -63,7 +64,7 @@ _came_by: ContextVar[Channel | None] = ContextVar("threadkeep_came_by", default=
 
 
 def work_for(channel: Channel) -> None:
-    """Set the channel of the current task's events; it may differ from the channel that the process serves."""
+    """Set the channel of the events of the current task, which may work for another channel than its process serves."""
     _came_by.set(channel)
 
 
@@ -78,7 +79,7 @@ def working_for(channel: Channel) -> Iterator[None]:
 
 
 class FromChannel:
-    """An observer that adds a channel to events whose channel is `other`, and passes all events on.
+    """An observer that sets the channel of events whose channel is `other`, and passes all events on.
 
     A channel set for the current task (see `work_for`) takes precedence over the channel given here.
     """
@@ -88,7 +89,7 @@ class FromChannel:
         self._observer = observer
 
     def notify(self, event: Event, /) -> None:
-        """Add the channel if it is missing, and pass the event on."""
+        """Set the channel if it is `other`, and pass the event on."""
         if getattr(event, "channel", None) == "other":
             changes = {"channel": _came_by.get() or self._channel}
             event = replace(event, **changes)

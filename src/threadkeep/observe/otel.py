@@ -1,6 +1,6 @@
 """OpenTelemetry spans from events: names, times and counts, without text that people wrote.
 
-The names follow OpenTelemetry's conventions for generative AI, which are still in development.
+The names of spans and attributes follow OpenTelemetry's conventions for generative AI, which may still change.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ class OtelObserver:
     """An observer that makes a span when a run, a turn, or a read or write of the memory has ended.
 
     The span has the start time of the work, and its parent is the current span of the task that did the work. Without
-    an SDK the observer does nothing.
+    OpenTelemetry's SDK, the observer does nothing.
     """
 
     def __init__(self, provider: TracerProvider | None = None, *, hashes_sessions: bool = False) -> None:
-        """Create an observer; by default it uses the global provider.
+        """Create an observer.
 
         Args:
-            provider: the provider that receives the spans.
+            provider: the tracer provider that receives the spans; by default, the global one.
             hashes_sessions: True to set `gen_ai.conversation.id` to a digest of the session id instead of the id.
         """
         self._tracer = get_tracer("threadkeep", tracer_provider=provider)
         self._hashes_sessions = hashes_sessions
 
     def notify(self, event: Event) -> None:
-        """Make a span for an event of a run, a turn, a read or a write; ignore other events."""
+        """Make a span for the end of a run, a turn, a read or a write; ignore other events."""
         match event:
             case RunFinished():
                 self._span(event, "invoke_workflow", event.workflow, {"threadkeep.run.status": event.status})

@@ -1,6 +1,6 @@
-"""Prometheus metrics that count events, in a separate registry.
+"""Prometheus metrics that count events, in their own registry.
 
-The values of labels come from closed sets; a session or a user is never a label.
+The values of labels come from closed sets; no label names a session or a user.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ METRICS: Mapping[str, str] = {
     "threadkeep_turns_total": "Turns that ended, by status.",
     "threadkeep_turn_latency_ms": "Duration of turns in milliseconds.",
 }
-"""The help text of each metric, by the full name of the metric."""
+"""Maps the full name of each metric to its help text."""
 
 LATENCY_BUCKETS_MS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10000)
 ANSWER_BUCKETS_MS = (100, 250, 500, 1000, 2500, 5000, 10_000, 30_000, 60_000, 300_000, 3_600_000)
@@ -90,8 +90,8 @@ _OTHER: Final = "other"
 class PrometheusObserver:
     """An observer that counts events. `render` returns the body of `/metrics`, with the media type `content_type`.
 
-    The series of the given backend exist from the start, at zero, so that rates and alerts work from the first
-    scrape. Runs are counted for each workflow in `workflows`, and together for all other workflows.
+    The time series of the given backend exist from the start with the value zero, so that rates and alerts work from
+    the first scrape. Runs are counted for each workflow in `workflows`, and together for all other workflows.
     """
 
     content_type = CONTENT_TYPE_LATEST
@@ -114,7 +114,7 @@ class PrometheusObserver:
         }
 
     def set_runs(self, counts: Mapping[str, int] | None) -> None:
-        """Set the number of runs in the database for each of `RUN_STATES`; None means that the numbers are unknown."""
+        """Set the number of runs in the database for each of `RUN_STATES`; with None (unknown), remove the numbers."""
         if counts is None:
             self._runs_now.clear()
             return
@@ -324,9 +324,10 @@ class PrometheusObserver:
 
 
 class _Series[M: MetricWrapperBase]:
-    """The series of a metric, whose label values come from closed sets.
+    """The time series of a metric, whose label values come from closed sets.
 
-    All series exist from the start, except those whose label values `first` leaves out: they are added when they occur.
+    All series exist from the start, except series with label values that `first` leaves out; these are added when they
+    first occur.
     """
 
     def __init__(self, metric: M, labels: _Labels, first: _Labels) -> None:

@@ -18,7 +18,7 @@ class AppendGuarantees(TranscriptSource):
     """Contract tests of storing a turn."""
 
     async def test_a_turn_is_stored_in_order_from_1_on(self) -> None:
-        """The first turn begins at 1, the next one continues without a gap, and the receipts report these positions."""
+        """The first turn begins at `seq` 1, the next one follows without a gap, and the receipts have these numbers."""
         async with self.open_transcripts() as transcripts:
             first = await transcripts.append(turn(user("one"), assistant("two")))
             second = await transcripts.append(turn(user("three")))
@@ -29,17 +29,17 @@ class AppendGuarantees(TranscriptSource):
             assert seqs(page.messages) == [1, 2, 3]
 
     async def test_each_session_has_numbers_of_its_own(self) -> None:
-        """Each session numbers its messages separately."""
+        """Each session numbers its messages from 1."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("one"), session="room:1"))
             receipt = await transcripts.append(turn(user("other"), session="room:2"))
             assert receipt.first_seq == 1
 
     async def test_a_turn_that_is_refused_leaves_nothing(self) -> None:
-        """If one message cannot be stored, the whole turn is not stored, and the next turn gets its position."""
+        """If one message cannot be stored, nothing of the turn is stored, and the next turn gets the position."""
         async with self.open_transcripts() as transcripts:
             bad = Message(role="assistant", content="two", metadata={"score": 1.0})
-            object.__setattr__(bad, "metadata", {"score": float("nan")})  # as if other code had changed it since
+            object.__setattr__(bad, "metadata", {"score": float("nan")})  # as if other code had changed it
             with pytest.raises(InvalidMessage):
                 await transcripts.append(turn(user("one"), bad))
             with pytest.raises(InvalidMessage):
@@ -57,7 +57,7 @@ class AppendGuarantees(TranscriptSource):
             assert [type(outcome).__name__ for outcome in outcomes] == ["Receipt"] * 2 + ["WrongUser"] + ["Receipt"] * 2
 
     async def test_the_same_turn_again_is_not_stored_again(self) -> None:
-        """The receipt lists the ids that are stored already, with their positions; the stored texts do not change."""
+        """The receipt has the ids that are stored already, and their first and last `seq`. Stored texts stay."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("before")))
             await transcripts.append(turn(user("hi", "p:1"), assistant("hello", "p:2")))
@@ -68,7 +68,7 @@ class AppendGuarantees(TranscriptSource):
             assert contents(page.messages) == ["before", "hi", "hello"]
 
     async def test_the_new_part_of_a_repeated_turn_is_stored(self) -> None:
-        """If a turn has an existing id and a new one, only the new message is stored, without a gap."""
+        """If a turn has a stored message and a new message, only the new message is stored, without a gap."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("hi", "p:1")))
             receipt = await transcripts.append(turn(user("hi", "p:1"), assistant("hello", "p:2")))
@@ -87,7 +87,7 @@ class AppendGuarantees(TranscriptSource):
             assert contents(page.messages) == ["hi", "hello"]
 
     async def test_a_turn_twice_at_once_is_one_turn(self) -> None:
-        """A repeated turn is recognised even while the first one is still being stored."""
+        """A repeated turn is recognised even while the first attempt is still being stored."""
         async with self.open_transcripts() as transcripts:
             same = turn(user("hi", "p:1"), assistant("hello", "p:2"))
             receipts = await asyncio.gather(*(transcripts.append(same) for _ in range(10)))
@@ -103,7 +103,7 @@ class AppendGuarantees(TranscriptSource):
             assert receipt.duplicates == ()
 
     async def test_the_same_words_twice_are_two_turns(self) -> None:
-        """Without ids, equal texts are not duplicates."""
+        """Messages without ids are not duplicates, even if their texts are equal."""
         async with self.open_transcripts() as transcripts:
             for _ in range(3):
                 await transcripts.append(turn(user("ok"), assistant("Done.")))
@@ -135,7 +135,7 @@ class AppendGuarantees(TranscriptSource):
             assert all(contents(page.messages[n : n + 2])[0] == page.messages[n + 1].content for n in range(0, 40, 2))
 
     async def test_the_turn_of_a_cancelled_caller_is_whole_or_absent(self) -> None:
-        """A caller may be cancelled at any moment: no part of its turn is stored alone, and later turns are stored."""
+        """If a caller is cancelled, its turn is stored whole or not at all, and later turns can still be stored."""
         async with self.open_transcripts() as transcripts:
             for steps in range(8):
                 messages = [user(f"{steps} {part}") for part in range(3)]
@@ -164,7 +164,7 @@ class AppendGuarantees(TranscriptSource):
             assert contents(page.messages) == ["mine", "from the system itself"]
 
     async def test_of_two_users_at_once_one_owns_the_session(self) -> None:
-        """If two users begin a session at once, the turn of one creates it; the other turn is rejected, not stored."""
+        """If two users begin a session at once, one user's turn creates it; the other user's turn is rejected."""
         async with self.open_transcripts() as transcripts:
             outcomes = await asyncio.gather(
                 transcripts.append(turn(user("of one"), user_id="u1")),
@@ -176,7 +176,7 @@ class AppendGuarantees(TranscriptSource):
             assert len(page.messages) == 1
 
     async def test_a_turn_that_answers_a_message_is_stored_while_that_is_there(self) -> None:
-        """If the answered message is gone, the turn is rejected, even in a batch, and does not create a session."""
+        """If the answered message is gone, the turn is rejected, even in a batch with others. No session is created."""
         async with self.open_transcripts() as transcripts:
             late = Turn("room:1", (assistant("late"),), answers="q")
             with pytest.raises(QuestionGone):
@@ -194,7 +194,7 @@ class AppendGuarantees(TranscriptSource):
             assert contents((await transcripts.newest("room:2", limit=10)).messages) == ["anew"]
 
     async def test_an_author_has_one_complete_answer_to_a_question(self) -> None:
-        """A second answer is not stored; its receipt names the first. Another author or ordinal has its own answer."""
+        """A second answer is not stored; its receipt names the first. Other authors and ordinals have own answers."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("hi", "q")))
             first = Message("assistant", "one", id="a1", author="writer", answers="q")
@@ -224,7 +224,7 @@ class AppendGuarantees(TranscriptSource):
             ]
 
     async def test_an_answer_that_was_told_in_an_outage_is_never_lost(self) -> None:
-        """If another process stored and delivered an answer meanwhile, the late answer's receipt names that answer."""
+        """If another process has stored and delivered an answer, it stays, and a late answer's receipt names it."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("hi", "q")))
             first = Message("assistant", "one", id="a1", author="writer", answers="q")
@@ -239,7 +239,7 @@ class AppendGuarantees(TranscriptSource):
             assert contents((await transcripts.newest("room:1", limit=10)).messages) == ["hi", "one"]
 
     async def test_a_deleted_session_leaves_no_answered_question_behind(self) -> None:
-        """A new session with the same ids gets new answers."""
+        """If a session is deleted and begun again, the question with the same id can be answered again."""
         async with self.open_transcripts() as transcripts:
             answer = Message("assistant", "one", id="a1", author="writer", answers="q")
             await transcripts.append(turn(user("hi", "q"), answer))
@@ -248,7 +248,7 @@ class AppendGuarantees(TranscriptSource):
             assert (await transcripts.append(turn(replace(answer, id="a2")))).adopted is None
 
     async def test_characters_that_no_database_keeps_are_replaced_and_told(self) -> None:
-        """NUL and lone surrogates become U+FFFD in text, metadata and original; the receipt names the message."""
+        """In text, metadata and original, NUL and lone surrogates become U+FFFD; the receipt names such messages."""
         async with self.open_transcripts() as transcripts:
             dirty = Message(
                 role="user",
@@ -291,7 +291,7 @@ class AppendGuarantees(TranscriptSource):
             assert found.with_fields(seq=None, created_at=None) == given
 
     async def test_large_numbers_come_back_too(self) -> None:
-        """The largest allowed numbers of a message are preserved."""
+        """The greatest allowed numbers in a message's fields are preserved."""
         given = Message(role="user", content="hi", tokens=2**53 - 1, confidence=2**70, metadata={"chat": 2**53 + 1})
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(given))
@@ -300,7 +300,7 @@ class AppendGuarantees(TranscriptSource):
             assert found.metadata == given.metadata
 
     async def test_the_store_gives_what_the_caller_left_open(self) -> None:
-        """The store sets a missing id, the position and the time of storing; it ignores a position from the caller."""
+        """The store sets a missing id, the `seq` and the time of storing. It ignores a `seq` that the caller gives."""
         async with self.open_transcripts() as transcripts:
             receipt = await transcripts.append(turn(Message(role="user", content="hi", seq=99)))
             [found] = (await transcripts.newest("room:1", limit=1)).messages

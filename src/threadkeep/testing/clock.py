@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 
 class SettableClock:
-    """A clock that returns the time last set, aware and in UTC. It starts at noon on 1 January 2026."""
+    """A clock that returns the time that was set last, in UTC. By default, it starts at noon on 1 January 2026."""
 
     def __init__(self, start: datetime = datetime(2026, 1, 1, 12, tzinfo=UTC)) -> None:
         self._now = _in_utc(start)
@@ -24,7 +24,7 @@ class SettableClock:
         self._now = _in_utc(time)
 
     def advance(self, seconds: float) -> None:
-        """Advance the time by some seconds; a negative number turns the clock back."""
+        """Advance the time by this number of seconds; a negative number turns the clock back."""
         self._now += timedelta(seconds=seconds)
 
 

@@ -9,10 +9,10 @@ from threadkeep.testing.superseding_guarantees import SupersedingGuarantees
 
 
 class TranscriptContract(AppendGuarantees, ReadingGuarantees, SessionGuarantees, SupersedingGuarantees):
-    """All guarantees of `threadkeep.store.transcripts.Transcripts`, each an async test.
+    """All guarantees of `threadkeep.store.transcripts.Transcripts`, each as an async test.
 
-    Subclass it in a test file and open the transcripts there; pytest collects the tests (with pytest-asyncio in auto
-    mode or anyio's plugin; in strict mode mark the class with `pytest.mark.asyncio`)::
+    Subclass this class in a test file and open the transcripts there. pytest then collects the tests with anyio's
+    plugin or with pytest-asyncio in auto mode; in its strict mode, mark the class with `pytest.mark.asyncio`::
 
         class TestMyTranscripts(TranscriptContract):
             @asynccontextmanager

@@ -26,11 +26,11 @@ _REASONS = {200: "OK", 202: "Accepted", 404: "Not Found", 422: "Unprocessable Co
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault of the server: its kind, a path prefix, and the number of affected requests (None: all).
+    """A fault of the server, for the next `times` requests whose path begins with `path` (None: for all of them).
 
     `status` responds with that status, `hang` never responds, and `slow_body` takes `seconds` to send the body. `reset`
-    closes the connection before the request is processed, `reset_after` afterwards. `blackhole` accepts messages but
-    stores none. The other kinds respond with an unusable body.
+    closes the connection before the request is processed, `reset_after` after it is processed. `blackhole` accepts
+    messages but stores none. The other kinds respond with an unusable body.
     """
 
     kind: FaultKind
@@ -43,7 +43,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class ReceivedRequest:
-    """A received request."""
+    """A request that the server received."""
 
     method: str
     path: str
@@ -52,11 +52,11 @@ class ReceivedRequest:
 
 
 class FakeGraphiti:
-    """A fake of Graphiti's REST server, which behaves as over FalkorDB or, with `backend`, as over Neo4j.
+    """A fake of Graphiti's REST server. It behaves like a server that uses FalkorDB or Neo4j (`backend`).
 
-    Messages wait in a queue, which `stop()` clears. By default each message is stored at once; with `auto` False
-    only `ingest()` stores messages. A message that stops the worker of the real server also stops the worker here; the
-    server still responds with 202. A stored message of a user becomes a fact, which a search finds by its words.
+    Messages wait in a queue, which `stop()` clears. By default each message is stored at once; if `auto` is False, only
+    `ingest()` stores messages. A message that would stop the worker of the real server stops the worker here, too, but
+    the server still responds with 202. A stored message of a user becomes a fact, which a search finds by its words.
 
     ::
 
@@ -93,7 +93,7 @@ class FakeGraphiti:
         await self.stop()
 
     async def start(self) -> None:
-        """Listen on a free port, or on the previous port after a restart."""
+        """Listen on a free port; after a restart, listen on the previous port."""
         self._server = await asyncio.start_server(self._connected, "127.0.0.1", self._port, limit=2**24)
         self._port = self._server.sockets[0].getsockname()[1]
 
@@ -114,7 +114,7 @@ class FakeGraphiti:
         await self.start()
 
     def fail(self, kind: FaultKind, path: str = "/", **more: Any) -> None:
-        """Make requests fail if their path has this prefix; see `Fault`."""
+        """Add a fault for requests whose path begins with `path`; see `Fault` for the other fields."""
         self._faults.append(Fault(kind, path, **more))
 
     def mend(self) -> None:
@@ -130,7 +130,7 @@ class FakeGraphiti:
         return uuid
 
     def ingest(self, count: int | None = None) -> int:
-        """Store waiting messages, all or up to `count`, until one stops the worker; return how many were stored."""
+        """Store all waiting messages, or at most `count`, until one stops the worker. Return how many were stored."""
         done = 0
         while self.queue and not self.worker_dead and (count is None or done < count):
             group_id, message = self.queue.pop(0)
@@ -252,7 +252,7 @@ class FakeGraphiti:
         return status, answer
 
     def _delete_episode(self, uuid: str) -> tuple[int, Any]:
-        """Delete an episode, but not its facts. Like the real server, find no episode if the database is FalkorDB."""
+        """Delete an episode, but not its facts. Over FalkorDB no episode is found, as with the real server."""
         for episodes in self.stored.values() if self.backend == "neo4j" else ():
             for episode in episodes:
                 if episode["uuid"] == uuid:

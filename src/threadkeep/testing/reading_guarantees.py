@@ -30,7 +30,7 @@ class ReadingGuarantees(TranscriptSource):
             assert page.next_before == 8
 
     async def test_pages_walk_back_to_the_beginning(self) -> None:
-        """Following `next_before` returns each message once; it is None after the first message of the session."""
+        """The pages that `next_before` links have each message once. On the page with the first message, it is None."""
         async with self.open_transcripts() as transcripts:
             await _say_numbers(transcripts, 10)
             before, found = 2**62, list[int | None]()
@@ -44,7 +44,7 @@ class ReadingGuarantees(TranscriptSource):
             assert seqs((await transcripts.newest("room:1", limit=5, before=6)).messages) == [1, 2, 3, 4, 5]
 
     async def test_a_place_beyond_every_message_is_the_end(self) -> None:
-        """With any `before` above the last `seq` the result is the same; with 1 or less it is empty."""
+        """With a `before` above the last `seq`, all messages are returned; with a `before` of 1 or less, none."""
         async with self.open_transcripts() as transcripts:
             await _say_numbers(transcripts, 3)
             assert seqs((await transcripts.newest("room:1", limit=5, before=10**30)).messages) == [1, 2, 3]
@@ -53,14 +53,14 @@ class ReadingGuarantees(TranscriptSource):
             assert (await transcripts.newest("room:1", limit=5, before=-7)).messages == ()
 
     async def test_a_limit_of_0_is_none(self) -> None:
-        """A limit of 0 does not mean everything."""
+        """With a limit of 0, no messages are returned."""
         async with self.open_transcripts() as transcripts:
             await _say_numbers(transcripts, 3)
             page = await transcripts.newest("room:1", limit=0)
             assert (page.messages, page.next_before) == ((), None)
 
     async def test_a_session_that_is_not_there_is_empty(self) -> None:
-        """Reading creates no session and raises nothing."""
+        """Reading, resetting or deleting a session that does not exist creates no session and raises no error."""
         async with self.open_transcripts() as transcripts:
             assert (await transcripts.newest("room:1", limit=5)).messages == ()
             assert (await transcripts.recent("room:1", limit=5)).messages == ()
@@ -80,7 +80,7 @@ class ReadingGuarantees(TranscriptSource):
                 assert seqs(page.messages) == [number]
 
     async def test_a_message_is_found_by_its_id(self) -> None:
-        """An id is valid only in its own session, and may be any text."""
+        """A message id is known only in its own session, and may be any text."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("hi", "it's 100%_\\"), assistant("hello", "p:2")))
             found = await transcripts.find("room:1", "it's 100%_\\")
@@ -91,7 +91,7 @@ class ReadingGuarantees(TranscriptSource):
             assert await transcripts.find("room:2", "p:2") is None
 
     async def test_the_answers_to_a_question_are_the_complete_ones(self) -> None:
-        """The result has one complete answer per author, in order, and no answers to other questions."""
+        """The result has each author's complete answer in order, no partial answers, and none to other questions."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("question", "q"), assistant("earlier")))
             question = await transcripts.find("room:1", "q")
@@ -107,7 +107,7 @@ class ReadingGuarantees(TranscriptSource):
             assert told.content == "one"
 
     async def test_answers_without_a_question_of_their_own_are_known_by_their_run(self) -> None:
-        """If old rows name no question, the run's newest complete answer after the question is returned."""
+        """If old answers name no question, the newest complete answer of the question's run after it is returned."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(
                 turn(assistant("earlier", run_id="r1"), Message("user", "question", id="q", run_id="r1"))
@@ -120,7 +120,7 @@ class ReadingGuarantees(TranscriptSource):
             assert contents(await transcripts.answers_to("room:1", question)) == ["second"]
 
     async def test_recent_has_no_system_rows_and_counts_none(self) -> None:
-        """Only user and assistant messages are returned, newest first, with any number of notes between them."""
+        """Only user and assistant messages are returned and counted, newest first. System messages are left out."""
         async with self.open_transcripts() as transcripts:
             for number in range(1, 6):
                 await transcripts.append(turn(note("note"), user(f"q{number}"), note("note"), assistant(f"a{number}")))
@@ -131,7 +131,7 @@ class ReadingGuarantees(TranscriptSource):
             assert contents(older.messages) == ["a3", "q3"]
 
     async def test_recent_starts_after_the_last_reset(self) -> None:
-        """The transcript is kept; a second reset moves the start forward."""
+        """`recent` returns only messages after the last reset. The transcript keeps the earlier messages."""
         async with self.open_transcripts() as transcripts:
             await _say_numbers(transcripts, 4)
             assert await transcripts.reset("room:1") == 4
@@ -159,7 +159,7 @@ class ReadingGuarantees(TranscriptSource):
             assert (contents(recent.messages), recent.reset_seq) == (["a2", "q2"], 3)
 
     async def test_recent_names_the_newest_user_message_when_it_is_older(self) -> None:
-        """After thirty assistant messages the newest user message is still found; after a reset it is not."""
+        """The newest user message is found even if thirty assistant messages follow it, but not after a reset."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("old"), user("the question")))
             await transcripts.append(turn(*[assistant(f"step {n}") for n in range(30)]))
@@ -172,7 +172,7 @@ class ReadingGuarantees(TranscriptSource):
             assert (await transcripts.recent("room:1", limit=1)).newest_user is None
 
     async def test_recent_before_a_place_is_as_if_nothing_had_followed(self) -> None:
-        """The newest user message before the position is returned, not a later one."""
+        """The newest user message before the position is returned, not a later user message."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("first"), *[assistant(f"step {n}") for n in range(5)]))
             await transcripts.append(turn(user("second"), *[assistant(f"step {n}") for n in range(5, 10)]))
@@ -182,7 +182,7 @@ class ReadingGuarantees(TranscriptSource):
             assert recent.newest_user.content == "first"
 
     async def test_recent_after_a_place_knows_nothing_of_what_came_before(self) -> None:
-        """Neither the messages up to the position nor a user message among them are returned."""
+        """Messages up to the position are not returned, and neither is a user message among them as `newest_user`."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("first"), *[assistant(f"step {n}") for n in range(5)]))
             recent = await transcripts.recent("room:1", limit=2, after=1)
@@ -191,7 +191,7 @@ class ReadingGuarantees(TranscriptSource):
             assert (await transcripts.recent("room:1", limit=9, after=6)).messages == ()
 
     async def test_messages_are_found_by_their_places(self) -> None:
-        """Messages are returned by position, each once, for positions in any order; missing messages are left out."""
+        """Messages are returned once and in `seq` order, whatever the requested order. Missing ones are left out."""
         async with self.open_transcripts() as transcripts:
             await _say_numbers(transcripts, 9)
             found = await transcripts.at("room:1", [7, 2, 2, 40, 3])
@@ -200,7 +200,7 @@ class ReadingGuarantees(TranscriptSource):
             assert await transcripts.at("room:2", [1]) == []
 
     async def test_another_user_finds_nothing(self) -> None:
-        """A read with a user sees only that user's sessions; a read without one sees all."""
+        """A read with a user finds only that user's sessions; a read without a user finds all sessions."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("mine"), user_id="u1"))
             await transcripts.append(turn(user("nobody's"), session="room:2"))

@@ -23,7 +23,7 @@ type Reply = Said | Callable[[Sequence[BaseMessage]], Said | Awaitable[Said]]
 
 
 class Gate:
-    """A point inside a reply at which the model waits until the test opens the gate."""
+    """A point inside a reply at which the model waits until the test opens it."""
 
     def __init__(self) -> None:
         self._reached = asyncio.Event()
@@ -44,18 +44,19 @@ class Gate:
 
 
 class ScriptEnded(AssertionError):
-    """An error for a model call after the last reply of the script."""
+    """A model was called after the last reply of its script."""
 
 
 class ScriptedModel(OfflineModel):
-    """A LangChain chat model that returns its replies in order, word by word if it is streamed.
+    """A LangChain chat model that returns the given replies in order; in a stream, word by word.
 
     A reply is a text, an `AIMessage` (with tool calls, for example), an error to raise, a `Gate` to wait at, or a
-    sequence of these (`["a few ", gate, "words"]`). It can also be a function, async or not, that takes the messages of
-    the call and returns any of these. The replies may be endless (`itertools.repeat("ok")`).
+    sequence of these (`["a few ", gate, "words"]`). A reply can also be a function, async or not, that takes the
+    messages of the call and returns any of these. The sequence of replies may be endless (`itertools.repeat("ok")`).
 
-    `calls` contains the messages of each call, copied; `tools` contains the names of the tools that each call offered.
-    The reported usage is the reply's own, else the words of the messages and of the reply. Gates need an async call.
+    `calls` contains copies of the messages of each call; `tools` contains the names of the tools that each call
+    offered. The reported usage is the reply's own, or else the number of words in the messages and in the reply. A gate
+    needs an async call.
     """
 
     _replies: Iterator[Reply] = PrivateAttr()
@@ -103,7 +104,7 @@ class ScriptedModel(OfflineModel):
         yield _last_chunk(messages, said)
 
     def _next(self, messages: Sequence[BaseMessage], options: Mapping[str, Any]) -> Said | Awaitable[Said]:
-        """Record the call and take the next reply, without an await in between that could let another call run."""
+        """Record the call and take the next reply. No await between them lets another call take that reply."""
         copies = [message.model_copy(deep=True) for message in messages]
         self._calls.append(copies)
         self._tools.append(tuple([tool["function"]["name"] for tool in options.get("tools") or ()]))
@@ -161,7 +162,7 @@ def _result(messages: Sequence[BaseMessage], said: Sequence[str | AIMessage]) ->
 
 
 def _chunks(piece: str | AIMessage) -> Iterator[ChatGenerationChunk]:
-    """Yield a piece as a provider would stream it: word by word, then the other parts of an AIMessage."""
+    """Yield a piece as a provider would stream it: first the text word by word, then the rest of an `AIMessage`."""
     content = piece if isinstance(piece, str) else piece.content
     given_id = None if isinstance(piece, str) else piece.id
     if isinstance(content, str):

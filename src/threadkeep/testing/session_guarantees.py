@@ -1,4 +1,4 @@
-"""Guarantees of sessions: metadata, lists, changes and deletion."""
+"""Guarantees of sessions: their metadata, and how they are listed, changed and deleted."""
 # ruff: noqa: S101 - a contract asserts
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class SessionGuarantees(TranscriptSource):
     """Contract tests of whole sessions."""
 
     async def test_a_session_tells_what_it_has(self) -> None:
-        """The info has counts, owner, times, and the defaults of unset fields."""
+        """The session's info has its counts, owner and times, and the defaults of fields that are not set."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("hi"), assistant("hello"), note("note"), user_id="u1"))
             info = await _info(transcripts)
@@ -30,7 +30,7 @@ class SessionGuarantees(TranscriptSource):
             assert later.updated_at > info.updated_at
 
     async def test_any_text_is_a_session_id(self) -> None:
-        """Only equal texts are the same session id; stored messages are found with the same text."""
+        """Session ids are the same only if their texts are equal, and any text finds the messages stored with it."""
         ids = ["a.b", "a%2Eb", "a%2eb", "a=2Eb", "a/b", "a b", "A.B", "me@example.com", "+351912345678", "a_2eb"]
         ids += ["🙂", "é", "e\u0301", "%", "_", "\\", "'", '"', "langgraph", "a:chunk:000000", "a__meta__", "🙂" * 256]
         async with self.open_transcripts() as transcripts:
@@ -48,7 +48,7 @@ class SessionGuarantees(TranscriptSource):
             assert await _ids(transcripts, SessionQuery()) == []
 
     async def test_the_title_is_the_first_user_message_up_to_50_characters(self) -> None:
-        """50 characters stay unchanged, 51 become 50 and an ellipsis. An agent's greeting is not used as title."""
+        """50 characters stay unchanged; of 51, 50 and an ellipsis are kept. An agent's greeting is no title."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(assistant("welcome")))
             assert (await _info(transcripts)).title is None
@@ -59,7 +59,7 @@ class SessionGuarantees(TranscriptSource):
             assert (await _info(transcripts, "room:2")).title == "é" * 50 + "…"
 
     async def test_the_last_message_is_shown_up_to_100_characters(self) -> None:
-        """100 characters stay unchanged; 101 become 100 and an ellipsis."""
+        """100 characters stay unchanged; of 101 characters, 100 and an ellipsis are kept."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("hi"), assistant("中" * 100)))
             assert (await _info(transcripts)).last_message == "中" * 100
@@ -67,7 +67,7 @@ class SessionGuarantees(TranscriptSource):
             assert (await _info(transcripts)).last_message == "b" * 100 + "…"
 
     async def test_a_turn_that_was_there_changes_nothing_of_its_session(self) -> None:
-        """Storing a turn again changes neither the counts nor the last message nor the time of the last activity."""
+        """Storing a turn again does not change the counts, the last message or the time of the last activity."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("hi", "p:1")))
             await transcripts.append(turn(assistant("hello")))
@@ -82,7 +82,7 @@ class SessionGuarantees(TranscriptSource):
             assert await _ids(transcripts, SessionQuery()) == ["a", "c", "b"]
 
     async def test_the_cursor_leads_through_all_sessions_once(self) -> None:
-        """Pages of two list each of five sessions once."""
+        """With a limit of two, the pages list each of five sessions once."""
         async with self.open_transcripts() as transcripts:
             await _open_sessions(transcripts, "a", "b", "c", "d", "e")
             query, found = SessionQuery(limit=2), []
@@ -92,7 +92,7 @@ class SessionGuarantees(TranscriptSource):
             assert found == ["e", "d", "c", "b", "a"]
 
     async def test_a_user_lists_own_sessions_only(self) -> None:
-        """Sessions of others are not listed, with or without a search text."""
+        """Sessions of other users are not listed, with or without a search text."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("hello"), session="a", user_id="u1"))
             await transcripts.append(turn(user("hello"), session="b", user_id="u2"))
@@ -102,7 +102,7 @@ class SessionGuarantees(TranscriptSource):
             assert await _ids(transcripts, SessionQuery()) == ["c", "b", "a"]
 
     async def test_a_query_looks_into_title_last_message_and_id(self) -> None:
-        """The search ignores case."""
+        """The search in titles, last messages and session ids ignores case."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("About Refunds"), session="a"))
             await transcripts.append(turn(user("hi"), assistant("your REFUND is on its way"), session="b"))
@@ -128,7 +128,7 @@ class SessionGuarantees(TranscriptSource):
             assert await _ids(transcripts, SessionQuery(query="\x00\ud800")) == []
 
     async def test_sessions_with_a_tag_can_be_listed(self) -> None:
-        """The whole tag must match, whatever its characters."""
+        """Only the whole tag matches, whatever characters it has."""
         async with self.open_transcripts() as transcripts:
             await _open_sessions(transcripts, "a", "b", "c")
             await transcripts.change("a", SessionChanges(tags=("vip", 'says "hi"', "é%_")))
@@ -150,7 +150,7 @@ class SessionGuarantees(TranscriptSource):
                 assert await _ids(transcripts, SessionQuery(channel=channel)) == []
 
     async def test_closed_sessions_can_be_listed_apart(self) -> None:
-        """`active` filters the list; None lists active and closed sessions."""
+        """With `active` True or False, only such sessions are listed; with None, active and closed sessions are."""
         async with self.open_transcripts() as transcripts:
             await _open_sessions(transcripts, "a", "b")
             await transcripts.change("a", SessionChanges(active=False))
@@ -159,7 +159,7 @@ class SessionGuarantees(TranscriptSource):
             assert await _ids(transcripts, SessionQuery()) == ["b", "a"]
 
     async def test_a_change_leaves_what_it_does_not_name(self) -> None:
-        """Title, tags, metadata and `active` change independently; their text is cleaned like that of messages."""
+        """Title, tags, metadata and `active` change independently. Their texts are cleaned as those of messages are."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("hi")))
             await transcripts.change("room:1", SessionChanges(tags=["vip", "中文"], metadata={"a": {"b": [1, 2.5]}}))
@@ -174,7 +174,7 @@ class SessionGuarantees(TranscriptSource):
             assert (await _info(transcripts)).title == "Renamed\ufffd"
 
     async def test_a_change_that_is_no_json_is_refused_whole(self) -> None:
-        """If a part of a change is no JSON, nothing of the change is stored."""
+        """If a part of a change is not valid JSON, nothing of the change is stored."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("hi")))
             with pytest.raises(InvalidMessage):

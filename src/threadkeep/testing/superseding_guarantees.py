@@ -1,4 +1,4 @@
-"""Guarantees of superseding: messages that are taken back or replaced stay stored, but are no longer active."""
+"""Guarantees of superseding: messages that are taken back or replaced stay stored but are no longer active."""
 # ruff: noqa: S101 - a contract asserts
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class SupersedingGuarantees(TranscriptSource):
     """Contract tests of superseding messages and of branching a session."""
 
     async def test_the_newest_messages_are_taken_back_and_returned(self) -> None:
-        """Messages taken back are returned oldest first and unchanged. Others stay, and `seq` continues after all."""
+        """Messages that are taken back are returned, oldest first. Their `seq` numbers are not used again."""
         async with self.open_transcripts() as transcripts:
             await _say(transcripts, "q1", "a1", "q2", "a2")
             taken = await transcripts.supersede(Superseding("room:1", newest=3))
@@ -64,7 +64,7 @@ class SupersedingGuarantees(TranscriptSource):
             assert await transcripts.with_ids("room:1", ["a1", "nothing", "q1"]) == list(page.messages[:2])
 
     async def test_pages_of_the_active_view_pass_superseded_messages_over(self) -> None:
-        """A page has the requested number of active messages, and the next page continues before it."""
+        """A page has the requested number of active messages, and the next page continues with older messages."""
         async with self.open_transcripts() as transcripts:
             await _say(transcripts, *(f"{number}" for number in range(1, 9)))
             await transcripts.supersede(Superseding("room:1", message_id="3"))
@@ -89,7 +89,7 @@ class SupersedingGuarantees(TranscriptSource):
             assert (await transcripts.supersede(Superseding("room:1", message_id="q2", scope="after"))).count == 0
 
     async def test_a_told_answer_takes_the_place_of_one_that_nobody_was_told(self) -> None:
-        """The undelivered answer stays stored but superseded; a request for it returns the delivered answer."""
+        """The undelivered answer stays stored, but is superseded; `tell` with its id returns the delivered answer."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("hi", "q")))
             await transcripts.append(Turn("room:1", (replace(_TOLD, id="takeover", content="of it"),), answers="q"))
@@ -107,7 +107,7 @@ class SupersedingGuarantees(TranscriptSource):
             assert (info.message_count, info.last_seq, info.last_message) == (2, 3, "told")
 
     async def test_an_answer_that_a_repeat_was_told_stays(self) -> None:
-        """The late answer is also stored, but superseded from the beginning."""
+        """If a repeated request was told the first answer, the late answer is stored as superseded."""
         async with self.open_transcripts() as transcripts:
             takeover = replace(_TOLD, id="takeover", content="of it")
             await transcripts.append(Turn("room:1", (Message("user", "hi", "q"), takeover)))
@@ -126,7 +126,7 @@ class SupersedingGuarantees(TranscriptSource):
             assert (info.message_count, info.last_seq) == (2, 3)
 
     async def test_the_turn_of_a_run_can_be_superseded_between_other_turns(self) -> None:
-        """Messages of other turns stay active; a question without a run is superseded alone."""
+        """With the scope `run`, messages of other runs stay active, and a message without a run is superseded alone."""
         async with self.open_transcripts() as transcripts:
             of_run = [Message("user", "q1", "q1", run_id="r1"), Message("assistant", "a1", "a1", run_id="r1")]
             await transcripts.append(turn(user("q0", "q0"), of_run[0], assistant("other", run_id="r2"), of_run[1]))
@@ -138,7 +138,7 @@ class SupersedingGuarantees(TranscriptSource):
             assert await _active(transcripts) == ["other"]
 
     async def test_what_came_after_a_place_can_be_left_as_it_is(self) -> None:
-        """With `upto`, a caller supersedes only messages that it has seen, and no later ones."""
+        """With `upto`, a caller supersedes only messages that it has seen; later messages stay active."""
         async with self.open_transcripts() as transcripts:
             await _say(transcripts, "q1", "a1", "q2", "a2")
             superseding = Superseding("room:1", message_id="q1", scope="after", upto=3)
@@ -148,7 +148,7 @@ class SupersedingGuarantees(TranscriptSource):
             assert (await transcripts.supersede(replace(superseding, upto=1))).count == 0
 
     async def test_those_who_take_back_at_once_get_different_messages(self) -> None:
-        """Each message is returned to one caller; the last callers may get none."""
+        """Each message is returned to exactly one caller; a caller for whom no message is left gets none."""
         async with self.open_transcripts() as transcripts:
             await _say(transcripts, *(f"{number}" for number in range(1, 7)))
             takings = (transcripts.supersede(Superseding("room:1", newest=1)) for _ in range(8))
@@ -176,7 +176,7 @@ class SupersedingGuarantees(TranscriptSource):
             assert (await _info(transcripts)).revision == 3
 
     async def test_a_title_that_somebody_gave_stays(self) -> None:
-        """Only a title derived from the superseded message is derived again."""
+        """A title that was set stays; only a title derived from a superseded message is derived again."""
         async with self.open_transcripts() as transcripts:
             await _say(transcripts, "q1", "a1")
             await transcripts.change("room:1", SessionChanges(title="Mine"))
@@ -197,7 +197,7 @@ class SupersedingGuarantees(TranscriptSource):
             assert await transcripts.superseded("room:1") == [(3, 4)]
 
     async def test_the_places_of_superseded_messages_are_told_as_ranges(self) -> None:
-        """The ranges cover the whole session, or the part between two positions."""
+        """The `seq` ranges of superseded messages are returned for the whole session, or between two positions."""
         async with self.open_transcripts() as transcripts:
             await _say(transcripts, *(f"{number}" for number in range(1, 10)))
             assert await transcripts.superseded("room:1") == []
@@ -209,7 +209,7 @@ class SupersedingGuarantees(TranscriptSource):
             assert await transcripts.superseded("no:room") == []
 
     async def test_an_id_stays_known_when_its_message_is_superseded(self) -> None:
-        """A repeated delivery of the message does not restore it."""
+        """If a superseded message is appended again, it counts as a duplicate and stays superseded."""
         async with self.open_transcripts() as transcripts:
             await _say(transcripts, "q1", "a1")
             await transcripts.supersede(Superseding("room:1", newest=2))
@@ -218,7 +218,7 @@ class SupersedingGuarantees(TranscriptSource):
             assert await _active(transcripts) == []
 
     async def test_the_answers_to_a_question_are_active_ones(self) -> None:
-        """An active question has only its active answers; a superseded question also has superseded ones."""
+        """For an active question, only active answers are returned; for a superseded question, all answers."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("q", "q"), Message("assistant", "a", "a", answers="q")))
             await transcripts.supersede(Superseding("room:1", message_id="q", scope="after"))
@@ -233,7 +233,7 @@ class SupersedingGuarantees(TranscriptSource):
             assert [found.id for found in await transcripts.answers_to("room:1", question)] == ["a", "b"]
 
     async def test_a_superseded_answer_leaves_its_place_to_another(self) -> None:
-        """The same author can answer the question once more, but only once."""
+        """After an answer is superseded, its author can answer the question once more, but only once."""
         async with self.open_transcripts() as transcripts:
             answer = Message("assistant", "one", "a1", author="writer", answers="q")
             await transcripts.append(turn(user("q", "q"), answer))
@@ -261,7 +261,7 @@ class SupersedingGuarantees(TranscriptSource):
             assert (await transcripts.append(turn(user("q3")))).first_seq == 5
 
     async def test_what_is_not_there_or_was_superseded_is_refused(self) -> None:
-        """Each case raises its own error, and nothing is changed."""
+        """A missing or superseded message, or an id that is taken, raises an error, and nothing changes."""
         async with self.open_transcripts() as transcripts:
             await _say(transcripts, "q1", "a1", "q2")
             for session_id, message_id in (("room:1", "q9"), ("no:room", "q1")):
@@ -278,7 +278,7 @@ class SupersedingGuarantees(TranscriptSource):
             assert (await _info(transcripts)).revision == 1
 
     async def test_the_same_new_version_again_changes_nothing(self) -> None:
-        """If a caller repeats a request, it gets the same new version; a different version is rejected."""
+        """If a request is repeated, it returns the same new version; a request with a different version is rejected."""
         async with self.open_transcripts() as transcripts:
             await _say(transcripts, "q1", "a1")
             edit = Superseding("room:1", message_id="q1", by=user("new", "q1b"))
@@ -318,7 +318,7 @@ class SupersedingGuarantees(TranscriptSource):
             assert (await _info(transcripts)).message_count == len(active)
 
     async def test_a_branch_begins_with_the_messages_up_to_a_place(self) -> None:
-        """The branch names its origin, keeps ids and times, and then continues independently."""
+        """The branch names its origin and keeps the messages' ids and times. Then it continues independently."""
         async with self.open_transcripts() as transcripts:
             messages = (user("q1", "q1"), assistant("a1", "a1", run_id="r"), note("n"), user("q2", "q2"))
             await transcripts.append(turn(*messages, user_id="u1"))
@@ -364,7 +364,7 @@ class SupersedingGuarantees(TranscriptSource):
                 assert (await _info(transcripts, f"room:1{place}")).revision == 0
 
     async def test_a_branch_of_all_has_nothing_that_was_taken_back(self) -> None:
-        """A branch has only active messages, also right after a message was taken back, and if none is left."""
+        """A branch has only the active messages of the session, even if no active message is left."""
         async with self.open_transcripts() as transcripts:
             await _say(transcripts, "q1", "a1", "q2", "a2")
             await transcripts.supersede(Superseding("room:1", newest=2))
@@ -379,7 +379,7 @@ class SupersedingGuarantees(TranscriptSource):
             assert (await _info(transcripts, "room:3")).message_count == 0
 
     async def test_a_branch_is_made_once(self) -> None:
-        """Repeating the request changes nothing. Another session with that id is rejected."""
+        """Repeating the request changes nothing. A request for the id of another session is rejected."""
         async with self.open_transcripts() as transcripts:
             await _say(transcripts, "q1", "a1")
             await transcripts.branch(Branching("room:1", "room:2", 2))

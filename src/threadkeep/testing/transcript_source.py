@@ -10,7 +10,7 @@ from threadkeep.store.transcripts import Transcripts
 
 
 class TranscriptSource:
-    """A base class whose subclasses open empty transcripts for each guarantee."""
+    """A base class of the contract tests; subclasses open empty transcripts for each test."""
 
     def open_transcripts(self) -> AbstractAsyncContextManager[Transcripts]:
         """Open empty transcripts with a clock that advances; close them when the block ends."""
@@ -33,7 +33,7 @@ def note(content: str) -> Message:
 
 
 def turn(*messages: Message, session: str = "room:1", user_id: str | None = None) -> Turn:
-    """Return a turn, by default of the session that most guarantees use."""
+    """Return a turn with these messages; the default session is the one that most tests use."""
     return Turn(session, messages, user_id)
 
 
