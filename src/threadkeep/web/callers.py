@@ -83,7 +83,7 @@ _READING = frozenset({"GET", "HEAD", "OPTIONS"})
 
 @dataclass(frozen=True)
 class Caller:
-    """The sender of a request, who may act for `user_id` only. If that is None, each request may name any user."""
+    """The sender of a request, who may act only for `user_id`. If `user_id` is None, a request may name any user."""
 
     name: str
     scope: KeyScope

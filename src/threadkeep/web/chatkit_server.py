@@ -83,14 +83,14 @@ class RunStore(ThreadkeepStore[ChatKitRequest]):
 
 
 class StoredElsewhere(AttachmentStore[ChatKitRequest]):
-    """An attachment store for files that are elsewhere: it deletes nothing and cannot create attachments."""
+    """An attachment store for files that are stored elsewhere. It deletes nothing and cannot create attachments."""
 
     async def delete_attachment(self, attachment_id: str, context: ChatKitRequest) -> None:
         """Do nothing, because there is no file. The ChatKit store deletes the description."""
 
 
 class ChatServer(ChatKitServer[ChatKitRequest]):
-    """A ChatKit server over an App. The workflow that a thread's metadata names answers, by default the chat."""
+    """A ChatKit server over an App. The chat answers, or another workflow that the metadata of the thread names."""
 
     def __init__(self, app: App) -> None:
         self._app = app
@@ -118,7 +118,7 @@ class ChatServer(ChatKitServer[ChatKitRequest]):
         return await super().process(request, context)
 
     def get_stream_options(self, thread: ThreadMetadata, context: ChatKitRequest) -> StreamOptions:
-        """Return options that forbid cancelling, because a run continues if no client reads its stream."""
+        """Return options that forbid cancelling, because a run continues even if no client reads its stream."""
         return StreamOptions(allow_cancel=False)
 
     async def handle_stream_cancelled(
@@ -129,7 +129,7 @@ class ChatServer(ChatKitServer[ChatKitRequest]):
     async def respond(
         self, thread: ThreadMetadata, input_user_message: UserMessageItem | None, context: ChatKitRequest
     ) -> AsyncIterator[ThreadStreamEvent]:
-        """Stream the answer to a person's message; yield nothing if there is none."""
+        """Stream the answer to a person's message; yield nothing if there is no message."""
         if input_user_message is None:
             return
         try:

@@ -29,9 +29,10 @@ _logger = logging.getLogger("threadkeep.web")
 
 
 class KeyRing:
-    """The keys of the settings and of the database. Requests read the database's keys again after five seconds.
+    """The keys of the settings and of the database.
 
-    While the database does not answer, the keys of the last successful read stay valid.
+    A request reads the database's keys again if the last read is five seconds old. While the database does not answer,
+    the keys of the last successful read stay valid.
     """
 
     def __init__(self, keys: ApiKeys, configured: Mapping[str, str], *, clock: Callable[[], datetime]) -> None:

@@ -168,7 +168,7 @@ class SafeHeaders:
 
 
 class HeadAsGet:
-    """Middleware that answers HEAD with the status and headers of GET, on every path. A stream is closed after them."""
+    """Middleware that answers HEAD on every path with the status and the headers of GET, and then closes a stream."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

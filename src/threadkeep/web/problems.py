@@ -197,8 +197,8 @@ def problem_of(error: Exception) -> Problem:
 def problem_response(problem: Problem, headers: Mapping[str, str] | None = None, *, path: str = "") -> JSONResponse:
     """Return the response for a problem.
 
-    Under `/v1/` it also has the `error` object that OpenAI's clients show. These clients repeat failed requests without
-    an id of the message. If the message is stored already, a header tells them not to.
+    Under `/v1/` it also has the `error` object that OpenAI's clients show. These clients repeat a failed request
+    without the id of its message. If the message is stored already, a header tells them not to repeat the request.
     """
     more = {**SAFE_HEADERS, **(headers or {})}
     if problem.status == 503:
@@ -240,7 +240,7 @@ async def respond(request: Request, error: Exception) -> JSONResponse:
 
 
 def allowed_methods(request: Request) -> str:
-    """Return the methods that the routes of an address take, and HEAD with GET; a folder of files takes only these."""
+    """Return the methods that an address accepts, with HEAD if it accepts GET. A folder of files accepts only these."""
     matching = [route for route in request.app.routes if route.matches(request.scope)[0] is Match.PARTIAL]
     methods = {method for route in matching for method in route.methods} or {"GET"}
     return ", ".join(sorted(methods | ({"HEAD"} if "GET" in methods else set())))

@@ -290,7 +290,7 @@ class Health(BaseModel, json_schema_serialization_defaults_required=True):
 
 
 class Readiness(BaseModel, json_schema_serialization_defaults_required=True):
-    """The readiness of the service: its database answers."""
+    """The readiness of the service. It is ready if its database answers."""
 
     ready: bool = True
     backend: str = Field(description="The database engine.")

@@ -91,7 +91,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._deadline = None if seconds is None else self.loop.call_later(seconds, self._wait_a_moment)
 
     def _wait_a_moment(self) -> None:
-        """Wait 0.2 seconds more for data that has arrived: after a suspension, timers fire before sockets are read."""
+        """Wait 0.2 seconds more: after a suspension of the process, timers fire before arrived data is read."""
         self._deadline = self.loop.call_later(_LATE_SECONDS, self._close_late)
 
     def _close_late(self) -> None:
@@ -148,13 +148,13 @@ class Server(uvicorn.Server):
         self._on_start()
 
     async def main_loop(self) -> None:
-        """Update the date header once a second until `handle_exit` is called (uvicorn: ten times a second)."""
+        """Update the date header once a second until `handle_exit` is called. uvicorn does it ten times a second."""
         while not await self.on_tick(0):
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._signalled.wait(), 1)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Stop the server; a second SIGINT skips the wait."""
+        """Stop the server; a second SIGINT skips the wait for running turns."""
         super().handle_exit(sig, frame)
         self._signalled.set()
 

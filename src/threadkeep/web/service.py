@@ -57,7 +57,7 @@ it continue in the background; if its process dies, another one continues it. Er
 """
 
 
-# The description of keys in /docs. `Access` enforces them.
+# The security schemes of API keys for the OpenAPI document. `Access` checks the keys.
 _KEYS: dict[str, dict[str, str]] = {
     "HTTPBearer": {"type": "http", "scheme": "bearer"},
     "APIKeyHeader": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
@@ -145,7 +145,8 @@ def _describe(service: FastAPI) -> None:
 
 
 async def _docs_page(request: Request) -> HTMLResponse:
-    # FastAPI caches every endpoint for the life of the process; one that holds its service would keep it in memory.
+    # FastAPI caches every endpoint for the life of the process, so an endpoint with a reference to its service would
+    # keep the service in memory.
     service: FastAPI = request.app
     script, style, icon = DOCS_PAGE
     return get_swagger_ui_html(
@@ -200,9 +201,9 @@ async def serve(settings: Settings, *, output: TextIO = sys.stdout) -> None:
 
 
 async def _work(app: App) -> None:
-    """Start to execute queued runs and those of dead processes as soon as the database responds.
+    """Start executing queued runs and runs of dead processes; while the database does not respond, try again.
 
-    If that fails for another reason, the error is logged, and the process continues without executing such runs.
+    Any other error of Threadkeep is logged, and the process continues without executing such runs.
     """
     try:
         await retry_until_available(app.runs.service)
@@ -211,7 +212,7 @@ async def _work(app: App) -> None:
 
 
 def announcement(settings: Settings, host: str, port: int, bots: Sequence[str] = ()) -> str:
-    """Return the startup message: the addresses, the database, the model (how to set a real one), and the bots."""
+    """Return the startup message: the addresses, the database, the model and the bots, and how to set a real model."""
     address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     model = f"  model     {settings.model}"
     if settings.model == "demo":

@@ -63,8 +63,8 @@ class EventStream(StreamingResponse):
 class StreamParts(ABC):
     """An encoder that converts the events of a turn to server-sent events of one protocol.
 
-    A message has the id under which its text is stored. Several can be open at once. Each ends at its last piece, or
-    at the end of the turn.
+    A message has the id under which its text is stored. Several messages can be open at once. Each message ends after
+    its last piece, or at the end of the turn.
     """
 
     def __init__(self) -> None:

@@ -54,10 +54,10 @@ STREAM: dict[str, object] = {
 async def chat(body: ChatRequestBody, app: AppInUse, caller: CallerInUse) -> ChatResponseBody:
     """Answer a message with the memory of its session.
 
-    Without a `session_id` the message continues the user's last session with the workflow; without a `user_id` as well,
-    a new session starts. Turns of one session run one after another, in order of arrival. The turn continues if the
-    client disconnects; the same `message_id` then returns its answer. If the model fails (502), the message is stored
-    without an answer. Each turn is a run of the workflow: see GET /api/v1/runs/{run_id}.
+    Without a `session_id`, the message continues the user's last session with the workflow. Without a `user_id` as
+    well, a new session starts. Turns of one session run one after another, in order of arrival. If the client
+    disconnects, the turn continues, and a request with the same `message_id` returns its answer. If the model fails
+    (502), the message is stored without an answer. Each turn is a run of the workflow: see GET /api/v1/runs/{run_id}.
     """
     return await answer_of(_begin(app, body, caller, stream=False))
 

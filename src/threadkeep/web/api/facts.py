@@ -120,7 +120,7 @@ async def remember_fact(fact: FactInput, app: AppInUse, user_id: KnowledgeUser =
 
 @router.post("/forget", summary="Forget facts", responses=_WRITING)
 async def forget_facts(what: ForgetFactsInput, app: AppInUse, user_id: KnowledgeUser = None) -> Forgotten:
-    """Delete facts permanently: by id, by the keys of an owner, or all of an owner. All values of a key are deleted."""
+    """Permanently delete facts by id, facts of an owner by key, or all facts of an owner, with all of their values."""
     knowledge = app.memory.knowledge
     if what.scope is None or what.owner is None:
         gone, missing = await knowledge.forget_facts(what.ids or (), user_id=user_id)
@@ -144,7 +144,7 @@ async def list_proposals(
     limit: Limit = DEFAULT_LIMIT,
     cursor: Cursor = None,
 ) -> ProposalList:
-    """List the facts that were proposed from messages, most recently changed first. Each names its message."""
+    """List the facts that were proposed from messages, most recently changed first. Each proposal names its message."""
     if scope is not None and owner is None:
         raise InvalidInput("A `scope` of proposals needs its `owner`, such as scope=user&owner=ann.")
     query = ProposalQuery(
@@ -237,7 +237,7 @@ async def forget_procedures(what: ForgetInput, app: AppInUse, user_id: Knowledge
 
 @procedures_router.get("/{procedure_id}", summary="See a procedure", responses=_FAILURES)
 async def get_procedure(procedure_id: ProcedureId, app: AppInUse, user_id: KnowledgeUser = None) -> ProcedureView:
-    """Return a procedure: its instructions, its conditions and its counts of use."""
+    """Return a procedure with its instructions, its conditions and its counts of use."""
     return ProcedureView.of(await app.memory.procedures.procedure(procedure_id, user_id=user_id))
 
 
@@ -258,7 +258,7 @@ _ASKING = documented(400, 404, 409, 413, 422, 502, 503)
 
 @graphiti_router.get("/status", summary="Get the status of Graphiti", responses=documented(503))
 async def graphiti_status(app: AppInUse) -> GraphitiStatus:
-    """Return the data that may be sent to Graphiti, the messages that wait to be sent, and any problems."""
+    """Return which kinds of data may be sent to Graphiti, how many messages wait to be sent, and any problems."""
     return await app.memory.graphiti.status()
 
 
@@ -339,7 +339,7 @@ async def retry_deliveries(choice: DeliveryChoice, app: AppInUse) -> Changed:
     "/deliveries/drop", summary="Drop messages", responses=_GRAPHITI_WRITING, openapi_extra=ADMINISTERS
 )
 async def drop_deliveries(choice: DeliveryChoice, app: AppInUse) -> Changed:
-    """Drop a waiting or dead message, or all of them, permanently."""
+    """Permanently drop one waiting or dead message, or all of them; with a `status`, all messages with that status."""
     return Changed(changed=await app.memory.graphiti.drop(choice.number, status=choice.status))
 
 

@@ -30,7 +30,7 @@ async def healthz() -> Health:
 
 @router.get("/readyz", summary="Can the service work?", responses=documented(503), openapi_extra=PUBLIC)
 async def readyz(app: AppInUse) -> Readiness:
-    """Return 200 if the database answers within two seconds, else 503. During an outage the chat has no history."""
+    """Return 200 if the database answers within two seconds, else 503. Without it, the chat has no history."""
     backend = app.settings.database.backend
     state = Readiness(
         backend=backend,

@@ -94,7 +94,7 @@ async def merge_persons(person_id: PersonId, merge: MergeInput, app: AppInUse) -
 
 @router.post("/{person_id}/unmerge", summary="Undo a merge", responses=_FAILURES)
 async def unmerge_person(person_id: PersonId, app: AppInUse) -> Person:
-    """Undo the merge of a person into another. Facts that were remembered since then stay with the other person."""
+    """Undo the merge of a person into another. Facts that were remembered after it stay with the other person."""
     return await app.memory.persons.unmerge(person_id)
 
 
@@ -163,7 +163,7 @@ async def export_user(
     """Stream all data that is stored under any id of a person: the data that erasing the person would delete.
 
     Each line is a JSON object with a `type`. After a broken connection, resume from the last line of type `position`.
-    The last line has the type `end`. The archive has the lines in `person.jsonl`, and a page of them in `person.html`.
+    The last line has the type `end`. In an archive, `person.jsonl` has the lines, and `person.html` is a readable page.
     """
     lines = app.memory.export(user_id=caller.user(user_id) or user_id, after=after)
     first = await anext(lines)  # an error before the first line becomes an HTTP error response

@@ -249,7 +249,7 @@ async def list_runs(
 
 @router.get("/runs/{run_id}", summary="See a run", responses=_FAILURES)
 async def get_run(run_id: RunId, app: AppInUse, user_id: UserId = None) -> RunBody:
-    """Return a run with its status, its result, and its usage including all children."""
+    """Return a run with its status, its result, and its usage, which includes the usage of all its children."""
     return await _whole(await app.runs.service(), run_id, user_id)
 
 
@@ -330,7 +330,7 @@ async def retry_run(
 ) -> RunBody:
     """Retry a failed, cancelled or interrupted run from its last checkpoint. The body is optional.
 
-    A run that has used up its budget can be retried only with a larger one.
+    A run that has used up its budget can be retried only with a larger budget.
     """
     runs = await app.runs.service()
     asked = body or RetryBody()

@@ -134,7 +134,7 @@ async def search(
     user_id: UserId = None,
     limit: Limit = DEFAULT_LIMIT,
 ) -> SearchResult:
-    """Return the messages of one user or of all users that contain all words of a query, best first."""
+    """Return the messages that contain all words of a query, best first; with a `user_id`, only that user's."""
     found = await AllSessions(app.memory).search(q, user_id=user_id, limit=limit)
     hits = [
         SearchHitBody(session_id=key, score=score, message=HistoryMessage.of(one)) for key, one, score in found.hits
@@ -162,7 +162,7 @@ async def take_back(
 
 @router.post("/{session_id}/edit", summary="Replace a message", responses={**_CHANGES, **documented(409)})
 async def edit(session_id: SessionId, body: EditBody, app: AppInUse, user_id: UserId = None) -> Edited:
-    """Supersede a message and all later ones, and store a new version of the message. `regenerate` answers it."""
+    """Supersede a message and all later ones, and store a new version, which a request to `regenerate` answers."""
     session, _ = await AllSessions(app.memory).find(session_id, user_id=user_id)
     message = await session.edit(body.message_id, body.message, new_id=body.new_message_id)
     return Edited(session_id=session_id, message=HistoryMessage.of(message))
@@ -183,7 +183,7 @@ async def branch(
 async def regenerate(
     session_id: SessionId, app: AppInUse, body: RegenerateBody | None = None, user_id: UserId = None
 ) -> ChatResponseBody:
-    """Supersede all messages after a question and answer it again. The response is that of POST /api/v1/chat.
+    """Supersede all messages after a question, and answer it again. The response is as for POST /api/v1/chat.
 
     The question keeps its `message_id`: sending it again returns the new answer. If a turn is already answering the
     question, the response is the answer of that turn.
@@ -245,7 +245,7 @@ class RetentionBody(
     from_attributes=True,
     json_schema_extra=example(archive={"max_age_days": 30}, delete={"max_age_days": 365}),
 ):
-    """The limits for archiving and for deletion. Archived messages are stored, but not in windows and search."""
+    """The limits for archiving and for deletion. Archived messages stay stored, but windows and searches omit them."""
 
     archive: RetentionLimitsBody = RetentionLimitsBody()
     delete: RetentionLimitsBody = RetentionLimitsBody()
@@ -357,7 +357,7 @@ _CONTEXT_FAILURES = documented(404, 422, 503)
     response_model_exclude_defaults=True,
 )
 async def manifests_of_run(run_id: RunId, app: AppInUse, user_id: UserId = None) -> RunManifests:
-    """Return the manifest of each model call of a run, in order: sent messages, excluded messages, tokens."""
+    """Return the manifest of each model call of a run, in order, with the sent and excluded messages and the tokens."""
     found = await app.memory.manifests.of_run(run_id, user_id=user_id)
     if not found:
         raise ProblemRaised(

@@ -66,7 +66,10 @@ class RunAgentBody(
 
 
 class _Events(StreamParts):
-    """The events of a run. A snapshot of the newest 200 messages comes first, and again last unless the turn fails."""
+    """The events of a run. A snapshot of the newest 200 messages follows the first event.
+
+    If the turn succeeds, another snapshot precedes the last event.
+    """
 
     def __init__(self, app: App, body: RunAgentBody, user_id: str | None, before: list[dict[str, Any]]) -> None:
         super().__init__()

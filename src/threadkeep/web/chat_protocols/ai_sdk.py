@@ -92,7 +92,7 @@ class ChatBody(
 
 
 class _Parts(StreamParts):
-    """The parts of a UI message stream. It has one message, which begins when the id of the answer is known."""
+    """The parts of a UI message stream. The stream has one message, which begins when the id of the answer is known."""
 
     def started(self, event: ChatStarted) -> Iterator[bytes]:
         self._names = {"session_id": event.session_id, "run_id": event.run_id, "message_id": event.message_id}
@@ -198,7 +198,10 @@ async def resume_chat(chat_id: ChatId, app: AppInUse, request: Request, user_id:
 
 
 async def _edited(session: Session, message: BaseMessage) -> BaseMessage:
-    """Replace the stored user message with this id if its text differs, and return it; return others unchanged."""
+    """Return a message with the id of its newest stored version; if the text differs, store it as a new version.
+
+    A message that is not stored as a user message is returned unchanged.
+    """
     newest, previous = await _versions(session, id_of(message))
     if newest is None or newest.role != "user":
         return message

@@ -94,7 +94,7 @@ class CallView:
 
     @property
     def question(self) -> str | None:
-        """The text of the input."""
+        """The text of the input; None if the call has no input message."""
         return next((one.seen.text for one in self.messages if one.seen.entry.section == "input"), None)
 
 
@@ -106,7 +106,7 @@ class CallReader:
         self._user_id = user_id
 
     async def read(self, stored: StoredManifest) -> CallView:
-        """Return a recorded call."""
+        """Return a recorded call with everything that its page shows."""
         view = await look_back(self._memory, stored)
         transcript = await self._transcript(view.manifest)
         messages = [await self._message(seen, view.manifest) for seen in view.messages]
@@ -300,7 +300,10 @@ class _Search:
                     yield await self._found(chosen, message, chosen)
 
     async def call_of(self, info: SessionInfo) -> CallRecord | None:
-        """Return the requested model call, or else the newest model call of a session; None if none is recorded."""
+        """Return the requested model call; if none is requested, the newest call of a session.
+
+        Return None if that call is not recorded.
+        """
         if info.session_id not in self._calls:
             stored = await self._stored(info)
             self._calls[info.session_id] = None if stored is None else await self._record(stored, info)
@@ -331,7 +334,7 @@ class _Search:
 
 
 async def _hidden(session: Session, words: str) -> AsyncIterator[Message]:
-    """Yield superseded and archived messages with all words, which the search does not find, newest first.
+    """Yield superseded and archived messages that contain all words, newest first. The search omits such messages.
 
     Only the newest 2,000 messages of the session are read.
     """

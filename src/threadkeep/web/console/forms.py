@@ -44,8 +44,8 @@ def key_in_cookie(headers: Headers) -> bytes:
 FIELD = "csrf"
 _STALE_FORM = "The form is older than the service or your sign-in; reload the page and send the form again."
 
-# Used for CSRF tokens if there are no keys: then the service is one process on loopback. With keys, a token is derived
-# from the sign-in cookie, so that every process accepts it, also after a restart.
+# The secret of CSRF tokens if there are no keys, because then the service is one process on loopback. With keys, a
+# token is derived from the sign-in cookie, so that every process accepts it, also after a restart.
 _SECRET = secrets.token_bytes(32)
 
 

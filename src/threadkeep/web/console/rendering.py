@@ -233,7 +233,7 @@ def _seconds(value: float | None) -> str:
 
 
 def _speaker(message: Message, owner: str | None = None) -> str:
-    """Return the name of the person who wrote a message, or its role."""
+    """Return the name of the person who wrote a user message; for other messages the role, or "note" for a note."""
     if message.role != "user":
         return {"system": "note"}.get(message.role, message.role)
     metadata = message.metadata

@@ -109,7 +109,7 @@ async def show_session(
 
 
 async def _run_to_show(app: App, session_id: str) -> Run | None:
-    """Return the newest unfinished run of a session's last 10, or else the newest run if it failed, or else None."""
+    """Return the newest unfinished run of a session's last 10 runs, or the newest run if it failed; otherwise None."""
     found, _ = await (await app.runs.service()).list(RunQuery(session_id=session_id, limit=_RUNS_LOOKED_AT))
     runs = [run for run in found if run.parent_run_id is None]
     return next((run for run in runs if not run.over), runs[0] if runs and runs[0].status == "failed" else None)

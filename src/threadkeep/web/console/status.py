@@ -61,7 +61,7 @@ async def show_health(request: Request, app: AppInUse) -> Response:
 
 
 async def _newest_turns(app: App) -> list[Run]:
-    """Return the finished runs among the newest 500, oldest first, without children and runs that have no input."""
+    """Return the finished runs among the newest 500 runs, oldest first, without child runs and runs without input."""
     runs, _ = await (await app.runs.service()).list(RunQuery(limit=_RUNS))
     return [run for run in reversed(runs) if run.over and run.parent_run_id is None and run.inputs]
 

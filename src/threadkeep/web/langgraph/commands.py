@@ -242,7 +242,7 @@ class Commands:
 async def send_command(
     thread_id: ThreadId, body: CommandBody, app: AppInUse, caller: CallerInUse, request: Request, user_id: UserId = None
 ) -> CommandResponseBody:
-    """Start a run, answer its question, or read the state. An invalid command returns 200 with `type: error`."""
+    """Start a run, answer a run's question, or read the state. An invalid command returns 200 with `type: error`."""
     app.memory.session(thread_id)  # validates the id
     commands = Commands(app, thread_events_of(request.app), caller, thread_id, user_id)
     try:
@@ -272,7 +272,7 @@ async def stream_events(
 ) -> EventStream:
     """Stream the events of the active run and of later runs, in the chosen channels.
 
-    A client that reconnects continues after the `seq` in `since`. A thread that does not exist yet returns 404.
+    A client that reconnects continues after the `seq` in `since`. If the thread does not exist yet, the status is 404.
     """
     await find_thread(app, thread_id, user_id=user_id)
     events = thread_events_of(request.app).of_thread(thread_id, EventChoice.of(body), user_id=user_id)

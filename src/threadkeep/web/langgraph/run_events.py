@@ -85,7 +85,7 @@ class RunEvents:
             self._task = asyncio.create_task(self._follow(), name=f"threadkeep-events-{self.run.run_id}")
 
     def number_after(self, seq: int) -> None:
-        """Begin later events after `seq`, because another process has used the numbers up to it for this run."""
+        """Give later events numbers above `seq`, because another process has used the numbers up to it for this run."""
         self._seq = max(self._seq, seq)
 
     async def _follow(self) -> None:

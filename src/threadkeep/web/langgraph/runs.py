@@ -240,7 +240,7 @@ async def stream_stateless_run(asked: RunsAlone, body: RunCreateBody) -> EventSt
 
 @router.post("/threads/{thread_id}/runs/wait", summary="Run an assistant in a thread, and wait", responses=_STARTING)
 async def wait_for_run(asked: RunsInThread, body: RunCreateBody, response: Response) -> dict[str, Any]:
-    """Return the thread's values after the run, with `__interrupt__` if it waits for a person, or `__error__`."""
+    """Return the thread's values after the run: with `__interrupt__` if it waits, with `__error__` if it failed."""
     return await _waited(asked, body, response)
 
 

@@ -161,7 +161,7 @@ async def find_thread(app: App, thread_id: str, *, user_id: str | None = None) -
 
 
 async def newest_runs(runs: RunService, thread_id: str, *, user_id: str | None = None) -> list[Run]:
-    """Return the newest 20 runs of a thread, newest first, without child runs and runs that reset or delete it."""
+    """Return a thread's newest 20 runs, newest first, except child runs and runs that reset or delete the session."""
     found, _ = await runs.list(RunQuery(session_id=thread_id, user_id=user_id, limit=_RUNS))
     return [run for run in found if run.parent_run_id is None and run.workflow not in OWN_NAMES]
 
@@ -183,7 +183,7 @@ def is_creation(message: Message) -> bool:
 
 
 async def state_of(thread: Thread, *, at: int | None = None) -> ThreadStateBody:
-    """Return the state of a thread at its end, or at a checkpoint."""
+    """Return the state of a thread after its newest message, or at the checkpoint `at`."""
     messages = await messages_in(thread.session, at)
     ends = _turn_ends(messages)
     parent = ends[-2] if len(ends) > 1 else None

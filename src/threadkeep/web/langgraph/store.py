@@ -204,7 +204,10 @@ async def delete_item(body: DeleteItemBody, app: AppInUse) -> None:
 
 @router.post("/items/search", summary="Find items", responses=_FAILURES, openapi_extra=READS)
 async def search_items(body: SearchItemsBody, app: AppInUse) -> ItemsBody:
-    """Return the items below a namespace, best or newest first, without histories of conversations."""
+    """Return the items below a namespace; with a `query`, the best first, otherwise the newest first.
+
+    Histories of conversations are omitted.
+    """
     store = await app.memory.graph_store()
     if body.query is not None and getattr(store, "index_config", None) is None:
         raise InvalidInput("The store of this service has no index to search by meaning; omit `query`.")

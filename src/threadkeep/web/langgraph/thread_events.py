@@ -77,7 +77,7 @@ class ThreadEvents:
     async def of_thread(
         self, thread_id: str, choice: EventChoice, *, user_id: str | None
     ) -> AsyncGenerator[ProtocolEvent]:
-        """Yield the events of a thread's runs without end; if events cannot be read, yield an error as the last one.
+        """Yield the events of a thread's runs without end; if events cannot be read, yield an error and stop.
 
         Without `since`, begin with the active run. A run that ended in the last 30 seconds counts as active if no
         reader of the same channels has received its end, because this reader may have started it. Older runs are not

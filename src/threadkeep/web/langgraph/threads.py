@@ -198,7 +198,7 @@ async def get_thread(thread_id: ThreadId, app: AppInUse, user_id: UserId = None)
 async def change_thread(
     thread_id: ThreadId, body: ThreadPatchBody, app: AppInUse, user_id: UserId = None
 ) -> ThreadBody:
-    """Add to the metadata of a thread."""
+    """Add fields to the metadata of a thread, or replace fields of the same names."""
     everything = AllSessions(app.memory)
     try:
         session, info = await everything.find(thread_id, user_id=user_id)
@@ -231,7 +231,7 @@ async def delete_thread(thread_id: ThreadId, app: AppInUse, user_id: UserId = No
 
 @router.get("/{thread_id}/state", summary="See the state of a thread", responses=_FAILURES)
 async def get_state(thread_id: ThreadId, app: AppInUse, user_id: UserId = None) -> ThreadStateBody:
-    """Return the newest 1,000 messages of a thread and its run's questions. A thread that is not stored returns 404."""
+    """Return the newest 1,000 messages of a thread and its run's questions; 404 if the thread is not stored."""
     return await state_of(await find_thread(app, thread_id, user_id=user_id))
 
 
@@ -242,7 +242,7 @@ async def get_state_at(
     app: AppInUse,
     user_id: UserId = None,
 ) -> ThreadStateBody:
-    """Return the messages of a thread up to a checkpoint (at most the newest 1000)."""
+    """Return the newest 1,000 messages of a thread up to a checkpoint."""
     return await state_of(await find_thread(app, thread_id, user_id=user_id), at=seq_of(checkpoint_id))
 
 
@@ -281,7 +281,7 @@ async def update_state(
 
 @router.post("/{thread_id}/copy", summary="Copy a thread", responses=_FAILURES)
 async def copy_thread(thread_id: ThreadId, app: AppInUse, user_id: UserId = None) -> ThreadBody:
-    """Return a new thread with copies of the messages; both continue independently."""
+    """Create a thread with copies of the messages of this thread. Both threads continue independently."""
     session, _ = await AllSessions(app.memory).find(thread_id, user_id=user_id)
     branched = await session.branch()
     return thread_body(await find_thread(app, branched.session_id, user_id=user_id))
