@@ -1,4 +1,4 @@
-"""Decisions about compression: when to compress a session, and which messages, from their positions and sizes.
+"""Decisions about compression: when a session is compressed, and which of its messages, from their positions and sizes.
 
 A session has, in order: messages that summaries replace, the range that may be compressed next, and the kept tail. The
 tail begins at the start of a turn, which is a user message after a message of another role. Sizes use LangChain's
@@ -40,10 +40,10 @@ class Extent:
 class SummaryRoom:
     """Limits for the length of summaries, in tokens.
 
-    `all` limits all active summaries together, and `framed` limits them with the text around them. A summary with more
-    than `one` is requested again once, and then cut; the model is asked for less (`asked`), because it cannot count
-    exactly. `record` is the size of the transcript part that the model reads at once, in addition to an earlier
-    summary. `facts` limits the lasting facts in a summary.
+    `all` limits all active summaries together, and `framed` limits them with the text around them. If a summary is
+    longer than `one`, the model is called once more, and then the summary is cut. The model is asked for fewer tokens
+    (`asked`), because it cannot count exactly. `record` is the size of the part of the transcript that the model reads
+    at once, besides an earlier summary. `facts` limits the lasting facts in a summary.
     """
 
     all: int
@@ -61,8 +61,8 @@ class SummaryRoom:
     def within(cls, max_summary_tokens: int, budget: int, input_tokens: int) -> SummaryRoom:
         """Return the limits for a model that reads `input_tokens` at once.
 
-        All summaries together have at most `max_summary_tokens`, and with their frames at most a quarter of the budget
-        of a model call; but 100 tokens are always allowed.
+        All summaries together have at most `max_summary_tokens`, and with their frames at most a quarter of the
+        `budget` of a model call. However, they may always have 100 tokens.
         """
         framed = budget // 4 - _HEADER_TOKENS
         together = max(_LEAST_SUMMARY_TOKENS, min(max_summary_tokens, framed - 2 * _BLOCK_TOKENS))
@@ -73,16 +73,16 @@ class SummaryRoom:
 
 @dataclass(frozen=True)
 class WindowRoom:
-    """The capacity of a window (None means no limit). A full window is cut back to the part `step` of this capacity."""
+    """The capacity of a window (None means no limit). A full window is cut back to this capacity times `step`."""
 
     tokens: int | None = None
     messages: int | None = None
     step: float = 0.4
 
     def nearly_full(self, extent: Extent) -> tuple[Size, ...]:
-        """Return the sizes of the tail to keep if the next model call would exclude messages; otherwise nothing.
+        """Return sizes for the tail to keep if the next model call would exclude messages; otherwise return no sizes.
 
-        Some tokens are reserved for the next input, and two messages for the next turn.
+        They leave some tokens for the next input, and two messages for the next turn.
         """
         keep: list[Size] = []
         if self.tokens is not None and extent.tokens > self.tokens * _FULL:
@@ -123,7 +123,7 @@ def in_units(size: Size, budget: int) -> tuple[Literal["tokens", "messages"], in
 
 
 def reaches(extent: Extent, trigger: Size, budget: int) -> bool:
-    """Return True if the extent reaches the trigger of compression."""
+    """Return True if the messages or the tokens of an extent reach the trigger of compression."""
     unit, value = in_units(trigger, budget)
     return (extent.tokens if unit == "tokens" else extent.messages) >= value
 
@@ -131,22 +131,22 @@ def reaches(extent: Extent, trigger: Size, budget: int) -> bool:
 def is_worth_it(extent: Extent, trigger: Size, budget: int) -> bool:
     """Return True if a range is large enough to be compressed: at least an eighth of the trigger.
 
-    Without this rule, a kept tail that is larger than the trigger would cause a model call in every turn.
+    Without this rule, a kept tail that is larger than the trigger would cause a compression in every turn.
     """
     unit, value = in_units(trigger, budget)
     return extent.messages > 0 and reaches(extent, (unit, max(1, value // _LEAST_SHARE)), budget)
 
 
 def kept_from(rows: Sequence[Message], keep: Size, budget: int, *, complete: bool) -> int | None:
-    """Return the first `seq` of the kept tail: the newest messages within `keep`, back to the start of a turn.
+    """Return the first `seq` of the kept tail, which has the newest messages within `keep`, from the start of a turn.
 
     The newest user message is always part of the tail.
 
     Args:
         rows: the newest rows, newest first, without gaps.
-        keep: the minimum number of messages, or the maximum number of tokens.
+        keep: the minimum number of messages of the tail, or its maximum number of tokens.
         budget: the budget of a model call, in tokens.
-        complete: True if the rows include everything after the last summary. Otherwise None requests older rows.
+        complete: True if the rows include everything after the last summary. If not, None may ask for older rows.
     """
     unit, value = in_units(keep, budget)
     spoken = _spoken(rows)
@@ -162,12 +162,12 @@ def kept_from(rows: Sequence[Message], keep: Size, budget: int, *, complete: boo
 
 
 def kept_after(rows: Sequence[Message], left_out_upto_seq: int, *, complete: bool) -> int | None:
-    """Return the first `seq` to keep after a position: the start of the next turn, or of the newest if none follows.
+    """Return the first `seq` to keep after a position: the start of the next turn or, without one, of the newest.
 
     Args:
         rows: the newest rows, newest first, at least back to the position.
         left_out_upto_seq: the position: the `seq` of the newest message that did not fit into the window.
-        complete: True if the rows include everything after the last summary. Otherwise None requests older rows.
+        complete: True if the rows include everything after the last summary. If not, None may ask for older rows.
     """
     spoken = _spoken(rows)
     starts = [_seq(row) for place, row in enumerate(spoken) if _starts_turn(spoken, place, complete=complete)]
@@ -177,9 +177,9 @@ def kept_after(rows: Sequence[Message], left_out_upto_seq: int, *, complete: boo
 
 
 def part_length(rows: Sequence[Message], sizes: Sequence[int], room: int) -> int:
-    """Return how many rows, oldest first, form the next part that a model reads: as many as fit, at least one.
+    """Return how many of the oldest rows a model reads next: as many as fit into `room`, but at least one.
 
-    The part ends at the end of a turn, unless that makes it smaller than half of what fits.
+    These rows end with a whole turn, unless that would be less than half of what fits.
     """
     used = fitting = 0
     for size in sizes:
@@ -194,7 +194,7 @@ def part_length(rows: Sequence[Message], sizes: Sequence[int], room: int) -> int
 
 
 def packed(lines: Sequence[str], sizes: Sequence[int], room: int) -> tuple[str, ...]:
-    """Join lines into records of at most `room` tokens, each with as many lines as fit, at least one."""
+    """Join lines into records of at most `room` tokens. Each record has as many lines as fit, but at least one."""
     records: list[list[str]] = []
     used = 0
     for line, size in zip(lines, sizes, strict=True):
@@ -207,12 +207,12 @@ def packed(lines: Sequence[str], sizes: Sequence[int], room: int) -> tuple[str, 
 
 
 def even_room(total: int, room: int) -> int:
-    """Return the size of the parts if a text is split into as few parts of about equal size as possible."""
+    """Return the size of each part if a text is split into as few parts as possible, all of about the same size."""
     return -(-total // -(-total // room)) if total > room else room
 
 
 def to_merge(summaries: Sequence[Summary], room: SummaryRoom) -> tuple[Summary, ...]:
-    """Return the active summaries, oldest first, to merge into one; none while they are within their limit.
+    """Return the active summaries, oldest first, that must be merged into one; none while all are within their limits.
 
     The newest summary stays unchanged if there are at least two others, because recent details matter most. Summaries
     with archived messages between them are not merged, because the merged summary would cover those messages as well.
@@ -231,10 +231,10 @@ def to_merge(summaries: Sequence[Summary], room: SummaryRoom) -> tuple[Summary, 
 
 
 def sources_of(summaries: Sequence[Summary], parts: Mapping[str, Sequence[Summary]], tokens: int) -> Sequence[Summary]:
-    """Return the summaries that a model reads to merge the given ones.
+    """Return the summaries that a model reads in order to merge these summaries.
 
     If the first summary is a merged one, the model reads its parts instead, provided that these fit into `tokens`
-    together with the later summaries. So few messages are summarised more than twice.
+    together with the later summaries. Because of this, few messages are summarised more than twice.
 
     Args:
         summaries: the summaries to merge, oldest first.
@@ -265,7 +265,7 @@ def _fitting(rows: Sequence[Message], tokens: int) -> int:
 
 
 def _starts_turn(spoken: Sequence[Message], place: int, *, complete: bool) -> bool:
-    """Return True if a turn begins with this row (newest row first): a user message after another role's message."""
+    """Return True if a turn begins with the row at `place` (newest first): a user message after one of another role."""
     if spoken[place].role != "user":
         return False
     return spoken[place + 1].role != "user" if place + 1 < len(spoken) else complete
@@ -290,7 +290,7 @@ class SummaryText:
 
     @classmethod
     def read(cls, text: str) -> SummaryText:
-        """Split a text into prose and facts. Without a heading and lines of facts, all of it is prose."""
+        """Split a text into prose and facts. A text without a heading for facts and lines below it is all prose."""
         lines = text.strip().splitlines()
         heading = next((place for place, line in enumerate(lines) if _HEADING.fullmatch(line)), None)
         if heading is None:
@@ -310,7 +310,7 @@ class SummaryText:
         return "\n\n".join(part for part in (self.prose, facts) if part)
 
     def within(self, tokens: int, facts_tokens: int, counter: TokenCounter) -> SummaryText:
-        """Return the text with the newest facts that fit into `facts_tokens`, and the prose cut to fit `tokens`."""
+        """Return the text with its newest facts within `facts_tokens`, and with its prose cut to fit `tokens`."""
         text = replace(self, facts=fitting_facts(self.facts, facts_tokens, counter))
         if counter(text.render()) <= tokens:
             return text
@@ -320,7 +320,7 @@ class SummaryText:
 
 
 def merged_facts(texts: Iterable[SummaryText]) -> tuple[str, ...]:
-    """Return the facts of all texts, oldest first; if a fact is repeated, only its last occurrence is returned."""
+    """Return the facts of all texts, oldest first. A fact that occurs several times is returned at its last place."""
     found: dict[str, str] = {}
     for fact in (fact for text in texts for fact in text.facts):
         key = " ".join(fact.casefold().split()).rstrip(" .!。！")
@@ -330,7 +330,7 @@ def merged_facts(texts: Iterable[SummaryText]) -> tuple[str, ...]:
 
 
 def fitting_facts(facts: Sequence[str], tokens: int, counter: TokenCounter) -> tuple[str, ...]:
-    """Return the newest facts that fit into the tokens; drop older facts, because later ones may correct them."""
+    """Return the newest facts that fit into the tokens; drop older facts, because newer ones may correct them."""
     kept = tuple(facts)
     while kept and counter(SummaryText("", kept).render()) > tokens:
         kept = kept[1:]

@@ -20,21 +20,21 @@ _CONTINUES = frozenset("\u200d\ufe0e\ufe0f") | {chr(tone) for tone in range(0x1F
 
 
 def middle_mark(characters: int) -> str:
-    """Return the mark that replaces this many characters in the middle of a text."""
+    """Return the mark that replaces `characters` characters in the middle of a text."""
     return f"… [cut {characters} characters] …"
 
 
 def cut_end(text: str, budget: int, counter: TokenCounter) -> str:
-    """Return the text, or its beginning and `CUT_MARK`, with at most `budget` tokens.
+    """Return the text if it has at most `budget` tokens, otherwise its beginning with `CUT_MARK` after it.
 
-    The result is empty if not even the mark fits. The counter need not be monotonic, because each candidate result is
+    The result is empty if not even the mark fits. The counter need not be monotonic, because each possible result is
     counted.
     """
     return _cut(text, budget, counter, lambda kept: text[: _boundary(text, kept)] + CUT_MARK)
 
 
 def cut_middle(text: str, budget: int, counter: TokenCounter) -> str:
-    """Return the text, or its beginning, `middle_mark` and its end, with at most `budget` tokens.
+    """Return the text if it has at most `budget` tokens, otherwise its two ends with `middle_mark` between them.
 
     The result is empty if not even the mark fits.
     """
@@ -53,15 +53,15 @@ def keep_ends(text: str, kept: int) -> str:
 def pieces(text: str, budget: int, counter: TokenCounter) -> list[str]:
     """Split a text into pieces within the budget; joined, the pieces equal the text. An empty text has no pieces.
 
-    A piece ends at white space if there is any near its end. It separates a character from its combining marks only if
-    there are more marks than any language uses. A piece of one character may exceed the budget. A long piece may be
-    shorter than necessary, so that the text is counted only about eight times in all.
+    A piece ends at white space if there is any near its end. A piece separates a character from its combining marks
+    only if there are more marks than any language uses. A piece of one character may exceed the budget. Long pieces may
+    be shorter than the budget allows, so that the text is counted only about eight times in all.
     """
     found: list[str] = []
     start = 0
     reach = max(_LONGEST_TOKEN * budget, 2 * _MAX_CLUSTER)
     while start < len(text):
-        # Count only the part that may fit, instead of the rest of a huge text for each piece.
+        # Count only the part that may fit; counting the rest of a huge text for each piece would take long.
         ahead = text[start : start + reach]
         kept = _cut(ahead, budget, counter, partial(_beginning, ahead), slack=_SLACK)
         if len(kept) == reach:
@@ -80,7 +80,7 @@ def _beginning(text: str, end: int) -> str:
 
 
 def _to_white_space(text: str) -> str:
-    """Return the text up to its last white space if that is in the last third, otherwise the whole text."""
+    """Return the text up to its last white space; if the last third has no white space, return the whole text."""
     end = next((end for end in range(len(text), len(text) * 2 // 3, -1) if text[end - 1].isspace()), len(text))
     return text[:end]
 
@@ -104,7 +104,7 @@ def _cut(text: str, budget: int, counter: TokenCounter, shortened: Callable[[int
 
 
 def _first_miss(length: int, budget: int, total: int, fits: Callable[[int], bool]) -> int:
-    """Return a length that does not fit, as an upper limit of the search, so that a huge text is rarely counted."""
+    """Return an upper limit for the search, usually a length that does not fit; huge texts are then rarely counted."""
     high = max(64, 2 * length * max(budget, 1) // max(total, 1))
     while high < length and fits(high):
         high *= 2

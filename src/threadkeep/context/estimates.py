@@ -1,8 +1,8 @@
 """Token estimates: counters that need no tokenizer, only the text; and exact counters for OpenAI's encodings.
 
-An estimate is the sum of the costs of a text's characters, with corrections for frequent sequences: `tion` makes a
-word cheaper in every language that has it. The costs are in `token_costs.json`. `python -m bench.fit_tokens` fits them
-so that estimates are rather too high than too low.
+An estimate is the sum of the costs of a text's characters, with corrections for frequent sequences. For example, `tion`
+makes a word cheaper in every language that uses it. The costs are in `token_costs.json`. `python -m bench.fit_tokens`
+fits the costs in such a way that estimates are more often too high than too low.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ type Family = Literal[
 """The tokenizer families with a fitted estimate. Claude since Opus 4.7 has `claude47`; Gemini uses `gemma3`."""
 
 FAMILIES: tuple[Family, ...] = get_args(Family.__value__)
-"""The tokenizer families in the order of the costs in `token_costs.json`."""
+"""The tokenizer families, in the same order as their costs in `token_costs.json`."""
 
 
 class _Vocabulary(Protocol):
     def count(self, text: str, /) -> int:
-        """Return the tokens of a text that is valid in UTF-8; special tokens in it count as plain text."""
+        """Return the number of tokens of a text that is valid in UTF-8; special tokens in it count as plain text."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExactCounter:
-    """A counter that counts exactly as an encoding does; a lone surrogate counts as the replacement character."""
+    """A counter that counts exactly as an encoding does. It counts a lone surrogate as the replacement character."""
 
     name: Encoding
     vocabulary: _Vocabulary = field(repr=False, compare=False)
 
     def __call__(self, text: str, /) -> int:
-        """Return the tokens of this text."""
+        """Return the number of tokens of this text."""
         try:
             return self.vocabulary.count(text)
         except UnicodeEncodeError:
@@ -80,7 +80,7 @@ def installed_counter(encoding: Encoding) -> ExactCounter | None:
 
 @cache
 def _bindings(*folders: str) -> Any:
-    """Return the compiled part of bpe-openai. Importing its Python part as well would take a second and 60 MB."""
+    """Return the compiled part of bpe-openai. Importing its Python part too would take a second and 60 MB."""
     spec = PathFinder.find_spec("bpe_openai._bindings", folders)
     if spec is None or spec.loader is None:
         raise ImportError("bpe-openai has no compiled part.")
@@ -95,7 +95,7 @@ type Pattern = tuple[bytes, tuple[float, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Patterns:
-    """The patterns for all texts, or for one script: of character kinds (`kinds`), of characters (`text`), of capitals.
+    """The patterns for one script or for all texts: of character kinds (`kinds`), characters (`text`) and capitals.
 
     The first pattern in the `kinds` of a script is the kind of the script's lead bytes. Only the patterns for all texts
     have `runs`: words, and groups of up to three digits.
@@ -109,7 +109,7 @@ class Patterns:
 
 @cache
 def patterns_by_script() -> dict[str, Patterns]:
-    """Return the patterns for all texts (empty key), then those of each script by the kind of its lead bytes."""
+    """Return the patterns of each script by the kind of its lead bytes; those for all texts have an empty key."""
     found = json.loads(files("threadkeep.context").joinpath("token_costs.json").read_text(encoding="utf-8"))
     return {key: _patterns(groups) for key, groups in ({"": found} | found["scripts"]).items()}
 
@@ -163,13 +163,13 @@ KINDS = _table(
     ("e", 0xF0, 0xF4),  # emoji
 )
 LETTERS = bytes(97 if chr(kind) in "aAlgrmhbIvc" else 32 for kind in KINDS)
-"""Maps letters to `a` and everything else to a space."""
+"""A translation table that maps letters to `a` and everything else to a space."""
 
 DIGITS = bytes(48 if chr(kind) == "0" else 32 for kind in KINDS)
-"""Maps digits to `0` and everything else to a space."""
+"""A translation table that maps digits to `0` and everything else to a space."""
 
 CAPITALS = _table(".", ("n", 0x0A, 0x0D), (" ", 0x20, 0x20), ("D", 0xD0, 0xD0), ("u", 0x90, 0xAF))
-"""Maps capital Cyrillic letters to `Du`."""
+"""A translation table that maps capital Cyrillic letters to `Du`."""
 
 
 def framed(text: str) -> bytes:
@@ -188,10 +188,10 @@ _IN_NO_OTHER_SCRIPT = bytes(byte for byte in range(256) if KINDS[byte] not in _I
 
 
 def other_scripts(text: str) -> int:
-    """Return the approximate share of a text's tokens in scripts other than Latin, in thousandths.
+    """Return approximately which part of a text's tokens is in scripts other than Latin, in thousandths.
 
-    A character of another script counts as two Latin letters, digits or other characters. This approximation takes
-    1 to 3 % of the time of an estimate; the exact share would need a second sum over all patterns.
+    A character of another script counts as much as two Latin letters, digits or other characters. This approximation
+    takes 1 to 3 % of the time of an estimate; the exact share would need a second sum over all patterns.
     """
     if text.isascii():
         return 0
@@ -222,7 +222,7 @@ class ScriptCosts:
 
 @dataclass(frozen=True, slots=True)
 class TokenCosts:
-    """All costs of one tokenizer family. The index of a cost in `pairs` is two bytes as one number, in native order."""
+    """All costs of one tokenizer family. An index in `pairs` is two bytes, read as one number in native byte order."""
 
     pairs: list[float]
     digit_group: float
@@ -296,28 +296,28 @@ class TokenCounter(Protocol):
     """
 
     def __call__(self, text: str, /) -> int:
-        """Return the tokens of this text."""
+        """Return the number of tokens of this text."""
 
 
 _MOST_CHARACTERS = 10  # per token: even for repetitive text, an estimate is at least a tenth of the characters
 
 
 def chars4(text: str) -> int:
-    """Return the characters of a text divided by four, rounded down: fair for English, far too low for Chinese."""
+    """Return a quarter of the number of characters, rounded down: fair for English, far too low for Chinese."""
     return len(text) // 4
 
 
 def estimate(text: str) -> int:
-    """Return the default estimate: offline, for all languages, in linear time.
+    """Return the default estimate, which needs no network, supports all languages, and takes linear time.
 
-    It is calibrated against the tokenizer of OpenAI's current models, and is rather too high than too low. It is
-    at least 1 for a text that is not empty.
+    It is calibrated against the tokenizer of OpenAI's current models, and is more often too high than too low. It is at
+    least 1 for a text that is not empty.
     """
     return _estimate(text, "o200k")
 
 
 def estimate_cl100k(text: str) -> int:
-    """Return the estimate for OpenAI's older models (gpt-4, gpt-3.5), which need up to three times as many tokens."""
+    """Return the estimate for OpenAI's older models (gpt-4, gpt-3.5), which may need three times as many tokens."""
     return _estimate(text, "cl100k")
 
 
@@ -333,7 +333,7 @@ class FamilyEstimate:
         return f"estimate_{self.family}"
 
     def __call__(self, text: str, /) -> int:
-        """Return the tokens of this text."""
+        """Return the number of tokens of this text."""
         return _estimate(text, self.family)
 
 

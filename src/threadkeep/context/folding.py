@@ -16,9 +16,9 @@ from threadkeep.records import Message
 
 @dataclass(frozen=True)
 class Fold:
-    """A group of equal exchanges that is shown as one: their number `times`, and each `seq` of an excluded message.
+    """A group of equal exchanges that is shown as one: its count `times`, and the `seq` of each excluded message.
 
-    `seq` is that of the user message that shows the count.
+    `seq` belongs to the user message that shows the count.
     """
 
     seq: int | None
@@ -28,7 +28,7 @@ class Fold:
 
 @dataclass(frozen=True)
 class Folded:
-    """Messages in order after folding, and the folds; the messages are unchanged if nothing was folded."""
+    """The messages in order after folding, and the folds. If nothing was folded, the messages are unchanged."""
 
     messages: tuple[Message, ...]
     folds: tuple[Fold, ...] = ()
@@ -40,15 +40,15 @@ def fold_mark(times: int) -> str:
 
 
 def fold_repeats(messages: Sequence[Message], *, counter: TokenCounter | None = None, least: int = 2) -> Folded:
-    """Fold each sequence of equal exchanges into its newest exchange.
+    """Fold each sequence of equal exchanges: only its newest exchange stays, with the count.
 
     An exchange is a user message with the assistant messages that answer it. Two exchanges are equal if they have the
-    same texts in the same order and all messages are complete. The newest exchange stays, and with it the newest user
-    message. An exchange without an answer is never folded.
+    same texts in the same order and all messages are complete. The newest user message therefore always stays. An
+    exchange without an answer is never folded.
 
     Args:
         messages: user and assistant messages, oldest first.
-        counter: counts the tokens of the user messages that get a mark; None means the default estimate.
+        counter: the counter for user messages that get a mark; None means the default estimate.
         least: the minimum number of consecutive equal exchanges to fold, at least 2.
 
     Raises:
@@ -70,7 +70,7 @@ def fold_repeats(messages: Sequence[Message], *, counter: TokenCounter | None = 
 
 
 def _exchanges(messages: Sequence[Message]) -> list[list[Message]]:
-    """Split the messages into groups that begin with a user message; only the first group may begin differently."""
+    """Split the messages into groups that begin with a user message. The first group may begin with another message."""
     pieces: list[list[Message]] = []
     for message in messages:
         if message.role == "user" or not pieces:

@@ -1,4 +1,4 @@
-"""Manifests: the positions, ids, counts and reasons behind a window or a model call, never text."""
+"""Manifests: the positions, ids, counts and reasons behind a window or a model call, but never a text."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class FactReference:
 
 @dataclass(frozen=True)
 class ScopeRecall:
-    """The outcome of a Graphiti query for one scope, with the reasons for missing facts."""
+    """The outcome of a Graphiti query for one scope, with the reasons why facts are missing."""
 
     scope: ScopeKind
     outcome: GraphOutcome = "ok"
@@ -75,26 +75,26 @@ class ScopeRecall:
     over_quota: int = 0
     """Facts left out because of the limit of facts."""
     no_room: int = 0
-    """Facts left out because of the section's tokens."""
+    """Facts left out because they did not fit into the section's tokens."""
     queued: int = 0
     """Messages of the scope that are queued to be sent."""
     unconfirmed: int = 0
     """Messages that were sent, but are not confirmed yet."""
     dead: int = 0
-    """Messages that were given up."""
+    """Messages that Threadkeep has given up sending."""
 
 
 @dataclass(frozen=True)
 class FactsLeftOut:
     """Known facts of a scope that are not in a context, and the reason.
 
-    `no_room`: they did not fit. `same_key`: a more specific scope or a newer fact has the same key. `over_limit`: the
-    scope has so many facts that they are searched, and these are not relevant to the input.
+    `no_room`: the facts did not fit. `same_key`: a fact of a more specific scope, or a newer fact, has the same key.
+    `over_limit`: the scope has so many facts that they are searched, and these facts are not relevant to the input.
     """
 
     scope: ScopeKind
     reason: FactExclusion
-    """`over_limit`: not relevant to the input; not counted."""
+    """With `over_limit` the facts are not relevant to the input, and they are not counted."""
     count: int = 0
     ids: tuple[str, ...] = ()
     """The first 20 ids."""
@@ -102,7 +102,7 @@ class FactsLeftOut:
 
 @dataclass(frozen=True)
 class ConversationPlace:
-    """A conversation that an agent stores in a graph store: its key and its layout."""
+    """A conversation that an agent stores in a graph store: its key, and the layout of its items."""
 
     key: str
     namespace: tuple[str, ...]
@@ -117,15 +117,15 @@ class Entry:
     """A message of a model call: its section, its tokens, and the source of its text.
 
     Texts that are in no transcript (system prompts, tool calls and results, cut messages) are stored with their digest.
-    `snippets` and `facts` are in the order of the text.
+    `snippets` and `facts` are in the order in which the text quotes them.
     """
 
     section: Section
     tokens: int
     """The tokens of the message, by the counter of the manifest."""
     source: Source = "text"
-    """The source of its text: the message of the `transcript` at `seq` (or with the `id`), `summaries`, quoted `turns`,
-    or a `text` in no transcript, which is stored under its `digest`. Absent for `text`."""
+    """The source of the text: the message of the `transcript` at `seq` (or with the `id`), `summaries`, quoted `turns`,
+    or a `text` that is in no transcript and is stored under its `digest`. Absent for `text`."""
     seq: int | None = None
     """The position in the session's transcript."""
     id: str | None = None
@@ -141,23 +141,23 @@ class Entry:
     facts: tuple[FactReference, ...] = ()
     """The quoted facts."""
     tokens_before: int | None = None
-    """The tokens before the message was cut; absent if it was not cut."""
+    """The tokens that the message had before it was cut; absent if it was not cut."""
 
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A message of the run itself, or a range of them without system messages, that was not sent, with the reason.
+    """A message of the run itself that was not sent, or a range of them without system messages, with the reason.
 
-    Messages of the transcript are also listed as excluded positions.
+    If such messages are in the transcript, their positions are also listed as excluded.
     """
 
     id: str | None
-    """The message, or the first one of a range; null if it has no id."""
+    """The id of the message, or of the first one of a range; null if it has no id."""
     reason: ExclusionReason
     last_id: str | None = None
-    """The id of the last message of a range; absent for one message."""
+    """The id of the last message of a range; absent for a single message."""
     count: int = 1
-    """The number of messages; absent for one."""
+    """The number of messages; absent for a single message."""
 
 
 @dataclass(frozen=True)
@@ -172,7 +172,7 @@ class ReportedUsage:
 
 @dataclass(frozen=True)
 class StablePrefix:
-    """The leading messages that do not depend on the new input, so the next call may begin with the same ones."""
+    """The leading messages that do not depend on the new input, so that the next model call may begin with them too."""
 
     messages: int
     tokens: int
@@ -187,20 +187,20 @@ def _require_stored(schema: dict[str, Any]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class ContextManifest:
-    """The record of one model call: the messages sent, in order, and the excluded ones with reasons; no message text.
+    """The record of one model call: the messages that were sent, in order, and the excluded ones with reasons; no text.
 
-    It is stored with its session, or with its run if it has no `session_id`. Positions refer to the session's
-    transcript, or to a `conversation` that the node stores elsewhere. Without any transcript, as in a run without a
-    session, every entry is a `text`. Fields with default values are absent in JSON.
+    A manifest is stored with its session, or with its run if it has no `session_id`. Positions refer to the session's
+    transcript, or to a `conversation` that the node stores elsewhere. If there is no transcript, as in a run without a
+    session, the source of every entry is `text`. Fields with default values are absent in JSON.
     """
 
     __pydantic_config__ = ConfigDict(use_attribute_docstrings=True, json_schema_extra=_require_stored)
 
     session_id: str | None = None
-    """Absent if the run of the call belongs to no session."""
+    """The session of the run; absent if the run belongs to no session."""
     run_id: str
     call: int = 0
-    """The number of the call in its run: 1, 2, 3, …; 0 before it is stored."""
+    """The number of the call in its run (1, 2, 3, …); 0 until the manifest is stored."""
     node: str | None = None
     """The node of a workflow that made the call."""
     conversation: ConversationPlace | None = None
@@ -208,11 +208,11 @@ class ContextManifest:
     created_at: datetime | SkipJsonSchema[None] = None
     model: str | None = None
     counter: str
-    """The token counter, with the learned factor of the model, if there is one."""
+    """The name of the token counter, with the learned factor of the model if there is one."""
     budget: int | None = None
-    """The token limit, measured by the counter."""
+    """The maximum number of tokens, measured by the counter."""
     max_messages: int | None = None
-    """The limit of messages of earlier turns."""
+    """The maximum number of messages of earlier turns."""
     window: WindowKind = "anchored"
     """How the window begins; absent for `anchored`."""
     anchor_seq: int = 0
@@ -233,31 +233,31 @@ class ContextManifest:
     digest: str = ""
     """SHA-256 of all messages that were sent, which `threadkeep.rebuild` verifies."""
     reported: ReportedUsage | None = None
-    """Absent if the provider reported nothing."""
+    """The tokens that the provider reported; absent if it reported nothing."""
     notes: tuple[str, ...] = ()
     """Missing parts: `history_unavailable`, `no_room_for_facts`, `no_room_for_snippets`, `no_room_for_selected`."""
     graph: tuple[ScopeRecall, ...] = ()
     """The outcomes of Graphiti queries; absent if there were none."""
     facts_left_out: tuple[FactsLeftOut, ...] = ()
-    """Known facts of the database that were not sent; absent if none."""
+    """Known facts of the database that were not sent; absent if there are none."""
 
     @computed_field  # type: ignore[prop-decorator]
     @property
     def sections(self) -> dict[Section, int]:
-        """Tokens per section, in sending order."""
+        """The tokens of each section, in the order of sending."""
         tokens: dict[Section, int] = {}
         for entry in self.entries:
             tokens[entry.section] = tokens.get(entry.section, 0) + entry.tokens
         return tokens
 
     def to_dict(self) -> dict[str, Json]:
-        """Return the manifest as JSON values, without default values, with the tokens per section."""
+        """Return the manifest as JSON values. Default values are left out; the tokens per section are added."""
         values: dict[str, Json] = _adapter().dump_python(self, mode="json", exclude_defaults=True)
         return values
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Json]) -> ContextManifest:
-        """Return the manifest from the values of `to_dict`. Raise `ValueError` for anything else."""
+        """Return the manifest from the values of `to_dict`. Raise `ValueError` if they are not a valid manifest."""
         return _adapter().validate_python(values)
 
 

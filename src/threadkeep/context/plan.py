@@ -1,4 +1,4 @@
-r"""The sections of a context: their order, their limits, and which of them shrink first.
+r"""The sections of a context, their order and limits, and the order in which they shrink.
 
 ::
 
@@ -13,9 +13,10 @@ r"""The sections of a context: their order, their limits, and which of them shri
               beside the shortest form of the steps
     steps     the tool calls and results of the turn so far
 
-If the budget is exceeded, the extras shrink first, in the order of `yields`; then the beginning of the window, large
-results in the steps (older steps first, which are cut before they are excluded), the end of the input, and all
-summaries. Summaries that exceed their share are excluded as a whole, oldest first. The system message never shrinks.
+If the budget is exceeded, the extras shrink first, in the order of `yields`. Then the following shrink in this order:
+the beginning of the window, large results in the steps (older steps first, which are cut before they are excluded), the
+end of the input, and all summaries. Summaries that exceed their share are excluded as a whole, oldest first. The system
+message never shrinks.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from threadkeep.context.manifest import Section, WindowKind
 from threadkeep.errors import InvalidInput
 
 EXTRAS: Final[tuple[Section, ...]] = ("facts", "snippets", "selected")
-"""The sections that are searched for each input."""
+"""The sections whose contents are searched for each input."""
 
 _ORDER: Final[tuple[Section, ...]] = ("system", "summary", "facts", "window", "snippets", "selected", "input")
 _SHARES: Final[Mapping[Section, float]] = MappingProxyType(
@@ -37,7 +38,7 @@ _SHARES: Final[Mapping[Section, float]] = MappingProxyType(
 )
 _MOST_OF_NEWEST = 0.5
 _QUOTED_OF_SHARED = 0.25
-"""The maximum part of `shared` for quoted older turns, which are new in each turn, so that no prompt cache has them."""
+"""The maximum part of `shared` for quoted older turns; they are new in each turn, so no prompt cache contains them."""
 
 
 @dataclass(frozen=True)
@@ -45,11 +46,11 @@ class ContextPlan:
     """The division of a budget among sections; see the module's table.
 
     `order` is the order of the sections; the turn's steps are always last. `shares` are fractions of the budget:
-    maximums for the summary and each extra, and a minimum for the window, which is reserved first. `yields` lists the
-    extras in the order in which they shrink. An `anchored` window begins at the same message as in the previous
-    call until it does not fit, and is then cut back to `step` of its capacity. A `sliding` window always has the newest
-    messages that fit. With `fold_repeats`, an exchange that is repeated several times in a row is shown once with its
-    count.
+    maximums for the summary and each extra, and a minimum for the window. The window's share is reserved first.
+    `yields` lists the extras in the order in which they shrink. An `anchored` window begins at the same message in
+    every call until it does not fit any more; it is then cut back to its capacity times `step`. A `sliding` window
+    always contains the newest messages that fit. With `fold_repeats`, an exchange that is repeated several times in a
+    row is shown once with its count.
     """
 
     order: tuple[Section, ...] = _ORDER
@@ -84,14 +85,15 @@ class ContextPlan:
     def rooms(
         self, budget: int, fixed: int, wanted: Collection[Section], *, shared: int | None = None, newest: int = 0
     ) -> dict[Section, int]:
-        """Return the tokens that each wanted extra may use, after the share of the window is reserved.
+        """Return how many tokens each wanted extra may use after the window's share has been reserved.
 
         Args:
             budget: the tokens of the whole call.
             fixed: the tokens of the system message, the summary and the turn.
             wanted: the extras that may be present.
-            shared: the tokens to which the shares apply, if the budget is the whole capacity of the model.
-            newest: the tokens of the newest messages; if they exceed the window's share, it becomes half of the budget.
+            shared: the tokens to which the shares apply, if `budget` is the whole capacity of the model.
+            newest: the tokens of the newest messages; if they exceed the window's share, the share becomes half of the
+                budget.
         """
         whole = min(budget, shared or budget)
         window = self.shares["window"]

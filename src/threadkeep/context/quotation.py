@@ -35,7 +35,7 @@ def fact_line(fact: Fact) -> str:
 
 @lru_cache(maxsize=2_000)
 def _text_line(key: str, value: str, scope: ScopeKind, since: datetime) -> str:
-    """Return the line of a text fact; cached, because a chat quotes the same facts in each turn."""
+    """Return the line of a text fact. Lines are cached, because a chat quotes the same facts in each turn."""
     return _fact_line(key, value, scope, since)
 
 
@@ -65,12 +65,12 @@ def facts_text(lines: Sequence[str]) -> str:
 
 
 def fitting_facts(facts: Sequence[Fact], budget: int, counter: TokenCounter) -> list[Fact]:
-    """Return the facts, in order, that fit into the budget as one block; skip each fact that no longer fits."""
+    """Return the facts, in order, that fit into the budget as one block; skip each fact that does not fit any more."""
     return [facts[place] for place in fitting_lines([fact_line(fact) for fact in facts], budget, counter)]
 
 
 def fitting_lines(lines: Sequence[str], budget: int, counter: TokenCounter) -> list[int]:
-    """Return the indexes of the lines, in order, that fit into the budget as one block; skip lines that do not."""
+    """Return the indexes of the lines that fit into the budget as one block, in order; skip lines that do not fit."""
     if not lines or counter(facts_text(lines)) <= budget:
         return list(range(len(lines)))
     left = budget - counter(FACTS_HEADER)
@@ -94,7 +94,7 @@ def in_stable_order(facts: Iterable[Fact]) -> list[Fact]:
 def _safe(line: str) -> str:
     """Escape the line, so that its text cannot end the line or the block."""
     line = line.replace("</", "<\\/")
-    # JSON leaves some characters unescaped that some readers treat as line ends.
+    # JSON leaves some characters unescaped that some programs treat as line ends.
     return line if line.isascii() else _LINE_ENDS.sub(lambda found: f"\\u{ord(found[0]):04x}", line)
 
 
@@ -133,7 +133,7 @@ class Quote:
 
 @lru_cache(maxsize=1_000)
 def attribution(role: str, author: str | None) -> str:
-    """Return the name of a user, or the role with the name of the author, if there is one.
+    """Return the name of a user, or the role; the role is followed by the author's name, if there is one.
 
     A name can neither end the source line nor imitate a role.
     """
@@ -145,7 +145,7 @@ def attribution(role: str, author: str | None) -> str:
 
 @dataclass(frozen=True)
 class QuotedTurn:
-    """A stored message of a session to quote: the whole message, or the range `part` of its characters."""
+    """A stored message that is quoted: the whole message, or the range `part` of its characters."""
 
     session_id: str
     message: Message
@@ -153,7 +153,7 @@ class QuotedTurn:
 
     @property
     def text(self) -> str:
-        """The text to quote: all of the message, or a part of it, with `…` where text is missing."""
+        """The quoted text: the whole text, or a part of it with `…` where text is missing."""
         content = self.message.content
         if self.part is None:
             return content
@@ -168,7 +168,7 @@ class QuotedTurn:
 
     @cached_property
     def day(self) -> tuple[str, date | None]:
-        """The session and the UTC day of the message; turns with the same value share one heading."""
+        """The session and the UTC day of the message. Turns for which both are the same share one heading."""
         return self.session_id, self.time and self.time.date()
 
     @cached_property
@@ -182,7 +182,7 @@ class QuotedTurn:
         return "\n".join((f"{speaker}: {first}", *(f"> {line}" for line in others)))
 
     def heading(self, home: str) -> str:
-        """Return the heading of a day's first turn: its `seq`, the day, and a note if its session is not `home`."""
+        """Return the heading above a day's first turn: its `seq`, the day, and a note if the session is not `home`."""
         session_id, day = self.day
         where = "" if session_id == home else ", another conversation"
         return f"\n[#{self.message.seq or 0} {day.isoformat() if day else 'no date'}{where}]"
@@ -201,7 +201,7 @@ def turns_text(turns: Sequence[QuotedTurn], *, home: str) -> str:
 
 
 def quoted_by(block: str, role: str) -> list[str]:
-    """Return the texts that one role said, from a block of `turns_text`; people with a name have the role `user`."""
+    """Return the texts that one role said, from a block of `turns_text`. People who have a name count as `user`."""
     texts: list[list[str]] = []
     speaker = ""
     for line in block.removeprefix(TURNS_HEADER).splitlines():
@@ -223,7 +223,7 @@ def render(header: str, quotes: Sequence[Quote]) -> str:
 
 
 def fitting(header: str, quotes: Iterable[Quote], budget: int, counter: TokenCounter) -> list[Quote]:
-    """Return the leading quotes that fit into the budget as a block; the last one may be cut with a mark.
+    """Return the first quotes that fit into the budget as a block. The last one may be cut; a mark then shows the cut.
 
     The first quote may be cut to a few words; a later quote is cut only if at least half of it fits.
     """
@@ -242,9 +242,9 @@ def fitting(header: str, quotes: Iterable[Quote], budget: int, counter: TokenCou
 
 
 def summary_message_text(summaries: Sequence[Summary]) -> str:
-    """Return the prompt text that replaces summarised messages; empty without summaries.
+    """Return the text that replaces summarised messages in a prompt; an empty text without summaries.
 
-    Its beginning does not change when a later range is summarised.
+    The beginning of the text does not change when later messages are summarised.
     """
     if not summaries:
         return ""
@@ -252,9 +252,9 @@ def summary_message_text(summaries: Sequence[Summary]) -> str:
 
 
 def fitting_summaries(summaries: Sequence[Summary], budget: int, counter: TokenCounter) -> tuple[Summary, ...]:
-    """Return the newest summaries that fit uncut into the budget of one message.
+    """Return as many of the newest summaries as fit uncut into the budget of one message.
 
-    If not even the newest fits, return it alone, cut at its end, or nothing if almost nothing would be left.
+    If not even the newest summary fits, return it alone, cut at its end; return none if too little would be left.
     """
     for oldest in range(len(summaries)):
         if counter(summary_message_text(summaries[oldest:])) <= budget:
@@ -274,7 +274,7 @@ def _blocks(summaries: Iterable[Summary]) -> Iterable[str]:
             if count == 1
             else f"messages {summary.first_seq} to {summary.last_seq} ({count} messages)"
         )
-        # The text derives from messages of people, so it must not be able to end the block.
+        # The text derives from messages of people, so it must not contain the mark that ends the block.
         text = _FENCE.sub("‹", summary.text.strip())
         yield f'<summary of="{messages}">\n{text}\n</summary>'
 
@@ -284,8 +284,8 @@ def quoted_message(message: Message, content: str | None = None, *, part: str | 
 
     Args:
         message: the message.
-        content: the piece of its text to quote; by default the whole text.
-        part: names the piece, such as `2 of 5`.
+        content: the piece of the message's text to quote; by default the whole text.
+        part: the name of the piece, such as `2 of 5`.
     """
     at = message.sent_at or message.created_at
     said: dict[str, Json] = {"message": message.seq}
@@ -303,13 +303,13 @@ def quoted_message(message: Message, content: str | None = None, *, part: str | 
 
 
 def quoted_summary(summary: Summary, text: str | None = None) -> str:
-    """Return a summary as one line of JSON: the `seq` range that it replaces, and its text or the given piece of it."""
+    """Return a summary as one line of JSON: the `seq` range that it replaces, and `text`, by default its whole text."""
     messages = f"{summary.first_seq}-{summary.last_seq}"
     return _line({"summary_of_messages": messages, "text": summary.text if text is None else text})
 
 
 def quoted_fact(fact: Fact) -> str:
-    """Return a fact as one line of JSON: key, value, scope, first day, confirmations above 1, confidence below 1."""
+    """Return a fact as one line of JSON: key, value, scope, first day, confirmations and confidence (unless 1)."""
     known: dict[str, Json] = {"key": fact.key, "value": fact.value, "about": fact.scope.kind, "since": day_of(fact)}
     if fact.confirmed > 1:
         known["confirmed"] = fact.confirmed

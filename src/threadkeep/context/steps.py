@@ -1,8 +1,8 @@
 """Division of the budget among the steps of a turn: newest step first, older steps cut to fit.
 
-A model would repeat a step if its result is missing, so an older step is cut before it is excluded. A cut stays the
-same in later calls, because the shares are computed again for each call of the turn, from its first step. If one more
-step does not fit, the older steps are cut back to half of the budget at once.
+A model would repeat a step whose result is missing, so an older step is cut before it is excluded. A cut stays the same
+in later calls, because each call computes the shares again, beginning with the turn's first step. If one more step does
+not fit, the older steps are at once cut back to half of the budget.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from typing import Final
 
 _SMALL: Final = 8
-"""Results below an eighth of the budget are cut only if cutting larger results is not enough."""
+"""Results below this part of the budget (an eighth) are cut only if cutting larger results is not enough."""
 
 
 @dataclass(frozen=True)
 class Size:
-    """The tokens of a message, and the tokens of its shortest form (the same number if it cannot be cut)."""
+    """The tokens of a message, and those of its shortest form; both are the same if the message cannot be cut."""
 
     tokens: int
     minimum: int
@@ -42,7 +42,7 @@ def least_of(step: Step) -> int:
 
 
 def level_of(step: Step, room: int) -> int:
-    """Return the size to which the larger messages of a step must be cut so that the step fits into `room` tokens."""
+    """Return the size to which the larger messages of a step are cut so that the step fits into `room` tokens."""
     low, high = 0, room
     while low <= high:
         level = (low + high) // 2
@@ -54,12 +54,12 @@ def level_of(step: Step, room: int) -> int:
 
 
 def shares(parts: Sequence[Step], steps: Sequence[Step], room: int) -> list[int | None]:
-    """Return the tokens that each part and each step gets, in order; None for one whose shortest form does not fit.
+    """Return the tokens for each part and each step, in order; None for one that is excluded.
 
     Args:
-        parts: other messages of the question, oldest first; they are cut after the older steps.
+        parts: other messages of the question, oldest first; they are cut only after the older steps.
         steps: the messages after the question, oldest first. The newest step must fit in its shortest form.
-        room: the tokens for all of them.
+        room: the tokens for all parts and steps.
     """
     everything = [*parts, *steps]
     if not everything:
@@ -83,7 +83,7 @@ def shares(parts: Sequence[Step], steps: Sequence[Step], room: int) -> list[int 
 
 
 def whole_shares(steps: Sequence[Step], room: int) -> list[int | None]:
-    """Return the tokens of each step if only the newest may be cut; None for each excluded step."""
+    """Return the tokens of each step, None for each excluded step; only the newest step may be cut."""
     found: list[int | None] = [None] * len(steps)
     for number in range(len(steps) - 1, -1, -1):
         tokens = whole_of(steps[number])
@@ -97,14 +97,14 @@ def whole_shares(steps: Sequence[Step], room: int) -> list[int | None]:
 
 
 def _replayed(steps: Sequence[Step], parts: int, room: int) -> list[int]:
-    """Return the tokens of each step, computed as in the turn's calls so far; the first `parts` are of the question."""
+    """Return the tokens of each step, as in all calls of the turn so far. The first `parts` are the question's."""
     granted: list[int] = []
     older = 0
     for step in steps:
         whole, least = whole_of(step), least_of(step)
         claim = min(whole, max(least, room * 3 // 4))
         if older > room - claim:
-            # Cut back to half: the next steps then fit, and the messages before them stay the same.
+            # Cut back to half, so that the next steps fit while the messages before them stay the same.
             _cut_back(steps, granted, parts, older - min(room // 2, room - claim), room // _SMALL)
             older = sum(granted)
         granted.append(max(least, min(whole, room - older)))
@@ -113,7 +113,7 @@ def _replayed(steps: Sequence[Step], parts: int, room: int) -> list[int]:
 
 
 def _cut_back(steps: Sequence[Step], granted: list[int], parts: int, excess: int, small: int) -> None:
-    """Take `excess` tokens back from granted shares: from the oldest steps first, and from small results last."""
+    """Take `excess` tokens back from the granted shares: from the oldest steps first, and from small results last."""
     for floor in (small, 0):
         for number in (*range(parts, len(granted)), *range(min(parts, len(granted)))):
             least = sum(size.at(floor) for size in steps[number])

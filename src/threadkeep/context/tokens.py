@@ -1,4 +1,4 @@
-"""Token counters, found by their own name or by a model's name; context windows, and the input budget of a prompt."""
+"""Token counters, found by their own name or by a model's name; context windows; and the input budget of a prompt."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _VENDORS = re.compile(r"^(?:[a-z]+\.)+(?=[a-z])")  # us.anthropic.claude-…
 
 
 def names_of(model: str | None) -> list[str]:
-    """Return the lower-case name, and the name without a provider prefix: `anthropic/`, `openai:`, `us.anthropic.`."""
+    """Return a model's lower-case name, and the name without a provider (`anthropic/`, `openai:`, `us.anthropic.`)."""
     whole = (model or "").strip().lower()
     bare = whole.rpartition("/")[2]
     names = [whole, bare, bare.partition(":")[2], _VENDORS.sub("", bare)]
@@ -38,7 +38,7 @@ def names_of(model: str | None) -> list[str]:
 
 
 def continues(name: str, known: str) -> bool:
-    """Return True if a name continues a known one: `gpt-4-0613` continues `gpt-4`, `gpt-4.1` does not."""
+    """Return True if a name continues the name `known`: `gpt-4-0613` continues `gpt-4`, but `gpt-4.1` does not."""
     if not name.startswith(known):
         return False
     rest = name[len(known) :]
@@ -54,13 +54,13 @@ _BY_VENDOR: dict[str, dict[str, int]] = json.loads(
 WINDOWS = {name: tokens for models in _BY_VENDOR.values() for name, tokens in models.items()}
 """The context windows in `context_windows.json`, in tokens, by the lower-case names of models.
 
-A name also matches longer names that continue it after a separator (`gpt-4` matches `gpt-4-0613`, not `gpt-4.1`); a
-name that ends with a separator matches every name that begins with it.
+A name in the table also matches longer names that continue it after a separator (`gpt-4` matches `gpt-4-0613`, but not
+`gpt-4.1`). A name that ends with a separator matches every name that begins with it.
 """
 
 
 SAFETY_TOKENS = 512
-"""The tokens reserved for tokens that are not counted: those that a provider adds around messages and tools."""
+"""The tokens that are reserved for what is not counted: the tokens that a provider adds around messages and tools."""
 
 _MAX_RESERVE = 16_384
 
@@ -68,14 +68,14 @@ _MAX_RESERVE = 16_384
 def context_window(model: str | None, override: object = None) -> int:
     """Return the context window of a model in tokens: input and output together.
 
-    A positive override takes precedence; other overrides are ignored. Otherwise the lower-case name without its
+    A positive override takes precedence; other overrides are ignored. Without one, the lower-case name without its
     provider is looked up: first exactly, then by the longest known name that it continues. Unknown models have 128,000.
     """
     return known_window(model, override) or DEFAULT_WINDOW
 
 
 def known_window(model: str | None, override: object = None) -> int | None:
-    """Return the context window of a model as `context_window` does; None for an unknown model without an override."""
+    """Return the same context window as `context_window`, but None for an unknown model without an override."""
     return _positive(override) or _window_by_name(model)
 
 
@@ -92,7 +92,7 @@ def _window_by_name(model: str | None) -> int | None:
 
 
 def input_budget(model: str | None, max_output_tokens: int | None = None, context_window: int | None = None) -> int:
-    """Return the tokens that a prompt may use: the context window less the output reserve and a safety margin of 512.
+    """Return the tokens that a prompt may use: the context window less the output reserve and 512 tokens for safety.
 
     The reserve is `max_output_tokens` if it is positive, else a quarter of the window, at most 16,384.
 
@@ -120,10 +120,10 @@ LEAST_FACTOR, GREATEST_FACTOR = 0.5, 3.0
 """The bounds of the learned factor of an estimate."""
 
 GREATEST_OF_OTHER = 8.0
-"""The upper bound of the factor for other scripts, which only models of an unknown family have."""
+"""The upper bound of the factor for other scripts; only models of an unknown family have this factor."""
 
 MIN_TOKENS = 200
-"""Factors do not learn from smaller prompts, because the tokens that a provider adds are too large a part of them."""
+"""Factors do not learn from smaller prompts, because the tokens that a provider adds are a large part of these."""
 
 _LONGEST_STEP = 0.15  # of the factor's logarithm: one report changes the factor by 16 % at most
 _LEAST_WEIGHT = 0.1  # of the newest report: about twenty reports count
@@ -133,7 +133,7 @@ _WEIGHT_OF_SCRIPTS = 0.5  # of every report, because the shares of the scripts d
 
 @dataclass(frozen=True, slots=True)
 class TokenFactor:
-    """The factor by which an estimate is multiplied for a model: 1 before the first report.
+    """The factor by which a model's estimates are multiplied; it is 1 before the first report.
 
     A model of an unknown family has a second factor, `other`, for scripts other than Latin. Then `value` applies to
     Latin letters, digits, punctuation and code.
@@ -146,24 +146,24 @@ class TokenFactor:
 
     @property
     def label(self) -> str:
-        """The factor as it is shown in names of counters: `×1.12`, or `×1.05, other scripts ×3.74`."""
+        """The factor as names of counters show it: `×1.12`, or `×1.05, other scripts ×3.74`."""
         return _label(*_hundredths(self))
 
     @property
     def is_at_limit(self) -> bool:
-        """True if a factor has reached a bound."""
+        """True if one of the factors has reached one of its bounds."""
         within = LEAST_FACTOR < self.value < GREATEST_FACTOR
         return not (within and (self.other is None or LEAST_FACTOR < self.other < GREATEST_OF_OTHER))
 
     def learn(self, estimated: int, reported: int, other: int = 0) -> TokenFactor:
-        """Return the factor corrected by the report of one more model call; unchanged if the call is too small.
+        """Return the factor corrected by one more reported model call; unchanged if the call has too few tokens.
 
-        The first reports weigh most. A report moves the factor by a bounded step, so an outlier has little effect,
-        and many consistent reports move the factor to their ratio.
+        The first reports weigh most. A report moves the factor by a bounded step, so an outlier has little effect, and
+        many consistent reports move the factor to their ratio.
 
         Args:
-            estimated: the tokens of the whole request, tools included, by the counter without a factor.
-            reported: the input tokens that the provider reported, cached tokens included.
+            estimated: the tokens of the whole request including tools, as the counter without a factor estimates them.
+            reported: the input tokens that the provider reported, including cached tokens.
             other: the part of `estimated` that is in scripts other than Latin.
         """
         if estimated < MIN_TOKENS or reported < MIN_TOKENS:
@@ -177,7 +177,7 @@ class TokenFactor:
         return replace(self, value=_bounded(math.exp(here + step)), samples=self.samples + 1)
 
     def _learn_scripts(self, values: tuple[float, float], estimated: tuple[int, int], reported: int) -> TokenFactor:
-        """Move each factor by its share of the error: normalized least mean squares on logarithms."""
+        """Move each factor by its part of the error (normalized least mean squares on logarithms)."""
         bounds = (GREATEST_FACTOR, GREATEST_OF_OTHER)
         factors = [_bounded(value, bound) for value, bound in zip(values, bounds, strict=True)]
         parts = [tokens * value for tokens, value in zip(estimated, factors, strict=True)]
@@ -192,10 +192,10 @@ class TokenFactor:
 
 @dataclass(frozen=True, slots=True)
 class ScaledCounter:
-    """A token estimate times a factor in hundredths, rounded up.
+    """A token estimate that is multiplied by a factor in hundredths, and rounded up.
 
-    `other_hundredths` is the separate factor for tokens in scripts other than Latin, if there is one; `share` returns
-    the share of these tokens in a text, in thousandths.
+    `other_hundredths` is a separate factor for tokens in scripts other than Latin, or None. `share` returns the share
+    of such tokens in a text, in thousandths.
     """
 
     counter: TokenCounter
@@ -210,7 +210,7 @@ class ScaledCounter:
         return self.base + _label(self.hundredths, self.other_hundredths)
 
     def __call__(self, text: str, /) -> int:
-        """Return the tokens of this text."""
+        """Return the number of tokens of this text."""
         tokens = self.counter(text)
         if self.other_hundredths is None or text.isascii():
             return -(-tokens * self.hundredths // 100)
@@ -219,10 +219,10 @@ class ScaledCounter:
 
 
 def scaled(counter: TokenCounter, factor: TokenFactor) -> TokenCounter:
-    """Return a counter that multiplies counts by the factor (rounded to hundredths) and rounds the result up.
+    """Return a counter that multiplies each count by the factor (rounded to hundredths), and rounds the result up.
 
     If the factor has two values, each part of a text is multiplied by the value for its scripts. An exact counter is
-    returned unchanged: it differs from the provider's number only by tokens that the provider adds around messages.
+    returned unchanged: its counts differ from the provider's only by the tokens that the provider adds around messages.
     """
     if isinstance(counter, ExactCounter):
         return counter
@@ -234,7 +234,7 @@ def scaled(counter: TokenCounter, factor: TokenFactor) -> TokenCounter:
 
 
 def other_tokens(counter: TokenCounter) -> TokenCounter:
-    """Return a counter that counts only the tokens in scripts other than Latin, as a share of another counter's."""
+    """Return a counter that counts only tokens in scripts other than Latin, as a share of the given counter's count."""
     return ScaledCounter(counter, plain_name(counter), 0, 100)
 
 
@@ -249,7 +249,7 @@ def _label(hundredths: int, other: int | None) -> str:
 
 
 def plain_name(counter: TokenCounter) -> str:
-    """Return the counter's own name, or else the name of its type."""
+    """Return the counter's own name; for a counter without a name, the name of its type."""
     for attribute in ("name", "__name__"):
         name = getattr(counter, attribute, None)
         if isinstance(name, str) and name:
@@ -296,7 +296,7 @@ _BY_FAMILY: dict[Family, str] = {
     "qwen3": "qwen- qwen2 qwen2. qwen3 qwen3. deepseek-r1-distill-qwen",
     "deepseek": "deepseek-v3 deepseek-v3. deepseek-r1 deepseek-chat deepseek-reasoner",
 }
-# Claude 4.7 and later 4.x versions. A longer number is the release date of Claude 4: claude-opus-4-20250514.
+# It matches Claude 4.7 and later 4.x versions. A longer number is a release date: claude-opus-4-20250514 is Claude 4.
 _LATE_CLAUDE_4 = re.compile(r"claude-(?:[a-z]+-)?4[-.](?:[7-9]|[1-9]\d)(?!\d)")
 _FAMILIES: dict[str, Family] = {name: family for family, names in _BY_FAMILY.items() for name in names.split()}
 
@@ -331,8 +331,8 @@ def counter_for(model: str | None, *, factor: TokenFactor | None = None) -> Toke
     """Return the best counter for a model: exact for an OpenAI model with the extra `tokens`, else an estimate.
 
     Args:
-        model: its name, with or without its provider; None and unknown names get the estimate for OpenAI's current
-            models.
+        model: the model's name, with or without its provider; None and unknown names get the estimate for OpenAI's
+            current models.
         factor: the learned correction of the estimate for this model; exact counters ignore it.
     """
     encoding = encoding_of(model)
@@ -343,7 +343,7 @@ def counter_for(model: str | None, *, factor: TokenFactor | None = None) -> Toke
 
 
 def encoding_of(model: str | None) -> Encoding | None:
-    """Return the encoding of an OpenAI model; None for models of others."""
+    """Return the encoding of an OpenAI model; None for models of other providers."""
     return _ENCODINGS.get(family_of(model) or "")
 
 
@@ -359,7 +359,7 @@ def family_of(model: str | None) -> Family | None:
 
 
 def name_of(counter: TokenCounter) -> str:
-    """Return a counter's name for manifests: one that `counter_named` accepts, or the counter's own name."""
+    """Return a counter's name for manifests: one that `counter_named` accepts, or else the counter's own name."""
     if isinstance(counter, ScaledCounter | RememberingCounter):
         return counter.name
     known = [name for name, estimating in _ESTIMATES.items() if counter is estimating]
@@ -370,7 +370,7 @@ _MOST = 16_384
 
 
 class RememberingCounter:
-    """A counter with a cache of recent counts, by the hash and length of the text. It stores no text."""
+    """A counter that caches recent counts by the hash and the length of the text; it stores no text."""
 
     def __init__(self, counter: TokenCounter, *, most: int = _MOST) -> None:
         self.counter = counter
@@ -379,7 +379,7 @@ class RememberingCounter:
         self._counts: dict[tuple[int, int], int] = {}
 
     def __call__(self, text: str, /) -> int:
-        """Return the tokens of this text."""
+        """Return the number of tokens of this text."""
         key = (hash(text), len(text))
         if (known := self._counts.get(key)) is not None:
             return known
@@ -390,13 +390,13 @@ class RememberingCounter:
 
 
 class RememberedCounts:
-    """The counters with caches of one memory, one for each estimate; exact counters are fast without a cache."""
+    """The counters with caches of one memory, one for each estimate. Exact counters are fast, and have no cache."""
 
     def __init__(self) -> None:
         self._counters: dict[TokenCounter, RememberingCounter] = {}
 
     def remembering(self, counter: TokenCounter) -> TokenCounter:
-        """Return a counter that gives the same counts from a cache; exact counters are returned unchanged."""
+        """Return a counter with a cache that gives the same counts; an exact counter is returned unchanged."""
         if isinstance(counter, ExactCounter | RememberingCounter):
             return counter
         if isinstance(counter, ScaledCounter):

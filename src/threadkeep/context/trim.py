@@ -1,10 +1,10 @@
-"""The plan of one model call: which messages fit, computed from kinds and sizes only.
+"""The plan of one model call: which messages fit. It is computed from kinds and sizes only.
 
-Priorities: system messages, whole and first; the newest user message, cut if it is too big, alone or beside the
-shortest form of the steps; the newest step of the current turn, cut if necessary and never excluded; the turn's earlier
-steps, cut before they are excluded (`steps`); then history, newest first, up to a number of messages. The newest
-message of history is cut if no other message of history fits. A tool call and its results form one group, which is kept
-or excluded as a whole.
+System messages have the highest priority, and are never cut. The newest user message follows; it is cut if it is too
+big, alone or beside the shortest form of the steps. Then come the newest step of the current turn, which is cut if
+necessary but never excluded, the turn's earlier steps, which are cut before they are excluded (`steps`), and history,
+newest first, up to a number of messages. The newest message of history is cut if no other message of history fits. A
+tool call and its results form one group, which is kept or excluded as a whole.
 
 An anchor can fix the start of history, so that consecutive model calls share their leading messages. If the messages no
 longer fit, the start moves by several messages at once (`Anchor`).
@@ -22,7 +22,7 @@ from threadkeep.errors import BudgetTooSmall
 __all__ = ["Anchor", "Item", "Kind", "Plan", "Reason", "Size", "plan"]
 
 _LEAST_TOKENS: Final = 16
-"""The minimum size in tokens for a cut history message to be worth sending."""
+"""The tokens that a cut message of history must have, in addition to its shortest form, to be worth sending."""
 
 type Kind = Literal["system", "user", "assistant", "tool"]
 type Reason = Literal["over_budget", "over_limit", "before_anchor", "orphan_tool"]
@@ -30,7 +30,7 @@ type Reason = Literal["over_budget", "over_limit", "before_anchor", "orphan_tool
 
 @dataclass(frozen=True)
 class Item:
-    """A message of a model call: its kind and, for a tool call or result, the index of the caller (`group`)."""
+    """A message of a model call: its kind and, for a tool call or result, the index of the calling message."""
 
     kind: Kind
     group: int | None = None
@@ -38,13 +38,14 @@ class Item:
 
 @dataclass(frozen=True)
 class Anchor:
-    """The start of history, and the distance that it moves if history does not fit.
+    """The start of history, and how far it moves if history does not fit.
 
     Messages before the index `begin` are excluded. `set` is True if an earlier model call has set the anchor. If the
-    other messages then do not fit, or if not all messages were passed in (`overflowing`), history is cut back: together
-    with the question, it gets at most `fraction` of its limits for tokens and messages. It then begins with a user
-    message; the last exchange stays if it fits. Without `set`, history is the newest messages that fit. If the turn's
-    steps leave too little space, history is cut back too, so that the next steps fit and model calls begin alike.
+    messages from `begin` on do not fit, or if not all messages were passed in (`overflowing`), a history whose anchor
+    is set is cut back: together with the question, it gets at most `fraction` of its limits for tokens and messages. It
+    then begins with a user message; the last exchange stays if it fits. Without `set`, history consists of the newest
+    messages that fit. If the turn's steps leave too little space, history is cut back in any case, so that the next
+    steps fit and the model calls of the turn begin alike.
     """
 
     begin: int = 0
@@ -57,9 +58,9 @@ class Anchor:
 class Plan:
     """The messages to send: indexes in sending order, sizes of cut messages, and exclusions with reasons.
 
-    `begin` is the index at which history (or the turn, without history) begins. `cut_back` is True if this is not the
-    anchor. `lasting` is True if the new start also applies to later turns; messages that are excluded only because of
-    this turn's steps are sent again after the turn. `opened` is True if `tokens` includes an opening message.
+    `begin` is the index at which history begins or, without history, the turn. `cut_back` is True if this index is not
+    the anchor. `lasting` is True if the new start also applies to later turns; messages that are excluded only because
+    of this turn's steps are sent again after the turn. `opened` is True if `tokens` includes an opening message.
     """
 
     kept: tuple[int, ...]
@@ -87,13 +88,13 @@ def plan(
 
     Args:
         items: the messages in order.
-        measure: returns the size of the message at an index; called only for messages that may be sent.
+        measure: a function that returns the size of the message at an index; called only for messages that may be sent.
         budget: the maximum number of tokens of all messages together.
         max_messages: the maximum number of messages before the turn, not counting messages with tool calls and results.
         turn: the start of the current turn if its question has several messages; by default the newest user message.
         anchor: the start of history; without one, history is the newest messages that fit.
-        whole_steps: True to keep older steps of the turn whole or exclude them; the newest may be excluded too.
-        opening: the tokens of a message placed first if the first message is not a user message; 0 for none.
+        whole_steps: True to exclude older steps of the turn instead of cutting them; the newest may be excluded too.
+        opening: the tokens of a message that is placed before history if no user message begins it; 0 for none.
 
     Raises:
         BudgetTooSmall: the system messages exceed the budget, alone or together with the newest user message and the
@@ -161,7 +162,7 @@ class _Planner:
         self._left -= tokens
 
     def _units(self, user: int | None) -> list[list[int]]:
-        """Return the messages in groups, without the newest user message; exclude tool results without a tool call."""
+        """Return the messages in groups, except the newest user message; exclude tool results without a tool call."""
         units: dict[int, list[int]] = {}
         for index, item in enumerate(self._items):
             if item.kind == "system" or index == user:
@@ -174,7 +175,7 @@ class _Planner:
         return list(units.values())
 
     def _place_turn(self, user: int | None, current: Sequence[list[int]]) -> bool:
-        """Place the newest user message and the rest of the turn; return True if any of it is cut or excluded."""
+        """Place the newest user message and the rest of the turn; return True if any of these is cut or excluded."""
         parts = [unit for unit in current if user is not None and unit[0] < user]
         steps = current[len(parts) :]
         fits = self._place_user(user, current, bool(steps) and not self._whole_steps)
@@ -195,7 +196,7 @@ class _Planner:
         return bool(self._cuts) or None in granted
 
     def _place_user(self, user: int | None, current: Sequence[list[int]], needs_newest: bool) -> bool:
-        """Place the newest user message, cut if necessary; return True if the newest step fits beside it."""
+        """Place the newest user message, and cut it if necessary; return True if the newest step fits beside it."""
         size = self._measure(user) if user is not None else Size(0, 0)
         if size.minimum > self._left:
             raise BudgetTooSmall(
@@ -223,7 +224,7 @@ class _Planner:
     def _place_history(
         self, history: Sequence[list[int]], places: int | None, anchor: Anchor | None, reason: Reason
     ) -> Sequence[list[int]]:
-        """Place the newest history that fits. If some of it does not fit, cut history back to the anchor's fraction."""
+        """Place and return the newest history that fits; if some does not fit, cut it back to the anchor's fraction."""
         fitting, stopped = self._newest(history, self._left, places)
         if _overflows(anchor) or len(fitting) < len(history):
             self._pushed_out = bool(self._steps)
@@ -241,10 +242,10 @@ class _Planner:
         return fitting
 
     def _stepped(self, fitting: Sequence[list[int]], places: int | None, fraction: float) -> Sequence[list[int]]:
-        """Return the newest groups in `fraction` of the room, so that history can grow, or else the last exchange."""
-        # Count the question and its answer too, so that after the turn the window has this fraction of its limits.
+        """Return the newest groups in `fraction` of the room, so that history can grow; at least the last exchange."""
+        # Count the question and its answer too, so that the window takes this fraction of its limits after the turn.
         allowed = None if places is None else max(int(fraction * places) - 2, 0)
-        # Ignore the turn's steps, so that later turns can begin here too. If that fails, cut for this turn only.
+        # Ignore the turn's steps, so that later turns can begin here too. If nothing fits then, cut for this turn only.
         room = int(fraction * (self._left + self._question + self._steps)) - self._question
         if room > self._left or room <= 0:
             room = int(fraction * self._left)
@@ -258,7 +259,7 @@ class _Planner:
         return fewer or fitting
 
     def _opened_by_user(self, fitting: Sequence[list[int]]) -> Sequence[list[int]]:
-        """Remove the oldest groups until the opening message fits, or until history begins with a user message."""
+        """Return history without its oldest groups, so that the opening message fits or a user message comes first."""
         needed = self._opening_of(fitting)
         left = self._left - sum(map(self._tokens, fitting)) if needed else 0
         while needed > left:
@@ -271,7 +272,7 @@ class _Planner:
         return fitting
 
     def _opening_of(self, history: Sequence[Sequence[int]]) -> int:
-        """Return the tokens of the opening message; 0 if it is placed already or history begins with a user message."""
+        """Return the tokens of the opening message; 0 if it is placed, or if history begins with a user message."""
         asked = self._opened or not history or self._items[history[0][0]].kind == "user"
         return 0 if asked else self._opening
 
@@ -281,7 +282,7 @@ class _Planner:
         self._left -= self._opening
 
     def _cut_newest(self, unit: Sequence[int]) -> bool:
-        """Place the newest message of history, cut to the remaining budget; skip it if too little would be left."""
+        """Place the newest message of history, cut to the remaining budget; return False if too little would fit."""
         opening = self._opening_of([unit])
         if sum(self._measure(index).minimum for index in unit) + _LEAST_TOKENS + opening > self._left:
             return False
@@ -293,7 +294,7 @@ class _Planner:
     def _newest(
         self, history: Sequence[list[int]], room: int, places: int | None
     ) -> tuple[Sequence[list[int]], Reason | None]:
-        """Return the newest groups within `room` tokens and `places` messages, and a reason if the tokens ran out."""
+        """Return the newest groups within `room` tokens and `places` messages; also a reason if the tokens ran out."""
         number = len(history)
         while number:
             unit = history[number - 1]
@@ -334,9 +335,9 @@ def _overflows(anchor: Anchor | None) -> bool:
 
 
 def _reserved(wanted: int, room: int) -> int:
-    """Return the tokens that a cut question leaves for the turn's steps: a sixteenth, an eighth or a quarter of `room`.
+    """Return the tokens for the steps beside a cut question: 0 without steps, else a 16th, an 8th or a 4th of `room`.
 
-    The amount does not depend on the exact size of the steps; otherwise each call would cut the question differently.
+    It does not depend on the exact size of the steps, because each call would then cut the question differently.
     """
     if not wanted:
         return 0

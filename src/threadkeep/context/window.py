@@ -1,10 +1,10 @@
 """Windows: the newest stored rows that fit into a model call.
 
-A window is contiguous from the newest row backwards; the result is oldest first. It stops at the first message that
-does not fit. The newest user message is always included: its tokens are reserved first, and if it is older than the
-other rows, it comes first. If it alone exceeds the budget, it is cut, and it is the only message. If the newest message
-does not fit beside the newest user message, it is cut so that the history is not empty. A limit of 0 allows no
-messages; None means no limit.
+A window takes rows without gaps, from the newest one backwards, and stops at the first message that does not fit. The
+result is in the order of the session. The newest user message is always included: its tokens are reserved first, and if
+it is older than the other messages of the window, it comes first. If this message alone exceeds the budget, it is cut,
+and the window has no other message. If the newest message does not fit beside the newest user message, it is cut so
+that the history is not empty. A limit of 0 allows no messages; None means no limit.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ class Exclusion:
 class WindowManifest:
     """The record of one window.
 
-    `included` has the `seq` of each of its messages, in order. `dropped` is the number of excluded messages since the
-    last reset that are neither archived nor superseded. If the caller did not know the number of messages, `dropped` is
-    computed from the excluded ranges.
+    `included` contains the `seq` of each message of the window, in order. `dropped` is the number of excluded messages
+    since the last reset that are neither archived nor superseded. If the caller did not know the number of messages,
+    `dropped` is computed from the excluded ranges.
     """
 
     counter: str
@@ -87,16 +87,15 @@ class Window:
         return messages_html(title, self.messages)
 
 
-# Reasons that come from callers or from retention, and not from the limits; `dropped` does not count these exclusions.
+# Reasons that come from callers or from retention instead of the limits. `dropped` does not count such exclusions.
 _NOT_DROPPED = ("reset", "archived", "superseded")
 
 
 @dataclass(frozen=True)
 class Limits:
-    """The limits of a window, and its counter.
+    """The limits of a window, and the counter that measures its messages.
 
-    Without a counter, the stored token counts of the messages are used; with a counter, every message is counted
-    again.
+    Without a counter, the stored token counts of the messages are used; with a counter, all messages are counted again.
     """
 
     max_messages: int | None = None
@@ -119,8 +118,9 @@ class Limits:
 class Extent:
     """The extent of a session beyond the rows that were read, so that a window can name all excluded ranges.
 
-    `first_seq` is the oldest stored `seq`, `reset_seq` that of the last reset (0: never), `archived_seq` that of the
-    newest archived message (0: none), and `available` counts user and assistant messages after both, if known.
+    `first_seq` is the oldest stored `seq`, `reset_seq` that of the last reset (0: never), and `archived_seq` that of
+    the newest archived message (0: none). `available` is the number of user and assistant messages after both; None if
+    it is unknown.
     """
 
     first_seq: int = 1
@@ -130,7 +130,7 @@ class Extent:
 
 
 def whole(messages: Sequence[Message], tokens: int, limits: Limits) -> Window:
-    """Return the window of all messages of a session, oldest first; the caller must know that they fit."""
+    """Return a window with all messages of a session, oldest first; the caller must know that they fit."""
     manifest = WindowManifest(
         counter=name_of(limits.counter or estimate),
         max_messages=limits.max_messages,
@@ -142,7 +142,7 @@ def whole(messages: Sequence[Message], tokens: int, limits: Limits) -> Window:
 
 
 def with_superseded(window: Window, superseded: Sequence[tuple[int, int]]) -> Window:
-    """Return the window with superseded ranges as exclusions of their own, cut out of the other excluded ranges."""
+    """Return the window with superseded ranges as separate exclusions; other excluded ranges no longer include them."""
     if not superseded:
         return window
     excluded = [*window.manifest.excluded]
@@ -182,9 +182,9 @@ class WindowChooser:
     """
 
     def __init__(self, limits: Limits, *, newest_user: Message | None = None, before_question: bool = False) -> None:
-        """Create a chooser. With `before_question`, the newest user message is not stored yet and follows all rows.
+        """Create a chooser. `before_question`: the newest user message is not stored yet, and follows all rows.
 
-        Then nothing is cut, and the newest row is included even if it alone exceeds the budget.
+        In that case nothing is cut, and the newest row is included even if it alone exceeds the budget.
         """
         self._limits = limits
         self._counter = limits.counter or estimate
@@ -204,7 +204,7 @@ class WindowChooser:
         return not (self._limits.nothing or self._stop or self._full)
 
     def add(self, rows: Sequence[Message]) -> None:
-        """Add the next older rows, newest first.
+        """Add the next rows, newest first; each must be older than the rows before it.
 
         Raises:
             InvalidInput: a row has no `seq`, or a role that is never in a window.
@@ -219,7 +219,7 @@ class WindowChooser:
             self._take(row)
 
     def window(self, extent: Extent | None = None) -> Window:
-        """Return the window over the rows so far, oldest first, with its manifest."""
+        """Return the window over the rows added so far, oldest first, with its manifest."""
         if not self._started:
             self.add(())
         pinned = [(self._pinned, self._pinned_tokens)] if self._pinned else []
@@ -246,7 +246,7 @@ class WindowChooser:
         return limit is not None and len(self._chosen) + (self._pinned is not None) >= limit
 
     def _start(self, rows: Sequence[Message]) -> Sequence[Message]:
-        """Reserve tokens for the newest user message first; return the rows, with this message if it is newer."""
+        """Reserve tokens for the newest user message. Return the rows; it precedes them if it is newer than all."""
         self._started = True
         among = next((row for row in rows if row.role == "user"), None) if not self._before_question else None
         if self._pinned is None or (among and _seq(among) >= _seq(self._pinned)):
@@ -277,7 +277,7 @@ class WindowChooser:
             self._pinned = None
             return
         if self._full:
-            # Treat this row as unread, because the result must not depend on the size of pages.
+            # Treat this row as unread, because the result must not depend on how large pages are.
             self._stop = (_seq(self._chosen[-1][0]) - 1 if self._chosen else _seq(row), "over_limit")
             return
         tokens, budget = self._tokens(row), self._limits.max_tokens
@@ -288,7 +288,7 @@ class WindowChooser:
         self._stop = (_seq(row), "over_budget")
         if row.seq != self._newest_seq:
             return
-        # Before a question the newest row stays whole, because the model call knows its budget and cuts the row to fit.
+        # Before a question the newest row stays whole: the model call knows its own budget, and cuts the row to fit.
         newest = (row, tokens) if self._before_question else self._shorten(row, tokens, budget - self._used)
         if newest is not None:
             self._chosen.append(newest)
@@ -310,7 +310,7 @@ class WindowChooser:
         return self._counter(message.content)
 
     def _excluded(self, extent: Extent) -> tuple[Exclusion, ...]:
-        """Return all ranges older than the chosen messages, with the reasons, but without the pinned user message."""
+        """Return the excluded ranges before the chosen messages, with reasons, but without the pinned user message."""
         gaps: list[Exclusion] = []
         if extent.reset_seq >= extent.first_seq:
             gaps.append(Exclusion(extent.first_seq, extent.reset_seq, "reset"))
@@ -331,7 +331,7 @@ class WindowChooser:
 
 
 def _scaled(counter: TokenCounter, content: str, tokens: int) -> TokenCounter:
-    """Return the counter scaled to the stored count of the whole text, so that its parts are counted alike."""
+    """Return the counter scaled to the stored count of the whole text, so that counts of the text's parts match it."""
     counted = counter(content)
     if counted == tokens or counted == 0:
         return counter

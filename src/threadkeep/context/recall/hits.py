@@ -214,7 +214,7 @@ class Hits:
 
 
 def _others(postings: Postings, terms: Sequence[tuple[float, str]]) -> Iterator[tuple[int, float, Sequence[int]]]:
-    """Yield the substitutes of the terms: the number of the term, the share that it covers, and its positions."""
+    """Yield the substitutes of the terms: the term's number, the share of it that they cover, their positions."""
     for number, (weight, term) in enumerate(terms):
         for topic in ASKS.get(term, ()):
             places = postings.of_topic(topic)
@@ -226,7 +226,7 @@ def _others(postings: Postings, terms: Sequence[tuple[float, str]]) -> Iterator[
             yield number, _ALIKE, places
 
 
-# The most hits that are scored with their neighbours; the number of positions up to which informative turns are added.
+# At most this many hits are scored with their neighbours. Informative turns are added up to this number of positions.
 _MOST_HITS, _LEAST_CANDIDATES = 72, 320
 _BEST_TURNS = 3
 
@@ -235,8 +235,8 @@ _BEST_TURNS = 3
 class Match:
     """The input of the scoring, apart from the hits: `dates` tells how near episodes are to the days of the query.
 
-    Positions in `certain` are always scored, in `telling` if there are too few others; turns in `left_out` never are.
-    `everybody` is the number of speakers.
+    Positions in `certain` are always scored, and those in `telling` if there are too few others. Turns whose ids are in
+    `left_out` are never scored. `everybody` is the number of speakers.
     """
 
     dates: Mapping[int, tuple[float, float]]

@@ -153,9 +153,10 @@ class Postings:
                     yield self._terms[other][0]
 
     def misspelt(self, term: str, most: int) -> Iterator[Sequence[int]]:
-        """Yield the positions of terms that are similar to a term without positions, which may be misspelt.
+        """Yield the positions of up to `most` terms that are spelt like an unknown term, which may be misspelt.
 
-        Similar terms have the same first letter, and most of the other letters in the same order.
+        Such terms have the same first letter, and most of the other letters in the same order. Nothing is yielded for a
+        known term, or for a term of at most four characters.
         """
         if len(term) <= _BEGINNING or term in self._terms:
             return

@@ -55,7 +55,7 @@ _GREETING = re.compile(
     re.IGNORECASE,
 )
 _MOST_NAMES = 3
-# Only the beginning of a text is scanned, because a pasted file is not more informative if it is longer.
+# Only the beginning of a text is scanned, because the rest of a pasted file does not make it more informative.
 _READ_CHARACTERS = 4_000
 
 

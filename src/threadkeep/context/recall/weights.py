@@ -1,4 +1,4 @@
-"""Weights of the signals. Fitted by `python -m bench.fit_recall`, except `by_agent`; do not edit by hand."""
+"""Weights of the signals. `python -m bench.fit_recall` fits all of them except `by_agent`; do not edit them by hand."""
 
 from __future__ import annotations
 
