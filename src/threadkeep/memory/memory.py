@@ -1,4 +1,4 @@
-"""The memory of a database, as applications open it: sessions and knowledge."""
+"""The memory of a database as applications open it; it has sessions and knowledge."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Memory(history.Memory):
     def __init__(self, parts: MemoryParts) -> None:
         super().__init__(parts)
         clock = parts.options.clock
-        # If sessions are in a graph store, the tables have no texts, so messages are read from that store.
+        # If sessions are in a graph store, the tables have no texts of messages, so messages are read from that store.
         messages_at = self._backend.transcripts.at if self.in_graph_store else None
         self.knowledge = Knowledge(parts.driver, observer=parts.observers, clock=clock)
         self.procedures = Procedures(parts.driver, clock=clock)
@@ -67,9 +67,9 @@ class Memory(history.Memory):
     async def erase(
         self, *, session_id: str | None = None, user_id: str | None = None, dry_run: bool = False, vacuum: bool = False
     ) -> EraseReceipt:
-        """Erase a session, or a person under all ids, from every store of this memory; return a signed receipt.
+        """Erase a session, or a person under all their ids, from every store of this memory; return a signed receipt.
 
-        The person's sessions are deleted completely; the person's messages in sessions of others become empty rows. An
+        The person's sessions are deleted completely; their messages in sessions of others become empty rows. An
         interrupted call can be repeated. With `dry_run`, nothing is erased. `vacuum` rewrites a SQLite file, or the
         tables on PostgreSQL; this also removes dead rows and the remains of earlier deletions, and blocks writes
         meanwhile.
@@ -86,11 +86,11 @@ class Memory(history.Memory):
         return await self.eraser.erase(wanted, dry_run=dry_run, vacuum=vacuum, groups=groups, remains=remains)
 
     def export(self, *, user_id: str, after: str | None = None) -> AsyncIterator[str]:
-        """Yield the data that `erase` would delete of a person, under every id, as lines of JSON.
+        """Yield the data that `erase` would delete of a person, under all their ids, as lines of JSON.
 
         To continue an interrupted export, pass as `after` the value `after` of its last line of type `position`. A
-        complete export ends with a line of type `end`; its first line names the data that is left out. Nothing is
-        locked, so data that is written meanwhile may be missing.
+        complete export ends with a line of type `end`; its first line names the data that are left out. Nothing is
+        locked, so data that are written meanwhile may be missing.
 
         Raises:
             InvalidInput: the user id or the position is not valid.
@@ -99,15 +99,15 @@ class Memory(history.Memory):
         return self._person_export.lines(user_id, after)
 
     def export_archive(self, *, user_id: str) -> AsyncIterator[bytes]:
-        """Yield a ZIP archive with the lines of `export` and a page for people to read."""
+        """Yield a ZIP archive, in parts, with the lines of `export` and a page for people to read."""
         return archive(self.export(user_id=user_id), self.clock())
 
     async def verify_erased(self, receipt: EraseReceipt) -> Verification:
-        """Return `gone`, `there` (data exists or was left), or `unsigned` (this database did not sign the receipt)."""
+        """Return `gone`, `there` (data exist or were left), or `unsigned` (this database did not sign the receipt)."""
         return await self.eraser.verify(receipt)
 
     async def _purge_graphs(self, wanted: Erasable) -> tuple[ErasedStore, list[str]]:
-        """Delete the Graphiti groups of the target and of its sessions; return the counts, and what remains.
+        """Delete the Graphiti groups of the target and of its sessions; return the counts, and texts on what remains.
 
         For a person, the groups of all sessions that no longer exist are deleted too, because their owners are unknown.
         """
@@ -200,11 +200,11 @@ async def open_memory_at(
 
 
 class Lifetime[T](AbstractAsyncContextManager[T]):
-    """A context manager that enters and leaves another one in a separate task; any task may then open and close it.
+    """A context manager that enters and leaves another one in a separate task, so that any task may open and close it.
 
-    When an event loop ends, asyncio closes all async generators at once. Nested context managers made of generators
-    would then be closed twice and fail ("asynchronous generator is already running"). But asyncio first cancels all
-    tasks and waits for them, so the task of this class leaves its context in order.
+    When an event loop ends, asyncio closes all async generators at once. Nested context managers that are generators
+    would then be closed twice and fail ("asynchronous generator is already running"). But before that, asyncio cancels
+    all tasks and waits for them, so the task of this class leaves its context in order.
     """
 
     def __init__(self, context: AbstractAsyncContextManager[T]) -> None:
@@ -213,7 +213,7 @@ class Lifetime[T](AbstractAsyncContextManager[T]):
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> T:
-        """Enter the context in the task, and wait for it; if entering fails, the error is raised here."""
+        """Enter the context in a task, and wait until it is entered; if entering it fails, raise the error here."""
         entered: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._task = asyncio.create_task(self._live(entered), name="threadkeep-memory")
         try:
@@ -230,7 +230,7 @@ class Lifetime[T](AbstractAsyncContextManager[T]):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Leave the context, unless the task was cancelled at the end of the event loop; an error is raised here."""
+        """Leave the context, and raise its error here; do nothing if the task was cancelled as the event loop ended."""
         self._leave.set()
         if self._task is not None and not (self._task.done() and self._task.cancelled()):
             await self._task

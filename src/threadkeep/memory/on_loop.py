@@ -15,7 +15,7 @@ from threadkeep.memory.sync_memory import SyncMemory
 
 _companions: WeakKeyDictionary[history.Memory, SyncMemory] = WeakKeyDictionary()
 _BLOCKED_SECONDS = (0.5, 0.1)
-"""Seconds after which a loop that does not start a call counts as blocked: without and with a companion memory."""
+"""Seconds after which a loop that does not begin a call counts as blocked: without, and with a companion memory."""
 
 _making = threading.RLock()
 _caller_loop: ContextVar[asyncio.AbstractEventLoop | None] = ContextVar("threadkeep_caller_loop", default=None)
@@ -25,9 +25,9 @@ _blocked_loop: ContextVar[asyncio.AbstractEventLoop | None] = ContextVar("thread
 class OnLoop[M: history.Memory, H]:
     """A wrapper of an object that belongs to a memory; it runs calls on the memory's event loop.
 
-    A blocking call may come from the thread of that loop, as `agent.invoke` in a notebook cell does, or from a thread
-    for which the loop waits. Such a call runs on a companion memory: the same database, opened again on a loop in a
-    separate thread. The companion has a wrapped object of its own, and is closed with the memory.
+    A blocking call may come from the thread of that loop, as from `agent.invoke` in a notebook cell, or from a thread
+    for which the loop waits. Such a call runs on a companion memory: the same database, opened again on the loop of
+    another thread. The companion has its own wrapped object, and is closed with the memory.
     """
 
     def __init__(self, memory: M | SyncMemory, make: Callable[[M], H]) -> None:
@@ -38,13 +38,13 @@ class OnLoop[M: history.Memory, H]:
 
     @property
     def made(self) -> list[H]:
-        """The wrapped objects made so far: that of the memory, then that of its companion."""
+        """The wrapped objects that were created so far: the memory's, then (if there is one) its companion's."""
         return [self._own] if self._second is None else [self._own, self._second]
 
     async def call[**P, T](
         self, verb: Callable[Concatenate[H, P], Coroutine[Any, Any, T]], *arguments: P.args, **named: P.kwargs
     ) -> T:
-        """Run a method of the wrapped object on the memory's loop (in the companion's thread on its loop); await it.
+        """Run a method of the wrapped object on the memory's loop, or on the companion's if the caller runs there.
 
         Raises:
             StoreClosed: the memory is closed.
@@ -62,7 +62,7 @@ class OnLoop[M: history.Memory, H]:
             _blocked_loop.reset(blocked)
 
     def wait_for[T](self, verb: Callable[[H], Coroutine[Any, Any, T]], of: H | None = None) -> T:
-        """Run a method of the wrapped object on a loop that the caller does not block, and wait for the result.
+        """Run a method of the wrapped object on a loop that the caller does not block, and wait for its result.
 
         Raises:
             StoreClosed: the memory is closed.
@@ -95,12 +95,12 @@ class OnLoop[M: history.Memory, H]:
 
 
 def caller_loop() -> asyncio.AbstractEventLoop | None:
-    """Return the event loop of the caller that awaits this code; None for a blocking call or on the memory's loop."""
+    """Return the event loop of the caller that awaits this code; None if the call blocks or is on the memory's loop."""
     return _caller_loop.get()
 
 
 def blocked_loop() -> asyncio.AbstractEventLoop | None:
-    """Return the event loop that is blocked while its caller waits for this code; None if there is none."""
+    """Return the event loop that is blocked while its caller waits for this code; None if no loop is blocked."""
     return _blocked_loop.get()
 
 

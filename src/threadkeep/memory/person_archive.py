@@ -40,7 +40,7 @@ _TITLES: Final[Mapping[str, str]] = {
 
 
 class _Sink:
-    """A file to which a ZIP archive is written; `take` returns what was written since its last call."""
+    """A file to which a ZIP archive is written; `take` returns what was written since the last call of `take`."""
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []
@@ -61,7 +61,7 @@ class _Sink:
 
 
 async def archive(lines: AsyncIterator[str], now: datetime) -> AsyncIterator[bytes]:
-    """Yield the parts of a ZIP archive with an export's lines, while they arrive, and a page that shows them.
+    """Yield a ZIP archive in parts, while lines of an export arrive; it has these lines and a page that shows them.
 
     The lines are also written to an anonymous temporary file, from which the page is made.
     """

@@ -1,4 +1,4 @@
-"""Export of a person: the data that an erasure would delete, except `LEFT_OUT`, as lines of JSON."""
+"""Exports a person as lines of JSON: the data that an erasure would delete, except `LEFT_OUT`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from threadkeep.store.manifests import StoredManifest
 
 type _Key = tuple[str | int, ...]
 type _Unit = tuple[_Key, list[str]]
-"""A position in a section of the export, and the lines there."""
+"""The key of a part of a section of the export, and the lines of this part."""
 
 FORMAT: Final = 1
 LEFT_OUT: Final = (
@@ -47,7 +47,7 @@ _LAST: Final = "\U0010ffff"
 
 @dataclass(frozen=True)
 class Person:
-    """The person of an export: all ids, and the sessions that the person owns."""
+    """The person of an export: all their ids, and the sessions that they own."""
 
     wanted: Erasable
     sessions: tuple[str, ...]
@@ -56,8 +56,8 @@ class Person:
 class PersonExport:
     """The lines of a person's export.
 
-    Each line is a JSON object with a `type`. An interrupted export can be continued after any line of type `position`,
-    because the data has a fixed order. The last line has the type `end`.
+    Each line is a JSON object with a `type`. The data have a fixed order, so an interrupted export can be continued
+    after any line of type `position`. The last line has the type `end`.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class PersonExport:
                     yield unit
 
     async def _session(self, memory: Memory, session_id: str) -> AsyncIterator[_Unit]:
-        """Yield a session: its metadata, all its messages (also superseded and archived ones), and its summaries."""
+        """Yield a session: its metadata, all its messages (including superseded and archived ones), its summaries."""
         session = memory.session(session_id)
         try:
             info = await session.info()
@@ -175,7 +175,7 @@ class PersonExport:
                     yield (session_id, seq), [_retyped("shared_message", line) for line in lines]
 
     async def _shared_conversations(self, person: Person, after: _Key) -> AsyncIterator[_Unit]:
-        """Yield the person's messages in conversations of other users that are in graph stores."""
+        """Yield the person's messages in graph store conversations of other users."""
         found = await self._eraser.shared_conversations(person.wanted)
         for position, (_, session_id, messages) in enumerate(sorted(found, key=lambda each: each[1])):
             lines = [message_line(session_id, message) for message in messages]
@@ -207,7 +207,7 @@ class PersonExport:
             yield (run_id,), lines
 
     async def _run_ids(self, person: Person) -> set[str]:
-        """Return the ids of the runs of the person and of the person's sessions, including their descendants."""
+        """Return the ids of the runs of the person and of their sessions, and of all descendants of these runs."""
         queries = [RunQuery(user_id=id_, limit=_PAGE) for id_ in person.wanted.ids]
         queries += [RunQuery(session_id=session_id, limit=_PAGE) for session_id in person.sessions]
         found: set[str] = set()
@@ -263,7 +263,7 @@ class PersonExport:
                 yield (entry.entry_id,), [_retyped("pending_message", line) for line in lines]
 
     async def _values(self, person: Person, after: _Key) -> AsyncIterator[_Unit]:
-        """Yield values that front ends and frameworks store outside sessions: attachments, app state and names."""
+        """Yield values that front ends and frameworks store outside of sessions: attachments, app state and names."""
         for scope, name, value in await self._eraser.rows.values(person.wanted.ids):
             yield (scope, name), [_line("value", {"scope": scope, "name": name, "value": value})]
 
@@ -283,7 +283,7 @@ class PersonExport:
 async def _pages[Q: (FactQuery, ProcedureQuery, ProposalQuery), T](
     read: Callable[[Q], Awaitable[tuple[Sequence[T], Any]]], query: Q
 ) -> AsyncIterator[tuple[int, Sequence[T]]]:
-    """Yield the pages of a query, each with its number, which starts at 1."""
+    """Yield the number of each page of a query, beginning with 1, and the page."""
     number, cursor = 0, None
     while number == 0 or cursor is not None:
         found, cursor = await read(replace(query, cursor=cursor))
@@ -292,7 +292,7 @@ async def _pages[Q: (FactQuery, ProcedureQuery, ProposalQuery), T](
 
 
 def _scopes(person: Person) -> Sequence[Scope]:
-    """Return the scopes of the person's facts, in the order of an export."""
+    """Return the scopes of the person's facts, in the order in which they are exported."""
     owners = [("session", session_id) for session_id in person.sessions]
     owners.append(("user", person.wanted.ids[0]))  # all ids of a person have the same facts
     return [Scope(kind, owner) for kind, owner in owners]  # type: ignore[arg-type]

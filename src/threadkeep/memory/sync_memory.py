@@ -1,4 +1,4 @@
-"""A memory with blocking methods, for scripts, Flask and Celery; it runs on an event loop in a separate thread."""
+"""A memory with blocking methods, for scripts, Flask and Celery. It runs on an event loop in a thread of its own."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class SyncSession(Wrapper[Session]):
 
     @property
     def user_id(self) -> str | None:
-        """The user to whom access is limited; None for any user."""
+        """The user whose sessions are accessible; None for all users."""
         return self.asynchronous.user_id
 
 
@@ -96,7 +96,7 @@ class SyncMemory(Wrapper[Memory]):
         with open_memory_sync("sqlite:////var/lib/threadkeep/threadkeep.db") as memory:
             memory.session("telegram:123").tail(20)
 
-    A memory belongs to the process that opened it: a forked child must open its own. `asynchronous` is the wrapped
+    A memory belongs to the process that opened it, so a forked child must open its own. `asynchronous` is the wrapped
     `Memory`.
     """
 
@@ -139,9 +139,9 @@ class SyncMemory(Wrapper[Memory]):
 
     @classmethod
     def companion_of(cls, memory: history.Memory) -> Self:
-        """Open the database of an asynchronous memory again, in a thread; the result is closed with that memory.
+        """Open the database of an asynchronous memory again, in a thread; closing that memory closes the result too.
 
-        The result takes over search indexing and retention, which stop in that memory.
+        The returned memory takes over search indexing and retention, which stop in the given memory.
 
         Raises:
             InvalidInput: the database cannot be opened twice, for example because its graph store is in memory.
@@ -162,7 +162,7 @@ class SyncMemory(Wrapper[Memory]):
         return "SyncMemory()"
 
     def close(self) -> None:
-        """Store remaining data, close the database and end the thread; later calls do nothing.
+        """Store remaining data, close the database and end the thread. Later calls do nothing.
 
         In a forked child, this does nothing, because a fork does not copy the thread.
         """
@@ -207,7 +207,7 @@ def _opens_twice(address: DatabaseAddress, options: MemoryOptions) -> bool:
 
 
 class _MemoryThread:
-    """A thread with an event loop that opens a memory, and closes it on request."""
+    """A thread with an event loop, which opens a memory and closes it when `close` is called."""
 
     def __init__(self, opening: AbstractAsyncContextManager[Memory]) -> None:
         self._opening = opening

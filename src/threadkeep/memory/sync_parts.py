@@ -58,7 +58,7 @@ class SyncRunRetention(Wrapper[RunPruner]):
 
     @property
     def rules(self) -> RunRetention:
-        """The limits of the options with which the memory was opened."""
+        """The default limits, from the options with which the memory was opened."""
         return self.asynchronous.rules
 
 

@@ -1,4 +1,4 @@
-"""The receipt of an erasure: counts by store, without texts and without ids of persons."""
+"""The receipt of an erasure. It has counts by store, but no texts and no ids of persons."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class EraseReceipt:
     """The result of an erasure.
 
     `subject` is a keyed digest of the id, `ids` has the digests of all ids of a person, and `signature` is a keyed
-    digest of all other fields; the key is in the database. `stores` has the stores in which data was found.
-    `shared_messages` is the number of messages that became empty rows in sessions of others, and `shared_sessions` the
-    number of these sessions. `not_reached` describes copies that remain.
+    digest of all other fields; the key is in the database. `stores` has the stores in which data were found.
+    `shared_messages` is the number of messages that became empty rows in sessions of others, and `shared_sessions` is
+    the number of these sessions. `not_reached` describes copies that remain.
     """
 
     kind: ErasedKind
@@ -49,7 +49,7 @@ class EraseReceipt:
 
     @property
     def complete(self) -> bool:
-        """True if the erasure was no dry run, and no store has data left."""
+        """True if the erasure was not a dry run and no store has data left."""
         return not self.dry_run and not any(store.after for store in self.stores)
 
     def to_dict(self) -> dict[str, Any]:
@@ -61,7 +61,7 @@ class EraseReceipt:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> EraseReceipt:
-        """Return the receipt that `to_dict` described; other values raise `KeyError`, `TypeError` or `ValueError`."""
+        """Return the receipt that `to_dict` described. Other values raise `KeyError`, `TypeError` or `ValueError`."""
         return cls(
             **{
                 **values,

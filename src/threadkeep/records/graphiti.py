@@ -21,13 +21,13 @@ DATA_CLASSES: tuple[DataClass, ...] = get_args(DataClass.__value__)
 DELIVERY_STATUSES: tuple[DeliveryStatus, ...] = get_args(DeliveryStatus.__value__)
 
 CONSENT_VERSION = 1
-"""The version of the question for consent. Consent that was given to another version does not count."""
+"""The version of the question that asks for consent. Consent to another version does not count."""
 
 _LONGEST_ENDPOINT = 2_000
 
 
 def normalised_endpoint(text: str) -> str:
-    """Return the address of a Graphiti server in one spelling: host in lower case, no outer spaces, no final slash.
+    """Return a Graphiti server's address in a uniform spelling: host in lower case, no outer spaces, no final slash.
 
     Raises:
         InvalidInput: the text is not an http or https address with a host, or it has a user, a query or a fragment.
@@ -133,10 +133,10 @@ class Consent:
 
 @dataclass(frozen=True, kw_only=True)
 class Delivery:
-    """A message or a promoted fact on its way to the Graphiti group of a scope; a message's text is in the transcript.
+    """A message or a promoted fact on its way to the Graphiti group of a scope. A message's text is in the transcript.
 
-    `sent`: Graphiti has accepted the message and stores it later. `confirmed`: Graphiti has shown it as an episode.
-    `dead`: it is not sent any more; `reason` says why. `repeats` counts how often it was sent again.
+    `sent`: Graphiti has accepted it and will store it later. `confirmed`: Graphiti has shown it as an episode. `dead`:
+    it is not sent any more; `reason` says why. `repeats` counts how often it was sent again.
     """
 
     number: int

@@ -1,4 +1,4 @@
-"""JSON values in records: they are validated, normalised, and written in one form."""
+"""JSON values in records. They are validated, normalised, and written in one form."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from threadkeep.errors import InvalidMessage
 
 type Json = None | bool | int | float | str | Sequence[Json] | Mapping[str, Json]
 
-# Most values in records have one of these types; checking the type takes less time than checking for a mapping.
+# Most values in records have one of these types. Checking the type is faster than checking for a mapping.
 _WITHOUT_KEYS = frozenset({type(None), bool, int, float, str})
 _TEXT = frozenset({str})
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
@@ -22,7 +22,7 @@ _NO_JSON = "Metadata and original must be JSON: text keys, finite numbers, no by
 
 
 def dump_json(value: Any) -> str:
-    """Return the JSON text of a value in its stored form: compact, without ASCII escapes, keys in insertion order.
+    """Return the JSON text of a value as it is stored: compact, without ASCII escapes, keys in insertion order.
 
     Raises:
         InvalidMessage: the value contains something that JSON cannot express (NaN, bytes, keys that are not text).
@@ -37,12 +37,12 @@ def dump_json(value: Any) -> str:
 
 
 def example(**values: Any) -> dict[str, Any]:
-    """Return the part of a JSON schema that has an example of the object."""
+    """Return the part of a JSON schema that shows an example of an object with these values."""
     return {"examples": [values]}
 
 
 def as_json(value: Any) -> Json:
-    """Return a copy of a value with the types that a JSON parser returns; it equals the value as read from a store.
+    """Return a copy of a value with the types that a JSON parser returns; it equals the value as a store returns it.
 
     Raises:
         InvalidMessage: the value contains something that JSON cannot express.

@@ -37,7 +37,7 @@ PROCEDURE_SOURCES: tuple[ProcedureSource, ...] = get_args(ProcedureSource.__valu
 
 MAX_OWNER_CHARACTERS = 512
 MAX_KEY_CHARACTERS = 128
-"""A key and its owner, at four bytes per character, must fit into one entry of a PostgreSQL index."""
+"""The maximum length of a key. A key and its owner, at four bytes per character, fit into a PostgreSQL index entry."""
 MAX_VALUE_CHARACTERS = 10_000
 MAX_CONTENT_CHARACTERS = 50_000
 MAX_DEPTH = 32
@@ -117,7 +117,7 @@ class NewFact:
     evidence: Evidence | None = None
 
     def __post_init__(self) -> None:
-        """Reject a fact that could not be stored and found again; `InvalidInput` names the field, never its value."""
+        """Reject a fact that could not be stored and found again. `InvalidInput` names the field, but not its value."""
         check_name("fact's key", self.key, MAX_KEY_CHARACTERS)
         object.__setattr__(self, "key", canonical_key(self.key))
         check_name("fact's key", self.key, MAX_KEY_CHARACTERS)  # the canonical form may be longer
@@ -133,10 +133,11 @@ class NewFact:
 
 @dataclass(frozen=True, kw_only=True)
 class Proposal:
-    """A fact that a `learner` or a directive in a message has proposed (`directive` is the directive's kind).
+    """A fact that a `learner` or a directive in a message has proposed; `directive` is the kind of the directive.
 
-    `evidence` names the message, and `fact_id` the fact that was stored on acceptance. `decided_by` is the person who
-    accepted, rejected or undid the proposal; after an automatic acceptance, it is the confidence that was required.
+    `evidence` names the message, and `fact_id` the fact that was stored when the proposal was accepted. `decided_by` is
+    the person who accepted, rejected or undid the proposal; if it was accepted automatically, it is the required
+    confidence.
     """
 
     id: str
@@ -162,7 +163,7 @@ class Proposal:
 
 @dataclass(frozen=True)
 class ProposalQuery:
-    """A filter for a list of proposals, most recently changed first; shared fields are as in `FactQuery`."""
+    """A filter for a list of proposals, most recently changed first; fields that `FactQuery` has too mean the same."""
 
     status: ProposalStatus | None = None
     scope: Scope | None = None
@@ -238,7 +239,7 @@ class Procedure:
 
 @dataclass(frozen=True)
 class ProcedureQuery:
-    """A filter for a list of procedures, most recently changed first; shared fields are as in `FactQuery`."""
+    """A filter for a list of procedures, most recently changed first; fields that `FactQuery` has too mean the same."""
 
     scope: Scope | None = None
     scope_kind: ScopeKind | None = None

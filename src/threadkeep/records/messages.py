@@ -1,4 +1,4 @@
-"""Messages and turns, and the results of store calls on them."""
+"""Messages and turns, and the results of store calls with them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SPEAKERS: tuple[Role, ...] = ("user", "assistant")
 """The roles that take part in a conversation; `system` messages are notes in the transcript."""
 
 TAKEN_BACK = "recalled"
-"""The metadata key of a note that an author took a message back in a chat; the value is that message's id."""
+"""The metadata key of a note that an author took back a message in a chat; its value is the message's id."""
 
 MAX_ID_CHARACTERS = 512
 _TIMES = ("sent_at", "created_at", "superseded_at")
@@ -107,7 +107,7 @@ class Message:
         return values
 
     def to_json(self) -> str:
-        """Return one line of JSON, from which `from_json` makes an equal message."""
+        """Return the message as one line of JSON, from which `from_json` makes an equal message."""
         return dump_json(self.to_dict())
 
     @classmethod
@@ -147,13 +147,13 @@ class Message:
 
     @property
     def place(self) -> tuple[str, str | None, int] | None:
-        """The question, author and ordinal, which together identify a complete answer; None for other messages."""
+        """The question, author and ordinal, which together identify a complete answer; None for any other message."""
         if self.answers is None or self.status != "complete":
             return None
         return self.answers, self.author, self.ordinal or 1
 
     def with_fields(self, **changes: Any) -> Message:
-        """Return a copy with other values for some fields; the copy is validated."""
+        """Return a copy in which some fields have other values; the copy is validated."""
         return Message(**{**vars(self), **changes})
 
 
@@ -162,7 +162,7 @@ class Turn:
     """The messages that one append stores, in one transaction.
 
     If `answers` is the id of a message, the turn is stored only if the session has this message. `told` is true if a
-    caller gets the answer as soon as it is stored. `told_at` is the time at which a caller got the answer while the
+    caller gets the answer as soon as it is stored. `told_at` is the time at which a caller got the answer although the
     database was down. `workspace` is the workspace of the run; None if the run has none.
     """
 
@@ -198,14 +198,14 @@ class Receipt:
 
 @dataclass(frozen=True)
 class Page:
-    """A page of messages, oldest first. Pass `next_before` as `before` to read the next older page; None at the end."""
+    """A page of messages, oldest first. `next_before` is the `before` of the next older page; None if there is none."""
 
     messages: tuple[Message, ...]
     next_before: int | None
 
 
 class SearchHit(NamedTuple):
-    """A message found by a search; a higher score is a better match, but only within one search result."""
+    """A message that a search found. A higher score is a better match, but only within the same search result."""
 
     session_id: str
     message: Message

@@ -1,4 +1,4 @@
-"""Runs (executions of workflows), their events and their usage."""
+"""Runs, which are executions of workflows; their events and their usage."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RUN_ENDS: tuple[RunEnd, ...] = ("done", "failed", "cancelled", "interrupted")
 RESET: Final = "session-reset"
 DELETE: Final = "session-delete"
 OWN_NAMES: Final = frozenset({RESET, DELETE})
-"""Internal workflows: operations on a session that run between its turns and are not turns themselves."""
+"""Internal workflows. They are operations on a session, which run between its turns and are not turns themselves."""
 
 ROLLED_BACK: Final = "rolled_back_by_message"
 """The cancel reason of a run whose turn was rolled back because of a newer message."""
@@ -77,7 +77,7 @@ class RunBudget:
 
 @dataclass(frozen=True)
 class RunInput:
-    """The input of a run from one message; `message_id` is the platform's id, None if there is no message."""
+    """The input of a run from one message. `message_id` is the platform's id; it is None if there is no message."""
 
     values: Mapping[str, Json]
     message_id: str | None = None
@@ -118,7 +118,7 @@ class NewRun:
 
 
 REPLY: Final = "reply"
-"""The key in a run's `interrupt` under which the id of the message is stored that replied to its newest question."""
+"""The key in a run's `interrupt` that has the id of the message with which its newest question was answered."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,7 +177,7 @@ class Run:
 
     @property
     def newest_message_id(self) -> str | None:
-        """The id of the message to which the answer replies: the reply to the run's question, else its newest input."""
+        """The id of the message to which the answer replies: the reply to the run's question, or its newest input."""
         reply = self.interrupt.get(REPLY) if isinstance(self.interrupt, Mapping) else None
         if isinstance(reply, str):
             return reply
@@ -191,7 +191,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Begun:
-    """The owner has acquired the run, and executes it from its last checkpoint."""
+    """The owner has acquired the run, and executes it from the last checkpoint of the run."""
 
     run: Run
 
@@ -220,7 +220,7 @@ TRACE_CUT: Final = "trace_cut"
 
 @dataclass(frozen=True)
 class TraceEvent:
-    """An event of a run that is not stored and has no number yet. `data` may contain people's words.
+    """An event of a run that is not stored yet and has no number. `data` may contain people's words.
 
     An event without a time gets the time at which it is stored.
     """
@@ -271,7 +271,7 @@ class TokenUsage:
         return self.estimated_calls > 0
 
     def __add__(self, other: TokenUsage) -> TokenUsage:
-        """Return the sum of the usage, under this model; the cost is set if either of them has one."""
+        """Return the sum of both usages, under this model; the cost is set if either of the two has one."""
         costs = [cost for cost in (self.cost, other.cost) if cost is not None]
         return TokenUsage(
             self.model,
@@ -285,7 +285,7 @@ class TokenUsage:
 
 
 NO_USAGE: Final = TokenUsage("", calls=0)
-"""The start of a sum of the usage of several models."""
+"""The value with which summing the usage of several models begins."""
 
 
 type ToolCallStatus = Literal["fresh", "begun_before", "finished", "gone"]
@@ -320,7 +320,7 @@ type RunCursor = tuple[datetime, str]
 class RunQuery:
     """A filter for a list of runs; None matches all values. `since` is the earliest time of creation.
 
-    `root_run_id` matches the runs below this root, without the root; it is ignored if `parent_run_id` is given.
+    `root_run_id` matches all runs below this root, but not the root itself; it is ignored if `parent_run_id` is given.
     """
 
     session_id: str | None = None
@@ -381,6 +381,6 @@ class RunResult:
 
 
 def interrupts_of(run: Run) -> list[Mapping[str, Json]]:
-    """Return the questions that a run asks a person, each with its `id` and `value`."""
+    """Return the questions that a run asks a person, each with its `id` and its `value`."""
     asked = run.interrupt.get("interrupts") if isinstance(run.interrupt, Mapping) else None
     return [one for one in asked if isinstance(one, Mapping)] if isinstance(asked, list) else []

@@ -24,11 +24,11 @@ def is_user_id(value: object) -> TypeGuard[str]:
 
 @dataclass(frozen=True)
 class RetentionLimits:
-    """Limits of retention; None means no limit, and there are none by default.
+    """Limits of retention. None means no limit, which is the default.
 
-    `max_age_days`: messages stored longer ago than this are removed. `max_messages`: only this many of the newest
-    messages stay, but always the newest user message and everything after it. `max_idle_days`: if a session had no new
-    message for longer than this, all of it is removed.
+    With `max_age_days`, messages that were stored longer ago than this are removed. With `max_messages`, only this many
+    of the newest messages stay, but always the newest user message and everything after it. With `max_idle_days`, all
+    of a session is removed if it had no new message for longer than this.
     """
 
     max_age_days: float | None = None
@@ -36,7 +36,7 @@ class RetentionLimits:
     max_idle_days: float | None = None
 
     def __post_init__(self) -> None:
-        """Reject limits that are not positive numbers, or too large for dates; `InvalidInput` names the limit."""
+        """Reject limits that are not positive numbers or are too large for dates. `InvalidInput` names the limit."""
         for name in ("max_age_days", "max_idle_days"):
             days = getattr(self, name)
             if days is not None and not _is_days(days):
@@ -146,8 +146,7 @@ class Summary:
     """A text that replaces a `seq` range of a session's messages, both ends included.
 
     `level` is 1 for a summary of messages; for a summary of summaries, it is one more than the highest level of its
-    sources. `model` and `prompt_version` are those with which it was written. `created_at` is set by the store unless
-    it is given.
+    sources. `model` and `prompt_version` are those that wrote it. The store sets `created_at` unless it is given.
     """
 
     session_id: str
@@ -162,7 +161,7 @@ class Summary:
     created_at: datetime | None = None
 
     def __post_init__(self) -> None:
-        """Reject an invalid summary, such as one of an empty range; `InvalidInput` names the field, never its text."""
+        """Reject an invalid summary, such as one of an empty range. `InvalidInput` names the field, never its text."""
         if not isinstance(self.text, str) or not self.text.strip():
             raise InvalidInput("A summary's text must not be blank.")
         for name in ("session_id", "model", "prompt_version", "id"):
