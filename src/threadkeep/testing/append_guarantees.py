@@ -39,7 +39,7 @@ class AppendGuarantees(TranscriptSource):
         """If one message cannot be stored, nothing of the turn is stored, and the next turn gets the position."""
         async with self.open_transcripts() as transcripts:
             bad = Message(role="assistant", content="two", metadata={"score": 1.0})
-            object.__setattr__(bad, "metadata", {"score": float("nan")})  # as if other code had changed it
+            object.__setattr__(bad, "metadata", {"score": float("nan")})  # as if other code had set it after validation
             with pytest.raises(InvalidMessage):
                 await transcripts.append(turn(user("one"), bad))
             with pytest.raises(InvalidMessage):

@@ -1,6 +1,6 @@
-"""Workflows: definitions in Python or YAML, nodes, templates, session keys, and drawings.
+"""Workflows: their definitions in Python or YAML, their nodes, and drawings of them.
 
 A workflow is a LangGraph graph with nodes that use the memory. `document` is the schema of a YAML file, and `nodes` are
 its building blocks. `yaml_source`, `loading` and `building` turn a file into a graph. `registry` contains all workflows
-of a service by name. Execution and recovery are not part of this package.
+of a service by name. `threadkeep.runs` executes workflows and recovers runs.
 """

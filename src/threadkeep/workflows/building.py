@@ -1,4 +1,4 @@
-"""The paths through a workflow, and the building of its graph from its document."""
+"""Finds the paths through a workflow, and builds the graph of a workflow from its document."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def targets_of(entry: Entry) -> Iterator[tuple[Path, str]]:
 class Paths:
     """The paths through a workflow. `following` maps each node to its possible next nodes, which may include `end`.
 
-    `branches` has, for each node that starts parallel branches, the first nodes of these branches. `choosing` has the
-    nodes that select one of their next nodes in each run.
+    For each node that starts parallel branches, `branches` has the first nodes of the branches. `choosing` has the
+    nodes that choose one of their next nodes in each run.
     """
 
     following: Mapping[str, tuple[str, ...]]
@@ -62,7 +62,7 @@ class Paths:
 
     @classmethod
     def of(cls, document: WorkflowDocument) -> Paths:
-        """Return the paths through the workflow of a document; leave out next nodes that do not exist."""
+        """Return the paths through a document's workflow. Next nodes that do not exist are left out."""
         known = {*document.nodes, END_NAME}
         following = {
             name: tuple(dict.fromkeys(target for _, target in targets_of(entry) if target in known))
@@ -82,7 +82,7 @@ class Paths:
         return self._reached(self.following.get(name, ()))
 
     def before(self, name: str) -> frozenset[str]:
-        """Return all nodes that can come before a node."""
+        """Return all nodes that can come before a node, including itself if it is on a cycle."""
         return frozenset(other for other in self.following if name in self.after(other))
 
     def beginning_at(self, name: str) -> frozenset[str]:
@@ -100,7 +100,7 @@ class Paths:
         return any(name in self.after(name) for name in self.following)
 
     def beside(self) -> dict[str, frozenset[str]]:
-        """Map each node to the nodes that may run in parallel with it: nodes of other branches, but not of its own."""
+        """Map each node to the nodes that may run in parallel with it because they are only on other branches."""
         found: dict[str, frozenset[str]] = {}
         for ways in self._ways():
             for way in ways:
@@ -112,8 +112,8 @@ class Paths:
     def meetings(self) -> dict[str, tuple[str, ...]]:
         """Map each node that waits for parallel branches to the nodes that lead to it.
 
-        A node waits only if every run takes these branches and the workflow has no cycle. Otherwise a run could wait
-        for nodes that are never executed.
+        A node waits only if every run takes these branches and the workflow has no cycle. If it waited in other
+        workflows, a run could wait for nodes that are never executed.
         """
         certain = self._certain()
         leading: dict[str, list[str]] = {}
@@ -129,7 +129,7 @@ class Paths:
         }
 
     def repeated(self) -> frozenset[str]:
-        """Return the nodes that may run several times, once for each branch, as they do not wait for all branches."""
+        """Return the nodes that may run several times, once per branch, because they do not wait for all branches."""
         waited = self.meetings()
         found: set[str] = set()
         for branch, ways in zip(self.branches, self._ways(), strict=True):
@@ -174,11 +174,12 @@ __all__ = ["TurnPlan", "add_node", "build_graph"]
 
 @dataclass(frozen=True)
 class TurnPlan:
-    """The nodes that store the question and the answer of a turn, and the nodes that must be added to store them.
+    """The nodes that store the question and the answer of a turn, and the nodes that must be added for this.
 
-    A node in `answering` stores its message as the answer: it runs once, and no node after it or in parallel adds a
-    message. If the run can end with another message, an additional last node stores the answer. If the first node does
-    not store the question, an additional first node does. The nodes in `meetings` wait for all nodes that lead to them.
+    A node in `answering` stores its message as the answer, because it runs only once, and no node after it or in
+    parallel with it adds a message. If the run can end with another message, an additional last node stores the answer.
+    If the first node does not store the question, an additional first node does. The nodes in `meetings` wait for all
+    nodes that lead to them.
     """
 
     start: str
@@ -242,7 +243,7 @@ def _add_ends(builder: Graph, document: WorkflowDocument, plan: TurnPlan) -> Non
 
 
 def _ready(name: str, entry: Entry, document: WorkflowDocument, plan: TurnPlan, ends: str) -> Entry:
-    """Return a node with the options that this workflow needs: a changed copy, or the node itself."""
+    """Return a copy of a node with the options that this workflow needs; the node itself if it has them."""
     changes: dict[str, object] = {}
     if isinstance(entry, SpeakingNode) and stores_question(entry) and name not in plan.answering:
         changes["answers"] = False

@@ -43,14 +43,14 @@ type AskModel = Callable[[BaseChatModel, list[BaseMessage]], Awaitable[AIMessage
 
 
 class ChatNode(AgentNode):
-    """The agent of the built-in chat. Its prompt comes from the settings, and is literal text, not a template."""
+    """The agent of the built-in chat. Its prompt comes from the settings; it is literal text and not a template."""
 
     def templates(self) -> Iterable[tuple[str, str]]:
         """Return no templates, because the prompt is literal text."""
         return ()
 
     def system_message(self, state: WorkflowState) -> SystemMessage | None:
-        """Return the prompt, followed by the quoted text to which the person replies, if there is one."""
+        """Return the prompt and the text to which the person replies, if there is one; None if there is neither."""
         quoted = (state.get("inputs") or {}).get("quoted_text")
         parts = [self.system_prompt] if self.system_prompt.strip() else []
         if isinstance(quoted, str) and quoted.strip():
@@ -65,7 +65,7 @@ class ChatNode(AgentNode):
         )
 
     def reply_options(self, step: Step) -> Mapping[ConversationKind, TurnOptions]:
-        """Return the `options` for `reply`, by kind of conversation; runs with the same resources can share them."""
+        """Return the `options` for `reply`, by kind of conversation. Runs with the same resources can share these."""
         given = self.turn_options(step)
         return {kind: self._options_for(kind, given) for kind in ("session", "run")}
 
@@ -77,9 +77,10 @@ class ChatNode(AgentNode):
         ask: AskModel,
         options: Mapping[ConversationKind, TurnOptions],
     ) -> AIMessage:
-        """Answer the run's question without an agent: store the question, call the model once, store the answer.
+        """Answer the run's question without an agent: store the question, call the model once, and store the answer.
 
-        LangChain's config in the current context must be the config of the run.
+        If an answer is already stored, return it and do not call the model. The current LangChain config must be that
+        of the run.
         """
         conversation, messages = session_conversation(step), self.asked(state, step)
         session = conversation.memory.session(conversation.session_id, user_id=conversation.user_id)
@@ -107,7 +108,7 @@ class ChatNode(AgentNode):
     async def _asked_model(
         self, turn: OpenTurn, step: Step, ask: AskModel, model: BaseChatModel, messages: list[BaseMessage]
     ) -> AIMessage:
-        """Call the model and return its answer; if the call fails or is cancelled, store the partial answer."""
+        """Call the model with `ask` and return its answer. If that fails or is cancelled, store the partial answer."""
         partial = PartialAnswer()
 
         async def close(kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
@@ -132,8 +133,8 @@ def chat_workflow(options: ChatOptions | None = None, tools: Sequence[BaseTool] 
     """Return the built-in chat as a workflow.
 
     Args:
-        options: the limits and the prompt. Other options (sections for each question, the window, the compression)
-            come from the resources of the runs.
+        options: the limits and the prompt. Other options (such as sources, the window and compression) come from the
+            resources of the runs.
         tools: the tools of the agent.
     """
     options = options or ChatOptions()
@@ -156,7 +157,8 @@ def chat_workflow(options: ChatOptions | None = None, tools: Sequence[BaseTool] 
         version=digest_of(node.model_dump(mode="json", exclude={"tools"})),
         source="built-in",
         description="Answers a message, with the memory of the session.",
-        # Do not retry, because a client waits: it gets the error at once and can send the message again.
+        # Do not retry a failed run, because a client waits for it: the client gets the error at once and can send the
+        # message again.
         options=RunOptions(max_tries=1, double_texting=options.double_texting),
     )
 
@@ -165,7 +167,7 @@ _VERSION = "1"
 
 
 def session_workflows() -> list[Workflow]:
-    """Return the internal workflows that reset or delete a session between two of its turns; every service has them."""
+    """Return the internal workflows of every service that reset or delete a session between two of its turns."""
     return [
         _workflow(RESET, "Hides all earlier messages of the session from the model.", Session.reset),
         _workflow(DELETE, "Deletes the session with all its messages.", Session.delete),

@@ -1,4 +1,4 @@
-"""Workflows: uncompiled graphs with the data that their runs need, and their compiler."""
+"""Workflows (uncompiled graphs with the data that their runs need), and the compiler of workflows."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ class Workflow:
     """A workflow: an uncompiled graph (`builder`) with the data that its runs need.
 
     `version` changes with the definition; a run keeps the version with which it began. `definition` is the YAML as JSON
-    values, from which the workflow can be rebuilt; None for a workflow in Python. `output` names the node whose output
-    is the result; by default the result is the answer. `origin` is the file or the import string. `places` has the
-    positions of the workflow's parts in the file, for problems that involve several workflows.
+    values, from which the workflow can be rebuilt; it is None for a workflow in Python. `output` names the node whose
+    output is the result; if it is None, the result is the answer. `origin` is the file or the import string. `places`
+    has the positions of the workflow's parts in the file, for problems that involve several workflows.
     """
 
     name: str
@@ -65,7 +65,7 @@ class Workflow:
 
     @cached_property
     def recorder(self) -> RecordQuestionNode | None:
-        """A node that stores a question in the way in which this workflow does; None if no node stores a question."""
+        """A node that stores a question as this workflow does; None if no node of the workflow stores a question."""
         return question_recorder(self.nodes.values())
 
     @property
@@ -93,11 +93,12 @@ def python_workflow(
     Args:
         name: the name of the workflow.
         builder: a `StateGraph` that is not compiled.
-        version: the version; by default a digest of the source of the module in `origin`, else of the calling module.
+        version: the version. The default is a digest of the source of the module in `origin`, or else of the calling
+            module.
         description: the purpose of the workflow.
         options: the options of its runs.
         output: the node whose output is the result.
-        origin: the import string of the graph, if any.
+        origin: the import string of the graph, if it has one.
 
     Raises:
         InvalidWorkflow: `builder` is not an uncompiled `StateGraph`; the error says what to use instead.
@@ -143,7 +144,7 @@ def _digest_of_module(name: str) -> str:
 
 @lru_cache(maxsize=256)
 def has_one_speaker(workflow: Workflow) -> bool:
-    """Return True if the workflow has only one node: an agent or a model that answers in the run's session."""
+    """Return True if the workflow's only node is an agent or a model that answers in the run's session."""
     nodes = list(workflow.nodes.values())
     if len(workflow.builder.nodes) != 1 or len(nodes) != 1:
         return False
@@ -154,7 +155,7 @@ def has_one_speaker(workflow: Workflow) -> bool:
 def asked_at_once(workflow: Workflow, resources: Resources) -> TurnOptions | None:
     """Return the options of a workflow's only node if the question may be stored before the node runs; else None.
 
-    None is returned, for example, if middleware may change the question before it is stored.
+    The result is None, for example, if middleware may change the question before the node stores it.
     """
     if not has_one_speaker(workflow) or any(map(sees_question, resources.middleware)):
         return None
@@ -169,9 +170,9 @@ def asked_at_once(workflow: Workflow, resources: Resources) -> TurnOptions | Non
 def durability_of(workflow: Workflow) -> Durability:
     """Return LangGraph's durability mode for a workflow.
 
-    - `exit`: for at most one model call. After a crash the run starts again, which costs at most this call, so nothing
-      is stored until the run fails or waits.
-    - `async`: for several model calls, or tools that may run again. LangGraph saves a step during the next one.
+    - `exit`: for workflows with at most one model call. After a crash the run starts again, which costs at most this
+      call, so nothing is stored until the run fails or waits.
+    - `async`: for several model calls, or tools that may run again. LangGraph saves a step during the next step.
     - `sync`: for tools that must not run twice, or foreign code. LangGraph saves each step before the next one begins,
       so that all progress can be stored before such a tool is called.
     """
@@ -183,16 +184,16 @@ def durability_of(workflow: Workflow) -> Durability:
 
 @lru_cache(maxsize=256)
 def keeps_each_step(workflow: Workflow) -> bool:
-    """Return True if each step must be stored before the next one begins, because the graph has foreign code."""
+    """Return True if each step must be stored before the next step begins, because the graph has foreign code."""
     return len(_known(workflow)) < len(workflow.builder.nodes)
 
 
 @lru_cache(maxsize=256)
 def beside_of(workflow: Workflow) -> Callable[[str], bool]:
-    """Return a function that returns True for a checkpoint namespace that may be stored during the next step.
+    """Return a function that tells if the checkpoints of a namespace may be stored during the next step.
 
-    In a workflow with foreign code, these are only the namespaces of Threadkeep's own nodes. Before a tool that must
-    not run twice, `threadkeep.runs.tool_idempotency` stores all progress.
+    In a workflow with foreign code, this is True only for the namespaces of Threadkeep's own nodes. Before a tool that
+    must not run twice, `threadkeep.runs.tool_idempotency` stores all progress.
     """
     if not keeps_each_step(workflow):
         return lambda _: True
@@ -201,7 +202,7 @@ def beside_of(workflow: Workflow) -> Callable[[str], bool]:
 
 
 def _known(workflow: Workflow) -> frozenset[str]:
-    """Return the names of the nodes for which the effect of a second execution is known."""
+    """Return the names of the nodes of which the effect of a second execution is known (`Node.again`)."""
     return frozenset(name for name, node in workflow.nodes.items() if node.again != "unknown")
 
 
@@ -211,7 +212,7 @@ _MOST_COMPILED = 256
 
 
 class Compiler:
-    """A compiler for workflows, with a checkpointer and a graph store; it caches the newest 256 graphs.
+    """A compiler for workflows, with a checkpointer and a graph store. It caches the newest 256 compiled graphs.
 
     The application must open and close the checkpointer and the store.
     """

@@ -1,4 +1,4 @@
-"""Views of workflows: descriptions as JSON values, explanations of keys, and drawings."""
+"""Describes workflows as JSON values, explains the keys of their agents, and draws them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def describe(workflow: Workflow) -> dict[str, Any]:
 
 
 def describe_whole(workflow: Workflow) -> dict[str, Any]:
-    """Return the full description as JSON values: also nodes, edges, options, and the definition of a YAML workflow.
+    """Return the full description as JSON values, with nodes, edges and options, and the definition if it is in YAML.
 
     Raises:
         InvalidWorkflow: the graph cannot be compiled.
@@ -85,7 +85,7 @@ class KeyExplanation:
 
 
 def explain_key(workflow: Workflow, payload: Mapping[str, Json], *, by_hand: bool = False) -> list[KeyExplanation]:
-    """Return the key of each agent of a workflow for a payload, in the order of the nodes, without using the database.
+    """Return the key of each agent of a workflow for a payload, in the order of the nodes. The database is not used.
 
     A payload with any of `inputs`, `results`, `node_outputs`, `configurable` and `user_context` is used as it is. Any
     other payload becomes `inputs`. Candidates may use `thread_id` only in runs that a person starts (`by_hand`).
@@ -116,7 +116,7 @@ def explain_key(workflow: Workflow, payload: Mapping[str, Json], *, by_hand: boo
     return found
 
 
-# Keywords of Mermaid. Mermaid misreads a node id that begins with one of them.
+# Keywords of Mermaid. Mermaid misreads a node id that begins with a keyword.
 _WORDS = frozenset(
     {"call", "class", "classdef", "click", "default", "direction", "end", "flowchart", "graph", "href", "interpolate"}
     | {"linkstyle", "style", "subgraph"}
@@ -197,13 +197,13 @@ def _drawn_edge(edge: DrawableEdge, ids: Mapping[str, str]) -> DrawableEdge:
 
 
 def _id_of(name: str, number: int) -> str:
-    """Return the Mermaid id of a node: its own name if that is a valid id, else an id with its number."""
+    """Return the Mermaid id of a node: the node's name if that is a valid id, otherwise an id with its number."""
     plain = _PLAIN_ID.fullmatch(name) and name.partition("-")[0].lower() not in _WORDS
     return name if plain else f"_node{number}"
 
 
 def _escaped(text: str) -> str:
-    """Return a text as a one-line label, with Mermaid's special characters as numeric entities."""
+    """Return a text as a label of one line and at most 60 characters. Mermaid's special characters are escaped."""
     line = " ".join(text.split())
     shown = line if len(line) <= _MOST_LABEL_CHARACTERS else f"{line[:_MOST_LABEL_CHARACTERS]}…"
     return re.sub(r"[^\w →…=,-]", lambda found: f"#{ord(found[0])};", shown)

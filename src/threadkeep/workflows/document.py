@@ -151,7 +151,7 @@ type Entry = (
 ENTRIES: dict[str, type[BaseModel]] = {
     get_args(entry.model_fields["kind"].annotation)[0]: entry for entry in get_args(Entry.__value__)
 }
-"""The pydantic model of each kind of node."""
+"""Maps each kind of node to its pydantic model."""
 
 
 class WorkflowDocument(_Part):
@@ -183,17 +183,17 @@ def build_schema() -> dict[str, Any]:
 
 
 def published_schema() -> dict[str, Any]:
-    """Return the JSON schema published next to this module."""
+    """Return the JSON schema that is published in the file next to this module."""
     text = files("threadkeep.workflows").joinpath("workflow.schema.json").read_text(encoding="utf-8")
     schema: dict[str, Any] = json.loads(text)
     return schema
 
 
-# `_NOTHING` stands for a missing value. `_PYTHON_ONLY`: errors of options that only workflows in Python can have.
+# `_NOTHING` stands for a missing value. `_PYTHON_ONLY` has the types of errors that only options in Python can have.
 _NOTHING = object()
 _PYTHON_ONLY = frozenset({"is_instance_of"})
 
-# The cure for each of pydantic's types of error. The values of the placeholders come from the error's context.
+# What to do about each of pydantic's types of error. The values of the placeholders come from the error's context.
 _CURES: Mapping[str, str] = {
     "bool_type": "write true or false",
     "int_type": "write a whole number, without quotes",
@@ -213,7 +213,7 @@ _CURES: Mapping[str, str] = {
     "too_short": "give at least {min_length}",
     "too_long": "give at most {max_length}",
 }
-# Cures for fields that allow several types of values.
+# What to do about errors of fields that allow several types of values.
 _CURES_OF: Mapping[str, str] = {
     "next": "write the name of a node, a list of them, or end",
     "equals": "write text, a number, true or false",
@@ -238,7 +238,7 @@ def document_of(source: YamlSource) -> WorkflowDocument:
             if one["type"] not in _PYTHON_ONLY:
                 path, problem = _problem_of(source, one)
                 problems.setdefault(path, problem)
-        # Drop the error of a part that contains another invalid part, because it only repeats the error of that part.
+        # Drop the error of a part that contains another invalid part, because it only repeats the inner part's error.
         around = {path[:length] for path in problems for length in range(len(path))}
         outer = [problem for path, problem in problems.items() if path not in around]
         raise InvalidWorkflow(in_order(outer)) from None
@@ -250,13 +250,13 @@ def in_order(problems: Iterable[WorkflowProblem]) -> list[WorkflowProblem]:
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """Return a hint for an unknown name: the most similar known name; empty if no name is similar."""
+    """Return a hint with the known name that is most similar to an unknown name; "" if no known name is similar."""
     near = difflib.get_close_matches(name, list(known), n=1)
     return f" (did you mean {near[0]!r}?)" if near else ""
 
 
 def _problem_of(source: YamlSource, error: Mapping[str, Any]) -> tuple[Path, WorkflowProblem]:
-    """Convert pydantic's error to a problem; return the path of the invalid part, and the problem."""
+    """Return the path of the invalid part in the file, and pydantic's error about it as a problem."""
     path, rest = _path_in(source.value, error["loc"])
     where = _name_of(path)
     at_key = "[key]" in rest
@@ -282,7 +282,7 @@ def _problem_of(source: YamlSource, error: Mapping[str, Any]) -> tuple[Path, Wor
 
 
 def _path_in(value: Json, loc: Sequence[str | int]) -> tuple[Path, tuple[str | int, ...]]:
-    """Split the location of an error into the path in the file, and other steps: union branches and missing names."""
+    """Split the location of an error into its path in the file and the other steps (union branches, missing names)."""
     path: list[str | int] = []
     rest: list[str | int] = []
     here: object = value
@@ -297,7 +297,7 @@ def _path_in(value: Json, loc: Sequence[str | int]) -> tuple[Path, tuple[str | i
 
 
 def _inner(here: object, step: str | int) -> object:
-    """Return the value at a step of a path; `_NOTHING` if there is none."""
+    """Return the value to which a step leads from `here`; `_NOTHING` if there is none."""
     if isinstance(here, Mapping) and isinstance(step, str):
         return here.get(step, _NOTHING)
     return here[step] if isinstance(here, list) and isinstance(step, int) and step < len(here) else _NOTHING
@@ -321,7 +321,7 @@ def _unknown(value: Json, path: Path) -> str:
 
 
 def _known_names(value: Json, path: Path) -> list[str]:
-    """Return the names that the schema allows at a path; an empty list if it allows any name."""
+    """Return the names that the schema allows at a path; an empty list if they are unknown, or any is allowed."""
     if not path:
         return _names(WorkflowDocument)
     if path == ("options",):

@@ -1,4 +1,4 @@
-"""Loading of workflows from files and modules, and checks of edges, names and imports."""
+"""Loads workflows from files and modules, and checks their edges, names and imports."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def check_document(document: WorkflowDocument, source: YamlSource, *, imports: b
 
     Args:
         document: the parsed file.
-        source: the positions in the file.
+        source: the positions of the document's parts in the file.
         imports: True to import tools and retrievers, to check that they exist.
 
     Raises:
@@ -164,7 +164,8 @@ def load_yaml(path: Path, *, imports: bool = True) -> Workflow:
     """Load the workflow of a YAML file.
 
     Raises:
-        InvalidWorkflow: the file cannot be read or is invalid; a problem of a part of the text has its line.
+        InvalidWorkflow: the file cannot be read or is invalid. A problem of a part of the text has the line of that
+            part.
     """
     try:
         # Limit the size, because the path may name any file.
@@ -187,16 +188,16 @@ def read_workflow(text: str, *, file: str | None = None, imports: bool = True) -
         imports: True to import tools and retrievers, to check that they exist.
 
     Raises:
-        InvalidWorkflow: the text is invalid; a problem of a part of the text has its line.
+        InvalidWorkflow: the text is invalid. A problem of a part of the text has the line of that part.
     """
     return _workflow_of(read_yaml(text, file), imports=imports)
 
 
 def restore_workflow(definition: Mapping[str, Json]) -> Workflow:
-    """Return the workflow of a stored definition, with the same graph and version.
+    """Return the workflow of a stored definition. It has the same graph and version as before.
 
     Raises:
-        InvalidWorkflow: this version of Threadkeep cannot build it any more.
+        InvalidWorkflow: this version of Threadkeep cannot build the workflow.
     """
     # Convert through JSON, because the database may return other types of lists and maps.
     value: Json = json.loads(json.dumps(definition))
@@ -207,7 +208,8 @@ def load_python(name: str, reference: str) -> Workflow:
     """Return the workflow that an import string names: a graph, a `Workflow`, or a function that returns one of them.
 
     Raises:
-        InvalidWorkflow: the import string names no workflow, or one with another name, or LangGraph rejects the graph.
+        InvalidWorkflow: the import string names no workflow or a workflow with another name, or LangGraph rejects the
+            graph.
     """
     if not NAME.fullmatch(name):
         raise InvalidWorkflow(f"{name!r}={reference} cannot be a workflow: {NAME_CURE}")
@@ -220,7 +222,7 @@ def load_python(name: str, reference: str) -> Workflow:
     if isinstance(thing, Workflow) and thing.name != name:
         raise InvalidWorkflow(f"{reference!r} is named {thing.name!r}; write {thing.name}={reference}.")
     workflow = thing if isinstance(thing, Workflow) else python_workflow(name, thing, origin=reference)
-    # Compile now, so that LangGraph reports wrong edges here and not in the first run.
+    # Compile now, so that LangGraph reports wrong edges now and not in the first run.
     Compiler(checkpointer=None, store=None).compiled(workflow)
     return workflow
 

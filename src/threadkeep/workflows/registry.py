@@ -1,4 +1,4 @@
-"""The registry of a service's workflows by name, and a runner of child workflows that needs no engine."""
+"""The registry of a service's workflows by name, and a runner of child workflows for use without an engine."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ _MOST_DRAWN = 8
 
 
 def circles(children: Children) -> Iterator[Way]:
-    """Yield cycles of workflows that run each other, each as a path from a workflow back to itself.
+    """Yield cycles of workflows that run each other, each cycle as a path from a workflow back to itself.
 
-    Not all cycles are found, but at least one if any exists.
+    Not all cycles are found; but if there are cycles, at least one is found.
     """
     seen: set[str] = set()
     for first in children:
@@ -55,7 +55,7 @@ def circles(children: Children) -> Iterator[Way]:
 
 
 def deepest_ways(children: Children) -> dict[str, Way]:
-    """Return the longest path of nested calls from each workflow, by its name; there must be no cycles."""
+    """Return the longest path of nested calls from each workflow, by the workflow's name. There must be no cycles."""
     found: dict[str, Way] = {}
     for first in children:
         waiting = [first]
@@ -71,7 +71,7 @@ def deepest_ways(children: Children) -> dict[str, Way]:
 
 
 def drawn(way: Way) -> str:
-    """Return a path as text with arrows; a long path is shortened in the middle."""
+    """Return a path as text with arrows. A path of more than eight names is shortened in the middle."""
     shown = way if len(way) <= _MOST_DRAWN else (*way[: _MOST_DRAWN - 2], "…", way[-1])
     return " → ".join(shown)
 
@@ -81,7 +81,7 @@ def _known(children: Children, name: str) -> list[str]:
 
 
 class Workflows:
-    """All registered workflows, by unique name. The built-in `chat` is always included."""
+    """All registered workflows, by their unique names. The built-in `chat` is always included."""
 
     def __init__(self, workflows: Iterable[Workflow] = (), *, chat: Workflow | None = None) -> None:
         """Raise `InvalidWorkflow` if a name is used twice or reserved, or if calls form a cycle or nest too deeply."""
@@ -108,9 +108,9 @@ class Workflows:
 
         Args:
             names: the values of the setting.
-            chat: the built-in chat with the service's own options.
+            chat: the built-in chat with the service's own options; by default, with default options.
             imports: True to import tools and retrievers, to check that they exist.
-            complete: True if `names` lists all workflows, so that every child must be among them.
+            complete: True if `names` lists all workflows, so that each child workflow must be among them.
 
         Raises:
             InvalidWorkflow: workflows have problems; the error lists all of them.
@@ -140,7 +140,7 @@ class Workflows:
         """Return the workflow with this name.
 
         Raises:
-            WorkflowNotFound: there is none; the error lists the registered names.
+            WorkflowNotFound: no workflow has this name; the error lists the registered names.
         """
         if name not in self._workflows:
             raise WorkflowNotFound(name, tuple(self._workflows))
@@ -164,7 +164,7 @@ class Workflows:
         return problems
 
     def check_room(self, model_name: str | None, window: int) -> None:
-        """Reject nodes that call the service's model and reserve so many tokens for the reply that no prompt fits.
+        """Reject nodes that call the service's model but reserve so many tokens for the reply that no prompt fits.
 
         Raises:
             InvalidWorkflow: there are such nodes; the error has the numbers and the location of each.
@@ -202,7 +202,7 @@ class Workflows:
 
 
 def yaml_files(path: Path) -> list[Path]:
-    """Return the YAML files at a path: the file itself, or the files directly in the folder, sorted by name.
+    """Return the YAML files at a path: the path if it is a file, or the files directly in the folder, sorted by name.
 
     Raises:
         InvalidWorkflow: the path does not exist, or the folder has no YAML file.
@@ -224,7 +224,7 @@ def _named(text: str) -> tuple[str, str]:
 
 
 def _call_of(workflow: Workflow, child: str) -> ValuePath:
-    """Return the path, in the file of a workflow, at which it names a child."""
+    """Return the path of the value in a workflow's file that names a child."""
     nodes = workflow.nodes.items()
     calling = [name for name, node in nodes if isinstance(node, SubworkflowNode) and node.workflow == child]
     return ("nodes", calling[0], "workflow")
@@ -238,10 +238,10 @@ _INTERRUPT = "__interrupt__"
 
 
 class InProcessChildren:
-    """A runner that executes children directly in the current process, without an engine, for library use and tests.
+    """A runner that executes children in the current process and without an engine, for library use and tests.
 
-    A child gets only its request, and not the state, callbacks, streams or checkpoints of the parent. It ends with the
-    process, and cannot wait for a person. A repeated request starts a new child.
+    A child gets only its request, and not the state, callbacks, streams or checkpoints of the parent. The child ends
+    with the process, and cannot wait for a person. A repeated request starts a new child.
     """
 
     def __init__(self, workflows: Workflows, compiler: Compiler, resources: Resources) -> None:
@@ -250,12 +250,12 @@ class InProcessChildren:
         self.resources = replace(resources, children=self)
 
     async def run(self, request: ChildRequest, /) -> ChildResult:
-        """Run a child to its end, or until it asks a person (status `waiting`). Raises `WorkflowNotFound`."""
+        """Run a child until it ends or asks a person (status `waiting`). Raise `WorkflowNotFound` if there is none."""
         workflow = self._workflows.get(request.workflow)
         run_id = str(uuid7())
         # Use a separate context, because LangGraph passes the parent's callbacks and streams in context variables.
         work = asyncio.create_task(self._execute(workflow, run_id, request), context=Context())
-        # Catch any error of a child, because its parent gets the status instead.
+        # Catch any error of a child, because the parent gets the child's status instead.
         with ErrorBoundary():
             try:
                 async with asyncio.timeout(request.deadline_seconds):
@@ -289,13 +289,13 @@ class InProcessChildren:
 
 
 def child_state(given: Mapping[str, Json]) -> Any:
-    """Return the initial state of a child; `text` is the question, and all given values are inputs."""
+    """Return the initial state of a child. `text` in `given` is the question, and all values in `given` are inputs."""
     text = given.get("text")
     return initial_state(text if isinstance(text, str) else "", inputs=given, user_context=_user_context(given))
 
 
 def result_of(workflow: Workflow, run_id: str, state: Mapping[str, Any], status: ChildStatus = "done") -> ChildResult:
-    """Return the result of a run: its text, and the output of the node `workflow.output`, by default the answer."""
+    """Return the result of a run: its answer's text, and the output of the node `workflow.output`, or that text."""
     answer = answer_of(state)
     said = text_of(answer) if answer is not None else ""
     outputs = state.get("node_outputs") or {}

@@ -27,7 +27,7 @@ MAX_DEPTH = 3
 
 
 class RunOptions(BaseModel):
-    """Options for the runs of a workflow; None means no limit."""
+    """Options for the runs of a workflow. A limit of None means no limit."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, allow_inf_nan=False)
 
@@ -46,19 +46,19 @@ class RunOptions(BaseModel):
 
     @property
     def budget(self) -> RunBudget:
-        """The limits of tokens and cost."""
+        """The limits for the tokens and the cost of a run."""
         return RunBudget(self.max_tokens, self.max_cost)
 
 
 type ChildStatus = Literal["done", "failed", "cancelled", "interrupted", "waiting", "deadline"]
 
 BY_HAND: tuple[RunTrigger, ...] = ("http", "cli")
-"""The triggers of runs that a person started; only these runs may use `thread_id`, the caller's thread, in keys."""
+"""The triggers of runs that a person started. Only these runs may use `thread_id` (the caller's thread) in keys."""
 
 
 @dataclass(frozen=True)
 class ChildRequest:
-    """A node's request for a child workflow. The child gets only `input` from its parent.
+    """A node's request to run a child workflow. The child gets only `input` from its parent.
 
     `depth` is the child's level below the first run. `ancestors` has the names of the workflows above the child,
     outermost first. If `with_session` is false, the child has no session.
@@ -76,7 +76,7 @@ class ChildRequest:
 
 @dataclass(frozen=True)
 class ChildResult:
-    """The result of a child: its output as JSON, the text for the parent's messages, and its status."""
+    """The result of a child: its output as JSON, the text for the parent's messages (`summary`), and its status."""
 
     run_id: str
     output: Json
@@ -88,10 +88,10 @@ class Children(Protocol):
     """The interface through which nodes run child workflows."""
 
     async def run(self, request: ChildRequest, /) -> ChildResult:
-        """Run a child to its end, and return its result, whose status tells if it failed.
+        """Run a child to its end, and return its result. The status of the result tells if the child failed.
 
-        If the same step of the parent requests the child again, the existing child continues. Raises
-        `WorkflowNotFound`, and `ChildFailed` if the child must not be started.
+        If the same step of the parent requests the child again, the existing child continues. Raise `WorkflowNotFound`
+        for an unknown name, and `ChildFailed` if the child must not be started.
         """
 
 
@@ -99,9 +99,9 @@ class Children(Protocol):
 class Resources:
     """The resources for the nodes of a run.
 
-    `model` returns the chat model with a name, for None the service's own model. `turn_options` are the default options
-    of turns. `middleware` wraps the model and tool calls of every agent, inside the middleware of the memory.
-    `workspace` is the workspace of runs that do not name one.
+    `model` returns the chat model with a name; for None, it returns the service's own model. `turn_options` are the
+    default options of turns. `middleware` wraps the model and tool calls of every agent, inside the middleware of the
+    memory. `workspace` is the workspace of runs that do not name one.
     """
 
     memory: Memory
@@ -118,7 +118,7 @@ class RunContext:
     """The run in which a node is called, as LangGraph's runtime context: `Runtime[RunContext]`.
 
     If `session_id` is None, the run reads no earlier turns and stores none. `depth` is 0 for a run without a parent.
-    `ancestors` has the names of the workflows above it. The LangGraph thread belongs to the run, not to the session.
+    `ancestors` has the names of the workflows above this run, outermost first. Each run has its own LangGraph thread.
     """
 
     run_id: str
@@ -134,7 +134,7 @@ class RunContext:
 
     @property
     def by_hand(self) -> bool:
-        """True if a person started the run, so that its `thread_id` is the caller's thread, and may be used in keys."""
+        """True if a person started the run. Its `thread_id` is then the caller's thread, and may be used in keys."""
         return self.trigger in BY_HAND
 
 
@@ -142,10 +142,10 @@ _MARK: Final = "idempotent"
 
 
 def not_idempotent[T](tool: T) -> T:
-    """Mark a tool, or a function for a tool, so that no call is repeated without a person's consent.
+    """Mark a tool, or a function for a tool, so that no call of it is repeated without a person's consent.
 
-    A LangChain tool can have the metadata `{"idempotent": False}` instead. In a run of a workflow, each call of the
-    tool is executed once. If the process dies during a call, its outcome is unknown, and the run asks a person.
+    Alternatively, a LangChain tool can have the metadata `{"idempotent": False}`. In a run of a workflow, each call of
+    the tool is executed once. If the process dies during a call, its outcome is unknown, and the run asks a person.
     """
     if isinstance(tool, BaseTool):
         tool.metadata = {**(tool.metadata or {}), _MARK: False}
@@ -155,7 +155,7 @@ def not_idempotent[T](tool: T) -> T:
 
 
 def is_idempotent(tool: object) -> bool:
-    """Return True if a call of a tool, or of a function for a tool, may be repeated when its outcome is unknown."""
+    """Return True if a call of a tool, or of a function for a tool, may be repeated after an unknown outcome."""
     marked = [tool, getattr(tool, "func", None), getattr(tool, "coroutine", None)]
     marks: list[object] = [getattr(each, _MARK, None) for each in marked]
     metadata = tool.metadata if isinstance(tool, BaseTool) else None

@@ -1,8 +1,8 @@
 """The state that a workflow's nodes share in one run, and templates with placeholders for values of the state.
 
-`{{results.search.text}}` becomes the text that node `search` found in this run. Placeholders use the same paths
-as templates of keys: names and indexes, no expressions and no code. Inserted text is not rendered again, so users
-cannot inject placeholders.
+`{{results.search.text}}` becomes the text that the node `search` found in this run. Placeholders use the same paths as
+templates of keys, which consist of names and indexes, not of expressions or code. Inserted text is not rendered again,
+so that users cannot inject placeholders.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from threadkeep.records import Json
 
 
 def merged(before: Mapping[str, Json] | None, update: Mapping[str, Json] | None) -> dict[str, Json]:
-    """Merge two mappings; the newer value wins."""
+    """Merge two mappings. If both have a name, the value in `update` is used."""
     return {**(before or {}), **(update or {})}
 
 
@@ -32,8 +32,8 @@ class WorkflowState(TypedDict, total=False):
     """The shared state of a run.
 
     `messages` has the messages of this run: the question, and one final message of each speaking node. `node_outputs`
-    has the output of each node; `results` has the named values of each node, for templates, and values that a channel
-    parsed. `inputs` and `user_context` are the run's parameters. `text` is the question.
+    has the output of each node; `results` has named values of each node for templates, and values that a channel
+    parsed. `inputs` and `user_context` are the run's parameters. `text` is the question's text.
     """
 
     messages: Annotated[list[AnyMessage], add_messages]
@@ -55,7 +55,7 @@ def initial_state(
     """Return the initial state of a run: its question and the values that are known before it begins.
 
     `inputs` is the payload that started the run. `results` has the values that the channel parsed from the payload
-    (such as `telegram_events_parser`). If `text` is empty, no message started the run, so there is no question.
+    (such as `telegram_events_parser`). If `text` is empty, no message started the run, and the run has no question.
     """
     question = [HumanMessage(text, id=message_id or str(uuid7()))] if text else []
     return {
@@ -69,7 +69,7 @@ def initial_state(
 
 
 def answer_of(state: Mapping[str, object]) -> AIMessage | None:
-    """Return the answer of a run: its newest assistant message after the question; None if there is none.
+    """Return the answer of a run, which is its newest assistant message after the question; None without an answer.
 
     Assistant messages without text or with tool calls are not answers.
     """
@@ -83,7 +83,7 @@ def answer_of(state: Mapping[str, object]) -> AIMessage | None:
 
 
 def last_text(state: WorkflowState) -> str:
-    """Return the text of the newest message; empty if there is none."""
+    """Return the text of the newest message; an empty text if there is no message."""
     messages: Sequence[BaseMessage] = state.get("messages") or ()
     return text_of(messages[-1]) if messages else ""
 
@@ -103,7 +103,7 @@ def render(template: str, scope: Mapping[str, object]) -> str:
     """Replace the placeholders in a template by values, and return the text.
 
     Text and numbers are inserted as they are, booleans as true and false, lists and objects as JSON. A missing value
-    becomes an empty text. A result longer than 100,000 characters is truncated and marked.
+    becomes an empty text. A result of more than 100,000 characters is truncated, and marked as such.
     """
     left = MOST_RENDERED_CHARACTERS
 
@@ -118,14 +118,14 @@ def render(template: str, scope: Mapping[str, object]) -> str:
 
 
 def paths_of(template: str) -> list[str]:
-    """Return the paths of the template's placeholders, in order."""
+    """Return the paths in the placeholders of a template, in the order of the placeholders."""
     if (path := whole_path(template)) is not None:
         return [path]
     return [found[1].strip() for found in PLACEHOLDER.finditer(template)]
 
 
 def check_template(template: str, *, for_key: bool = False, whole: bool | None = None) -> None:
-    """Check a template, or the template of a key. `whole` allows `{{key:path}}`; by default, only keys may have this.
+    """Check a template, or with `for_key` the template of a key. `whole` allows `{{key:path}}` (default: in keys only).
 
     Raises:
         InvalidInput: the template is too long, or a placeholder is not a path or names an unknown value.

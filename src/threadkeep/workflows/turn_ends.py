@@ -1,4 +1,4 @@
-"""Storing the question and the answer of a run in workflows that have no nodes for this."""
+"""Stores the question and the answer of a run in workflows that have no nodes for this."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from threadkeep.workflows.nodes.messages import RecordingNode
 from threadkeep.workflows.nodes.speaking import SpeakingNode
 
 _HOOKS: Final = (".before_agent", ".before_model")
-"""The ends of the names that `create_agent` gives to the nodes of middleware hooks before the model."""
+"""The ends of the names of the nodes in which `create_agent` calls middleware hooks before the model."""
 
 _OWN: Final = "SessionMemory."
 
 
 def has_middleware(builder: StateGraph[Any, Any, Any, Any]) -> bool:
-    """Return True if an agent in a graph has middleware, other than `SessionMemory`, with a hook before the model.
+    """Return True if an agent in a graph has middleware other than `SessionMemory` with a hook before the model.
 
     An agent is found if it is a node, or an attribute of an object or a function that is a node.
     """
@@ -43,7 +43,7 @@ def has_middleware(builder: StateGraph[Any, Any, Any, Any]) -> bool:
 class LateQuestion(BaseCallbackHandler):
     """A callback that stores the question of a run just before the first model call, after middleware has changed it.
 
-    Agents may get the question in a message with another id; then the first hook recognises the question by its text.
+    Agents may get the question in a message with another id. In this case, the first hook recognises it by its text.
     """
 
     run_inline = True
@@ -71,7 +71,7 @@ class LateQuestion(BaseCallbackHandler):
                     self._seen[message.id] = found[-1]
 
     async def on_chat_model_start(self, serialized: Any, messages: Sequence[Sequence[BaseMessage]], **_: Any) -> None:
-        """Store the question as the model gets it, at the first model call that has the question."""
+        """At the first model call that has the question, store the question in the form in which the model gets it."""
         sent = [message for one in messages for message in one if message.id in self._seen]
         if self._stored or not sent:
             return
@@ -80,7 +80,7 @@ class LateQuestion(BaseCallbackHandler):
         await self._loop.run_from_any_loop(self._store(asked))
 
     def _origin(self, message: BaseMessage) -> dict[str, object]:
-        """Return the id and the response metadata, with the sending time, of the question that a message stands for."""
+        """Return the id and response metadata (with the sending time) of the question that a message stands for."""
         one = self._seen[str(message.id)]
         return {"id": one.id, "response_metadata": one.response_metadata}
 
@@ -93,7 +93,7 @@ def _is_hook(name: str) -> bool:
 
 
 def _owned(builder: StateGraph[Any, Any, Any, Any]) -> Iterator[Pregel[Any, Any, Any, Any]]:
-    """Yield the graphs in the attributes of nodes; for a method, in the attributes of its object."""
+    """Yield the graphs in the attributes of nodes. For a method, these are the attributes of its object."""
     for spec in builder.nodes.values():
         for called in (getattr(spec.runnable, "afunc", None), getattr(spec.runnable, "func", None)):
             owner = getattr(called, "__self__", called)
@@ -107,7 +107,7 @@ _MESSAGES = "messages"
 
 
 def add_node(builder: Graph, name: str, node: Node, *, defer: bool = False) -> None:
-    """Add a Threadkeep node to a graph, with its kind and its possible next nodes for drawings."""
+    """Add a Threadkeep node to a graph. Drawings use the kind and the possible next nodes that are added with it."""
     destinations = {END if target == END_NAME else target: why for target, why in node.targets().items()}
     # LangGraph's types have no node that takes both a config and a runtime.
     action: Any = node
@@ -126,7 +126,7 @@ def nodes_in(builder: Graph) -> dict[str, Node]:
 
 
 def with_turn_ends(builder: Graph) -> Graph:
-    """Return a copy of a graph that stores its turn: the question first, and at the end the last message as the answer.
+    """Return a copy of a graph that stores the question first, and at the end the last message as the answer.
 
     If an agent of the graph has middleware with a hook before the model, the question is stored after this middleware.
     The graph is returned unchanged if it has an `AgentNode`, `ModelNode`, or node that stores the question or the
@@ -141,14 +141,14 @@ def with_turn_ends(builder: Graph) -> Graph:
     question, answer = _free_name(builder, QUESTION), _free_name(builder, ANSWER)
     first = {edge for edge in grown.edges if edge[0] == START}
     if not first and START not in grown.branches:
-        return builder  # LangGraph reports the error
+        return builder  # LangGraph reports that the graph has no first node
     grown.edges = (grown.edges - first) | {(question, end) for _, end in first}
     if START in grown.branches:
         grown.branches[question] = grown.branches.pop(START)
     add_node(grown, question, RecordQuestionNode(waits=has_middleware(builder)))
     add_node(grown, answer, RecordAnswerNode(), defer=True)
     grown.add_edge(START, question)
-    # The node is deferred, so with this edge it is the last node on every path.
+    # The node `answer` is deferred, so this edge makes it the last node of every run.
     grown.add_edge(question, answer)
     grown.add_edge(answer, END)
     return grown
@@ -177,7 +177,7 @@ def stores_question(node: Node) -> bool:
 
 
 def reset_commands(nodes: Iterable[Node]) -> tuple[str, ...]:
-    """Return the reset commands of the nodes. A message that is a reset command is not stored."""
+    """Return the reset commands of the nodes, each once. A message that is a reset command is not stored."""
     commands: dict[str, None] = {}
     for node in nodes:
         if isinstance(node, RecordQuestionNode):
@@ -188,7 +188,7 @@ def reset_commands(nodes: Iterable[Node]) -> tuple[str, ...]:
 
 
 def question_recorder(nodes: Iterable[Node]) -> RecordQuestionNode | None:
-    """Return a node that stores a question in the way in which these nodes do; None if none of them stores one."""
+    """Return a node that stores a question as these nodes do; None if none of the nodes stores a question."""
     known = tuple(nodes)
     if not any(map(stores_question, known)):
         return None
@@ -197,7 +197,7 @@ def question_recorder(nodes: Iterable[Node]) -> RecordQuestionNode | None:
 
 
 def only_wraps_tools(middleware: AgentMiddleware[Any, Any, Any]) -> bool:
-    """Return True if a middleware has only hooks for tool calls, so that it does nothing for an agent without tools."""
+    """Return True if a middleware has only hooks for tool calls, and so does nothing for an agent without tools."""
     hooks = ("after_agent", "aafter_agent", "after_model", "aafter_model", "wrap_model_call", "awrap_model_call")
     return not getattr(middleware, "tools", ()) and not sees_question(middleware) and not _has_any(middleware, hooks)
 

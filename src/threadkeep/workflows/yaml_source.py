@@ -17,7 +17,7 @@ _MOST_NODES = 20_000
 
 type Path = tuple[str | int, ...]
 
-# The types are those of YAML 1.2: `no`, `on`, 12:30, 1_000 and dates are plain text.
+# The types are those of YAML 1.2, in which `no`, `on`, 12:30, 1_000 and dates are plain text.
 _TRUTHS = {"true": True, "false": False}
 _WHOLE = re.compile(r"[-+]?[0-9]{1,18}")
 _FRACTION = re.compile(r"[-+]?(?:[0-9]+\.[0-9]*|\.[0-9]+|[0-9]{1,18}(?=[eE]))(?:[eE][-+]?[0-9]{1,2})?")
@@ -34,7 +34,7 @@ class Position(NamedTuple):
 
 @dataclass(frozen=True)
 class YamlSource:
-    """The value of a file, with the positions of its values and of its keys."""
+    """The value of a YAML file, with the positions of the values and keys in the file."""
 
     value: Json
     file: str | None
@@ -42,7 +42,7 @@ class YamlSource:
     keys: dict[Path, Position] = field(default_factory=dict)
 
     def problem(self, sentence: str, path: Path, *, at_key: bool = False) -> WorkflowProblem:
-        """Return a problem at a path, or at its nearest parent that exists in the file."""
+        """Return a problem with the position of a path, or of the path's nearest parent that the file has."""
         position = None
         while position is None:
             position = (self.keys.get(path) if at_key else None) or self.values.get(path)
@@ -57,7 +57,7 @@ def read_yaml(text: str, file: str | None = None) -> YamlSource:
     """Return the value of a YAML document, with the positions of its parts.
 
     Raises:
-        InvalidWorkflow: the text is no YAML, too long or empty, or uses a feature that is not allowed.
+        InvalidWorkflow: the text is not YAML, is too long or empty, or uses a feature that is not allowed.
     """
     if len(text) > MOST_CHARACTERS:
         raise InvalidWorkflow([WorkflowProblem(f"A workflow may have at most {MOST_CHARACTERS} characters.", file)])
@@ -101,7 +101,7 @@ def _odd_character(text: str, position: int, file: str | None) -> InvalidWorkflo
 
 
 def _check_events(text: str, file: str | None) -> None:
-    """Check the size, depth and features of a document before its value is built; raise `InvalidWorkflow`."""
+    """Check the size, depth and features of a document before its value is built. Raises `InvalidWorkflow`."""
     depth = nodes = 0
     for event in yaml.parse(text, Loader=yaml.SafeLoader):
         if isinstance(event, yaml.AliasEvent):
@@ -121,7 +121,7 @@ def _check_events(text: str, file: str | None) -> None:
 
 
 class _Reader:
-    """A converter from YAML nodes to JSON that records positions."""
+    """Converts YAML nodes to JSON values, and records their positions."""
 
     def __init__(self, file: str | None) -> None:
         self._file = file
@@ -156,7 +156,7 @@ class _Reader:
         return found
 
     def _text(self, node: yaml.ScalarNode) -> str:
-        """Return the text of a scalar; raise `InvalidWorkflow` for characters that databases cannot store."""
+        """Return the text of a scalar. Raise `InvalidWorkflow` if it has characters that databases cannot store."""
         text = str(node.value)
         if _NO_TEXT.search(text):
             sentence = "This escape is not valid text (NUL, or half of a surrogate pair); remove it."

@@ -58,8 +58,8 @@ class AgentNode(SpeakingNode, HistoryFields):
     Only the final message of the agent enters the workflow's state. All messages of its loop are in the agent's own
     state, and are sent to the stream `custom` as `agent_messages`, for the trace of the run. With
     `use_graph_chat_history` the earlier turns come from a conversation in the graph's store, whose key is resolved in
-    each run. Without a key, with an `input`, or (without `use_graph_chat_history`) in a run without a session, the
-    agent reads and stores no turns.
+    each run. The agent reads and stores no turns if the key is missing, if the node has an `input`, or if the run has
+    no session and `use_graph_chat_history` is off.
     """
 
     node_kind: ClassVar[NodeKind] = "agent"
@@ -88,7 +88,7 @@ class AgentNode(SpeakingNode, HistoryFields):
 
     @property
     def again(self) -> Again:
-        """The cost of executing the agent again, which depends on its tools; `unknown` if a tool cannot be imported."""
+        """The cost of executing the agent again, which depends on its tools; `unknown` if a tool is not importable."""
         if not self.tools:
             return "model calls" if self.history_tools or self.memory_tools else "a model call"
         try:
@@ -112,7 +112,7 @@ class AgentNode(SpeakingNode, HistoryFields):
         result = await self._agent(step, conversation).ainvoke({"messages": given}, limit, context=context)
         loop = result["messages"][len(given) :]
         get_stream_writer()({"kind": "agent_messages", "node": step.name, "data": {"messages": messages_to_dict(loop)}})
-        # If the answer was stored before, it may be one of the given messages, and the loop adds no message.
+        # If the answer was stored before, it may be one of the given messages, and the agent adds no message.
         return said(step, _final(loop or result["messages"]))
 
     def tool_objects(self) -> list[Tool]:
@@ -124,12 +124,12 @@ class AgentNode(SpeakingNode, HistoryFields):
         return [tool for reference in self.tools for tool in _tools_of(reference)]
 
     def turn_options(self, step: Step) -> TurnOptions:
-        """Return the options of the node's turn, with its own number of earlier turns to include with tool calls."""
+        """Return the options of the node's turn. If the node has a `tool_memory`, it replaces that of the service."""
         options = super().turn_options(step)
         return options if self.tool_memory is None else replace(options, tool_memory=self.tool_memory)
 
     async def conversation(self, step: Step, state: WorkflowState) -> Conversation:
-        """Return the conversation of the node's turn in this run: the session, one in the graph's store, or none."""
+        """Return the conversation of the node's turn: the session, one in the graph's store, or an unstored one."""
         if self.input is not None:
             return run_conversation(step)
         if not self.use_graph_chat_history:
@@ -140,12 +140,12 @@ class AgentNode(SpeakingNode, HistoryFields):
         return await store_conversation(step, self.layout, resolution.key)
 
     def _agent(self, step: Step, conversation: Conversation) -> Any:
-        """Return the compiled agent for a memory and a model, from a cache: the agent has no data of a run."""
+        """Return the compiled agent for a memory and a model. It is cached, because it has no data of a run."""
         resources = step.context.resources
         model = self.chat_model(step)
         # The key includes the node, because copies of a node share this cache.
         parts = (self, conversation.memory, resources.memory, model, resources.turn_options, *resources.middleware)
-        # The cache has references to the parts, so that no other object gets one of their ids.
+        # The cache refers to the parts, so that no other object gets the id of a part.
         key = (conversation.kind, *map(id, parts))
         if key not in self._agents:
             if len(self._agents) >= _MOST_AGENTS:
@@ -204,13 +204,13 @@ class ModelDeadline(AgentMiddleware[AgentState[Any], Any, Any]):
     async def awrap_model_call(
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]]
     ) -> ModelResponse[Any]:
-        """Call the model within the limit."""
+        """Call the model within the time limit."""
         async with asyncio.timeout(self._seconds):
             return await handler(request)
 
 
 def check_tools(reference: str | BaseTool) -> None:
-    """Check that a reference is a tool, or names tools.
+    """Check that a reference is a tool, or is an import string of tools.
 
     Raises:
         InvalidInput: the reference cannot be imported, or is not a tool.
@@ -252,7 +252,7 @@ def _tools_of(reference: str | BaseTool) -> Iterator[Tool]:
 
 
 def _final(loop: Sequence[BaseMessage]) -> AIMessage:
-    """Return an agent's answer: its last message, without tool calls, or the results of tools that end the loop."""
+    """Return an agent's answer: its last message without tool calls, or the results of tools that end the loop."""
     said = [message for message in loop if isinstance(message, AIMessage | ToolMessage)]
     if not said:
         return AIMessage("")

@@ -28,7 +28,7 @@ type Reference = Annotated[
 """The import string of a Python object, such as `shop.tools:find_order`."""
 
 IMPORTING_FIELDS = ("tools", "retriever")
-"""The options of nodes that contain import strings."""
+"""The names of the nodes' options that contain import strings."""
 
 
 def references_in(definition: Json) -> frozenset[str]:
@@ -108,8 +108,8 @@ type NodeKind = Literal[
 type Again = Literal["nothing", "a model call", "model calls", "marked tools", "unknown"]
 """The cost of executing a node again after its process died.
 
-`marked tools`: the node has tools that must not run twice; their calls are recorded, and not repeated. `unknown`: a
-second execution may repeat the node's actions.
+`marked tools`: the node has tools that must not run twice; calls of these tools are recorded, and not repeated.
+`unknown`: a second execution may repeat the node's actions.
 """
 
 END_NAME = "end"
@@ -118,7 +118,7 @@ END_NAME = "end"
 
 @dataclass(frozen=True)
 class Step:
-    """A call of a node: the node's name, the run, the graph's store, and the config of the call."""
+    """A call of a node: the node's name, the context of the run, the graph's store, and the config of the call."""
 
     name: str
     context: RunContext
@@ -139,12 +139,12 @@ class Step:
 
     @property
     def message_id(self) -> str:
-        """The id of this node's message in this run; if the node is repeated, its message has the same id."""
+        """The id of the node's message in this run. If the node is repeated, its new message has the same id."""
         return f"{self.context.run_id}:{self.name}"
 
 
 class Node(BaseModel):
-    """A node of a workflow: a frozen record of its options, without data of a run.
+    """A node of a workflow: a frozen record of the node's options, without data of runs.
 
     Add it to any graph whose state is a `WorkflowState`: `builder.add_node("answer", AgentNode(...))`.
     """
@@ -153,7 +153,7 @@ class Node(BaseModel):
 
     node_kind: ClassVar[NodeKind]
     repetition: ClassVar[Again] = "unknown"
-    """The cost of executing the node again, if the cost does not depend on its options."""
+    """The cost of executing a node of this class again, if the cost does not depend on the node's options."""
     speaks: ClassVar[bool] = False
     """True if the node adds an assistant message to the state."""
 
@@ -167,7 +167,7 @@ class Node(BaseModel):
         return ()
 
     def targets(self) -> Mapping[str, str]:
-        """Return the nodes that this one may choose as the next, each with its condition; empty if edges decide."""
+        """Return the nodes that this node may choose to continue with, and their conditions; empty if edges decide."""
         return {}
 
     async def __call__(
@@ -177,12 +177,12 @@ class Node(BaseModel):
         return await self.run(Step.of(config, runtime), state)
 
     async def run(self, step: Step, state: WorkflowState) -> WorkflowState | Command[str]:
-        """Return an update of the state, or a command with the update and the next node."""
+        """Return an update of the state, or a command with the update and the name of the next node."""
         raise NotImplementedError(f"{type(self).__name__} is not a node yet: implement run().")
 
 
 def found(step: Step, output: Json, result: Mapping[str, Json]) -> WorkflowState:
-    """Return a state update with the node's output in `node_outputs` and its result for templates in `results`."""
+    """Return a state update with the node's output in `node_outputs`, and the result for templates in `results`."""
     return {"node_outputs": {step.name: output}, "results": {step.name: dict(result)}}
 
 

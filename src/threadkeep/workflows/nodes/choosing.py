@@ -39,7 +39,7 @@ class Category(BaseModel):
 
 
 class CategorizerNode(AskingNode):
-    """A node that assigns the newest message to one of a few categories, which determines the next node.
+    """A node that assigns the newest message to one of a few categories. The category determines the next node.
 
     The model sees only the prompt, the categories, and the last message. A reply that is not a category selects the
     default. The reply is not stored in any transcript.
@@ -63,11 +63,11 @@ class CategorizerNode(AskingNode):
         return self
 
     def templates(self) -> Iterable[tuple[str, str]]:
-        """Yield the prompt, which is a template."""
+        """Yield the option `system_prompt`, which is a template."""
         yield "system_prompt", self.system_prompt
 
     def targets(self) -> Mapping[str, str]:
-        """Return the next nodes with their categories; the default has the label `else`."""
+        """Return each next node with its categories; the default has the label `else`."""
         wanted: dict[str, list[str]] = {}
         for category in self.categories:
             wanted.setdefault(category.next, []).append(category.name)
@@ -75,7 +75,7 @@ class CategorizerNode(AskingNode):
         return {target: ", ".join(names) for target, names in wanted.items()}
 
     async def run(self, step: Step, state: WorkflowState) -> Command[str]:
-        """Call the model and continue with the node of its category."""
+        """Call the model and continue with the node of the category that it names, or with the default."""
         reply = await self._ask(step, state)
         category = self.named_in(reply)
         name = category.name if category is not None else None
@@ -83,7 +83,10 @@ class CategorizerNode(AskingNode):
         return sent_to(target, found(step, name, {"category": name, "next": target}))
 
     def named_in(self, reply: str) -> Category | None:
-        """Return the category that is the reply, or else the only one mentioned at its beginning; None otherwise."""
+        """Return the category that the reply consists of, or else the only category that it mentions.
+
+        Only the first 2,000 characters are read. Return None if no category or several categories are mentioned.
+        """
         text = reply[:_MOST_REPLY_CHARACTERS].casefold()
         alone = re.sub(r"^\W+|\W+$", "", text)
         by_name = {category.name.casefold(): category for category in self.categories}
@@ -131,7 +134,7 @@ type Pattern = Annotated[str, Field(min_length=1, max_length=500)]
 
 
 class Rule(BaseModel):
-    """A rule: a value, its condition, and the next node. The first rule that matches decides."""
+    """A rule: a value, a condition on it, and the next node. The first rule that matches determines the next node."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
@@ -160,7 +163,7 @@ class Rule(BaseModel):
         return self
 
     def holds(self, value: object) -> bool:
-        """Return True if the rule matches a value; only the first 2,000 characters of a text are checked."""
+        """Return True if the rule matches a value. `matches` checks only the first 2,000 characters of a text."""
         if self.exists is not None:
             return (value is not None) is self.exists
         if self.matches is not None:
@@ -172,7 +175,7 @@ class Rule(BaseModel):
 
 
 class RouterNode(Node):
-    """A node that chooses the next node by rules, without a model; if no rule matches, it chooses `otherwise`."""
+    """A node that chooses the next node by rules, without a model. If no rule matches, it chooses `otherwise`."""
 
     node_kind: ClassVar[NodeKind] = "router"
     repetition: ClassVar[Again] = "nothing"
@@ -181,7 +184,7 @@ class RouterNode(Node):
     otherwise: str = Field(description="The next node if no rule matches, or end.")
 
     def targets(self) -> Mapping[str, str]:
-        """Return the next nodes with their rules; the default has the label `else`."""
+        """Return each next node with its rules; `otherwise` has the label `else`."""
         wanted: dict[str, list[str]] = {}
         for rule in self.rules:
             wanted.setdefault(rule.next, []).append(_label(rule))
@@ -189,7 +192,7 @@ class RouterNode(Node):
         return {target: ", ".join(dict.fromkeys(labels)) for target, labels in wanted.items()}
 
     async def run(self, step: Step, state: WorkflowState) -> Command[str]:
-        """Evaluate the rules and continue with the node of the first match."""
+        """Evaluate the rules and continue with the node of the first rule that matches."""
         scope = {**scope_of(state), LAST_MESSAGE: last_text(state)}
         target = next((rule.next for rule in self.rules if rule.holds(look_up(scope, rule.path))), self.otherwise)
         return sent_to(target, found(step, target, {"next": target}))
@@ -197,7 +200,7 @@ class RouterNode(Node):
 
 @lru_cache(maxsize=1024)
 def _compiled(pattern: str) -> re2.Pattern:
-    """Return a compiled pattern of RE2, which needs only linear time, so no text blocks the event loop for long."""
+    """Return a pattern compiled by RE2. It needs only linear time, so that no text blocks the event loop for long."""
     options = re2.Options()
     options.case_sensitive = False
     options.log_errors = False

@@ -1,4 +1,4 @@
-"""The conversation of a node's turn: in the run's session, in the graph's store, or in memory only."""
+"""Finds the conversation of a node's turn, which is in the run's session, in the graph's store, or in memory only."""
 
 from __future__ import annotations
 
@@ -77,13 +77,13 @@ class ConversationFields(BaseModel):
 
     @property
     def layout(self) -> GraphLayout:
-        """The layout of conversations in the store."""
+        """The layout of conversations in the graph's store."""
         return GraphLayout(
             self.history_namespace, self.history_meta_key_suffix, self.history_chunk_size, self.history_value_field
         )
 
     def channel_in(self, state: WorkflowState) -> Channel:
-        """Return the channel of a run without a key, which is that of the first candidate whose parser has a result."""
+        """Return the channel of a run without a key: that of the first candidate with a parser result, or `other`."""
         results = state.get("results") or {}
         for candidate in self.history_key_candidates:
             if not isinstance(candidate, str):
@@ -93,11 +93,11 @@ class ConversationFields(BaseModel):
         return "other"
 
     def resolve(self, scope: Mapping[str, object], *, by_hand: bool) -> KeyResolution:
-        """Return the key of a run's conversation."""
+        """Return the key of a conversation for the values in `scope`; without a key, the reason is in the result."""
         return resolve_key(self.history_key_candidates, scope, template=self.history_key_template, manual=by_hand)
 
     def resolve_in(self, state: WorkflowState, step: Step) -> KeyResolution:
-        """Return the key of a run's conversation, or the reason why it has none, which is also reported as an event."""
+        """Return the key of a run's conversation, or the reason why it has none. Report a missing key as an event."""
         context = step.context
         resolution = self.resolve(key_scope(state, context.session_id, step.config), by_hand=context.by_hand)
         if resolution.key is None:
@@ -123,7 +123,7 @@ class HistoryFields(ConversationFields):
 def key_scope(state: WorkflowState, session_id: str | None, config: RunnableConfig) -> dict[str, object]:
     """Return the values that key candidates of a run may use.
 
-    `thread_id` is the run's session, which is the caller's thread: the LangGraph thread of a run is always a new one.
+    `thread_id` is the run's session, because that is the caller's thread. The LangGraph thread of a run is always new.
     """
     given = {name: value for name, value in config.get("configurable", {}).items() if not name.startswith("__")}
     configurable = {**given, "thread_id": session_id}
@@ -131,7 +131,7 @@ def key_scope(state: WorkflowState, session_id: str | None, config: RunnableConf
 
 
 def is_reset(command: str | None, texts: Iterable[str]) -> bool:
-    """Return True if the message is exactly the reset command, apart from white space around it."""
+    """Return True if the message, without white space around it, is exactly the reset command."""
     return command is not None and "\n".join(texts).strip() == command.strip()
 
 
@@ -157,7 +157,7 @@ class Conversation:
 
 @dataclass(frozen=True, kw_only=True)
 class StepContext(RunContext):
-    """The runtime context of an agent inside a node: the context of the run and the values of this step."""
+    """The runtime context of an agent inside a node: the run's context, the node's conversation and found passages."""
 
     conversation: Conversation
     passages: tuple[tuple[str | None, str], ...] = ()
@@ -187,9 +187,10 @@ def session_conversation(step: Step) -> Conversation:
 
 
 def order_of(memory: Memory, store: BaseStore, layout: GraphLayout, key: str) -> str:
-    """Return the name of a conversation in the order of turns: its session id or, in a graph store, another name.
+    """Return the name under which the turns of a conversation are ordered.
 
-    The other name is never a session id, because a conversation in the store may have the same key as a session.
+    If the memory itself keeps its sessions in this store and layout, this is the session id. Otherwise it is a name
+    that is never a session id, because a conversation in the store may have the same key as a session.
     """
     return key if memory.has_namespace(store, layout) else order_name(layout, key)
 
@@ -197,8 +198,8 @@ def order_of(memory: Memory, store: BaseStore, layout: GraphLayout, key: str) ->
 async def wait_for_turn(step: Step, name: str) -> None:
     """Wait for the earlier turns of a conversation.
 
-    If the key was known when the run was requested, the run waited before its start. A run that would wait for itself
-    gives up its place in the order and continues. If the order cannot be read, the run continues too.
+    If the key was known when the run was requested, the run has already waited before its start. A run that would wait
+    for itself gives up its place in the order and continues. If the order cannot be read, the run continues, too.
     """
     memory, run_id, seconds = step.context.resources.memory, step.context.run_id, _FIRST_LOOK_SECONDS
     with contextlib.suppress(StoreError):
@@ -221,7 +222,7 @@ async def _is_turn(memory: Memory, run_id: str, name: str) -> bool:
 async def store_conversation(step: Step, layout: GraphLayout, key: str) -> Conversation:
     """Wait for the earlier turns of a conversation in the graph's store, and return the conversation.
 
-    If the graph has no store, report that, and return a conversation for this run only.
+    If the graph has no store, report that as an event, and return a conversation for this run only.
     """
     context = step.context
     store = step.store

@@ -1,7 +1,7 @@
 """The nodes `identify_user`, `remember` and `recall`, which read and write facts.
 
-If the memory is unavailable, the run continues. The node reports the failure as an event, and `remember` also in its
-result.
+If the memory is unavailable, the run continues. The node reports the failure as an event; `remember` also reports it in
+its result.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class KnowledgeNode(Node):
 class IdentifyUserNode(KnowledgeNode):
     """A node that resolves the run's user to a person, and stores the person's known facts in `user_context`.
 
-    In a run without a user the node finds no person; there is no shared default person.
+    In a run without a user, the node finds no person, because there is no shared default person.
     """
 
     node_kind: ClassVar[NodeKind] = "identify_user"
@@ -50,7 +50,7 @@ class IdentifyUserNode(KnowledgeNode):
     max_episodes: int = Field(5, ge=0, le=50, description="The maximum number of recent questions and answers.")
 
     async def run(self, step: Step, state: WorkflowState) -> WorkflowState:
-        """Find the person of the run; if the memory is unavailable, report that and continue without a person."""
+        """Find the person of the run. If the memory is unavailable, report that and continue without a person."""
         user_id = step.context.user_id
         known: dict[str, Json] = {"user_id": None, "is_new_user": False, "names": [], "facts": [], "episodes": []}
         if user_id is not None:
@@ -73,7 +73,7 @@ class IdentifyUserNode(KnowledgeNode):
         episodes = await memory.episodes.latest(scope, limit=max(self.max_episodes, 1))
         return {
             "user_id": person.id,
-            # Do not use `person.new`, because the channel or an earlier attempt may have created the person.
+            # `person.new` would be wrong here, because the channel or an earlier attempt may have created the person.
             "is_new_user": not facts and not episodes,
             "names": list(person.names),
             "facts": [_fact(fact) for fact in facts[: self.max_facts]],
@@ -101,7 +101,7 @@ class RememberNode(KnowledgeNode):
         yield "value", self.value
 
     async def run(self, step: Step, state: WorkflowState) -> WorkflowState:
-        """Remember the fact; the result says why it was not remembered, if so."""
+        """Remember the fact. If it is not remembered, the result has the reason."""
         key, value = rendered(self.key, state).strip(), rendered(self.value, state).strip()
         remembered: Fact | None = None
         reason: NotRemembered | None = None
@@ -146,7 +146,7 @@ class RememberNode(KnowledgeNode):
 
 
 class RecallNode(KnowledgeNode):
-    """A node that recalls facts, episodes or procedures about a question from the run's session, workspace and user."""
+    """A node that recalls facts, episodes or procedures for a question, from the run's session, workspace and user."""
 
     node_kind: ClassVar[NodeKind] = "recall"
 
@@ -165,7 +165,7 @@ class RecallNode(KnowledgeNode):
             yield "query", self.query
 
     async def run(self, step: Step, state: WorkflowState) -> WorkflowState:
-        """Recall the kinds of knowledge that `memory` lists; after a failure, only those that were read before it."""
+        """Recall the kinds of knowledge in `memory`. After a failure, return the kinds that were read before it."""
         query = rendered(self.query, state) if self.query is not None else _question(state)
         usable, refused = _scopes_of(step, self.scopes)
         for unusable in refused.values():
@@ -200,7 +200,7 @@ class RecallNode(KnowledgeNode):
 
 
 def _scopes_of(step: Step, kinds: Collection[ScopeKind]) -> OwnScopes:
-    """Return those scopes of the run that are of the given kinds and have an owner."""
+    """Return the scopes of the run that are of the given kinds and have an owner."""
     context = step.context
     given = default_workspace(context.resources.memory, context.resources.workspace)
     workspace = workspace_in(step.config, given) if "workspace" in kinds else None

@@ -51,8 +51,9 @@ class RecordingNode(Node):
 class RecordQuestionNode(RecordingNode):
     """A node that stores the run's question before all other nodes, so that no failure loses the question.
 
-    If `waits` is true, middleware may redact the question first. Then the question is stored just before the first
-    model call, or by the `RecordAnswerNode` if there is none. Until then, only the request of the run has the text.
+    If `waits` is true, middleware may redact the question first. In this case, the question is stored just before the
+    first model call, or by the `RecordAnswerNode` if there is no model call. Until then, only the run's request has the
+    text.
     """
 
     node_kind: ClassVar[NodeKind] = "record_question"
@@ -60,7 +61,7 @@ class RecordQuestionNode(RecordingNode):
     waits: bool = Field(False, description="True to store the question after middleware has seen it.")
 
     async def run(self, step: Step, state: WorkflowState) -> WorkflowState:
-        """Store the question unless it is already stored."""
+        """Store the question unless it is already stored; do nothing if `waits` is true."""
         if self.waits:
             return {}
         await self.store(step, state.get("messages") or (), metadata_of(step.config))
@@ -75,7 +76,7 @@ class RecordQuestionNode(RecordingNode):
         *,
         received: Sequence[BaseMessage] = (),
     ) -> None:
-        """Store the question, the newest in `messages`, in `session`, which is by default the run's session.
+        """Store the newest question in `messages`, in `session` or (by default) in the run's session.
 
         `received` is the question before middleware changed it.
         """
@@ -84,7 +85,7 @@ class RecordQuestionNode(RecordingNode):
             await turn.begin(metadata, received=received)
 
     async def refuse(self, step: Step, messages: Sequence[BaseMessage], metadata: Mapping[str, Json] | None) -> None:
-        """If the question is not stored, store it as `failed` without its text, which middleware may have rejected."""
+        """Unless the question is stored, store it as `failed`, without its text: middleware may have rejected it."""
         turn = self.turn(step, question_before(messages))
         if turn is not None and not await turn.is_stored(turn.question[-1]):
             refused = refused_message(turn.question[-1], step.context.run_id, metadata)
@@ -92,12 +93,12 @@ class RecordQuestionNode(RecordingNode):
 
 
 class RecordAnswerNode(RecordingNode):
-    """A node that stores the run's last message as the answer to its question, unless a node has already done so."""
+    """A node that stores the run's last message as the answer to the run's question, unless an answer is stored."""
 
     node_kind: ClassVar[NodeKind] = "record_answer"
 
     async def run(self, step: Step, state: WorkflowState) -> WorkflowState:
-        """Store the answer, and the question if it is not stored yet."""
+        """Store the answer, if there is one, and the question if it is not stored yet."""
         answer = answer_of(state)
         turn = self.turn(step, question_before(state.get("messages") or ()))
         if turn is not None:
@@ -120,10 +121,11 @@ type SessionTemplate = Annotated[str, AfterValidator(_session_template)]
 
 
 class AppendMessageNode(Node, ConversationFields):
-    """A node that stores a message in the run's session or in `session`, once even if the node is repeated.
+    """A node that stores a message in the run's session or in `session`, only once even if the node is repeated.
 
-    With `use_graph_chat_history` the node stores the message in the graph's store, in the same conversation as an agent
-    with the same fields. With `deliver` the message is also sent to the person, through the channel of the session.
+    With `use_graph_chat_history`, the node stores the message in the graph's store, in the same conversation as an
+    agent with the same fields. With `deliver`, the message is also sent to the person, through the channel of the
+    session. If the rendered text is blank, nothing is stored or sent.
     """
 
     node_kind: ClassVar[NodeKind] = "append_message"
@@ -146,7 +148,7 @@ class AppendMessageNode(Node, ConversationFields):
         return self
 
     def templates(self) -> Iterable[tuple[str, str]]:
-        """Yield the text. The session is not included, because templates of keys have other rules."""
+        """Yield the option `text`. `session` is not included, because templates of keys have other rules."""
         yield "text", self.text
 
     async def run(self, step: Step, state: WorkflowState) -> WorkflowState:
@@ -160,7 +162,7 @@ class AppendMessageNode(Node, ConversationFields):
         message = Message(role=self.role, content=text, id=step.message_id, run_id=step.context.run_id)
         await session.record([message])
         if self.deliver:
-            # The message was stored first, because the agent would not know a message that was only sent.
+            # The message is stored before it is sent, because the agent would not know a message that was only sent.
             outbox = step.context.resources.memory.channels.outbox
             await outbox.send(session.session_id, step.message_id, text)
             is_known = await outbox.recipient(session.session_id) is not None
@@ -174,8 +176,8 @@ class AppendMessageNode(Node, ConversationFields):
         """Return the session for the message.
 
         Raises:
-            InvalidKey: the run has no session, or the template gives no key.
-            InvalidInput: the graph has no store.
+            InvalidKey: the run has no session, or the template gives no valid key.
+            InvalidInput: the graph has no store, but the message belongs into it.
         """
         context = step.context
         if not self.use_graph_chat_history:
@@ -220,7 +222,7 @@ def _no_key(step: Step, reason: Reason) -> InvalidKey:
 
 
 class TemplateNode(Node):
-    """A node that renders a template for later nodes, or as a message of the run."""
+    """A node that renders a template, for use by later nodes or as a message of the run."""
 
     node_kind: ClassVar[NodeKind] = "template"
     repetition: ClassVar[Again] = "nothing"
@@ -229,11 +231,11 @@ class TemplateNode(Node):
     as_message: bool = Field(False, description="True to make it an assistant message of the run.")
 
     def templates(self) -> Iterable[tuple[str, str]]:
-        """Yield the text, which is a template."""
+        """Yield the option `text`, which is a template."""
         yield "text", self.text
 
     async def run(self, step: Step, state: WorkflowState) -> WorkflowState:
-        """Render the text."""
+        """Render the text; with `as_message`, also add it as an assistant message unless it is blank."""
         text = rendered(self.text, state)
         update = found(step, text, {"text": text})
         if self.as_message and text.strip():

@@ -1,4 +1,4 @@
-"""`retrieve`: a search for passages of a knowledge base, and the section with them in later model calls."""
+"""`retrieve`: searches a knowledge base for passages, and adds them as a section to later model calls."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ from threadkeep.workflows.nodes.conversations import step_context
 from threadkeep.workflows.state import WorkflowState
 
 type Passage = tuple[str | None, str]
-"""The id of a passage, if it has one, and its text."""
+"""The id of a passage (None if it has none), and its text."""
 
 
 class FoundPassages:
-    """A source of the section `snippets`: passages that this run has found, by default those in the agent's context."""
+    """A source of the section `snippets`: the given passages, or by default the passages in the agent's context."""
 
     section: Final[ExtraSection] = "snippets"
 
@@ -47,7 +47,7 @@ class FoundPassages:
         self._passages = passages
 
     async def find(self, request: ExtraRequest, room: int) -> Extra | None:
-        """Return the passages that fit into `room`, in the order in which they were found."""
+        """Return the passages that fit into `room`, in the order in which they were found; None if none fits."""
         passages = self._passages
         if passages is None:
             context = step_context()
@@ -56,7 +56,7 @@ class FoundPassages:
 
 
 def passages_in(state: WorkflowState) -> tuple[Passage, ...]:
-    """Return the passages that all `retrieve` nodes of the run have found so far, each once."""
+    """Return the passages that the run's `retrieve` nodes have found so far, each passage once."""
     return tuple(dict.fromkeys(_passages_in(state)))
 
 
@@ -77,11 +77,11 @@ _MOST_CHARACTERS = 20_000
 
 
 class RetrieveNode(Node):
-    """A node that queries a retriever with the run's question and recent messages, which explain words such as "it".
+    """A node that queries a retriever with the run's question.
 
-    The results are in the state (`results.<node>.passages`, `.text`), and in the contexts of later agents and models
-    as a separate section. If the retriever fails or takes too long, an event is emitted and the run continues without
-    results.
+    Recent messages are part of the query, because they explain words such as "it". The results are in the state
+    (`results.<node>.passages`, `.text`), and later agents and models get them as a separate section. If the retriever
+    fails or takes too long, an event is emitted and the run continues without results.
     """
 
     node_kind: ClassVar[NodeKind] = "retrieve"
@@ -101,7 +101,7 @@ class RetrieveNode(Node):
             yield "query", self.query
 
     async def run(self, step: Step, state: WorkflowState) -> WorkflowState:
-        """Query the retriever; if it fails or takes too long, report that and return no passages."""
+        """Query the retriever. If it fails or takes too long, report that and return no passages."""
         query = await self._query(step, state)
         documents = []
         with ErrorBoundary() as attempt:
@@ -118,7 +118,7 @@ class RetrieveNode(Node):
 
     @cached_property
     def made_retriever(self) -> BaseRetriever:
-        """The retriever; a function that creates it is called only once.
+        """The retriever. If a function creates it, the function is called only once.
 
         Raises:
             InvalidInput: the retriever cannot be imported or created, or is not a retriever.
@@ -144,7 +144,7 @@ class RetrieveNode(Node):
         return query_with(earlier[-self.recent_messages :] if self.recent_messages else [], text)
 
     async def _earlier(self, step: Step) -> Sequence[tuple[str | None, str]]:
-        """Return the ids and texts of the session's newest messages; empty if they cannot be read in time."""
+        """Return the ids and texts of the session's newest messages; an empty list if the database fails."""
         context = step.context
         if context.session_id is None or not self.recent_messages:
             return []
@@ -159,7 +159,7 @@ class RetrieveNode(Node):
 
 
 def _passage(document: Document) -> dict[str, Json]:
-    """Return a passage as JSON; metadata that is not JSON is left out."""
+    """Return a passage as JSON. Metadata that JSON cannot represent is left out."""
     known: dict[str, Json] = {}
     for name, value in document.metadata.items():
         try:

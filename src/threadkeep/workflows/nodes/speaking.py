@@ -1,4 +1,4 @@
-"""Nodes that call a model: the choice of the model, the limits of its context, and the node `model`."""
+"""Base classes of nodes that call a model (the model and the limits of its context), and the node `model`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ type SizeText = Annotated[str, AfterValidator(_size)]
 
 
 class NodeCompression(BaseModel):
-    """The options for summaries of older messages in the model calls of one node."""
+    """The options of the summaries that replace older messages in the model calls of one node."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
@@ -60,7 +60,7 @@ class NodeCompression(BaseModel):
         return self
 
     def options(self, summarizer: Summarizer | None) -> Compression:
-        """Return the compression with the given summarizer."""
+        """Return these options as a `Compression` with the given summarizer."""
         return Compression(read_size(self.trigger), read_size(self.keep), self.max_summary_tokens, summarizer)
 
 
@@ -81,14 +81,14 @@ class AskingNode(Node):
         return _model_of(self.model, step)
 
     def window_in(self, given: TurnOptions) -> int | None:
-        """Return the context window that is set for the model; None to use the one that is known for it."""
+        """Return the context window that is set for the model; None if the model's known window applies."""
         if self.context_window is not None or self.model is not None:
             return self.context_window
         return given.context_window
 
 
 class ContextNode(AskingNode):
-    """A node that calls a model in the memory of the run's session."""
+    """A node that calls a model with the memory of the run's session."""
 
     max_output_tokens: int | None = Field(None, ge=1, description="Tokens that are reserved for the reply.")
     compression: NodeCompression | Literal[False] | None = Field(
@@ -97,7 +97,7 @@ class ContextNode(AskingNode):
 
     @model_validator(mode="after")
     def _check_room(self) -> Self:
-        """Reject a reply size that leaves no tokens for a prompt; `check_room` checks the service's own model."""
+        """Reject a reply size that leaves no tokens for a prompt. For the service's model, `check_room` does this."""
         if self.model is None and self.context_window is None:
             return self
         model = self.model
@@ -110,7 +110,7 @@ class ContextNode(AskingNode):
         return self
 
     def compression_in(self, step: Step) -> Compression | None:
-        """Return the compression options for model calls of this node; None if it has no summaries."""
+        """Return the compression options for this node's model calls; None if older messages are not summarised."""
         given = step.context.resources.turn_options.compression
         if self.compression is None:
             return given
@@ -131,8 +131,8 @@ class SpeakingNode(ContextNode):
     """A node that calls a model and adds its final message to the state.
 
     The model gets the earlier turns of the session, messages of other nodes in this run, and the run's newest question.
-    With an `input`, it gets only this text. `model` is by default the model of the service. If `answers` is true, the
-    final message is stored as the turn's answer. Messages of intermediate steps are not stored.
+    With an `input`, it gets only this text. The default of `model` is the model of the service. If `answers` is true,
+    the final message is stored as the turn's answer. Messages of intermediate steps are not stored.
     """
 
     speaks: ClassVar[bool] = True
@@ -145,13 +145,13 @@ class SpeakingNode(ContextNode):
     answers: bool = Field(True, description="True to store its message as the answer to the question.")
 
     def templates(self) -> Iterable[tuple[str, str]]:
-        """Yield the prompt and, if it is set, the input, which are templates."""
+        """Yield the options `system_prompt` and, if it is set, `input`. Both are templates."""
         yield "system_prompt", self.system_prompt
         if self.input is not None:
             yield "input", self.input
 
     def turn_options(self, step: Step) -> TurnOptions:
-        """Return the options of the node's turn, without a source for the passages of `retrieve` nodes."""
+        """Return the options of the node's turn. They have no source for the passages of `retrieve` nodes yet."""
         given = step.context.resources.turn_options
         return replace(
             given,
@@ -164,18 +164,18 @@ class SpeakingNode(ContextNode):
         )
 
     def system_message(self, state: WorkflowState) -> SystemMessage | None:
-        """Return the prompt, rendered with the values of this run; None if it is empty."""
+        """Return the prompt, rendered with the values of this run; None if the text is blank."""
         text = rendered(self.system_prompt, state)
         return SystemMessage(text) if text.strip() else None
 
     def asked(self, state: WorkflowState, step: Step) -> list[BaseMessage]:
-        """Return the messages to answer: those of the run, the question last, or only the `input`.
+        """Return the messages to answer: the run's messages with the question last, or only the `input` if it is set.
 
         Messages that other nodes added after the question are moved before it, because models answer the newest user
         message.
 
         Raises:
-            InvalidInput: the run has no question, or the input is empty.
+            InvalidInput: the run has no question, or the rendered `input` is blank.
         """
         if self.input is not None:
             text = rendered(self.input, state)
@@ -191,13 +191,13 @@ class SpeakingNode(ContextNode):
 
 
 def said(step: Step, message: AIMessage) -> WorkflowState:
-    """Return the state update of a speaking node: its message and its text."""
+    """Return the state update of a speaking node, with its message and the text of the message."""
     text = text_of(message)
     return {"messages": [message], **found(step, text, {"text": text})}
 
 
 class ModelNode(SpeakingNode):
-    """A single model call in the memory of the run's session, without tools."""
+    """A single model call with the memory of the run's session and without tools."""
 
     node_kind: ClassVar[NodeKind] = "model"
     repetition: ClassVar[Again] = "a model call"
@@ -207,7 +207,7 @@ class ModelNode(SpeakingNode):
     )
 
     async def run(self, step: Step, state: WorkflowState) -> WorkflowState:
-        """Answer the run's question; if the model fails, raise its error or continue, as `on_error` says."""
+        """Answer the run's question. If the model fails, `on_error` decides whether its error is raised."""
         messages = self.asked(state, step)
         conversation = run_conversation(step) if self.input is not None else session_conversation(step)
         with ErrorBoundary(raising=(GraphBubbleUp,)) as attempt:
@@ -250,7 +250,7 @@ class ModelNode(SpeakingNode):
 
 
 def notify_model_failure(step: Step, error: Exception) -> None:
-    """Report that the model of a node failed."""
+    """Report as an event that the model call of a node failed."""
     context = step.context
     context.resources.observer.notify(
         ModelFailed(

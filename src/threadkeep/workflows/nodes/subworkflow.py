@@ -23,8 +23,8 @@ from threadkeep.workflows.state import WorkflowState, answer_of, last_text
 class SubworkflowNode(Node):
     """A node that runs another workflow to its end. Parent and child do not share messages.
 
-    The child gets `{text, parent_execution_id, user_context}`. The parent gets the child's output in `node_outputs`,
-    and one assistant message with the child's summary.
+    The child's input is `{text, parent_execution_id, user_context}`. The parent gets the child's output in
+    `node_outputs`, and the child's summary as an assistant message.
     """
 
     node_kind: ClassVar[NodeKind] = "subworkflow"
@@ -52,7 +52,8 @@ class SubworkflowNode(Node):
         """Run the child.
 
         Raises:
-            ChildFailed: the child has no result and `on_failure` is `raise`, or the child must not be started.
+            ChildFailed: the child has no result and `on_failure` is `raise`, or the child must not be started (a cycle,
+                for example).
         """
         try:
             result = await self._run(step, state)
@@ -143,16 +144,16 @@ def _text_of(output: Json) -> str:
         return ""
     if isinstance(output, str):
         return output
-    # An output that has only a `text` is passed on as this text.
+    # If an output has only the field `text`, this text is passed on.
     if isinstance(output, Mapping) and set(output) == {"text"} and isinstance(output["text"], str):
         return output["text"]
     return json.dumps(output, ensure_ascii=False)
 
 
 class IngestPromptNode(Node):
-    """A node that creates the run's question from an event: the event's text, then its prompt annotations.
+    """A node that creates the run's question from the text of an event and from its prompt annotations.
 
-    An event without a question is skipped. The event is `inputs.event`, or the inputs themselves.
+    For an event without either, the run continues with `skip`. The event is `inputs.event`, or the inputs themselves.
     """
 
     node_kind: ClassVar[NodeKind] = "ingest_prompt"
@@ -163,11 +164,11 @@ class IngestPromptNode(Node):
     skip: str = Field(END_NAME, description="The next node for an event without a question.")
 
     def targets(self) -> Mapping[str, str]:
-        """Return the next node, and the node for events without a question."""
+        """Return the next node, and the node for events without a prompt."""
         return {self.next: "prompt", self.skip: "SKIP"} if self.next != self.skip else {self.next: ""}
 
     async def run(self, step: Step, state: WorkflowState) -> Command[str]:
-        """Put the event's prompt into the state as the question; without one, continue with the node `skip`."""
+        """Put the event's prompt into the state as the question. Without a prompt, continue with the node `skip`."""
         nodes = _nodes(step, self.max_messages, self.max_chars)
         update = await nodes.ingest_prompt(_candidate_state(state), step.config)
         if update.get("outcome") == "SKIP":
@@ -179,15 +180,15 @@ class IngestPromptNode(Node):
 
 
 class BuildCandidateNode(Node):
-    """A node that returns the model's answer as a candidate (kind `text`, status `proposed`), unless it is empty.
+    """A node that returns the model's answer, unless it is empty, as a candidate (kind `text`, status `proposed`).
 
-    Its result has `outcome` (OK or ERROR), `candidate`, `errors`, `llmText` and `combinedPrompt`.
+    The node's result has `outcome` (OK or ERROR), `candidate`, `errors`, `llmText` and `combinedPrompt`.
     """
 
     node_kind: ClassVar[NodeKind] = "build_candidate"
 
     async def run(self, step: Step, state: WorkflowState) -> WorkflowState:
-        """Return the candidate, or the error of the node that failed to answer."""
+        """Return the candidate, or the error of the node whose model did not answer."""
         prompt, error = _result(state, "combinedPrompt"), _result(state, "error")
         if error is not None:
             sentence = f"The model did not answer ({error}). Send the event again, or check the model."
