@@ -1,7 +1,8 @@
 """The command line `threadkeep NOUN VERB`, for people and for scripts.
 
-Commands open the database directly; those that answer or execute runs open `threadkeep.app`. Results go to stdout, as
-text or, with `--json`, as JSON. Problems and progress go to stderr. Exit codes: 0 success, 1 failure, 2 wrong usage.
+Commands open the database directly, but commands that answer or execute runs open `threadkeep.app`. Results go to
+stdout, as text or, with `--json`, as JSON. Problems and progress go to stderr. Exit codes: 0 success, 1 failure, 2 for
+wrong usage.
 """
 
 from threadkeep.cli.entry import main

@@ -41,7 +41,7 @@ Number = Annotated[
 
 @commands.command("list")
 async def list_channels() -> None:
-    """List the bots with their numbers of waiting and failed answers."""
+    """List the bots, each with the number of its waiting and failed answers."""
     bots = _bots()
     async with opened_memory() as memory:
         counts = await memory.channels.outbox.counts()
@@ -136,7 +136,7 @@ async def send_text(
         if recipient.channel != name:
             raise NotDone(f"The person of this conversation writes to {recipient.channel!r}; send it through that bot.")
         sent_id = message_id or str(uuid7())
-        # Store the message first, so that the agent knows it.
+        # Store the message before it is sent, so that the agent knows it.
         message = Message(role="assistant", content=text, id=sent_id)
         await memory.session(session, user_id=recipient.user_id).append([message])
         await outbox.send(session, sent_id, text)
@@ -200,13 +200,13 @@ async def drop_answer(number: Number, confirmed: Confirmed = False) -> None:
 
 
 def _row(bot: AnyBot, counts: Mapping[tuple[str, OutboxStatus], int], *fields: str) -> dict[str, object]:
-    """Return the named fields of a bot's settings, and the numbers of its waiting, ready and failed answers."""
+    """Return the named fields of a bot's settings, and how many of its answers are waiting, ready or failed."""
     described = {name: getattr(bot, name) for name in ("name", "kind", *fields)}
     return {**described, **{status: counts.get((bot.name, status), 0) for status in _OPEN}}
 
 
 def _list_bots(rows: Sequence[Mapping[str, object]]) -> None:
-    """List rows with the same fields, each field in a column."""
+    """Print rows that have the same fields as a table, with a column for each field."""
     columns = {name.replace("_", " "): partial(_cell, name) for name in (rows[0] if rows else ())}
     terminal.listing({"channels": rows}, rows, columns, nothing=_NO_BOTS, right=_OPEN)
 
@@ -243,7 +243,7 @@ async def _client(bot: AnyBot) -> AsyncIterator[ChannelClient]:
 
 
 def _hint(bot: AnyBot, account: Mapping[str, object]) -> str | None:
-    """Return advice if a Telegram bot polls but has a webhook, or needs a webhook and has none; otherwise None."""
+    """Return advice if a Telegram bot polls but has a webhook, or needs a webhook but has none; otherwise None."""
     if bot.kind != "telegram" or (bot.receive == "polling") != bool(account.get("url")):
         return None
     command = f"threadkeep channels webhook {bot.name}"
@@ -282,7 +282,7 @@ def _refusal(error: str) -> str:
 
 
 def _fields(given: Sequence[str] | None) -> dict[str, Json]:
-    """Return the fields of `--set`. Values in YAML can be lists, objects, booleans or, in `_NUMBERS`, integers."""
+    """Return the fields of `--set`. A value can be a list, an object, a boolean or, in `_NUMBERS`, an integer."""
     import yaml
 
     found: dict[str, Json] = {}
@@ -294,7 +294,7 @@ def _fields(given: Sequence[str] | None) -> dict[str, Json]:
             parsed = yaml.safe_load(value)
         except yaml.YAMLError:
             parsed = value
-        # Ids and secrets stay strings, even if they have only digits.
+        # Ids and secrets stay strings even if they consist of digits.
         known = isinstance(parsed, list | dict | bool) or (isinstance(parsed, int) and field in _NUMBERS)
         found[field] = parsed if known else value
     return found

@@ -102,13 +102,13 @@ class _Statistics:
 
 
 class Notices:
-    """An observer that collects notices about the memory, which are shown at the end of the turn."""
+    """An observer that collects notices about the memory; the chat shows them at the end of the turn."""
 
     def __init__(self) -> None:
         self._sentences: list[str] = []
 
     def notify(self, event: Event, /) -> None:
-        """Record a notice if a read failed, or if turns were written to disk or, later, to the database."""
+        """Record a notice if a read failed, or if turns were written to disk or, later, from disk to the database."""
         if isinstance(event, ReadFailed) and event.outcome == "fallback":
             self._sentences.append("The memory could not be read: the answer does not use earlier messages.")
         elif isinstance(event, WriteDeferred):
@@ -123,7 +123,7 @@ class Notices:
 
 
 class Conversation:
-    """A loop of one chat session: it reads lines from a user or a pipe, and shows the answers."""
+    """The loop of one chat session; it reads lines from a user or a pipe, and shows the answers."""
 
     def __init__(self, chat: Chat, memory: Memory, choice: CallChoice, *, look: ContextLook, notices: Notices) -> None:
         self._chat = chat
@@ -138,10 +138,10 @@ class Conversation:
         self._stopped = False
 
     async def run(self, lines: LineInput, *, keep_on: bool) -> bool:
-        """Answer the lines one after another. Unless `keep_on`, return False if a turn failed or Ctrl-C was pressed.
+        """Answer the lines one after another. Unless `keep_on`, return False once a turn fails or Ctrl-C is pressed.
 
-        Ctrl-C stops the current answer; if there is none, or `keep_on` is False, it ends the chat. SIGTERM and SIGHUP
-        always end the chat. The part of an answer that was already shown is stored.
+        Ctrl-C stops the current answer. It ends the chat if no answer is running, or if `keep_on` is false. SIGTERM and
+        SIGHUP always end the chat. If an answer is stopped, the part that was already shown is stored.
         """
         with self._signal_handlers():
             while keep_on or not self._stopped:
@@ -178,7 +178,7 @@ class Conversation:
 
     @contextmanager
     def _signal_handlers(self) -> Iterator[None]:
-        """Install signal handlers for the whole chat: reinstalling them in each turn would lose signals in between."""
+        """Install signal handlers for the whole chat, because a signal between two turns must not be lost."""
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
 
         def interrupt() -> None:
@@ -272,7 +272,7 @@ class LineInput(Protocol):
 
 
 class PromptedLines:
-    """A prompt at a terminal. Its history is stored in the user's state folder, readable by this user only."""
+    """A prompt at a terminal. Its history is stored in the user's state folder; only this user can read it."""
 
     def __init__(self, commands: list[str]) -> None:
         from prompt_toolkit import PromptSession
@@ -286,11 +286,11 @@ class PromptedLines:
         )
 
     async def next_line(self) -> str | None:
-        """Return the next line of the user; None for Ctrl-C or Ctrl-D."""
+        """Return the next line that the user enters; None for Ctrl-C or Ctrl-D."""
         from prompt_toolkit.formatted_text import FormattedText
 
         try:
-            # Ctrl-C arrives as a key press. Signals from other processes are handled by the chat.
+            # Ctrl-C arrives here as a key press. The chat handles signals from other processes.
             return await self._prompt.prompt_async(
                 FormattedText([("bold ansicyan", "you "), ("", "› ")]), handle_sigint=False
             )
@@ -299,7 +299,7 @@ class PromptedLines:
 
 
 class PipedLines:
-    """The lines of a pipe or a file, read by a daemon thread, because a pipe may stay open and silent."""
+    """The lines of a pipe or a file. A daemon thread reads them, because a pipe may stay open and silent."""
 
     def __init__(self) -> None:
         self._lines: asyncio.Queue[str | None] = asyncio.Queue()
@@ -322,7 +322,7 @@ class PipedLines:
 
 
 def _history() -> History:
-    """Return the history of earlier chats, or an in-memory history if the file cannot be written."""
+    """Return the history of earlier chats; if its file cannot be written, return a history in memory."""
     from platformdirs import user_state_path
     from prompt_toolkit.history import FileHistory, InMemoryHistory
 

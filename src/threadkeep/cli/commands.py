@@ -51,7 +51,7 @@ _NOUNS: Mapping[str, str] = {
     "keys": "serve.keys_commands",
     "channels": "channels.commands",
 }
-# For each noun, the verbs that are in other modules.
+# For each noun, the verbs whose functions are in other modules.
 _VERBS: Mapping[str, Mapping[str, str]] = {
     "sessions": {
         "export": "imports.export_sessions",
@@ -65,13 +65,13 @@ _VERBS: Mapping[str, Mapping[str, str]] = {
 
 @lru_cache(maxsize=64)
 def commands(noun: str | None = None, verb: str | None = None) -> TyperGroup:
-    """Return all commands, or only those of a noun or one verb of it, because building all of them is slow."""
+    """Return all commands, only those of a noun, or only one verb of it; building all of them is slow."""
     application = typer.Typer(
         name="threadkeep",
         help="The memory of LangGraph agents: serve it, chat with it, inspect it.",
         no_args_is_help=True,
         pretty_exceptions_enable=False,
-        # Rich help output would double the time of `--help`.
+        # Rich output would double the time that `--help` takes.
         rich_markup_mode=None,
         context_settings={"help_option_names": list(HELP_NAMES)},
     )
@@ -112,7 +112,7 @@ def _attribute(path: str) -> Any:
 
 
 def _commands_for(arguments: Sequence[str]) -> TyperGroup:
-    """Return the commands that these arguments need: only the named one, or all if the first argument names none."""
+    """Return the commands that these arguments need: the named command, or all if the first argument names none."""
     noun, verb = (*arguments, "", "")[:2]
     return commands(noun, verb) if noun in _COMMANDS or noun in _NOUNS or noun == "--version" else commands()
 
@@ -132,7 +132,7 @@ def _root(
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command and return its exit code; an error becomes a sentence or a JSON object on stderr."""
+    """Run one command and return its exit code; show an error on stderr, as a sentence or as a JSON object."""
     # Run in a separate context, so that the values of options do not outlive the command.
     context_of_command = copy_context()
     try:
@@ -143,7 +143,7 @@ def run(arguments: Sequence[str]) -> int:
             standalone_mode=False,
         )
     except SystemExit as end:
-        # After completing a word, typer ends the process itself.
+        # Typer ends the process itself when it has completed a word for the shell.
         return end.code if isinstance(end.code, int) else 0
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - the outermost handler: no traceback for a person
         return _fail(error, arguments)

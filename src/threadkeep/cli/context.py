@@ -73,7 +73,7 @@ async def show_context(
 
 
 def look_of(settings: Settings) -> ContextLook:
-    """Return the parameters for a preview of the configured chat's next model call."""
+    """Return the parameters with which the configured chat's next model call is previewed."""
     from threadkeep.agent.context_view import ContextLook
     from threadkeep.app import chat_options
 
@@ -92,9 +92,10 @@ def model_of(settings: Settings) -> BaseChatModel | None:
 
 
 async def show_now(memory: Memory, choice: CallChoice, look: ContextLook, *, only_next: bool = False) -> None:
-    """Show the last call and a summary of the next one; show the next in full if there is no last or with `only_next`.
+    """Show the last call, and a summary of the next one.
 
-    In a conversation that an agent stores itself, the built-in chat makes no calls: `only_next` is rejected there.
+    Without a last call, or with `only_next`, show only the next call, in full. If an agent stores the conversation
+    itself, show only the last call, and reject `only_next`, because the built-in chat makes no calls there.
     """
     from threadkeep.agent.context_view import look_ahead, look_back
     from threadkeep.cli.context_output import show_next, show_whole_next
@@ -169,9 +170,10 @@ class CallChoice:
     retention_days: float = 0
 
     async def find(self, memory: Memory, number: int | None) -> StoredManifest:
-        """Return the model call with a number, counted from a run's first call, or back from a session's newest call.
+        """Return the call with a number: counted from a run's first call, or backwards from a session's newest call.
 
-        None returns the newest call. If the call is not recorded, `CallNotFound` names the recorded ones.
+        Without a number, return the newest call. If the call is not recorded, raise `CallNotFound`, which names the
+        recorded calls.
         """
         if self.run_id is None:
             return await self._of_session(memory, number or 1)
@@ -189,7 +191,7 @@ class CallChoice:
         return found[0] if found else None
 
     async def before(self, memory: Memory, call: StoredManifest) -> StoredManifest:
-        """Return the previous call of the chosen session, else of the call's own session or run; it must exist."""
+        """Return the call before this one, in the chosen session or else in its own session or run; it must exist."""
         from threadkeep.agent.context_view import call_before
 
         if self.session_id is not None:
@@ -226,6 +228,6 @@ class CallChoice:
 
 
 def _key_of(call: StoredManifest) -> object:
-    """Return the key of a call's conversation if an agent stores the conversation itself, else None."""
+    """Return the key of a call's conversation; None unless an agent stores the conversation itself."""
     conversation = call.manifest.get("conversation")
     return conversation.get("key") if isinstance(conversation, dict) else None

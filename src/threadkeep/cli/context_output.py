@@ -1,4 +1,4 @@
-"""Output of contexts: a bar for each section of the budget, the included and excluded messages, and differences."""
+"""Output of contexts: a bar for each section of the budget, included and excluded messages, and differences."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def show_view(view: ContextView, factor: TokenFactor | None = None) -> None:
 
 
 def show_excluded(manifest: ContextManifest) -> None:
-    """Show a line for each range of messages, of the transcript or of the run, that the context excludes."""
+    """Show a line for each range of messages that the context excludes, in the transcript and in the run."""
     for gap in join_ranges(manifest.excluded):
         terminal.labelled(
             "out: ",
@@ -65,7 +65,7 @@ def show_excluded(manifest: ContextManifest) -> None:
 
 
 def show_next(view: ContextView) -> None:
-    """Show the chat's next model call without its input, in a few lines, and the command that shows it in full."""
+    """Show the chat's next model call without its input, in a few lines, with the command that shows all of it."""
     seqs = [message.entry.seq for message in view.messages if message.entry.seq is not None]
     terminal.say()
     seen = f"messages {seqs[0]} to {seqs[-1]}" if seqs else "no message of the session"
@@ -92,7 +92,7 @@ def show_title(manifest: ContextManifest, label: str = "") -> None:
 
 
 def show_rows(groups: Iterable[tuple[str, str, Sequence[Row]]], *, marked: bool = False) -> None:
-    """Print groups of rows. A group has a mark for its rows, an optional heading, and the rows.
+    """Print groups of rows. A group consists of a mark for its rows, an optional heading, and the rows.
 
     The columns are aligned across all groups, and each row is cut to the width of the terminal. `marked` adds a column
     for the marks.
@@ -110,7 +110,7 @@ def show_rows(groups: Iterable[tuple[str, str, Sequence[Row]]], *, marked: bool 
 
 
 def row_of(message: SeenMessage, manifest: ContextManifest) -> Row:
-    """Return the row of a message, with as much of its text as fits in a line."""
+    """Return the row of a message, with the beginning of its text."""
     entry = message.entry
     words = _SUMMARY_TAGS.sub("", message.words) if entry.section == "summary" else message.words
     cut = "" if entry.tokens_before is None else f"(cut from {entry.tokens_before:,})"
@@ -152,7 +152,7 @@ def _show_row(row: Row, widths: Sequence[int], mark: str, *, style: str = "") ->
 
 
 def _location(manifest: ContextManifest) -> str:
-    """Return the name of the session or conversation that stores the earlier turns of a model call."""
+    """Return the name of the session or the conversation that contains the earlier turns of a model call."""
     if manifest.conversation is not None:
         return f"{manifest.conversation.key} of {'.'.join(manifest.conversation.namespace)}"
     return manifest.session_id or "no session"
@@ -197,7 +197,7 @@ def _range_of_run(one: LeftOut) -> str:
 
 
 def _content(entry: Entry, manifest: ContextManifest) -> str:
-    """Describe a block: the messages that it quotes or replaces, its facts, or its passages; empty for other blocks."""
+    """Describe what a message quotes or replaces: messages, facts or passages. Otherwise return an empty text."""
     if entry.turns:
         home = manifest.session_id or ""
         quoted = _by_session((home, None), *((turn.session_id, turn.seq) for turn in entry.turns))
@@ -212,7 +212,7 @@ def _content(entry: Entry, manifest: ContextManifest) -> str:
 
 
 def _origins(entry: Entry) -> Iterator[str]:
-    """Yield a text for each scope: the number of its facts, and the messages that are their evidence."""
+    """Yield a text for each scope: the number of its facts, and the messages from which these come."""
     for scope in dict.fromkeys(fact.scope for fact in entry.facts):
         facts = [fact for fact in entry.facts if fact.scope == scope]
         said = _by_session(*((turn.session_id, turn.seq) for fact in facts for turn in fact.evidence))
@@ -221,7 +221,7 @@ def _origins(entry: Entry) -> Iterator[str]:
 
 
 def _by_session(*messages: tuple[str, int | None]) -> dict[str, list[int]]:
-    """Return the `seq` numbers of messages by session, in the order in which the sessions first occur."""
+    """Return the `seq` numbers of messages by session; the sessions are in the order of their first message."""
     found: dict[str, list[int]] = {}
     for session_id, seq in messages:
         found.setdefault(session_id, []).extend([] if seq is None else [seq])
@@ -235,7 +235,7 @@ def _of_sessions(seqs: Mapping[str, Sequence[int]], home: str | None) -> Iterato
 
 
 def show_difference(difference: Difference) -> None:
-    """Show how much of two model calls is the same, then the added and the removed messages."""
+    """Show how much two model calls have in common, then the added and the removed messages."""
     before, after = difference.before.manifest, difference.after.manifest
     show_title(before, "from  ")
     show_title(after, "to    ")

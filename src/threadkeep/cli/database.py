@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from threadkeep.store.driver import Driver
 
 _SLICE_SECONDS = 0.25
-# After this many passes in a row without progress, filling the index ends: other processes may hold locks.
+# After this many passes in a row without progress, filling the index ends, because other processes may hold locks.
 _MOST_IDLE_PASSES = 20
 
 _IN_MEMORY = "A database in memory has nothing to copy; name another one with --database."
@@ -34,7 +34,7 @@ pending_commands = verbs("Turns that are not written to a database yet.")
 
 @dataclass(frozen=True)
 class _Schema:
-    """The schema before and after the command. `left` counts unindexed messages; None if the index was not filled."""
+    """The schema before and after the command. `left` counts unindexed messages; None if no index was filled."""
 
     database: str
     before: int
@@ -55,9 +55,9 @@ class _Schema:
 
     @property
     def unindexed(self) -> int | None:
-        """Return the number of messages missing in the search index; None if the schema is too old to count them.
+        """Return the number of messages that the search index lacks; None if the schema is too old to count them.
 
-        If the command has filled the index, messages that arrived later are not counted.
+        If the command has filled the index, the messages that arrived after that are not counted.
         """
         if self.left is not None:
             return self.left
@@ -97,7 +97,7 @@ async def _migrate(*, apply: bool, fill: bool) -> _Schema:
     known = tuple(version for version, _ in known_migrations(address.backend))
     if not apply and address.path is not None and not address.path.exists():
         return _Schema(str(address), 0, known)
-    # Not FULL: a repeated command redoes work that a power failure has lost, and the next stored turn makes it durable.
+    # FULL is not needed: a repeated command redoes work that a power failure lost, and the next turn makes it durable.
     options = replace(settings.store_options(), synchronous="NORMAL")
     async with open_database(address, options) as driver:
         found = await schema_version(driver)
@@ -109,7 +109,7 @@ async def _migrate(*, apply: bool, fill: bool) -> _Schema:
 
 
 async def _apply(driver: Driver, found: int, partitions: int | None) -> list[int]:
-    """Apply missing migrations. Except for a new database, show a bar on a terminal, else a line per migration."""
+    """Apply the missing migrations. Show a bar on a terminal, otherwise a line for each; nothing for a new database."""
     from threadkeep.store.migrations import migrate
 
     if not found:
@@ -123,10 +123,10 @@ async def _apply(driver: Driver, found: int, partitions: int | None) -> list[int
 
 
 async def _fill_index(driver: Driver) -> tuple[int, int]:
-    """Index missing messages, in parallel with other processes. Return the numbers of indexed and remaining messages.
+    """Index missing messages, in parallel with other processes. Return how many were indexed and how many remain.
 
-    Sessions that other processes lock for long are skipped. An interrupted filling continues at the next call. Messages
-    that arrive after the index has caught up are not counted as remaining.
+    Sessions that other processes lock for long are skipped. If filling the index is interrupted, the next call
+    continues it. Messages that arrive after the index has caught up are not counted as remaining.
     """
     from threadkeep.store.search import SearchIndex
 
@@ -245,7 +245,7 @@ def _check_version(source: Path, key: str | None) -> None:
 
 
 async def _check_target(settings: Settings, version: int, *, replace: bool) -> None:
-    """Reject a copy with a newer schema, and a database with data that cannot or must not be replaced."""
+    """Reject a copy whose schema is newer, and a database whose data cannot or must not be replaced."""
     from threadkeep.store.migrations import known_migrations, schema_version
     from threadkeep.store.opening import open_database
     from threadkeep.store.partitions import partition_state
@@ -265,7 +265,7 @@ async def _check_target(settings: Settings, version: int, *, replace: bool) -> N
 
 
 def _not_copied(settings: Settings) -> list[str]:
-    """Return the names of data that belongs to the database but is not part of its copy."""
+    """Return the names of data that belong to the database but are not part of its copy."""
     from threadkeep.history.pending import folder_of
     from threadkeep.history.pending_files import waiting_files
 

@@ -1,4 +1,4 @@
-"""Doctor checks of databases: connection, schema, write access, locks, damage, and conversations in the graph store."""
+"""Checks of databases for `doctor`: connection, schema, write access, locks, damage, and graph-store conversations."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def _impatient(options: StoreOptions) -> StoreOptions:
 
 
 def _cure(address: DatabaseAddress) -> str:
-    """Return the advice to show for a database that cannot be used."""
+    """Return the advice for a database that cannot be used."""
     if address.backend == "postgres":
         return "Start the server and allow this machine to connect, or name another in THREADKEEP_DATABASE_URL."
     return "Repair the file or its permissions, restore a backup, or name another in THREADKEEP_DATABASE_URL."
@@ -133,7 +133,7 @@ def _schema(condition: Condition) -> Finding:
 
 
 async def _location(driver: Driver, settings: Settings, condition: Condition) -> list[Finding]:
-    """Return a finding if the messages are not stored where the settings expect them: then no process can start."""
+    """Return a finding if messages are not stored where the settings expect them, because no process can start then."""
     try:
         if condition.schema == condition.newest:
             await check_location(driver, settings.transcripts)
@@ -181,7 +181,7 @@ async def _writing(driver: Driver, address: DatabaseAddress, condition: Conditio
 
 
 def _holding(address: DatabaseAddress, holders: Sequence[LockHolder]) -> list[Finding]:
-    """Return a finding about connections that may block others, or else about other users of a SQLite file."""
+    """Return a finding about connections that may block others; without any, about other users of a SQLite file."""
     if address.path is not None:
         holders = lock_holders(address.path)
     busy = [holder for holder in holders if holder.doing != "open"]
@@ -317,7 +317,7 @@ def _integrity(check: str, address: DatabaseAddress, integrity: Integrity, secon
 async def check_graph_store(settings: Settings, integrity: Sequence[Finding]) -> list[Finding]:
     """Read the conversations of the graph store for up to 30 seconds.
 
-    Return no finding if it is unused or missing, or if `integrity` already reports that it cannot be read.
+    Return no finding if the graph store is unused or missing, or if `integrity` already reports that it cannot be read.
     """
     address, found = settings.graph_store, _Conversations()
     try:
@@ -339,7 +339,7 @@ async def check_graph_store(settings: Settings, integrity: Sequence[Finding]) ->
 
 
 async def _layouts(settings: Settings) -> list[GraphLayout]:
-    """Return the layouts in the graph store: of sessions, if they are there, and of conversations that agents store."""
+    """Return the layouts in the graph store: of sessions, if there are any, and of conversations that agents store."""
     found = [GraphLayout()] if settings.transcripts == "graph_store" else []
     if settings.database.path is None or os.access(settings.database.path, os.F_OK):
         async with open_database(settings.database, settings.store_options()) as driver:
@@ -352,7 +352,7 @@ async def _layouts(settings: Settings) -> list[GraphLayout]:
 
 @dataclass
 class _Conversations:
-    """The number of conversations read, and their problems."""
+    """The number of conversations that were read, and the problems in them."""
 
     count: int = 0
     damaged: list[SessionDamaged] = field(default_factory=list)
@@ -360,7 +360,7 @@ class _Conversations:
     complete: bool = False
 
     async def read(self, reader: ConversationReader) -> None:
-        """Read the conversations of a layout, and count the missing messages of each undamaged one."""
+        """Read the conversations of a layout. For each one without damage, count the messages that are missing."""
         try:
             async for conversation in reader.all():
                 self.count += 1

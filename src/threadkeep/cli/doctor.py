@@ -52,7 +52,7 @@ def check_variables() -> list[Finding]:
 
 
 def _no_room(settings: Settings) -> list[Finding]:
-    """Return a finding if the budgets leave no room for a question: then no service can start."""
+    """Return a finding if the budgets leave no tokens for a question, because no service can start then."""
     from threadkeep.app import chat_options
     from threadkeep.cli.context import model_of
 
@@ -65,7 +65,7 @@ def _no_room(settings: Settings) -> list[Finding]:
 
 
 def check_disk(settings: Settings) -> list[Finding]:
-    """Return a finding for each disk with the database or the pending writes; PostgreSQL's disk cannot be checked."""
+    """Return a finding for each disk with the database or pending writes. A PostgreSQL disk cannot be checked."""
     from threadkeep.history.pending import default_folder
 
     folders = {"pending writes": settings.pending_dir or default_folder()}
@@ -82,7 +82,7 @@ def check_disk(settings: Settings) -> list[Finding]:
 
 
 async def check_model(settings: Settings, *, call: bool) -> list[Finding]:
-    """Check that the model can be created; with `call`, also that it answers."""
+    """Check that the model can be created and, if `call` is true, that it answers."""
     from threadkeep.agent.models import make_model
 
     cure = "Correct THREADKEEP_MODEL, install the provider's package, and put its key into the environment."
@@ -106,7 +106,7 @@ async def check_model(settings: Settings, *, call: bool) -> list[Finding]:
 
 
 def check_summary_model(settings: Settings) -> list[Finding]:
-    """Check that the summary model, if one is configured, is used and can be created."""
+    """Check that a configured summary model can be created and is used."""
     from threadkeep.agent.models import make_model
 
     if not settings.summary_model:
@@ -123,7 +123,7 @@ def check_summary_model(settings: Settings) -> list[Finding]:
 
 
 def check_pending(settings: Settings) -> list[Finding]:
-    """Return findings about pending turns, of this database and of those used earlier, and about their folder."""
+    """Return findings about pending turns of this database and of databases used before, and about their folder."""
     from threadkeep.history.pending import folder_of
     from threadkeep.history.pending_files import waiting_files
 
@@ -161,7 +161,7 @@ def _waiting(files: list[WaitingFile]) -> Finding:
 
 
 def _unusable(own: Path) -> list[Finding]:
-    """Return a finding if the folder could not store the next turn. The check does not create the folder."""
+    """Return a finding if the folder cannot store the next turn. The check does not create the folder."""
     from threadkeep.history.pending_files import check_folder
 
     try:
@@ -243,7 +243,7 @@ async def _findings(settings: Settings, *, call_model: bool) -> list[Finding]:
 
 
 def _show(findings: Sequence[Finding]) -> None:
-    """Show a line for each finding, and a second line for its cure, if any."""
+    """Show a line for each finding, and its cure, if it has one, on a second line."""
     width = max(len(finding.check) for finding in findings) + 2
     for finding in findings:
         mark, color = _MARKS[finding.level]

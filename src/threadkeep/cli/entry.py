@@ -19,12 +19,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments is not None:
         return _run(arguments)
     _prepare_streams()
-    # Imported modules stay until the process ends, so collecting garbage during imports would only take time.
+    # Imported modules stay until the process ends, so collecting garbage while importing would only cost time.
     gc.disable()
     try:
         return _run(sys.argv[1:])
     finally:
-        # Do not freeze objects after drawing a workflow: mermaidx reports objects that were not collected.
+        # Do not freeze objects after a workflow was drawn, because mermaidx reports objects that are not collected.
         if "mermaidx" not in sys.modules:
             gc.freeze()
 
@@ -40,7 +40,7 @@ def _prepare_streams() -> None:
 
 def _run(arguments: Sequence[str]) -> int:
     if list(arguments) == ["--version"]:
-        # Do not import typer for this: it takes a tenth of a second.
+        # Do not import typer for this, because the import takes a tenth of a second.
         print(f"threadkeep {__version__}")  # noqa: T201
         return 0
     try:

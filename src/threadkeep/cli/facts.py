@@ -51,7 +51,7 @@ By = Annotated[str | None, typer.Option("--by", metavar="NAME", help="Who decide
 
 
 def scope_named(session: str | None, workspace: str | None, user: str | None) -> Scope | None:
-    """Return the scope that a command names; None if it names none. Reject more than one."""
+    """Return the scope that a command names; None if it names none. Reject several scopes."""
     named = [("session", session), ("workspace", workspace), ("user", user)]
     scopes = [Scope(kind, owner) for kind, owner in named if owner is not None]  # type: ignore[arg-type]
     if len(scopes) > 1:
@@ -60,7 +60,7 @@ def scope_named(session: str | None, workspace: str | None, user: str | None) ->
 
 
 def needed_scope(session: str | None, workspace: str | None, user: str | None, *, what: str = "fact") -> Scope:
-    """Return the scope that a command names; reject none or several. The error calls the object of the scope `what`."""
+    """Return the scope that a command names; reject none or several. The error says that a `what` needs one."""
     scope = scope_named(session, workspace, user)
     if scope is None:
         raise WrongUse(f"Name the scope of the {what}: --session ID, --workspace NAME or --user ID.")
@@ -272,7 +272,7 @@ async def _decide(work: Callable[[Proposals], Awaitable[Proposal]]) -> None:
 
 
 def decider(by: str | None) -> str:
-    """Return the given name, or else the login name."""
+    """Return the given name; without one, the login name."""
     return by or getpass.getuser()
 
 
@@ -298,7 +298,7 @@ async def export_facts(
 
 
 async def _pages_of(memory: Memory, scope: Scope | None) -> AsyncIterator[list[Fact]]:
-    """Yield each value once, in pages. A changed value moves to the first page, so pages are read until none is new."""
+    """Yield each value once, in pages. A changed value moves to the first page, so read again until no value is new."""
     seen: set[str] = set()
     since = None
     while True:
@@ -339,7 +339,7 @@ async def import_facts(
 
 
 def _facts(source: Path) -> Iterator[tuple[int, Fact]]:
-    """Yield the facts of a file with their line numbers. The error for an invalid line does not quote the line."""
+    """Yield the facts of a file with their line numbers. An error about an invalid line does not quote the line."""
     from pydantic import ValidationError
 
     from threadkeep.knowledge.views import FactView

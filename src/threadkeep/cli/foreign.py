@@ -75,13 +75,13 @@ class Source(ABC):
 
 
 def address_of(source: str) -> DatabaseAddress | None:
-    """Return the database of a URL argument; None for a path."""
+    """Return the address of a database if the argument is a URL; None if it is a path."""
     return parse_address(source, variable="The database to import") if "://" in source else None
 
 
 @asynccontextmanager
 async def open_source_database(source: str, wanted: Kind) -> AsyncIterator[tuple[DatabaseAddress, ForeignDatabase]]:
-    """Open a database for reading; yield its address and the database. Reject it if it is not of the wanted kind."""
+    """Open a database for reading; yield its address and the database. Reject it if it is not of the kind `wanted`."""
     address = address_of(source)
     if address is None:
         path = Path(source)
@@ -94,7 +94,7 @@ async def open_source_database(source: str, wanted: Kind) -> AsyncIterator[tuple
 
 
 async def check_file(source: str, wanted: Kind) -> None:
-    """Reject a file of another kind. Files of unknown content, such as handwritten lines, are accepted as JSONL."""
+    """Reject a file of a kind other than `wanted`. Unknown content, such as handwritten lines, counts as JSONL."""
     path = Path(source)
     if _head(path).startswith(_SQLITE):
         async with open_foreign(_address_of_file(path)) as database:
@@ -104,7 +104,7 @@ async def check_file(source: str, wanted: Kind) -> None:
 
 
 def check_kind(source: str, wanted: Kind, kinds: Collection[Kind]) -> None:
-    """Reject a source of another kind; the error names the kind and the command for it."""
+    """Reject a source whose `kinds` do not include `wanted`; the error names its kind and the command for it."""
     if wanted in kinds:
         return
     if not kinds:
@@ -121,7 +121,7 @@ def check_kind(source: str, wanted: Kind, kinds: Collection[Kind]) -> None:
 
 
 def kinds_of_file(path: Path) -> list[Kind]:
-    """Return the kind of a file that is not a database; empty if it is unknown."""
+    """Return the kind of a file that is not a database; an empty list if the kind is unknown."""
     head = _head(path)
     if head.startswith(b"PK") and zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
@@ -139,7 +139,7 @@ def chatgpt_members(archive: zipfile.ZipFile) -> list[str]:
 
 
 def utc_time(value: object) -> datetime | None:
-    """Return a timestamp of another system's table, in UTC if it has no zone; None if the value is no timestamp."""
+    """Return a timestamp of another system's table, in UTC if it has no zone; None if the value is not a timestamp."""
     try:
         moment = time_of(value) if isinstance(value, str) else value
     except ValueError:

@@ -1,4 +1,4 @@
-"""ChatGPT exports: `conversations.json`, alone or in the zip. Only the last shown branch of a conversation is read."""
+"""Exports of ChatGPT: `conversations.json`, alone or in a zip. Only a conversation's last shown branch is read."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def _array_items(stream: IO[str]) -> Iterator[object]:
 
 
 def _active_branch(mapping: Mapping[str, Any], current: object) -> list[Mapping[str, Any]]:
-    """Return the messages from the root to the node that ChatGPT showed last; if none is named, to the newest leaf."""
+    """Return the messages from the root to the node that was shown last or, if none is named, to the newest leaf."""
     messages: list[Mapping[str, Any]] = []
     seen: set[str] = set()
     if current is None and mapping:
@@ -176,7 +176,7 @@ def _left_out(values: Mapping[str, Any], text: str) -> LeftOut | None:
 
 
 def _text(values: Mapping[str, Any]) -> str:
-    """Return the text of a message with marks for media, but without marks for recordings if there is any text."""
+    """Return the text of a message, with marks for media. Marks for recordings are left out if there is any text."""
     parts = _part_of(values, "content").get("parts")
     pieces = [_piece(part) for part in parts] if isinstance(parts, list) else []
     spoken = any(piece and piece not in _MARKS.values() for piece in pieces)
@@ -185,7 +185,7 @@ def _text(values: Mapping[str, Any]) -> str:
 
 
 def _without_citations(text: str, values: Mapping[str, Any]) -> str:
-    """Return a text as ChatGPT shows it: marks that have a shown text become that text, all others are removed."""
+    """Return a text as ChatGPT shows it: marks that have a shown text become that text, and all others are removed."""
     references = _part_of(values, "metadata").get("content_references")
     for reference in references if isinstance(references, list) else []:
         if not isinstance(reference, dict):

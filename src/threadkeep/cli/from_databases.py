@@ -32,7 +32,10 @@ from threadkeep.store.opening import ForeignDatabase
 
 @asynccontextmanager
 async def open_agent_sessions(source: str, *, branch: str, user_id: str | None) -> AsyncIterator[AgentSessions]:
-    """Open the sessions of a SQLite file, or of another database by its URL."""
+    """Open the sessions of the OpenAI Agents SDK in a database; `source` is the path of a SQLite file, or a URL.
+
+    `branch` is read in sessions that have branches. `user_id` becomes the owner of the sessions.
+    """
     async with open_source_database(source, "openai-agents") as (_, database):
         rows = await database.rows("agent_sessions")
         yield AgentSessions(database, rows, branch, user_id, total=len(rows))
@@ -57,14 +60,14 @@ class AgentSessions(Source):
             self.done += 1
 
     async def _rows(self, session_id: str) -> list[Row]:
-        """Return the items of a session, or of the chosen branch if the session has branches."""
+        """Return the items of a session; if the session has branches, only those of the chosen branch."""
         rows, has_branches = self.database.rows, "message_structure" in self.database.columns
         if has_branches and await rows("agent_branches", session_id=session_id):
             return await rows("agent_branch_items", session_id=session_id, branch=self.branch)
         return await rows("agent_items", session_id=session_id)
 
     def _message(self, session_id: str, row: Row) -> Message | None:
-        """Return the message of an item; for an item that is no utterance, count it and return None."""
+        """Return the message of an item. If the item is not an utterance, count it and return None."""
         number, data, created_at = row
         try:
             item = json.loads(data)
@@ -99,7 +102,7 @@ def _left_out(item: object) -> LeftOut | None:
 
 @asynccontextmanager
 async def open_histories(source: str, layout: GraphLayout, *, as_sessions: bool) -> AsyncIterator[StoredHistories]:
-    """Open the store of a SQLite file or a PostgreSQL database."""
+    """Open the store in a SQLite file or a PostgreSQL database."""
     async with open_source_database(source, "graph-store") as (_, database):
         keys = [str(key) for (key,) in await database.rows("store_keys", prefix=".".join(layout.namespace))]
         yield StoredHistories(database, keys, layout, as_sessions, total=len(keys))
@@ -143,7 +146,7 @@ class StoredHistories(Source):
         return Conversation(line, [found for one in item["messages"] if (found := self._message(one, changed))])
 
     def _message(self, value: object, moment: datetime | None) -> Message | None:
-        """Return the message of an entry; for an entry that is no utterance, count it and return None."""
+        """Return the message of an entry. If the entry is not an utterance, count it and return None."""
         if not isinstance(value, dict) or value.get("role") not in SPEAKERS:
             system = isinstance(value, dict) and value.get("role") == "system"
             self.left_out["system" if system else "other"] += 1
@@ -175,7 +178,7 @@ def _check_version(columns: Mapping[str, frozenset[str]], writes: str) -> None:
 
 @dataclass
 class LangGraphThreads(Source):
-    """The threads of a checkpointer; `has_channel` is True if any thread read so far has the channel."""
+    """The threads of a checkpointer. `has_channel` is true once a thread that was read has the channel."""
 
     saver: BaseCheckpointSaver[str]
     threads: Sequence[str]
@@ -209,7 +212,7 @@ class LangGraphThreads(Source):
         return Conversation(line, messages)
 
     async def _values(self, newest: CheckpointTuple) -> list[object]:
-        """Return the channel's values, if any. A DeltaChannel stores them in the writes of earlier checkpoints."""
+        """Return the channel's values, if any. A DeltaChannel stores its values in writes of earlier checkpoints."""
         channel, values = self.channel, newest.checkpoint["channel_values"]
         if channel in values:
             found = _empty_channel().from_checkpoint(values[channel])
@@ -239,7 +242,7 @@ class LangGraphThreads(Source):
 
 
 def _empty_channel() -> DeltaChannel[Any]:
-    """Return the channel that rebuilds messages from writes and accepts lists unchanged."""
+    """Return a channel that rebuilds messages from writes, and accepts lists unchanged."""
     return DeltaChannel(cast("Callable[[Any, Sequence[Any]], Any]", _messages_delta_reducer), list)
 
 
@@ -271,7 +274,7 @@ def _message_left_out(message: BaseMessage) -> LeftOut | None:
 
 
 def _author(message: BaseMessage) -> str | None:
-    """Return the author's name; None if there is none that can be stored."""
+    """Return the author's name; None if there is no name, or none that can be stored."""
     name = message.name
     return name if name and len(name) <= MAX_ID_CHARACTERS and name.isprintable() else None
 

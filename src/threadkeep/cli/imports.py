@@ -1,4 +1,4 @@
-"""`threadkeep import`, and `sessions import` and `export`: sessions from other systems, and from and to JSONL."""
+"""`threadkeep import` for other systems, and `sessions import` and `sessions export` for JSONL."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ async def import_sessions(
 
 
 class _Refusals:
-    """The rejected entries. Each is shown at once; with `--json`, the result lists the first 1,000 instead."""
+    """The rejected entries. Each is shown at once; with `--json`, the result instead lists the first 1,000."""
 
     def __init__(self, name: str, words: str) -> None:
         self.errors: list[dict[str, int | str]] = []
@@ -177,7 +177,7 @@ async def _import_source[S: Source](opening: AbstractAsyncContextManager[S]) -> 
 async def _store_source[S: Source](
     opening: AbstractAsyncContextManager[S], refusals: _Refusals
 ) -> tuple[S, Imported, int]:
-    """Import a source. Return it with the result, and the number of conversations without utterances."""
+    """Import a source. Return the source, the result, and the number of conversations without utterances."""
     from threadkeep.cli.foreign import Unreadable
     from threadkeep.history.archive_lines import MessageLine
     from threadkeep.history.importing import Importer
@@ -196,7 +196,7 @@ async def _store_source[S: Source](
                         await importer.accept(name, MessageLine(name, message))
                 else:
                     empty += 1
-                # Do not report completion yet: the first read of a short file already reaches its end.
+                # Do not report completion yet, because the first read of a short file already reaches the file's end.
                 if source.done < source.total:
                     reach(source.done)
             await importer.store()
@@ -229,7 +229,7 @@ async def _import_lines(file: str, refusals: _Refusals, *, strict: bool) -> Impo
 
 @contextmanager
 def _reporting(importer: Importer, total: int | None) -> Iterator[Callable[[int], None]]:
-    """Show the progress of the import during the block, and the last state if the block is interrupted."""
+    """Show the progress of the import inside the block; if the block is interrupted, show how far it came."""
     import asyncio
 
     try:

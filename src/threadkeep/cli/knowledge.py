@@ -28,7 +28,7 @@ _SAY_YES = "Add --yes to do it without confirmation."
 
 @commands.command("status")
 async def show_status() -> None:
-    """Show the data that may be sent to Graphiti, and the progress of deliveries."""
+    """Show which kinds of data may be sent to Graphiti, and how far the deliveries are."""
     status = await _with_graphiti(lambda graphiti: graphiti.status())
     if terminal.as_json:
         terminal.json(status)

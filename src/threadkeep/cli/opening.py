@@ -1,4 +1,4 @@
-"""Access to the memory for commands: they read the settings and open the database directly, not over HTTP."""
+"""Access to the memory for commands, which read the settings and open the database directly, without HTTP."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ chosen_database: ContextVar[str | None] = ContextVar("chosen_database", default=
 
 
 def command_settings(**overrides: object) -> Settings:
-    """Return the settings of the environment, with `--database` and the overrides that are not None."""
+    """Return the settings of the environment, replaced by `--database` and by those overrides that are not None."""
     # Importing pydantic takes a tenth of a second, which `--help` does not need.
     from threadkeep.settings import load_settings
 
@@ -37,7 +37,7 @@ def command_settings(**overrides: object) -> Settings:
 
 
 def run[T](work: Coroutine[Any, Any, T]) -> T:
-    """Run a command's coroutine in its own event loop; raise KeyboardInterrupt if it was cancelled."""
+    """Run a command's coroutine in a new event loop; raise KeyboardInterrupt if the coroutine was cancelled."""
     import asyncio
     import gc
     import logging
@@ -45,7 +45,7 @@ def run[T](work: Coroutine[Any, Any, T]) -> T:
     if not gc.isenabled():
         gc.freeze()
         gc.enable()
-    # Library logs must not mix with the sentences on stderr; `serve` configures its own log.
+    # Logs of libraries must not mix with the sentences on stderr; `serve` configures a log of its own.
     logging.getLogger().addHandler(logging.NullHandler())
     try:
         return asyncio.run(work)
@@ -54,7 +54,7 @@ def run[T](work: Coroutine[Any, Any, T]) -> T:
 
 
 def synchronous(command: Callable[..., object]) -> Callable[..., object]:
-    """Return a function that runs a coroutine function in its own event loop. Return any other function unchanged."""
+    """Return a function that runs a coroutine function in a new event loop; return any other function unchanged."""
     if not iscoroutinefunction(command):
         return command
 
@@ -69,7 +69,7 @@ def synchronous(command: Callable[..., object]) -> Callable[..., object]:
 async def opened_memory(*, background: bool = False) -> AsyncIterator[Memory]:
     """Open the configured memory, by default without background work, which a short command does not need.
 
-    The error for a missing session or run names the database.
+    An error about a missing session or run names the database.
     """
     from threadkeep.memory import open_memory
 
@@ -82,7 +82,7 @@ async def opened_memory(*, background: bool = False) -> AsyncIterator[Memory]:
 
 @asynccontextmanager
 async def opened_sessions() -> AsyncIterator[AllSessions]:
-    """Open the sessions of the configured memory, whether in its tables or in a graph store."""
+    """Open all sessions of the configured memory, in its tables and in a graph store."""
     from threadkeep.history.all_sessions import AllSessions
 
     async with opened_memory() as memory:
@@ -91,7 +91,7 @@ async def opened_sessions() -> AsyncIterator[AllSessions]:
 
 @asynccontextmanager
 async def opened_session(session_id: str, user_id: str | None) -> AsyncIterator[tuple[Session, SessionInfo]]:
-    """Open the memory; yield a session and its metadata. If a user is named, the session must be that user's."""
+    """Open the memory; yield a session and its metadata. With a `user_id`, the session must belong to that user."""
     async with opened_sessions() as sessions:
         yield await sessions.find(session_id, user_id=user_id)
 
@@ -100,7 +100,7 @@ async def opened_session(session_id: str, user_id: str | None) -> AsyncIterator[
 async def opened_tables() -> AsyncIterator[TableSessions | None]:
     """Open only the table of sessions; yield None if some sessions are stored elsewhere or the schema is not current.
 
-    In these cases the command must open a memory, which takes longer to import than a short command takes to run.
+    If it yields None, the command must open a memory, whose import takes longer than a short command runs.
     """
     from threadkeep.environment import plain_database
     from threadkeep.store.driver import StoreOptions
@@ -135,7 +135,8 @@ async def opened_runs(*, in_background: bool, works: bool = True) -> AsyncIterat
     """Open the runs of the configured database.
 
     With `works`, the command acts as a worker while it waits for its run, because queued runs of other processes may be
-    ahead of it. Otherwise it executes no queued runs. With `in_background`, it leaves all runs to other processes.
+    ahead of that run. Without `works`, it executes no queued runs. With `in_background`, it leaves all runs to other
+    processes.
     """
     settings = command_settings()
     if in_background:
@@ -158,7 +159,7 @@ def check_others_see(settings: Settings) -> None:
 
 @contextmanager
 def naming_the_database(settings: Settings) -> Iterator[None]:
-    """Add the name of the database to errors about missing sessions or runs in the block."""
+    """Add the name of the database to errors about missing sessions or runs that the block raises."""
     from threadkeep.errors import RunNotFound, SessionNotFound
 
     try:

@@ -1,4 +1,4 @@
-"""Options shared by several commands, and the files that they name."""
+"""Options that several commands share, and the files that these options name."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 HELP_NAMES = ("-h", "--help")
 PREVIOUS = "previous"
-"""The value of `--diff` if the option is given without one."""
+"""The value of `--diff` if the option is given without a number."""
 
 _COMPLETION_SECONDS = 2.0
 _PAYLOAD_BYTES = 2_097_152
@@ -39,10 +39,10 @@ type Cursor = tuple[datetime, str]
 
 
 def session_ids(incomplete: str) -> list[str]:
-    """Return up to 50 ids with this prefix for shell completion, latest activity first; none if reading them fails."""
+    """Return up to 50 session ids with this prefix, latest activity first, for shell completion; none if that fails."""
     import asyncio
 
-    # Suppress errors: the shell would print a traceback into the line that is being typed.
+    # Suppress errors, because the shell would print a traceback into the line that is being typed.
     with ErrorBoundary():
         return asyncio.run(_session_ids(incomplete))
     return []
@@ -86,7 +86,7 @@ def verbs(help_text: str) -> typer.Typer:
 
 
 def with_whole_options(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments with `previous` after a `--diff` without a number; typer supports no optional values."""
+    """Insert `previous` after each `--diff` without a number, because typer supports no optional values."""
     whole: list[str] = []
     for position, word in enumerate(arguments):
         whole.append(word)
@@ -112,7 +112,7 @@ def write_cursor(cursor: Cursor | None) -> str | None:
 
 
 def read_cursor(text: str | None) -> Cursor | None:
-    """Parse a cursor in the form that `write_cursor` returns, or None. Reject other texts."""
+    """Parse a cursor that `write_cursor` returned; return None for None. Reject other texts."""
     if text is None:
         return None
     moment, separator, key = text.partition("~")
@@ -126,7 +126,7 @@ def read_cursor(text: str | None) -> Cursor | None:
 
 
 def read_payload(path: str) -> dict[str, Any]:
-    """Return the JSON object in a file of at most 2 MiB, and reject other content. The path `-` is stdin."""
+    """Return the JSON object in a file of at most 2 MiB; reject any other content. The path `-` is stdin."""
     with opened_input(path) as stream:
         data = stream.read(_PAYLOAD_BYTES + 1)
     try:
@@ -165,7 +165,7 @@ def new_file(path: Path) -> Iterator[BinaryIO]:
 
 @contextmanager
 def opened_output(path: Path | None) -> Iterator[BinaryIO]:
-    """Open stdout if the path is None or `-`, else a file as in `new_file`."""
+    """Open stdout if the path is None or `-`; otherwise create the file with `new_file`."""
     if path is None or not _is_file(path):
         yield sys.stdout.buffer
         return
@@ -195,7 +195,7 @@ def json_or_text(text: str) -> Json:
 
 
 def with_common_options(application: typer.Typer) -> TyperGroup:
-    """Return an application's commands. `--database` is added to all, `--json` to all but groups of verbs."""
+    """Return the commands of an application. All get `--database`; all except groups of verbs get `--json`."""
     group = get_command(application)
     assert isinstance(group, TyperGroup)  # noqa: S101 - for the type checker
     options = {option.name: option for option in get_command(_common()).params if isinstance(option, TyperOption)}
@@ -206,7 +206,7 @@ def with_common_options(application: typer.Typer) -> TyperGroup:
 
 
 class _Conversion(RuntimeParam):
-    """A converter of option values that imports pydantic only if a value is neither text nor the default."""
+    """A converter of option values. It imports pydantic only if a value is neither a text nor the default."""
 
     def _coerce_value(self, value: Any, param: _TyperParameter, ctx: Context) -> Any:
         if value == param.default or (self.annotation in (str, str | None) and isinstance(value, str)):

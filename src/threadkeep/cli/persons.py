@@ -106,7 +106,7 @@ async def export_person(
 
 @contextmanager
 def _continuing(partial: Path, after: str | None) -> Iterator[None]:
-    """Name the partial file in the error if the export cannot continue it, because it is another person's, say."""
+    """Name the partial file in the error if it cannot be continued, for example because it is another person's."""
     try:
         yield
     except InvalidInput as error:

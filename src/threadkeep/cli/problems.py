@@ -29,7 +29,7 @@ type Level = Literal["ok", "warn", "fail"]
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of one check. Every finding that is not ok has a cure."""
+    """The result of one check. Each finding except `ok` has a cure."""
 
     check: str
     level: Level
@@ -39,14 +39,14 @@ class Finding:
 
 @dataclass(frozen=True)
 class Problem:
-    """An error for output. `kind` is stable, for programs; an empty `sentence` is not shown."""
+    """An error for output. `kind` is meant for programs and does not change; an empty `sentence` is not shown."""
 
     kind: str
     sentence: str
     exit_code: int = FAILED
 
     def to_dict(self) -> dict[str, str | int]:
-        """Return the problem as JSON values: as over HTTP, but with `exit_code` instead of `status`."""
+        """Return the problem as JSON values: the same as over HTTP, but with `exit_code` instead of `status`."""
         title = self.kind.replace("-", " ").capitalize()
         return {
             "type": f"urn:threadkeep:{self.kind}",
@@ -57,7 +57,7 @@ class Problem:
 
 
 def problem_of(error: BaseException) -> Problem:
-    """Return the problem for an error. An unexpected error is shown by class and location, without its message."""
+    """Return the problem for an error. Of an unexpected error, only the class and the location are shown."""
     if isinstance(error, ThreadkeepError | WrongUse | NotDone):
         usage = isinstance(error, WrongUse) or (
             isinstance(error, InvalidInput) and not isinstance(error, InvalidSettings)
@@ -99,7 +99,7 @@ def _usage_sentence(error: typer.TyperException) -> str:
     context = getattr(error, "ctx", None)
     command = getattr(context, "command_path", "threadkeep")
     if "\n" in sentence:
-        return sentence  # for a command that lacks its verb, the message is its help text
+        return sentence  # if a command lacks its verb, the message is the help text
     return f"{sentence}{'' if sentence.endswith(('.', '?')) else '.'} See: {command} --help".lstrip(". ")
 
 

@@ -1,4 +1,4 @@
-"""`threadkeep sessions prune` and `runs prune`: archive or delete data beyond the retention limits, or only show it."""
+"""`threadkeep sessions prune` and `runs prune`: archive or delete data beyond the retention limits, or show a plan."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ async def prune_runs(
 
 
 def _rules(delete: bool | None, limits: RetentionLimits) -> Retention | None:
-    """Return the limits in the options, or None. Reject limits without --archive or --delete, and the reverse."""
+    """Return the limits in the options, or None. Reject limits without --archive or --delete, and vice versa."""
     if limits.nothing and delete is None:
         return None
     if delete is None:
@@ -161,7 +161,7 @@ def _run_rules(rules: RunRetention, older_than: float | None, set_aside_older_th
 
 
 async def _remove_checkpoints(memory: Memory, rules: RunRetention) -> None:
-    """Delete the checkpoints of old runs, as the maintenance of a service or a worker does."""
+    """Delete the checkpoints of old runs, as maintenance in a service or a worker does."""
     cutoffs, records = rules.cutoffs(memory.clock()), memory.runs.records
     if cutoffs is None or not await records.with_checkpoints(cutoffs.before, limit=1):
         return
@@ -192,7 +192,7 @@ def _show_plan[T](
     nothing: str,
     words: str,
 ) -> None:
-    """Show a plan: with `--json` the values, else its first 50 removals and `words`, or `nothing` if it is empty."""
+    """Show a plan: with `--json` the values, else its first 50 removals and `words`; if it is empty, show `nothing`."""
     if terminal.as_json:
         terminal.json({"dry_run": True, **values})
         return

@@ -55,7 +55,7 @@ def show_run(run: Run, usages: Sequence[TokenUsage]) -> None:
 
 
 def show_tree(runs: Sequence[Run], usages: Mapping[str, Sequence[TokenUsage]], *, chosen: str) -> None:
-    """Show the runs of a tree, each below its parent. `usages` has the usage of each run without its children."""
+    """Show the runs of a tree, each below its parent. `usages` maps each run to its usage without its children's."""
     if terminal.as_json:
         rows = []
         for run in runs:
@@ -79,7 +79,7 @@ def show_tree(runs: Sequence[Run], usages: Mapping[str, Sequence[TokenUsage]], *
 def show_trace(run: Run, events: Sequence[RunEvent]) -> None:
     """Show a line for each event: number, seconds since the creation of the run, kind, node and text.
 
-    The messages and tool calls of an agent follow below its event, one per line.
+    The messages and tool calls of an agent follow below the agent's event, one per line.
     """
     digits = len(str(events[-1].number)) if events else 1
     node = max((len(event.node or "") for event in events), default=0)
@@ -96,7 +96,7 @@ def show_trace(run: Run, events: Sequence[RunEvent]) -> None:
 
 
 async def follow(service: RunService, run_id: str, user_id: str | None) -> bool:
-    """Show the output of a run until it ends or waits; return True if it is done or waits. Ctrl-C cancels the run."""
+    """Show the output of a run until it ends or waits; return True if it succeeded or waits. Ctrl-C cancels the run."""
     from threadkeep.runs.streams import RunPiece
 
     answer = Answer()
@@ -127,7 +127,7 @@ async def show_queued(service: RunService, run_id: str, user_id: str | None) -> 
         return
     terminal.say(run_id)
     if not run.over:
-        # The status stays `waiting` until the parent passes the answer to the child.
+        # The status stays `waiting` until the parent passes the answer on to the child.
         state = "The run has its answer" if run.status == "waiting" else f"The run is {run.status}"
         terminal.note(f"{state}; `threadkeep serve` or `threadkeep worker` on this database executes it.")
     terminal.note(f"See its state with: threadkeep runs show {run_id}")
@@ -162,14 +162,14 @@ def _show_questions(run: Run) -> None:
 
 
 def _tokens(usages: Sequence[TokenUsage]) -> str:
-    """Return the total tokens of model calls in words, marked if any count is an estimate; empty if there are none."""
+    """Return the total tokens of model calls in words, with a mark if some are estimated; empty without calls."""
     tokens = sum(usage.tokens for usage in usages)
     estimated = " (estimated)" if any(usage.estimated for usage in usages) else ""
     return f"{counted(tokens, 'token')}{estimated}" if tokens else ""
 
 
 def _duration(run: Run) -> str:
-    """Return the duration of a run, until now if it has not ended; empty if it has not started."""
+    """Return the duration of a run, up to now if it has not ended; an empty text if it has not started."""
     if run.started_at is None:
         return ""
     seconds = max(((run.ended_at or datetime.now(UTC)) - run.started_at).total_seconds(), 0.0)
@@ -262,7 +262,7 @@ def _lines(message: Mapping[str, Json]) -> Iterator[tuple[str, str]]:
 
 
 def _block(block: Json) -> str:
-    """Return the text of a content block, or its type if it has no text. Tool calls have their own lines."""
+    """Return the text of a content block, or the block's type if it has no text; tool calls get lines of their own."""
     if not isinstance(block, Mapping):
         return "" if block is None else _words(block)
     text = block.get("text")
@@ -272,7 +272,7 @@ def _block(block: Json) -> str:
 
 
 class Answer:
-    """The output of answers as they arrive: text with a spinner before it, or one JSON object for each answer."""
+    """The output of answers as they arrive: text after a spinner or, with `--json`, one object for each answer."""
 
     def __init__(self) -> None:
         self._shown = ""
@@ -302,7 +302,7 @@ class Answer:
             self._spinner.start()
 
     def piece(self, text: str, message_id: str | None = None) -> None:
-        """Show a piece of an answer at once, except with `--json`. A piece of another message starts a new line."""
+        """Show a piece of an answer at once, except with `--json`. A piece of a new message begins on a new line."""
         if terminal.as_json:
             return
         if self._spinner is not None:

@@ -41,7 +41,7 @@ Wait = Annotated[bool, typer.Option("--wait", help="Execute the run in this proc
 
 
 class _Payload(NamedTuple):
-    """The fields of a payload, under the names that expressions of the workflow use."""
+    """The fields of a payload, under the names with which the expressions of a workflow refer to them."""
 
     inputs: Mapping[str, Json] = {}
     results: Mapping[str, Json] = {}
@@ -257,7 +257,7 @@ async def retry_run(
 
 
 async def _change(run_id: str, user: str | None, change: Change, *, wait: bool) -> None:
-    """Resume or retry a run: with `wait` in this process, otherwise in a worker on this database."""
+    """Resume or retry a run: in this process if `wait` is true, otherwise in a worker of this database."""
     works = wait and await _waits_for_others(run_id)
     async with opened_runs(in_background=not wait, works=works) as service:
         from threadkeep.cli.run_output import follow, show_queued
@@ -270,14 +270,14 @@ async def _change(run_id: str, user: str | None, change: Change, *, wait: bool) 
 
 
 async def _waits_for_others(run_id: str) -> bool:
-    """Return True if the run must wait for other turns of its conversations; this process then executes these too."""
+    """Return True if a run must wait for other turns of its conversations; this process then executes those, too."""
     async with opened_memory() as memory:
         found = await memory.runs.run(run_id)
         return found is not None and await memory.runs.order.is_beside_others(found.root_run_id)
 
 
 async def _cancel(run_id: str, user: str | None) -> tuple[list[str], Run]:
-    """Cancel a run with its descendants. Return the ids of all cancelled runs, and the run."""
+    """Cancel a run with its descendants. Return the ids of all runs that were cancelled, and the run's new state."""
     async with opened_memory() as memory:
         if not (await _find(memory, run_id, user)).unbegun:
             stopped = await memory.runs.request_cancel(run_id)
@@ -290,7 +290,7 @@ async def _cancel(run_id: str, user: str | None) -> tuple[list[str], Run]:
 
 
 async def _begin_following(memory: Memory, stopped: Sequence[str]) -> None:
-    """Enqueue the turns that waited for the cancelled runs, because no worker does so."""
+    """Enqueue the turns that waited for the cancelled runs, because no worker is told that these are over."""
     following: dict[str, None] = {}
     for run_id in stopped:
         run = await memory.runs.run(run_id)
@@ -299,7 +299,7 @@ async def _begin_following(memory: Memory, stopped: Sequence[str]) -> None:
     if waiting := list(following):
         from threadkeep.runs.engine.opening import enqueue_runs
 
-        with contextlib.suppress(InvalidInput):  # without an engine here, workers start them within half a minute
+        with contextlib.suppress(InvalidInput):  # without an engine, workers start them within half a minute
             await enqueue_runs(command_settings().database, waiting)
 
 
@@ -311,7 +311,7 @@ async def _find(memory: Memory, run_id: str, user: str | None) -> Run:
 
 
 def _parts(payload: Mapping[str, Json]) -> _Payload:
-    """Return the parts of a payload: its `inputs`, `results` and `user_context`, or all of it as `inputs`."""
+    """Return the `inputs`, `results` and `user_context` of a payload; without any of these, all of it is `inputs`."""
     if not any(name in payload for name in _Payload._fields):
         return _Payload(payload)
     given: dict[str, Mapping[str, Json]] = {}

@@ -1,4 +1,4 @@
-"""Servers, which run until Ctrl-C or SIGTERM (`threadkeep serve`, `worker`, `mcp`), their `keys`, and `bench`."""
+"""Servers that run until Ctrl-C or SIGTERM (`threadkeep serve`, `worker`, `mcp`), the service's `keys`, and `bench`."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ import typer
 from threadkeep.cli.problems import WrongUse
 from threadkeep.errors import StoreError
 
-# Import rich only on demand: it takes a tenth of a second, and pipes and JSON do not need it.
+# Import rich only on demand, because it takes a tenth of a second, and pipes and JSON do not need it.
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
@@ -32,7 +32,7 @@ LINE_SECONDS = 2.0
 
 _PIPE_WIDTH = 160
 _LEAST_COLUMN = 20
-# All control characters except tab and newline: message text must not control the terminal.
+# All control characters except tab and newline. They are replaced, because message text must not control the terminal.
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 
 type Styled = str | tuple[str, str]
@@ -95,7 +95,7 @@ class Terminal:
     ) -> None:
         """Print a page of a list: with `--json` the value, else a table and, if a page follows, the command for it.
 
-        A column maps a record to a cell. Without records, the note is `nothing`. `more` is the command before a cursor.
+        A column maps a record to a cell. Without records, `nothing` is shown. `more` is the command before a cursor.
         """
         following = value.get("next_cursor", value.get("next_after"))
         if self.as_json:
@@ -174,7 +174,8 @@ class Terminal:
 
         The lines are at least two seconds apart, so that a log is not flooded; with `every`, each report has a line.
         With `--json`, nothing is shown. If the block is cancelled or the database fails, a note shows the words of the
-        last report (`so_far` if there was none) and `again`, which says how to continue; no note if `again` is empty.
+        last report (`so_far` if there was none) and `again`, which says how to continue. If `again` is empty, there is
+        no note.
         """
         import asyncio
 
@@ -230,7 +231,7 @@ class Terminal:
             print("".join(map(plain, parts)), file=stream, end=end, flush=True)
 
     def _console(self, name: str, stream: TextIO) -> Console:
-        """Return the console on a stream. A spinner and the lines of a stream must share one console."""
+        """Return the console on a stream. One stream must have only one console, for a spinner as well as for lines."""
         from rich.console import Console
 
         if name not in self._consoles or self._consoles[name].file is not stream:
@@ -242,7 +243,7 @@ terminal = Terminal()
 
 
 def dump(value: object, stream: TextIO) -> str:
-    """Return JSON on one line. Non-ASCII characters are escaped unless the stream is UTF-8; times are in ISO 8601."""
+    """Return JSON on one line, with times in ISO 8601. Unless the stream is UTF-8, non-ASCII characters are escaped."""
     utf8 = (stream.encoding or "").lower().replace("-", "") == "utf8"
     return json.dumps(value, ensure_ascii=not utf8, default=_json)
 
@@ -253,18 +254,18 @@ def escape(text: str) -> str:
 
 
 def plain(part: Styled) -> str:
-    """Return the escaped text of a part, without its style."""
+    """Return the text of a part, escaped and without its style."""
     return escape(part if isinstance(part, str) else part[0])
 
 
 def first_words(text: str, characters: int) -> str:
-    """Return the beginning of a text on one line, with an ellipsis if it is cut after this number of characters."""
+    """Return the beginning of a text on one line; if it is cut after this number of characters, an ellipsis follows."""
     line = " ".join(escape(text[: 4 * characters]).split())
     return line if len(line) <= characters and len(text) <= 4 * characters else line[:characters] + "…"
 
 
 def counted(count: int, noun: str, plural: str | None = None) -> str:
-    """Return a count and its noun in the singular or the plural, which by default ends with s."""
+    """Return a count with its noun, in the singular or the plural; by default, the plural ends with s."""
     return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
 
 
@@ -275,14 +276,14 @@ def typed(session_id: str, options: str) -> str:
 
 
 def shown(value: object, nothing: str = "") -> str:
-    """Return a value as a cell of a table: a time in the form of `relative`, None as `nothing`."""
+    """Return a value as a cell of a table: a time as `relative` returns it, and None as `nothing`."""
     if value is None:
         return nothing
     return relative(value) if isinstance(value, datetime) else str(value)
 
 
 def relative(moment: datetime | None) -> str:
-    """Return how long ago a moment was; its date after a week; its date and time if in the future; empty for None."""
+    """Return how long ago a moment was: the date after a week, date and time if in the future, empty for None."""
     if moment is None:
         return ""
     seconds = (datetime.now(moment.tzinfo) - moment).total_seconds()
@@ -322,7 +323,7 @@ def file_size(count: int) -> str:
 
 
 def _json(value: object) -> object:
-    """Return a time, a mapping, a pydantic model or a record as JSON values."""
+    """Return a time, a mapping, a pydantic model or a record as values that JSON can contain."""
     if isinstance(value, datetime):
         return value.isoformat()
     if isinstance(value, Mapping):

@@ -142,7 +142,7 @@ def draw_workflow(
 
 
 def _registered(names: list[str] | None = None, *, imports: bool = True) -> Workflows:
-    """Return the built-in workflow, with those of the settings or, if paths are given, with those at the paths."""
+    """Return the built-in workflow, and the workflows in `names`, by default those in the settings."""
     from threadkeep.app import load_workflows
 
     return load_workflows(command_settings(), names, imports=imports)

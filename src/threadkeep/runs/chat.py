@@ -94,7 +94,7 @@ class Chat:
         self._elsewhere_seconds = elsewhere_seconds
         self._answers = ChatAnswers(memory, workflows)
         self._turns: dict[tuple[str, str, str | None], ChatTurn] = {}
-        # A lock lives as long as a turn owns it or waits for it, so all turns with one `order_key` use the same lock.
+        # A lock lives as long as a turn holds it or waits for it, so all turns with one `order_key` use the same lock.
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._stopping: set[asyncio.Task[None]] = set()
         self._closing = False
