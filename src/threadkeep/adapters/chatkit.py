@@ -144,7 +144,7 @@ class ThreadkeepStore[TContext](Store[TContext]):
         await _append(session, _message(item, item.id))
 
     async def save_item(self, thread_id: str, item: ThreadItem, context: TContext) -> None:
-        """Store a new version of an item, at its position in the thread; append the item if it is new."""
+        """Replace an item at its position in the thread; append it if the thread has no item with its id."""
         session = self.session(thread_id, context)
         messages = await self._messages(session)
         position, new = _position(messages, item.id), _message(item, item.id)
@@ -247,7 +247,7 @@ class ThreadkeepStore[TContext](Store[TContext]):
         messages = await messages_after(session, 0)
         position = _position(messages, item_id)
         if position is None or messages[position].id == new.id:
-            return True  # another writer, or an attempt that seemed to fail, has done it
+            return True  # another writer, or an attempt that seemed to fail, has replaced the item
         later = messages[position:]
         if self.memory.in_graph_store:
             await self._rewrite_in_steps(session, later, item_id, new)

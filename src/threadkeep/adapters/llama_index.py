@@ -20,7 +20,7 @@ _ROLES: Mapping[MessageRole, Role] = {MessageRole.USER: "user", MessageRole.ASSI
 
 
 class ChatMemory(BaseMemory):
-    """A LlamaIndex memory over a session. LlamaIndex runs the asynchronous variants of these methods in OS threads.
+    """A LlamaIndex memory over a session. LlamaIndex runs the asynchronous variants of its methods in OS threads.
 
     Tool calls and tool results are stored as notes. The memory returns them unchanged, but Threadkeep sends no notes to
     the models of other agents.
@@ -43,7 +43,7 @@ class ChatMemory(BaseMemory):
 
     @classmethod
     def from_defaults(cls, **kwargs: Any) -> Self:
-        """Create a memory; the arguments are those of the class."""
+        """Create a memory with the arguments of `__init__`."""
         return cls(**kwargs)
 
     def get(self, input: str | None = None, **kwargs: Any) -> list[ChatMessage]:  # noqa: A002 - LlamaIndex's name

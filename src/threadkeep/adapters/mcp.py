@@ -44,7 +44,7 @@ class SaidMessage(BaseModel):
 
 @dataclass(frozen=True)
 class McpCaller:
-    """The user for whom a client calls (None: all users), and whether the client may write."""
+    """The user for whom a client calls, or None for all users, and whether the client may write."""
 
     user_id: str | None = None
     writes: bool = False

@@ -52,7 +52,7 @@ class Texts:
     asked_elsewhere: str
 
     def changed(self, texts: Mapping[str, str]) -> Texts:
-        """Return the texts with some of them replaced.
+        """Return a copy in which the given texts replace the texts of the same names.
 
         Raises:
             InvalidInput: a text has an unknown name.
@@ -106,7 +106,7 @@ TEXTS: Mapping[Language, Texts] = {
 
 
 class SenderRates:
-    """Message counts of each sender within the last minute; there is no limit if `per_minute` is 0.
+    """The number of messages of each sender in the last minute. `per_minute` is the limit; 0 means no limit.
 
     A message that the platform sends twice counts once. Each process counts only the messages that it receives.
     """
@@ -233,7 +233,7 @@ async def question_for(memory: Memory, runs: RunService, bot: Bot, message: Inco
     if run.trigger != "webhook" or run.newest_message_id is None:
         return None  # the question was not shown in this chat
     sent = await memory.channels.outbox.find(bot.name, message.session_id or "", run.newest_message_id)
-    # No entry: the question was sent, and the outbox has deleted the old entry. After a try it may have arrived.
+    # Without an entry, the question was sent and its entry deleted. After a try, the question may have arrived.
     is_sent = sent is None or sent.status == "delivered" or (sent.status == "ready" and sent.tries > 0)
     return run if is_sent else None
 

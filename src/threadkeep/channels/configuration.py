@@ -96,7 +96,7 @@ class WeComSettings(BotSettings):
 
 
 class WeComDirectSettings(WeComSettings):
-    """Settings of a corporation's application; `secret` is the secret of the application."""
+    """Settings of an application that a corporation has in WeCom, with the `secret` of this application."""
 
     kind: Literal["wecom_dm"]
     corp_id: str
@@ -169,7 +169,7 @@ type AnyBot = TelegramSettings | WeComDirectSettings | WeComServiceSettings | We
 
 
 class ChannelsFile(BaseModel, extra="forbid", frozen=True, hide_input_in_errors=True):
-    """The bots of a file, with the options for delivery."""
+    """The content of a channels file: its bots, and the options for delivering their answers."""
 
     channels: list[Annotated[AnyBot, Field(discriminator="kind")]]
     delivery: DeliveryOptions = DeliveryOptions()

@@ -43,7 +43,7 @@ class Callback:
     def parameter(self, name: str) -> str:
         """Return a query parameter, decoded once; empty if it is missing.
 
-        A `+` stays a `+`: the values of WeCom are base64, and some servers send them unencoded.
+        A `+` stays a `+`, because the values of WeCom are base64, and some servers send them unencoded.
         """
         for pair in self.query.split("&"):
             key, _, value = pair.partition("=")

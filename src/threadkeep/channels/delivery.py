@@ -226,7 +226,7 @@ def _notify(
 
 
 def _answer_to(message: Outgoing, result: RunResult, bot: Bot) -> str:
-    """Return the answer to a message. If a run has several messages, only the newest one gets the answer."""
+    """Return the answer to a message; empty if it gets none. Of a run's messages, only the newest gets the answer."""
     if result.run.inputs and result.run.newest_message_id != message.message_id:
         return ""
     match result.status:

@@ -188,7 +188,7 @@ def _rendered(line: str, *, bold: bool = False) -> str:
 def _inline(tokens: Sequence[Token], *, bold: bool) -> str:
     """Render the tokens of a line. MarkdownV2 allows no code inside other markup, and no bold inside bold."""
     done: list[str] = []
-    # For each open element, the text that closes it (for a link, with its URL); empty for one without marks.
+    # For each open element, the text that closes it (for a link, with its URL); empty for an element without marks.
     open_marks: list[str] = ["*"] if bold else []
     for token in tokens:
         if token.nesting == 1:

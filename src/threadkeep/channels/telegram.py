@@ -142,7 +142,7 @@ class TelegramChannel:
         return Ignored("incomplete") if update_id is None else self._message(kind, update_id, event, message)
 
     def split(self, text: str) -> tuple[str, ...]:
-        """Split an answer at paragraphs; close and reopen a code block at a cut."""
+        """Split an answer into parts of at most 4,096 UTF-16 units; close and reopen a code block at a cut."""
         return split_markdown(text, MAX_MESSAGE, size=utf16_length)
 
     def _reason_to_ignore(

@@ -123,7 +123,7 @@ class WeComAIBotChannel:
         return self._response({"msgtype": "text", "text": {"content": text}}, timestamp=timestamp, nonce=nonce)
 
     def split(self, text: str) -> tuple[str, ...]:
-        """Split an answer at paragraphs, by its size in bytes; close and reopen a code block at a cut."""
+        """Split an answer into parts of at most 20,480 bytes; close and reopen a code block at a cut."""
         return split_markdown(text, MAX_MESSAGE_BYTES, size=utf8_length)
 
     def _response(self, message: Json, *, timestamp: str, nonce: str) -> CallbackResponse:

@@ -165,7 +165,7 @@ class WeComClient:
         """Do nothing: WeCom cannot show that a bot is working."""
 
     async def account(self) -> Account | str:
-        """Request an access token; return that it is valid, or the kind of an error."""
+        """Return that the access token is valid, or the kind of error if WeCom issues none."""
         token = await self.api.token()
         return token.problem if isinstance(token, WeComAnswer) else {"access_token": "valid"}
 

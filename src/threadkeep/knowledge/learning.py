@@ -146,7 +146,7 @@ class Learning:
     ) -> tuple[Sequence[Proposed], Reading]:
         """Ask the learner; return the facts and the range of messages that was read.
 
-        Errors are raised, except the third refusal of the same messages (an error that is not temporary): if the model
+        Errors are raised. But if an error that is not temporary occurs three times for the same messages, and the model
         accepts a harmless text, these messages are skipped without facts.
         """
         key = request.session_id, to_read.kind

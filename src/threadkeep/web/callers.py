@@ -29,7 +29,7 @@ _MOST_BUCKETS = 10_000
 
 
 class Buckets:
-    """Token buckets by name. Each is refilled evenly with `per_minute` tokens a minute; 0 means no limit."""
+    """Token buckets by name. Each bucket is refilled evenly with `per_minute` tokens a minute; 0 means no limit."""
 
     def __init__(self, per_minute: int, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._per_minute = per_minute

@@ -61,7 +61,7 @@ class ChatKitRequest:
 
 
 class RunStore(ThreadkeepStore[ChatKitRequest]):
-    """A ChatKit store that does not store answers: each run stores its answer in the transaction that ends it."""
+    """A ChatKit store that does not store answers, because each run stores its answer when it ends."""
 
     def __init__(self, app: App) -> None:
         super().__init__(app.memory, user_id=lambda request: request.user_id)

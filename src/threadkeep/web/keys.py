@@ -119,7 +119,7 @@ class UserTokens:
         self._jwks: jwt.PyJWKClient | None = None
         if key.startswith(("https://", "http://")):
             self._jwks = jwt.PyJWKClient(key, timeout=_KEYS_TIMEOUT_SECONDS)
-        # A public key must never be a shared secret: everybody could sign tokens with it.
+        # A public key must never be used as a shared secret, because everybody could sign tokens with it.
         shared = self._jwks is None and not key.lstrip().startswith("-----BEGIN")
         self._algorithms = _SHARED_KEY_ALGORITHMS if shared else _PUBLIC_KEY_ALGORITHMS
 

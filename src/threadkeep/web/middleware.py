@@ -2,9 +2,9 @@
 
 `/healthz`, the API's description (`/docs`, `/openapi.json`), the sign-in page and the console's files are public: they
 contain no data, and a browser opens them without a key. Bots verify their callbacks (`/channels/`) themselves. If keys
-exist, all other paths need one, including `/readyz` and `/metrics`. Without keys the service binds to loopback. Then a
-request must also name a loopback host, and must not come from the page of another site, unless the settings allow that
-site; otherwise any page in the user's browser could reach the service. `callers` checks the scope of each key.
+exist, all other paths need a key, including `/readyz` and `/metrics`. Without keys, the service binds to loopback. Then
+a request must also name a loopback host, and must not come from the page of another site, unless the settings allow
+that site. Otherwise any page in the user's browser could reach the service. `callers` checks the scope of each key.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ def _is_loopback_address(address: str) -> bool:
 
 
 class SafeHeaders:
-    """Middleware against caching, content sniffing and framing. It does not replace headers of the response."""
+    """Middleware against caching, content sniffing and framing. It does not replace headers that a response has."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

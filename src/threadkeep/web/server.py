@@ -159,7 +159,7 @@ class Server(uvicorn.Server):
         self._signalled.set()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stop accepting connections, end the turns, close the connections."""
+        """Stop accepting connections, end the turns, and then close the connections."""
         closing = asyncio.create_task(self._end_turns(self._shutdown_seconds))
         await super().shutdown(sockets)
         if self.force_exit:

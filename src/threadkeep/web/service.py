@@ -131,7 +131,7 @@ def create_service(app: App, *, heartbeat_seconds: float = HEARTBEAT_SECONDS) ->
         origins=settings.cors_origins,
     )
     if settings.cors_origins:
-        # Added after `Access`, so that it runs first: the preflight request of a browser has no key.
+        # Added after `Access`, so that it runs first, because the preflight request of a browser has no key.
         service.add_middleware(CrossOrigin, origins=settings.cors_origins)
     service.add_middleware(SafeHeaders)
     service.add_middleware(HeadAsGet)

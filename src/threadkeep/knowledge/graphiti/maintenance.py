@@ -255,7 +255,7 @@ async def retract(client: GraphitiClient, deliveries: Deliveries, fact_id: str, 
     name = fact_episode(fact_id)
     told = await deliveries.episode_of(name)
     if told is None or told.status != "sent" or told.reason != "forgotten":
-        # With any other reason the fact was not forgotten: another message still confirms it.
+        # There is no episode to delete now, or the fact was not forgotten because another message still confirms it.
         return Retracted(int(told is not None and told.reason == "undone"), "")
     if not may_ask:
         return Retracted(1, "the episode; without consent no request to delete it is sent")

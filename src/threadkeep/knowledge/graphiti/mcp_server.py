@@ -22,7 +22,7 @@ from threadkeep.records.graphiti import check_group_id
 
 _TOOLS = ("add_memory", "get_episodes", "search_memory_facts", "clear_graph", "get_status")
 _STOP_SECONDS = 5.0
-# JSON-RPC: invalid request, unknown method, invalid parameters.
+# The JSON-RPC codes of an invalid request, an unknown method and invalid parameters.
 _REFUSALS = (-32600, -32601, -32602)
 
 
@@ -187,7 +187,7 @@ class _Connection:
                     self._opened.set_result(client)
                     await self._stop.wait()
         finally:
-            self._fail(GraphitiError("broken"))  # it was cancelled before it was open
+            self._fail(GraphitiError("broken"))  # the task was cancelled before it was connected
 
     def _fail(self, error: Exception) -> None:
         """Raise an error in the caller that waits for the connection; do nothing after the connection has opened."""

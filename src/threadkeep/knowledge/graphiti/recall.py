@@ -147,7 +147,7 @@ class GraphRecaller:
     ) -> _Groups | GraphitiClosure:
         """Return the groups to search, or the reason why no search is allowed, from a single database query.
 
-        A person has the groups of up to 20 ids. Other programs' groups are searched in addition to the workspace's.
+        A person has the groups of up to 20 ids. With the group of the workspace, groups of other programs are searched.
         """
         consent = self._consents.statements(workspace)
         owned = {kind: scope for kind, scope in asked.items() if scope is not None}

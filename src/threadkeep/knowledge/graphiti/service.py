@@ -117,7 +117,7 @@ class Graphiti:
         return self.options is not None and self.options.recall_enabled
 
     async def recall(self, question: RecallQuestion) -> GraphRecall:
-        """Return facts that are relevant to an input, within the deadline of the options.
+        """Return facts that are relevant to an input, within the deadline of the options; none if recall is off.
 
         Raises:
             StoreUnavailable: the database does not answer.
@@ -170,7 +170,7 @@ class Graphiti:
         return consent
 
     async def decline(self, *, by: str) -> Consent:
-        """Record that a person allows nothing. Open messages are given up; they can be retried after a new consent.
+        """Record that a person allows no data to be sent. Open messages are given up; `retry` can queue them later.
 
         Raises:
             GraphitiClosed: Graphiti is off.
@@ -328,7 +328,7 @@ class Graphiti:
     async def retract(self, fact_id: str) -> Retracted:
         """Delete the episode of a forgotten fact on the server, if it is there, and check that it is gone.
 
-        Without consent no request is sent: the episode stays on the server, and the result reports it.
+        Without consent, no request is sent, so the episode stays on the server, and the result reports it.
         """
         if self.options is None:
             return Retracted(0, "")

@@ -140,7 +140,7 @@ class DeliveryList(BaseModel):
 
 
 class DeliveryChoice(BaseModel, extra="forbid", json_schema_extra={"examples": [{"number": 12}, {}]}):
-    """A message, or all messages to which the action applies."""
+    """The message to change by its number; without a number, all messages to which the action applies."""
 
     number: Annotated[int, Field(ge=0, lt=2**53)] | None = None
     status: Literal["queued", "dead"] | None = Field(None, description="Drop only messages of this status.")

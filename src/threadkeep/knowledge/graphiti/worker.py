@@ -1,4 +1,4 @@
-"""Delivery of queued messages to Graphiti: in order within a group, groups in parallel."""
+"""Delivery of queued messages to Graphiti. A group's messages are sent in order; groups are served in parallel."""
 
 from __future__ import annotations
 
@@ -178,10 +178,10 @@ class DeliveryWorker:
         await self._deliveries.bury([one.number for one in forgotten if one.name in left], "not_deleted")
 
     async def _send_next(self, lease: Lease) -> _Pause:
-        """Send the next messages of a group.
+        """Send the next messages of a group, if there are any; return the pause until the next poll.
 
         Raises:
-            GraphitiError: the server did not accept all of them.
+            GraphitiError: the server did not accept all messages.
         """
         batch = await self._deliveries.waiting(lease.group_id, self._options.max_batch)
         gone = [one.number for one in batch if one.content is None]

@@ -87,7 +87,7 @@ async def list_facts(
     limit: Limit = DEFAULT_LIMIT,
     cursor: Cursor = None,
 ) -> FactList:
-    """List facts, most recently changed first. A scope and an owner restrict the list."""
+    """List facts, most recently changed first. A `scope`, or a `scope` with its `owner`, restricts the list."""
     query = FactQuery(
         scope_in_query(scope, owner),
         scope,
@@ -207,7 +207,7 @@ async def list_procedures(
     limit: Limit = DEFAULT_LIMIT,
     cursor: Cursor = None,
 ) -> ProcedureList:
-    """List procedures, most recently changed first. A scope and an owner restrict the list."""
+    """List procedures, most recently changed first. A `scope`, or a `scope` with its `owner`, restricts the list."""
     query = ProcedureQuery(
         scope_in_query(scope, owner),
         scope,
@@ -224,7 +224,7 @@ async def list_procedures(
 
 @procedures_router.put("", summary="Teach a procedure", responses=_WRITING)
 async def teach_procedure(procedure: ProcedureInput, app: AppInUse, user_id: KnowledgeUser = None) -> ProcedureView:
-    """Store a procedure, or replace the one with the same name. If the content differs, the counts restart."""
+    """Store a procedure, or replace the procedure with the same name. New content resets the counts of its uses."""
     return ProcedureView.of(await app.memory.procedures.teach(procedure.record(), user_id=user_id))
 
 
@@ -281,7 +281,7 @@ async def decide_consent(decision: ConsentInput, app: AppInUse) -> Consent:
 
 @graphiti_router.put("/trust", summary="Trust a workspace", responses=_GRAPHITI_WRITING, openapi_extra=ADMINISTERS)
 async def trust_workspace(trust: TrustInput, app: AppInUse) -> TrustView:
-    """Set whether the messages of a workspace may go to Graphiti."""
+    """Trust a workspace, so that its messages may be sent to Graphiti with consent, or stop trusting it."""
     consents = app.memory.graphiti.consents
     await (consents.trust(trust.workspace, by=trust.by) if trust.trusted else consents.distrust(trust.workspace))
     return TrustView(trusted=await consents.trusted())
@@ -321,7 +321,7 @@ async def list_deliveries(
     after: Annotated[int, Query(ge=0, lt=2**53, description="Only deliveries with a higher number.")] = 0,
     limit: Limit = DEFAULT_LIMIT,
 ) -> DeliveryList:
-    """List the messages that wait for Graphiti, were delivered, or are dead. Dead messages show the reason."""
+    """List messages that wait for Graphiti, that were delivered, or that are dead. A dead message has a reason."""
     found = await app.memory.graphiti.deliveries(status=status, after=after, limit=limit)
     following = found[-1].number if len(found) == limit else None
     return DeliveryList(deliveries=found, next_after=following)

@@ -200,9 +200,10 @@ async def start_run(
 ) -> RunBody | EventStream:
     """Run a workflow. The turns of one session run one after another, in order of arrival.
 
-    `mode` selects the response. `wait`: the run, after it has ended or when it waits for a person. `stream`: the event
-    `start`, which names the run, then the run's events. `background`: the run in its current state (202). The run
-    continues if the client disconnects. Repeating a `message_id` in a session returns the same run.
+    `mode` selects the response. With `wait`, it is the run, after it has ended or when it waits for a person. With
+    `stream`, it is the event `start`, which names the run, followed by the run's events. With `background`, it is the
+    run in its current state (202). The run continues if the client disconnects. Repeating a `message_id` in a session
+    returns the same run.
     """
     if body.session_id is not None:
         app.memory.session(body.session_id)  # validates the id: an empty one must not start a new session

@@ -89,7 +89,7 @@ async def list_workflows(app: AppInUse) -> WorkflowList:
 
 @router.get("/{name}", summary="See a workflow", responses=documented(404, 422))
 async def get_workflow(name: WorkflowName, app: AppInUse) -> WorkflowBody:
-    """Return a workflow: its nodes with their edges, its options, its definition, and a Mermaid diagram."""
+    """Return a workflow with its nodes and their edges, its options, its definition, and a Mermaid diagram."""
     workflow = app.workflows.get(name)
     return WorkflowBody.model_validate({**describe_whole(workflow), "mermaid": draw_mermaid(workflow)})
 

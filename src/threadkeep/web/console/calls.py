@@ -69,7 +69,7 @@ class CallMessage:
 
 @dataclass(frozen=True)
 class Gap:
-    """A range of messages that the model did not receive, with the reason in words and the newest 20 of them."""
+    """A range of messages that the model did not receive, with the reason in words and its newest 20 messages."""
 
     exclusion: Exclusion
     why: str
@@ -197,7 +197,7 @@ async def list_calls(
 
 @router.get("/runs/{run_id}/calls/{call}")
 async def show_call(request: Request, run_id: RunId, call: str, app: AppInUse, user: SeenAs = None) -> Response:
-    """Show one model call: the sent messages, and the excluded ones with reasons."""
+    """Show one model call with the messages that were sent, and the excluded messages with the reasons."""
     stored, count = await _find(app, run_id, call, user)
     shown = await CallReader(app.memory, user).read(stored)
     factor = await app.memory.learned_factors.of(stored_model) if (stored_model := shown.view.manifest.model) else None
@@ -286,7 +286,7 @@ class _Search:
         return (await self._all.find(session_id, user_id=self._user_id))[1]
 
     async def find(self, words: str, chosen: SessionInfo | None) -> AsyncIterator[Found]:
-        """Yield the best 40 messages with all words, then superseded and archived ones of the chosen session."""
+        """Yield the best 40 messages with all words, then superseded and archived messages of the chosen session."""
         seen: set[tuple[str, int | None]] = set()
         for hit in (await self._all.search(words, user_id=self._user_id, limit=_HITS)).hits:
             home = await self._known(hit.session_id)

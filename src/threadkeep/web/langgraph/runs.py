@@ -63,7 +63,7 @@ class ThreadRuns:
         self.heartbeat_seconds: float = request.app.state.heartbeat_seconds
 
     async def start(self, body: RunCreateBody, mode: Mode) -> tuple[Run, int]:
-        """Start a run, or resume or end the waiting one. Return the run and the number of its events before this call.
+        """Start a run, or resume or end the waiting run. Return it and the number of its events before this call.
 
         Raises:
             InvalidInput: the body asks for something that is not supported, or no run waits for an answer.

@@ -91,7 +91,7 @@ class CreatedThread:
         return await self.thread() or thread, True
 
     async def change(self, metadata: Mapping[str, Json]) -> ThreadBody | None:
-        """Add to the metadata; return None if there is no created thread, or if it was changed or removed meanwhile."""
+        """Add fields to the metadata; return None if no thread was created, or it was changed or removed meanwhile."""
         kept = None if self._session.user_id is not None else await self._kept()
         if kept is None:
             return None
@@ -291,7 +291,7 @@ async def copy_thread(thread_id: ThreadId, app: AppInUse, user_id: UserId = None
 async def get_history(
     thread_id: ThreadId, app: AppInUse, body: HistoryBody | None = None, user_id: UserId = None
 ) -> list[ThreadStateBody]:
-    """Return the state at the end of each turn, newest first; an empty list if the thread is not stored yet."""
+    """Return up to `limit` states at the ends of turns, newest first; an empty list if the thread is not stored yet."""
     asked = body or HistoryBody()
     try:
         thread = await find_thread(app, thread_id, user_id=user_id)
