@@ -82,7 +82,7 @@ async def chat(
 
 @dataclass
 class _Statistics:
-    """The counts since the chat was opened."""
+    """The counts of turns and tokens since the chat was opened."""
 
     turns: int = 0
     failed: int = 0
@@ -117,7 +117,7 @@ class Notices:
             self._sentences.append("The turns that were kept on disk are now in the database.")
 
     def take(self) -> list[str]:
-        """Return the notices since the last call, each once."""
+        """Return each notice once that was recorded since the last call."""
         sentences, self._sentences = list(dict.fromkeys(self._sentences)), []
         return sentences
 

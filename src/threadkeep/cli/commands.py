@@ -65,7 +65,7 @@ _VERBS: Mapping[str, Mapping[str, str]] = {
 
 @lru_cache(maxsize=64)
 def commands(noun: str | None = None, verb: str | None = None) -> TyperGroup:
-    """Return all commands, only those of a noun, or only one verb of it; building all of them is slow."""
+    """Return all commands, or only those of a noun, or only one verb of it, because building all of them is slow."""
     application = typer.Typer(
         name="threadkeep",
         help="The memory of LangGraph agents: serve it, chat with it, inspect it.",

@@ -144,7 +144,7 @@ def _show_bars(view: ContextView) -> None:
 
 def _show_row(row: Row, widths: Sequence[int], mark: str, *, style: str = "") -> None:
     *cells, text = row
-    columns = zip(_COLUMNS, cells, widths, strict=False)  # without the text, which takes the rest of the line
+    columns = zip(_COLUMNS, cells, widths, strict=False)  # without the text: it takes the rest of the line
     aligned = [cell.rjust(width) if name in _RIGHT else cell.ljust(width) for name, cell, width in columns]
     line = Text(_GAP.join(filter(None, (mark, *aligned, text))))
     line.truncate(terminal.width, overflow="ellipsis")

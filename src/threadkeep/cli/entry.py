@@ -57,7 +57,7 @@ def _run(arguments: Sequence[str]) -> int:
 
 
 def _import_from_here() -> None:
-    """Allow workflows to import modules of the working directory, after installed ones."""
+    """Allow workflows to import modules of the working directory; modules that are installed take precedence."""
     try:
         here = str(Path.cwd())
     except FileNotFoundError:

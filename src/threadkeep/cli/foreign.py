@@ -1,4 +1,4 @@
-"""Detection of files and databases of other systems, and the protocol of their importers."""
+"""Detection of files and databases of other systems, and the base class of their importers' sources."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Conversations in databases of other systems: sessions of the OpenAI Agents SDK, and items of a LangGraph store."""
+"""Conversations in databases of other systems: OpenAI Agents SDK sessions, LangGraph stores and checkpoints."""
 
 from __future__ import annotations
 

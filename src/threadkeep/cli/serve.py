@@ -230,7 +230,7 @@ async def add_key(
 
 @keys_commands.command("list")
 async def list_keys() -> None:
-    """List all keys, also revoked ones, with their last use, which is up to a minute late."""
+    """List all keys, even revoked ones, with the time of their last use, which may be a minute late."""
     async with opened_memory() as memory:
         keys, now = await memory.api_keys.all(), memory.clock()
     names = ("created_at", "expires_at", "revoked_at", "last_used_at")

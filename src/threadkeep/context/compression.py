@@ -23,8 +23,8 @@ type Size = tuple[Literal["tokens", "messages"], int] | tuple[Literal["fraction"
 _LEAST_SHARE = 8
 _LEAST_SUMMARY_TOKENS = 100
 _LEAST_INPUT_TOKENS = 400
-_HEADER_TOKENS = 80  # the introduction before the first summary in a prompt
-_BLOCK_TOKENS = 30  # the frame around each summary
+_HEADER_TOKENS = 80  # tokens of the introduction before the first summary in a prompt
+_BLOCK_TOKENS = 30  # tokens of the frame around each summary
 _FULL = 0.9
 
 

@@ -74,7 +74,7 @@ def installed_counter(encoding: Encoding) -> ExactCounter | None:
         # The package's own `get_encoding` rejects texts of a million characters or 200,000 tokens.
         bindings = _bindings(*(package.submodule_search_locations or ()) if package else ())
         return ExactCounter(encoding, bindings.tokenizer_for_encoding(f"{encoding}_base"))
-    except (ImportError, AttributeError, ValueError):  # not installed, or a version with other contents
+    except (ImportError, AttributeError, ValueError):  # the package is not installed, or has other contents
         return None
 
 
@@ -183,7 +183,7 @@ def digit_groups(data: bytes) -> int:
     return groups.count(b"3") + groups.count(b" 0") + groups.count(b"30")
 
 
-_IN_OTHER_SCRIPTS = b"grmhbIvkzKfe"  # kinds of first bytes; `v` includes Vietnamese letters with two marks
+_IN_OTHER_SCRIPTS = b"grmhbIvkzKfe"  # these are kinds of first bytes; `v` includes Vietnamese letters with two marks
 _IN_NO_OTHER_SCRIPT = bytes(byte for byte in range(256) if KINDS[byte] not in _IN_OTHER_SCRIPTS)
 
 

@@ -125,10 +125,10 @@ GREATEST_OF_OTHER = 8.0
 MIN_TOKENS = 200
 """Factors do not learn from smaller prompts, because the tokens that a provider adds are a large part of these."""
 
-_LONGEST_STEP = 0.15  # of the factor's logarithm: one report changes the factor by 16 % at most
-_LEAST_WEIGHT = 0.1  # of the newest report: about twenty reports count
+_LONGEST_STEP = 0.15  # one report changes the logarithm of the factor by this at most, so the factor by 16 %
+_LEAST_WEIGHT = 0.1  # the least weight of a new report; about twenty reports count
 _LONGEST_STEP_OF_SCRIPTS = 0.3  # the right factors may be far from 1
-_WEIGHT_OF_SCRIPTS = 0.5  # of every report, because the shares of the scripts differ between reports
+_WEIGHT_OF_SCRIPTS = 0.5  # a new report always has this weight, because the shares of scripts differ between reports
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,7 +328,7 @@ def counter_named(name: str) -> TokenCounter:
 
 
 def counter_for(model: str | None, *, factor: TokenFactor | None = None) -> TokenCounter:
-    """Return the best counter for a model: exact for an OpenAI model with the extra `tokens`, else an estimate.
+    """Return the best counter for a model: an exact one for OpenAI models with the extra `tokens`, else an estimate.
 
     Args:
         model: the model's name, with or without its provider; None and unknown names get the estimate for OpenAI's

@@ -239,8 +239,7 @@ class Chat:
             async with limit:
                 return await self._runs.service()
         except InvalidInput:
-            # There is no engine, or it belongs to another database. The run API reports this; the chat works without
-            # it.
+            # There is no engine, or it belongs to another database. The run API reports this; the chat works anyway.
             return None
 
     async def _end_of(self, turn: ChatTurn, runs: RunService, submitted: Submitted) -> Run | Outcome:

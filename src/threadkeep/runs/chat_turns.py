@@ -158,7 +158,7 @@ class ChatTurn:
 
     @property
     def order_key(self) -> str:
-        """The key of turns that wait for each other: `user_key` for a user without session id, else the session id."""
+        """The key of turns that wait for each other: the session id, or `user_key` if only a user is named."""
         return self.user_key if self.request.session_id is None and self.user_key is not None else self.session_id
 
     @property
@@ -224,7 +224,7 @@ class ChatTurn:
             await changed.wait()
 
     def _told_at_the_end(self, response: str) -> bool:
-        """Return True if no tokens were sent, or if they end with the answer; earlier ones may be of other agents."""
+        """Return True if no tokens were sent, or if they end with the answer; tokens of other agents may precede it."""
         pieces = "".join(event.text for event in self._events if isinstance(event, ChatToken))
         return not pieces or pieces.endswith(response)
 

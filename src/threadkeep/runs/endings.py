@@ -230,7 +230,7 @@ class RunEndings:
         is reported, and the run ends anyway. `hold` contains the conversations that the run used in this process.
 
         Raises:
-            StoreUnavailable: the run cannot be read, or its turn cannot be rolled back, as the next turn requires.
+            StoreUnavailable: the run cannot be read or its turn not be rolled back. The next turn must not begin then.
         """
         found = await self._memory.runs.run(run.run_id)
         try:

@@ -392,7 +392,7 @@ class RunExecution:
         }
 
     def _question(self) -> list[BaseCallbackHandler]:
-        """Return a handler that stores the question after the other middleware; return none if no node needs that."""
+        """Return a list with a handler that stores the question after other middleware; empty if no node needs it."""
         run, resources = self._run, self._dependencies.resources
         recorder = self._workflow.recorder
         if recorder is None or not recorder.waits or run.session_id is None:

@@ -85,7 +85,8 @@ class RunMaintenance:
     async def _start_unknown(self) -> None:
         """Execute runs that this process owns without knowing it, because the database's reply was lost.
 
-        No other process may take over such a run while this one lives. A child is left to its parent, which starts it.
+        No other process may take over such a run while this one lives. Children are left to their parents, which start
+        them.
         """
         for run_id in await self._runs.held_by(self._worker.engine.name):
             run = None if self._worker.has(run_id) else await self._runs.run(run_id)

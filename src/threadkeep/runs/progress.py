@@ -215,7 +215,7 @@ class RunProgress:
         async with self._storing.working:
             for one in self._pending_of(namespace):
                 if one not in self._pending:
-                    continue  # a newer checkpoint has replaced it meanwhile
+                    continue  # a newer checkpoint has replaced this one in the meantime
                 if not self._expected:
                     await self._expect()
                     self._expected = True

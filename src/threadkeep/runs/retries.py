@@ -30,7 +30,7 @@ def kind_of(error: BaseException) -> str:
 
 
 def pause_before(try_number: int, *, first_seconds: float, longest_seconds: float) -> float:
-    """Return the seconds to wait before attempt `try_number`. They double each time up to the longest, with jitter."""
+    """Return the pause before attempt `try_number` in seconds. It doubles each time up to the longest, with jitter."""
     full = min(first_seconds * 2.0 ** (try_number - 2), longest_seconds)
     return full * random.uniform(0.5, 1.0)
 
@@ -51,7 +51,7 @@ async def retry_until_available[T](work: Callable[[], Awaitable[T]]) -> T:
 
 
 async def shielded[T](work: Coroutine[object, object, T]) -> T:
-    """Await `work` to its end. If the caller is cancelled meanwhile, raise the cancellation after that."""
+    """Await `work` to its end. If the caller is cancelled meanwhile, the cancellation is raised after this end."""
     task = asyncio.create_task(work)
     try:
         await asyncio.wait([task])

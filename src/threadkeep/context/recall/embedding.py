@@ -45,7 +45,7 @@ def unit_vector(vector: Sequence[float]) -> array[float]:
 
 
 def dot_products(vector: array[float], others: Sequence[array[float]]) -> list[float]:
-    """Return the dot products of a vector with others of the same length; numpy computes them if it is installed."""
+    """Return the dot products of a vector with other vectors of the same length; numpy computes them if installed."""
     if not others or not _has_numpy():
         return [math.sumprod(vector, other) for other in others]
     numpy = import_module("numpy")

@@ -78,7 +78,7 @@ class Places:
         self.voices.extend(NOBODY if voice == NOBODY else voices[voice] for voice in other.voices)
 
     def best_of_speakers(self, begin: int) -> dict[str, list[tuple[float, int]]]:
-        """Return each speaker's turns from a position on: the prior of the last kind, negated, and the position."""
+        """Return each speaker's turns from a position on: the prior of the last kind (negated), and the position."""
         names, priors = list(self.speakers), self.priors[-1]
         found: dict[str, list[tuple[float, int]]] = {}
         for place in range(begin, len(self)):
@@ -118,8 +118,8 @@ _MISSPELT, _SAME, _TOPIC, _ALIKE = 0.9, 0.7, 0.6, 0.4
 _MOST_MISSPELT = 3
 _MOST_TERMS = 16
 _MOST_ALIKE = 6
-# The maximum numbers of positions that a query reads for its own terms, and for substitutes, however long the
-# conversation is. Of a longer list, it reads the newest positions, and positions near the best hits so far.
+# The maximum numbers of positions that a query reads for its own terms and for substitutes, in a conversation of any
+# length. Of longer lists, it reads the newest positions, and those near the best hits so far.
 _OWN_PLACES, _OTHER_PLACES = 350, 300
 _LEAST_PLACES = 30
 _BEST_PLACES = 24

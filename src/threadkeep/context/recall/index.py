@@ -281,7 +281,7 @@ class RecallIndex:
         return spans_of(query[:2_000], known, now.toordinal() if now else known.last)[:12]
 
     def _dates(self, spans: Sequence[Span]) -> dict[int, tuple[float, float]]:
-        """Return, for each episode near these days, its nearness from 0 to 1, and 1 if it began on one of the days."""
+        """Return for each episode near these days its nearness from 0 to 1, and 1.0 if it began on one of them."""
         near: dict[int, tuple[float, float]] = {}
         for span in spans:
             reach = 4 + (span.last - span.first) / 4
@@ -302,7 +302,7 @@ class RecallIndex:
         return frozenset((asker,)) if asker in self._speakers else frozenset(self._of_role.get("user", ()))
 
     def _others(self, asker: str | None) -> frozenset[str]:
-        """Return the speakers that "you" means: the assistants, or without any, everybody but the asker."""
+        """Return the speakers that "you" means: the assistants or, if there are none, everybody but the asker."""
         return frozenset(self._of_role.get("assistant", ())) or frozenset(self._speakers) - self._askers(asker)
 
     def _know_speaker(self, turn: IndexedTurn, prior: float, place: int) -> None:
@@ -338,7 +338,7 @@ class RecallIndex:
 
 
 def _counted(terms: Sequence[str]) -> dict[str, int]:
-    """Return the count of each term. Most turns have each term once; this case is faster."""
+    """Return the count of each term. A turn in which no term occurs twice, as in most turns, is counted faster."""
     counts = dict.fromkeys(terms, 1)
     return counts if len(counts) == len(terms) else Counter(terms)
 

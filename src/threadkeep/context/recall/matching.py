@@ -34,7 +34,7 @@ class Found:
 class Scoring:
     """The weighted sum of the signals of `Matching.signals`, plus the prior of each turn.
 
-    The sum is written out, because it is computed for hundreds of turns in each query.
+    Its terms are written out in code instead of a loop, because it is computed for hundreds of turns in each query.
     """
 
     def __init__(self, places: Places, found: Found, weights: Mapping[str, float]) -> None:
@@ -137,7 +137,7 @@ class Matching:
         self._weights = {**MATCH, **{name: MATCH[name] + self._many * MATCH[name + OF_MANY] for name in _OF_MANY}}
 
     def _of_many(self) -> float:
-        """Return the (logarithmic) number of turns that match about as well as the best one: 0 for none."""
+        """Return the number of turns that match about as well as the best one, on a logarithmic scale: 0 for none."""
         shares = self._hits.shares
         nearly = _NEARLY * max(shares, default=0.0)
         return _MANY_SCALE * math.log1p(sum([share >= nearly for share in shares]))
@@ -222,7 +222,7 @@ class Matching:
 _MOST_ALIKE = 120
 _BEST_TURNS = 3
 _ASSUMED_DISSIMILAR = 8
-# The limit of an outlier's weight, which would be very large if few similarities are known.
+# The limit of an outlier's weight. Without it, the weight would be very large if few similarities are known.
 _MOST_SPREADS = 5.0
 
 
@@ -276,7 +276,7 @@ class Likeness:
         return self._alike.get(place, 0.0)
 
     def _best_of_episodes(self) -> dict[int, float]:
-        """Return the mean of the best turns of each episode."""
+        """Return the mean similarity of the three most similar turns of each episode."""
         best: dict[int, list[float]] = {}
         for place, alike in self._alike.items():
             best.setdefault(self._episodes[place], []).append(alike)

@@ -46,7 +46,7 @@ class Postings:
     def add(self, place: int, counts: Mapping[str, int]) -> tuple[float, int]:
         """Add a turn, with the count of each term, at its position.
 
-        Return the rarity of its terms so far, about 0 to 1, and their topics as bits.
+        Return the rarity of the turn's terms among the turns so far, about 0 to 1, and the topics of the terms as bits.
         """
         self._turns += 1
         self.size += _POSITION_BYTES * len(counts)

@@ -157,6 +157,6 @@ def answer_signals(signs: Signs) -> Sequence[float]:
 
 
 def priors_of(signals: Sequence[float], answers: Sequence[float]) -> Priors:
-    """Return the prior of a turn with these signals, for each kind of answer; the last kind, `other`, has no signal."""
+    """Return the prior of a turn with these signals for each kind of answer; the last kind, `other`, adds no signal."""
     base = math.sumprod(PRIOR.values(), signals)
     return (*(base + weight * answer for weight, answer in zip(ANSWER.values(), answers, strict=True)), base)

@@ -155,7 +155,7 @@ class DbosProcess:
         return True
 
     def attempts(self, run_id: str) -> dict[str, bool]:
-        """Return the recorded attempts at a run by id; the value is True for an attempt that has not begun."""
+        """Return the ids of the recorded attempts at a run, each with True if the attempt has not begun."""
         found = DBOS.list_workflows(workflow_id_prefix=f"{run_id}/", load_input=False, load_output=False)
         return {each.workflow_id: each.status == "ENQUEUED" for each in found if run_of(each.workflow_id) == run_id}
 

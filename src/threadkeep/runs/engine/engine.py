@@ -31,8 +31,8 @@ class Engine(Protocol):
 
     - `start` executes a run in this process. If it dies, another process's `dead` returns its name, the run's owner.
     - `enqueue` records a run for any worker. If the worker that executes it dies, `take_from_dead` returns the run.
-    - A process never executes a run twice at the same time. A run that is started during its execution is executed
-      again afterwards. The record of the run decides which process executes it.
+    - A process never executes a run twice at the same time. A run that is started while it is being executed is
+      executed once more after that. The record of the run decides which process executes it.
     - If its task is cancelled, `execute` must end soon and leave the run as it is, so that another process resumes it.
       To cancel a run, record a request in the run's row; its `execute` then ends by itself.
     - The engine retries nothing. If `execute` raises, the error is reported, and the execution is over.
@@ -175,7 +175,7 @@ class RunTasks:
         return run_id in self._tasks and self._stops.get(run_id) != "lost"
 
     async def stop_all(self, stop: Stop, *, after_seconds: float) -> bool:
-        """Wait `after_seconds` for the tasks, then cancel the rest and wait 5 s; return True if all have ended."""
+        """Wait `after_seconds` for the tasks, cancel the rest, wait up to 5 s; return True if all tasks have ended."""
         if self._tasks and after_seconds > 0:
             await asyncio.wait(self._tasks.values(), timeout=after_seconds)
         for run_id in list(self._tasks):
