@@ -147,7 +147,7 @@ class Measuring:
 
 
 def usage_of(reply: AIMessage | None) -> ReportedUsage | None:
-    """Return the usage that a reply reports; None without a reply, or if one of the two token counts is missing."""
+    """Return the usage that a reply reports; None if there is no reply, or if it lacks one of the two token counts."""
     usage: object = reply.usage_metadata if reply is not None else None
     if not isinstance(usage, Mapping):
         return None

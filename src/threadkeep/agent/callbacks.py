@@ -32,7 +32,7 @@ After an interrupt, the output is the state so far. The function's result is awa
 _MOST_RUNS = 1_000
 
 _TOOLS = "tools"
-"""The node of LangChain's agents that runs tools."""
+"""The name of the node that runs tools in LangChain's agents."""
 
 _PUSHED = "__pregel_push"
 """The first part of `langgraph_path` in the metadata of a task that was started with `Send`."""
@@ -210,9 +210,9 @@ class Ending(GraphCallbackHandler):
 class PartialAnswer(BaseCallbackHandler):
     """A handler that collects the text of a streaming model, to store it if the run is cancelled.
 
-    `text` belongs to the newest model call that streamed text, which may be a retry. `failed` is True if the last call
-    that ended ended with an error. `asked` contains the messages of each call, `models` the names of the models. Calls
-    of other middleware, such as those that select tools, are ignored.
+    `text` belongs to the newest model call that streamed text, which may be a retry. `failed` is True if the model call
+    that ended last failed. `asked` contains the messages of each call, `models` the names of the models. Calls of other
+    middleware, such as those that select tools, are ignored.
     """
 
     run_inline = True  # asynchronous runs call the handler without another OS thread

@@ -223,7 +223,7 @@ class CandidateNodes:
 
 
 def _update(messages: list[BaseMessage], wanted: list[BaseMessage]) -> list[BaseMessage]:
-    """Return the update that turns `messages` into `wanted`: only new messages if none is removed, else all of them."""
+    """Return the update that turns `messages` into `wanted`: only new messages if none is removed, else all."""
     if wanted[: len(messages)] == messages:
         return wanted[len(messages) :]
     return [RemoveMessage(id=REMOVE_ALL_MESSAGES), *wanted]
@@ -246,7 +246,8 @@ class CandidateGraph(CompiledStateGraph[CandidateState, None, CandidateState, Ca
     """A compiled candidate graph.
 
     If the graph has its own checkpointer, the runs of a LangGraph thread in one event loop are executed one after the
-    other. Concurrent runs would begin with the same checkpoint, and the memory of only one of them would be stored.
+    other. Without this order, concurrent runs would begin with the same checkpoint, and the memory of only one of them
+    would be stored.
     """
 
     async def astream(

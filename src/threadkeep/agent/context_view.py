@@ -64,7 +64,7 @@ class SeenMessage:
 
     @property
     def words(self) -> str:
-        """The text (without the introduction of a summary or quotes) and the tool calls, or a notice if it is gone."""
+        """The text (without the introduction of quotes) and the tool calls, or a notice if the text is gone."""
         if self.text is None:
             return "(not there any more)"
         text = self.text.partition("\n\n")[2] if self.entry.section in _INTRODUCED else ""

@@ -68,7 +68,7 @@ def identify(messages: Sequence[BaseMessage]) -> None:
 
 
 def text_of(message: BaseMessage) -> str:
-    """Return the text that people see: no images, no reasoning, no tool calls. A model's refusal counts as text."""
+    """Return the text that people see, without images, reasoning and tool calls. A model's refusal counts as text."""
     content = message.content
     # Read most texts directly, because the property `text` creates an object at each call.
     return (content if type(content) is str else str(message.text)) or _refusal(message)
@@ -135,7 +135,7 @@ def to_langchain(message: Message) -> BaseMessage:
 
 
 STRUCTURED: Final = "threadkeep:structured"
-"""The key in an answer's metadata for the JSON of its structured response, set if the answer has another text."""
+"""The key in an answer's metadata for the JSON of its structured response, set if the answer has a different text."""
 
 
 ANSWERS: Final = "threadkeep:answers"
@@ -298,7 +298,7 @@ def add_to_digest(digest: HASH, message: BaseMessage, body: str | None = None) -
 
 
 def _is_storable(text: str) -> bool:
-    """Return True if a database can store the text: no NUL and no lone surrogate."""
+    """Return True if a database can store the text, because it has no NUL and no lone surrogate."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -134,7 +134,7 @@ def _count_known(block: Mapping[str, object], counter: TokenCounter) -> int | No
 
 
 def _parts(value: object) -> list[object] | None:
-    """Return the texts or blocks in the value of a block's field; None if the value has none (if it is media)."""
+    """Return the texts or blocks in the value of a block's field; None if the value has none, as for media."""
     if isinstance(value, str):
         return [value]
     if isinstance(value, list | tuple):

@@ -30,7 +30,8 @@ KEPT_TOKENS: Final = 16_000
 _MOST_TURNS: Final = 20
 """The maximum number of turns with stored steps, if the steps fit into their share of the budget.
 
-Below this number, all steps stay, so that model calls begin alike; at it, only those of the newest `tool_memory` turns.
+Below this number, all steps stay, so that model calls begin alike. At this number, only the steps of the newest
+`tool_memory` turns stay.
 """
 
 
@@ -81,7 +82,7 @@ class TurnSteps:
                 self._own.append(message)
 
     def add(self, messages: Sequence[BaseMessage], result: ToolMessage | Command[Any]) -> None:
-        """Add a finished tool call, because no model call may follow it; `messages` are those of the state.
+        """Add a finished tool call, in case no model call follows it; `messages` are those of the state.
 
         `UNREAD_RESULT` is added instead of the result's text, because other middleware may still redact the text.
         """
@@ -176,7 +177,7 @@ def shown_steps(rows: Sequence[Steps], earlier: Sequence[Message], room: int, co
 
 
 def first_of_turns(earlier: Sequence[Message], turns: int) -> int | None:
-    """Return the `seq` of the first question of the newest `turns` turns; None without a question or turns."""
+    """Return the `seq` of the first question of the newest `turns` turns; None if there is no such question."""
     asked: list[int | None] = []
     following: Message | None = None
     for message in reversed(earlier):

@@ -18,8 +18,9 @@ from threadkeep.store.manifests import NotedManifest
 class HeldAnswer:
     """An answer that waits to be stored in the transaction that ends its run.
 
-    `told` is the value of `RunHold.told`. `anchor` returns the SQL statement that moves the window's anchor in this
-    transaction, if it moves. `store` stores the answer without ending the run. `settle` must be called afterwards.
+    `told` is True if a caller in this process waits for the answer. `anchor` returns the SQL statement that moves the
+    window's anchor in this transaction, if it moves. `store` stores the answer without ending the run. `settle` must be
+    called when the answer is stored.
     """
 
     session: Session

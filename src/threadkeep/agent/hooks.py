@@ -87,7 +87,7 @@ class TurnHooks:
                 await part.root.order.acquire(part.root, self.memory.observers)
 
     async def begin_model_call(self, call: AgentCall, request: ModelRequest[Any]) -> ModelStep | None:
-        """Store the question; return the model request or the stored answer. None if the agent takes no part."""
+        """Store the question; return the model request or the stored answer, or None if the agent is `silent`."""
         part = self._part(call)
         if part.silent:
             return None
@@ -185,7 +185,7 @@ class TurnHooks:
             part.turn.steps.add(step.call.messages, result)
 
     async def fail_tool_call(self, step: ToolStep, error: BaseException) -> None:
-        """End a tool call that handed over, was interrupted or failed. If cancelled, store the model's newest text."""
+        """End a tool call that handed over, was interrupted or failed. If it was cancelled, store the newest text."""
         part, call = step.part, step.call
         part.root.call_ends()
         if isinstance(error, ParentCommand):

@@ -120,7 +120,7 @@ _REDACTING = re.compile(r"PIIMiddleware\[(.+)\]\.after_model$")
 
 
 def in_tool(config: RunnableConfig) -> bool:
-    """Return True if an agent runs in a tool of another agent, which means in LangChain's node `tools`."""
+    """Return True if an agent runs in a tool of another agent, that is, in LangChain's node `tools`."""
     *outer, _ = str(config.get("configurable", {}).get("checkpoint_ns", "")).split("|")
     return "tools" in [node.partition(":")[0] for node in outer]
 

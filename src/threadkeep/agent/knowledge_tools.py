@@ -52,7 +52,7 @@ def memory_tool[M: history.Memory, H](
 
 @functools.cache
 def _described(method: Callable[..., Coroutine[Any, Any, str]]) -> BaseTool:
-    """Return a tool with the name, arguments and docstring of a method. It is cached, because it takes 10 ms of CPU."""
+    """Return a tool with a method's name, arguments and docstring; cached, because creating it takes 10 ms of CPU."""
     return StructuredTool.from_function(coroutine=MethodType(method, object()), parse_docstring=True)
 
 

@@ -209,7 +209,7 @@ class SessionMemory(AgentMiddleware[AgentState[Any], Any, Any]):
         self._wait_for(call, lambda hooks: hooks.end_tool_call(step, result))
         return result
 
-    # The hook is a node, because other middleware may change the answer before it, and only nodes can change the state.
+    # The hook is a node, because other middleware may change the answer first, and because only nodes change the state.
     async def aafter_agent(self, state: AgentState[Any], runtime: Runtime[Any]) -> dict[str, Any] | None:
         """Store the final answer. If another process stored one first, put that answer into the state instead."""
         call = AgentCall(get_config(), runtime, state["messages"])

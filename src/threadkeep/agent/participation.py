@@ -361,7 +361,7 @@ class Participation:
     def hold(self, said: BaseMessage | str, status: Status, runtime: Runtime[Any]) -> None:
         """Hold an answer in memory until the run ends or continues. A timer stores it if the run makes no further call.
 
-        A writer is known to live as long as the run only if an earlier node of the run had the same writer.
+        Only if an earlier node of the run had the same stream writer, the writer is known to live as long as the run.
         """
         self.stop_waiting()
         self.text, self.status = said, status

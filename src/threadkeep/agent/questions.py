@@ -146,7 +146,7 @@ def _asked_by_caller() -> list[BaseMessage]:
 async def compare_history(
     memory: Memory, session: Session, sent: Sequence[BaseMessage], question: Sequence[BaseMessage]
 ) -> SentHistory:
-    """Compare the messages that a caller sent with its question with the newest rows of a session.
+    """Compare the messages that a caller sent before its question with the newest rows of a session.
 
     If the database fails or does not answer in time, nothing is compared, and the question is returned as it is.
     """

@@ -110,7 +110,7 @@ def _room_of(memory: Memory, request: ExtraRequest, room: int) -> int:
 
 
 def _without_copies(found: Sequence[FoundTurn], request: ExtraRequest) -> list[FoundTurn]:
-    """Leave out turns whose message is in the prompt or was found before: copies of a session have the same ids."""
+    """Leave out turns whose message is in the prompt or was found before, because copied sessions have the same ids."""
     seen = set(request.known_ids)
     first: list[FoundTurn] = []
     for turn in found:

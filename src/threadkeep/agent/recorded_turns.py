@@ -321,7 +321,7 @@ def kept_values(state: State) -> dict[str, Json]:
 
 
 def restored_values(values: Mapping[str, Json], classes: Mapping[str, type]) -> dict[str, Any]:
-    """Convert each stored value to an object of the class in `classes`; a value that does not fit it stays JSON."""
+    """Convert each stored value to an object of its class in `classes`. A value that does not fit stays JSON."""
     found: dict[str, Any] = {}
     for name, value in values.items():
         try:

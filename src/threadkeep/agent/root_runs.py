@@ -35,7 +35,7 @@ type RootRuns = OrderedDict[tuple[int, str], "RootRun"]
 
 _LOOK_SECONDS: Final = 0.5
 _IDLE_SECONDS: Final = 10.0
-"""A run counts as cut off if it has had no open model or tool call, or a blocked event loop, for this many seconds."""
+"""A run counts as cut off if no model or tool call was open, or its event loop was blocked, for this many seconds."""
 
 _REPORT_SECONDS: Final = 30.0
 _MOST_ROOT_RUNS: Final = 1_000
@@ -50,11 +50,11 @@ class RootRun:
     """The turn of one root run in one session.
 
     LangGraph gives all nodes and nested graphs of one call the same `Runtime.control` object. Whether an agent takes
-    part in the turn is decided by its input: its LangGraph thread id, which nested agents inherit, and its checkpoint
-    namespace do not show it. `question` are the messages that began the turn; `sent` are all messages that the caller
-    sent with them. `turn` is the turn of the agent that stored the question. `answers` are the complete answers of all
-    speakers, in order; the `name` of an answer is its author. A `recorded` run holds its session until the graph ends;
-    any other run holds it until an agent's answer is stored.
+    part in the turn is decided by the agent's input. Its LangGraph thread id, which nested agents inherit, and its
+    checkpoint namespace do not show it. `question` are the messages that began the turn; `sent` are all messages that
+    the caller sent with them. `turn` is the turn of the agent that stored the question. `answers` are the complete
+    answers of all speakers, in order; the `name` of an answer is its author. A `recorded` run holds its session until
+    the graph ends; any other run holds it until an agent's answer is stored.
     """
 
     control: object
@@ -167,7 +167,7 @@ class RootRun:
         return max((place for place, is_other in enumerate(answers, start=1) if is_other), default=0)
 
     def with_answers(self, messages: Sequence[BaseMessage]) -> list[BaseMessage]:
-        """Return the messages. Insert the turn's earlier answers that they lack after the question, if they have it."""
+        """Return the messages with the turn's earlier answers, which are inserted after the question if it is there."""
         if not self.answers:
             return list(messages)
         ids = {id_of(message) for message in messages}

@@ -66,10 +66,11 @@ class TurnOptions:
     tools sees the tool calls and results, within their share of the plan; 0 means none. With `learning`, facts are
     proposed from human messages in the background after a turn.
 
-    `session_id` and `user_id` are functions of a run's config, or of the config and LangGraph's runtime. By default the
-    session is `configurable["thread_id"]` and the user `configurable["user_id"]`; without them, the run's context names
-    them: its `session_id` or `thread_id`, and its `user_id`. `keep_originals` stores the full LangChain message beside
-    its text. If `answers` is False, only the question is stored, because the model's reply is an intermediate step.
+    `session_id` and `user_id` are functions of a run's config, or of the config and LangGraph's runtime. By default,
+    the session is `configurable["thread_id"]` and the user is `configurable["user_id"]`. If they are missing, the run's
+    context is used: its `session_id` or `thread_id`, and its `user_id`. `keep_originals` stores the full LangChain
+    message beside its text. If `answers` is False, only the question is stored, because the model's reply is an
+    intermediate step.
 
     `scope` is the conversation of the agent: the session's turn (`turn`), a conversation of its own (`own`), or `none`.
     `question_text` selects the stored text of a question: the text after other middleware (`"sent"`, so that redaction
@@ -206,7 +207,7 @@ def place_in(options: TurnOptions, config: RunnableConfig) -> CallPlace | None:
 type Recall = Literal["off", "session", "user"]
 
 LEAST_QUESTION_TOKENS = 32
-"""The tokens that a system prompt must leave for the question, because the question would be cut to a few words."""
+"""The tokens that a system prompt must leave for the question; with fewer, the question is cut to a few words."""
 
 
 @dataclass(frozen=True)
@@ -311,5 +312,5 @@ def facts_of(model: BaseChatModel | None, override: int | None = None) -> ModelF
 
 
 def kept_name(name: str) -> str:
-    """Return a model's name as it is stored: printable, and at most 200 characters."""
+    """Return a model's name in the form in which it is stored, which is printable and has at most 200 characters."""
     return (name if name.isprintable() else ascii(name))[:_MOST_NAME_CHARACTERS]

@@ -49,7 +49,7 @@ class OpenTurn(TurnContext):
     """A turn that has begun.
 
     `answered` is the speaker's complete answer if it is stored already, because the question is a repeat or another
-    process was faster. `earlier` are the complete answers of all speakers that were read when the turn began.
+    process was faster. `earlier` are the complete answers of all speakers that this turn has read so far.
     """
 
     answered: AIMessage | None = None
@@ -79,8 +79,7 @@ class OpenTurn(TurnContext):
         question = await self._question_rows(metadata or {}, received)
         waiting = self._pending()
         if waiting:
-            # Another process may have stored an answer, so try to write first: the database decides which answer is
-            # valid.
+            # Another process may have stored an answer, so try to write first. The database decides which is valid.
             await in_time(self.session, self.session.deliver())
             waiting = self._pending()
         self.earlier = tuple([m for m in waiting if m.answers == self.question_id and m.status == "complete"])

@@ -133,7 +133,7 @@ class AnswerDiscarded(StoreEvent):
 
 
 class PendingWrites(Event):
-    """The number of turns in the pending writes of this process is `count`; it may have changed."""
+    """The number of turns in the pending writes of this process may have changed. It is now `count`."""
 
     backend: Backend
     count: int
@@ -168,8 +168,8 @@ class ContextBuilt(SessionEvent):
 class MemoryUpdated(Event):
     """Messages were added to a candidate graph's memory, which was then trimmed to its limits.
 
-    `trimmed_by_chars` is the number of removed characters, including those cut from shortened messages;
-    `trimmed_by_count` is the number of messages removed by the other limit.
+    `trimmed_by_chars` is the number of characters that the limit of characters removed, also from shortened messages;
+    `trimmed_by_count` is the number of messages that the limit of messages removed.
     """
 
     before_count: int
@@ -251,7 +251,7 @@ class ManifestWriteFailed(Event):
 
 
 class MessagesPruned(Event):
-    """A retention pass archived or deleted this number of messages in this number of sessions."""
+    """A retention pass archived or deleted `messages` messages of `sessions` sessions."""
 
     action: RetentionAction
     sessions: int
@@ -289,7 +289,7 @@ class PruningFailed(Event):
 
 
 class ExtraNotFound(SessionEvent):
-    """The search for a prompt section failed, completely or in one scope; the model call lacks the missing results."""
+    """The search for a prompt section failed, completely or in one scope; the model is called without the results."""
 
     section: ExtraSection
     error: str
@@ -351,7 +351,7 @@ class RunRetried(WorkflowRunEvent):
 
 
 class RunTakenOver(WorkflowRunEvent):
-    """A run was taken over from its process, usually because that died. `attempt` is the number of the new attempt."""
+    """A run was taken over, usually because its process died. `attempt` is the number of the new attempt."""
 
     attempt: int
 

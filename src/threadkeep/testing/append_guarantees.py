@@ -36,7 +36,7 @@ class AppendGuarantees(TranscriptSource):
             assert receipt.first_seq == 1
 
     async def test_a_turn_that_is_refused_leaves_nothing(self) -> None:
-        """If one message cannot be stored, nothing of the turn is stored, and the next turn gets the position."""
+        """If one message cannot be stored, nothing of the turn is stored, and the next turn gets the turn's numbers."""
         async with self.open_transcripts() as transcripts:
             bad = Message(role="assistant", content="two", metadata={"score": 1.0})
             object.__setattr__(bad, "metadata", {"score": float("nan")})  # as if other code had set it after validation

@@ -44,7 +44,7 @@ class Gate:
 
 
 class ScriptEnded(AssertionError):
-    """A model was called after the last reply of its script."""
+    """A call of a `ScriptedModel` after the last reply of its script."""
 
 
 class ScriptedModel(OfflineModel):

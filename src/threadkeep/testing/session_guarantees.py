@@ -150,7 +150,7 @@ class SessionGuarantees(TranscriptSource):
                 assert await _ids(transcripts, SessionQuery(channel=channel)) == []
 
     async def test_closed_sessions_can_be_listed_apart(self) -> None:
-        """With `active` True or False, only such sessions are listed; with None, active and closed sessions are."""
+        """With `active` True or False, only active or only closed sessions are listed; with None, both are."""
         async with self.open_transcripts() as transcripts:
             await _open_sessions(transcripts, "a", "b")
             await transcripts.change("a", SessionChanges(active=False))

@@ -338,7 +338,7 @@ class SupersedingGuarantees(TranscriptSource):
             assert await _active(transcripts, "room:2") == ["q1", "a1", "n", "other"]
 
     async def test_a_branch_has_active_messages_numbered_from_1(self) -> None:
-        """The branch has the active messages up to a position. Its windows begin where those of the session begin."""
+        """The branch has the active messages up to a position. Its windows begin where the session's windows begin."""
         async with self.open_transcripts() as transcripts:
             await _say(transcripts, "q1", "a1", "q2", "a2")
             await transcripts.supersede(Superseding("room:1", message_id="a1"))

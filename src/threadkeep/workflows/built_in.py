@@ -157,8 +157,7 @@ def chat_workflow(options: ChatOptions | None = None, tools: Sequence[BaseTool] 
         version=digest_of(node.model_dump(mode="json", exclude={"tools"})),
         source="built-in",
         description="Answers a message, with the memory of the session.",
-        # Do not retry a failed run, because a client waits for it: the client gets the error at once and can send the
-        # message again.
+        # Do not retry a failed run: the waiting client gets the error at once, and can send the message again.
         options=RunOptions(max_tries=1, double_texting=options.double_texting),
     )
 

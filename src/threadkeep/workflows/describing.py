@@ -81,7 +81,7 @@ class KeyExplanation:
     winner: str | None
     """The first candidate with a valid value."""
     refused: tuple[Refusal, ...]
-    """The candidates that were tried before, in order, and why they were refused."""
+    """The templates that were rejected, in the order in which they were tried, and the reasons."""
 
 
 def explain_key(workflow: Workflow, payload: Mapping[str, Json], *, by_hand: bool = False) -> list[KeyExplanation]:

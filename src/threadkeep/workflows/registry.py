@@ -295,7 +295,7 @@ def child_state(given: Mapping[str, Json]) -> Any:
 
 
 def result_of(workflow: Workflow, run_id: str, state: Mapping[str, Any], status: ChildStatus = "done") -> ChildResult:
-    """Return the result of a run: its answer's text, and the output of the node `workflow.output`, or that text."""
+    """Return the result of a run: the output of the node `workflow.output` (or the answer), and the answer's text."""
     answer = answer_of(state)
     said = text_of(answer) if answer is not None else ""
     outputs = state.get("node_outputs") or {}

@@ -170,7 +170,7 @@ def step_context() -> StepContext | None:
 
 
 def run_conversation(step: Step) -> Conversation:
-    """Return a conversation for this run only: it has no earlier turns, and stores none."""
+    """Return a conversation for this run only, which has no earlier turns and is not stored."""
     context = step.context
     call = CallPlace(context.run_id, step.name, context.session_id, transcript=False)
     memory = context.resources.memory.null_memory()
