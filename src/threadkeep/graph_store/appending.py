@@ -142,7 +142,7 @@ def _receipt(prepared: Prepared, first_seq: int, last_seq: int, there: Mapping[s
 
 
 def turns_in(item: Value | None, conversation: Conversation) -> list[dict[str, Any]]:
-    """Return the turns in an item whose messages are neither deleted nor superseded; none if the item is damaged."""
+    """Return those turns of an item whose messages are neither deleted nor superseded; none if it is damaged."""
     turns = item.get("turns") if item is not None else None
     if not isinstance(turns, Sequence) or not all(map(_is_turn, turns)):
         return []

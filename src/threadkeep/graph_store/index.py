@@ -121,7 +121,7 @@ class SessionIndex:
                 await connection.execute(self._sql["copy_summaries"], {**place, "since": None})
 
     async def delete(self, session_id: str, *, run_id: str | None = None) -> bool | None:
-        """Delete a session's rows and all derived data; return False without rows, None if the run may not do this."""
+        """Delete a session's rows and derived data; return False if there are none, None if the run may not do this."""
         async with self._driver.writing() as connection:
             return await delete_session(connection, self._deletion, session_id, run_id=run_id)
 

@@ -96,7 +96,7 @@ class IndexedTranscripts(GraphTranscripts):
             self._failed(branching.branch_id, error)
 
     async def tell(self, session_id: str, message_id: str) -> Message | None:
-        """Mark an answer, or the answer that replaced it, as delivered to a caller; return it, or None without one."""
+        """Mark an answer, or its replacement, as delivered to a caller; return that message, None if there is none."""
         told = await super().tell(session_id, message_id)
         if told is not None:
             await self._follow(session_id)
@@ -152,7 +152,7 @@ class IndexedTranscripts(GraphTranscripts):
         """Update index rows that are out of date; the first call compares all sessions to find them.
 
         Raises:
-            StoreError: a database does not answer; the other sessions were updated.
+            StoreError: the rows of a session could not be updated; those of the other sessions were.
         """
         if not self._compared:
             self._behind |= await self._differing()
@@ -165,7 +165,7 @@ class IndexedTranscripts(GraphTranscripts):
                     await self.writer.remove_rest(session_id)
                 await self.index.follow(session_id)
             except SessionDamaged:
-                continue  # its rows are updated after a repair; until then, it must not block others
+                continue  # a damaged session must not block others; its rows are updated after its repair
             except StoreError as error:
                 failure = error
             else:
@@ -185,7 +185,7 @@ class IndexedTranscripts(GraphTranscripts):
         return differing
 
     async def _created_at(self, session_id: str) -> datetime | None:
-        """Return when a conversation was created; the earliest time if there is none, None if it is damaged."""
+        """Return the time when a conversation was created; the earliest time without it, None if it is damaged."""
         try:
             conversation = await self.reader.conversation(session_id)
         except SessionDamaged:

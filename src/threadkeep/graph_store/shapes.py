@@ -169,7 +169,7 @@ def conversation_of(session_id: str, value: Value) -> Conversation:
             version=read.number("version"),
             title=read.text("title", None),
             last_message=read.text("last_message", None),
-            # If it is missing, use the highest possible value: a search for a user message then starts at the end.
+            # If this field is missing, use the highest value: a search for a user message then starts at the end.
             last_user_seq=read.number("last_user_seq", last_seq, most=last_seq),
             reset_seq=read.number("reset_seq", 0, most=last_seq),
             deleted_seq=read.number("deleted_seq", 0, most=last_seq),

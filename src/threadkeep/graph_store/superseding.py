@@ -150,7 +150,7 @@ class ConversationSuperseding:
         return Receipt(first_seq=seq, last_seq=seq, cleaned=prepared.cleaned, ids=(str(message.id),))
 
     async def tell(self, session_id: str, message_id: str, now: datetime) -> Message | None:
-        """Mark an answer, or the answer that replaced it, as delivered to a caller; return it, or None without one."""
+        """Mark an answer, or its replacement, as delivered to a caller; return that message, None if there is none."""
 
         async def work(writing: Writing, found: Conversation | None) -> Message | None:
             chunks = None if found is None else HeldChunks(writing, self._layout, found)

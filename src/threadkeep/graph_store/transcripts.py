@@ -179,7 +179,7 @@ class GraphTranscripts:
         return found[::-1] or of_run[:1]
 
     async def tell(self, session_id: str, message_id: str) -> Message | None:
-        """Mark an answer, or the answer that replaced it, as delivered to a caller; return it, or None without one."""
+        """Mark an answer, or its replacement, as delivered to a caller; return that message, None if there is none."""
         return await self._superseding.tell(session_id, message_id, self._clock())
 
     async def supersede(self, superseding: Superseding) -> Superseded:

@@ -61,8 +61,8 @@ class Summarizer(Protocol):
 
         Args:
             record: the text to summarise.
-            earlier: the summary of the text before the record. For `messages` it is only context, not to be repeated;
-                for `continuation` it summarises the parts before this record, and must be included completely.
+            earlier: the summary of the text before the record. For `messages`, it is only context and must not be
+                repeated; for `continuation`, it summarises the earlier parts and must be included completely.
             task: the content of the record: `messages`, a later part of them (`continuation`), or `summaries` to merge.
             max_tokens: the approximate maximum length of the summary.
         """

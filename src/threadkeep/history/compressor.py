@@ -44,8 +44,8 @@ class CompressorOptions:
     """Options of the compressor. Times are in seconds.
 
     After a failure, a session is skipped for `first_pause_seconds` or `first_pause_turns`, whichever ends first. Both
-    double after each further failure, the seconds up to the longest. When the memory closes, queued work has
-    `closing_seconds` to finish. Unfinished sessions are compressed after their next turn, in any process.
+    double after each further failure, the seconds only up to `longest_pause_seconds`. When the memory closes, queued
+    work has `closing_seconds` to finish. Unfinished sessions are compressed after their next turn, in any process.
     """
 
     first_pause_seconds: float = 60.0

@@ -34,9 +34,7 @@ _PAGE = 200
 _AT_ONCE = 4_000
 """The number of characters that are indexed (in a few milliseconds) before other tasks run.
 
-Each message counts as `_AT_LEAST` characters more.
-
-A longer text is analysed in an OS thread.
+Each message counts as `_AT_LEAST` characters more. A longer text is analysed in a thread.
 """
 _AT_LEAST = 160
 _MOST_DOUBLINGS = 10
@@ -61,7 +59,7 @@ class Refusals:
     _due: dict[str, int] = field(default_factory=dict)
 
     def add(self, turn_id: str) -> None:
-        """Postpone a turn by 2 rounds after its first failure, and twice as many after each further failure."""
+        """Postpone a turn by 2 rounds after its first failure, and by twice as many after each further failure."""
         tries = self._tries[turn_id] = min(self._tries.get(turn_id, 0) + 1, _MOST_DOUBLINGS)
         self._due[turn_id] = self.round + 2**tries
 
@@ -250,7 +248,7 @@ class ConversationIndex:
         return True
 
     def take_over(self, other: ConversationIndex) -> None:
-        """Fill this empty index with the contents of another one, which must not be used after that."""
+        """Fill this empty index with the contents of `other`, which must not be used any more."""
         self.words, self.tokens, self.days, self.summaries = other.words, other.tokens, other.days, other.summaries
         self.first, self.read, self.stored = other.first, other.read, other.stored
         self.superseded, self.taken_back, self.texts = other.superseded, other.taken_back, other.texts
@@ -272,7 +270,7 @@ class ConversationIndex:
         self._marks |= other._marks
 
     def grown(self, session_ids: Iterable[str], least: int) -> set[str]:
-        """Return the sessions with at least `least` turns whose index was never stored, or grew by an eighth since."""
+        """Return the sessions with at least `least` turns whose index was never stored or has grown by an eighth."""
         summaries = Counter(one.session_id for one in self.summaries.values())
         found: set[str] = set()
         for session_id in self.read.keys() & session_ids:

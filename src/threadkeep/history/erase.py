@@ -89,7 +89,7 @@ class Eraser:
         Args:
             wanted: the person or the session.
             dry_run: count only, and erase nothing.
-            vacuum: rewrite the SQLite file or the PostgreSQL tables afterwards.
+            vacuum: rewrite the SQLite file or the PostgreSQL tables after the erasure.
             groups: the counts of the Graphiti groups, which are already deleted.
             remains: descriptions of data that could not be deleted in Graphiti.
         """
@@ -143,7 +143,7 @@ class Eraser:
         return replace(receipt, signature=digest(receipt.signed_text()))
 
     async def _elsewhere(self, wanted: Erasable) -> list[str]:
-        """Describe the data of the target that stay, because they belong to others or to a branch."""
+        """Describe the data of the target that stay, because they belong to other people or to a branch."""
         found: list[str] = []
         if episodes := await self.rows.episodes_elsewhere(wanted):
             found.append(f"{episodes} episodes in Graphiti's groups of workspaces and of sessions of others")
@@ -216,7 +216,7 @@ class Eraser:
         return counts
 
     async def waiting(self) -> list[PendingTurn]:
-        """Return all pending turns of this process and of other processes with its folder, by entry id."""
+        """Return the pending turns of this process and of those that use its folder, in the order of entry ids."""
         entries = {entry.entry_id: entry for entry in self._memory.pending.entries}
         if (folder := self._memory.pending.options.folder) is not None:
             files = await asyncio.to_thread(waiting_files, folder)
@@ -286,7 +286,7 @@ class Eraser:
         return [(await self._memory.graph_store(), namespace, key) for namespace, key in found]
 
     async def _named(self, wanted: Erasable, *, others: bool) -> list[tuple[str, ...]]:
-        """Return the graph store namespaces that name the person and no other user, or with `others`, both.
+        """Return graph store namespaces that name the person and no other user; with `others`, those naming both.
 
         An id may also be a common word (`memories`), so a namespace with another user's id is not erased. Conversations
         are erased by their owners and senders, whatever their namespaces are called.

@@ -207,8 +207,9 @@ def resolve_key(
     """Return the key of the first valid candidate, rendered into the key template as `conversation_key`.
 
     A candidate is a literal text or a template with `{{dotted.path}}` placeholders. A path consists of names and of
-    list indexes (`items.0.id` or `items[0].id`); expressions are not supported. It is rendered from `scope`, which is
-    not changed, and then checked. Candidates that are not strings are skipped; a single string counts as one candidate.
+    list indexes (`items.0.id` or `items[0].id`); expressions are not supported. A candidate is rendered from `scope`,
+    which is not changed, and then checked. Candidates that are not strings are skipped; a single string counts as one
+    candidate.
 
     A text from the scope is escaped with `escape_key`. A whole number becomes its digits (12.0 is 12); any other finite
     float is escaped as text. If a path has no value or a value of another type, such as null, true, a list or an

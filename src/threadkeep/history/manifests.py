@@ -86,7 +86,7 @@ class Manifests:
         return self._rows.joined(entry)
 
     def has_earlier(self, entry: NotedManifest) -> bool:
-        """Return True if earlier records of the run may still wait; they must be stored before this one."""
+        """Return True if earlier records of the run may still wait; they must be stored before `entry`."""
         return self._writing.locked() or entry.run_id in [earlier.run_id for earlier in self._waiting]
 
     def queue(self, entry: NotedManifest) -> None:
@@ -177,7 +177,7 @@ class Manifests:
                     await self.purge()
 
     async def close(self) -> None:
-        """Write the waiting records if the database accepts them within five seconds; drop and count the others."""
+        """Write the waiting records if the database accepts them within five seconds; drop and count the rest."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_CLOSING_SECONDS):
                 await self.flush()

@@ -153,7 +153,7 @@ class Memory:
     async def namespace(self, layout: GraphLayout, store: BaseStore | None = None) -> Self:
         """Return the memory of the conversations that agents store in a LangGraph store, by default in `graph_store()`.
 
-        The memory is opened on first use and closes with this one. The tables have no rows for these conversations:
+        The memory is opened on first use and closes with this memory. The tables have no rows for these conversations:
         there are no anchors and no summaries, and the tool calls of earlier turns are in the store. Turns that cannot
         be written wait in a separate folder below this memory's folder. If `store` is this memory's own, the layout is
         registered for other processes in the background.
@@ -359,7 +359,7 @@ class Memory:
     async def sessions(
         self, user_id: str | None = None, query: str | None = None, *, active: bool | None = None, page_size: int = 100
     ) -> AsyncIterator[SessionInfo]:
-        """Yield sessions, newest activity first; the arguments filter them as in `SessionQuery`."""
+        """Yield sessions, newest activity first; see `SessionQuery` for the filters."""
         wanted = SessionQuery(user_id, query, active, page_size)
         while True:
             found, cursor = await self.sessions_page(wanted)

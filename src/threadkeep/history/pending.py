@@ -130,7 +130,7 @@ class PendingTurns:
 
     @property
     def _listed(self) -> list[PendingTurns]:
-        """The objects whose turns this one lists: all of the memory for the memory's own object, otherwise itself."""
+        """The objects whose turns this object lists: all of the memory for its own object, otherwise only itself."""
         return self._all if self._all[0] is self else [self]
 
     async def start(self) -> None:

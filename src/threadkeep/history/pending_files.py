@@ -90,7 +90,7 @@ class PendingFiles:
                 self._adopted.append(file)
                 kept += file.entries()
         for path in damaged_files(folder):
-            # A person has repaired this line, or this version can read it although an older one could not.
+            # A person has repaired this line, or this version can read it although an older version could not.
             if (entry := read_turn(path.read_bytes())) is not None:
                 self._own = self._own or SpoolFile.create(folder)
                 self._own.keep(entry)

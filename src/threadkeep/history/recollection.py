@@ -222,7 +222,7 @@ class WindowReader:
     def statements(
         self, tables: TableTranscripts, profile: str, limit: int, known: SessionRows | None
     ) -> list[Statement]:
-        """Return two statements: one reads the state, one up to `limit` messages from the newest known message on."""
+        """Return two statements, which read the state, and up to `limit` messages from the newest known one on."""
         after = 0 if known is None else known.last_seq - 1
         return [
             self._contexts.state_statement(self._session_id, profile, user_id=self._user_id),

@@ -218,7 +218,7 @@ class Session:
         return list((await self.page(limit=limit, view=view)).messages)
 
     async def page(self, before: int | None = None, limit: int = 50, *, view: View = "active") -> Page:
-        """Return the newest `limit` messages with a `seq` below `before` (None: no bound), oldest first.
+        """Return the newest `limit` messages, oldest first; with `before`, only messages with a lower `seq`.
 
         `limit` is at most 10,000. The `active` view leaves out superseded messages; the `history` view includes them.
         """
@@ -283,7 +283,7 @@ class Session:
             return await self._transcripts.superseded(self.session_id)
 
     async def answers_to(self, question: Message) -> list[Message]:
-        """Return the complete answers to a message, stored or pending, in order: one per author and ordinal."""
+        """Return the complete answers to a message, stored or pending, in order; one for each author and ordinal."""
         waiting = [one for one in self.waiting() if one.answers == question.id and one.status == "complete"]
         if question.seq is None:
             return waiting
@@ -293,7 +293,7 @@ class Session:
         return [*stored, *(one for one in waiting if there.isdisjoint(_keys(one)))]
 
     async def tell(self, message_id: str) -> Message | None:
-        """Mark an answer, or the answer that replaced it, as delivered to a caller; return it, or None without one."""
+        """Mark an answer, or its replacement, as delivered to a caller; return that message, None if there is none."""
         waiting = next((message for message in self.waiting() if message.id == message_id), None)
         if waiting is not None:
             return await self._pending.tell(waiting)

@@ -88,7 +88,7 @@ class StoredIndexes:
         return joined
 
     def grown(self, index: ConversationIndex, infos: Iterable[SessionInfo], *, of_user: bool) -> list[SessionInfo]:
-        """Return the sessions whose index was never stored, or grew by an eighth since; short sessions are left out."""
+        """Return the sessions whose index was never stored or has grown by an eighth; short sessions are left out."""
         if len(index.tokens) < _LEAST_STORED:
             return []
         by_id = {info.session_id: info for info in infos}

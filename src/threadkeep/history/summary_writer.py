@@ -30,7 +30,7 @@ from threadkeep.store.codec import clean_text
 from threadkeep.store.summaries import Summaries, Uncovered
 
 _SHORTER = 3
-"""If a summary is too long, another one is requested with the length divided by this."""
+"""If a summary is too long, a second one is requested; its length is divided by this number."""
 
 PURPOSE = "compression"
 CLAIM_SECONDS = 300.0

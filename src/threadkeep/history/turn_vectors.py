@@ -81,7 +81,7 @@ class TurnVectors:
     async def _embed_session(
         self, session_id: str, seqs: Sequence[int], index: ConversationIndex, embedder: Embedder
     ) -> None:
-        """Embed turns in batches. A batch that fails is halved until the failing text is found; this one is skipped."""
+        """Embed turns in batches. A failing batch is halved until the failing text is found, which is then skipped."""
         batches = [seqs[start : start + _BATCH] for start in range(0, len(seqs), _BATCH)]
         batches.reverse()
         refused, in_a_row = 0, 0

@@ -197,8 +197,9 @@ class Procedure:
     """Instructions for a kind of task, with a name that is unique in their scope.
 
     A procedure applies if the goal contains one of the phrases of `goal_contains` (case-insensitive; without phrases,
-    every goal matches) and the context has all names of `context_has`. `used` counts its uses, `succeeded` and `failed`
-    count their outcomes, from 0 again when the content changes. The store assigns the id, the counts and the times.
+    every goal matches) and the context has all names of `context_has`. `used` counts its uses, and `succeeded` and
+    `failed` count their outcomes; all three begin at 0 again when the content changes. The store assigns the id, the
+    counts and the times.
     """
 
     scope: Scope

@@ -182,7 +182,7 @@ class Receipt:
     `first_seq` and `last_seq` are the positions (`seq`) of the stored messages, or those of the existing messages if
     all of them were duplicates. `duplicates` are the ids that were stored already. `cleaned` are the ids of messages in
     which characters that databases reject (NUL, lone surrogates) were replaced by U+FFFD. `deleted` are the duplicates
-    whose messages were deleted since then; they are not stored again. `adopted` is the id of an answer that already
+    whose messages have been deleted; they are not stored again. `adopted` is the id of an answer that already
     existed for the same question; the answer of this call was not stored, or was stored as superseded. The positions
     are 0 if the existing answer is still pending.
     """

@@ -26,7 +26,7 @@ OWN_NAMES: Final = frozenset({RESET, DELETE})
 """Internal workflows. They are operations on a session, which run between its turns and are not turns themselves."""
 
 ROLLED_BACK: Final = "rolled_back_by_message"
-"""The cancel reason of a run whose turn was rolled back because of a newer message."""
+"""The cancel reason of a run whose turn was rolled back when a later message arrived."""
 
 _MOST_TOKENS = 2**53
 

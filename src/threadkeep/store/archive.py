@@ -102,9 +102,9 @@ class Restored:
 
     `stored` messages are new, `known` messages existed already. Of the stored messages, `moved` ones got another `seq`
     than in the export, and `cleaned` ones had characters that databases reject. `summaries` counts stored summaries;
-    `summaries_left_out` counts the others, because the messages that they cover have changed or another summary covers
-    these. For a graph store, `unarchived` counts messages that were archived and are active now, and `limits_left_out`
-    counts sessions whose limits were not stored.
+    `summaries_left_out` counts those not stored, because the messages that they cover have changed or another summary
+    covers these. For a graph store, `unarchived` counts messages that were archived and are active now, and
+    `limits_left_out` counts sessions whose limits were not stored.
     """
 
     stored: int = 0

@@ -28,7 +28,7 @@ _ELSEWHERE: Final[dict[TranscriptLocation, tuple[str, TranscriptLocation, str]]]
     "tables": ("any_indexed", "graph_store", "a graph store"),
     "graph_store": ("any_kept_here", "tables", "its tables"),
 }
-"""For each wanted location: the statement that finds sessions in the other location, its name, and its description."""
+"""For each wanted location: a statement that finds sessions in the other one, and its name and description."""
 
 
 class DamageRegister:
@@ -113,7 +113,7 @@ async def check_location(driver: Driver, wanted: TranscriptLocation) -> None:
     """Check that a database has no sessions whose messages are in the other location.
 
     Raises:
-        InvalidSettings: it has such sessions; the error names the setting.
+        InvalidSettings: the database has such sessions; the error names the setting.
     """
     statement, other, place = _ELSEWHERE[wanted]
     if await driver.fetch(load_statements("graph_index.sql")[statement], {}):

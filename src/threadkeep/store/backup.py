@@ -39,7 +39,7 @@ _VERSION = "SELECT coalesce(max(version), 0) FROM threadkeep_migrations"
 def copy_sqlite(
     source: Path, target: Path, report: Report = lambda done, total: None, *, key: str | None = None
 ) -> None:
-    """Copy a database as it is at this moment. Other processes may read and write it meanwhile.
+    """Copy a database as it is at this moment. During the copy, other processes may read and write it.
 
     The copy is renamed to `target` when it is complete and on disk. With the `key` of the database, the copy is
     encrypted with the same key.

@@ -160,7 +160,7 @@ def _metadata_of(message: Message) -> str:
 
 
 def marks_of(message: Message) -> dict[str, object]:
-    """Return the columns that mark a message as superseded, as parameters."""
+    """Return the parameters for the columns that mark a message as superseded."""
     return {
         "superseded_at": message.superseded_at and time_text(message.superseded_at),
         "superseded_by": message.superseded_by,
@@ -244,7 +244,7 @@ def session_of(row: Row) -> SessionInfo:
 
 
 def retention_of(text: str | None) -> Retention | None:
-    """Return the limits in the column `retention` of a session; None if it has no limits of its own."""
+    """Return the limits in the column `retention` of a session; None if the session has no limits of its own."""
     return None if text is None else Retention.from_dict(json.loads(text))
 
 

@@ -165,7 +165,7 @@ type _Outcome = Receipt | StoreError | WrongUser | QuestionGone
 _GROUP_TURNS = 512
 # Each session that waits for a lock occupies a database connection.
 _WAITING_SESSIONS = 2
-# If this many sessions of a group are locked, probably the whole table is; the others then fail without an attempt.
+# If this many sessions of a group are locked, probably the whole table is; the rest then fails without an attempt.
 _MOST_LOCKED = 4
 _REFUSED = "The turn cannot be stored together with its other statements; store one after the other."
 

@@ -21,7 +21,7 @@ _MUCH_FREE_SHARE = 0.1
 
 @dataclass(frozen=True)
 class LockHolder:
-    """A process that may block others; `pid` is None if it is unknown. On PostgreSQL, it is a process of the server."""
+    """A process that may block other processes; `pid` is None if unknown. On PostgreSQL, it is a server process."""
 
     pid: int | None
     name: str
@@ -168,7 +168,7 @@ class Integrity:
 
 
 async def check_integrity(driver: Driver, *, transcripts: bool) -> Integrity:
-    """Check a database for damage; with `transcripts` also the sessions in its tables.
+    """Check a database for damage; with `transcripts`, also check the sessions in its tables.
 
     On SQLite, the whole file is read. PostgreSQL reports the errors that it knows, and its indexes are checked if it
     has the extension amcheck.

@@ -126,7 +126,7 @@ class EmbeddingRows(Tables, sql=("embeddings.sql", "{backend}/sessions.sql")):
     """The table `chat_embeddings`; the caller defines the format of the vectors."""
 
     async def of_session(self, session_id: str, model: str, after_seq: int = 0) -> list[tuple[int, bytes]]:
-        """Return the `seq` and the vector of each embedded message after `after_seq`, in order."""
+        """Return the `seq` and the vector of each embedded message after `after_seq`, in the order of `seq`."""
         parameters = {"session_id": session_id, "model": model, "after_seq": after_seq}
         rows = await self._driver.fetch(self._sql["of_session"], parameters)
         return [(int(seq), bytes(vector)) for seq, vector in rows]

@@ -161,10 +161,10 @@ class Transaction(Protocol):
     """
 
     async def fetch_each(self, statements: Sequence[Statement]) -> list[list[Row]]:
-        """Execute statements in one round trip; return the rows of each."""
+        """Execute statements in one round trip; return the rows of each statement."""
 
     async def commit(self, statements: Sequence[Statement], beside: Sequence[Statement] = ()) -> list[list[Row]]:
-        """Execute the last statements and commit, in one round trip; return the rows of each.
+        """Execute the last statements and commit, in one round trip; return the rows of each statement.
 
         The statements `beside` come last; on PostgreSQL, they wait at most `GROUP_LOCK_SECONDS` for a lock.
         """
@@ -205,7 +205,7 @@ class Driver(Protocol):
             return await connection.fetch(sql, parameters)
 
     async def write(self, statements: Sequence[Statement]) -> list[list[Row]]:
-        """Execute statements as one write transaction in one round trip; return the rows of each."""
+        """Execute statements as one write transaction in one round trip; return the rows of each statement."""
         async with self.transaction() as transaction:
             return await transaction.commit(statements)
 

@@ -72,7 +72,7 @@ class StoredManifest:
 
     @property
     def cursor(self) -> Cursor:
-        """The cursor for the page of records older than this one."""
+        """The cursor for the page of records that are older than this record."""
         return self.created_at, self.run_id, self.call
 
 
@@ -101,7 +101,7 @@ class ManifestRows(ClockedTables, sql=("manifests.sql", "{backend}/sessions.sql"
     """
 
     async def add(self, entries: Iterable[NotedManifest]) -> int:
-        """Store a group of records in one transaction; return how many of them are in the database afterwards.
+        """Store a group of records in one transaction; return how many of them are in the database now.
 
         If the session of a record does not exist yet, the record is stored with its run. The same is done for a record
         that is older than its session, because it belongs to an earlier session with the same id. If the run does not
@@ -213,7 +213,7 @@ class ManifestRows(ClockedTables, sql=("manifests.sql", "{backend}/sessions.sql"
     async def _ids_at(
         self, connection: Connection, session_id: str | None, manifests: Iterable[Mapping[str, Json]]
     ) -> dict[int, str]:
-        """Return the ids of the session's messages that are mentioned in manifests, by `seq`."""
+        """Return, by `seq`, the ids of those messages of the session that manifests mention."""
         places = sorted({place for manifest in manifests for place in places_of_ids(manifest)}) if session_id else []
         ids: dict[int, str] = {}
         for some in batched(places, _ROWS_AT_ONCE):

@@ -148,7 +148,7 @@ class PostgresDriver(Driver):
         await self._pool.close()
 
     async def _configure(self, raw: RawConnection) -> None:
-        """Set up a new connection: times in UTC, JSON columns as text (parsed by this package), and the timeouts."""
+        """Set up a new connection: it uses UTC, returns JSON columns as text (parsed here), and has the timeouts."""
         for name in ("json", "jsonb"):
             raw.adapters.register_loader(name, TextLoader)
         # This is not a connection option, because it would replace the options in the DSN. A pooler keeps each client's

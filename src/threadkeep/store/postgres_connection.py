@@ -112,12 +112,12 @@ class PostgresTransaction:
         self._limits = limits
 
     async def fetch_each(self, statements: Sequence[Statement]) -> list[list[Row]]:
-        """Execute statements in one round trip; return the rows of each."""
+        """Execute statements in one round trip; return the rows of each statement."""
         first, self._first = self._first, []
         return (await self._connection.fetch_each([*first, *statements]))[len(first) :]
 
     async def commit(self, statements: Sequence[Statement], beside: Sequence[Statement] = ()) -> list[list[Row]]:
-        """Execute the last statements and commit; return the rows of each."""
+        """Execute the last statements and commit; return the rows of each statement."""
         limits = self._limits() if beside else ()
         rows = await self.fetch_each([*statements, *limits, *beside, ("COMMIT", {})])
         return [*rows[: len(statements)], *rows[len(statements) + len(limits) : -1]]

@@ -185,7 +185,7 @@ class RetentionRows(ClockedTables, sql=_STATEMENTS):
                     return
 
     async def retention(self, session_id: str, *, user_id: str | None = None) -> tuple[bool, Retention | None]:
-        """Return whether a session exists (for this user), and its own limits, or None if it has none."""
+        """Return whether a session exists (for this user), and its own limits; these are None if it has none."""
         rows = await self._driver.fetch(self._sql["retention"], {"session_id": session_id, "user_id": user_id})
         return bool(rows), retention_of(rows[0][0]) if rows else None
 

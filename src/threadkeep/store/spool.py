@@ -293,7 +293,7 @@ def _own(descriptor: int) -> bool:
 
 @dataclass(frozen=True)
 class SpoolContent:
-    """The turns in a file, oldest first, and its lines that cannot be read: damaged, or of a newer version."""
+    """The turns in a file, oldest first, and its unreadable lines, which are damaged or of a newer version."""
 
     turns: list[PendingTurn]
     unreadable: list[bytes]

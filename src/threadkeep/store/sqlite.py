@@ -307,7 +307,7 @@ def _lower(text: object) -> str | None:
 
 
 def _database(path: Path | None, *, read_only: bool, memory_name: str | None) -> tuple[str | Path, bool]:
-    """Return the database argument for `sqlite3.connect`, and True if it is a URI."""
+    """Return the database argument for `sqlite3.connect`, and whether it is a URI."""
     if path is not None and read_only:
         return read_only_uri(path), True
     if path is not None:

@@ -43,7 +43,7 @@ class SqliteConnection:
             return int(changed)
 
     async def fetch_each(self, statements: Sequence[Statement]) -> list[list[Row]]:
-        """Execute statements in one call to the connection's thread; return the rows of each."""
+        """Execute statements in one call to the connection's thread; return the rows of each statement."""
         return await self.run(Batch(statements, []))
 
     async def run(self, batch: Batch) -> list[list[Row]]:

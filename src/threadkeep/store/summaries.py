@@ -32,7 +32,7 @@ class Uncovered:
 class ArchivedSummary:
     """An exported summary, with data to verify that its messages are the same in another database.
 
-    `messages` is the number of exported messages at the end of its range, from `first_id` to `last_id`.
+    `messages` is the number of exported messages at the end of the summary's range: `first_id` to `last_id`.
     """
 
     summary: Summary

@@ -177,7 +177,7 @@ class TableTranscripts:
         return self._sql["recent"], {**between, "user_id": user_id, "limit": limit}
 
     async def read(self, statements: Sequence[Statement]) -> list[list[Row]]:
-        """Execute statements that only read, in one round trip; return the rows of each."""
+        """Execute statements that only read, in one round trip; return the rows of each statement."""
         async with self._driver.reading() as connection:
             return await connection.fetch_each(statements)
 
@@ -213,7 +213,7 @@ class TableTranscripts:
         return [message_of(row) for row in rows]
 
     async def tell(self, session_id: str, message_id: str) -> Message | None:
-        """Mark an answer, or the answer that replaced it, as delivered to a caller; return it, or None without one."""
+        """Mark an answer, or its replacement, as delivered to a caller; return that message, None if there is none."""
         key: dict[str, object] = {"session_id": session_id, "id": message_id, "now": time_text(self._clock())}
         async with self._driver.writing() as connection:
             while not await connection.execute(self._sql["mark_told"], key):

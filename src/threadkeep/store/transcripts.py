@@ -134,8 +134,8 @@ class Recent:
 
 
 type Scope = Literal["message", "from", "after", "run"]
-"""Supersede the named message (`message`), it and all later ones (`from`), all later ones (`after`), or it and later
-ones of its run (`run`)."""
+"""The messages to supersede: the named message (`message`), the named and all later ones (`from`), only the later ones
+(`after`), or the named and the later ones of its run (`run`)."""
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ class Superseded:
 
 @dataclass(frozen=True)
 class Branching:
-    """A request to create a session with copies of another session's messages up to the `seq` `at` (None: all)."""
+    """A request to create a session with copies of another session's messages; with `at`, only up to this `seq`."""
 
     session_id: str
     branch_id: str
@@ -249,7 +249,7 @@ class Transcripts(Protocol):
         """Return the complete answers to a stored question in order; superseded ones only for a superseded question."""
 
     async def tell(self, session_id: str, message_id: str) -> Message | None:
-        """Mark an answer, or the answer that replaced it, as delivered to a caller; return it, or None without one."""
+        """Mark an answer, or its replacement, as delivered to a caller; return that message, None if there is none."""
 
     async def supersede(self, superseding: Superseding) -> Superseded:
         """Supersede messages in one transaction; `newest` of a missing session supersedes none.

@@ -34,7 +34,7 @@ def missing_in(values: Iterable[Values]) -> set[str]:
 
 
 def lookups(sql: str, run_id: str, message_ids: Iterable[str]) -> list[Statement]:
-    """Return one statement per id that reads the message with this id from the session of a run."""
+    """Return one statement per id, which reads the message with that id from the session of a run."""
     return [(sql, {"run_id": run_id, "message_id": message_id}) for message_id in sorted(message_ids)]
 
 
@@ -269,7 +269,7 @@ class RunCounts:
 
 
 class RunRecords(Tables, sql=("runs.sql", "runs_records.sql")):
-    """Lists of runs, trees of runs, and the deletion of runs."""
+    """A reader of lists and trees of runs, which also deletes runs."""
 
     async def runs(self, query: RunQuery) -> tuple[list[Run], RunCursor | None]:
         """Return one page of runs, newest first, and the cursor of the next page (None at the end)."""

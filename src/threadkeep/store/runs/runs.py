@@ -30,7 +30,7 @@ class RunEnding:
     asked: Run | None = None
 
     def inputs(self) -> Sequence[RunInput]:
-        """Return the inputs whose texts the transcript may have; none unless the run is done."""
+        """Return the inputs whose texts the transcript may have; no inputs unless the run is done."""
         return self.asked.inputs if self.asked is not None and self.status == "done" else ()
 
 

@@ -129,7 +129,7 @@ class RunTrace:
     """The tables `chat_run_events`, `chat_run_usage`, `chat_run_traces` and `chat_run_tool_calls`.
 
     During a run, each event is one row. When the run ends, all its events are packed into one row of `chat_run_traces`,
-    unless they are too many or too long; events after that are single rows again. All rows are deleted with the run.
+    unless they are too many or too long; later events are single rows again. All rows are deleted with the run.
     """
 
     def __init__(self, driver: Driver, *, clock: Callable[[], datetime], limits: TraceLimits) -> None:
