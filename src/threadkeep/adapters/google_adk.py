@@ -83,7 +83,7 @@ class SessionService(BaseSessionService):
     async def get_session(
         self, *, app_name: str, user_id: str, session_id: str, config: GetSessionConfig | None = None
     ) -> Session | None:
-        """Return a session with the events that `config` selects and the state of all scopes; None if it is missing."""
+        """Return a session with the events that `config` selects and the state of all scopes; None if there is none."""
         session = await self._read(app_name, user_id, session_id)
         if session is None:
             return None
@@ -244,7 +244,7 @@ class MemoryService(BaseMemoryService):
         session_id: str | None = None,
         custom_metadata: Mapping[str, object] | None = None,
     ) -> None:
-        """Store the texts of new events in a session of the user, which is called `events` without a `session_id`."""
+        """Store the texts of new events in a session of the user; by default, in the user's session `events`."""
         key = _key(app_name, user_id, session_id or "events")
         if messages := [message for event in events if (message := _message(event)) is not None]:
             await self._memory.session(key, user_id=user_id).append(messages)
@@ -322,7 +322,7 @@ def _state_of_session(state: Mapping[str, object] | None) -> dict[str, Json]:
 
 
 def _event(message: Message) -> Event | None:
-    """Return the event in a message, or a new event for another channel's message; None for a note without event."""
+    """Return the event in a message, or a new event for another channel's message; None for a note without an event."""
     item = stored_item(_NAME, message)
     if isinstance(item, Mapping):
         return Event.model_validate(item["event"]) if "event" in item else None

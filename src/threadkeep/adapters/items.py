@@ -113,7 +113,7 @@ async def take_back_newest(session: Session, keep: Callable[[Message], bool]) ->
 
 
 async def first_revision(session: Session) -> int:
-    """Return the number of the first revision: the `seq` up to which retention has deleted messages; 0 if it has not.
+    """Return the number of the first revision: the `seq` up to which retention has deleted messages; 0 if none is.
 
     Earlier revisions may be among the deleted messages, and ids of deleted messages cannot be stored again.
     """

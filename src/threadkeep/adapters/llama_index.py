@@ -73,7 +73,7 @@ class ChatMemory(BaseMemory):
         self.put_messages(messages)
 
     def reset(self) -> None:
-        """Hide all messages that are stored now from `get` and `get_all`; they stay in the transcript."""
+        """Make `get` and `get_all` omit all present messages, which stay in the transcript."""
         self._session.wait_for(lambda session: session.reset())
 
 

@@ -234,7 +234,7 @@ class TelegramChannel:
         return text if takes_all or asked_by_name or command or answers_bot else None
 
     def _own_names(self, entities: Sequence[Json], units: bytes, *, in_group: bool) -> Iterator[tuple[int, int]]:
-        """Yield the UTF-16 byte ranges of the bot's name: a group's mention and its space, or `@bot` of a command."""
+        """Yield the UTF-16 byte ranges of the bot's name: a mention in a group and its space, or a command's `@bot`."""
         own_name = f"@{self.username}".lower() if self.username else None
         for entity in entities:
             fields = object_in(entity)

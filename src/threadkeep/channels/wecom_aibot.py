@@ -105,7 +105,7 @@ class WeComAIBotChannel:
         return f"wecom_aibot:{self.options.bot_id or self.name}"
 
     def receive(self, callback: Callback) -> Received:
-        """Verify, decrypt and parse a callback. For a message, the response is empty; `stream_response` has a text."""
+        """Verify, decrypt and parse a callback. For a message, the response is empty; see `stream_response`."""
         opened = self._crypto.receive(callback, _envelope)
         if isinstance(opened, Received):
             return opened
@@ -252,7 +252,7 @@ class AnswerStreams:
             await asyncio.sleep(_WRITE_SECONDS)
 
     async def _stream(self, bot: Bot, channel: WeComAIBotChannel, outgoing: Outgoing) -> CallbackResponse:
-        """Return the whole text so far; mark the answer as delivered if this response completes it."""
+        """Return a response with the text so far or with `later`; mark the answer as delivered if it is complete."""
         stream_id = str(outgoing.number)
         if outgoing.status == "waiting":
             await self._outbox.make_ready(outgoing.session_id)

@@ -58,7 +58,7 @@ _TOKEN_SECONDS = 540
 _UNKNOWN_AGE = timedelta(minutes=10)
 _NOTICE_PREFIX = "notice:"
 _FAILURES: Mapping[int | None, str] = {4: "ReplyTimeOver", 5: "SessionState", 6: "ReplyLimit", 10: "Forbidden"}
-"""The error for each `fail_type`: 48 hours have passed, the session is closed, five messages were sent, rejected."""
+"""The errors by WeCom's `fail_type`: too late (48 hours), session closed, too many messages (five), rejected."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,7 +27,7 @@ _MESSAGES_EACH = 8
 
 
 class _EpisodeMessage(NamedTuple):
-    """A message with its run and the steps of its agents."""
+    """A message with data of its run, and the stored steps of the agents that answered it."""
 
     session_id: str
     seq: int

@@ -194,7 +194,7 @@ class Knowledge:
         """Return the valid facts that are relevant to a query: the best of each scope, the most specific scope first.
 
         The limit is divided among the scopes; a scope receives more only if others need less. If two scopes have the
-        same statement, the more specific one is returned. In each scope, the newest 10,000 facts are searched.
+        same statement, that of the more specific one is returned. In each scope, the newest 10,000 facts are searched.
 
         Args:
             query: the new input, or a description of the wanted facts.

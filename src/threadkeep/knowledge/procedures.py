@@ -64,7 +64,7 @@ class Procedures:
     ) -> list[Procedure]:
         """Return up to `limit` procedures of one scope, or of all scopes, most recently changed first.
 
-        With a `text`, return only procedures whose name or description contains it. `active` selects by this flag.
+        With a `text`, return only procedures whose name or description contains it; with `active`, only in this state.
         """
         return (await self.page(ProcedureQuery(scope, text=text, active=active, limit=limit)))[0]
 

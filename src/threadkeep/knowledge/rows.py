@@ -35,7 +35,7 @@ def owner_statements(backend: Backend, *files: str) -> Mapping[str, str]:
 
 
 async def known_owner(connection: Connection, sql: Mapping[str, str], scope: Scope, now: datetime) -> Scope:
-    """Return the scope under which knowledge is stored. A person's scope has the canonical id; create a new person.
+    """Return the scope under which knowledge is stored: for a person, with the canonical id; create an unknown person.
 
     Raises:
         SessionNotFound: the scope is a session that does not exist.

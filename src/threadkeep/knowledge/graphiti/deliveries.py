@@ -218,7 +218,7 @@ class Deliveries:
         await self._execute("wake", {"group_id": group_id, "now": self._now()})
 
     async def entries(self, status: DeliveryStatus | None, *, after: int, limit: int) -> list[Delivery]:
-        """Return up to `limit` deliveries with numbers above `after`, in their order; with a status, only its own."""
+        """Return up to `limit` deliveries after the number `after`; with a `status`, only deliveries of this status."""
         rows = await self._fetch("entries", {"status": status, "after": after, "limit": limit})
         return [_delivery(row) for row in rows]
 
@@ -231,7 +231,7 @@ class Deliveries:
         return self._found(number, await self._execute("retry", {"number": number}))
 
     async def drop(self, number: int | None = None, status: DeliveryStatus | None = None) -> int:
-        """Permanently drop one queued or dead message, or all of them (with this status); return their number.
+        """Permanently drop one queued or dead message, or all of them, or all of a status; return their number.
 
         Raises:
             KnowledgeNotFound: no queued or dead message has this number.
@@ -274,7 +274,7 @@ class Deliveries:
         return [str(row[1]) for row in rows if row[1] is not None]
 
     async def dead_of_groups(self) -> dict[str, int]:
-        """Return the number of undeliverable messages by group, without dropped and deleted ones, and without zeros.
+        """Return the number of undeliverable messages of each group that has any, without dropped and deleted ones.
 
         The result is cached for up to a minute, because it counts all dead messages.
         """

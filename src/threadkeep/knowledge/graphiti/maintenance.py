@@ -268,7 +268,7 @@ async def retract(client: GraphitiClient, deliveries: Deliveries, fact_id: str, 
 
 
 async def delete_episodes(client: GraphitiClient, group_id: str, names: Collection[str]) -> tuple[set[str], set[str]]:
-    """Delete episodes with some names from a group's last 10,000; return the names listed before, and those left.
+    """Delete the episodes with these names among a group's last 10,000; return the names found before and after.
 
     Raises:
         GraphitiError: the server does not answer.

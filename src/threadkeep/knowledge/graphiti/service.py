@@ -185,7 +185,7 @@ class Graphiti:
     async def deliveries(
         self, *, status: DeliveryStatus | None = None, after: int = 0, limit: int = 100
     ) -> list[Delivery]:
-        """Return up to `limit` deliveries with numbers above `after`, in their order; with a status, only its own.
+        """Return up to `limit` deliveries after the number `after`; with a `status`, only deliveries of this status.
 
         Raises:
             InvalidInput: the limit is not from 1 to 1,000.
@@ -209,7 +209,7 @@ class Graphiti:
         return count
 
     async def drop(self, number: int | None = None, *, status: DeliveryStatus | None = None) -> int:
-        """Permanently drop one queued or dead message, or all of them (with this status); return their number.
+        """Permanently drop one queued or dead message, or all of them, or all of a status; return their number.
 
         Raises:
             KnowledgeNotFound: no queued or dead message has this number.

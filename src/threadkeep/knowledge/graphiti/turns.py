@@ -51,7 +51,7 @@ def group_id_of(scope: Scope, strategy: GroupStrategy = "hashed") -> str:
 
 
 def turn_id(session_id: str, message_id: str, stored_at: datetime) -> str:
-    """Return the id of a turn for the names of its episodes. It is stable, and does not contain the session's id."""
+    """Return the id of a turn in the names of its episodes. It is stable, and does not contain the session's id."""
     return _digest("\x00".join((session_id, message_id, stored_at.astimezone(UTC).isoformat())), 32)
 
 

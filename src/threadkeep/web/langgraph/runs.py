@@ -127,7 +127,7 @@ class ThreadRuns:
         return registry.follow_run(await self._app.runs.service(), run), known
 
     async def values(self, run_id: str) -> dict[str, Any]:
-        """Wait for a run, and return the values of its thread with the run's questions or error."""
+        """Wait for a run; return the values of its thread, with its questions if it waits, its error if it failed."""
         runs = await self._app.runs.service()
         run = (await runs.result(run_id)).run
         values = await values_of_run(self._app, run)

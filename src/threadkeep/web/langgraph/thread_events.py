@@ -45,7 +45,7 @@ class EventChoice:
 
     @classmethod
     def of(cls, body: EventStreamBody) -> EventChoice:
-        """Return the choice in a request."""
+        """Return the choice that the body of a request contains."""
         at_root = not body.namespaces or [] in body.namespaces
         return cls(frozenset(body.channels), body.since, at_root)
 

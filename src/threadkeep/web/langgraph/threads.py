@@ -136,7 +136,7 @@ class CreatedThread:
 async def create_thread(
     body: ThreadCreateBody, app: AppInUse, response: Response, user_id: UserId = None
 ) -> ThreadBody:
-    """Return a new thread, or the existing one.
+    """Return a new thread, or the existing thread if `if_exists` is `do_nothing`.
 
     The thread is stored at once if the request names a user. Otherwise its first run within 30 days stores it, and the
     user of that run owns it.
