@@ -185,7 +185,7 @@ class OtherMiddleware:
     """Warnings about the other middleware of an agent; each warning is given once.
 
     `SessionMemory` cannot see which other middleware an agent has, but the messages show that middleware's effects.
-    Each warning names a middleware with the same job as `SessionMemory`, or with a wrong position in the list.
+    Each warning is about a middleware with the same job as `SessionMemory`, or with a wrong position in the list.
     """
 
     def __init__(self) -> None:

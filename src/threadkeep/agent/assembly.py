@@ -42,7 +42,7 @@ from threadkeep.records import Message, Summary
 type _Sent = tuple[BaseMessage, Entry]
 
 _NEWEST: Final = 8
-"""The number of newest messages for which tokens are reserved before those of other sections."""
+"""If this many newest messages need more tokens than the window's share, the share becomes half of the budget."""
 _YIELDING: Final[tuple[Section, ...]] = ("window", "earlier_steps")
 _PINNED: Final[tuple[Section, ...]] = ("system", "summary")
 

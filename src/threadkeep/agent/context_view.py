@@ -280,8 +280,8 @@ def _departure(entry: Entry, before: ContextManifest, after: ContextManifest) ->
 def _is_of(entry: Entry, left: LeftOut, before: ContextManifest, after: ContextManifest) -> bool:
     """Return True if a message of the earlier call is in the range `left`, which the later call excluded.
 
-    A range has the ids of its first and last message; an id that the earlier call did not send is no limit. If it sent
-    neither, a range of another run contains none of its messages.
+    A range has the ids of its first and last message. If the earlier call did not send one of these, the range is open
+    at that end. If it sent neither, a range of another run has none of its messages.
     """
     if left.last_id is None or entry.id is None:
         return entry.id is not None and entry.id == left.id

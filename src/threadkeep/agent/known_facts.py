@@ -63,7 +63,7 @@ REFUSED_LINE = (
 
 
 class _Selection(NamedTuple):
-    """The facts chosen for a set of scopes; they were chosen from the facts `of`, to fit `room` tokens of `counter`."""
+    """The facts that were chosen for a set of scopes, out of the facts `of`, to fit `room` tokens of `counter`."""
 
     ids: frozenset[str]
     facts: list[Fact]

@@ -52,8 +52,8 @@ def _reporting(model: BaseChatModel) -> BaseChatModel:
 def trace_without_threads() -> None:
     """Make LangSmith set up its runs on the current event loop, and not in OS threads, while tracing is off.
 
-    LangChain wraps each `awrap_model_call` in a function of LangSmith, which uses OS threads twice per call even then.
-    The setting applies to all agents of the process, so only Threadkeep's own processes use it.
+    LangChain wraps each `awrap_model_call` in a function of LangSmith, which uses OS threads twice per call even if
+    tracing is off. The setting applies to all agents of the process, so only Threadkeep's own processes use it.
     """
     langsmith.set_runtime_overrides(aio_to_thread=_in_loop)
 

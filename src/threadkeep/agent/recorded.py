@@ -35,11 +35,11 @@ def recorded(
 ) -> RecordedGraph:
     """Return a wrapper of a graph, such as a supervisor's, that makes each of its calls a turn of its session.
 
-    The question is stored before the graph runs, and the final answer when it ends; the author is the name of the
-    answer's message. Agents with `SessionMemory` inside take part in the turn. A graph without a checkpointer gets the
-    earlier turns before its input; its result does not contain them. For a repeated message of a finished turn, the
-    stored answers are returned, and the graph does not run. The wrapper has the methods of the graph: `invoke`,
-    `stream` and `batch`, or `ainvoke`, `astream`, `astream_events` and `abatch`.
+    The question is stored before the graph runs, and the final answer when the graph ends. The answer's author is the
+    name of its message. Agents with `SessionMemory` inside the graph take part in the turn. A graph without a
+    checkpointer gets the earlier turns before its input; its result does not contain them. For a repeated message of a
+    finished turn, the stored answers are returned, and the graph does not run. The wrapper has the methods of the
+    graph: `invoke`, `stream` and `batch`, or `ainvoke`, `astream`, `astream_events` and `abatch`.
 
     The question is stored without the data that `PIIMiddleware` in the graph detects. A kind with a custom detector
     cannot be detected before the graph runs; a `MiddlewareWarning` names it.
@@ -176,7 +176,7 @@ class RecordedGraph(Runnable[Any, Any]):
     def _prepare(self, turn: GraphTurn, saved: State | None, options: Mapping[str, Any]) -> None:
         """Set the graph that runs and the options of the call; `saved` is the state in the checkpointer, if needed.
 
-        If the turn is already finished, it gets a graph that replays its end, and the input of that graph.
+        If the turn is already finished, set a graph that replays the end of the turn, and the input of that graph.
         """
         if turn.ended is None:
             turn.graph, turn.options = self._graph, {**options, "control": turn.control}

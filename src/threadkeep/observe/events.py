@@ -180,7 +180,7 @@ class MemoryUpdated(Event):
 
 
 class PromptSent(Event):
-    """A candidate graph sent this number of messages, characters and estimated tokens to a model.
+    """A candidate graph sent its messages to a model. `tokens` is an estimate.
 
     `flat` is true if the messages were sent as one text.
     """
@@ -477,7 +477,7 @@ class EpisodesDelivered(Event):
 
 
 class GraphRecalled(SessionEvent):
-    """A turn requested facts from a Graphiti server, waited for `milliseconds`, and used this number of facts."""
+    """A turn requested facts from a Graphiti server. It waited for `milliseconds` and used `facts` facts."""
 
     outcome: GraphRecallOutcome
     facts: int = 0
