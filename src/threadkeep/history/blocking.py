@@ -101,7 +101,7 @@ class MemoryLoop:
 
     @property
     def of_this_process(self) -> bool:
-        """True if the memory was opened in this process. A forked child has a copy of it, but not the loop's thread."""
+        """True if the memory was opened in this process; a forked child has a copy of it, but no loop thread."""
         return os.getpid() == self._process_id
 
     @property

@@ -36,7 +36,7 @@ from threadkeep.store.transcripts import Transcripts
 
 _MOST_SESSIONS = 1_000
 _MOST_AT_ONCE = 4
-"""The maximum number of sessions that are compressed at the same time; several, so that a slow model delays few."""
+"""At most this many sessions are compressed at the same time, so that one slow model does not delay the others."""
 
 
 @dataclass(frozen=True)

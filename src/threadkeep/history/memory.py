@@ -1,4 +1,4 @@
-"""The sessions of a database: the base class of the memory object that `open_memory` yields."""
+"""The sessions of a database, and the base class of the memory object that `open_memory` yields."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ZIP archive of a person's export: the lines, and a page for people to read."""
+"""The ZIP archive of a person's export, which has the lines and a page for people to read."""
 
 from __future__ import annotations
 

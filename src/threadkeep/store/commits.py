@@ -205,7 +205,7 @@ class GroupCommit:
         return await prepared.stored
 
     async def close(self) -> None:
-        """Write the queued turns, then reject further ones."""
+        """Reject further turns, and write the queued ones."""
         self._closed = True
         while self._task is not None:
             await asyncio.wait([self._task])

@@ -91,7 +91,7 @@ class TableErasing(ClockedTables, sql=_STATEMENTS):
         await self._driver.write([(self._sql["forget_notes"], {"noted": wanted.noted})])
 
     async def counts(self, wanted: Erasable) -> dict[str, int]:
-        """Return the number of rows to erase from each table; it includes checkpoints of the sessions and runs."""
+        """Return the number of rows to erase from each table; checkpoints of the sessions and runs are included."""
         threads, parameters = self._selecting("threads", wanted)
         async with self._driver.reading() as connection:
             rows = await connection.fetch(*self._selecting("counts", wanted))

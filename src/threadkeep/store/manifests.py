@@ -184,7 +184,7 @@ class ManifestRows(ClockedTables, sql=("manifests.sql", "{backend}/sessions.sql"
         return {str(digest): bytes(body).decode("utf-8", "surrogatepass") for digest, body in rows}
 
     async def purge(self, before: datetime, limit: int) -> int:
-        """Delete manifests and texts from before a time, at most `limit` rows of each table; return how many rows."""
+        """Delete manifests and texts from before a time, up to `limit` rows per table; return how many were deleted."""
         manifests: Parameters = {"before": self._moment(before), "limit": limit}
         texts: Parameters = {"before": time_text(before - _RENEWAL), "limit": limit}
         async with self._driver.writing() as connection:
@@ -255,7 +255,7 @@ class ManifestRows(ClockedTables, sql=("manifests.sql", "{backend}/sessions.sql"
         return len(rows)
 
     async def _is_there(self, connection: Connection, keeper: _Keeper, key: Parameters, noted: _Noted) -> bool:
-        """Return True if the record is stored already: with its owner, or with its run if that was before a session."""
+        """Return True if the record is stored: with its owner, or with its run (from before the session existed)."""
         keepers = dict.fromkeys((keeper, _Keeper("run_id", noted[0].run_id)))
         return any([await self._was_noted(connection, each, key, noted) for each in keepers])
 

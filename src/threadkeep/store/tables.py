@@ -286,7 +286,7 @@ class TableTranscripts:
             return await delete_session(connection, self._deletion, session_id, run_id=run_id)
 
     async def close(self) -> None:
-        """Write the queued turns, then accept no more."""
+        """Reject further turns, and write the queued ones."""
         await self._commits.close()
 
     def _prepare(self, turn: Turn) -> PreparedTurn:

@@ -94,7 +94,7 @@ class RunPlaces(Tables, sql=("runs_order.sql",)):
         return [place for (place,) in await self._driver.fetch(self._sql["places_of"], {"run_id": run_id})]
 
     async def forget(self, place: str) -> None:
-        """Delete the positions of finished runs in the order of an erased conversation."""
+        """Delete the positions that finished runs have in an erased conversation."""
         await self._driver.write([(self._sql["forget_place"], {"place": place})])
 
     async def leave(self, run_id: str, place: str) -> None:
