@@ -64,7 +64,7 @@ class ChannelService:
         Raises:
             ChannelNotFound: there is no bot of that name.
             CallbackRefused: the callback is not from the platform, is too old or is unreadable.
-            StoreUnavailable, TimeoutError: the callback was not processed; the platform sends it again.
+            StoreUnavailable, TimeoutError: the callback was not processed in time; the platform sends it again.
         """
         bot = self._bots.get(name)
         if bot is None:

@@ -65,7 +65,7 @@ class Consents:
 
         Raises:
             GraphitiClosed: Graphiti is off.
-            InvalidInput: a kind of data does not exist, a grant lacks `chat_text`, or the person's name is missing.
+            InvalidInput: a kind of data does not exist, a grant lacks `chat_text`, or the person's name is not valid.
         """
         if self._options is None:
             raise GraphitiClosed("off")
