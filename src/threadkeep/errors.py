@@ -181,7 +181,7 @@ class MessageNotFound(ThreadkeepError, LookupError):
 class MessageSuperseded(ThreadkeepError):
     """The message was already taken back or replaced; nothing was changed.
 
-    `superseded_by` is the id of the message that replaces it; None if it was taken back without a replacement.
+    `superseded_by` is the id of the message that replaces it; None if no message replaces it.
     """
 
     def __init__(self, session_id: str, message_id: str, superseded_by: str | None) -> None:

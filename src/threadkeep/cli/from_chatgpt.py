@@ -35,7 +35,7 @@ _CITATION = re.compile(" ?\ue200[^\ue200\ue201]*\ue201")
 
 @asynccontextmanager
 async def open_export(source: str, *, user_id: str | None) -> AsyncIterator[ChatGptExport]:
-    """Open an export: its zip, or the JSON file in it."""
+    """Open an export, which is a zip or the JSON file in it. `user_id` becomes the owner of the sessions."""
     await check_file(source, "chatgpt")
     with ExitStack() as stack:
         files, total = _open_files(source, stack)

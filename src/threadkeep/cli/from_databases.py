@@ -102,7 +102,10 @@ def _left_out(item: object) -> LeftOut | None:
 
 @asynccontextmanager
 async def open_histories(source: str, layout: GraphLayout, *, as_sessions: bool) -> AsyncIterator[StoredHistories]:
-    """Open the store in a SQLite file or a PostgreSQL database."""
+    """Open the store in a SQLite file or a PostgreSQL database, to read the histories in the namespace of a layout.
+
+    With `as_sessions`, each history becomes a session; without it, a conversation that an agent stores itself.
+    """
     async with open_source_database(source, "graph-store") as (_, database):
         keys = [str(key) for (key,) in await database.rows("store_keys", prefix=".".join(layout.namespace))]
         yield StoredHistories(database, keys, layout, as_sessions, total=len(keys))
@@ -160,7 +163,10 @@ class StoredHistories(Source):
 
 @asynccontextmanager
 async def open_threads(source: str, *, channel: str, user_id: str | None) -> AsyncIterator[LangGraphThreads]:
-    """Open the checkpoints of a SQLite file or a PostgreSQL database; reject unsupported LangGraph versions."""
+    """Open the checkpoints in a SQLite file or a PostgreSQL database; reject unsupported LangGraph versions.
+
+    `channel` is the channel of the state that contains the messages. `user_id` becomes the owner of the sessions.
+    """
     async with open_source_database(source, "langgraph") as (address, database):
         _check_version(database.columns, "writes" if address.dsn is None else "checkpoint_writes")
         rows = await database.rows("threads_but_runs" if "chat_runs" in database.columns else "threads")

@@ -129,7 +129,7 @@ async def promote_fact(
     user: OfUser = None,
     key: Annotated[str | None, typer.Option(help="The key of the fact; by default derived from its words.")] = None,
 ) -> None:
-    """Store a fact here, and send it to the graph if that is allowed."""
+    """Store a fact here, and send it to Graphiti if that is allowed."""
     from threadkeep.knowledge.graphiti.views import PromotedView
     from threadkeep.knowledge.promotion import Promotion
 
@@ -146,7 +146,7 @@ async def promote_fact(
 async def undo_promotion(
     fact_id: Annotated[str, typer.Argument(metavar="FACT", help="The id of the fact, as shown by `facts show`.")],
 ) -> None:
-    """Retract a promoted fact, here and in the graph."""
+    """Retract a promoted fact, here and in Graphiti."""
     retracted = await _with_graphiti(lambda graphiti: graphiti.undo_promotion(fact_id))
     if terminal.as_json:
         terminal.json(retracted)

@@ -249,7 +249,7 @@ def dump(value: object, stream: TextIO) -> str:
 
 
 def escape(text: str) -> str:
-    """Replace each control character that a terminal could interpret with U+FFFD."""
+    """Replace by U+FFFD each control character that a terminal could interpret."""
     return _CONTROLS.sub("\ufffd", text.replace("\r\n", "\n"))
 
 

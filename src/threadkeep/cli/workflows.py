@@ -149,7 +149,7 @@ def _registered(names: list[str] | None = None, *, imports: bool = True) -> Work
 
 
 def _named(name: str) -> Workflow:
-    """Return the workflow with this name, or in the file at this path."""
+    """Return the workflow with this name; if the name is the path of a YAML file, the workflow in the file."""
     from threadkeep.workflows.loading import SUFFIXES, load_yaml
 
     path = Path(name)

@@ -299,7 +299,7 @@ class TokenCounter(Protocol):
         """Return the number of tokens of this text."""
 
 
-_MOST_CHARACTERS = 10  # per token: even for repetitive text, an estimate is at least a tenth of the characters
+_MOST_CHARACTERS = 10  # for each token: even for repetitive text, an estimate is at least a tenth of the characters
 
 
 def chars4(text: str) -> int:

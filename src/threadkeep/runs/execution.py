@@ -65,7 +65,7 @@ class Dependencies:
     _plans: WeakKeyDictionary[Workflow, RunPlan] = field(default_factory=WeakKeyDictionary)
 
     def plan(self, workflow: Workflow) -> RunPlan:
-        """Return the plan of a workflow; make it at the first call."""
+        """Return the plan of a workflow, which is made at the first call."""
         known = self._plans.get(workflow)
         if known is None:
             known = self._plans[workflow] = RunPlan.of(workflow, self.resources)
@@ -229,7 +229,7 @@ class RunExecution:
         )
 
     async def _run_graph(self, given: object) -> None:
-        """Run the graph until it ends or waits for a person, and record its stream."""
+        """Run the graph until it ends or waits for a person, and record what it streams."""
         self._interrupts = {}
         modes: list[StreamMode] = ["values", "tasks", "custom"]
         if self._stream.wants_pieces:

@@ -63,7 +63,7 @@ class RunLedger(Ledger):
     """The ledger of a recorded run. `has_children` is true if the run has child runs.
 
     Usage is stored in groups with the trace, so a killed process loses only the usage of the last model calls. If the
-    run has a budget, its usage is stored before each model call.
+    run or one of its ancestors has a budget, usage is stored before each model call.
     """
 
     def __init__(

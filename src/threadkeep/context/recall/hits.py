@@ -108,7 +108,7 @@ class Places:
         return found
 
     def voices_of(self, speaker: str) -> tuple[int, int]:
-        """Return the two numbers of a speaker: for turns without, and with, words of the first person such as "I"."""
+        """Return a speaker's two numbers: for turns without words of the first person (such as "I") and with them."""
         number = self.speakers.get(speaker, NOBODY)
         return (2 * number, 2 * number + 1) if number >= 0 else (NOBODY, NOBODY)
 

@@ -24,7 +24,7 @@ _LEAST_ALIKE = 0.8
 _ROUNDING = 1e-9
 # The memory in bytes of a term with its arrays, and of a position with its weight, as measured on conversations.
 _TERM_BYTES, _POSITION_BYTES = 550, 10
-# A frequent term is looked up only within this distance of a known position, and at the end.
+# Of a frequent term, only positions within this distance of the best hits are read, and the newest ones.
 _REACH = 2
 
 

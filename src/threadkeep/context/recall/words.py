@@ -185,7 +185,7 @@ def meaningful(text: str, names: Collection[str]) -> str:
 
 
 def terms_of(words: list[str]) -> list[str]:
-    """Return the index terms of words: stems without stop words; characters and pairs in scripts without spaces."""
+    """Return the index terms of words: stems, except stop words, or in scripts without spaces, characters and pairs."""
     if all(map(str.isascii, words)):
         return list(filter(None, map(_TERMS.__getitem__, words)))
     terms: list[str] = []
@@ -251,7 +251,7 @@ def _groups() -> Iterator[tuple[list[str], list[str]]]:
 
 
 def _terms(word: str) -> list[str]:
-    """Return the indexed terms of a word: its stem; its first pair of characters in scripts without spaces."""
+    """Return the indexed terms of a word: its stem or, in scripts without spaces, its first pair of characters."""
     if word.isascii():
         return [stem(word)]
     return [term for term in terms_of([word]) if len(term) == min(len(word), 2)][:1]

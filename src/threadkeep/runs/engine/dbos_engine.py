@@ -77,7 +77,7 @@ class DbosEngine:
         return await self._lease.dead(names) if self._lease is not None else set()
 
     async def take_from_dead(self) -> Set[str]:
-        """Remove the runs that dead processes were executing from the queue; return the ids of these runs."""
+        """Remove from the queue the runs that dead processes were executing; return the ids of these runs."""
         return set() if self._queue is None else await self._queue.take_from_dead()
 
     def stopping(self, run_id: str) -> Stop | None:

@@ -288,7 +288,7 @@ class RunQueue:
             await asyncio.wrap_future(self._pool.submit(self._enqueue, run_id, alone))
 
     async def take_from_dead(self) -> Set[str]:
-        """Mark the open attempts of dead processes as ended; return the ids of their runs."""
+        """Mark the open attempts of dead processes as ended; return the ids of the runs."""
         with translated():
             found = await asyncio.wrap_future(self._pool.submit(self._open_attempts))
             dead = await self._lease.dead({name for _, name in found})
