@@ -154,7 +154,7 @@ class EmbeddingRows(Tables, sql=("embeddings.sql", "{backend}/sessions.sql")):
 
 @dataclass(frozen=True)
 class IndexedState:
-    """The state of a session when its recall index was begun; the index is not saved if the session has changed."""
+    """The state of a session when its recall index was begun; an index of an outdated state is not saved."""
 
     created_at: datetime
     begin: int

@@ -76,7 +76,7 @@ class Summaries(ClockedTables, sql=("summaries.sql", "{backend}/sessions.sql")):
         return found
 
     async def for_export(self, session_id: str, *, view: View = "active") -> list[ArchivedSummary]:
-        """Return the active summaries, each with the number and the outer ids of its messages in the exported view."""
+        """Return the active summaries with their numbers, first ids and last ids of messages in the exported view."""
         parameters = {"session_id": session_id, "history": view == "history"}
         rows = await self._driver.fetch(self._sql["for_export"], parameters)
         return [ArchivedSummary(summary_of(row[:10]), *row[10:]) for row in rows]
