@@ -319,15 +319,14 @@ async def _open_file(connection: aiosqlite.Connection) -> aiosqlite.Connection:
     opening = asyncio.ensure_future(connection)
     try:
         return await asyncio.shield(opening)
-    except asyncio.CancelledError:
+    except sqlite_errors(asyncio.CancelledError, StoreUnavailable):
+        # An error raised here would replace a cancellation, and a loop that handles the error would never end.
         await asyncio.wait([opening])
-        # An error raised here would replace the cancellation, and a loop that handles the error would never end.
         if opening.exception() is None:
             await connection.close()
-        raise
-    except sqlite_errors(StoreUnavailable):
-        # Wait for the connection's thread to end; otherwise it may use this event loop after the loop was closed.
-        await asyncio.to_thread(connection._thread.join)  # noqa: SLF001 - there is no other way to wait for it
+        else:
+            # Wait for the connection's thread to end; otherwise it may use this event loop after the loop was closed.
+            await asyncio.to_thread(connection._thread.join)  # noqa: SLF001 - there is no other way to wait for it
         raise
 
 

@@ -255,7 +255,7 @@ _CURES = (
 )
 
 
-def sqlite_errors(*others: type[Exception]) -> tuple[type[Exception], ...]:
+def sqlite_errors(*others: type[BaseException]) -> tuple[type[BaseException], ...]:
     """Return `others`, the base class of SQLite's errors, and (if it was imported) that of SQLCipher's errors."""
     cipher = sys.modules.get("sqlcipher3.dbapi2")
     return (*others, sqlite3.Error) if cipher is None else (*others, sqlite3.Error, cipher.Error)
