@@ -160,7 +160,7 @@ async def erase_session(
 async def verify_receipt(
     receipt: Annotated[Path, typer.Argument(metavar="RECEIPT", help="The file of a receipt.")],
 ) -> None:
-    """Check that this database signed a receipt, and that it has no data of the person or session."""
+    """Check that this database signed a receipt, and that the database has no data of the person or session."""
     try:
         values = json.loads(receipt.read_text(encoding="utf-8"))
         values.pop("complete", None)

@@ -328,7 +328,7 @@ class Answer:
             terminal.say()
 
     def fail(self, problem: Problem) -> None:
-        """Show the problem of a failed answer; with `--json`, as an object in place of the answer."""
+        """Show the problem of a failed answer; with `--json`, print it as an object in place of the answer."""
         self._stop_spinner()
         if terminal.as_json:
             terminal.json(problem.to_dict())

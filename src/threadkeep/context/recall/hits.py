@@ -23,7 +23,7 @@ BESIDE: Final = 5
 """The number of positions on each side that count as neighbours."""
 
 NOBODY: Final = -1
-"""The number that stands for the voice and the episode of a position without a turn."""
+"""The number of the voice and the episode at positions that have no turn."""
 
 
 class Places:
@@ -158,7 +158,7 @@ class Coverage(dict[int, float]):
 
 
 class Hits:
-    """The sources at each position, as bits, with their coverage and the BM25 score of the position.
+    """The bits of the sources (see `Coverage`) at each position, with their coverage and the position's BM25 score.
 
     `scale` makes the scores of short and long queries comparable. `shares` has the coverage of each of the positions.
     """

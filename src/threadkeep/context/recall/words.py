@@ -185,7 +185,7 @@ def meaningful(text: str, names: Collection[str]) -> str:
 
 
 def terms_of(words: list[str]) -> list[str]:
-    """Return the index terms of words: stems, except stop words, or in scripts without spaces, characters and pairs."""
+    """Return the index terms of words: stems (but no stop words); in scripts without spaces, characters and pairs."""
     if all(map(str.isascii, words)):
         return list(filter(None, map(_TERMS.__getitem__, words)))
     terms: list[str] = []
