@@ -131,7 +131,8 @@ class CompressionFailed(ThreadkeepError):
 
     def __init__(self, reason: SummaryFailure, kind: str | None = None) -> None:
         behind = f" ({kind})" if kind else ""
-        super().__init__(f"{_SENTENCES[reason]}{behind}; nothing has changed, and it is tried again later.")
+        again = "" if reason == "outdated" else " Automatic compression tries again later."
+        super().__init__(f"{_SENTENCES[reason]}{behind}; earlier summaries stay.{again}")
         self.reason = reason
         self.kind = kind
 
