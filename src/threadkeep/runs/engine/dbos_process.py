@@ -145,7 +145,7 @@ class DbosProcess:
     def put(self, attempt: Attempt, *, alone: bool) -> bool:
         """Enqueue an attempt for any process; return False if the attempt exists already.
 
-        An `alone` attempt goes to the queue for runs that may crash their process.
+        An `alone` attempt goes to the queue for runs that may crash their process; a process executes one at a time.
         """
         try:
             with SetWorkflowID(attempt.id, workflow_id_reuse_policy="reject"):
