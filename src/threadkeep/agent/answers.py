@@ -212,7 +212,11 @@ class OtherMiddleware:
             self._warn("cleared" if any(map(_is_cleared, partial.asked[-1])) else "behind")
 
     def check_end(self, state: object, answers: Sequence[AIMessage], *, is_whole: bool) -> None:
-        """Warn if the final state ends with a changed answer or, with `is_whole`, with a text that was not stored."""
+        """Warn if the final state ends with an answer whose text was changed after it was stored.
+
+        With `is_whole` (the agent is the whole graph), also warn if it ends with a text that is none of the stored
+        `answers`, if there are any.
+        """
         messages = state.get("messages") if isinstance(state, Mapping) else None
         last = messages[-1] if isinstance(messages, list) and messages else None
         if not isinstance(last, AIMessage) or not last.id:

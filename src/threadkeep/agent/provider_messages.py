@@ -154,7 +154,10 @@ def is_blank(message: BaseMessage) -> bool:
 
 
 def without_empty_text[M: BaseMessage](message: M) -> M:
-    """Return the message without text blocks that are empty or white space, because providers reject them."""
+    """Return the message without its empty or blank text blocks, because providers reject them.
+
+    The content of an assistant message that is only white space becomes an empty string.
+    """
     if isinstance(message.content, str):
         empty = isinstance(message, AIMessage) and message.content and not message.content.strip()
         return message.model_copy(update={"content": ""}) if empty else message

@@ -288,7 +288,10 @@ class TurnContext:
         return set()
 
     async def _is_later(self, message: BaseMessage) -> bool:
-        """Return True if the message replies to another question, or another run stored it after the question."""
+        """Return True if the message replies to another question.
+
+        If it does not name its question, return True if another run stored it after this turn's question.
+        """
         if (answers := message.response_metadata.get(ANSWERS)) is not None:
             return bool(answers != self.question[-1].id)
         async with self.session.timeout():

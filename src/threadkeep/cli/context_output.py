@@ -65,7 +65,7 @@ def show_excluded(manifest: ContextManifest) -> None:
 
 
 def show_next(view: ContextView) -> None:
-    """Show the chat's next model call without its input, in a few lines, with the command that shows all of it."""
+    """Show in a few lines what the next model call would contain besides its input, which is not known yet."""
     seqs = [message.entry.seq for message in view.messages if message.entry.seq is not None]
     terminal.say()
     seen = f"messages {seqs[0]} to {seqs[-1]}" if seqs else "no message of the session"

@@ -163,9 +163,10 @@ class StoredHistories(Source):
 
 @asynccontextmanager
 async def open_threads(source: str, *, channel: str, user_id: str | None) -> AsyncIterator[LangGraphThreads]:
-    """Open the checkpoints in a SQLite file or a PostgreSQL database; reject unsupported LangGraph versions.
+    """Open the checkpoints in a SQLite file or a PostgreSQL database; reject those of outdated or shallow savers.
 
-    `channel` is the channel of the state that contains the messages. `user_id` becomes the owner of the sessions.
+    The threads of Threadkeep's own runs are skipped. `channel` is the channel of the state that contains the messages.
+    `user_id` becomes the owner of the sessions whose checkpoints name no user.
     """
     async with open_source_database(source, "langgraph") as (address, database):
         _check_version(database.columns, "writes" if address.dsn is None else "checkpoint_writes")

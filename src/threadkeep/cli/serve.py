@@ -1,4 +1,4 @@
-"""Servers that run until Ctrl-C or SIGTERM (`threadkeep serve`, `worker`, `mcp`), the service's `keys`, and `bench`."""
+"""The servers `threadkeep serve`, `worker` and `mcp`, and the commands for API keys (`keys`) and the benchmark."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from threadkeep.store.codec import LAST_MESSAGE_CHARACTERS, TITLE_CHARACTERS, Pr
 
 @dataclass(frozen=True)
 class Place:
-    """The layout and the time of a new turn, and the stored chunk for its first message (None if it is not stored)."""
+    """The layout and the time of a new turn, and the stored chunk that it continues; None if it begins a new chunk."""
 
     layout: GraphLayout
     last_chunk: Value | None

@@ -152,8 +152,8 @@ class Compressor:
         due = [session_id for session_id in self._waiting if session_id not in self._running]
         for session_id in due[: _MOST_AT_ONCE - len(self._running)]:
             work = self._attempt(self._waiting.pop(session_id))
-            # The task gets an empty context. The caller's context would keep its run alive, and output would go to its
-            # stream.
+            # The task gets an empty context. With the caller's, it would refer to the caller's run after its end, and
+            # the tokens of the summary would appear in the stream of this run.
             task = asyncio.create_task(work, context=Context(), name="threadkeep-compression")
             self._running[session_id] = task
             task.add_done_callback(partial(self._ended, session_id))

@@ -289,11 +289,12 @@ class ConversationIndex:
         return self.texts.get(session_id, IndexedTexts()).copy()
 
     async def _analysis_of(self, text: str) -> Analysis | None:
-        """Analyse a long text in a thread. Return None for a short text; after several, first let other tasks run."""
+        """Analyse a long text in a thread. For a short text, return None, so that the caller analyses it."""
         self._unpaused += _AT_LEAST + len(text)
         if len(text) > _AT_ONCE:
             return await asyncio.to_thread(analysis_of, text)
         if self._unpaused >= _AT_ONCE:
+            # After several short texts in a row, let other tasks run.
             self._unpaused = 0
             await asyncio.sleep(0)
         return None

@@ -147,7 +147,10 @@ class Memory:
         return await self._conversations.exists()
 
     async def overwrite_graph_store(self, *, vacuum: bool) -> str | None:
-        """Overwrite deleted items in the separate file of a graph store; describe data that remain, None if none do."""
+        """Overwrite deleted items in the separate file of a graph store; with `vacuum`, rewrite the file.
+
+        Return a description of the data that remain, or None if none remain.
+        """
         return await self._conversations.overwrite(self._address, vacuum=vacuum)
 
     async def namespace(self, layout: GraphLayout, store: BaseStore | None = None) -> Self:

@@ -112,7 +112,10 @@ def _scores(query: Query, facts: Sequence[_FactWords]) -> list[float]:
 
 
 def _others(term: str) -> list[tuple[float, frozenset[str], bool]]:
-    """Return the alternatives to a term: for each, its weight, its terms, and whether they may match in a value."""
+    """Return the groups of terms that also match a term of the query.
+
+    For each group: its weight, its terms, and True if they may match the value of a fact and not only its key.
+    """
     others = [(_ATTRIBUTE, _ASKED.get(term, frozenset()), False)]
     groups = [(_SYNONYM if group < FIRST_TOPIC else _TOPIC, _MEMBERS[group], True) for group in ASKS.get(term, ())]
     return others + groups

@@ -135,8 +135,9 @@ class Consent:
 class Delivery:
     """A message or a promoted fact on its way to the Graphiti group of a scope. A message's text is in the transcript.
 
-    `sent`: Graphiti has accepted it and will store it later. `confirmed`: Graphiti has shown it as an episode. `dead`:
-    it is not sent any more; `reason` says why. `repeats` counts how often it was sent again.
+    `sent`: it is being sent, or Graphiti has accepted it and will store it later. `confirmed`: Graphiti has shown it as
+    an episode. `dead`: it is not sent any more; `reason` says why. `repeats` counts how often it was queued again
+    because Graphiti had accepted it and never stored it.
     """
 
     number: int

@@ -355,7 +355,7 @@ class RunExecution:
         return Outcome("done", result={name: value for name, value in result.items() if value is not None})
 
     def _asked(self) -> Json:
-        """Return the run's open questions to a person, and how many times the run has asked, including this time."""
+        """Return the open questions to a person, how often the run has asked, and the last reply, if there is one."""
         earlier = self._run.interrupt if isinstance(self._run.interrupt, Mapping) else {}
         before, reply = earlier.get("number"), earlier.get(REPLY)
         asked: list[Json] = [{"id": one.id, "value": jsonable(one.value)} for one in self._interrupts.values()]
@@ -392,7 +392,10 @@ class RunExecution:
         }
 
     def _question(self) -> list[BaseCallbackHandler]:
-        """Return a list with a handler that stores the question after other middleware; empty if no node needs it."""
+        """Return a list with a handler that stores the question after other middleware has changed it.
+
+        The list is empty if the run has no session, or if the workflow stores the question earlier.
+        """
         run, resources = self._run, self._dependencies.resources
         recorder = self._workflow.recorder
         if recorder is None or not recorder.waits or run.session_id is None:

@@ -114,10 +114,11 @@ class SqliteTransaction:
 
 
 def begin(connection: sqlite3.Connection, wait_seconds: float | None) -> None:
-    """Begin a write transaction; wait for the lock up to `wait_seconds`, at most the connection's timeout.
+    """Begin a write transaction; wait for the lock up to `wait_seconds`, but not longer than the connection's timeout.
 
     Raises:
         DatabaseFileReplaced: the file was removed or replaced.
+        sqlite3.OperationalError: the lock was not free in time.
     """
     if isinstance(connection, BatchingConnection) and connection.file is not None:
         connection.file.check()

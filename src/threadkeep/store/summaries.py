@@ -57,7 +57,10 @@ class Summaries(ClockedTables, sql=("summaries.sql", "{backend}/sessions.sql")):
         return await self._fetch("all", session_id, user_id=user_id)
 
     async def of_messages(self, session_id: str, first_seq: int, last_seq: int, limit: int) -> list[Summary]:
-        """Return the first `limit` summaries made directly of messages in a range, including those merged since."""
+        """Return the first `limit` summaries that were made directly from messages in a range, in order.
+
+        Summaries that were merged into longer ones later are included, those of superseded messages are not.
+        """
         between = {"first_seq": first_seq, "last_seq": last_seq, "limit": limit}
         return await self._fetch("of_messages", session_id, **between)
 
@@ -174,7 +177,7 @@ def _is_union(summary: Summary, parts: Sequence[Row], expected: int) -> bool:
 
 
 def summary_of(row: Row) -> Summary:
-    """Return the summary from a row with the columns that every statement for summaries selects, in field order."""
+    """Convert a row to a `Summary`; all statements for summaries select the columns in the order of its fields."""
     *columns, created_at = row
     values = [*columns, time_of(created_at)]
     return Summary(*values)

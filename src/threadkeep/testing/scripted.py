@@ -104,7 +104,7 @@ class ScriptedModel(OfflineModel):
         yield _last_chunk(messages, said)
 
     def _next(self, messages: Sequence[BaseMessage], options: Mapping[str, Any]) -> Said | Awaitable[Said]:
-        """Record the call and take the next reply. No await between them lets another call take that reply."""
+        """Record the call and take the next reply, without an `await` in between, so that no other call takes it."""
         copies = [message.model_copy(deep=True) for message in messages]
         self._calls.append(copies)
         self._tools.append(tuple([tool["function"]["name"] for tool in options.get("tools") or ()]))

@@ -121,7 +121,7 @@ class IdentifyUserEntry(IdentifyUserNode, Continuing):
 
 
 class RememberEntry(RememberNode, Continuing):
-    """A node that stores a fact beyond the session."""
+    """A node that stores a fact about the user, the workspace or the session, for later turns and runs."""
 
     kind: Literal["remember"]
 

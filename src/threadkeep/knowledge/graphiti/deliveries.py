@@ -33,7 +33,7 @@ class OnTheWay(NamedTuple):
 
 @dataclass(frozen=True)
 class Waiting:
-    """A queued message. If `content` is None, the message no longer exists."""
+    """A queued message or promoted fact. If `content` is None, it was deleted or superseded, and must not be sent."""
 
     number: int
     name: str

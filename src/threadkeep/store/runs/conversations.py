@@ -17,7 +17,7 @@ from threadkeep.store.statements import ClockedTables, Tables, load_statements
 
 
 class RunLocks:
-    """Locks for runs. They are held until the transaction ends, and taken in this order: conversations, trees, runs."""
+    """Locks for runs, held until the transaction ends; callers must take them in the order conversation, tree, run."""
 
     def __init__(self, backend: Backend) -> None:
         self._sql = load_statements(f"{backend}/runs.sql")

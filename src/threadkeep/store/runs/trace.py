@@ -187,8 +187,9 @@ class RunTrace:
     ) -> int:
         """Store a group in a transaction that has locked the trace; return the number of the newest event.
 
-        `held` has the rows of the statements of `hold`. If the run `ends` with the group, the whole trace is packed,
-        unless it is too long.
+        `held` has the rows that the statements from `hold` returned. If the trace has newer events than `group.after`,
+        an earlier attempt stored the group, and it is not stored again. If the run `ends` with the group, the whole
+        trace is packed, unless it is too long.
         """
         [(last_number, characters, cut, *packed)], *found = held
         before = _Extent(int(last_number), int(characters), bool(cut))

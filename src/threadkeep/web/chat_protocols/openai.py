@@ -141,7 +141,7 @@ class _Chunks(StreamParts):
         return self._chunk({"content": text})
 
     async def ended(self, answer: ChatAnswer) -> AsyncIterator[bytes]:
-        # Another process answered first, so the stored text differs from the text that was sent.
+        # If another process answered first, the stored text differs from the streamed one; send it in the last chunk.
         replaced = {"threadkeep": {"replaced": True, "response": answer.response}} if answer.replaced else {}
         yield self._chunk({}, finish_reason="stop", **replaced)
         if self._include_usage:
