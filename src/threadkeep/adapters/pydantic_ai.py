@@ -30,12 +30,12 @@ _read_last: ContextVar[str | None] = ContextVar("conversation_read_last", defaul
 
 
 class Conversations(ConversationStore):
-    """The conversation store of Pydantic AI over a memory: a conversation is the session with its id.
+    """A conversation store of Pydantic AI that uses a memory. A conversation is stored as the session with the same id.
 
     An entry is stored as a message with the entry's id. Prompts and answers are stored like messages of other agents.
-    Tool calls and tool results are stored as notes. Each save is one transaction. If two writers save the same
-    revision, only the first succeeds. If a record continues from an earlier entry, later entries are superseded, but
-    can still be read. A fork is a branch of the session, with copies of its messages.
+    Tool calls and tool results are stored as notes. Each save is one transaction. If two writers change the
+    same revision, only the first succeeds. If a record continues from an earlier entry, later entries are superseded,
+    but can still be read. A fork is a branch of the session, with copies of its messages.
     """
 
     def __init__(self, memory: Memory, *, user_id: str | None = None) -> None:

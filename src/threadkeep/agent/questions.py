@@ -32,7 +32,8 @@ def is_question(message: BaseMessage) -> bool:
 def question_before(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
     """Return the question that a run is answering: the newest block of human messages, without summaries.
 
-    Return an empty list if a system message, but no question, follows the newest answer: the run then speaks unasked.
+    Return an empty list if there is none, or if a system message follows an answer and no question follows that system
+    message: the run then speaks unasked.
     """
     end = len(messages)
     instructed = False
@@ -254,11 +255,11 @@ def _opposite(gap: Sequence[_Sent], rows: Sequence[Message], beside: range) -> S
 def known_beginning(
     question: Sequence[BaseMessage], rows: Sequence[Message], *, whole: bool, digest: Digest | None = None
 ) -> list[Message]:
-    """Return the rows of a question's leading messages that are stored already. The last message is always new.
+    """Return the stored rows of the first messages of a question, as many as match. The last message is always new.
 
-    `rows` are the rows after the last known message before the question. Without such a message (`whole`), they are all
-    rows that were read. The leading messages are then known if they equal all human messages in the rows; otherwise
-    they are compared with the human messages after the last answer.
+    `rows` are the rows after the last known message before the question, and the messages are compared with their human
+    messages. If no earlier message is known (`whole`), `rows` are all rows that were read. Unless the messages then
+    equal all human messages in the rows, they are compared only with the human messages after the last answer.
     """
     told = _sent(question[:-1], rows, digest)
     asked = [row for row in rows if row.role == "user"]

@@ -21,7 +21,7 @@ class WrongUse(Exception):
 
 
 class NotDone(Exception):
-    """A command could not do its work. The message names an alternative."""
+    """A command could not do its work. The message says what to do next."""
 
 
 type Level = Literal["ok", "warn", "fail"]

@@ -172,7 +172,7 @@ class Terminal:
     ) -> Iterator[Reach]:
         """Show the progress of the work in the block: a bar on a terminal, otherwise lines on stderr.
 
-        The lines are at least two seconds apart, so that a log is not flooded; with `every`, each report has a line.
+        Except for the last, the lines are at least two seconds apart; with `every`, each report has a line.
         With `--json`, nothing is shown. If the block is cancelled or the database fails, a note shows the words of the
         last report (`so_far` if there was none) and `again`, which says how to continue. If `again` is empty, there is
         no note.

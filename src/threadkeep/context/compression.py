@@ -80,9 +80,10 @@ class WindowRoom:
     step: float = 0.4
 
     def nearly_full(self, extent: Extent) -> tuple[Size, ...]:
-        """Return sizes for the tail to keep if the next model call would exclude messages; otherwise return no sizes.
+        """Return the sizes to which a nearly full window is cut; an empty tuple if it is not nearly full.
 
-        They leave some tokens for the next input, and two messages for the next turn.
+        It is nearly full above 90 % of its tokens, or above its number of messages. The sizes leave some tokens for the
+        next input, and two messages for the next turn.
         """
         keep: list[Size] = []
         if self.tokens is not None and extent.tokens > self.tokens * _FULL:

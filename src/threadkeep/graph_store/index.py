@@ -57,7 +57,7 @@ class SessionIndex:
             pass
 
     async def add(self, written: Written) -> bool:
-        """Add the rows of a turn; return False if the stored rows do not reflect the conversation before this turn."""
+        """Add the rows of a turn; return False if it has none, or the stored rows are not those of earlier turns."""
         statements = self.additions(written)
         try:
             return bool(statements) and bool((await self._driver.write(statements))[-1])

@@ -120,7 +120,7 @@ class IndexedTranscripts(GraphTranscripts):
 
     async def reset(self, session_id: str, *, user_id: str | None = None, run_id: str | None = None) -> int | None:
         """Let later windows begin after the stored messages; return the last `seq`, or None if nothing was reset."""
-        # Read the conversation before checking the run: messages that are stored after the check stay in later windows.
+        # Read the conversation before checking the run, so that the reset hides no message that is stored after it.
         known = await self.reader.conversation(session_id, user_id=user_id)
         if known is None:
             return None

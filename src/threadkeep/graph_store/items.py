@@ -249,7 +249,7 @@ class _TableWriting:
         self._changes = changes
 
     async def remove(self, keys: Collection[ItemKey]) -> None:
-        """Collect the removal of items for the commit; it does not depend on the version of the metadata."""
+        """Collect the removal of items for the commit, regardless of the version of the metadata."""
         self._changes = _groups(self._sql["delete_items"], [_place(key) for key in keys])
 
     async def commit(self) -> None:

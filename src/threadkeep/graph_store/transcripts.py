@@ -218,9 +218,9 @@ class GraphTranscripts:
         await self.writer.change(session_id, changes)
 
     async def reset(self, session_id: str, *, user_id: str | None = None, run_id: str | None = None) -> int | None:
-        """Let later windows begin after the stored messages; return the last `seq`, None if there is no such session.
+        """Let later windows begin after the stored messages; return the last `seq`, or None if nothing was reset.
 
-        `run_id` is ignored.
+        Nothing is reset if the session does not exist or belongs to another user. `run_id` is ignored.
         """
         return await self.writer.reset(session_id, user_id=user_id)
 

@@ -102,7 +102,10 @@ async def export(
     *,
     view: View = "active",
 ) -> Exported:
-    """Write sessions to a stream and return the counts; messages that are stored during the export are left out."""
+    """Write sessions to a stream and return the counts.
+
+    Messages stored after the metadata of their session was read are left out, and pages that cannot be read too.
+    """
     done = Exported()
     async for info, memory, layout in sessions:
         done.sessions += 1

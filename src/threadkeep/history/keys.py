@@ -71,7 +71,7 @@ _KEY_CURES: Mapping[Reason, str] = {
 
 @dataclass(frozen=True)
 class Refusal:
-    """A candidate as given, and the reason why it gave no key."""
+    """A candidate or the key template, as given, and the reason why it was rejected."""
 
     candidate: str
     reason: Reason

@@ -422,6 +422,7 @@ class Session:
         The messages stay in the `history` view with their `seq`. Concurrent calls supersede different messages.
 
         Raises:
+            InvalidInput: `n` is not a whole number from 1 to 10,000.
             WrongUser: the session belongs to another user.
             StoreUnavailable: the database is not available; nothing was changed.
         """

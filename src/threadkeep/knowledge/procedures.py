@@ -51,7 +51,7 @@ class Procedures:
         return procedure_of(saved)
 
     async def procedure(self, procedure_id: str, *, user_id: str | None = None) -> Procedure:
-        """Return the procedure with an id.
+        """Return the procedure with the given id.
 
         Raises:
             KnowledgeNotFound: the procedure does not exist, or the user may not see it.

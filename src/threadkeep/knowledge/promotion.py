@@ -135,9 +135,9 @@ class Promotion:
 def accepted_directives(text: str) -> tuple[list[Promotion], int]:
     """Return a message's directives, such as `preference (user): Keep diffs small`, and how many were rejected.
 
-    The text of a directive follows on the same line, or on the next lines up to a blank one. Without a scope, a
-    directive that begins like "I prefer" belongs to the user, unless it is a decision, procedure or task; all others
-    belong to the workspace. A directive that looks like a secret, or is too long, is rejected.
+    The text of a directive follows on the same line, or on the next lines up to a blank one or another directive.
+    Without a scope, a directive that begins like "I prefer" belongs to the user, unless it is a decision, procedure or
+    task; all others belong to the workspace. A directive that looks like a secret, or is too long, is rejected.
     """
     found: list[Promotion] = []
     refused = 0

@@ -152,7 +152,7 @@ class RunExecution:
         await in_flight.wait_for(self._run)
         if len(self._run.inputs) > 1:
             self._run = await with_unanswered(memory, self._run)
-        # A graph looks for such an answer only in its first step, which a resumed graph skips.
+        # A graph looks for the answer of an unrecorded run only in its first step. A resumed graph skips that step.
         answered = not self._begins and in_flight.has_answered(self._run)
         if answered and (result := await answered_without(memory, self._run)) is not None:
             return Outcome("done", result=result)
@@ -424,7 +424,7 @@ def _map(value: Json) -> Mapping[str, Json]:
 
 
 def _without_empty(data: Mapping[str, Json]) -> dict[str, Json]:
-    """Return an event's data without empty fields of its LangChain messages; LangChain adds them when it reads."""
+    """Return an event's data without empty fields of its LangChain messages, which LangChain restores."""
     messages = data.get("messages")
     if not isinstance(messages, list):
         return dict(data)

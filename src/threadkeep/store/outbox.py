@@ -201,7 +201,7 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
         return str(rows[0][0]) if rows else None
 
     async def make_ready(self, session_id: str | None = None) -> int:
-        """Mark answers as ready whose runs are over, in one session or in all; return how many were marked."""
+        """Mark answers of runs that ended or wait for a person as ready, of one or all sessions; return the number."""
         parameters = {"session_id": session_id, "now": self._now()}
         async with self._driver.writing() as connection:
             return await self._let_go(connection, await connection.fetch(self._sql["make_ready"], parameters))

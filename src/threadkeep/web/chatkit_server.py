@@ -53,7 +53,7 @@ _REQUEST: TypeAdapter[ChatKitReq] = TypeAdapter(ChatKitReq)
 
 @dataclass(frozen=True)
 class ChatKitRequest:
-    """The context of a request: its verified user, `Caller.repeat_id`, and whether it regenerates an answer."""
+    """The verified user of a request, the id made of its idempotency key, and whether it regenerates an answer."""
 
     user_id: str | None = None
     repeat_id: str | None = None

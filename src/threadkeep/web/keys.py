@@ -175,7 +175,7 @@ def limits_of(settings: Settings) -> RateLimits:
 
 
 def tokens_of(settings: Settings) -> UserTokens | None:
-    """Return the verifier of users' tokens; None if the settings name no key of an issuer."""
+    """Return the verifier of users' tokens; None if `jwt_key` is not set."""
     return None if settings.jwt_key is None else UserTokens(settings, settings.jwt_key.get_secret_value())
 
 

@@ -221,7 +221,7 @@ class BodyLimit:
 
 
 def _declared_length(scope: Scope) -> int:
-    """Return the Content-Length; 0 if it is missing or not a number."""
+    """Return the Content-Length; 0 if it is missing, not a number, or longer than 19 digits."""
     for name, value in scope["headers"]:
         if name == b"content-length" and value.isdigit() and len(value) < 20:
             return int(value)

@@ -202,7 +202,7 @@ def beside_of(workflow: Workflow) -> Callable[[str], bool]:
 
 
 def _known(workflow: Workflow) -> frozenset[str]:
-    """Return the names of the nodes of which the effect of a second execution is known (`Node.again`)."""
+    """Return the names of the nodes for which the cost of a second execution is known (`Node.again`)."""
     return frozenset(name for name, node in workflow.nodes.items() if node.again != "unknown")
 
 

@@ -124,7 +124,7 @@ class Postings:
 
     @classmethod
     def load(cls, state: Packed) -> Self:
-        """Return the posting lists with a stored state."""
+        """Restore posting lists from a stored state."""
         found, values, arrays = cls(), state.values, state.arrays
         found._turns = values["turns"]
         if values["terms"]:
