@@ -264,13 +264,13 @@ class Deliveries:
         [(queued, sent)] = await self._fetch("open_of_groups", {"group_id": group_id})
         return int(queued), int(sent)
 
-    def groups_statement(self, scope: Scope) -> Statement:
-        """Return the statement for `GroupState` rows: the group of a scope, or those of up to 20 ids of a person."""
-        return self._sql["groups_of_scope"], {"scope": scope.kind, "owner": scope.owner, "limit": 20}
+    def groups_statement(self, scope: Scope, limit: int = 20) -> Statement:
+        """Return the statement for `GroupState` rows: the group of a scope, or those of `limit` ids of a person."""
+        return self._sql["groups_of_scope"], {"scope": scope.kind, "owner": scope.owner, "limit": limit}
 
     async def groups_of(self, scope: Scope) -> list[str]:
         """Return the ids of the existing groups of a scope; for a person, the groups of all ids."""
-        rows = await self._fetch("groups_of_scope", {"scope": scope.kind, "owner": scope.owner, "limit": END})
+        rows = await self._driver.fetch(*self.groups_statement(scope, END))
         return [str(row[1]) for row in rows if row[1] is not None]
 
     async def dead_of_groups(self) -> dict[str, int]:

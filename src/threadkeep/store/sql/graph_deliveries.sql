@@ -181,8 +181,8 @@ FROM chat_graph_deliveries
 WHERE group_id = :group_id AND status IN ('queued', 'sent')
 
 -- name: groups_of_scope
--- The groups of an owner (for a person, of up to 20 ids), with the numbers of their queued and sent messages. The group
--- is NULL if the owner has none yet.
+-- The groups of an owner (for a person, of up to `:limit` ids), with the numbers of their queued and sent messages. The
+-- group is NULL if the owner has none yet.
 SELECT
     o.owner,
     g.group_id,
