@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sqlite3
 import stat
 import subprocess
@@ -16,6 +17,7 @@ import pytest
 
 from tests.cli.running import CommandLine
 from tests.databases import execute
+from threadkeep.cli.terminal import terminal
 from threadkeep.history.memory_options import MemoryOptions
 from threadkeep.memory import Memory, open_memory
 from threadkeep.records import Message
@@ -23,6 +25,10 @@ from threadkeep.records import Message
 BEFORE = 50
 KEY, OTHER = "ab" * 32, "cd" * 32
 CANARY = "zanzibarquokka"
+_STOPPED_DUMP = """#!/bin/sh
+kill -INT $PPID
+exec sleep 60
+"""
 _READER = """
 import sqlite3, sys
 database = sqlite3.connect(sys.argv[1])
@@ -242,6 +248,45 @@ def test_a_missing_tool_is_named(any_cli: CommandLine, monkeypatch: pytest.Monke
     else:
         assert (outcome.exit_code, "no pg_dump on this machine" in outcome.err) == (1, True)
         assert list(any_cli.folder.glob("copy*")) == []
+
+
+@pytest.mark.parametrize("command", ["backup", "restore"])
+def test_ctrl_c_stops_a_copy(cli: CommandLine, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    """The command says that it did not finish. The partial file is removed, and the database stays as it was."""
+    cli.store("room", "hi", "hello")
+    assert cli("backup", str(cli.folder / "copy")).exit_code == 0
+    cli.store("later", "not in the copy")
+    monkeypatch.setattr("threadkeep.cli.terminal.LINE_SECONDS", 0.0)
+    monkeypatch.setattr("threadkeep.store.backup._PAGES", 1)
+    note = terminal.note
+
+    def interrupted(_: object, text: str) -> None:
+        note(text)
+        if text.startswith(("Copying", "Restoring")):
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(type(terminal), "note", interrupted)
+    files = sorted(cli.folder.iterdir())
+    outcome = cli(command, str(cli.folder / ("copy" if command == "restore" else "second")), "--replace")
+    assert (outcome.exit_code, "Stopped before the command was done." in outcome.err) == (1, True)
+    assert sorted(cli.folder.iterdir()) == files
+    listed = cli("sessions", "list", "--json").json["sessions"]
+    assert [session["session_id"] for session in listed] == ["later", "room"]
+
+
+# After Ctrl-C, `subprocess.run` kills the tool without waiting for its end.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_signal_to_the_command_alone_stops_pg_dump(
+    postgres_cli: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C in a terminal reaches both processes, the signal of a supervisor only the command."""
+    tool = postgres_cli.folder / "pg_dump"
+    tool.write_text(_STOPPED_DUMP)
+    tool.chmod(0o700)
+    monkeypatch.setenv("PATH", f"{postgres_cli.folder}:{os.environ['PATH']}")
+    outcome = postgres_cli("backup", str(postgres_cli.folder / "copy"))
+    assert (outcome.exit_code, "Stopped before the command was done." in outcome.err) == (1, True)
+    assert list(postgres_cli.folder.glob("copy*")) == []
 
 
 def test_backups_are_encrypted_and_a_plain_one_is_encrypted_by_a_restore(

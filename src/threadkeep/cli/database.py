@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from threadkeep.cli.opening import command_settings
+from threadkeep.cli.opening import command_settings, run
 from threadkeep.cli.options import Confirmed, verbs
 from threadkeep.cli.problems import NotDone, WrongUse
 from threadkeep.cli.terminal import counted, file_size, shown, terminal
@@ -19,6 +19,7 @@ from threadkeep.errors import SchemaTooNew
 
 if TYPE_CHECKING:
     from threadkeep.settings import Settings
+    from threadkeep.store.backup import Report
     from threadkeep.store.condition import Condition
     from threadkeep.store.driver import Driver
 
@@ -169,7 +170,7 @@ def _show(schema: _Schema) -> None:
         )
 
 
-async def backup_database(
+def backup_database(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write.")], replace: Replace = False
 ) -> None:
     """Write a consistent copy of the database to a file. Services may continue meanwhile.
@@ -186,13 +187,12 @@ async def backup_database(
         raise WrongUse(f"{target} is the database itself; name another file.")
     if address.dsn is not None:
         with terminal.waiting("Copying"):
-            await asyncio.to_thread(dump_postgres, address.dsn, target)
+            dump_postgres(address.dsn, target)
     elif address.path is None or not address.path.exists():
         raise NotDone(_IN_MEMORY if address.path is None else f"There is no database at {address.path} to copy.")
     else:
-        with terminal.progress("Copying", None) as reach:
-            copying = partial(copy_sqlite, address.path, target, key=settings.store_options().key)
-            await asyncio.to_thread(copying, lambda done, total: reach(done, f"{done:,} of {total:,} pages"))
+        with _pages("Copying") as report:
+            copy_sqlite(address.path, target, report, key=settings.store_options().key)
     left_out = _not_copied(settings)
     size = target.stat().st_size
     terminal.result(
@@ -203,7 +203,7 @@ async def backup_database(
         terminal.note(f"Not in the copy: {name}.")
 
 
-async def restore_database(
+def restore_database(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A file that `threadkeep backup` wrote.")],
     replace: Replace = False,
 ) -> None:
@@ -218,21 +218,26 @@ async def restore_database(
     if not source.is_file():
         raise WrongUse(f"{source} is not a file; name one that `threadkeep backup` wrote.")
     if address.dsn is not None:
-        version = await asyncio.to_thread(dump_version, source)
-        await _check_target(settings, version, replace=replace)
+        run(_check_target(settings, dump_version(source), replace=replace))
         with terminal.waiting("Restoring"):
-            await asyncio.to_thread(restore_postgres, source, address.dsn, replace=replace)
+            restore_postgres(source, address.dsn, replace=replace)
     elif address.path is None:
         raise NotDone(_IN_MEMORY)
     else:
         _check_version(source, key := settings.store_options().key)
         if address.path.exists() and not replace:
             raise WrongUse(f"{address.path} exists already; name another one with --database, or add --replace.")
-        restoring = partial(restore_sqlite, source, address.path, key=key)
-        with terminal.progress("Restoring", None) as reach:
-            await asyncio.to_thread(restoring, lambda done, total: reach(done, f"{done:,} of {total:,} pages"))
+        with _pages("Restoring") as report:
+            restore_sqlite(source, address.path, report, key=key)
     terminal.result({"database": str(address)}, f"{address} is restored from {source}.")
     terminal.note("Persons who were erased after the copy was made are in the database again; erase them again.")
+
+
+@contextmanager
+def _pages(title: str) -> Iterator[Report]:
+    """Show how many pages of a SQLite database are copied."""
+    with terminal.progress(title, None) as reach:
+        yield lambda done, total: reach(done, f"{done:,} of {total:,} pages")
 
 
 def _check_version(source: Path, key: str | None) -> None:
