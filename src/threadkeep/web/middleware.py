@@ -9,7 +9,7 @@ that site. Otherwise any page in the user's browser could reach the service. `ca
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from functools import lru_cache
 from urllib.parse import urlsplit
 
@@ -94,16 +94,19 @@ class Access:
     async def _caller(self, scope: Scope) -> Caller:
         """Return the caller of a request: the owner of a valid key or token, or a client on this machine."""
         headers = Headers(scope=scope)
-        if self._tokens is not None and self._tokens.is_token(given := _given_key(headers, scope["path"])):
+        given = _given_key(headers, scope["path"])
+        if self._tokens is not None and self._tokens.is_token(given):
             return await self._tokens.caller(given, self._limits)
         if not await self._keys.refresh():
             raise ProblemRaised(make_problem(503, "database-unavailable", _KEYS_UNREAD))
         if self._needed or self._keys.in_use:
-            caller = self._keys.caller(_given_key(headers, scope["path"]), self._limits)
+            caller = self._keys.caller(given, self._limits)
             if caller is None:
                 raise ProblemRaised(make_problem(401, "api-key-needed", _KEY_MISSING), {"WWW-Authenticate": "Bearer"})
             return caller
-        if not _is_local(headers, self._origins):
+        origin = headers.get("origin")
+        known = origin is None or origin in self._origins or _is_loopback_address(origin)
+        if not known or not _is_loopback_address(f"//{headers.get('host', '')}"):
             raise ProblemRaised(make_problem(403, "foreign-host", _FOREIGN_HOST))
         return Caller(_LOCAL, "admin", limits=self._limits)
 
@@ -112,7 +115,7 @@ def _given_key(headers: Headers, path: str) -> bytes:
     """Return the key from a request's headers or, for console pages, from the sign-in cookie; empty without a key."""
     scheme, _, token = headers.get("authorization", "").partition(" ")
     given = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
-    if not given and is_page(path):
+    if not given and "cookie" in headers and is_page(path):
         return key_in_cookie(headers)
     return given.encode("latin-1")
 
@@ -131,13 +134,6 @@ class CrossOrigin(CORSMiddleware):
             expose_headers=EXPOSED_HEADERS,
             max_age=_PREFLIGHT_SECONDS,
         )
-
-
-def _is_local(headers: Headers, origins: Collection[str]) -> bool:
-    """Return True if the host is a loopback name, and the origin (if any) is a loopback name or one of `origins`."""
-    origin = headers.get("origin")
-    allowed = origin is None or origin in origins or _is_loopback_address(origin)
-    return allowed and _is_loopback_address(f"//{headers.get('host', '')}")
 
 
 @lru_cache(maxsize=64)
