@@ -232,18 +232,20 @@ def log_failure(what: str, error: Exception) -> None:
 
 async def respond(request: Request, error: Exception) -> JSONResponse:
     """Respond to an error with its problem document."""
-    headers = error.headers if isinstance(error, HTTPException | ProblemRaised) else None
     problem = problem_of(error)
     if problem.status == 500:
         log_failure("a request failed", error)
-    return problem_response(problem, headers, path=request.url.path)
+    return problem_response(problem, headers_of(request, error), path=request.url.path)
 
 
-def allowed_methods(request: Request) -> str:
-    """Return the methods that an address accepts, with HEAD if it accepts GET. A folder of files accepts only these."""
-    matching = [route for route in request.app.routes if route.matches(request.scope)[0] is Match.PARTIAL]
-    methods = {method for route in matching for method in route.methods} or {"GET"}
-    return ", ".join(sorted(methods | ({"HEAD"} if "GET" in methods else set())))
+def headers_of(request: Request, error: Exception) -> Mapping[str, str]:
+    """Return the headers of the response to an error. With 405, `Allow` names every method of the address."""
+    if isinstance(error, HTTPException) and error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        matching = [route for route in request.app.routes if route.matches(request.scope)[0] is Match.PARTIAL]
+        # The folders of files match every method, but accept only GET and HEAD.
+        methods = {method for route in matching for method in route.methods} or {"GET"}
+        return {"Allow": ", ".join(sorted(methods | ({"HEAD"} if "GET" in methods else set())))}
+    return (error.headers or {}) if isinstance(error, HTTPException | ProblemRaised) else {}
 
 
 def _place(error: Exception) -> str:

@@ -25,7 +25,7 @@ from threadkeep.version import __version__
 from threadkeep.web.api.parameters import EncodedPathRoute
 from threadkeep.web.callers import Caller
 from threadkeep.web.console.forms import COOKIE, csrf_token
-from threadkeep.web.problems import ProblemRaised, log_failure, problem_of
+from threadkeep.web.problems import ProblemRaised, headers_of, log_failure, problem_of
 
 _GAP = 0.25
 _FAR_BELOW = 4
@@ -195,8 +195,7 @@ def error_page(request: Request, error: Exception) -> Response:
     """Return the page of an error."""
     problem = problem_of(error)
     response = page(request, "problem.html", status_code=problem.status, problem=problem)
-    if isinstance(error, HTTPException | ProblemRaised):
-        response.headers.update(error.headers or {})
+    response.headers.update(headers_of(request, error))
     return response
 
 

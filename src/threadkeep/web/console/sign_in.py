@@ -6,14 +6,13 @@ from typing import Annotated, Final
 from urllib.parse import quote, urlsplit
 
 from fastapi import APIRouter, Query, Request, Response
-from starlette.exceptions import HTTPException
 from starlette.types import Scope
 
 from threadkeep.web.callers import PUBLIC, RateLimits
 from threadkeep.web.console.forms import COOKIE, Form, as_cookie, is_page, read_fields
 from threadkeep.web.console.rendering import ConsoleRoute, error_page, page, redirect
 from threadkeep.web.keys import KeyRing
-from threadkeep.web.problems import ProblemRaised, allowed_methods, make_problem, problem_of, respond
+from threadkeep.web.problems import ProblemRaised, make_problem, problem_of, respond
 
 ADDRESS: Final = "/console/sign-in"
 _HOME = "/"
@@ -69,8 +68,6 @@ def refusal_page(scope: Scope, error: Exception) -> Response | None:
 
 async def respond_to_browsers(request: Request, error: Exception) -> Response:
     """Respond to an error outside of the console's routes, such as an unknown address."""
-    if isinstance(error, HTTPException) and error.status_code == 405:
-        error.headers = {"Allow": allowed_methods(request)}
     return refusal_page(request.scope, error) or await respond(request, error)
 
 
