@@ -75,6 +75,29 @@ def test_wrong_use_is_told_and_exits_with_2(cli: CommandLine, arguments: list[st
     assert outcome.problem["type"].startswith("urn:threadkeep:")
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["sessions", "list", "--user", ""],
+        ["sessions", "list", "--query="],
+        ["sessions", "export", "--all", "--output", ""],
+        ["import", "langgraph", "file.db", "--channel", ""],
+        ["runs", "list", "--session", ""],
+        ["explain-key", "--payload", "-", "--workflow", ""],
+        ["knowledge", "backfill", "--session", "a", "--session", ""],
+        ["doctor", "--database", ""],
+    ],
+    ids=" ".join,
+)
+def test_an_option_without_a_character_is_refused(cli: CommandLine, arguments: list[str]) -> None:
+    """The variable of a script may be unset: the command must not answer as if nothing were stored."""
+    cli.store("room", "hi", user_id="u1")
+    outcome = cli(*arguments)
+    option = [word for word in arguments if word.startswith("--")][-1].rstrip("=")
+    assert (outcome.exit_code, outcome.out) == (2, "")
+    assert outcome.err == f"{option} needs at least one character; give it a value, or omit it.\n"
+
+
 def test_a_failure_is_one_sentence_and_exits_with_1(cli: CommandLine) -> None:
     """With its cure, on one line; as a JSON object for programs."""
     outcome = cli("sessions", "show", "telegram:1")

@@ -25,7 +25,7 @@ def test_a_key_is_added_rotated_and_revoked(any_cli: CommandLine) -> None:
 def test_mcp_names_its_user_or_none(cli: CommandLine) -> None:
     """An empty one is refused at the start, not at each call."""
     refused = cli("mcp", "--user", "")
-    assert (refused.exit_code, "user_id" in refused.err) == (2, True)
+    assert (refused.exit_code, "--user needs" in refused.err) == (2, True)
 
 
 def test_times_have_limits(cli: CommandLine) -> None:

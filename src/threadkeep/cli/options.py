@@ -206,10 +206,17 @@ def with_common_options(application: typer.Typer) -> TyperGroup:
 
 
 class _Conversion(RuntimeParam):
-    """A converter of option values. It imports pydantic only if a value is neither a text nor the default."""
+    """A converter of option values. It imports pydantic only if a value is neither a text nor the default.
+
+    It rejects an empty text as the value of an option, because the variable of a script may be unset.
+    """
 
     def _coerce_value(self, value: Any, param: _TyperParameter, ctx: Context) -> Any:
-        if value == param.default or (self.annotation in (str, str | None) and isinstance(value, str)):
+        if value == param.default:
+            return value
+        if isinstance(param, TyperOption) and "" in (value if param.multiple else [value]):
+            raise WrongUse(f"{param.opts[0]} needs at least one character; give it a value, or omit it.")
+        if self.annotation in (str, str | None) and isinstance(value, str):
             return value
         return build_runtime_param(param.type_descriptor).coerce(value, param, ctx)
 
