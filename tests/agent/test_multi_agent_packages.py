@@ -76,6 +76,24 @@ async def test_a_swarm_stores_the_answer_of_the_agent_that_has_the_floor(memory:
     assert await said(memory) == [(None, "q"), ("b", "from b"), (None, "and now?"), ("b", "again from b")]
 
 
+@pytest.mark.parametrize("checkpointed", [False, True])
+async def test_a_handover_takes_no_number_of_an_answer(memory: Memory, checkpointed: bool) -> None:
+    """On every database: an agent that gets the floor back gives its first answer; a repeat asks no model for it."""
+    to_a, to_b = (swarms.create_handoff_tool(agent_name=name) for name in "ab")
+    a_model, b_model = Bound(replies=[handing_over(to_b.name), "from a"]), Bound(replies=[handing_over(to_a.name)])
+    remember_a, remember_b = SessionMemory(memory), SessionMemory(memory)
+    a: Any = create_agent(a_model, [to_b], middleware=[remember_a], name="a")
+    b: Any = create_agent(b_model, [to_a], middleware=[remember_b], name="b")
+    saver = InMemorySaver() if checkpointed else None
+    graph = swarms.create_swarm([a, b], default_active_agent="a").compile(checkpointer=saver)
+    for _ in range(2):
+        assert (await graph.ainvoke(input_of("q", "m1"), config_of()))["messages"][-1].text == "from a"
+    assert (len(a_model.calls), len(b_model.calls)) == (2, 1)
+    stored = await memory.session(ROOM).tail(9)
+    assert [(one.author, one.content, one.ordinal) for one in stored] == [(None, "q", None), ("a", "from a", None)]
+    assert (remember_a.open_runs, remember_b.open_runs) == (0, 0)
+
+
 async def test_a_recorded_graph_streams_and_stores(memory: Memory) -> None:
     """On every database: the parts are the graph's own."""
     chief = Bound(replies=["hello"])
@@ -83,3 +101,17 @@ async def test_a_recorded_graph_streams_and_stores(memory: Memory) -> None:
     parts = [part async for part in graph.astream(input_of("hi"), config_of(), stream_mode="updates")]
     assert parts
     assert await said(memory) == [(None, "hi"), ("supervisor", "hello")]
+
+
+async def test_a_worker_that_is_asked_again_by_a_supervisor_without_memory_repeats_its_answer(memory: Memory) -> None:
+    """On every database: a checkpointed state has the worker's answer before the handover that repeats the question."""
+    math_model = Bound(replies=["4"])
+    math: Any = create_agent(math_model, [add], middleware=[SessionMemory(memory)], name="math")
+    chief = Bound(replies=[handing_over("transfer_to_math"), "it is 4", handing_over("transfer_to_math"), "still 4"])
+    team: Any = supervisors.create_supervisor([math], model=chief).compile(checkpointer=InMemorySaver())
+    for told in ("it is 4", "still 4"):
+        state = await team.ainvoke(input_of("2 + 2?", "m1"), {**config_of(), "recursion_limit": 50})
+        assert state["messages"][-1].text == told
+    assert len(math_model.calls) == 1
+    assert [str(message.text) for message in chief.calls[-1]].count("4") == 2
+    assert await said(memory) == [(None, "2 + 2?"), ("math", "4")]

@@ -27,9 +27,9 @@ _LIMIT_NOTICES = ("Model call limits exceeded: ", " call limit reached: ")
 def answered_before(answer: AIMessage, request: ModelRequest[Any], config: RunnableConfig) -> ModelResponse[Any]:
     """Return a stored answer as the response of a model call, with a structured response if the agent requests one.
 
-    If the answer is followed by later turns or repeats in the state, or if a tool's result has the answer's id, the
-    response is a copy with a new id. Later model calls do not receive this copy. Otherwise the answer keeps its id. The
-    structured response is None if the stored data do not fit the requested schema.
+    If the answer is followed by later turns, repeats or tool calls in the state, or if a tool's result has the answer's
+    id, the response is a copy with a new id. Later model calls do not receive this copy. Otherwise the answer keeps its
+    id. The structured response is None if the stored data do not fit the requested schema.
     """
     data = answer.additional_kwargs.get(STRUCTURED)
     structured = _structured(text_of(answer) if data is None else data, request.response_format)
@@ -38,7 +38,9 @@ def answered_before(answer: AIMessage, request: ModelRequest[Any], config: Runna
     if there is not None:
         known, later = request.messages[there], request.messages[there + 1 :]
         turns = [one for one in later if isinstance(one, HumanMessage) or REPEATS in one.additional_kwargs]
-        if not isinstance(known, AIMessage) or turns:
+        # LangChain's agents call the model again until the newest assistant message has no tool calls.
+        calls = next((one.tool_calls for one in reversed(later) if isinstance(one, AIMessage)), [])
+        if not isinstance(known, AIMessage) or turns or calls:
             said = said.model_copy(update={"id": str(uuid7()), "additional_kwargs": {REPEATS: answer.id}})
         elif not known.tool_calls or structured is not None:
             said = known

@@ -179,7 +179,9 @@ class TurnHooks:
         """Count a tool call as ended; add it to the steps of the turn, unless its result is the answer."""
         part, tool = step.part, step.request.tool
         part.root.call_ends()
-        if tool is not None and tool.return_direct:
+        if isinstance(result, Command) and result.graph == Command.PARENT:
+            part.hand_over()
+        elif tool is not None and tool.return_direct:
             part.direct_calls.add(str(step.request.tool_call["id"]))
         elif part.turn is not None:
             part.turn.steps.add(step.call.messages, result)
@@ -189,8 +191,7 @@ class TurnHooks:
         part, call = step.part, step.call
         part.root.call_ends()
         if isinstance(error, ParentCommand):
-            # A handoff to another agent of the graph.
-            part.root.release(part.author, part.key)
+            part.hand_over()
             return
         if isinstance(error, Exception):
             # An interrupt or a failure may end the run, so release the session. A retry does not acquire it again.
@@ -243,6 +244,8 @@ class TurnHooks:
         by_owner = run_hold.get() is not None and not isinstance(error, Exception)
         if error is None or by_owner:
             part.root.release_session()
+            if part.handed_over:
+                part.leave()
             return None
         return self._settle_from_any_loop(part, error)
 

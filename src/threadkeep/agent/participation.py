@@ -139,6 +139,7 @@ class Participation:
     redacted: frozenset[str] = frozenset()
     direct_calls: set[str] = field(default_factory=set)
     model_failed: bool = False
+    handed_over: bool = False
     told_again: BaseMessage | None = None
     said_ids: set[str | None] = field(default_factory=set)
     _question: Sequence[BaseMessage] = ()
@@ -346,6 +347,11 @@ class Participation:
             ordinal=self._ordinal,
             run_id=self.run_id,
         )
+
+    def hand_over(self) -> None:
+        """Release the number of the answer, because a tool hands over to another agent; `after_agent` is not called."""
+        self.handed_over = True
+        self.root.release(self.author, self.key)
 
     @property
     def is_over(self) -> bool:
