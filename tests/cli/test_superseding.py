@@ -29,8 +29,8 @@ async def _talk(memory: Memory) -> None:
     assert await memory.summaries.add(Summary("a", 9, 9, "The fourth.", "m", "1", tokens=3))
 
 
-def _elsewhere(cli: CommandLine) -> None:
-    cli.url = f"sqlite:///{cli.folder}/other.db"
+def _elsewhere(cli: CommandLine, name: str = "other") -> None:
+    cli.url = f"sqlite:///{cli.folder}/{name}.db"
     cli.set(THREADKEEP_DATABASE_URL=cli.url)
 
 
@@ -148,6 +148,36 @@ def test_a_branch_names_its_parent_after_a_move(cli: CommandLine) -> None:
     assert cli("sessions", "import", "-", given=exported).exit_code == 0
     info = cli.info("b")
     assert (info.parent_session_id, info.parent_seq) == ("a", 1)
+
+
+@pytest.mark.parametrize("transcripts", ["tables", "graph_store"])
+def test_a_branch_names_the_exported_position_in_its_parent(any_cli: CommandLine, transcripts: str) -> None:
+    """Where superseded messages are left out, the parent's messages get other numbers. A missing parent has none."""
+    any_cli.set(THREADKEEP_TRANSCRIPTS=transcripts)
+    given = [{"type": "session", "session_id": "a"}]
+    given += [{"type": "message", "session_id": "a", "role": "user", "content": word, "id": word} for word in "xyz"]
+    assert any_cli("sessions", "import", "-", given="\n".join(map(json.dumps, given))).exit_code == 0
+    assert any_cli("sessions", "edit", "a", "y", "why", "--new-id", "y2").exit_code == 0
+    for name, at in (("b", "4"), ("c", "3")):
+        assert any_cli("sessions", "branch", "a", "--at", at, "--as", name).exit_code == 0
+    whole = any_cli("sessions", "export", "b", "--view", "history").out
+    exported = any_cli("sessions", "export", "--all").out
+    assert any_cli("sessions", "edit", "a", "x", "ex", "--new-id", "x2").exit_code == 0
+    assert any_cli("sessions", "take-back", "a").exit_code == 0
+    emptied = any_cli("sessions", "export", "--all").out
+    assert any_cli("sessions", "delete", "a", "--yes").exit_code == 0
+    orphaned = any_cli("sessions", "export", "b").out
+    positions = [
+        [line.get("parent_seq") for line in map(json.loads, text.splitlines()) if line.get("parent_session_id")]
+        for text in (whole, exported, emptied, orphaned)
+    ]
+    assert positions == [[4], [1, 2], [None, None], [4]]
+    for name, text in (("other", exported), ("emptied", emptied)):
+        _elsewhere(any_cli, name)
+        assert any_cli("sessions", "import", "-", given=text).exit_code == 0
+        assert any_cli("sessions", "export", "--all").out == text
+    _elsewhere(any_cli)
+    assert any_cli("sessions", "branch", "a", "--at", "2", "--as", "b").exit_code == 0
 
 
 def test_in_a_graph_store_the_same_holds(cli: CommandLine) -> None:

@@ -107,9 +107,10 @@ async def export(
     Messages stored after the metadata of their session was read are left out, and pages that cannot be read too.
     """
     done = Exported()
-    async for info, memory, layout in sessions:
+    async for stored, memory, layout in sessions:
         done.sessions += 1
         begun = False
+        info = await _with_origin(stored, memory, view)
         session = memory.session(info.session_id)
         numbering = await _Numbering.of(session, info, view)
         async for messages in _pages(session, info, done):
@@ -205,6 +206,17 @@ async def _pages(session: Session, info: SessionInfo, done: Exported) -> AsyncIt
             continue
         if messages:
             yield messages
+
+
+async def _with_origin(info: SessionInfo, memory: Memory, view: View) -> SessionInfo:
+    """Return a branch's metadata with the exported position in its parent; of a parent that is gone, the stored one."""
+    if info.parent_session_id is None or view == "history":
+        return info
+    parent = memory.session(info.parent_session_id)
+    with contextlib.suppress(SessionNotFound, SessionDamaged):
+        numbering = await _Numbering.of(parent, await parent.info(), view)
+        return replace(info, parent_seq=numbering.of_seq(info.parent_seq or 0) or None)
+    return info
 
 
 def _as_read(info: SessionInfo, messages: Sequence[Message]) -> SessionInfo:
