@@ -90,8 +90,9 @@ class Children(Protocol):
     async def run(self, request: ChildRequest, /) -> ChildResult:
         """Run a child to its end, and return its result. The status of the result tells if the child failed.
 
-        If the same step of the parent requests the child again, the existing child continues. Raise `WorkflowNotFound`
-        for an unknown name, and `ChildFailed` if the child must not be started.
+        If the same step of the parent requests the child again, a runner that stores its children continues the
+        existing child; any other starts a new one. Raise `WorkflowNotFound` for an unknown name, and `ChildFailed` if
+        the child must not be started.
         """
 
 
