@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import time
 import uuid
 from collections.abc import AsyncIterator
@@ -335,3 +336,31 @@ async def test_a_long_user_id_of_any_script_has_sessions(memory: Memory) -> None
     await service.create_session(app_name=app, user_id=short, session_id="s")
     key = f"adk:{app}:{keys.escape_key(short)}:s"
     assert (await memory.session(key, user_id=short).info()).session_id == key
+
+
+async def test_long_ids_have_sessions(memory: Memory) -> None:
+    """They are created, listed, found, deleted and erased like others, also after retention deleted old events."""
+    service, app, others = SessionService(memory), new_app(), SessionService(memory)
+    user = f"{uuid.uuid4()}@{'example.' * 58}org"
+    for name in ("s", "n" * 300, "\u738b" * 300):
+        session = await service.create_session(app_name=app, user_id=user, session_id=name, state={"name": name})
+        await service.append_event(session, said("user", "My cat is Miso."))
+        again = await read(others, app, user, name)
+        assert (again, again.id) == (session, name)
+        await service.append_event(again, said("bot", "Noted."))
+        with pytest.raises(AlreadyExistsError):
+            await service.create_session(app_name=app, user_id=user, session_id=name)
+    [key, *more] = [info.session_id async for info in memory.sessions(user)]
+    assert (len(more), re.fullmatch(f"adk:{keys.escape_key(app)}:sha256-[0-9a-f]{{64}}", key) is None) == (2, False)
+    await memory.retention.prune(Retention(delete=RetentionLimits(max_messages=1)), session_ids=[key])
+    await memory.session(f"adk:{keys.escape_key(app)}:sha256-x", user_id=user).append([Message("user", "hi")])
+    for whose in (user, None):
+        listed = (await service.list_sessions(app_name=app, user_id=whose)).sessions
+        assert [(one.user_id, one.id) for one in listed] == [(user, "s"), (user, "n" * 300), (user, "\u738b" * 300)]
+    assert (await service.list_sessions(app_name=new_app(), user_id=user)).sessions == []
+    found = await MemoryService(memory).search_memory(app_name=app, user_id=user, query="cat")
+    assert len(found.memories) == 3
+    await service.delete_session(app_name=app, user_id=user, session_id="n" * 300)
+    assert await read(service, app, user, "n" * 300) is None
+    assert (await memory.erase(user_id=user)).complete
+    assert (await service.list_sessions(app_name=app)).sessions == []

@@ -1,6 +1,7 @@
 """Sessions and memory for Google's Agent Development Kit (ADK).
 
-An ADK session is stored as the session `adk:<app>:<user>:<session>` of its user.
+An ADK session is stored as the session `adk:<app>:<user>:<session>` of its user. If this id would be too long, it is
+`adk:<app>:sha256-<digest>` instead, and every revision of the session contains the ADK id.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from hashlib import sha256
 from typing import cast
 
 from google.adk.errors import StaleSessionError
@@ -29,7 +31,7 @@ from threadkeep.errors import InvalidInput, InvalidKey, SessionNotFound
 from threadkeep.history import keys
 from threadkeep.history.session import Session as StoredSession
 from threadkeep.memory import Memory
-from threadkeep.records import Json, Message, SearchHit, SessionInfo
+from threadkeep.records import Json, Message, SearchHit
 from threadkeep.store.driver import Joined, Statement
 
 _NAME = "google-adk"
@@ -72,7 +74,7 @@ class SessionService(BaseSessionService):
         """
         session_id = (session_id or "").strip() or str(uuid7())
         stored = self._session(app_name, user_id, session_id)
-        item: Json = {"state": _state_of_session(state), "created": time.time()}
+        item = {"state": _state_of_session(state), "created": time.time(), **_long_id(stored, session_id)}
         first = f"{_REVISION}{await first_revision(stored)}"
         note = item_message(_NAME, item, role=None, text="[session]", message_id=first)
         there = await self._read(app_name, user_id, session_id) is not None
@@ -102,9 +104,11 @@ class SessionService(BaseSessionService):
         sessions: list[Session] = []
         shared: dict[str, dict[str, object]] = {}
         infos = [info async for info in self._memory.sessions(user_id, _prefix(app_name))]
-        for owner, session_id in (named for info in infos if (named := _named(app_name, info))):
-            session = await self._read(app_name, owner, session_id)
-            if session is not None:
+        for info in infos:
+            owner = info.user_id or ""
+            stored = self._memory.session(info.session_id, user_id=info.user_id)
+            session = await self._read_stored(stored, app_name, owner, _adk_id(info.session_id))
+            if session is not None and info.session_id == _key(app_name, owner, session.id):
                 if owner not in shared:
                     shared[owner] = await self._shared_state(app_name, owner)
                 state = {**session.state, **shared[owner]}
@@ -134,12 +138,12 @@ class SessionService(BaseSessionService):
         event = self._trim_temp_delta_state(event)
         stored = self._session(session.app_name, session.user_id, session.id)
         revision = await self._revision(session, stored)
-        item: Json = {"event": event.model_dump(mode="json", exclude_none=True)}
+        item: dict[str, Json] = {"event": event.model_dump(mode="json", exclude_none=True)}
         said = _message(event)
         messages = [] if said is None else [said.with_fields(original={_NAME: item})]
         note = item_message(
             _NAME,
-            {"said": event.id} if said else item,
+            {**({"said": event.id} if said else item), **_long_id(stored, session.id)},
             role=None,
             text="[event]",
             message_id=f"{_REVISION}{revision + 1}",
@@ -182,7 +186,10 @@ class SessionService(BaseSessionService):
     async def _read(self, app_name: str, user_id: str, session_id: str) -> Session | None:
         """Return a session without the state of its app and user; None if this service has not stored it."""
         stored = self._session(app_name, user_id, session_id)
-        session = Session(id=session_id.strip(), app_name=app_name, user_id=user_id)
+        return await self._read_stored(stored, app_name, user_id, session_id.strip())
+
+    async def _read_stored(self, stored: StoredSession, app_name: str, user_id: str, session_id: str) -> Session | None:
+        session = Session(id=session_id, app_name=app_name, user_id=user_id)
         revision: int | None = None
         try:
             reset_seq = (await stored.info()).reset_seq
@@ -192,6 +199,7 @@ class SessionService(BaseSessionService):
             item = stored_item(_NAME, message)
             if item is not None and (message.id or "").startswith(_REVISION):
                 revision = int(str(message.id).removeprefix(_REVISION))
+                session.id = str(item.get("session", session.id)) if isinstance(item, Mapping) else session.id
             if message.superseded_at is not None:
                 continue
             if isinstance(item, Mapping) and "state" in item:
@@ -274,11 +282,19 @@ def _prefix(app_name: str) -> str:
 
 
 def _key(app_name: str, user_id: str, session_id: str) -> str:
-    """Return the id of a stored session; do not escape characters beyond ASCII if the id would be too long."""
-    key = f"{_prefix(app_name)}{keys.escape_key(user_id)}:{keys.escape_key(session_id)}"
-    if len(key) <= keys.MAX_KEY_CHARACTERS:
-        return key
-    return f"{_prefix(app_name)}{_escape_ascii(user_id)}:{_escape_ascii(session_id)}"
+    """Return the id of a stored session.
+
+    If it would be too long, characters beyond ASCII are not escaped; if that is not enough, it gets a digest.
+    """
+    parts = [f"{escape(user_id)}:{escape(session_id)}" for escape in (keys.escape_key, _escape_ascii)]
+    longest = keys.MAX_KEY_CHARACTERS - len(_prefix(app_name))
+    short = [part for part in parts if len(part) <= longest]
+    return _prefix(app_name) + (short[0] if short else f"sha256-{sha256(parts[0].encode()).hexdigest()}")
+
+
+def _long_id(stored: StoredSession, session_id: str) -> dict[str, Json]:
+    """Return the fields with the ADK id of a session whose stored id has only a digest; none for other sessions."""
+    return {} if _adk_id(stored.session_id) else {"session": session_id}
 
 
 def _escape_ascii(text: str) -> str:
@@ -286,15 +302,14 @@ def _escape_ascii(text: str) -> str:
     return "".join(one if one.isprintable() and not one.isascii() else keys.escape_key(one) for one in text)
 
 
-def _named(app_name: str, info: SessionInfo) -> tuple[str, str] | None:
-    """Return the user and the ADK id of a stored session; None if it is not an ADK session of the app."""
-    escaped = "".join(one if one.isascii() else keys.escape_key(one) for one in info.session_id)
+def _adk_id(stored_id: str) -> str:
+    """Return the ADK id in the id of a stored session; an empty text if there is none."""
+    escaped = "".join(one if one.isascii() else keys.escape_key(one) for one in stored_id)
     try:
-        _, _, owner, session_id = map(keys.unescape_key, escaped.split(":"))
+        _, _, _, session_id = map(keys.unescape_key, escaped.split(":"))
     except (ValueError, InvalidKey):
-        return None
-    is_own = owner == info.user_id and info.session_id == _key(app_name, owner, session_id)
-    return (owner, session_id) if is_own else None
+        return ""
+    return session_id
 
 
 def _app_scope(app_name: str) -> str:
