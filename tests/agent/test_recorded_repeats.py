@@ -234,6 +234,28 @@ async def test_an_output_of_the_second_version_is_stored(memory: Memory) -> None
     assert [text for _, text, _ in await kept_with_status(memory)] == ["2 + 2?", "4"]
 
 
+@pytest.mark.parametrize("checkpointed", [False, True])
+async def test_a_repeat_gets_an_answer_that_is_only_an_image(memory: Memory, checkpointed: bool) -> None:
+    """On every database: it is stored with a mark, and no model is called for it again."""
+    image = AIMessage([{"type": "image", "base64": "aGk=", "mime_type": "image/png"}])
+    model = ScriptedModel([image, image, "4"])
+    graph = recorded(create_agent(model, [], checkpointer=InMemorySaver() if checkpointed else None), memory)
+    for message_id in ("m1", "m1", "m2", "m2"):
+        await graph.ainvoke(input_of("draw", message_id), config_of())
+    assert len(model.calls) == 2
+    stored = [(one.content, one.answers, one.ordinal) for one in await memory.session(ROOM).tail(9)]
+    assert stored[1::2] == [("[image]", "m1", None), ("[image]", "m2", None)]
+
+
+async def test_a_recorded_graph_takes_no_number_of_an_answer(memory: Memory) -> None:
+    """On every database: an agent that answered before it was wrapped with `recorded` is not asked again."""
+    model = ScriptedModel(["4", "5"])
+    agent: Any = create_agent(model, [], middleware=[SessionMemory(memory)])
+    for graph in (agent, recorded(agent, memory)):
+        assert (await graph.ainvoke(asking(), config_of()))["messages"][-1].text == "4"
+    assert [one.ordinal for one in await memory.session(ROOM).tail(9)] == [None, None]
+
+
 @pytest.mark.parametrize("streamed", [True, False])
 async def test_words_before_an_interrupt_are_not_the_end(memory: Memory, streamed: bool) -> None:
     """On every database: neither stored as the answer nor taken for it; the resumed run ends the turn."""

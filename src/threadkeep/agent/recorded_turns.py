@@ -17,7 +17,7 @@ from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from threadkeep.agent.answers import final_answer, storable
 from threadkeep.agent.callbacks import Ending, with_callback
-from threadkeep.agent.conversion import id_of, identify, text_of, to_langchain
+from threadkeep.agent.conversion import id_of, identify, text_of, to_langchain, transcript_text
 from threadkeep.agent.extras import section_message
 from threadkeep.agent.invocation import control_of, metadata_of, run_id_of, session_for
 from threadkeep.agent.participation import Participation
@@ -80,6 +80,7 @@ class GraphTurns:
                 part.enter(stored)
             if messages and not part.silent:
                 await part.begin(stored)
+                root.release(None, key)  # only an answer has a number
                 await turn.find_end()
                 if turn.ended is None and turn.role == "owner" and not self._has_saver:
                     await turn.add_history()
@@ -206,17 +207,18 @@ class GraphTurn:
         if self.ended is not None or self.part.silent or not isinstance(state, Mapping) or not state.get("messages"):
             return None
         answer = final_answer(cast("Any", state), ())
-        if answer is None or answer.tool_calls or not text_of(answer).strip() or id_of(answer) in self._history:
+        if answer is None or answer.tool_calls or id_of(answer) in self._history or not transcript_text(answer).strip():
             return None
         messages, root = list(state["messages"]), self.part.root
         spoken = next((one for one in reversed(messages) if isinstance(one, AIMessage)), answer)
-        same = (one for one in root.answers if id_of(one) == id_of(answer) or text_of(one) == text_of(answer))
+        text = text_of(answer) or transcript_text(answer)
+        same = (one for one in root.answers if id_of(one) == id_of(answer) or text_of(one) == text)
         if (stored := next(same, None)) is not None and self.part.turn is not None:
             await self._keep_end(self.part.turn, str(id_of(stored)), state)
             return None
         self.part.author = spoken.name
         turn = await self.part.begin(messages)
-        turn.speak_as(self.part.author, root.claim_after_seen(self.part.author, self, root.sent))
+        turn.speak_as(self.part.author, root.claim_after_seen(self.part.author, self.part.key, root.sent))
         winner = turn.answered or await turn.close(answer)
         await self._keep_end(turn, str(id_of(winner or answer)), state)
         return winner
