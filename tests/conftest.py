@@ -63,7 +63,6 @@ _PATIENCES = (
     "threadkeep.history.older_turns._TIMEOUT_SECONDS",
     "threadkeep.history.memory_parts._TIMEOUT_SECONDS",
     "threadkeep.history.turn_vectors._QUERY_SECONDS",
-    "threadkeep.history.memory_parts._TIMEOUT_SECONDS",
     "threadkeep.history.manifests._READER_SECONDS",
     "threadkeep.history.manifests._CLOSING_SECONDS",
 )

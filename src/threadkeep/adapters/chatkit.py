@@ -353,7 +353,7 @@ def _utterance(message: Message, thread_id: str) -> ThreadItem | None:
 
 
 def _item_id(message: Message) -> str | None:
-    """Return the id of the item that a message contains, or else the id of the message."""
+    """Return the id of the item that a message contains, or else the id of the message, which may be None."""
     stored = stored_item(_NAME, message)
     item = stored.get("item") if isinstance(stored, Mapping) else None
     return str(item["id"]) if isinstance(item, Mapping) else message.id

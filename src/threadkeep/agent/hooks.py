@@ -211,7 +211,7 @@ class TurnHooks:
             part.root.release_session()
 
     async def after_agent(self, call: AgentCall, state: AgentState[Any]) -> dict[str, Any] | None:
-        """Store the final answer. If another process stored an answer first, return it as an update of the state."""
+        """Store the final answer. Return an update of the state if a stored answer replaces it, otherwise None."""
         part = self._part(call)
         if part.silent:
             part.leave()
@@ -234,7 +234,7 @@ class TurnHooks:
         return {"messages": [RemoveMessage(id=str(answer.id)), named_as_agent(winner, call.config)]}
 
     def _run_ended(self, part: Participation, state: object, error: BaseException | None) -> Awaitable[None] | None:
-        """Release the session after a run. If it failed or was cut off, return a coroutine that ends the turn first.
+        """Release the session; return a coroutine that ends the turn first if the run failed or was cut off, or None.
 
         This is called in the OS thread of the run.
         """

@@ -145,7 +145,7 @@ class _InsideTurn:
 
     @property
     def reply(self) -> BaseMessage | str | None:
-        """The answer that was given; after the block, the answer of another process if that one was stored first."""
+        """The answer that was given, if any; after the block, the answer of another process if it was stored first."""
         return self._turn.reply
 
     def answer(self, reply: BaseMessage | str) -> None:

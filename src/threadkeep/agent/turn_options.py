@@ -148,7 +148,7 @@ class TurnOptions:
 
 
 def call_id_function(function: IdOf, config: RunnableConfig, runtime: Runtime[Any]) -> str | None:
-    """Call a function that returns an id, with the runtime if the function takes a second argument."""
+    """Call a function that returns an id or None, with the runtime if the function takes a second argument."""
     if _takes_two(function):
         return cast("Callable[[RunnableConfig, Runtime[Any]], str | None]", function)(config, runtime)
     return cast("Callable[[RunnableConfig], str | None]", function)(config)

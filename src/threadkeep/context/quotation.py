@@ -162,7 +162,7 @@ class QuotedTurn:
 
     @property
     def time(self) -> datetime | None:
-        """The time of the message in UTC."""
+        """The time of the message in UTC; None if it is unknown."""
         time = self.message.sent_at or self.message.created_at
         return time and time.astimezone(UTC)
 

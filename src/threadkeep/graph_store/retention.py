@@ -127,7 +127,7 @@ class ConversationRetention:
         return False
 
     async def _title_after(self, conversation: Conversation, going: Sequence[Message], upto: int) -> str | None:
-        """Return the title after a removal; a title from a removed message is replaced by one from the rest."""
+        """Return the title after a removal; one from a removed message is replaced by one from the rest, or None."""
         spoken = (message for message in going if message.role == "user" and message.superseded_at is None)
         first = next((message.content for message in spoken), None)
         if first is None or conversation.title != shorten(first, TITLE_CHARACTERS):

@@ -181,7 +181,7 @@ class Session:
     async def record_joined(
         self, messages: Sequence[Message], join: Join, *, answers: str | None = None, told: bool = False
     ) -> tuple[Receipt, Sequence[list[Row]]] | None:
-        """Store messages and execute the statements of `join` in one transaction; see `PendingTurns.record_joined`."""
+        """Store messages and execute `join` in one transaction; for None see `PendingTurns.record_joined`."""
         started = time.perf_counter()
         stored = await self._pending.record_joined(self.turn(messages, answers=answers, told=told), join)
         if stored is not None:

@@ -177,7 +177,7 @@ class Run:
 
     @property
     def newest_message_id(self) -> str | None:
-        """The id of the message to which the answer replies: the reply to the run's question, or its newest input."""
+        """The id of the message that the answer replies to: a reply to the run's question or else the newest input."""
         reply = self.interrupt.get(REPLY) if isinstance(self.interrupt, Mapping) else None
         if isinstance(reply, str):
             return reply

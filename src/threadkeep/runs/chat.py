@@ -388,7 +388,7 @@ class Chat:
         )
 
     async def _asked_by(self, session: Session, run_id: str | None) -> str | None:
-        """Return the id of the message that a run answers, or `run_id` itself if the run or the id is unknown here."""
+        """Return the id of the message that a run answers; if the run or the id is unknown here, return `run_id`."""
         run = await self._memory.runs.run(run_id) if run_id is not None else None
         if run is None or run.session_id != session.session_id:
             return run_id

@@ -113,7 +113,7 @@ class SupersedingWriter:
         await connection.execute(self._sql["refresh_session"], known)
 
     async def _title(self, connection: Connection, between: dict[str, object], seqs: frozenset[int]) -> str | None:
-        """Return the session's title after these messages were superseded; one made from these messages is replaced."""
+        """Return the session's title after these messages were superseded: a new one, or None, if it came from them."""
         title: str | None = (await connection.fetch(self._sql["hold"], between))[0][1]
         users = await connection.fetch(self._sql["superseded_users"], between)
         # Other messages in the range may have been superseded before.

@@ -91,7 +91,7 @@ class Caller:
     limits: RateLimits = RateLimits()
 
     def user(self, named: str | None) -> str | None:
-        """Return the user of a request: the caller's only user, or else the user whom the request names.
+        """Return the user of a request: the caller's only user, or else the user whom the request names, if any.
 
         Raises:
             ProblemRaised: the caller may not act for that user (404), or the user sent too many requests (429).

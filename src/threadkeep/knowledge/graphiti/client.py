@@ -60,7 +60,7 @@ class GraphFact:
 
     @property
     def since(self) -> datetime | None:
-        """The time from which the fact is valid; if it is unknown, the time when the fact was created."""
+        """The time from which the fact is valid, or else the time when it was created; None if both are unknown."""
         return self.valid_at or self.created_at
 
 

@@ -108,7 +108,7 @@ class Graphiti:
 
     @property
     def workspace(self) -> str | None:
-        """The workspace of runs that do not name one."""
+        """The workspace of runs that do not name one; None if it has none or Graphiti is turned off."""
         return None if self.options is None else self.options.workspace
 
     @property

@@ -319,7 +319,7 @@ def source_of(scope: str, git: dict[str, object] | None) -> str:
 
 
 def _time_of(message: Message) -> datetime | None:
-    """Return the time of a message. Messages stored at the same time get increasing microseconds."""
+    """Return the time of a message, or None. Messages stored at the same time get increasing microseconds."""
     moment = message.sent_at or message.created_at
     return None if moment is None else moment + timedelta(microseconds=(message.seq or 0) % 10_000)
 

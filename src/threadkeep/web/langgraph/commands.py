@@ -77,7 +77,7 @@ class Start:
 
 
 def user_of(start: Start, caller: Caller, named: str | None) -> str | None:
-    """Return the user of a run, from the query or from `config.configurable`.
+    """Return the user of a run, from the query or from `config.configurable`; None if neither names one.
 
     Raises:
         InvalidInput: the query and the config name different users.
