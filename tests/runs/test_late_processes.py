@@ -11,6 +11,7 @@ from typing import Any, Literal
 import pytest
 
 from tests.agent.talking import kept
+from tests.graph_store.damaging import rewrite
 from tests.runs.chatting import ROOM, WATCHFUL, Chats, said
 from tests.runs.desk import eventually, living_process
 from threadkeep import Interrupted, Memory, MemoryOptions, open_memory
@@ -71,6 +72,7 @@ _STALLS: tuple[tuple[type[Any], str], ...] = (
     (IndexedTranscripts, "delete"),
     (IndexedTranscripts, "reset"),
     (ConversationWriter, "delete"),
+    (ConversationWriter, "delete damaged"),
     (ConversationWriter, "reset"),
     (SessionIndex, "delete"),
     (SessionIndex, "hide_summaries"),
@@ -87,7 +89,8 @@ async def test_a_deletion_or_reset_that_wakes_up_late_changes_nothing(
     where: tuple[type[Any], str],
 ) -> None:
     """Wherever it stalled: another process did it, and the person has written again."""
-    (place, change), gate, stalled = where, Gate(), list[asyncio.Task[Any]]()
+    place, (change, *damaged) = where[0], where[1].split()
+    gate, stalled = Gate(), list[asyncio.Task[Any]]()
     original = getattr(place, change)
 
     async def woken(*arguments: Any, **options: Any) -> Any:
@@ -114,6 +117,8 @@ async def test_a_deletion_or_reset_that_wakes_up_late_changes_nothing(
             ScriptedModel(replies),
         )
         await late.ask(said("hi", ID))
+        if damaged:
+            await asyncio.to_thread(rewrite, shared_url, f"{ROOM}__meta__", lambda _: None)
         monkeypatch.setattr(place, change, stalling)
         changing = asyncio.create_task(late.delete(ROOM) if change == "delete" else late.reset(ROOM))
         await gate.reached()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -184,13 +185,12 @@ class IndexedTranscripts(GraphTranscripts):
                 differing.add(conversation.session_id)
         return differing
 
-    async def _created_at(self, session_id: str) -> datetime | None:
-        """Return the time when a conversation was created; the earliest time without it, None if it is damaged."""
-        try:
-            conversation = await self.reader.conversation(session_id)
-        except SessionDamaged:
-            return None
-        return datetime.min.replace(tzinfo=UTC) if conversation is None else conversation.created_at
+    async def _created_at(self, session_id: str) -> datetime:
+        """Return the time when a conversation was created; the earliest time if it does not exist or is damaged."""
+        with contextlib.suppress(SessionDamaged):
+            if (conversation := await self.reader.conversation(session_id)) is not None:
+                return conversation.created_at
+        return datetime.min.replace(tzinfo=UTC)
 
     async def _owner(self, session_id: str) -> str | None:
         info = await self._listed.session(session_id)

@@ -319,8 +319,8 @@ class ConversationWriter:
         """Delete every item of a conversation, even a damaged one; return False if it did not exist.
 
         With `idle_before`, delete it only if all its messages are deleted and nothing was written at or after this
-        time; with `created_at`, only if it was created at that time. If another program has deleted the metadata, only
-        the items in the namespace of the message ids are deleted.
+        time; with `created_at`, only if it was created at that time or its metadata are damaged. If another program has
+        deleted the metadata, only the items in the namespace of the message ids are deleted.
         """
 
         async def work(writing: Writing, found: Conversation | None) -> bool:
