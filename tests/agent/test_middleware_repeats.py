@@ -45,34 +45,58 @@ async def test_the_same_message_id_again_gets_the_same_answer(memory: Memory, ch
 
 
 class Signed(AgentMiddleware[AgentState[Any], Any, Any]):
-    """Middleware that adds a line to each answer of the model, as a new message or under the same id."""
+    """Middleware that adds a line to each answer of the model: under the same id, or in a new message."""
 
-    def __init__(self, *, anew: bool) -> None:
+    def __init__(self, way: str) -> None:
         super().__init__()
-        self._anew = anew
+        self._way = way
 
     def after_model(self, state: AgentState[Any], runtime: Runtime[Any]) -> dict[str, Any]:
         """Add it."""
         said = state["messages"][-1]
-        signed = AIMessage(f"{said.text} (a machine)", id=None if self._anew else said.id)
-        return {"messages": [*([RemoveMessage(str(said.id))] if self._anew else []), signed]}
+        signed = AIMessage(f"{said.text} (a machine)", id=said.id if self._way == "changed" else None)
+        return {"messages": [*([RemoveMessage(str(said.id))] if self._way == "replaced" else []), signed]}
 
 
-@pytest.mark.parametrize("anew", [False, True])
+@pytest.mark.parametrize("way", ["changed", "replaced", "appended"])
 @pytest.mark.parametrize("checkpointed", [False, True])
+@pytest.mark.parametrize("listed_first", [False, True])
 async def test_middleware_that_changes_answers_does_not_change_a_repeated_one_again(
-    memory: Memory, checkpointed: bool, anew: bool
+    memory: Memory, checkpointed: bool, way: str, listed_first: bool
 ) -> None:
     """On every database: what a repeat tells is what is stored, also to the model in later turns."""
     model = ScriptedModel(["one", "two", "three"])
     saver = InMemorySaver() if checkpointed else None
-    agent = make_agent(model, [SessionMemory(memory), Signed(anew=anew)], checkpointer=saver)
+    middleware = [SessionMemory(memory), Signed(way)]
+    agent = make_agent(model, middleware[::-1] if listed_first else middleware, checkpointer=saver)
     for words in ("q1", "q1", "q1", "q2", "q1", "q3"):
         told = await ask(agent, words, message_id=words)
         rows = await memory.session(ROOM).tail(9)
         assert told == next(row.content for row in rows if row.answers == words)
     before = [("human", "q1"), ("ai", "one (a machine)"), ("human", "q2"), ("ai", "two (a machine)")]
+    if checkpointed and way == "appended":  # the state has the unsigned answers too
+        before = [*before[:1], ("ai", "one"), *before[1:3], ("ai", "two"), *before[3:]]
     assert seen(model.calls[-1]) == [*before, ("human", "q3")]
+
+
+@pytest.mark.parametrize("checkpointed", [False, True])
+async def test_middleware_that_deletes_answers_does_not_delete_a_repeated_one(
+    memory: Memory, checkpointed: bool
+) -> None:
+    """On every database: the caller is told the stored answer."""
+
+    class Deleting(AgentMiddleware[AgentState[Any], Any, Any]):
+        """Middleware that deletes the model's reply."""
+
+        def after_model(self, state: AgentState[Any], runtime: Runtime[Any]) -> dict[str, Any]:
+            """Delete it."""
+            return {"messages": [RemoveMessage(str(state["messages"][-1].id))]}
+
+    saver = InMemorySaver() if checkpointed else None
+    await ask(make_agent(ScriptedModel(["hello"]), [SessionMemory(memory)], checkpointer=saver), "hi", message_id="m1")
+    agent = make_agent(ScriptedModel([]), [Deleting(), SessionMemory(memory)], checkpointer=saver)
+    assert await ask(agent, "hi", message_id="m1") == "hello"
+    assert await kept(memory) == [("user", "hi"), ("assistant", "hello")]
 
 
 async def test_another_agent_gives_the_same_answer_to_the_same_message(memory: Memory) -> None:

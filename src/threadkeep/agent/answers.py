@@ -54,12 +54,18 @@ def named_as_agent(answer: AIMessage, config: RunnableConfig) -> AIMessage:
     return answer.model_copy(update={**named, "additional_kwargs": {}})
 
 
-def restored(messages: Sequence[BaseMessage], told: BaseMessage) -> dict[str, Any] | None:
-    """Return a state update that restores the repeated answer `told`; None if no middleware changed or replaced it."""
-    said = next((message for message in messages if message.id == told.id), messages[-1])
-    if not isinstance(said, AIMessage) or _as_sent(said) == _as_sent(told):
-        return None
-    return {"messages": [*([RemoveMessage(str(said.id))] if said.id != told.id else []), told]}
+def restored(
+    messages: Sequence[BaseMessage], told: BaseMessage, earlier_ids: Collection[str | None]
+) -> dict[str, Any] | None:
+    """Return a state update that restores the repeated answer `told`, and removes answers that middleware added.
+
+    Return None if no middleware added, changed or removed one. `earlier_ids` are the ids of the messages that the state
+    had before the repeat.
+    """
+    known = {told.id, *earlier_ids}
+    added = [RemoveMessage(str(one.id)) for one in messages if isinstance(one, AIMessage) and one.id not in known]
+    said = next((_as_sent(message) for message in messages if message.id == told.id), None)
+    return {"messages": [*added, told]} if added or said != _as_sent(told) else None
 
 
 def _as_sent(message: BaseMessage) -> tuple[str, bool]:

@@ -101,6 +101,7 @@ class TurnHooks:
             part.go_on(turn)
         if turn.answered is not None:
             answered = answered_before(turn.answered, request, call.config)
+            part.earlier_ids = part.earlier_ids or {message.id for message in request.messages}
             part.told_again = answered.result[-1]
             return ModelStep(part, turn, call, request, answered=answered)
         if part.root.answers or part.root.question is not asked:
@@ -224,7 +225,8 @@ class TurnHooks:
                 if turn.answered is not None:
                     part.root.add_answer(turn.answered, part.author)
                 await turn.settle()
-                return None if part.told_again is None else restored(state["messages"], part.told_again)
+                told = part.told_again
+                return None if told is None else restored(state["messages"], told, part.earlier_ids)
             failed = part.model_failed or is_limit_notice(answer, part.said_ids)
             winner = await part.end(answer, "failed" if failed else "complete")
         finally:

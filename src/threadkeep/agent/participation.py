@@ -112,7 +112,8 @@ class Participation:
     A `silent` agent has no part in the turn: it neither reads nor writes the session. `redacted` are the kinds of data
     that the agent's `PIIMiddleware` detects. `partial` collects the text of a model call that has not ended. A
     `resumed` agent began in an earlier call of the graph, before an interrupt or in another process. `told_again` is
-    the stored answer that was returned instead of calling the model.
+    the stored answer that was returned instead of calling the model; `earlier_ids` are the ids of the messages that the
+    state had then.
 
     LangGraph does not report that a run was cut off after its model had answered. But all nodes of a run share one
     stream writer, which lives as long as the run. If the writer is gone, the run has ended. If the writer exists, the
@@ -141,6 +142,7 @@ class Participation:
     model_failed: bool = False
     handed_over: bool = False
     told_again: BaseMessage | None = None
+    earlier_ids: set[str | None] = field(default_factory=set)
     said_ids: set[str | None] = field(default_factory=set)
     _question: Sequence[BaseMessage] = ()
     _ordinal: int = 1
