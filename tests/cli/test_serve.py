@@ -54,6 +54,15 @@ def test_a_port_that_is_taken_is_one_sentence(cli: CommandLine) -> None:
     assert len(outcome.err.splitlines()) == 1
 
 
+def test_mcp_can_listen_on_an_ipv6_address(cli: CommandLine) -> None:
+    """The address is valid; that the port is taken is the only problem."""
+    cli.set(THREADKEEP_API_KEYS="one:key")
+    with socket.create_server(("::1", 0), family=socket.AF_INET6) as taken:
+        outcome = cli("mcp", "--http", "--host", "::1", "--port", str(taken.getsockname()[1]))
+    assert outcome.exit_code == 1
+    assert outcome.err.startswith("Cannot listen on ::1 port")
+
+
 def test_without_keys_only_this_machine_is_served(cli: CommandLine) -> None:
     """The sentence names the variables."""
     outcome = cli("serve", "--host", "0.0.0.0")  # noqa: S104

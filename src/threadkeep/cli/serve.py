@@ -195,12 +195,13 @@ async def _serve_stdio(memory: Memory, user: str | None, *, write: bool) -> None
 
 async def _serve_http(memory: Memory, host: str, port: int, *, write: bool) -> None:
     from threadkeep.web.mcp_keys import keyed_server, serve_keyed
-    from threadkeep.web.server import bind
+    from threadkeep.web.server import address_of, bind
 
     settings = command_settings().model_copy(update={"host": host})  # the default rate limits depend on the host
-    server = await keyed_server(memory, settings, f"http://{host}:{port}", writes=write)
+    address = address_of(host, port)
+    server = await keyed_server(memory, settings, address, writes=write)
     with bind(host, port) as listening:
-        started = f"Threadkeep serves MCP at http://{host}:{port}/mcp (Ctrl+C stops it)"
+        started = f"Threadkeep serves MCP at {address}/mcp (Ctrl+C stops it)"
         await serve_keyed(server, settings, listening, on_start=lambda: terminal.note(started))
 
 

@@ -184,6 +184,11 @@ class Server(uvicorn.Server):
                 loop.remove_signal_handler(number)
 
 
+def address_of(host: str, port: int) -> str:
+    """Return the URL of a server on this host and port; the number of an IPv6 host is in brackets."""
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
 def bind(host: str, port: int) -> socket.socket:
     """Return a socket that is bound to an address and does not listen yet.
 

@@ -43,7 +43,7 @@ from threadkeep.web.middleware import (
     SafeHeaders,
 )
 from threadkeep.web.problems import Problem, answer_errors_with_problems, documented
-from threadkeep.web.server import ConnectionLimits, Server, bind
+from threadkeep.web.server import ConnectionLimits, Server, address_of, bind
 
 HEARTBEAT_SECONDS = 15.0
 
@@ -213,7 +213,7 @@ async def _work(app: App) -> None:
 
 def announcement(settings: Settings, host: str, port: int, bots: Sequence[str] = ()) -> str:
     """Return the startup message: the addresses, the database, the model and the bots, and how to set a real model."""
-    address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    address = address_of(host, port)
     model = f"  model     {settings.model}"
     if settings.model == "demo":
         model += "; for a real one set THREADKEEP_MODEL=openai:gpt-5-mini (with OPENAI_API_KEY), ollama:qwen3, or any"
