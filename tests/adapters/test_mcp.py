@@ -6,6 +6,8 @@ import asyncio
 import os
 import sys
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx2
@@ -19,6 +21,7 @@ from tests.limits import HANG_SECONDS
 from threadkeep import Memory, Message, Scope, open_memory
 from threadkeep.adapters.mcp import McpCaller, memory_server
 from threadkeep.settings import load_settings
+from threadkeep.version import __version__
 from threadkeep.web.mcp_keys import keyed_server, serve_keyed
 from threadkeep.web.server import bind
 
@@ -45,6 +48,8 @@ async def test_a_client_reads_what_is_its_users(memory: Memory) -> None:
     await fill(memory)
     server = memory_server(memory, lambda: McpCaller("ann"))
     async with Client(server) as client:
+        assert client.server_info is not None
+        assert client.server_info.version == __version__
         tools = (await client.list_tools()).tools
         assert sorted(tool.name for tool in tools) == READING
         assert not [tool for tool in tools if "user" in str(tool.input_schema)]
@@ -66,6 +71,7 @@ async def test_a_client_reads_what_is_its_users(memory: Memory) -> None:
         for name, more in (("get_context", {}), ("read_messages", {"from_seq": 1, "to_seq": 9})):
             result = await client.call_tool(name, {"session_id": "b", **more})
             assert result.is_error
+            assert "list_sessions" in text_of(result)
             assert "secret" not in text_of(result)
 
 
@@ -158,30 +164,53 @@ async def test_over_http_the_user_is_that_of_a_signed_token(sqlite_memory: Memor
     assert '"a ' in listed
 
 
+@asynccontextmanager
+async def serving(memory: Memory, **overrides: object) -> AsyncIterator[int]:
+    """The port of a real server with settings."""
+    settings, started = load_settings(database_url="sqlite://", **overrides), asyncio.Event()
+    server = await keyed_server(memory, settings, "http://127.0.0.1", writes=False)
+    with bind("127.0.0.1", 0) as listening:
+        task = asyncio.create_task(serve_keyed(server, settings, listening, on_start=started.set))
+        await started.wait()
+        try:
+            yield listening.getsockname()[1]
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+
+
 async def test_over_http_it_has_the_doors_of_the_service(sqlite_memory: Memory) -> None:
     """A request that does not arrive is given up; too many of a key, or of a user, get 429."""
     one = await sqlite_memory.api_keys.add("one", scope="read", user_id="ann")
     two = await sqlite_memory.api_keys.add("two", scope="read", user_id="ann")
-    limits = {"header_timeout": 0.2, "requests_per_key": 2, "requests_per_user": 3}
-    settings = load_settings(database_url="sqlite://", **limits)
-    started = asyncio.Event()
-    server = await keyed_server(sqlite_memory, settings, "http://127.0.0.1", writes=False)
-    with bind("127.0.0.1", 0) as listening:
-        port = listening.getsockname()[1]
-        serving = asyncio.create_task(serve_keyed(server, settings, listening, on_start=started.set))
-        await started.wait()
-        try:
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(b"POST /mcp HT")
-            assert b"408 Request Timeout" in await asyncio.wait_for(reader.read(), HANG_SECONDS)
-            writer.close()
-            async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as http:
-                secrets = (one.secret, one.secret, one.secret, two.secret, two.secret)
-                sent = [{"Authorization": f"Bearer {secret}"} for secret in secrets]
-                answers = [await http.post("/mcp", json={}, headers=headers) for headers in sent]
-                assert [answer.status_code == 429 for answer in answers] == [False, False, True, False, True]
-                assert answers[-1].json()["type"] == "urn:threadkeep:too-many-requests"
-                assert answers[-1].headers["retry-after"]
-        finally:
-            serving.cancel()
-            await asyncio.wait([serving])
+    async with serving(sqlite_memory, header_timeout=0.2, requests_per_key=2, requests_per_user=3) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"POST /mcp HT")
+        assert b"408 Request Timeout" in await asyncio.wait_for(reader.read(), HANG_SECONDS)
+        writer.close()
+        async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as http:
+            secrets = (one.secret, one.secret, one.secret, two.secret, two.secret)
+            sent = [{"Authorization": f"Bearer {secret}"} for secret in secrets]
+            answers = [await http.post("/mcp", json={}, headers=headers) for headers in sent]
+            assert [answer.status_code == 429 for answer in answers] == [False, False, True, False, True]
+            assert answers[-1].json()["type"] == "urn:threadkeep:too-many-requests"
+            assert answers[-1].headers["retry-after"]
+
+
+async def test_over_http_a_proxy_may_be_in_front(sqlite_memory: Memory) -> None:
+    """Requests keep the name of the proxy, and the service's limit of bodies is in force."""
+    await fill(sqlite_memory)
+    key = await sqlite_memory.api_keys.add("one", scope="read", user_id="ann")
+    headers = {
+        "Authorization": f"Bearer {key.secret}",
+        "Host": "chat.example.org",
+        "Origin": "https://chat.example.org",
+    }
+    async with (
+        serving(sqlite_memory, body_limit=2000) as port,
+        httpx2.AsyncClient(headers=headers, trust_env=False) as http,
+    ):
+        url = f"http://127.0.0.1:{port}/mcp"
+        async with Client(streamable_http_client(url, http_client=http)) as client:
+            assert "Miso" in text_of(await client.call_tool("search_messages", {"query": "cat"}))
+        assert (await http.post(url, json={"jsonrpc": "x" * 2000})).status_code == 413

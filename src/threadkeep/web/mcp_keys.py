@@ -10,6 +10,7 @@ from mcp.server import MCPServer
 from mcp.server.auth.middleware.auth_context import get_access_token
 from mcp.server.auth.provider import AccessToken
 from mcp.server.auth.settings import AuthSettings
+from mcp.server.transport_security import TransportSecuritySettings
 from pydantic import AnyHttpUrl
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -78,7 +79,13 @@ async def serve_keyed(
     server: MCPServer[object], settings: Settings, listening: socket, *, on_start: Callable[[], None]
 ) -> None:
     """Serve on a bound socket until a signal, with the connection limits of the service."""
-    app = server.streamable_http_app(stateless_http=True, json_response=True, host=listening.getsockname()[0])
+    app = server.streamable_http_app(
+        stateless_http=True,
+        json_response=True,
+        max_request_body_size=settings.body_limit,
+        # Pages of other sites have no key, so that a request may name any host, such as that of a proxy.
+        transport_security=TransportSecuritySettings(enable_dns_rebinding_protection=False),
+    )
     app.add_middleware(Problems)
     limits = ConnectionLimits(settings.max_connections, settings.header_timeout, settings.body_timeout)
     seconds = settings.shutdown_timeout
