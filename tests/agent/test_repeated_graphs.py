@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import operator
 from typing import Annotated, Any, TypedDict
 
@@ -88,6 +89,28 @@ async def test_nodes_say_their_answers_again(small_memory: Memory) -> None:
     states = [await graph.ainvoke(input_of("q", "m1"), config_of()) for _ in range(2)]
     assert [[message.text for message in state["messages"]] for state in states] == [["q", "a0", "a1"]] * 2
     assert [len(model.calls) for model in models] == [1, 1]
+
+
+@pytest.mark.parametrize("checkpointed", [False, True])
+@pytest.mark.parametrize("kind", ["agent", "node"])
+@pytest.mark.parametrize("blocking", [False, True])
+async def test_a_repeated_answer_is_streamed(
+    small_memory: Memory, checkpointed: bool, kind: str, blocking: bool
+) -> None:
+    """Once, although a checkpointer's state has it before the repeat; also within a graph."""
+    model = ScriptedModel(["one", "never"])
+    speaker: Any = agent(small_memory, model, "speaker") if kind == "agent" else memory_node(small_memory, model)
+    graph = in_line(speaker, saver=InMemorySaver() if checkpointed else None)
+    await graph.ainvoke(input_of("q", "m1"), config_of())
+
+    given: Any = {"stream_mode": "messages", "subgraphs": True}
+    for _ in range(2):
+        if blocking:
+            parts = await asyncio.to_thread(lambda: [*graph.stream(input_of("q", "m1"), config_of(), **given)])
+        else:
+            parts = [part async for part in graph.astream(input_of("q", "m1"), config_of(), **given)]
+        assert [message.text for _, (message, _) in parts] == ["one"]
+    assert len(model.calls) == 1
 
 
 class Votes(TypedDict):

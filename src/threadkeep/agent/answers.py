@@ -9,9 +9,12 @@ from typing import Any, Final, Literal
 
 from langchain.agents.middleware import AgentState, ModelRequest, ModelResponse, PIIMiddleware
 from langchain.agents.structured_output import AutoStrategy, ProviderStrategy, ToolStrategy
+from langchain_core.callbacks import BaseCallbackManager
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, RemoveMessage, ToolMessage
 from langchain_core.runnables import RunnableConfig
+from langchain_core.runnables.config import var_child_runnable_config
 from langchain_core.utils.uuid import uuid7
+from langgraph.graph.message import push_message
 from langgraph.runtime import Runtime
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import to_json
@@ -66,6 +69,13 @@ def restored(
     added = [RemoveMessage(str(one.id)) for one in messages if isinstance(one, AIMessage) and one.id not in known]
     said = next((_as_sent(message) for message in messages if message.id == told.id), None)
     return {"messages": [*added, told]} if added or said != _as_sent(told) else None
+
+
+def stream_again(answer: BaseMessage, messages: Sequence[BaseMessage]) -> None:
+    """Stream a repeated answer if it is in the state (`messages`), because LangGraph does not stream known messages."""
+    callbacks = (var_child_runnable_config.get() or {}).get("callbacks")
+    if isinstance(callbacks, BaseCallbackManager) and answer.id in [message.id for message in messages]:
+        push_message(answer, state_key=None)
 
 
 def _as_sent(message: BaseMessage) -> tuple[str, bool]:

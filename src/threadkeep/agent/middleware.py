@@ -14,7 +14,7 @@ from langgraph.config import get_config
 from langgraph.runtime import Runtime, get_runtime
 from langgraph.types import Command
 
-from threadkeep.agent.answers import OtherMiddleware
+from threadkeep.agent.answers import OtherMiddleware, stream_again
 from threadkeep.agent.extras import ExtraSource
 from threadkeep.agent.hooks import AgentCall, TurnHooks
 from threadkeep.agent.turn_options import IdOf, Limit, QuestionText, Scope, TurnLearning, TurnOptions
@@ -138,6 +138,7 @@ class SessionMemory(AgentMiddleware[AgentState[Any], Any, Any]):
             return await handler(request)
         self._others.check_state(request.messages)
         if step.answered is not None:
+            stream_again(step.answered.result[-1], request.messages)
             return step.answered
         try:
             with step:
@@ -159,6 +160,7 @@ class SessionMemory(AgentMiddleware[AgentState[Any], Any, Any]):
             return handler(request)
         self._others.check_state(request.messages)
         if step.answered is not None:
+            stream_again(step.answered.result[-1], request.messages)
             return step.answered
         try:
             with step:

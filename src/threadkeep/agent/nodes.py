@@ -14,6 +14,7 @@ from langchain_core.runnables import Runnable, RunnableConfig, ensure_config
 from langchain_core.runnables.config import var_child_runnable_config
 from langgraph.errors import GraphBubbleUp
 
+from threadkeep.agent.answers import stream_again
 from threadkeep.agent.call_measure import ModelUse
 from threadkeep.agent.callbacks import PartialAnswer, with_callback
 from threadkeep.agent.conversion import identify
@@ -289,6 +290,8 @@ class MemoryNode(Runnable[dict[str, Any], MessagesUpdate]):
         async with session_turn(self._memory, input["messages"], config, self._options) as turn:
             reply = turn.answered or await self._model.ainvoke(await turn.messages(self._system, model=self._model))
             turn.answer(reply)
+            if turn.answered is not None:
+                stream_again(turn.answered, input["messages"])
         return {"messages": [turn.reply if isinstance(turn.reply, AIMessage) else reply]}
 
     def invoke(
@@ -301,6 +304,8 @@ class MemoryNode(Runnable[dict[str, Any], MessagesUpdate]):
         with session_turn(self._memory, input["messages"], config, self._options) as turn:
             reply = turn.answered or self._model.invoke(turn.messages(self._system, model=self._model))
             turn.answer(reply)
+            if turn.answered is not None:
+                stream_again(turn.answered, input["messages"])
         return {"messages": [turn.reply if isinstance(turn.reply, AIMessage) else reply]}
 
 
