@@ -61,6 +61,17 @@ async def test_a_request_that_does_not_arrive_is_given_up(tmp_path: Path, parts:
         assert got == b"" or b"408 Request Timeout" in got
 
 
+@pytest.mark.parametrize("path", ["/api/v1/chat", "/chatkit", "/console/sign-in"])
+async def test_a_client_that_goes_before_its_body_is_no_error(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, path: str
+) -> None:
+    """Nobody can fill the log with errors by sending half a form."""
+    async with limited(tmp_path, ConnectionLimits(10, 0.2, 0.2)) as (client, port):
+        await client.post(path, content=b"{}")  # imports what the path needs
+        await answer(port, _HEAD.replace(b"/api/v1/chat", path.encode()), b'{"mess')
+    assert [record.message for record in caplog.records if record.levelname == "ERROR"] == []
+
+
 def test_a_request_that_arrives_while_the_process_is_stopped_is_answered(tmp_path: Path) -> None:
     """Its time is over when the process goes on, and it is in the socket all the same."""
 

@@ -13,6 +13,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.routing import Match
 
 from threadkeep.errors import (
@@ -191,7 +192,8 @@ def problem_of(error: Exception) -> Problem:
         return _http_problem(error)
     if isinstance(error, ThreadkeepError):
         return _threadkeep_problem(error)
-    return _http_problem(HTTPException(500))
+    # Nobody reads the response to a client that disconnected before its body had arrived; it is only not a 500.
+    return _http_problem(HTTPException(400 if isinstance(error, ClientDisconnect) else 500))
 
 
 def problem_response(problem: Problem, headers: Mapping[str, str] | None = None, *, path: str = "") -> JSONResponse:
@@ -221,7 +223,7 @@ def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 def answer_errors_with_problems(service: FastAPI) -> None:
     """Respond to every error of the service with its problem document."""
-    for kind in (ProblemRaised, RequestValidationError, HTTPException, ThreadkeepError, Exception):
+    for kind in (ProblemRaised, RequestValidationError, HTTPException, ClientDisconnect, ThreadkeepError, Exception):
         service.add_exception_handler(kind, respond)
 
 

@@ -11,21 +11,18 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from fastapi import Request, Response
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, RedirectResponse
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
-from starlette.exceptions import HTTPException
 
 from threadkeep.agent.explanations import left_out_in_words, recall_in_words
 from threadkeep.boundary import ErrorBoundary
-from threadkeep.errors import ThreadkeepError
 from threadkeep.records import Message
 from threadkeep.version import __version__
 from threadkeep.web.api.parameters import EncodedPathRoute
 from threadkeep.web.callers import Caller
 from threadkeep.web.console.forms import COOKIE, csrf_token
-from threadkeep.web.problems import ProblemRaised, headers_of, log_failure, problem_of
+from threadkeep.web.problems import headers_of, log_failure, problem_of
 
 _GAP = 0.25
 _FAR_BELOW = 4
@@ -135,7 +132,7 @@ class ConsoleRoute(EncodedPathRoute):
             with ErrorBoundary() as attempt:
                 return await handle(request)
             error = attempt.caught
-            if not isinstance(error, ProblemRaised | RequestValidationError | HTTPException | ThreadkeepError):
+            if problem_of(error).status == 500:
                 log_failure("a page failed", error)
             return error_page(request, error)
 
