@@ -23,7 +23,9 @@ from chatkit.types import (
 )
 
 from threadkeep import Memory, MemoryOptions, Message, open_memory
+from threadkeep.adapters.items import messages_after
 from threadkeep.chatkit import ThreadkeepStore
+from threadkeep.history.session import Session
 
 NOW = datetime(2026, 11, 1, tzinfo=UTC)
 BASE: dict[str, Any] = {"thread_id": "t1", "created_at": NOW}
@@ -161,6 +163,31 @@ async def test_items_that_two_processes_rewrite_at_once_are_stored_once(shared_u
             window = [message.content for message in (await memory.session("t1").window()).messages]
             assert window[1] in texts
             assert window == ["q1", window[1], texts[1], *(f"new {one}" for one in range(number + 1))]
+
+
+@pytest.mark.parametrize("saved", [answered("new", "late"), answered("m2", "a1"), None])
+async def test_an_item_is_saved_beside_another_process_that_saves_it_first(
+    shared_url: str, monkeypatch: pytest.MonkeyPatch, saved: ThreadItem | None
+) -> None:
+    """The later save counts, and a model is sent what the thread shows; a removed item stays removed."""
+    async with open_memory(shared_url) as memory, open_memory(shared_url) as other:
+        store, _ = await filled(memory)
+        firsts = [answered("new" if saved and saved.id == "new" else "m2", "first")]
+
+        async def overtaken(session: Session, after: int) -> list[Message]:
+            found = await messages_after(session, after)
+            if firsts:
+                await store_of(other).save_item("t1", firsts.pop(), "ann")
+            return found
+
+        monkeypatch.setattr("threadkeep.adapters.chatkit.messages_after", overtaken)
+        await (store.save_item("t1", saved, "ann") if saved else store.delete_thread_item("t1", "m2", "ann"))
+        monkeypatch.undo()
+        page = await store.load_thread_items("t1", None, 10, "asc", "ann")
+        shown = [item.content[0].text for item in page.data if isinstance(item, AssistantMessageItem | UserMessageItem)]
+        expected = ["q1", "q2"] if saved is None else ["q1", "a1", "q2", *(["late"] if saved.id == "new" else [])]
+        window = await memory.session("t1").window()
+        assert (shown, [message.content for message in window.messages]) == (expected, expected)
 
 
 async def test_what_others_said_is_an_item(memory: Memory) -> None:

@@ -28,7 +28,7 @@ from threadkeep.adapters.items import item_message, messages_after, stored_item
 from threadkeep.errors import SessionNotFound, StoreUnavailable, WrongUser
 from threadkeep.history.session import Session
 from threadkeep.memory import Memory
-from threadkeep.records import Json, Message, SessionInfo
+from threadkeep.records import Json, Message, Role, SessionInfo
 from threadkeep.store.driver import Joined
 from threadkeep.store.transcripts import SessionQuery
 
@@ -66,7 +66,7 @@ class ThreadkeepStore[TContext](Store[TContext]):
         """
         self.memory = memory
         self._user_id = user_id
-        self._rewriting = asyncio.Lock()
+        self._changing = asyncio.Lock()
 
     def generate_thread_id(self, context: TContext) -> str:
         """Return a new id with a whole UUID. ChatKit's default ids have eight hexadecimal digits and could collide."""
@@ -145,27 +145,11 @@ class ThreadkeepStore[TContext](Store[TContext]):
 
     async def save_item(self, thread_id: str, item: ThreadItem, context: TContext) -> None:
         """Replace an item at its position in the thread; append it if the thread has no item with its id."""
-        session = self.session(thread_id, context)
-        messages = await self._messages(session)
-        position, new = _position(messages, item.id), _message(item, item.id)
-        if position is None:
-            await _append(session, new)
-        elif new.role == messages[position].role == "system" or new.content == messages[position].content:
-            await _append(session, item_message(_NAME, _wrapped(item), role=None, text=f"[{item.type}]"))
-        else:
-            await self._rewrite(session, item.id, item)
+        await self._change(self.session(thread_id, context), item.id, item)
 
     async def delete_thread_item(self, thread_id: str, item_id: str, context: TContext) -> None:
         """Remove an item from the thread, if it exists. It stays in the session's history but is not sent to models."""
-        session = self.session(thread_id, context)
-        messages = await self._messages(session)
-        position = _position(messages, item_id)
-        if position is None:
-            return
-        if messages[position].role == "system":
-            await _append(session, item_message(_NAME, {"deleted": item_id}, role=None, text="[deleted]"))
-        else:
-            await self._rewrite(session, item_id, None)
+        await self._change(self.session(thread_id, context), item_id, None)
 
     async def add_feedback(self, thread_id: str, item_ids: list[str], feedback: str, context: TContext) -> None:
         """Store a person's feedback on items as a note."""
@@ -222,38 +206,51 @@ class ThreadkeepStore[TContext](Store[TContext]):
                 items[item.id] = item
         return items
 
-    async def _rewrite(self, session: Session, item_id: str, item: ThreadItem | None) -> None:
-        """Supersede an item and all later messages; then store `item` and copies of the later messages.
+    async def _change(self, session: Session, item_id: str, item: ThreadItem | None) -> None:
+        """Store an item, or a note that it is deleted if `item` is None.
 
-        If `item` is None, a note that the item is deleted takes its place. In SQL tables, this is one transaction. It
-        is repeated, at most 20 times, if another writer has changed the session meanwhile. In a graph store, a call
-        that is interrupted can leave the messages superseded without copies; they stay in the session's history.
+        If the text of a message changes, the message and all later ones are superseded, and copies of the later ones
+        follow the new version. In SQL tables, a change is one transaction. It is repeated, at most 20 times, if another
+        writer has changed the session since it was read. In a graph store, a change takes several steps: changes of two
+        processes at the same time can be lost or stored twice, and a call that is interrupted can leave messages
+        superseded without copies. They stay in the session's history.
 
         Raises:
             StoreUnavailable: the database does not answer, or other writers changed the session during each attempt.
         """
-        new = item_message(_NAME, {"deleted": item_id}, role=None, text="[deleted]")
-        if item is not None:
-            new = _message(item, None)
-        async with self._rewriting:
+        stored: Json = {"deleted": item_id} if item is None else _wrapped(item)
+        note = item_message(_NAME, stored, role=None, text="[deleted]" if item is None else f"[{item.type}]")
+        new = note if item is None else _message(item, None)
+        async with self._changing:
             for _ in range(_ATTEMPTS):
-                if await self._rewrite_once(session, item_id, new):
+                if await self._change_once(session, item_id, new, note):
                     return
         raise StoreUnavailable("The item was not changed: the database is busy. Try again.")
 
-    async def _rewrite_once(self, session: Session, item_id: str, new: Message) -> bool:
+    async def _change_once(self, session: Session, item_id: str, new: Message, note: Message) -> bool:
+        """Store `new` at the position of an item; store `note` at the end if no text changes. Return False if it fails.
+
+        If the thread has no such item, store `new` at the end, unless it is the note of a deletion.
+        """
         await session.deliver()
         info = await self._info(session)
         messages = await messages_after(session, 0)
-        position = _position(messages, item_id)
-        if position is None or messages[position].id == new.id:
-            return True  # another writer, or an attempt that seemed to fail, has replaced the item
-        later = messages[position:]
+        if any(one.id in (new.id, note.id) for one in messages):
+            return True  # an attempt that seemed to fail has stored it
+        position, later, added = _position(messages, item_id), list[Message](), [note]
+        if position is None:
+            if new is note:
+                return True
+            added = [new if await session.find(item_id) else new.with_fields(id=item_id)]
+        elif _text(new) != _text(messages[position]):
+            later = messages[position:]
+            added = [new, *_copies(later, item_id)]
         if self.memory.in_graph_store:
-            await self._rewrite_in_steps(session, later, item_id, new)
+            await (self._rewrite_in_steps(session, later, item_id, new) if later else _append(session, *added))
             return True
-        joined = Joined(supersedes_after=(later[0].seq or 0) - 1, seen=(info.last_seq, info.revision))
-        return await session.record_joined([new, *_copies(later, item_id)], lambda _: joined) is not None
+        end = (later[0].seq or 0) - 1 if later else info.last_seq
+        joined = Joined(supersedes_after=end, seen=(info.last_seq, info.revision))
+        return await session.record_joined(added, lambda _: joined) is not None
 
     async def _rewrite_in_steps(
         self, session: Session, messages: Sequence[Message], item_id: str, new: Message
@@ -350,6 +347,11 @@ def _utterance(message: Message, thread_id: str) -> ThreadItem | None:
             inference_options=InferenceOptions(),
         )
     return None
+
+
+def _text(message: Message) -> tuple[Role, str] | None:
+    """Return the role and the text that a model is sent of a message; None for a note."""
+    return None if message.role == "system" else (message.role, message.content)
 
 
 def _item_id(message: Message) -> str | None:
