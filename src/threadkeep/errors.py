@@ -41,7 +41,7 @@
         └── StoreClosed                   the memory or the run service is closing, or its `async with` ended
 
 No error carries message text: errors are logged, and people's words are not. There is one warning, `MiddlewareWarning`.
-`is_passing` says whether a failed call may succeed later.
+`is_transient` says whether a failed call may succeed later.
 """
 
 from __future__ import annotations
@@ -505,7 +505,7 @@ class StoreClosed(StoreError):
 
 
 # Names of error classes of providers and databases. Names are compared, so that those packages need not be imported.
-_PASSING_NAMES = frozenset(
+_TRANSIENT_NAMES = frozenset(
     {
         "APIConnectionError",
         "APITimeoutError",
@@ -525,16 +525,16 @@ _PASSING_NAMES = frozenset(
         "TransportError",
     }
 )
-_PASSING_CODES = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
+_TRANSIENT_CODES = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
 
 
-def is_passing(error: BaseException) -> bool:
+def is_transient(error: BaseException) -> bool:
     """Return True if a retry may succeed: after timeouts, rate limits, connection errors and server errors."""
     seen: set[int] = set()
     current: BaseException | None = error
     while current is not None and id(current) not in seen:
         seen.add(id(current))
-        if _is_passing_itself(current):
+        if _is_transient_itself(current):
             return True
         if isinstance(current, ThreadkeepError):
             return False
@@ -542,12 +542,12 @@ def is_passing(error: BaseException) -> bool:
     return False
 
 
-def _is_passing_itself(error: BaseException) -> bool:
+def _is_transient_itself(error: BaseException) -> bool:
     if isinstance(error, StoreUnavailable | TimeoutError | ConnectionError):
         return True
     if not isinstance(error, Exception) or isinstance(error, ThreadkeepError):
         return False
     code = getattr(error, "status_code", None)
     if isinstance(code, int) and not isinstance(code, bool):
-        return code in _PASSING_CODES
-    return any(kind.__name__ in _PASSING_NAMES for kind in type(error).__mro__)
+        return code in _TRANSIENT_CODES
+    return any(kind.__name__ in _TRANSIENT_NAMES for kind in type(error).__mro__)

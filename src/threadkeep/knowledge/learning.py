@@ -17,7 +17,7 @@ from typing import Protocol
 
 from threadkeep.boundary import ErrorBoundary
 from threadkeep.context.quotation import quoted_message
-from threadkeep.errors import InvalidInput, is_passing
+from threadkeep.errors import InvalidInput, is_transient
 from threadkeep.knowledge.promotion import accepted_directives, looks_like_secret
 from threadkeep.knowledge.proposals import LearnerKind, Proposals, Proposed, Reading
 from threadkeep.knowledge.rows import MessagesAt, owner_statements
@@ -154,7 +154,7 @@ class Learning:
             found = await request.learner.learn(record)
             self._refused.pop(key, None)
             return found, to_read
-        if is_passing(attempt.caught):
+        if is_transient(attempt.caught):
             raise attempt.caught
         refused = [one for one in self._refused.pop(key, ()) if one.before_seq == to_read.before_seq]
         self._refused[key] = [*refused, to_read] if len(refused) < _MOST_REFUSALS - 1 else []

@@ -23,7 +23,7 @@ from threadkeep.agent.conversion import opinion_of, text_of
 from threadkeep.agent.holding import run_hold
 from threadkeep.agent.turn_options import TurnOptions
 from threadkeep.boundary import ErrorBoundary
-from threadkeep.errors import StoreError, StoreUnavailable, is_passing
+from threadkeep.errors import StoreError, StoreUnavailable, is_transient
 from threadkeep.observe import BudgetCrossed, RunRetried
 from threadkeep.records import Json
 from threadkeep.records.runs import REPLY, Run, interrupts_of
@@ -134,7 +134,7 @@ class RunExecution:
             with ErrorBoundary() as attempt:
                 return await self._execute_once(again=again)
             error = attempt.caught
-            if self._ledger.spent is not None or not is_passing(error):
+            if self._ledger.spent is not None or not is_transient(error):
                 return Outcome("failed", error=kind_of(self._ledger.spent or error))
             if not await self._wait_for_recovery(error):
                 if tries >= self._workflow.options.max_tries:
