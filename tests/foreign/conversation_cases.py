@@ -21,6 +21,7 @@ from threadkeep import Memory, Message, open_memory
 from threadkeep.adapters.pydantic_ai import Conversations
 from threadkeep.history.exporting import every_session, export
 from threadkeep.history.importing import Importer
+from threadkeep.history.session import Session
 from threadkeep.records.sessions import Retention, RetentionLimits
 
 URL = os.environ["THREADKEEP_TEST_DATABASE"]
@@ -204,6 +205,29 @@ async def test_conversations_are_listed_by_scope_newest_first(memory: Memory) ->
     assert (await memory.erase(user_id=user)).complete
     assert await store.list_conversations() == []
     assert await memory.channels.state.values_of(f"pydantic-ai:{user}", "") == {}
+
+
+async def test_a_list_reads_sessions_of_other_agents_once(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store looks at a session again only if it has a new message: it may have been imported since."""
+    user, reads = f"ann-{uuid.uuid4()}", list[str]()
+    store, name, others = Conversations(memory, user_id=user), new_name(), [new_name() for _ in range(3)]
+    for other in others:
+        await memory.session(other, user_id=user).append([Message("user", "Hello?")])
+    await ask(store, name, "Hello.")
+    page = Session.page
+
+    async def noted(session: Session, *arguments: Any, **options: Any) -> Any:
+        reads.append(session.session_id)
+        return await page(session, *arguments, **options)
+
+    monkeypatch.setattr(Session, "page", noted)
+    for _ in range(2):
+        assert [one.conversation_id for one in await store.list_conversations()] == [name]
+    assert sorted(reads) == sorted([*others, name, name])
+    await memory.session(others[0], user_id=user).append([Message("user", "Hello?")])
+    reads.clear()
+    assert [one.conversation_id for one in await store.list_conversations()] == [name]
+    assert sorted(reads) == sorted([others[0], name])
 
 
 async def test_imported_conversations_are_listed_forked_and_continued(memory: Memory) -> None:

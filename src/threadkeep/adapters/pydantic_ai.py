@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextvars import ContextVar
+from datetime import datetime
 from typing import cast
 
 from pydantic import TypeAdapter
@@ -49,6 +50,8 @@ class Conversations(ConversationStore):
         self._memory = memory
         self._user_id = user_id
         self._scope = f"{_NAME}:{user_id or ''}"
+        # Sessions that are no conversations, with the time of their creation and the `seq` of their last message.
+        self._others: dict[str, tuple[datetime, int]] = {}
 
     async def read_record(self, conversation_id: str) -> ConversationRecord | None:
         """Return the newest record of a conversation; None if there is none. Complete a delete that was interrupted."""
@@ -67,15 +70,18 @@ class Conversations(ConversationStore):
         """Return the newest record of each conversation, last updated first; with a `scope`, only of that scope.
 
         All conversations are read, even with a `limit`. An imported session is a conversation if one of its newest 50
-        messages was stored by Pydantic AI.
+        messages was stored by Pydantic AI. Other sessions are read at the first call, and again after new messages.
         """
         names = await self._memory.channels.state.values_of(self._scope, "conversation:")
         ids = {name.removeprefix("conversation:") for name in names}
         infos = [info async for info in self._memory.sessions(self._user_id) if info.user_id == self._user_id]
-        for session_id in {info.session_id for info in infos} - ids:
-            newest = (await self._session(session_id).page(None, _PAGE, view="history")).messages
-            if any(stored_item(_NAME, message) is not None for message in newest):
-                ids.add(session_id)
+        unknown = {info.session_id: (info.created_at, info.last_seq) for info in infos if info.session_id not in ids}
+        for session_id, state in unknown.items():
+            if self._others.get(session_id) != state:
+                newest = (await self._session(session_id).page(None, _PAGE, view="history")).messages
+                if any(stored_item(_NAME, message) is not None for message in newest):
+                    ids.add(session_id)
+        self._others = {session_id: state for session_id, state in unknown.items() if session_id not in ids}
         found = [await self.read_record(conversation_id) for conversation_id in ids]
         records = [one for one in found if one is not None and scope in (None, one.scope)]
         return sorted(records, key=lambda one: one.updated_at, reverse=True)[:limit]
@@ -128,6 +134,8 @@ class Conversations(ConversationStore):
 
     async def read_entry(self, entry_id: str) -> ConversationEntry:
         """Return an entry from the conversation whose record this task read last, or from the one that stored it.
+
+        Of an imported conversation, the record must be read first.
 
         Raises:
             LookupError: neither conversation has the entry.
