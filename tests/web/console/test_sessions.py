@@ -43,6 +43,15 @@ async def test_a_new_user_starts_a_conversation_on_the_first_page(client: httpx2
     assert "room:1" in (await opened(client, "/")).words
 
 
+async def test_a_conversation_that_names_no_session_is_a_new_one(client: httpx2.AsyncClient) -> None:
+    """For a user, too, whose last session a message to the API would continue."""
+    form = (await opened(client, "/")).form("/console/say")
+    for message in ("My cat is called Miso.", "Something else."):
+        assert message in (await sent(client, form, message=message, user_id="ana")).words
+    listed = (await client.get("/api/v1/sessions", params={"user_id": "ana"})).json()["sessions"]
+    assert [session["title"] for session in listed] == ["Something else.", "My cat is called Miso."]
+
+
 async def test_a_group_chat_names_its_speakers(client: httpx2.AsyncClient) -> None:
     """The names that a channel gives stand beside the messages, here and among the results of a search."""
     for name in ("Ben", "Carla"):

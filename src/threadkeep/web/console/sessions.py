@@ -12,6 +12,7 @@ from typing import Annotated
 from urllib.parse import quote
 
 from fastapi import APIRouter, Query, Request, Response
+from langchain_core.utils.uuid import uuid7
 
 from threadkeep.app import App
 from threadkeep.errors import InvalidInput, ModelCallFailed, RunFailed, RunWaits
@@ -132,9 +133,8 @@ _session = APIRouter(prefix="/console/sessions/{session_id}", route_class=Consol
 @router.post("/console/say")
 async def start_session(form: Form, app: AppInUse, caller: CallerInUse) -> Response:
     """Send a message to a session, or to a new one if the form names none."""
-    session_id = form.get("session_id", "").strip() or None
-    if session_id is not None:
-        app.memory.session(session_id)  # validates the id
+    session_id = form.get("session_id", "").strip() or str(uuid7())
+    app.memory.session(session_id)  # validates the id
     user = caller.user(form.get("user_id", "").strip() or None)
     turn = app.chat.begin(_request(form, session_id, user))
     await _begun(turn)
@@ -237,7 +237,7 @@ async def _stored(app: App, session_id: str) -> None:
         await asyncio.sleep(_START_SECONDS / _START_POLLS)
 
 
-def _request(form: Mapping[str, str], session_id: str | None, user_id: str | None) -> ChatRequest:
+def _request(form: Mapping[str, str], session_id: str, user_id: str | None) -> ChatRequest:
     workflow = form.get("workflow") or CHAT
     return ChatRequest(_text(form), session_id=session_id, user_id=user_id, workflow=workflow)
 
