@@ -12,8 +12,8 @@ from langchain.agents.structured_output import ToolStrategy
 from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
-from langgraph.graph import START, StateGraph
-from langgraph.types import Send
+from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.types import Command, Send
 from pydantic import BaseModel
 
 from tests.agent.talking import ROOM, ask, config_of, input_of, kept, make_agent, seen
@@ -89,6 +89,27 @@ async def test_nodes_say_their_answers_again(small_memory: Memory) -> None:
     states = [await graph.ainvoke(input_of("q", "m1"), config_of()) for _ in range(2)]
     assert [[message.text for message in state["messages"]] for state in states] == [["q", "a0", "a1"]] * 2
     assert [len(model.calls) for model in models] == [1, 1]
+
+
+async def test_a_text_of_the_program_is_not_stored_with_a_repeated_question(small_memory: Memory) -> None:
+    """A checkpointer's state has the task that the first attempt sent to a member, directly after the question."""
+
+    @tool
+    def delegate() -> Command[Any]:
+        """Give the member a task."""
+        task = Send("member", {"messages": [HumanMessage("do this")]})
+        return Command(goto=[task], graph=Command.PARENT)
+
+    call = AIMessage("", tool_calls=[{"name": "delegate", "args": {}, "id": "call-1"}])
+    chief = agent(small_memory, ScriptedModel([call, "it is done"]), "chief", tools=[delegate])
+    graph: Any = StateGraph(MessagesState)
+    graph.add_node("chief", chief, destinations=("member",))
+    graph.add_node("member", agent(small_memory, ScriptedModel(["done"]), "member"))
+    graph.add_edge(START, "chief")
+    compiled = graph.compile(checkpointer=InMemorySaver())
+    for _ in range(2):
+        await compiled.ainvoke(input_of("q", "m1"), config_of())
+    assert await said(small_memory) == [(None, "q"), ("chief", "it is done")]
 
 
 @pytest.mark.parametrize("checkpointed", [False, True])

@@ -262,9 +262,10 @@ class Participation:
         return turn
 
     async def _without_later_turns(self, question: tuple[BaseMessage, ...]) -> tuple[BaseMessage, ...]:
-        """Return the question without messages of a later turn, which may follow the caller's last message.
+        """Return the question without messages of a later turn or a program that follow the caller's last message.
 
-        In a checkpointed state, a repeated question that got no reply is directly followed by the next question.
+        In a checkpointed state, a repeated question that got no reply is directly followed by the next question, or by
+        a text that a program wrote for another agent. The latter is not stored, although the question is.
         """
         sent = [id(message) for message in self.root.sent]
         end = max([at for at, message in enumerate(question, start=1) if id(message) in sent], default=len(question))
@@ -273,7 +274,7 @@ class Participation:
                 async with self.session.timeout():
                     asked = await self.session.find(id_of(question[end - 1]) or "")
                     following = await self.session.find(id_of(question[end]) or "")
-                if following is not None and (asked is None or asked.run_id != following.run_id):
+                if (asked and (asked.run_id,)) != (following and (following.run_id,)):
                     return question[:end]
         return question
 
