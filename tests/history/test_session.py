@@ -74,6 +74,10 @@ async def test_a_user_id_that_cannot_be_kept_is_refused(sqlite_memory: Memory, u
     """It would be another one when it is read again."""
     with pytest.raises(InvalidInput, match="user_id"):
         sqlite_memory.session("room", user_id=user_id)
+    with pytest.raises(InvalidInput, match="user_id"):
+        _ = [info async for info in sqlite_memory.sessions(user_id=user_id)]
+    with pytest.raises(InvalidInput, match="user_id"):
+        await sqlite_memory.search("hello", user_id=user_id)
 
 
 async def test_a_user_sees_own_sessions_only(memory: Memory) -> None:

@@ -31,6 +31,7 @@ from threadkeep.history.retention import Pruner
 from threadkeep.history.session import Session
 from threadkeep.history.session_rows import SessionCache
 from threadkeep.records import SearchHit, SearchResult, SessionInfo
+from threadkeep.records.sessions import check_user_id
 from threadkeep.store.address import DatabaseAddress
 from threadkeep.store.archive import ArchivedPart, Restored
 from threadkeep.store.backend import DamageRegister
@@ -392,6 +393,7 @@ class Memory:
         self, query: str, *, user_id: str | None = None, limit: int = 10, session_id: str | None = None, after: int = 0
     ) -> SearchResult:
         """Search as `search` does; also return the number of messages not indexed yet, and the damaged sessions."""
+        check_user_id(user_id)
         found = await self._backend.index.search(
             query, limit=limit, user_id=user_id, session_id=session_id, after=after
         )

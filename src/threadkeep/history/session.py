@@ -36,7 +36,7 @@ from threadkeep.history.session_rows import SessionCache, rows_of
 from threadkeep.observe import Observer
 from threadkeep.records import Json, Message, Page, Receipt, SessionInfo, Turn, View
 from threadkeep.records.messages import session_html
-from threadkeep.records.sessions import is_user_id
+from threadkeep.records.sessions import check_user_id
 from threadkeep.store.contexts import state_of
 from threadkeep.store.driver import Joined, Row
 from threadkeep.store.tables import TableTranscripts
@@ -106,8 +106,8 @@ class Session:
         workspace: str | None = None,
     ) -> None:
         check_session_id(session_id)
-        if user_id is not None and not is_user_id(user_id):
-            raise InvalidInput("A user_id must be text of 1 to 512 printable characters, not only spaces, or None.")
+        if user_id is not None:
+            check_user_id(user_id)
         self.session_id = session_id
         self.user_id = user_id
         self.workspace = workspace

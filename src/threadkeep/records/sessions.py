@@ -22,6 +22,16 @@ def is_user_id(value: object) -> TypeGuard[str]:
     return isinstance(value, str) and len(value) <= _MOST_USER_ID and value.isprintable() and value.strip() != ""
 
 
+def check_user_id(user_id: str | None) -> None:
+    """Reject a user id that is not None and that no session can have; see `is_user_id`.
+
+    Raises:
+        InvalidInput: the user id is not valid; the message does not repeat it.
+    """
+    if user_id is not None and not is_user_id(user_id):
+        raise InvalidInput("A user_id must be text of 1 to 512 printable characters, not only spaces, or None.")
+
+
 @dataclass(frozen=True)
 class RetentionLimits:
     """Limits of retention. None means no limit, which is the default.

@@ -11,7 +11,7 @@ from typing import Final, Literal
 from langchain_core.utils.uuid import uuid7
 
 from threadkeep.errors import ApiKeyNotFound, InvalidInput
-from threadkeep.records.sessions import is_user_id
+from threadkeep.records.sessions import check_user_id
 from threadkeep.store.codec import time_of, time_text
 from threadkeep.store.driver import Connection
 from threadkeep.store.statements import ClockedTables
@@ -142,7 +142,6 @@ def _check(name: str, scope: KeyScope, user_id: str | None) -> None:
         raise InvalidInput(f"The name of a key must have 1 to {_MAX_NAME} printable characters.")
     if scope not in KEY_SCOPES:
         raise InvalidInput(f"The scope of a key is one of {', '.join(KEY_SCOPES)}.")
-    if user_id is not None and not is_user_id(user_id):
-        raise InvalidInput("A user_id is text of 1 to 512 printable characters, not only spaces.")
+    check_user_id(user_id)
     if user_id is not None and scope == "admin":
         raise InvalidInput("A key of one user cannot have the scope admin; take read or write.")

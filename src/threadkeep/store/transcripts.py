@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from threadkeep.errors import InvalidInput
 from threadkeep.records import Json, Message, Page, Receipt, SessionInfo, Turn, View
+from threadkeep.records.sessions import check_user_id
 from threadkeep.store.codec import clean_text, json_text, session_of, time_text
 from threadkeep.store.driver import Driver
 from threadkeep.store.statements import like_pattern, load_statements
@@ -37,6 +38,10 @@ class SessionQuery:
     cursor: tuple[datetime, str] | None = None
     tag: str | None = None
     channel: str | None = None
+
+    def __post_init__(self) -> None:
+        """Reject an invalid `user_id`, because no session has it."""
+        check_user_id(self.user_id)
 
     @property
     def prefix(self) -> str | None:
