@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import operator
 from typing import Annotated, Any, TypedDict
 
@@ -199,6 +200,31 @@ async def test_an_older_message_gets_its_own_answer(small_memory: Memory) -> Non
     told = [(await one.ainvoke({"messages": [each]}, config_of()))["messages"][-1].text for each in asked]
     assert told == ["a1", "a2", "a1"]
     assert await said(small_memory, ROOM) == [(None, "q1"), ("a", "a1"), (None, "q2"), ("a", "a2")]
+
+
+async def test_nodes_give_older_messages_their_own_answers(memory: Memory) -> None:
+    """On every database: with a checkpointer, whose state has a later turn behind the repeated one."""
+    models = [ScriptedModel([f"a{number}", f"b{number}", f"c{number}"]) for number in range(2)]
+    graph = in_line(*(memory_node(memory, model) for model in models), saver=InMemorySaver())
+    for message_id, last in (("m1", "a1"), ("m2", "b1"), ("m1", "a1"), ("m1", "a1"), ("m2", "b1"), ("m3", "c1")):
+        state = await graph.ainvoke(input_of(f"q{message_id}", message_id), config_of())
+        assert state["messages"][-1].text == last
+    before = [("human", "qm1"), ("ai", "a0"), ("ai", "a1"), ("human", "qm2"), ("ai", "b0"), ("ai", "b1")]
+    assert seen(models[0].calls[-1]) == [*before, ("human", "qm3")]
+    assert len(await said(memory)) == 9
+
+
+@pytest.mark.parametrize("kind", ["agent", "node"])
+async def test_a_newer_message_gets_its_own_answer_after_an_older_one_was_answered(memory: Memory, kind: str) -> None:
+    """On every database: the older one failed at first, so that its answer is behind the newer one's in the state."""
+    model = ScriptedModel([ConnectionError(), "two", "one"])
+    speaker: Any = agent(memory, model, "speaker") if kind == "agent" else memory_node(memory, model)
+    graph = in_line(speaker, saver=InMemorySaver())
+    for message_id, answer in (("m1", None), ("m2", "two"), ("m1", "one"), ("m2", "two"), ("m1", "one")):
+        with contextlib.suppress(ConnectionError):
+            state = await graph.ainvoke(input_of(message_id, message_id), config_of())
+            assert state["messages"][-1].text == answer
+    assert len(model.calls) == 3
 
 
 async def test_repeats_of_several_older_messages_get_their_own_answers(memory: Memory) -> None:

@@ -20,7 +20,7 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import to_json
 
 from threadkeep.agent.callbacks import PartialAnswer
-from threadkeep.agent.conversion import REPEATS, STRUCTURED, id_of, text_of
+from threadkeep.agent.conversion import ANSWERS, REPEATS, STRUCTURED, id_of, text_of
 from threadkeep.errors import MiddlewareWarning
 
 _LIMIT_NOTICES = ("Model call limits exceeded: ", " call limit reached: ")
@@ -30,24 +30,38 @@ _LIMIT_NOTICES = ("Model call limits exceeded: ", " call limit reached: ")
 def answered_before(answer: AIMessage, request: ModelRequest[Any], config: RunnableConfig) -> ModelResponse[Any]:
     """Return a stored answer as the response of a model call, with a structured response if the agent requests one.
 
-    If the answer is followed by later turns, repeats or tool calls in the state, or if a tool's result has the answer's
-    id, the response is a copy with a new id. Later model calls do not receive this copy. Otherwise the answer keeps its
-    id. The structured response is None if the stored data do not fit the requested schema.
+    The structured response is None if the stored data do not fit the requested schema.
     """
     data = answer.additional_kwargs.get(STRUCTURED)
     structured = _structured(text_of(answer) if data is None else data, request.response_format)
-    said = named_as_agent(answer, config)
-    there = next((place for place, one in enumerate(request.messages) if one.id == answer.id), None)
-    if there is not None:
-        known, later = request.messages[there], request.messages[there + 1 :]
-        turns = [one for one in later if isinstance(one, HumanMessage) or REPEATS in one.additional_kwargs]
-        # LangChain's agents call the model again until the newest assistant message has no tool calls.
-        calls = next((one.tool_calls for one in reversed(later) if isinstance(one, AIMessage)), [])
-        if not isinstance(known, AIMessage) or turns or calls:
-            said = said.model_copy(update={"id": str(uuid7()), "additional_kwargs": {REPEATS: answer.id}})
-        elif not known.tool_calls or structured is not None:
-            said = known
+    said = repeated(named_as_agent(answer, config), request.messages, is_data=structured is not None)
     return ModelResponse(result=[said], structured_response=structured)
+
+
+def repeated(answer: AIMessage, messages: Sequence[BaseMessage], *, is_data: bool = False) -> AIMessage:
+    """Return a stored answer as a message for a state (`messages`), so that the state ends with this turn's answers.
+
+    If the answer is followed by other turns, repeats or tool calls in the state, or if a tool's result has the answer's
+    id, return a copy with a new id. Later model calls do not receive this copy. Otherwise the answer keeps its id. If
+    `is_data` is True, the state's message may be the tool call of a structured response.
+    """
+    there = next((place for place, one in enumerate(messages) if one.id == answer.id), None)
+    if there is None:
+        return answer
+    known, later = messages[there], messages[there + 1 :]
+    question = known.response_metadata.get(ANSWERS)
+    others = [
+        one
+        for one in later
+        if isinstance(one, HumanMessage)
+        or REPEATS in one.additional_kwargs
+        or one.response_metadata.get(ANSWERS, question) != question
+    ]
+    # LangChain's agents call the model again until the newest assistant message has no tool calls.
+    calls = next((one.tool_calls for one in reversed(later) if isinstance(one, AIMessage)), [])
+    if not isinstance(known, AIMessage) or others or calls:
+        return answer.model_copy(update={"id": str(uuid7()), "additional_kwargs": {REPEATS: answer.id}})
+    return answer if known.tool_calls and not is_data else known
 
 
 def named_as_agent(answer: AIMessage, config: RunnableConfig) -> AIMessage:

@@ -14,7 +14,7 @@ from langchain_core.runnables import Runnable, RunnableConfig, ensure_config
 from langchain_core.runnables.config import var_child_runnable_config
 from langgraph.errors import GraphBubbleUp
 
-from threadkeep.agent.answers import stream_again
+from threadkeep.agent.answers import repeated, stream_again
 from threadkeep.agent.call_measure import ModelUse
 from threadkeep.agent.callbacks import PartialAnswer, with_callback
 from threadkeep.agent.conversion import identify
@@ -49,7 +49,8 @@ class NodeTurns:
         turn = await part.begin(state)
         part.root.open_calls += 1
         state = part.root.with_answers(part.root.with_question(state))
-        return NodeTurn(self, part, turn, state, turn.answered)
+        answered = None if turn.answered is None else repeated(turn.answered, messages)
+        return NodeTurn(self, part, turn, state, answered)
 
     async def messages(self, turn: NodeTurn, system: SystemMessage | None, use: ModelUse) -> list[BaseMessage]:
         """Return the messages for a model call."""
@@ -74,8 +75,8 @@ class NodeTurns:
     async def _close(self, turn: NodeTurn) -> None:
         if turn.reply is not None and turn.answered is None:
             turn.reply = await turn.open.close(turn.reply) or turn.reply
-        if isinstance(turn.reply, BaseMessage):
-            turn.part.root.add_answer(turn.reply, turn.part.author)
+        if isinstance(answer := turn.open.answered or turn.reply, BaseMessage):
+            turn.part.root.add_answer(answer, turn.part.author)
 
     def _enter(self, messages: Sequence[BaseMessage], config: RunnableConfig) -> Participation:
         """Take part in the turn of the run. A node that cannot take part gets a memory that stores nothing."""
@@ -112,9 +113,10 @@ class NodeTurn:
     _token: Token[RunnableConfig | None] | None = None
 
     def take(self, reply: BaseMessage | str) -> None:
-        """Set the answer of the turn. If the answer is a message without an id, give it one."""
+        """Set the answer of the turn. Give a message an id, if it has none, and the id of an older question."""
         if isinstance(reply, BaseMessage):
             identify([reply])
+            reply.response_metadata |= self.open.mark
         self.reply, self._unreported = reply, True
 
     def report(self) -> None:
