@@ -177,6 +177,20 @@ async def test_a_structured_response_comes_again(small_memory: Memory, text: str
     assert len(await said(small_memory)) == 2
 
 
+async def test_structured_responses_of_two_agents_stay_where_they_are(small_memory: Memory) -> None:
+    """A repeat with a checkpointer does not change the state."""
+    calls = [
+        AIMessage("", tool_calls=[{"name": "Place", "args": {"city": city}, "id": city}]) for city in ("Rome", "Bern")
+    ]
+    models = [ScriptedModel([call]) for call in calls]
+    agents = [
+        agent(small_memory, one, f"n{place}", response_format=ToolStrategy(Place)) for place, one in enumerate(models)
+    ]
+    graph = in_line(*agents, saver=InMemorySaver())
+    states = [await graph.ainvoke(input_of("q", "m1"), config_of()) for _ in range(2)]
+    assert states[0] == states[1]
+
+
 async def test_a_direct_result_of_a_tool_comes_again(small_memory: Memory) -> None:
     """Of a tool that is marked with `return_direct`."""
 

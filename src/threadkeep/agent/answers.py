@@ -57,9 +57,9 @@ def repeated(answer: AIMessage, messages: Sequence[BaseMessage], *, is_data: boo
         or REPEATS in one.additional_kwargs
         or one.response_metadata.get(ANSWERS, question) != question
     ]
-    # LangChain's agents call the model again until the newest assistant message has no tool calls.
+    # Without a structured response, LangChain's agents call the model until the newest reply has no tool calls.
     calls = next((one.tool_calls for one in reversed(later) if isinstance(one, AIMessage)), [])
-    if not isinstance(known, AIMessage) or others or calls:
+    if not isinstance(known, AIMessage) or others or (calls and not is_data):
         return answer.model_copy(update={"id": str(uuid7()), "additional_kwargs": {REPEATS: answer.id}})
     return answer if known.tool_calls and not is_data else known
 
