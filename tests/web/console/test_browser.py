@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -110,3 +111,28 @@ async def test_nothing_on_any_page_hinders_people(tmp_path: Path, theme: str) ->
             assert broken == {}, address
             await page.set_viewport_size({"width": 400, "height": 800})
             assert await page.evaluate("document.documentElement.scrollWidth") <= 400, address
+
+
+async def test_long_and_foreign_names_stay_in_their_place(tmp_path: Path) -> None:
+    """None makes a page wider than its window, and the direction of one does not reach the words after it."""
+    failure = type("F" * 200, (Exception,), {})
+    session = "room\u202e1"
+    address = f"/console/sessions/{quote(session)}"
+    async with (
+        opened_app(ScriptedModel(["Yes.", failure()]), settings_for(tmp_path)) as app,
+        listening(app) as client,
+        tab(str(client.base_url), viewport={"width": 400, "height": 800}) as page,
+    ):
+        await said(client, session, "One.")
+        sent = {"session_id": session, "user_id": "ana", "message": "Two.", "metadata": {"sender_name": "u" * 200}}
+        assert (await client.post("/api/v1/chat", json=sent)).status_code == 502
+        changed = {"title": "W" * 200, "tags": ["L" * 60]}
+        assert (await client.patch(f"/api/v1/sessions/{quote(session)}", json=changed)).status_code == 200
+        [run, _] = (await client.get("/api/v1/runs")).json()["runs"]
+        for shown in ("/", "/console/runs", f"/console/runs/{run['run_id']}", f"{address}/calls", address):
+            await page.goto(shown)
+            assert await page.evaluate("document.documentElement.scrollWidth") <= 400, shown
+        await page.set_viewport_size({"width": 1240, "height": 800})
+        meta = page.locator(".heading .meta")
+        boxes = [await meta.locator(name).bounding_box() for name in ("code", "a", "time", ".badge")]
+        assert [box["x"] for box in boxes] == sorted(box["x"] for box in boxes)
