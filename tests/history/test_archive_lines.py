@@ -140,7 +140,10 @@ def test_an_original_keeps_the_order_of_its_keys() -> None:
         (b'{"type":"message","session_id":"a","role":"user","content":7}', "content"),
         (b'{"type":"message","session_id":"a","role":"user","content":"x","tokens":4294967296}', "tokens"),
         (b'{"type":"message","session_id":"a","role":"user","content":"x","sent_at":7}', "sent_at"),
-        (b'{"type":"message","session_id":"a","role":"user","content":"x","sent_at":"0001-01-01T00:00:00Z"}', "years"),
+        (
+            b'{"type":"message","session_id":"a","role":"user","content":"x","created_at":"0001-01-01T00:00:00Z"}',
+            "years",
+        ),
         (b'{"type":"message","session_id":"a","role":"user","content":"x","metadata":[]}', "metadata"),
         (b'{"type":"summary","session_id":"a","text":"x"}', "has the fields"),
         (_summary_line(color="red"), "has the fields"),
@@ -174,3 +177,10 @@ def test_a_refusal_quotes_no_words() -> None:
     with pytest.raises(BadLine) as caught:
         parse_line(b'{"type":"message","session_id":"a","role":"canary","content":"canary","metadata":"canary"}')
     assert "canary" not in str(caught.value)
+
+
+@pytest.mark.parametrize("year", [1, 9999])
+def test_every_platform_time_that_a_message_can_have_is_imported(year: int) -> None:
+    """Platforms send a zero time for an unknown one, and the message is stored with it."""
+    message = Message(role="user", content="hi", id="a", sent_at=datetime(year, 1, 1, tzinfo=UTC))
+    assert parse_line(message_line("room", message).encode()) == MessageLine("room", message)

@@ -268,3 +268,24 @@ async def test_nothing_is_written_outside_of_the_database(
     async with open_memory(sqlite_url, options=memory_options) as memory:
         await memory.session("room").record(turn("hi"))
         assert await asyncio.to_thread(lambda: sorted(path.name for path in tmp_path.rglob("*.jsonl"))) == []
+
+
+@pytest.mark.parametrize(
+    "given", ["hi", b"hi", None, 5, {"role": "user"}, [None], [("user", "hi")], Message("user", "")]
+)
+async def test_only_messages_can_be_appended(memory: Memory, given: list[Message]) -> None:
+    """Anything else is refused with a sentence that says what to pass, and nothing is stored."""
+    session = memory.session("room")
+    for store in (session.append, session.record):
+        with pytest.raises(InvalidMessage, match="list of Message objects"):
+            await store(given)
+    assert await session.count() == 0
+
+
+async def test_an_invalid_workspace_or_answer_never_waits_for_the_database(memory: Memory) -> None:
+    """It could not be kept on disk either, and closing the memory would fail."""
+    with pytest.raises(InvalidInput, match="A workspace is text or None, not object"):
+        memory.session("room", workspace=object())  # type: ignore[arg-type]
+    with pytest.raises(InvalidMessage, match="answers is the id of a message or None, not bytes"):
+        await memory.session("room").record(turn("hi"), answers=b"q")  # type: ignore[arg-type]
+    assert not memory.pending.entries

@@ -194,7 +194,7 @@ def _message(values: dict[str, Any]) -> Message:
         raise InvalidMessage(f"A message's tokens are at most {_MOST_TOKENS}.")
     if message.metadata or message.original is not None:
         dump_json([dict(message.metadata), message.original])
-    for time in (message.sent_at, message.created_at, message.superseded_at):
+    for time in (message.created_at, message.superseded_at):
         _check_year(time)
     return message
 

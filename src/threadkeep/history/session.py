@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -36,7 +36,7 @@ from threadkeep.history.session_rows import SessionCache, rows_of
 from threadkeep.observe import Observer
 from threadkeep.records import Json, Message, Page, Receipt, SessionInfo, Turn, View
 from threadkeep.records.messages import session_html
-from threadkeep.records.sessions import check_user_id
+from threadkeep.records.sessions import check_argument, check_user_id
 from threadkeep.store.contexts import state_of
 from threadkeep.store.driver import Joined, Row
 from threadkeep.store.tables import TableTranscripts
@@ -108,6 +108,8 @@ class Session:
         check_session_id(session_id)
         if user_id is not None:
             check_user_id(user_id)
+        if workspace is not None:
+            check_argument("A workspace", workspace, str)
         self.session_id = session_id
         self.user_id = user_id
         self.workspace = workspace
@@ -210,8 +212,17 @@ class Session:
         return BegunTurn(tuple(messages), receipt, rows[:-2], past)
 
     def turn(self, messages: Sequence[Message], *, answers: str | None = None, told: bool = False) -> Turn:
-        """Return the messages as a turn of this session; nothing is stored. See `record` for `answers` and `told`."""
-        return Turn(self.session_id, tuple(messages), self.user_id, answers, told, workspace=self.workspace)
+        """Return the messages as a turn of this session; nothing is stored. See `record` for `answers` and `told`.
+
+        Raises:
+            InvalidMessage: `messages` are not `Message` objects, or `answers` is not text.
+        """
+        given = tuple(messages) if isinstance(messages, Iterable) else (None,)
+        if [one for one in given if not isinstance(one, Message)]:
+            raise InvalidMessage("A turn is a list of Message objects; make each with Message(role=…, content=…).")
+        if answers is not None and not isinstance(answers, str):
+            raise InvalidMessage(f"answers is the id of a message or None, not {type(answers).__name__}.")
+        return Turn(self.session_id, given, self.user_id, answers, bool(told), workspace=self.workspace)
 
     async def tail(self, limit: int, *, view: View = "active") -> list[Message]:
         """Return the newest `limit` messages, oldest first."""

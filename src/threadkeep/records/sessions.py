@@ -32,6 +32,15 @@ def check_user_id(user_id: str | None) -> None:
         raise InvalidInput("A user_id must be text of 1 to 512 printable characters, not only spaces, or None.")
 
 
+def check_argument(name: str, value: object, kind: type, *, required: bool = False) -> None:
+    """Raise `InvalidInput` if an argument is not of a type. None is accepted unless the argument is `required`."""
+    if value is None and not required:
+        return
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        wanted = {str: "text", int: "a whole number", bool: "True or False", Mapping: "a mapping"}[kind]
+        raise InvalidInput(f"{name} is {wanted}{'' if required else ' or None'}, not {type(value).__name__}.")
+
+
 @dataclass(frozen=True)
 class RetentionLimits:
     """Limits of retention. None means no limit, which is the default.
