@@ -116,8 +116,9 @@ async def test_a_text_of_the_program_is_not_stored_with_a_repeated_question(smal
 @pytest.mark.parametrize("checkpointed", [False, True])
 @pytest.mark.parametrize("kind", ["agent", "node"])
 @pytest.mark.parametrize("blocking", [False, True])
+@pytest.mark.parametrize("subgraphs", [False, True])
 async def test_a_repeated_answer_is_streamed(
-    small_memory: Memory, checkpointed: bool, kind: str, blocking: bool
+    small_memory: Memory, checkpointed: bool, kind: str, blocking: bool, subgraphs: bool
 ) -> None:
     """Once, although a checkpointer's state has it before the repeat; also within a graph."""
     model = ScriptedModel(["one", "never"])
@@ -125,13 +126,13 @@ async def test_a_repeated_answer_is_streamed(
     graph = in_line(speaker, saver=InMemorySaver() if checkpointed else None)
     await graph.ainvoke(input_of("q", "m1"), config_of())
 
-    given: Any = {"stream_mode": "messages", "subgraphs": True}
+    given: Any = {"stream_mode": "messages", "subgraphs": subgraphs}
     for _ in range(2):
         if blocking:
             parts = await asyncio.to_thread(lambda: [*graph.stream(input_of("q", "m1"), config_of(), **given)])
         else:
             parts = [part async for part in graph.astream(input_of("q", "m1"), config_of(), **given)]
-        assert [message.text for _, (message, _) in parts] == ["one"]
+        assert [(part[-1] if subgraphs else part)[0].text for part in parts] == ["one"]
     assert len(model.calls) == 1
 
 

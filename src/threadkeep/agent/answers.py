@@ -14,7 +14,7 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, Remove
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import var_child_runnable_config
 from langchain_core.utils.uuid import uuid7
-from langgraph.graph.message import push_message
+from langgraph.pregel._messages import StreamMessagesHandler
 from langgraph.runtime import Runtime
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import to_json
@@ -85,11 +85,12 @@ def restored(
     return {"messages": [*added, told]} if added or said != _as_sent(told) else None
 
 
-def stream_again(answer: BaseMessage, messages: Sequence[BaseMessage]) -> None:
-    """Stream a repeated answer if it is in the state (`messages`), because LangGraph does not stream known messages."""
+def stream_again(answer: BaseMessage) -> None:
+    """Make LangGraph stream a repeated answer at the end of its node, even if the node's input has the answer too."""
     callbacks = (var_child_runnable_config.get() or {}).get("callbacks")
-    if isinstance(callbacks, BaseCallbackManager) and answer.id in [message.id for message in messages]:
-        push_message(answer, state_key=None)
+    for handler in callbacks.handlers if isinstance(callbacks, BaseCallbackManager) else ():
+        if isinstance(handler, StreamMessagesHandler) and answer.id is not None:
+            handler.seen.discard(answer.id)
 
 
 def _as_sent(message: BaseMessage) -> tuple[str, bool]:

@@ -138,7 +138,7 @@ class SessionMemory(AgentMiddleware[AgentState[Any], Any, Any]):
             return await handler(request)
         self._others.check_state(request.messages)
         if step.answered is not None:
-            stream_again(step.answered.result[-1], request.messages)
+            stream_again(step.answered.result[-1])
             return step.answered
         try:
             with step:
@@ -160,7 +160,7 @@ class SessionMemory(AgentMiddleware[AgentState[Any], Any, Any]):
             return handler(request)
         self._others.check_state(request.messages)
         if step.answered is not None:
-            stream_again(step.answered.result[-1], request.messages)
+            stream_again(step.answered.result[-1])
             return step.answered
         try:
             with step:

@@ -293,7 +293,7 @@ class MemoryNode(Runnable[dict[str, Any], MessagesUpdate]):
             reply = turn.answered or await self._model.ainvoke(await turn.messages(self._system, model=self._model))
             turn.answer(reply)
             if turn.answered is not None:
-                stream_again(turn.answered, input["messages"])
+                stream_again(turn.answered)
         return {"messages": [turn.reply if isinstance(turn.reply, AIMessage) else reply]}
 
     def invoke(
@@ -307,7 +307,7 @@ class MemoryNode(Runnable[dict[str, Any], MessagesUpdate]):
             reply = turn.answered or self._model.invoke(turn.messages(self._system, model=self._model))
             turn.answer(reply)
             if turn.answered is not None:
-                stream_again(turn.answered, input["messages"])
+                stream_again(turn.answered)
         return {"messages": [turn.reply if isinstance(turn.reply, AIMessage) else reply]}
 
 
