@@ -99,4 +99,5 @@ async def test_a_damaged_session_is_erased(shared_url: str, tmp_path: Path) -> N
         left = await asyncio.to_thread(query, shared_url, "SELECT prefix, key FROM store")
         assert all(WELL in f"{prefix} {key}" for prefix, key in left)
         await say(client, "a new beginning", session_id=next(iter(SESSIONS)), **ANN)
+        await until(lambda: app.memory.pending.entries == ())  # on a busy machine the turn may be answered first
         assert len(await history(client, next(iter(SESSIONS)))) == 2
