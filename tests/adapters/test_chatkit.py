@@ -26,8 +26,10 @@ from threadkeep import Memory, MemoryOptions, Message, open_memory
 from threadkeep.adapters.items import messages_after
 from threadkeep.chatkit import ThreadkeepStore
 from threadkeep.history.session import Session
+from threadkeep.store.address import TranscriptLocation
 
 NOW = datetime(2026, 11, 1, tzinfo=UTC)
+TRANSCRIPTS: tuple[TranscriptLocation, ...] = ("tables", "graph_store")
 BASE: dict[str, Any] = {"thread_id": "t1", "created_at": NOW}
 
 
@@ -109,7 +111,7 @@ async def test_items_are_replaced_and_removed_at_their_place(memory: Memory) -> 
 async def test_items_in_a_graph_store_are_replaced_and_removed(
     database_url: str, memory_options: MemoryOptions
 ) -> None:
-    """As in tables, also if others are added meanwhile; but not in one transaction."""
+    """As in tables, also if others are added meanwhile."""
     for check in (
         test_items_are_replaced_and_removed_at_their_place,
         test_items_that_are_saved_at_once_stay_in_order,
@@ -146,9 +148,13 @@ async def test_items_that_are_saved_at_once_stay_in_order(memory: Memory) -> Non
     assert sorted(message.content for message in window.messages[3:]) == [f"new {number}" for number in range(4)]
 
 
-async def test_items_that_two_processes_rewrite_at_once_are_stored_once(shared_url: str) -> None:
+@pytest.mark.parametrize("transcripts", TRANSCRIPTS)
+async def test_items_that_two_processes_rewrite_at_once_are_stored_once(
+    shared_url: str, transcripts: TranscriptLocation
+) -> None:
     """Each rewrite of the same item, and of a later one, leaves every item in its place, once; none is lost."""
-    async with open_memory(shared_url) as memory, open_memory(shared_url) as other:
+    options = MemoryOptions(transcripts=transcripts)
+    async with open_memory(shared_url, options=options) as memory, open_memory(shared_url, options=options) as other:
         store, _ = await filled(memory)
         for number in range(5):
             texts = [f"{number} of {name}" for name in ("one", "other")]
@@ -166,11 +172,13 @@ async def test_items_that_two_processes_rewrite_at_once_are_stored_once(shared_u
 
 
 @pytest.mark.parametrize("saved", [answered("new", "late"), answered("m2", "a1"), None])
+@pytest.mark.parametrize("transcripts", TRANSCRIPTS)
 async def test_an_item_is_saved_beside_another_process_that_saves_it_first(
-    shared_url: str, monkeypatch: pytest.MonkeyPatch, saved: ThreadItem | None
+    shared_url: str, monkeypatch: pytest.MonkeyPatch, saved: ThreadItem | None, transcripts: TranscriptLocation
 ) -> None:
     """The later save counts, and a model is sent what the thread shows; a removed item stays removed."""
-    async with open_memory(shared_url) as memory, open_memory(shared_url) as other:
+    options = MemoryOptions(transcripts=transcripts)
+    async with open_memory(shared_url, options=options) as memory, open_memory(shared_url, options=options) as other:
         store, _ = await filled(memory)
         firsts = [answered("new" if saved and saved.id == "new" else "m2", "first")]
 
@@ -186,8 +194,10 @@ async def test_an_item_is_saved_beside_another_process_that_saves_it_first(
         page = await store.load_thread_items("t1", None, 10, "asc", "ann")
         shown = [item.content[0].text for item in page.data if isinstance(item, AssistantMessageItem | UserMessageItem)]
         expected = ["q1", "q2"] if saved is None else ["q1", "a1", "q2", *(["late"] if saved.id == "new" else [])]
-        window = await memory.session("t1").window()
-        assert (shown, [message.content for message in window.messages]) == (expected, expected)
+        session = memory.session("t1")
+        assert (shown, [message.content for message in (await session.window()).messages]) == (expected, expected)
+        info, active = await session.info(), await session.tail(20)
+        assert (info.message_count, info.title, info.last_message) == (len(active), "q1", active[-1].content)
 
 
 async def test_what_others_said_is_an_item(memory: Memory) -> None:

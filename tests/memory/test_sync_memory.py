@@ -270,6 +270,7 @@ INTERNAL = {
         "open",
     },
     "Session": {
+        "append_instead",
         "begin_joined",
         "record_joined",
         "belong_to",

@@ -29,7 +29,6 @@ from threadkeep.errors import SessionNotFound, StoreUnavailable, WrongUser
 from threadkeep.history.session import Session
 from threadkeep.memory import Memory
 from threadkeep.records import Json, Message, Role, SessionInfo
-from threadkeep.store.driver import Joined
 from threadkeep.store.transcripts import SessionQuery
 
 _NAME = "chatkit"
@@ -210,10 +209,8 @@ class ThreadkeepStore[TContext](Store[TContext]):
         """Store an item, or a note that it is deleted if `item` is None.
 
         If the text of a message changes, the message and all later ones are superseded, and copies of the later ones
-        follow the new version. In SQL tables, a change is one transaction. It is repeated, at most 20 times, if another
-        writer has changed the session since it was read. In a graph store, a change takes several steps: changes of two
-        processes at the same time can be lost or stored twice, and a call that is interrupted can leave messages
-        superseded without copies. They stay in the session's history.
+        follow the new version. A change is one transaction. It is repeated, at most 20 times, if another writer has
+        changed the session since it was read.
 
         Raises:
             StoreUnavailable: the database does not answer, or other writers changed the session during each attempt.
@@ -245,22 +242,8 @@ class ThreadkeepStore[TContext](Store[TContext]):
         elif _text(new) != _text(messages[position]):
             later = messages[position:]
             added = [new, *_copies(later, item_id)]
-        if self.memory.in_graph_store:
-            await (self._rewrite_in_steps(session, later, item_id, new) if later else _append(session, *added))
-            return True
         end = (later[0].seq or 0) - 1 if later else info.last_seq
-        joined = Joined(supersedes_after=end, seen=(info.last_seq, info.revision))
-        return await session.record_joined(added, lambda _: joined) is not None
-
-    async def _rewrite_in_steps(
-        self, session: Session, messages: Sequence[Message], item_id: str, new: Message
-    ) -> None:
-        first = messages[0].seq or 0
-        taken = await session.take_back(len(messages))
-        while taken and (taken[0].seq or 0) > first and (older := await session.take_back()):
-            taken = [*older, *taken]  # other writers have stored messages in the meantime
-        before = [one for one in taken if (one.seq or 0) < first]
-        await _append(session, *_copies(before, item_id), new, *_copies(taken[len(before) :], item_id))
+        return await session.append_instead(added, end, (info.last_seq, info.revision))
 
 
 def _copies(messages: Sequence[Message], item_id: str) -> list[Message]:

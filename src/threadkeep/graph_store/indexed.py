@@ -70,6 +70,14 @@ class IndexedTranscripts(GraphTranscripts):
         await self._follow(session_id)
         return superseded
 
+    async def append_instead(self, turn: Turn, seq: int, seen: tuple[int, int]) -> None:
+        """Supersede the messages after a `seq` and store a turn instead of them, in one transaction."""
+        if seq < seen[0]:
+            await self.index.follow(turn.session_id)  # as in `supersede`
+            await self.index.forget_derived(turn.session_id, seq + 1)
+        await super().append_instead(turn, seq, seen)
+        await self._follow(turn.session_id)
+
     async def _first_seq(self, superseding: Superseding) -> int | None:
         """Return the first `seq` that will be superseded, as known before the change; None if there is none."""
         session_id, user_id = superseding.session_id, superseding.user_id

@@ -22,8 +22,9 @@ from threadkeep.graph_store.layout import (
 from threadkeep.graph_store.reading import ConversationReader, HeldChunks, Overlay, first_user_text
 from threadkeep.graph_store.shapes import Conversation, message_in, notes_of
 from threadkeep.graph_store.writing import ConversationWriter
-from threadkeep.records import Message, Receipt
+from threadkeep.records import Message, Receipt, Turn
 from threadkeep.store.codec import LAST_MESSAGE_CHARACTERS, TITLE_CHARACTERS, Prepared, shorten, time_of, time_text
+from threadkeep.store.driver import TurnRefused
 from threadkeep.store.superseding import check_branch, done_before, no_message_at
 from threadkeep.store.transcripts import Branching, Superseded, Superseding
 
@@ -58,6 +59,27 @@ class ConversationSuperseding:
 
         return await self._writer.hold(superseding.session_id, work)
 
+    async def append_instead(self, turn: Turn, seq: int, seen: tuple[int, int], new: Prepared, now: datetime) -> None:
+        """Supersede the messages after a `seq` and store a turn, prepared as `new`, instead of them.
+
+        Raises:
+            WrongUser: the conversation belongs to another user.
+            TurnRefused: see `Transcripts.append_instead`.
+        """
+
+        async def work(writing: Writing, found: Conversation | None) -> None:
+            if found is not None and turn.user_id not in (None, found.user_id):
+                raise WrongUser(turn.session_id)
+            if found is None or (found.last_seq, found.revision) != seen:
+                raise TurnRefused("Another writer has changed the session since it was read.")
+            if await self._writer.places_of(writing, found, [str(message.id) for message in new.messages]):
+                raise TurnRefused("A message of the turn is known already.")
+            places = ranges_of(places_down(found.last_seq, seq + 1, found.superseded))
+            chunks = HeldChunks(writing, self._layout, found)
+            await self._write(chunks, Superseding(turn.session_id), places, new, now)
+
+        await self._writer.hold(turn.session_id, work)
+
     async def _named(self, writing: Writing, chunks: HeldChunks, superseding: Superseding) -> Ranges | Superseded:
         """Return the `seq` ranges that the message id and scope select, or the result of an identical earlier call."""
         conversation, message_id = chunks.conversation, str(superseding.message_id)
@@ -88,7 +110,7 @@ class ConversationSuperseding:
         self, chunks: HeldChunks, superseding: Superseding, places: Ranges, new: Prepared | None, now: datetime
     ) -> Superseded:
         former = chunks.conversation
-        new_id = None if new is None else str(new.messages[0].id)
+        new_id = None if new is None or superseding.message_id is None else str(new.messages[0].id)
         taken: list[Message] = []
         for first, last in places:
             for part in stretches(first, last, former.chunk_size):

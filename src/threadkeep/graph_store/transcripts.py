@@ -189,6 +189,12 @@ class GraphTranscripts:
         new = prepare(given, count=self._count, stored_at=time_text(now)) if given else None
         return await self._superseding.supersede(superseding, new, now)
 
+    async def append_instead(self, turn: Turn, seq: int, seen: tuple[int, int]) -> None:
+        """Supersede the messages after a `seq` and store a turn instead of them, in one transaction."""
+        now = self._clock()
+        prepared = prepare_turn(turn, count=self._count, now=time_text(now))
+        await self._superseding.append_instead(turn, seq, seen, prepared, now)
+
     async def empty(self, session_id: str, seqs: Collection[int]) -> None:
         """Remove the content of messages, for an erasure. They keep `seq` and id; windows and searches omit them."""
         await self._superseding.empty(session_id, seqs, self._clock())

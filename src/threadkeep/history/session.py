@@ -38,7 +38,7 @@ from threadkeep.records import Json, Message, Page, Receipt, SessionInfo, Turn, 
 from threadkeep.records.messages import session_html
 from threadkeep.records.sessions import check_argument, check_user_id
 from threadkeep.store.contexts import state_of
-from threadkeep.store.driver import Joined, Row
+from threadkeep.store.driver import Joined, Row, TurnRefused
 from threadkeep.store.tables import TableTranscripts
 from threadkeep.store.transcripts import END, Branching, SessionChanges, Superseded, Superseding
 
@@ -565,6 +565,28 @@ class Session:
             raise
         self._events.written(started, "ok")
         return superseded
+
+    async def append_instead(self, messages: Sequence[Message], seq: int, seen: tuple[int, int]) -> bool:
+        """Supersede the messages after a `seq` and store messages instead of them, in one transaction.
+
+        Return False, and store nothing, if the session no longer has the `last_seq` and the `revision` in `seen`, or if
+        it has one of the messages already.
+
+        Raises:
+            StoreUnavailable: the database does not answer.
+        """
+        await self._deliver_all()
+        started = time.perf_counter()
+        try:
+            await self._transcripts.append_instead(self.turn(messages), seq, seen)
+        except TurnRefused:
+            return False
+        except StoreError as error:
+            self._events.written(started, "error")
+            self._events.write_failed(error, "error")
+            raise
+        self._events.written(started, "ok")
+        return True
 
     async def _deliver_all(self) -> None:
         """Write the session's pending turns, so that they are stored before the next operation.

@@ -95,14 +95,12 @@ class NewTurns(NamedTuple):
 class Joined(NamedTuple):
     """Statements for the transaction that stores a turn, executed `before` and `after` its messages.
 
-    With `supersedes_after`, the transaction first supersedes the session's active messages after this `seq`. `seen` is
-    a `last_seq` and a `revision`; if the session does not have them any more, nothing is stored.
+    With `supersedes_after`, the transaction first supersedes the session's active messages after this `seq`.
     """
 
     before: Sequence[Statement] = ()
     after: Sequence[Statement] = ()
     supersedes_after: int | None = None
-    seen: tuple[int, int] | None = None
 
 
 @dataclass

@@ -80,6 +80,9 @@ class NullTranscripts:
 
     at = answers_to = superseded = sessions = with_ids
 
+    async def append_instead(self, *_: Any, **__: Any) -> None:
+        """Store nothing."""
+
     async def supersede(self, *_: Any, **__: Any) -> Superseded:
         """Do nothing; there are no messages."""
         return Superseded()

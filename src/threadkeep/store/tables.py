@@ -106,11 +106,15 @@ class TableTranscripts:
             raise TurnRefused("The statements that belong to the turn are too large; store them after the turn.")
         prepared.before, prepared.after, prepared.is_joined = joined.before, joined.after, True
         if joined.supersedes_after is not None:
-            return await self._append_instead(prepared, joined.supersedes_after, joined.seen)
+            return await self._append_instead(prepared, joined.supersedes_after)
         return await self._commits.append(prepared), prepared.rows
 
+    async def append_instead(self, turn: Turn, seq: int, seen: tuple[int, int]) -> None:
+        """Supersede the messages after a `seq` and store a turn instead of them, in one transaction."""
+        await self._append_instead(self._prepare(turn), seq, seen)
+
     async def _append_instead(
-        self, prepared: PreparedTurn, seq: int, seen: tuple[int, int] | None
+        self, prepared: PreparedTurn, seq: int, seen: tuple[int, int] | None = None
     ) -> tuple[Receipt, Sequence[list[Row]]]:
         """Supersede the messages after a `seq` and store the turn instead of them, in one transaction."""
         async with self._driver.writing() as connection:

@@ -225,6 +225,14 @@ class Transcripts(Protocol):
     async def append(self, turn: Turn) -> Receipt:
         """Store a turn. Raises `WrongUser`, `QuestionGone`, `InvalidMessage`, `StoreUnavailable`."""
 
+    async def append_instead(self, turn: Turn, seq: int, seen: tuple[int, int]) -> None:
+        """Supersede the messages after a `seq` and store a turn instead of them, in one transaction.
+
+        Raises:
+            TurnRefused: the session no longer has the `last_seq` and the `revision` in `seen`, or a message is stored
+                already; nothing was stored.
+        """
+
     async def newest(
         self,
         session_id: str,
