@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -289,3 +291,79 @@ async def test_an_invalid_workspace_or_answer_never_waits_for_the_database(memor
     with pytest.raises(InvalidMessage, match="answers is the id of a message or None, not bytes"):
         await memory.session("room").record(turn("hi"), answers=b"q")  # type: ignore[arg-type]
     assert not memory.pending.entries
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"tags": "vip"}, {"tags": [1]}, {"tags": 5}, {"title": 5}, {"metadata": "x"}, {"metadata": [1]}, {"active": "no"}],
+)
+async def test_a_session_gets_no_values_of_a_wrong_type(memory: Memory, changes: dict[str, Any]) -> None:
+    """SQLite would store them as they are, and an import would refuse the session's export."""
+    session = memory.session("room")
+    await session.append(turn("hi"))
+    before = await session.info()
+    with pytest.raises(InvalidInput, match=next(iter(changes))):
+        await session.update(**changes)
+    assert await session.info() == before
+
+
+@pytest.mark.parametrize("wrong", [5, 1.5, b"x", True, ["x"]])
+async def test_a_text_of_a_wrong_type_is_named(memory: Memory, wrong: Any) -> None:
+    """A number would match a text in SQLite, and be an error of the driver on PostgreSQL."""
+    session = memory.session("room")
+    await session.append(turn("hi"))
+    for call in (
+        session.find(wrong),
+        session.edit(wrong, "x"),
+        session.question(wrong),
+        session.regenerate(wrong),
+        session.take_back_turn(wrong),
+        memory.search(wrong),
+        memory.search("hi", session_id=wrong),
+        anext(memory.sessions(query=wrong)),
+        memory.erase(session_id=wrong),
+    ):
+        with pytest.raises(InvalidInput, match=f"is text.* not {type(wrong).__name__}"):
+            await call
+    assert await session.count() == 2
+
+
+@pytest.mark.parametrize("wrong", ["5", 1.5, b"x", True, [1]])
+async def test_a_number_of_a_wrong_type_is_named(memory: Memory, wrong: Any) -> None:
+    """The sentence says that it is a whole number, and what was given."""
+    session = memory.session("room")
+    await session.append(turn("hi"))
+    for call in (
+        session.tail(wrong),
+        session.page(wrong),
+        session.window(before=wrong),
+        session.regenerate(upto=wrong),
+        session.branch(wrong),
+        memory.search("hi", limit=wrong),
+        memory.search("hi", after=wrong),
+        anext(memory.sessions(page_size=wrong)),
+    ):
+        with pytest.raises(InvalidInput, match=f"is a whole number.* not {type(wrong).__name__}"):
+            await call
+    assert await session.count() == 2
+
+
+@pytest.mark.parametrize(("before", "messages"), [(-(10**30), 0), (-1, 0), (0, 0), (2, 1), (10**30, 2)])
+async def test_a_page_ends_before_any_number(memory: Memory, before: int, messages: int) -> None:
+    """Also before one that no database has."""
+    session = memory.session("room")
+    await session.append(turn("hi"))
+    assert len((await session.page(before)).messages) == messages
+    assert len((await session.window(before=before)).messages) == messages
+
+
+@pytest.mark.parametrize("transcripts", ["tables", "graph_store"])
+async def test_duplicates_are_in_the_order_of_the_turn(
+    database_url: str, memory_options: MemoryOptions, transcripts: Any
+) -> None:
+    """Wherever the messages are, and in whatever order they were stored before."""
+    async with open_memory(database_url, options=replace(memory_options, transcripts=transcripts)) as memory:
+        session = memory.session("room")
+        await session.append([Message("user", "one", id="1"), Message("user", "two", id="2")])
+        receipt = await session.append([Message("user", name, id=name) for name in ("2", "3", "1")])
+        assert (receipt.duplicates, receipt.ids) == (("2", "1"), ("2", "3", "1"))

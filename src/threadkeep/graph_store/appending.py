@@ -132,12 +132,13 @@ def receipt_of(prepared: Prepared, adopted: Value) -> Receipt:
 
 
 def _receipt(prepared: Prepared, first_seq: int, last_seq: int, there: Mapping[str, int]) -> Receipt:
+    ids = tuple([str(message.id) for message in prepared.messages])
     return Receipt(
         first_seq=first_seq,
         last_seq=last_seq,
-        duplicates=tuple(there),
+        duplicates=tuple([message_id for message_id in dict.fromkeys(ids) if message_id in there]),
         cleaned=prepared.cleaned,
-        ids=tuple(str(message.id) for message in prepared.messages),
+        ids=ids,
     )
 
 

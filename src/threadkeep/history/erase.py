@@ -19,6 +19,7 @@ from threadkeep.history.pending_files import discard_waiting, waiting_files
 from threadkeep.history.session import Session
 from threadkeep.records import Message, Turn
 from threadkeep.records.erasure import ErasedKind, ErasedStore, EraseReceipt
+from threadkeep.records.sessions import check_argument
 from threadkeep.store.erasing import Erasable, TableErasing
 from threadkeep.store.spool import PendingTurn
 
@@ -62,6 +63,7 @@ class Eraser:
         if (session_id is None) == (user_id is None):
             raise InvalidInput("Name a session or a user to erase: either session_id or user_id.")
         if user_id is None:
+            check_argument("session_id", session_id, str, required=True)
             return Erasable(session_id=session_id)
         self._memory.session("erase", user_id=user_id)  # checks the id
         return Erasable(ids=await self.rows.same_person(user_id))

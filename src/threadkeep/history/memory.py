@@ -31,7 +31,7 @@ from threadkeep.history.retention import Pruner
 from threadkeep.history.session import Session
 from threadkeep.history.session_rows import SessionCache
 from threadkeep.records import SearchHit, SearchResult, SessionInfo
-from threadkeep.records.sessions import check_user_id
+from threadkeep.records.sessions import check_argument, check_user_id
 from threadkeep.store.address import DatabaseAddress
 from threadkeep.store.archive import ArchivedPart, Restored
 from threadkeep.store.backend import DamageRegister
@@ -394,6 +394,9 @@ class Memory:
     ) -> SearchResult:
         """Search as `search` does; also return the number of messages not indexed yet, and the damaged sessions."""
         check_user_id(user_id)
+        for name, value, kind in (("query", query, str), ("limit", limit, int), ("after", after, int)):
+            check_argument(name, value, kind, required=True)
+        check_argument("session_id", session_id, str)
         found = await self._backend.index.search(
             query, limit=limit, user_id=user_id, session_id=session_id, after=after
         )

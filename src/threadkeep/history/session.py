@@ -234,12 +234,12 @@ class Session:
         `limit` is at most 10,000. The `active` view leaves out superseded messages; the `history` view includes them.
         """
         _check_view(view)
+        check_argument("limit", limit, int, required=True)
         if not 0 <= limit <= LONGEST_PAGE:
             raise InvalidInput(f"A page has 0 to {LONGEST_PAGE} messages; use `before` to get more.")
         async with ReportedRead(self._events):
-            end = END if before is None else before
             return await self._transcripts.newest(
-                self.session_id, limit=limit, before=end, user_id=self.user_id, view=view
+                self.session_id, limit=limit, before=_end(before), user_id=self.user_id, view=view
             )
 
     def waiting(self) -> tuple[Message, ...]:
@@ -271,6 +271,7 @@ class Session:
 
     async def find(self, message_id: str) -> Message | None:
         """Return the message with an id, even if it is superseded or pending; None if there is no such message."""
+        check_argument("message_id", message_id, str, required=True)
         for message in self.waiting():
             if message.id == message_id:
                 return message
@@ -329,7 +330,7 @@ class Session:
         """
         limits = Limits(max_messages, max_tokens, counter_named(counter) if isinstance(counter, str) else counter)
         async with ReportedRead(self._events):
-            window = await self._windows.window(limits, END if before is None else before)
+            window = await self._windows.window(limits, _end(before))
         self._events.truncated(window.manifest)
         return window
 
@@ -450,6 +451,7 @@ class Session:
             WrongUser: the session belongs to another user.
             StoreUnavailable: the database is not available; nothing was changed.
         """
+        check_argument("question_id", question_id, str, required=True)
         superseding = Superseding(self.session_id, message_id=question_id, scope="run")
         with contextlib.suppress(MessageNotFound, MessageSuperseded):
             return (await self._supersede(superseding)).count
@@ -470,6 +472,7 @@ class Session:
         """
         if not isinstance(text, str) or not text:
             raise InvalidMessage("The new version of a message needs a text; take the message back to remove it.")
+        check_argument("message_id", message_id, str, required=True)
         await self._deliver_all()
         message = await self._transcripts.find(self.session_id, message_id)
         if message is None:
@@ -498,6 +501,7 @@ class Session:
             WrongUser: the session belongs to another user.
             StoreUnavailable: the database does not answer.
         """
+        check_argument("run", run, str)
         await self._deliver_all()
         await self.check_owner()
         async with ReportedRead(self._events):
@@ -523,8 +527,8 @@ class Session:
             WrongUser: the session belongs to another user.
             StoreUnavailable: the database is not available; nothing was changed.
         """
+        end = _end(upto, "upto")
         question = await self.question(run)
-        end = END if upto is None else upto
         await self._supersede(Superseding(self.session_id, message_id=question.id, scope="after", upto=end))
         return {"messages": [{"role": question.role, "content": question.content, "id": str(question.id)}]}
 
@@ -542,6 +546,7 @@ class Session:
             InvalidInput: there is no message with this `seq`, or another session has the `session_id`.
             StoreUnavailable: the database is not available.
         """
+        check_argument("at", at, int)
         branch = Session(
             str(uuid7()) if session_id is None else session_id,
             self._backend,
@@ -626,6 +631,12 @@ class Session:
 def _keys(message: Message) -> set[object]:
     """Return keys that no other message has: the id and, for a complete answer, question, author and ordinal."""
     return {message.id} if message.place is None else {message.id, message.place}
+
+
+def _end(seq: int | None, name: str = "before") -> int:
+    """Return the `seq` that bounds a read, within the numbers that databases have; `END` for None."""
+    check_argument(name, seq, int)
+    return END if seq is None else min(max(seq, 0), END)
 
 
 def _check_view(view: str) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from threadkeep.errors import InvalidInput
 from threadkeep.records import Json, Message, Page, Receipt, SessionInfo, Turn, View
-from threadkeep.records.sessions import check_user_id
+from threadkeep.records.sessions import check_argument, check_user_id
 from threadkeep.store.codec import clean_text, json_text, session_of, time_text
 from threadkeep.store.driver import Driver
 from threadkeep.store.statements import like_pattern, load_statements
@@ -40,8 +40,11 @@ class SessionQuery:
     channel: str | None = None
 
     def __post_init__(self) -> None:
-        """Reject an invalid `user_id`, because no session has it."""
+        """Reject an invalid `user_id`, because no session has it, and arguments of a wrong type."""
         check_user_id(self.user_id)
+        check_argument("query", self.query, str)
+        check_argument("active", self.active, bool)
+        check_argument("The limit of a page of sessions", self.limit, int, required=True)
 
     @property
     def prefix(self) -> str | None:
@@ -197,6 +200,15 @@ class SessionChanges:
     active: bool | None = None
     parent_session_id: str | None = None
     agent: str | None = None
+
+    def __post_init__(self) -> None:
+        """Reject values of a wrong type; SQLite would store them, and an export of them could not be imported."""
+        check_argument("title", self.title, str)
+        check_argument("metadata", self.metadata, Mapping)
+        check_argument("active", self.active, bool)
+        tags = () if self.tags is None else self.tags
+        if isinstance(tags, str) or not isinstance(tags, Sequence) or not all(isinstance(tag, str) for tag in tags):
+            raise InvalidInput("tags are a list of texts, or None.")
 
 
 class Transcripts(Protocol):
