@@ -241,6 +241,32 @@ async def test_parallel_branches_are_stored_each_by_its_place(memory: Memory) ->
     assert sorted(stored[1:], key=str) == [("a", "from a"), ("b", "from b"), ("twice", "one"), ("twice", "two")]
 
 
+@pytest.mark.parametrize("backwards", [False, True])
+async def test_interrupted_branches_that_are_resumed_one_after_the_other_each_answer(
+    memory: Memory, backwards: bool
+) -> None:
+    """On every database: a branch does not take the answer of another branch of the same author for its own."""
+
+    @tool
+    def approve() -> str:
+        """Ask a person."""
+        return str(interrupt("may I?"))
+
+    calls = [AIMessage("", tool_calls=[{"name": "approve", "args": {}, "id": f"call-{n}"}]) for n in range(2)]
+    model = ScriptedModel([*calls, "one", "two"])
+    voter: Any = create_agent(model, [approve], middleware=[SessionMemory(memory)], name="voter")
+    builder: Any = StateGraph(MessagesState)
+    builder.add_node("voter", voter)
+    builder.add_conditional_edges(START, lambda state: [Send("voter", {"messages": state["messages"]})] * 2, ["voter"])
+    graph = builder.compile(checkpointer=InMemorySaver())
+    paused = await graph.ainvoke(input_of("q", "m1"), config_of())
+    for question in paused["__interrupt__"][:: -1 if backwards else 1]:
+        await graph.ainvoke(Command(resume={question.id: "yes"}), config_of())
+    assert await said(memory) == [(None, "q"), ("voter", "one"), ("voter", "two")]
+    await graph.ainvoke(input_of("q", "m1"), config_of())
+    assert len(model.calls) == 4
+
+
 @pytest.mark.parametrize("as_nodes", [True, False], ids=["nodes", "functions"])
 async def test_branches_with_inputs_of_the_program_alone_are_no_questions(memory: Memory, as_nodes: bool) -> None:
     """On every database: they are asked by the program; the answer to the person is that of the agent after them."""

@@ -84,8 +84,8 @@ class RootCallbacks(BaseCallbackHandler):
     def __init__(self) -> None:
         self._calls: OrderedDict[UUID | None, RootCall] = OrderedDict()
         self._current: ContextVar[UUID | None] = ContextVar("threadkeep_root_run", default=None)
-        self.in_branch: ContextVar[bool] = ContextVar("threadkeep_sent", default=False)
-        """True if the current task is in a branch that a program started with `Send`."""
+        self.branch: ContextVar[int | None] = ContextVar("threadkeep_sent", default=None)
+        """The index of the current task's branch among those started with `Send`; None if it is in no such branch."""
         self.attempts: ContextVar[Mapping[str, NodeAttempt]] = ContextVar("threadkeep_attempts", default=_NO_ATTEMPTS)
         """The attempts in which the current code runs, outermost first, by the checkpoint namespaces of their tasks.
 
@@ -118,7 +118,7 @@ class RootCallbacks(BaseCallbackHandler):
             self._note_branch(known)
             self._note_attempt(str(known.get("langgraph_checkpoint_ns", "")), run_id, parent_run_id)
         else:
-            self.in_branch.set(False)
+            self.branch.set(None)
             self.attempts.set(_NO_ATTEMPTS)
             self._current.set(run_id)
             self._calls[run_id] = RootCall(inputs, known.get("thread_id"))
@@ -143,9 +143,9 @@ class RootCallbacks(BaseCallbackHandler):
         """Note whether a run is in a branch. A tool, or a run in another LangGraph thread, is not in the branch."""
         call = self._calls.get(self._current.get())
         if metadata.get("langgraph_node") == _TOOLS or (call is not None and call.thread != metadata.get("thread_id")):
-            self.in_branch.set(False)
-        elif tuple(metadata.get("langgraph_path", ()))[:1] == (_PUSHED,):
-            self.in_branch.set(True)
+            self.branch.set(None)
+        elif (path := tuple(metadata.get("langgraph_path", ())))[:1] == (_PUSHED,):
+            self.branch.set(path[1] if len(path) > 1 and isinstance(path[1], int) else 0)
 
     def _note_attempt(self, namespace: str, run_id: UUID, parent_run_id: UUID) -> None:
         """Add a run to the attempt of its node; begin a new attempt if the known attempt lacks the parent run."""

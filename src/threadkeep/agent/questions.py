@@ -124,7 +124,7 @@ def question_asked(messages: Sequence[BaseMessage]) -> list[BaseMessage] | None:
     question, own = question_before(messages), callers_question(messages)
     if {id(message) for message in question} & {id(message) for message in own}:
         return question
-    return own or (None if root_callbacks.in_branch.get() and _asked_by_caller() else question)
+    return own or (None if root_callbacks.branch.get() is not None and _asked_by_caller() else question)
 
 
 def callers_question(messages: Sequence[BaseMessage]) -> list[BaseMessage]:

@@ -195,10 +195,14 @@ class RootRun:
         return not self._repeated_nodes.isdisjoint(attempts)
 
     def claim(self, author: str | None, call: Hashable) -> int:
-        """Return the number of an author's answer in this run, from 1. `release` frees the number of a call."""
+        """Return the number of an author's answer in this run, from 1. `release` frees the number of a call.
+
+        In a branch, the numbers begin with that of the branch, so that a resumed branch gets its number again.
+        """
         claims = self._claims.setdefault(author, {})
         if call not in claims:
-            claims[call] = min({*range(1, len(claims) + 2)} - {*claims.values()})
+            first = 1 + (root_callbacks.branch.get() or 0)
+            claims[call] = min({*range(first, first + len(claims) + 1)} - {*claims.values()})
         return claims[call]
 
     def release(self, author: str | None, call: Hashable) -> None:
