@@ -116,6 +116,8 @@ WRONG = [
         True,
     ),
     (changed("next: end", "max_steps: 0\n    next: end"), 18, "write a number of at least 1.", True),
+    (changed("max_tokens: 20000", "deadline_seconds: 1e20"), 6, "write a number of at most 31536000.", True),
+    (changed("max_tokens: 20000", f"max_tokens: {2**53}"), 6, "of at most 9007199254740991.", True),
     (changed("next: end", "history_value_field: run_id\n    next: end"), 18, "confidence, created_at", False),
     (
         changed("next: end", "history_key_candidates: ['{{foo.x}}', 3]\n    next: end"),

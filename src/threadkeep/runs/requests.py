@@ -14,7 +14,7 @@ from threadkeep.errors import InvalidInput
 from threadkeep.records import Json
 from threadkeep.records.runs import DoubleTexting, Run, RunBudget, RunInput, RunTrigger
 from threadkeep.runs.streams import RunStream
-from threadkeep.workflows.resources import Resources, RunContext
+from threadkeep.workflows.resources import MAX_DEADLINE, Resources, RunContext
 from threadkeep.workflows.state import WorkflowState, initial_state
 
 type Values = Mapping[str, Json]
@@ -49,15 +49,17 @@ class RunRequest:
     double_texting: DoubleTexting | None = None
 
     def __post_init__(self) -> None:
-        """Reject fields that contradict each other, and a deadline that is not positive.
+        """Reject fields that contradict each other, and a deadline that is not positive or too long.
 
         Raises:
             InvalidInput: the error names the fields.
         """
         if self.sessionless and (self.session_id is not None or self.message_id is not None):
             raise InvalidInput("A sessionless run has no session_id and no message_id; leave them out.")
-        if self.deadline_seconds is not None and not self.deadline_seconds > 0:
-            raise InvalidInput("deadline_seconds is a number above 0, or None for the deadline of the workflow.")
+        if self.deadline_seconds is not None and not 0 < self.deadline_seconds <= MAX_DEADLINE:
+            raise InvalidInput(
+                "deadline_seconds is above 0 and at most a year, or None for the deadline of the workflow."
+            )
 
     def values(self) -> dict[str, Json]:
         """Return the fields of the request that are stored as the input of its run, except empty fields."""

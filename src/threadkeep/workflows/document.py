@@ -207,7 +207,7 @@ _CURES: Mapping[str, str] = {
     "literal_error": "write {expected}",
     "greater_than_equal": "write a number of at least {ge:g}",
     "greater_than": "write a number above {gt:g}",
-    "less_than_equal": "write a number of at most {le:g}",
+    "less_than_equal": "write a number of at most {le:.16g}",
     "string_too_short": "write at least {min_length} character",
     "string_too_long": "write at most {max_length} characters",
     "too_short": "give at least {min_length}",

@@ -25,6 +25,9 @@ from langchain_core.tools import BaseTool
 MAX_DEPTH = 3
 """The default maximum number of levels of nested workflows below a run."""
 
+MAX_DEADLINE = 31_536_000
+"""The longest deadline of a run in seconds: a year."""
+
 
 class RunOptions(BaseModel):
     """Options for the runs of a workflow. A limit of None means no limit."""
@@ -37,9 +40,13 @@ class RunOptions(BaseModel):
         "(interrupt), be rejected (reject), become one turn with other waiting messages (coalesce), or end that turn "
         "and take its messages back (rollback).",
     )
-    max_tokens: int | None = Field(None, ge=1, description="Input and output tokens of a run and its children.")
+    max_tokens: int | None = Field(
+        None, ge=1, le=2**53 - 1, description="Input and output tokens of a run and its children."
+    )
     max_cost: float | None = Field(None, gt=0, description="The maximum cost, in the unit of the price table.")
-    deadline_seconds: float | None = Field(None, gt=0, description="The time limit of a run in seconds.")
+    deadline_seconds: float | None = Field(
+        None, gt=0, le=MAX_DEADLINE, description="The time limit of a run in seconds."
+    )
     max_depth: int = Field(MAX_DEPTH, ge=0, le=20, description="The maximum depth of nested workflows below a run.")
     max_tries: int = Field(3, ge=1, le=20, description="Attempts at a failing run before it is set aside.")
     recursion_limit: int = Field(100, ge=2, le=10_000, description="The most steps of the graph; ends loops.")

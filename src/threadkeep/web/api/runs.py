@@ -30,6 +30,7 @@ from threadkeep.web.callers import CallerInUse
 from threadkeep.web.problems import documented, problem_of
 from threadkeep.web.schemas import MAX_MESSAGE_CHARACTERS, CleanText, GivenId, Metadata
 from threadkeep.web.streams import HEARTBEAT, EventStream, begin_with, encoded, json_event, with_silences
+from threadkeep.workflows.resources import MAX_DEADLINE
 
 type WaitMode = Literal["wait", "background"]
 
@@ -56,7 +57,7 @@ class RunRequestBody(
     budget: BudgetBody = Field(
         default_factory=BudgetBody, description="The stricter of these limits and the workflow's own apply."
     )
-    deadline_seconds: float | None = Field(None, gt=0, le=31_536_000, description="Seconds that the run may take.")
+    deadline_seconds: float | None = Field(None, gt=0, le=MAX_DEADLINE, description="Seconds that the run may take.")
     sessionless: bool = Field(False, description="True for a run that reads no earlier turns and stores none.")
     double_texting: DoubleTexting | None = Field(
         None, description="What to do if a turn of the session is running; by default the workflow's own policy."

@@ -16,7 +16,7 @@ from threadkeep.agent.reducers import bounded_messages
 from threadkeep.errors import ChildFailed
 from threadkeep.records import Json
 from threadkeep.workflows.nodes.base import END_NAME, Node, NodeKind, Step, found, sent_to
-from threadkeep.workflows.resources import MAX_DEPTH, ChildRequest, ChildResult, RunContext
+from threadkeep.workflows.resources import MAX_DEADLINE, MAX_DEPTH, ChildRequest, ChildResult, RunContext
 from threadkeep.workflows.state import WorkflowState, answer_of, last_text
 
 
@@ -37,7 +37,9 @@ class SubworkflowNode(Node):
     )
     source_node_id: str | None = Field(None, description="The node whose output is the text, with node_output.")
     session: bool = Field(False, description="True to run the child in a new session.")
-    deadline_seconds: float | None = Field(None, gt=0, description="The time limit of the child in seconds.")
+    deadline_seconds: float | None = Field(
+        None, gt=0, le=MAX_DEADLINE, description="The child's time limit in seconds."
+    )
     max_depth: int = Field(
         MAX_DEPTH,
         ge=0,
