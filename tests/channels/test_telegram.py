@@ -156,6 +156,13 @@ def test_a_reply_to_the_bot_addresses_it() -> None:
     assert reason(update(text="the red one", reply_to_message=other, chat=GROUP)) == "not_addressed"
 
 
+def test_a_message_in_a_topic_that_the_bot_created_does_not_address_it() -> None:
+    """Telegram marks each message of a topic as a reply to the service message that began the topic."""
+    created = {"message_id": 5, "from": KEEPBOT, "forum_topic_created": {"name": "Parcels", "icon_color": 1}}
+    topic: dict[str, Any] = {"is_topic_message": True, "message_thread_id": 5, "reply_to_message": created}
+    assert reason(update(text="Who is at home?", chat=GROUP, **topic)) == "not_addressed"
+
+
 def test_a_chosen_quote_goes_before_the_whole_message() -> None:
     """A person marks the words that they answer."""
     answer = {"message_id": 41, "from": KEEPBOT, "text": "One. Two."}
@@ -208,6 +215,13 @@ def test_an_edit_is_ignored_unless_it_is_asked_for() -> None:
     found = message("edited_message", PLATFORM.channel(allowed_updates=("message", "edited_message")), **fields)
     assert found.metadata["edited"] is True
     assert found.sent_at == datetime.fromtimestamp(SENT_AT + 60, UTC)
+
+
+def test_a_shared_position_that_moves_is_no_new_message() -> None:
+    """Telegram sends each move as an edit; a sentence about pictures for each of them would flood the chat."""
+    channel = PLATFORM.channel(allowed_updates=("message", "edited_message"))
+    moved: dict[str, Any] = {"location": {"latitude": 1.5, "longitude": 2.5}, "edit_date": SENT_AT + 60}
+    assert update("edited_message", channel, **moved) == Ignored("kind")
 
 
 def test_a_pressed_button_says_its_data() -> None:

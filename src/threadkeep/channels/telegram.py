@@ -154,8 +154,9 @@ class TelegramChannel:
             return "chat_type"
         if object_in(event, "from").get("is_bot") is True:
             return "from_bot"
-        # Service messages, such as a new member or a pinned message, also arrive as messages.
-        return None if kind == "callback_query" or not (_WORDS | _MEDIA).isdisjoint(message) else "kind"
+        # Service messages, such as a new member, also arrive as messages, and each move of a live location as an edit.
+        known = _WORDS if kind.startswith("edited_") else _WORDS | _MEDIA
+        return None if kind == "callback_query" or not known.isdisjoint(message) else "kind"
 
     def _message(
         self, kind: UpdateKind, update_id: int, event: Mapping[str, Json], message: Mapping[str, Json]
@@ -230,7 +231,10 @@ class TelegramChannel:
         if command and self.username and "@" in text.split(maxsplit=1)[0]:
             return None  # a command for another bot
         takes_all = self.options.group_messages == "all" or not self.username
-        answers_bot = id_in(object_in(message, "reply_to_message", "from"), "id") == self.options.bot_id
+        answered = object_in(message, "reply_to_message")
+        # In a topic, Telegram marks a message that replies to none as a reply to the service message that created it.
+        answers_bot = id_in(object_in(answered, "from"), "id") == self.options.bot_id
+        answers_bot &= "forum_topic_created" not in answered
         return text if takes_all or asked_by_name or command or answers_bot else None
 
     def _own_names(self, entities: Sequence[Json], units: bytes, *, in_group: bool) -> Iterator[tuple[int, int]]:
