@@ -125,11 +125,25 @@ async def test_a_notice_outlives_the_process_that_took_it(shared_url: str, tmp_p
         assert await desk.answered() == ["yes"]
 
 
+@pytest.mark.slow
+async def test_a_bot_leaves_the_desks_of_another_bot_alone(shared_url: str, tmp_path: Path, wecom: FakeWeCom) -> None:
+    """Both bots are of one corporation; the bot of the desk finds its notice and its messages."""
+    async with opened_wecom(KIND, shared_url, tmp_path, wecom, ScriptedModel(), api="http://127.0.0.1:9") as desk:
+        await desk.say("")
+    wecom.write(item("hello?"), item("hi", 2, "wm2", open_kfid="wk2"))
+    async with opened_wecom(KIND, shared_url, tmp_path, wecom, ScriptedModel(["two"]), desks=["wk2"]) as desk:
+        await desk.post(desk.platform.body("", OpenKfId="wk2"))
+        assert await desk.answered() == ["two"]
+    assert {page["open_kfid"] for page in wecom.pages()} == {"wk2"}
+    async with opened_wecom(KIND, shared_url, tmp_path, wecom, ScriptedModel(["one"]), desks=[DESK]) as desk:
+        assert await desk.answered(2) == ["two", "one"]
+
+
 async def test_history_from_before_the_start_is_not_answered(tmp_path: Path, wecom: FakeWeCom) -> None:
-    """A desk that is read for the first time comes with three days of it; it is in the transcript."""
-    old = item("two days ago", 1)
-    old["send_time"] = int(time.time()) - 172_800
-    wecom.write(old, item("now", 2))
+    """A desk that is read for the first time comes with three days of it; it is in the transcript, but for pictures."""
+    old, picture = item("two days ago", 1), item("", 3, msgtype="image")
+    old["send_time"] = picture["send_time"] = int(time.time()) - 172_800
+    wecom.write(old, picture, item("now", 2))
     async with opened_wecom(KIND, "sqlite://", tmp_path, wecom, ScriptedModel(["ok"])) as desk:
         await desk.say("")
         assert await desk.answered() == ["ok"]

@@ -131,9 +131,10 @@ class WeComServiceChannel:
             return Ignored("kind")
         if not desk:
             return Ignored("incomplete")
-        return DeskNotified(desk, text_in(fields, "Token")) if self._serves(desk) else Ignored("not_for_us")
+        return DeskNotified(desk, text_in(fields, "Token")) if self.serves(desk) else Ignored("not_for_us")
 
-    def _serves(self, desk: str) -> bool:
+    def serves(self, desk: str) -> bool:
+        """Return True if the bot serves a desk."""
         return not self.options.desks or desk in self.options.desks
 
     def _update(self, item: Mapping[str, Json]) -> Update:
@@ -141,7 +142,7 @@ class WeComServiceChannel:
         event = object_in(item, "event")
         desk = id_in(item, "open_kfid") or id_in(event, "open_kfid")
         customer = id_in(item, "external_userid") or id_in(event, "external_userid")
-        if desk and not self._serves(desk):
+        if desk and not self.serves(desk):
             return Ignored("not_for_us")
         results: dict[str, Json] = {PARSER: {"open_kf_id": desk, "external_userid": customer}}
         if text_in(item, "msgtype") == "event":
@@ -217,7 +218,9 @@ class DeskFetching:
             error = None
             with ErrorBoundary() as attempt:
                 for name, value in (await self._state.values_of(self._channel.scope, _NOTICE_PREFIX)).items():
-                    error = await self.fetch(name.removeprefix(_NOTICE_PREFIX), value) or error
+                    # Another bot of the corporation may serve the desk; it would not find messages that were read here.
+                    if self._channel.serves(desk := name.removeprefix(_NOTICE_PREFIX)):
+                        error = await self.fetch(desk, value) or error
             if attempt.error is not None:
                 error = type(attempt.error).__name__
             if error is None:
@@ -268,17 +271,20 @@ class DeskFetching:
                 return "LostDuty"
 
     def _begun_recently(self, updates: Iterable[Update]) -> list[Update]:
-        """Mark messages older than 10 minutes, so that they are stored but not answered.
+        """Return the updates; mark messages older than 10 minutes, so that they are stored but not answered.
+
+        A message of this age that has no text, such as a picture, is left out.
 
         This is done for the first updates of a desk, because WeCom sends them with up to three days of history.
         """
         since = self._memory.clock() - _UNKNOWN_AGE
         found: list[Update] = []
         for update in updates:
-            if not isinstance(update, IncomingMessage) or update.sent_at is None or update.sent_at >= since:
+            message = update.message if isinstance(update, Ignored) else update
+            if not isinstance(message, IncomingMessage) or message.sent_at is None or message.sent_at >= since:
                 found.append(update)
-            else:
-                found.append(replace(update, wants_answer=False))
+            elif message is update:
+                found.append(replace(message, wants_answer=False))
         return found
 
     def _token_in(self, notice: str) -> str | None:
