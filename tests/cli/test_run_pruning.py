@@ -61,6 +61,7 @@ def test_what_was_said_is_done(filled: CommandLine) -> None:
 def test_the_limits_may_be_named(filled: CommandLine) -> None:
     """Runs that are set aside go after a limit of their own, which is not the lower one."""
     assert filled("runs", "prune", "--set-aside-older-than", "20").exit_code == 2
+    assert "from 0 to 365000" in filled("runs", "prune", "--older-than", "1e9", "--dry-run").err
     done = filled("runs", "prune", "--older-than", "0", "--set-aside-older-than", "39", "--yes")
     assert done.out == "Deleted 4 runs (4 events) of 3 trees.\n"
     assert left(filled) == []

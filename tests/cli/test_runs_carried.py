@@ -132,6 +132,18 @@ def test_a_run_that_asks_is_answered(desk: CommandLine) -> None:
     assert desk("runs", "resume", found[1], "Ann", "--wait").exit_code == 2
 
 
+def test_a_child_that_asks_is_answered(desk: CommandLine) -> None:
+    """The command waits until the parent has passed the answer on, and shows no question that was answered."""
+    (desk.folder / "top.yaml").write_text(
+        "{schema: 1, name: top, nodes: {ask: {kind: subworkflow, workflow: form, next: end}}}"
+    )
+    desk.set(THREADKEEP_WORKFLOWS="top.yaml,form=form_of_a_test:form")
+    desk("workflows", "run", "top", "Hi")
+    [child] = desk("runs", "list", "--workflow", "form", "--json").json["runs"]
+    answered = desk("runs", "resume", child["run_id"], "Ann", "--wait")
+    assert (answered.exit_code, answered.out) == (0, "You are Ann.\n")
+
+
 def test_a_run_that_failed_is_tried_again(desk: CommandLine) -> None:
     """Exit code 1 and the kind of the failure, none of its words; then it goes on from where it stopped."""
     (desk.folder / "payload.json").write_text(json.dumps({"broken": True}))

@@ -218,6 +218,24 @@ async def test_an_answer_with_a_message_id_counts_once(tmp_path: Path, monkeypat
         check_problem(await client.post(f"/api/v1/runs/{alone['run_id']}/resume", json=later), 422, "invalid-request")
 
 
+async def test_an_answer_to_a_child_is_waited_for(
+    shared_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The response has the next question, or the result, and not the question that was just answered."""
+    (tmp_path / "form_of_a_child.py").write_text(ASKING)
+    (tmp_path / "parent.yaml").write_text(PARENT.replace("workflow: bot", "workflow: form"))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    names = ["form=form_of_a_child:graph", str(tmp_path / "parent.yaml")]
+    settings = settings_for(tmp_path, database_url=shared_url, workflows=names)
+    async with opened_app(ScriptedModel(), settings) as app, client_of(app) as client:
+        asking = (await client.post("/api/v1/workflows/parent/runs", json={"message": "hi"})).json()
+        path = f"/api/v1/runs/{asking['questions'][0]['value']['run_id']}/resume"
+        asked = (await client.post(path, json={"value": "Ann"})).json()
+        assert [one["value"] for one in asked["questions"]] == ["Your age?"]
+        done = (await client.post(path, json={"value": "30"})).json()
+        assert (done["status"], done["text"]) == ("done", "Ann is 30.")
+
+
 async def test_a_parent_and_its_child_are_a_tree(tmp_path: Path) -> None:
     """The parent's usage has the child's, once."""
     async with service(tmp_path, ScriptedModel(["Four words of it."])) as (_, client):

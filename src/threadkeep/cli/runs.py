@@ -265,7 +265,11 @@ async def _change(run_id: str, user: str | None, change: Change, *, wait: bool) 
         await change(service, "wait" if wait else "background")
         if not wait:
             await show_queued(service, run_id, user)
-        elif not await follow(service, run_id, user):
+            return
+        root = (await service.run(run_id, user_id=user)).root_run_id
+        if root != run_id:
+            await service.result(root)  # a child shows its old question until its parent has passed the answer on
+        if not await follow(service, run_id, user):
             raise typer.Exit(1)
 
 

@@ -147,8 +147,8 @@ class RunRetention:
     def __post_init__(self) -> None:
         """Reject invalid or contradictory limits with an `InvalidInput` that names the limit."""
         for name, days in asdict(self).items():
-            if days is not None and not 0 <= days < float("inf"):
-                raise InvalidInput(f"{name} must be a number of days from 0, or None.")
+            if days is not None and not 0 <= days <= 365_000:
+                raise InvalidInput(f"{name} must be a number of days from 0 to 365000, or None.")
         if self.keep_set_aside_days is not None and self.keep_set_aside_days < (self.keep_days or 0.0):
             raise InvalidInput("keep_set_aside_days must not be below keep_days: runs set aside are kept longer.")
 

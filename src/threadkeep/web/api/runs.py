@@ -342,7 +342,8 @@ async def retry_run(
 
 async def _told(runs: RunService, run_id: str, user_id: str | None, response: Response, *, mode: WaitMode) -> RunBody:
     if mode == "wait":
-        await runs.result(run_id, user_id=user_id)
+        # A child shows its old question until its parent has passed the answer on.
+        await runs.result((await runs.run(run_id, user_id=user_id)).root_run_id)
     else:
         response.status_code = 202
     return await _whole(runs, run_id, user_id)
