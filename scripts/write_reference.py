@@ -39,9 +39,9 @@ CLASSES: Mapping[str, tuple[type, ...]] = {
 # Methods for other packages of Threadkeep, which the reference does not list.
 INTERNAL = frozenset(
     """
-    answers_to at before_closing begin_joined belong_to check_owner empty_messages finish has_graph_store has_namespace
-    keep_index leave_work_for_all memory_of namespace namespaces null_memory recall record_joined settle settle_run
-    start tell tell_write_failed timeout turn
+    answers_to append_instead at before_closing begin_joined belong_to check_owner empty_messages finish has_graph_store
+    has_namespace keep_index leave_work_for_all memory_of namespace namespaces null_memory recall record_joined settle
+    settle_run start tell tell_write_failed timeout turn
     """.split()  # noqa: SIM905 - a list of words
 )
 _CODE = re.compile(r"`([^`]+)`")
