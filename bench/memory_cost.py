@@ -1,4 +1,7 @@
-"""`python -m bench memory-cost`: CPU that `SessionMemory` adds to an agent's turn, and that `AsyncSqliteSaver` adds."""
+"""`python -m bench memory-cost`: CPU that `SessionMemory` adds to an agent's turn, and that `AsyncSqliteSaver` adds.
+
+`hooks` is an agent with a middleware that has the same hooks as `SessionMemory` and does nothing.
+"""
 
 from __future__ import annotations
 
@@ -7,21 +10,39 @@ import asyncio
 import json
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from langchain.agents import create_agent
+from langchain.agents.middleware import AgentMiddleware, AgentState, ModelRequest, ModelResponse
 from langchain_core.messages import HumanMessage
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
+from langgraph.runtime import Runtime
 
 from threadkeep import SessionMemory, open_memory
 from threadkeep.agent.models import make_model
 
 _TURNS_OF_THREAD = 10
 _QUESTION = "What do you think about the weather in the mountains at this time of the year, number {}?"
+
+
+class _Hooks(AgentMiddleware[Any, Any, Any]):
+    """A middleware with the hooks of `SessionMemory` for agents without tools; each does nothing."""
+
+    async def abefore_agent(self, state: AgentState[Any], runtime: Runtime[Any]) -> None:
+        """Do nothing."""
+
+    async def awrap_model_call(
+        self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]]
+    ) -> ModelResponse[Any]:
+        """Call the model."""
+        return await handler(request)
+
+    async def aafter_agent(self, state: AgentState[Any], runtime: Runtime[Any]) -> None:
+        """Do nothing."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -42,6 +63,7 @@ async def _measured(threads: int, rounds: int) -> dict[str, float]:
         ):
             agents = {
                 "alone": create_agent(make_model("demo")),
+                "hooks": create_agent(make_model("demo"), middleware=[_Hooks()]),
                 "memory": create_agent(make_model("demo"), middleware=[SessionMemory(memory)]),
                 "saver": create_agent(make_model("demo"), checkpointer=saver),
             }
@@ -52,13 +74,15 @@ async def _measured(threads: int, rounds: int) -> dict[str, float]:
                     if number:  # the first round warms up
                         costs[name].append(cost)
     found = {name: median(each) for name, each in costs.items()}
-    memory_adds = median(ours - alone for ours, alone in zip(costs["memory"], costs["alone"], strict=True))
-    saver_adds = median(theirs - alone for theirs, alone in zip(costs["saver"], costs["alone"], strict=True))
+    adds = {
+        name: median(with_it - alone for with_it, alone in zip(costs[name], costs["alone"], strict=True))
+        for name in ("hooks", "memory", "saver")
+    }
     return {
         **{f"{name}_cpu_ms": round(cost, 3) for name, cost in found.items()},
-        "memory_adds_ms": round(memory_adds, 3),
-        "saver_adds_ms": round(saver_adds, 3),
-        "added_ratio": round(memory_adds / saver_adds, 2),
+        **{f"{name}_adds_ms": round(added, 3) for name, added in adds.items()},
+        "hooks_ratio": round(adds["hooks"] / adds["saver"], 2),
+        "added_ratio": round(adds["memory"] / adds["saver"], 2),
         "whole_ratio": round(found["memory"] / found["saver"], 2),
     }
 
