@@ -101,8 +101,8 @@ class WorkflowProblem:
 
     def __str__(self) -> str:
         """Return the location in the notation of compilers, then the sentence."""
-        place = ":".join(str(part) for part in (self.file, self.line, self.column) if part is not None)
-        return f"{place}: {self.sentence}" if place else self.sentence
+        position = ":".join(str(part) for part in (self.file, self.line, self.column) if part is not None)
+        return f"{position}: {self.sentence}" if position else self.sentence
 
 
 class InvalidWorkflow(InvalidInput):

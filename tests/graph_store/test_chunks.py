@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from threadkeep.graph_store.layout import Stretch, chunk_key, chunk_of, first_of, stretches
+from threadkeep.graph_store.layout import ChunkSpan, chunk_key, chunk_of, chunk_spans, first_of
 
 places = st.integers(min_value=1, max_value=10**9)
 sizes = st.integers(min_value=1, max_value=10_000)
@@ -26,12 +26,12 @@ def test_a_chunk_rolls_over_after_its_last_place() -> None:
 
 def test_a_turn_of_three_across_a_border_is_cut_there() -> None:
     """Two places in the one, one in the next."""
-    assert list(stretches(199, 201, 200)) == [Stretch(0, 199, 200), Stretch(1, 201, 201)]
+    assert list(chunk_spans(199, 201, 200)) == [ChunkSpan(0, 199, 200), ChunkSpan(1, 201, 201)]
 
 
 def test_nothing_is_in_no_chunk() -> None:
     """A range that ends before it begins."""
-    assert list(stretches(5, 4, 200)) == []
+    assert list(chunk_spans(5, 4, 200)) == []
 
 
 def test_keys_are_as_long_as_they_have_to_be() -> None:
@@ -55,10 +55,10 @@ def test_a_place_lies_between_the_ends_of_its_chunk(seq: int, size: int) -> None
 
 
 @given(first=places, length=st.integers(min_value=0, max_value=5000), size=sizes)
-def test_stretches_are_the_range_without_gaps(first: int, length: int, size: int) -> None:
+def test_chunk_spans_are_the_range_without_gaps(first: int, length: int, size: int) -> None:
     """In order, each in one chunk, no chunk twice, together exactly what was asked for."""
-    found = list(stretches(first, first + length - 1, size))
-    assert list(stretches(first, first + length - 1, size, newest_first=True)) == found[::-1]
+    found = list(chunk_spans(first, first + length - 1, size))
+    assert list(chunk_spans(first, first + length - 1, size, newest_first=True)) == found[::-1]
     together = [seq for part in found for seq in range(part.first_seq, part.last_seq + 1)]
     assert together == list(range(first, first + length))
     assert all({chunk_of(part.first_seq, size), chunk_of(part.last_seq, size)} == {part.chunk} for part in found)

@@ -186,10 +186,10 @@ async def test_a_conversation_that_is_erased_has_no_order(own_desk: RunDesk) -> 
     async with own_desk.open(finding_workflow()) as service:
         failed = await carried_out(service, RunRequest(workflow="finder", text="hi", inputs={"room": key}))
         assert failed.status == "failed"
-        [place] = await memory.runs.places.of(failed.run.run_id)
+        [place] = await memory.runs.positions.of(failed.run.run_id)
         assert key in place
         await AllSessions(memory).erase(key)
-    assert await memory.runs.places.of(failed.run.run_id) == []
+    assert await memory.runs.positions.of(failed.run.run_id) == []
 
 
 async def test_runs_that_wait_for_each_other_go_on(every_desk: RunDesk) -> None:
@@ -247,7 +247,7 @@ async def test_places_go_with_turns_that_are_over(every_desk: RunDesk) -> None:
         assert (await carried_out(service, callback("two"))).text == "two"
         await service.retry(failed.run.run_id)
         assert (await service.result(failed.run.run_id)).text == "one"
-        places = every_desk.memory.runs.places
+        places = every_desk.memory.runs.positions
 
         async def gone() -> bool:
             return await every_desk.memory.runs.order.following(failed.run.run_id) == []

@@ -157,7 +157,7 @@ async def test_a_key_that_a_node_of_the_dead_process_found_is_taken_back_too(
     dead = replace(DEAD, workflow="finder", version=found.version, input=asked)
     await memory.runs.order.add(dead, owner="dead")
     keeps = memory.has_namespace(any_desk.store, GraphLayout())
-    await memory.runs.places.take("r1", order_of(memory, any_desk.store, GraphLayout(), "vip"))
+    await memory.runs.positions.take("r1", order_of(memory, any_desk.store, GraphLayout(), "vip"))
     vip = (memory if keeps else await memory.namespace(GraphLayout(), any_desk.store)).session("vip")
     await vip.append([Message(role="user", content="1", id="m1", run_id="r1")])
     await vip.append([Message(role="assistant", content="half", run_id="r1", status="interrupted", answers="m1")])

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from threadkeep.records import Json, dump_json
-from threadkeep.store.compact_json import packed, places_of_ids, unpacked, with_ids, without_ids
+from threadkeep.store.compact_json import packed, seqs_of_ids, unpacked, with_ids, without_ids
 
 VALUES: st.SearchStrategy[Json] = st.one_of(
     st.none(), st.booleans(), st.integers(0, 2), st.sampled_from(["window", "input"]), st.just([1]), st.just({"a": 1})
@@ -42,7 +42,7 @@ def test_ids_that_the_transcript_has_are_put_in_again(entries: list[dict[str, Js
     named: list[Json] = [{"source": "transcript", **entry} for entry in entries]
     manifest: dict[str, Json] = {"budget": 4000, "entries": named}
     short = without_ids(manifest, ids)
-    assert places_of_ids(short) == places_of_ids(manifest)
+    assert seqs_of_ids(short) == seqs_of_ids(manifest)
     if not any(entry.get("id") is True for entry in entries):
         assert dump_json(with_ids(short, ids)) == dump_json(manifest)
 

@@ -270,10 +270,10 @@ class MemoryService(BaseMemoryService):
             hits = await self._memory.search(word, user_id=user_id, limit=_MOST_OF_WORD)
             for hit in hits:
                 if hit.session_id.startswith(prefix):
-                    place = (hit.session_id, hit.message.seq)
-                    found.setdefault(place, hit)
-                    words_in[place] = words_in.get(place, 0.0) + 1 + 1 / (_MOST_WORDS * len(hits))
-        best = [found[place].message for place in sorted(words_in, key=words_in.__getitem__, reverse=True)[:_MOST_HITS]]
+                    key = (hit.session_id, hit.message.seq)
+                    found.setdefault(key, hit)
+                    words_in[key] = words_in.get(key, 0.0) + 1 + 1 / (_MOST_WORDS * len(hits))
+        best = [found[key].message for key in sorted(words_in, key=words_in.__getitem__, reverse=True)[:_MOST_HITS]]
         return SearchMemoryResponse(memories=[_entry(message) for message in best])
 
 

@@ -105,5 +105,5 @@ def _items(messages: Sequence[Message]) -> list[ChatMessage]:
 
 def _from_a_user(messages: list[ChatMessage]) -> list[ChatMessage]:
     """Drop the messages before the first user message; return all if there is no user message."""
-    places = [place for place, message in enumerate(messages) if message.role == MessageRole.USER]
-    return messages[places[0] :] if places else messages
+    indexes = [index for index, message in enumerate(messages) if message.role == MessageRole.USER]
+    return messages[indexes[0] :] if indexes else messages

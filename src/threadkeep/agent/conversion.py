@@ -23,7 +23,7 @@ from langchain_core.messages import (
 from langchain_core.utils.uuid import uuid7
 from pydantic_core import to_jsonable_python
 
-from threadkeep.agent.counting import media_mark, media_places
+from threadkeep.agent.counting import media_indexes, media_mark
 from threadkeep.errors import InvalidMessage
 from threadkeep.records import MAX_ID_CHARACTERS, SPEAKERS, Json, Message, Role, dump_json
 
@@ -88,8 +88,8 @@ def transcript_text(message: BaseMessage) -> str:
     """Return the text that transcripts store: the visible text, with a mark for images and files (`[image]`)."""
     if type(message.content) is str:
         return message.content or text_of(message)
-    places = media_places(message)
-    mark = media_mark([message.content[place] for place in places])
+    indexes = media_indexes(message)
+    mark = media_mark([message.content[index] for index in indexes])
     return "\n".join(part for part in (text_of(message), mark) if part)
 
 

@@ -78,16 +78,16 @@ def media_name(block: object) -> str:
     return _MEDIA_NAMES.get(kind, "file" if kind in _MEDIA else "part")
 
 
-def media_places(message: BaseMessage) -> list[int]:
+def media_indexes(message: BaseMessage) -> list[int]:
     """Return the indexes of the content blocks that can be left out: all blocks except text.
 
     In an assistant's message, only media can be left out, because the provider requires its reasoning and searches.
     """
     if isinstance(message.content, str):
         return []
-    places = ((place, block) for place, block in enumerate(message.content) if not is_text(block))
+    blocks = ((index, block) for index, block in enumerate(message.content) if not is_text(block))
     spoken = isinstance(message, AIMessage)
-    return [place for place, block in places if not spoken or media_name(block) != "part"]
+    return [index for index, block in blocks if not spoken or media_name(block) != "part"]
 
 
 def media_mark(blocks: Sequence[object], fate: str = "") -> str:

@@ -70,7 +70,7 @@ class TurnSteps:
         """
         self._author, self._ordinal = author or "", ordinal
         if self._others is None:
-            answers = [place for place, message in enumerate(since_question, start=1) if _is_answer(message)]
+            answers = [position for position, message in enumerate(since_question, start=1) if _is_answer(message)]
             self._others = max(answers, default=0)
         self._own = []
         called: set[str] = set()

@@ -45,7 +45,7 @@ from threadkeep.agent.invocation import (
 )
 from threadkeep.agent.participation import OpenCalls, Participation
 from threadkeep.agent.root_runs import own_session, root_run, tool_of_sessions
-from threadkeep.agent.turn_options import TurnOptions, place_in
+from threadkeep.agent.turn_options import TurnOptions, site_in
 from threadkeep.agent.turns import OpenTurn
 from threadkeep.errors import StoreClosed
 from threadkeep.history.keys import channel_of
@@ -269,19 +269,19 @@ class TurnHooks:
 
     def _new_part(self, call: AgentCall, *, resumed: bool = False) -> Participation:
         session = session_for(self.memory, self._options, call.config, call.runtime)
-        place = place_in(self._options, call.config)
-        author = author_of(call.config, place)
+        site = site_in(self._options, call.config)
+        author = author_of(call.config, site)
         parent = None
         if self._options.scope == "own":
             # Each call is a turn in the agent's own conversation.
             parent, session = session, own_session(self.memory, session, author)
             root = root_run(self.memory, call.runtime.control, session.session_id, shared=False)
         else:
-            shared = place is None or place.transcript
+            shared = site is None or site.transcript
             root = root_run(self.memory, call.runtime.control, session.session_id, shared=shared)
         run_id, metadata = run_id_of(call.config, call.runtime), metadata_of(call.config)
         part = Participation(
-            self.memory, session, self._options, root, author, call.key, run_id, metadata, place, self._open
+            self.memory, session, self._options, root, author, call.key, run_id, metadata, site, self._open
         )
         part.resumed, part.parent = resumed, parent
         asked_by_tool = (self.memory.identity, session.session_id) in tool_of_sessions.get()

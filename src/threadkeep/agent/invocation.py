@@ -10,7 +10,7 @@ from uuid import UUID
 from langchain_core.runnables import RunnableConfig
 from langgraph.runtime import Runtime, get_runtime
 
-from threadkeep.agent.turn_options import CallPlace, IdOf, TurnOptions, call_id_function
+from threadkeep.agent.turn_options import CallSite, IdOf, TurnOptions, call_id_function
 from threadkeep.errors import InvalidInput, InvalidKey
 from threadkeep.history.memory import Memory
 from threadkeep.history.session import Session
@@ -140,10 +140,10 @@ def kinds_among(names: Iterable[object]) -> frozenset[str]:
     return frozenset({found[1] for name in names if (found := _REDACTING.search(str(name)))})
 
 
-def author_of(config: RunnableConfig, place: CallPlace | None) -> str | None:
+def author_of(config: RunnableConfig, site: CallSite | None) -> str | None:
     """Return the name of the workflow's node, else the agent's name, else that of the graph's node, else None."""
-    if place is not None and place.node:
-        return place.node
+    if site is not None and site.node:
+        return site.node
     if name := config.get("metadata", {}).get("lc_agent_name"):
         return str(name)
     *outer, _ = str(config.get("configurable", {}).get("checkpoint_ns", "")).split("|")
@@ -152,10 +152,10 @@ def author_of(config: RunnableConfig, place: CallPlace | None) -> str | None:
     return nodes[-1] if nodes else None
 
 
-def node_of(config: RunnableConfig, place: CallPlace | None) -> str | None:
+def node_of(config: RunnableConfig, site: CallSite | None) -> str | None:
     """Return the name of the workflow's or the graph's node in which a function runs; None outside of a graph."""
-    if place is not None and place.node:
-        return place.node
+    if site is not None and site.node:
+        return site.node
     return str(config.get("configurable", {}).get("checkpoint_ns", "")).rpartition("|")[2].partition(":")[0] or None
 
 

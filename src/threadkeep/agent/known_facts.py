@@ -219,16 +219,16 @@ def _block(
     known = {normalised(fact.text) for fact in facts} if recalled.facts else set()
     fresh = [(rank, fact) for rank, fact in enumerate(recalled.facts, start=1) if normalised(fact.text) not in known]
     all_lines = [*lines, *(graph_line(fact.text, fact.scope, fact.since) for _, fact in fresh)]
-    places = fitting_lines(all_lines, room, request.counter) if fresh else []
-    fitting = [place for place in places if place >= len(lines)]
-    shown = [fresh[place - len(lines)] for place in fitting]
+    indexes = fitting_lines(all_lines, room, request.counter) if fresh else []
+    fitting = [index for index in indexes if index >= len(lines)]
+    shown = [fresh[index - len(lines)] for index in fitting]
     request.graph.clear()
     for report in recalled.scopes:
         count = sum(fact.scope == report.scope for _, fact in shown)
         request.graph.append(replace(report, shown=count, no_room=report.shown - count))
     if not facts and not shown and not notes:
         return None
-    text = facts_text([*lines, *(all_lines[place] for place in fitting), *notes])
+    text = facts_text([*lines, *(all_lines[index] for index in fitting), *notes])
     body, digest = _body_of(text)
     message = section_message("facts", text)
     references = (*map(reference_of, facts), *(_graph_reference(rank, fact) for rank, fact in shown))

@@ -199,8 +199,8 @@ def _excerpt(text: str, query: str) -> str:
     if len(text) <= _EXCERPT_CHARACTERS:
         return text
     lowered = text.lower()
-    places = [place for word in query.lower().split() if (place := lowered.find(word)) >= 0]
-    start = max(0, min(places, default=0) - _EXCERPT_CHARACTERS // 3)
+    positions = [position for word in query.lower().split() if (position := lowered.find(word)) >= 0]
+    start = max(0, min(positions, default=0) - _EXCERPT_CHARACTERS // 3)
     end = start + _EXCERPT_CHARACTERS
     return f"{'… ' if start else ''}{text[start:end]}{' …' if end < len(text) else ''}"
 

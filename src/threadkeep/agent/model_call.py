@@ -194,15 +194,15 @@ def exclusions(
     pieces = [(draft.pieces[index], reason) for index, reason in draft.chosen.excluded]
     out = [(id_of(message), reason) for message, reason in draft.unsendable]
     out += [(id_of(piece.message), reason) for piece, reason in pieces if not piece.mark]
-    others = tuple(_stretches(call, out, rows)) if out or call.forgotten or call.superseded else ()
+    others = tuple(_left_out(call, out, rows)) if out or call.forgotten or call.superseded else ()
     earlier = tuple(_before(recollection.end, recollection.excluded))
-    places = _not_read(recollection, max(recollection.begin, 1, *(gap.last_seq + 1 for gap in earlier)))
+    reasons = _not_read(recollection, max(recollection.begin, 1, *(gap.last_seq + 1 for gap in earlier)))
     for message_id, reason in out:
         row = rows.get(message_id)
         if row is not None and row.seq is not None:
-            places.setdefault(row.seq, reason)
+            reasons.setdefault(row.seq, reason)
     earlier = tuple(replace(gap, reason="over_budget") if _unsummarised(gap, draft) else gap for gap in earlier)
-    return (*earlier, *_ranges(places)), others
+    return (*earlier, *_ranges(reasons)), others
 
 
 def _not_read(recollection: Recollection, low: int) -> dict[int, ExclusionReason]:
@@ -211,14 +211,14 @@ def _not_read(recollection: Recollection, low: int) -> dict[int, ExclusionReason
     single = any(gap.reason in _SINGLE for gap in recollection.excluded)
     if not single and end is not None and end - low == len(messages) and (not messages or messages[0].seq == low):
         return {}
-    folded = _places(recollection, "folded")
-    superseded = _places(recollection, "superseded")
+    folded = _seqs_out_for(recollection, "folded")
+    superseded = _seqs_out_for(recollection, "superseded")
     read = folded.union(superseded, (row.seq for row in messages if row.seq is not None))
     high = end or max(read, default=0) + 1
     # The other unread messages before the question are notes of the system, which no window contains.
-    places: dict[int, ExclusionReason] = dict.fromkeys(set(range(low, high)) - read, "role")
-    places |= dict.fromkeys(folded, "folded")
-    return places | dict.fromkeys(superseded, "superseded")
+    reasons: dict[int, ExclusionReason] = dict.fromkeys(set(range(low, high)) - read, "role")
+    reasons |= dict.fromkeys(folded, "folded")
+    return reasons | dict.fromkeys(superseded, "superseded")
 
 
 def dropped(draft: Draft, rows: Rows, recollection: Recollection) -> int:
@@ -233,14 +233,14 @@ def dropped(draft: Draft, rows: Rows, recollection: Recollection) -> int:
     return max(recollection.dropped - again, 0) + out + unsummarised
 
 
-def _places(recollection: Recollection, reason: ExclusionReason) -> set[int]:
+def _seqs_out_for(recollection: Recollection, reason: ExclusionReason) -> set[int]:
     """Return each `seq` before the question that is excluded for the given reason."""
     gaps = (gap for gap in recollection.excluded if gap.reason == reason)
     end = recollection.end
     return {seq for gap in gaps for seq in range(gap.first_seq, gap.last_seq + 1) if end is None or seq < end}
 
 
-def _stretches(call: Call, out: Sequence[tuple[str | None, ExclusionReason]], rows: Rows) -> Iterator[LeftOut]:
+def _left_out(call: Call, out: Sequence[tuple[str | None, ExclusionReason]], rows: Rows) -> Iterator[LeftOut]:
     """Yield the excluded messages that are not in the transcript: first ranges of the state, then other messages.
 
     A range may also include messages that are in the transcript, so that the steps and texts of a turn form one range.
@@ -275,12 +275,12 @@ def _unsummarised(gap: Exclusion, draft: Draft) -> bool:
     return not any(one.first_seq <= gap.first_seq and gap.last_seq <= one.last_seq for one in draft.summaries)
 
 
-def _ranges(places: Mapping[int, ExclusionReason]) -> list[Exclusion]:
+def _ranges(reasons: Mapping[int, ExclusionReason]) -> list[Exclusion]:
     ranges: list[Exclusion] = []
-    for seq in sorted(places):
+    for seq in sorted(reasons):
         last = ranges[-1] if ranges else None
-        if last is not None and last.last_seq == seq - 1 and last.reason == places[seq]:
+        if last is not None and last.last_seq == seq - 1 and last.reason == reasons[seq]:
             ranges[-1] = Exclusion(last.first_seq, seq, last.reason)
         else:
-            ranges.append(Exclusion(seq, seq, places[seq]))
+            ranges.append(Exclusion(seq, seq, reasons[seq]))
     return ranges

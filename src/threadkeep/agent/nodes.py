@@ -23,7 +23,7 @@ from threadkeep.agent.invocation import control_of, metadata_of, node_of, run_id
 from threadkeep.agent.participation import Participation
 from threadkeep.agent.questions import question_before
 from threadkeep.agent.root_runs import root_run, tool_of_sessions
-from threadkeep.agent.turn_options import TurnOptions, facts_of, place_in
+from threadkeep.agent.turn_options import TurnOptions, facts_of, site_in
 from threadkeep.agent.turns import OpenTurn
 from threadkeep.context.tokens import input_budget
 from threadkeep.history.memory import Memory
@@ -82,11 +82,11 @@ class NodeTurns:
         """Take part in the turn of the run. A node that cannot take part gets a memory that stores nothing."""
         memory, options = self._memory, self._options
         session = session_for(memory, options, config)
-        place = place_in(options, config)
-        shared = place is None or place.transcript
+        site = site_in(options, config)
+        shared = site is None or site.transcript
         root = root_run(memory, control_of(), session.session_id, shared=shared)
         key, run_id, metadata = (id(root.control), "", id(messages)), run_id_of(config), metadata_of(config)
-        part = Participation(memory, session, options, root, node_of(config, place), key, run_id, metadata, place)
+        part = Participation(memory, session, options, root, node_of(config, site), key, run_id, metadata, site)
         part.silent = options.scope == "none" or (memory.identity, session.session_id) in tool_of_sessions.get()
         if not part.silent:
             part.enter(messages)

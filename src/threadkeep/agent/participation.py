@@ -33,7 +33,7 @@ from threadkeep.agent.questions import (
     unanswered_question,
 )
 from threadkeep.agent.root_runs import RootRun
-from threadkeep.agent.turn_options import CallPlace, TurnOptions
+from threadkeep.agent.turn_options import CallSite, TurnOptions
 from threadkeep.agent.turns import OpenTurn
 from threadkeep.boundary import ErrorBoundary, OnFailure
 from threadkeep.errors import StoreError, ThreadkeepError
@@ -106,7 +106,7 @@ class OpenCalls:
 class Participation:
     """The call of one agent in a turn.
 
-    `run_id` and `metadata` were given by the caller. `place` says to which workflow node the model calls belong.
+    `run_id` and `metadata` were given by the caller. `site` says to which workflow node the model calls belong.
     `registry` has the calls of the same middleware that have not ended.
 
     A `silent` agent has no part in the turn: it neither reads nor writes the session. `redacted` are the kinds of data
@@ -128,7 +128,7 @@ class Participation:
     key: CallKey
     run_id: str | None = None
     metadata: Mapping[str, Json] | None = None
-    place: CallPlace | None = None
+    site: CallSite | None = None
     registry: OpenCalls = field(default_factory=OpenCalls, repr=False)
     silent: bool = False
     resumed: bool = False
@@ -307,8 +307,8 @@ class Participation:
         if self.root.question_id in there:
             self._question = [message for message in messages if id_of(message) in asked]
         missing = [message for message in self._question if id_of(message) in asked - there]
-        place = steps_begin(messages, self.said_ids) if missing else 0
-        return [*messages[:place], *missing, *messages[place:]]
+        begin = steps_begin(messages, self.said_ids) if missing else 0
+        return [*messages[:begin], *missing, *messages[begin:]]
 
     async def _go_on(self, messages: Sequence[BaseMessage]) -> OpenTurn:
         """Continue the turn of a resumed agent; its question is the newest block of human messages.
@@ -320,14 +320,14 @@ class Participation:
         """
         question = question_before(messages)
         for block in questions_back(messages):
-            place = next(place for place, message in enumerate(messages) if message is block[0])
-            of_tool = place > 0 and isinstance(messages[place - 1], ToolMessage)
+            index = next(index for index, message in enumerate(messages) if message is block[0])
+            of_tool = index > 0 and isinstance(messages[index - 1], ToolMessage)
             if not of_tool or await self._open(block).is_stored(block[-1]):
                 question = block
                 break
         if not question and any(isinstance(one, HumanMessage) and not is_question(one) for one in messages):
             question = self._question = await unanswered_question(self.session, self.run_id)
-        after = next((place for place, message in enumerate(messages) if message is question[-1]), 0) if question else 0
+        after = next((index for index, message in enumerate(messages) if message is question[-1]), 0) if question else 0
         said = [message for message in messages[after + 1 :] if isinstance(message, AIMessage)]
         if said and (marked := said[-1].response_metadata.get(ANSWERS)) is not None:
             question = [message for message in messages if message.id == marked] or question
@@ -345,7 +345,7 @@ class Participation:
             self.session,
             self.options,
             question,
-            self.place,
+            self.site,
             author=self.author,
             ordinal=self._ordinal,
             run_id=self.run_id,

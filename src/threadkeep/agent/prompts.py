@@ -72,8 +72,8 @@ def prompt_of(event: Event) -> Prompt | None:
     base = fields.text or (message if isinstance(message, str) else "")
     annotations = sorted(
         (
-            _read(_Annotation, annotation, f"event.annotations.{place}")
-            for place, annotation in enumerate(fields.annotations or ())
+            _read(_Annotation, annotation, f"event.annotations.{index}")
+            for index, annotation in enumerate(fields.annotations or ())
             if annotation.get("kind") == "prompt"
         ),
         key=lambda one: (one.time is None, one.time or datetime.min.replace(tzinfo=UTC), one.id),
@@ -97,8 +97,8 @@ def _read[M: BaseModel](kind: type[M], value: object, name: str) -> M:
     except ValidationError as error:
         # Show only the field and pydantic's message, because the value may be private.
         first = error.errors(include_input=False, include_url=False, include_context=False)[0]
-        place = ".".join([name, *map(str, first["loc"])])
-        raise InvalidInput(f"{place} cannot be used: {first['msg']}. Correct the event.") from None
+        field = ".".join([name, *map(str, first["loc"])])
+        raise InvalidInput(f"{field} cannot be used: {first['msg']}. Correct the event.") from None
 
 
 _PLACEHOLDER = re.compile(r"\{\{\s*([\w.-]*)\s*\}\}")
@@ -157,7 +157,7 @@ class PromptTemplate:
                 raise InvalidInput(f"The prompt template has no {{{{{name}}}}}, and one is given: add the placeholder.")
         system = [one for one in messages if role_of(one) == "system"] if "system" in named else []
         said = [one for one in messages if not system or role_of(one) != "system"]
-        start = max((place for place, one in enumerate(said) if role_of(one) == "user"), default=len(said))
+        start = max((index for index, one in enumerate(said) if role_of(one) == "user"), default=len(said))
         values = {
             "system": "\n\n".join(map(text_of, system)),
             "history": flatten_messages(said[:start]),

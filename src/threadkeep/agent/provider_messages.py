@@ -58,10 +58,10 @@ def merge(history: Sequence[BaseMessage], state: Sequence[BaseMessage]) -> list[
             after.setdefault(anchor, []).append(message)
         if message_id is not None:
             seen.add(message_id)
-    opening = next((place for place, m in enumerate(state) if not isinstance(m, SystemMessage)), len(state))
+    opening = next((index for index, m in enumerate(state) if not isinstance(m, SystemMessage)), len(state))
     merged: list[BaseMessage] = []
-    for place, message in enumerate(state):
-        if place == opening:
+    for index, message in enumerate(state):
+        if index == opening:
             merged += after.pop(None, [])
         merged.append(message)
         if (message_id := id_of(message)) is not None:
@@ -95,19 +95,19 @@ def repair(messages: Sequence[BaseMessage]) -> Repaired:
     asked = [message for message in messages if isinstance(message, HumanMessage)]
     newest = asked[-1] if asked else None
     repaired = Repaired([], [])
-    for place, message in enumerate(messages):
+    for index, message in enumerate(messages):
         if REPEATS in message.additional_kwargs:
             repaired.dropped.append((message, "duplicate"))
-        elif place in calls:
-            answered = _answered(calls[place])
+        elif index in calls:
+            answered = _answered(calls[index])
             repaired.messages.extend(answered)
             repaired.dropped.extend([] if answered else [(message, "empty")])
         elif isinstance(message, HumanMessage) and message is not newest and is_blank(message):
             repaired.dropped.append((message, "empty"))
         elif not isinstance(message, ToolMessage):
             repaired.messages.append(without_empty_text(message))
-        elif place in reasons:
-            repaired.dropped.append((message, reasons[place]))
+        elif index in reasons:
+            repaired.dropped.append((message, reasons[index]))
     return repaired
 
 
@@ -116,15 +116,15 @@ def _calls_of(messages: Sequence[BaseMessage]) -> tuple[dict[int, _Calls], dict[
     calls: dict[int, _Calls] = {}
     open_calls: dict[str, _Calls] = {}
     reasons: dict[int, ExclusionReason] = {}
-    for place, message in enumerate(messages):
+    for index, message in enumerate(messages):
         if isinstance(message, AIMessage):
-            calls[place] = _Calls(_with_valid_calls(message))
-            open_calls |= {str(call["id"]): calls[place] for call in calls[place].message.tool_calls}
+            calls[index] = _Calls(_with_valid_calls(message))
+            open_calls |= {str(call["id"]): calls[index] for call in calls[index].message.tool_calls}
         elif isinstance(message, ToolMessage):
             if (calling := open_calls.get(message.tool_call_id)) is None:
-                reasons[place] = "orphan_tool"
+                reasons[index] = "orphan_tool"
             elif calling.results.setdefault(message.tool_call_id, message) is not message:
-                reasons[place] = "duplicate"
+                reasons[index] = "duplicate"
     return calls, reasons
 
 
@@ -239,39 +239,39 @@ def merged_system(systems: Sequence[BaseMessage]) -> SystemMessage | None:
     return SystemMessage(content=blocks)
 
 
-def superseded_places(messages: Sequence[BaseMessage], superseded: Collection[str]) -> set[int]:
+def superseded_indexes(messages: Sequence[BaseMessage], superseded: Collection[str]) -> set[int]:
     """Return the indexes of the superseded messages and of the steps that belong to them.
 
     The steps of an answer are the tool calls and results before it; the steps of a question are those after it.
     """
     gone: set[int] = set()
-    for place, message in enumerate(messages):
+    for index, message in enumerate(messages):
         if id_of(message) not in superseded:
             continue
-        gone.add(place)
+        gone.add(index)
         if isinstance(message, HumanMessage):
-            gone.update(_steps(messages, range(place + 1, len(messages))))
+            gone.update(_steps(messages, range(index + 1, len(messages))))
         else:
-            gone.update(_steps(messages, range(place - 1, -1, -1)))
+            gone.update(_steps(messages, range(index - 1, -1, -1)))
     return gone
 
 
 def first_since(forgotten: Collection[str], before: Sequence[BaseMessage]) -> int:
     """Return the index of the first question after the messages that a reset hides; 0 if it hides none of them."""
-    place = max((place for place, message in enumerate(before, start=1) if id_of(message) in forgotten), default=0)
-    while 0 < place < len(before) and not isinstance(before[place], HumanMessage):
-        place += 1
-    return place
+    index = max((index for index, message in enumerate(before, start=1) if id_of(message) in forgotten), default=0)
+    while 0 < index < len(before) and not isinstance(before[index], HumanMessage):
+        index += 1
+    return index
 
 
-def _steps(messages: Sequence[BaseMessage], places: range) -> list[int]:
-    """Return the indexes of the steps among `places`, up to the first question or answer."""
+def _steps(messages: Sequence[BaseMessage], indexes: range) -> list[int]:
+    """Return the indexes of the steps among `indexes`, up to the first question or answer."""
     found: list[int] = []
-    for place in places:
-        message = messages[place]
+    for index in indexes:
+        message = messages[index]
         answer = isinstance(message, AIMessage) and not message.tool_calls
         if answer or isinstance(message, HumanMessage):
             break
         if not isinstance(message, SystemMessage):
-            found.append(place)
+            found.append(index)
     return found

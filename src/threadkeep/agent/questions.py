@@ -53,7 +53,7 @@ def questions_back(messages: Sequence[BaseMessage]) -> Iterator[list[BaseMessage
     end = len(messages)
     while block := question_before(messages[:end]):
         yield block
-        end = next(place for place, message in enumerate(messages) if message is block[0])
+        end = next(index for index, message in enumerate(messages) if message is block[0])
 
 
 def steps_begin(messages: Sequence[BaseMessage], said_ids: Container[str | None]) -> int:
@@ -62,11 +62,11 @@ def steps_begin(messages: Sequence[BaseMessage], said_ids: Container[str | None]
     Steps are tool calls and results, replies of the model (`said_ids`), and human messages that tools added.
     """
     begin = len(messages)
-    for place in range(begin - 1, -1, -1):
-        message = messages[place]
+    for index in range(begin - 1, -1, -1):
+        message = messages[index]
         said = isinstance(message, AIMessage) and (message.tool_calls or message.id in said_ids)
         if said or isinstance(message, ToolMessage):
-            begin = place
+            begin = index
         elif not is_question(message):
             break
     return begin
@@ -165,9 +165,9 @@ async def compare_history(
     if sent and id(sent[-1]) not in asked and (stored := _stored_turn(sent, question, rows, digest)) is not None:
         return stored
     found = known_messages(before, rows, digest)
-    last = max((place for place, row in enumerate(rows, start=1) if row in found.rows.values()), default=0)
+    last = max((index for index, row in enumerate(rows, start=1) if row in found.rows.values()), default=0)
     known = known_beginning(question, rows[last:], whole=last == 0, digest=digest)
-    changed = tuple(before[place] for place in sorted(found.changed))
+    changed = tuple(before[index] for index in sorted(found.changed))
     return SentHistory(tuple(question[len(known) :]), changed, tuple(rows))
 
 
@@ -175,9 +175,9 @@ def _stored_turn(
     sent: Sequence[BaseMessage], question: Sequence[BaseMessage], rows: Sequence[Message], digest: Digest | None
 ) -> SentHistory | None:
     """Return the stored question if the transcript has it and a message that was sent after it; otherwise None."""
-    found = known_messages(sent, rows, digest, by_place=False).rows
-    known = {place: row for place, row in found.items() if row.superseded_at is None}
-    asked = [place for place, message in enumerate(sent) if any(message is one for one in question)]
+    found = known_messages(sent, rows, digest, by_position=False).rows
+    known = {index: row for index, row in found.items() if row.superseded_at is None}
+    asked = [index for index, message in enumerate(sent) if any(message is one for one in question)]
     if not asked or not {*asked} <= {*known} or max(known) <= asked[-1]:
         return None
     named = [one.model_copy(update={"id": known[at].id}) if at in known else one for at, one in enumerate(sent)]
@@ -208,34 +208,34 @@ async def digest_for(memory: Memory, rows: Sequence[Message]) -> Digest | None:
 
 
 def known_messages(
-    messages: Sequence[BaseMessage], rows: Sequence[Message], digest: Digest | None = None, *, by_place: bool = True
+    messages: Sequence[BaseMessage], rows: Sequence[Message], digest: Digest | None = None, *, by_position: bool = True
 ) -> KnownMessages:
     """Find the rows of messages in the newest rows of a transcript; both sequences are in order.
 
     A message is known if a row has its id, or has its text at a matching position. If middleware changed the text, the
     row's digest of the received text is compared. Other human messages count as changed, except those before the first
-    row, which are older or written by the program. With `by_place`, an answer at the position of a stored answer is
+    row, which are older or written by the program. With `by_position`, an answer at the position of a stored answer is
     known, because clients may change the text. If no message is known, no message counts as changed.
     """
     told = _sent(messages, rows, digest)
     pairs = _aligned(told, rows)
-    found = KnownMessages({told[at].place: rows[row] for at, row in pairs})
+    found = KnownMessages({told[at].index: rows[row] for at, row in pairs})
     if not pairs:
         return found
-    free = [row for place, row in enumerate(rows) if place not in {row for _, row in pairs}]
+    free = [row for index, row in enumerate(rows) if index not in {row for _, row in pairs}]
     for gap, beside in _gaps(pairs, len(told), len(rows)):
-        opposite = _opposite([told[at] for at in gap], rows, beside) if by_place else []
+        opposite = _opposite([told[at] for at in gap], rows, beside) if by_position else []
         for at, there in zip_longest(gap, opposite):
             one = told[at]
             row = next((row for row in free if one.is_row(row)), None)
             if row is not None:
                 free.remove(row)
             elif one.role == "user":
-                found.changed.append(one.place)
+                found.changed.append(one.index)
             elif there is not None and _is_answer(there):
                 row = there
             if row is not None:
-                found.rows[one.place] = row
+                found.rows[one.index] = row
     return found
 
 
@@ -281,8 +281,8 @@ def in_order(messages: Sequence[BaseMessage], known: Mapping[int, Message]) -> l
     """
     found: list[BaseMessage] = []
     before = None
-    for place in range(len(messages) - 1, -1, -1):
-        message, row = messages[place], known.get(place)
+    for index in range(len(messages) - 1, -1, -1):
+        message, row = messages[index], known.get(index)
         if row is None:
             found.append(message)
         elif row.seq is None or before is None or row.seq < before:
@@ -296,7 +296,7 @@ def in_order(messages: Sequence[BaseMessage], known: Mapping[int, Message]) -> l
 class _Sent:
     """A message that a client sent, with the values to compare; `row_id` is the message's id if a row has it."""
 
-    place: int
+    index: int
     role: Role | None
     text: str
     received: str | None
@@ -314,12 +314,12 @@ class _Sent:
 def _sent(messages: Sequence[BaseMessage], rows: Sequence[Message], digest: Digest | None) -> list[_Sent]:
     ids = {row.id for row in rows if row.id}
     found: list[_Sent] = []
-    for place, message in enumerate(messages):
+    for index, message in enumerate(messages):
         if is_utterance(message):
             message_id, text = id_of(message), transcript_text(message)
             received = digest(text) if digest else None
             row_id = message_id if message_id in ids else None
-            found.append(_Sent(place, role_of(message), text, received, row_id))
+            found.append(_Sent(index, role_of(message), text, received, row_id))
     return found
 
 

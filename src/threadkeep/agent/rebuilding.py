@@ -60,7 +60,7 @@ class ContextParts:
     session_id: str
     texts: Mapping[str, str]
     summaries: Mapping[str, Summary]
-    by_place: dict[TurnReference, Message] = field(default_factory=dict)
+    by_reference: dict[TurnReference, Message] = field(default_factory=dict)
     by_id: dict[str, Message] = field(default_factory=dict)
 
     @classmethod
@@ -84,16 +84,16 @@ class ContextParts:
             await parts._take(memory, session_id, {turn.seq for turn in quoted if turn.session_id == session_id})
         return parts
 
-    async def _take(self, memory: Memory, session_id: str, places: Collection[int]) -> None:
-        for message in await memory.session(session_id).at(places) if places else ():
-            self.by_place[TurnReference(session_id, message.seq or 0)] = message
+    async def _take(self, memory: Memory, session_id: str, seqs: Collection[int]) -> None:
+        for message in await memory.session(session_id).at(seqs) if seqs else ():
+            self.by_reference[TurnReference(session_id, message.seq or 0)] = message
 
     def message(self, entry: Entry) -> BaseMessage:
         """Return the message of an entry. Raise `ContextGone` if it was deleted."""
         match entry.source:
             case "transcript":
-                place = TurnReference(self.session_id, entry.seq or 0)
-                stored = self.by_place.get(place) or self.by_id.get(entry.id or "")
+                reference = TurnReference(self.session_id, entry.seq or 0)
+                stored = self.by_reference.get(reference) or self.by_id.get(entry.id or "")
                 return to_langchain(_there(stored, f"message {entry.seq or ''}".strip()))
             case "summaries":
                 found = [_there(self.summaries.get(name), "a summary") for name in entry.summaries]
@@ -102,7 +102,7 @@ class ContextParts:
                 quoted = [
                     QuotedTurn(
                         turn.session_id,
-                        _there(self.by_place.get(TurnReference(turn.session_id, turn.seq)), f"message {turn.seq}"),
+                        _there(self.by_reference.get(TurnReference(turn.session_id, turn.seq)), f"message {turn.seq}"),
                         turn.part,
                     )
                     for turn in entry.turns

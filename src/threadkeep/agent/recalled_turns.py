@@ -130,17 +130,17 @@ def _block(found: Sequence[FoundTurn], request: ExtraRequest, room: int) -> Extr
     quoted = [QuotedTurn(turn.session_id, turn.message, turn.part) for turn in found]
     sizes = _sizes(quoted, request.counter)
     budget = room - request.counter(TURNS_HEADER)
-    places = _fitting(quoted, sizes, budget)
-    block = _block_of(found, quoted, places, request)
+    indexes = _fitting(quoted, sizes, budget)
+    block = _block_of(found, quoted, indexes, request)
     tokens = block.entry.tokens
-    if tokens > room or (tokens < (1 - _UNUSED) * room and len(places) < len(found)):
+    if tokens > room or (tokens < (1 - _UNUSED) * room and len(indexes) < len(found)):
         # The sizes were wrong, because the request's counter is not that of the stored messages. Select again.
-        places = _fitting(quoted, sizes, budget * (1 - _MARGIN) * room / max(tokens, 1))
-        other = _block_of(found, quoted, places, request)
+        indexes = _fitting(quoted, sizes, budget * (1 - _MARGIN) * room / max(tokens, 1))
+        other = _block_of(found, quoted, indexes, request)
         block = other if other.entry.tokens <= room or tokens > room else block
-    while places and block.entry.tokens > room:
-        places = places[:-1]
-        block = _block_of(found, quoted, places, request)
+    while indexes and block.entry.tokens > room:
+        indexes = indexes[:-1]
+        block = _block_of(found, quoted, indexes, request)
     return block if block.entry.turns or block.texts else None
 
 
@@ -149,12 +149,12 @@ def _fitting(quoted: Sequence[QuotedTurn], sizes: Sequence[int], budget: float) 
     left = budget
     days: set[object] = set()
     taken: list[int] = []
-    for place, (turn, size) in enumerate(zip(quoted, sizes, strict=True)):
+    for index, (turn, size) in enumerate(zip(quoted, sizes, strict=True)):
         tokens = size if turn.day in days else size + _DAY_TOKENS
         if tokens <= left:
             left -= tokens
             days.add(turn.day)
-            taken.append(place)
+            taken.append(index)
     return taken
 
 
@@ -175,7 +175,7 @@ def _sizes(quoted: Sequence[QuotedTurn], counter: TokenCounter) -> list[int]:
 
 
 def _block_of(
-    found: Sequence[FoundTurn], quoted: Sequence[QuotedTurn], places: Sequence[int], request: ExtraRequest
+    found: Sequence[FoundTurn], quoted: Sequence[QuotedTurn], indexes: Sequence[int], request: ExtraRequest
 ) -> Extra:
     """Return the turns at these indexes as one message, grouped by session. The current session comes last.
 
@@ -183,20 +183,20 @@ def _block_of(
     """
     home = request.session.session_id
     begins: dict[str, datetime] = {}
-    for place in places:
-        turn, time = found[place], _time_of(found[place])
+    for index in indexes:
+        turn, time = found[index], _time_of(found[index])
         begins[turn.session_id] = min(begins.get(turn.session_id, time), time)
 
-    def position(place: int) -> tuple[bool, datetime, str, int]:
-        session_id = found[place].session_id
-        return session_id == home, begins[session_id], session_id, found[place].message.seq or 0
+    def position(index: int) -> tuple[bool, datetime, str, int]:
+        session_id = found[index].session_id
+        return session_id == home, begins[session_id], session_id, found[index].message.seq or 0
 
-    order = sorted(places, key=position)
-    message = turns_message([quoted[place] for place in order], home=home)
+    order = sorted(indexes, key=position)
+    message = turns_message([quoted[index] for index in order], home=home)
     references = tuple(
-        QuoteReference(found[place].session_id, found[place].message.seq or 0, found[place].part)
-        for place in order
-        if found[place].summary_id is None
+        QuoteReference(found[index].session_id, found[index].message.seq or 0, found[index].part)
+        for index in order
+        if found[index].summary_id is None
     )
     entry = Entry("selected", count_message(message, request.counter), "turns", turns=references)
     if len(references) == len(order):

@@ -213,7 +213,7 @@ def graph_of_end(graph: Any, state: State, answers: Sequence[AIMessage]) -> tupl
     ended, so that callers still get a result, a stream or events.
     """
     messages, ids = state["messages"], [answer.id for answer in answers]
-    ends = [place for place, message in enumerate(messages) if id_of(message) in ids]
+    ends = [index for index, message in enumerate(messages) if id_of(message) in ids]
     steps: deque[tuple[str, dict[str, Any]]] = deque()
     for before, end in zip([ends[0] - 1, *ends], ends, strict=False):
         name = next(answer.name for answer in answers if answer.id == id_of(messages[end])) or "model"

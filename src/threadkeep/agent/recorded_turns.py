@@ -21,7 +21,7 @@ from threadkeep.agent.conversion import id_of, identify, text_of, to_langchain, 
 from threadkeep.agent.extras import section_message
 from threadkeep.agent.invocation import control_of, metadata_of, run_id_of, session_for
 from threadkeep.agent.participation import Participation
-from threadkeep.agent.provider_messages import NO_ANSWER, OPENING, first_since, superseded_places
+from threadkeep.agent.provider_messages import NO_ANSWER, OPENING, first_since, superseded_indexes
 from threadkeep.agent.questions import question_before
 from threadkeep.agent.root_runs import begun_turn, root_run, tool_of_sessions
 from threadkeep.agent.turn_options import AUTO_TOKENS, TurnOptions
@@ -168,9 +168,9 @@ class GraphTurn:
         ids = {known for message in saved if (known := id_of(message)) is not None}
         past = Past(Limits(1), turn.question_id, turn.question_seq, turn.questions, ids)
         found = await self.part.session.recall(past)
-        places = superseded_places(saved, found.superseded - {turn.question_id})
-        places.update(range(first_since(found.forgotten, saved)))
-        outdated = [RemoveMessage(str(saved[place].id)) for place in sorted(places) if saved[place].id is not None]
+        indexes = superseded_indexes(saved, found.superseded - {turn.question_id})
+        indexes.update(range(first_since(found.forgotten, saved)))
+        outdated = [RemoveMessage(str(saved[index].id)) for index in sorted(indexes) if saved[index].id is not None]
         self.given = {**self.given, "messages": [*outdated, *self.given["messages"]]}
 
     async def find_end(self) -> None:
@@ -196,10 +196,10 @@ class GraphTurn:
         values = dict(saved or {})
         last = end.answers[-1].id if end.answers else None
         there = values.get("messages", [])
-        places = [place for place, one in enumerate(there, start=1) if last is not None and id_of(one) == last]
+        positions = [position for position, one in enumerate(there, start=1) if last is not None and id_of(one) == last]
         if saved is None and isinstance(self.given, Mapping):
             values = {name: value for name, value in self.given.items() if name in names}
-        whole = list(there[: places[-1]]) if places else [*self._messages, *end.messages]
+        whole = list(there[: positions[-1]]) if positions else [*self._messages, *end.messages]
         return {**values, "messages": whole, **restored_values(end.values, classes)}
 
     async def end(self, state: object) -> AIMessage | None:

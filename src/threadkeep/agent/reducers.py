@@ -95,8 +95,8 @@ def _by_count(items: Sequence[Item], kept: Sequence[int], max_messages: int) -> 
             group = items[index].group
             units.setdefault(index if group is None else group, []).append(index)
     chosen = [*pinned] if user is None else [*pinned, user]
-    for place, unit in enumerate(reversed(units.values())):
-        newest_calls = place == 0 and items[unit[0]].group is not None and unit[0] > (-1 if user is None else user)
+    for number, unit in enumerate(reversed(units.values())):
+        newest_calls = number == 0 and items[unit[0]].group is not None and unit[0] > (-1 if user is None else user)
         if len(chosen) + len(unit) > max_messages and not newest_calls:
             break
         chosen += unit

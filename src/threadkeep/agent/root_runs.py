@@ -158,13 +158,13 @@ class RootRun:
     def _earlier_turns(self, messages: Sequence[BaseMessage], by_text: Container[str]) -> int:
         """Return the number of leading messages that belong to earlier turns."""
         ids = {id_of(message) for message in self.question}
-        asked = [place for place, message in enumerate(messages) if id_of(message) in ids] or [
-            place for place, message in enumerate(messages) if _is_human(message, by_text)
+        asked = [index for index, message in enumerate(messages) if id_of(message) in ids] or [
+            index for index, message in enumerate(messages) if _is_human(message, by_text)
         ][-1:]
         own = {text_of(answer) for answer in self.answers}
         before = messages[: asked[0]] if asked else ()
         answers = (isinstance(message, AIMessage) and text_of(message) not in own for message in before)
-        return max((place for place, is_other in enumerate(answers, start=1) if is_other), default=0)
+        return max((index for index, is_other in enumerate(answers, start=1) if is_other), default=0)
 
     def with_answers(self, messages: Sequence[BaseMessage]) -> list[BaseMessage]:
         """Return the messages with the turn's earlier answers, which are inserted after the question if it is there."""
@@ -173,7 +173,7 @@ class RootRun:
         ids = {id_of(message) for message in messages}
         texts = {text_of(message) for message in messages if isinstance(message, AIMessage)}
         missing = [one for one in self.answers if id_of(one) not in ids and text_of(one) not in texts]
-        asked = [place for place, message in enumerate(messages) if id_of(message) == self.question_id]
+        asked = [index for index, message in enumerate(messages) if id_of(message) == self.question_id]
         if not missing or not asked:
             return list(messages)
         end = asked[-1] + 1

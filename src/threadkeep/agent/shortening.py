@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from langchain_core.messages import AIMessage, BaseMessage, ToolCall, ToolMessage
 
 from threadkeep.agent.conversion import is_plain, role_of, text_of
-from threadkeep.agent.counting import as_json, call_id_of, count_message, is_call, is_text, media_mark, media_places
+from threadkeep.agent.counting import as_json, call_id_of, count_message, is_call, is_text, media_indexes, media_mark
 from threadkeep.context.cut import CUT_MARK, cut_end, cut_middle, keep_ends, middle_mark
 from threadkeep.context.tokens import TokenCounter, estimate
 from threadkeep.context.trim import Item, Size, plan
@@ -32,7 +32,7 @@ def size_of(message: BaseMessage, counter: TokenCounter) -> Size:
     tokens = count_message(message, counter)
     if role_of(message) == "system":
         return Size(tokens, tokens)
-    media = media_places(message)
+    media = media_indexes(message)
     if isinstance(message, AIMessage) and message.tool_calls:
         return Size(tokens, min(tokens, count_message(_with_short_calls(_with_marks(message, media), 0), counter)))
     text = text_of(message)
@@ -55,7 +55,7 @@ def shortened(message: BaseMessage, tokens: int, counter: TokenCounter) -> BaseM
     text = text_of(message)
     if isinstance(message.content, str):
         return with_text(message, cut(text, tokens, counter))
-    media = media_places(message)
+    media = media_indexes(message)
     least = min(counter(text), _LEAST_TEXT)
     number = next((n for n in range(len(media)) if _count_without(message, media[:n], counter) + least <= tokens), None)
     gone = media[:number]
@@ -76,8 +76,8 @@ def _with_marks[M: BaseMessage](message: M, gone: Collection[int]) -> M:
     if not gone:
         return message
     blocks = [
-        {"type": "text", "text": media_mark([block], _GONE)} if place in gone else block
-        for place, block in enumerate(message.content)
+        {"type": "text", "text": media_mark([block], _GONE)} if index in gone else block
+        for index, block in enumerate(message.content)
     ]
     return message.model_copy(update={"content": blocks})
 
@@ -86,7 +86,7 @@ def _merged(message: BaseMessage, text: str, gone: Collection[int]) -> BaseMessa
     """Return a copy with the given text, one mark for the blocks that are `gone`, and the other blocks."""
     if isinstance(message.content, str):
         return message.model_copy(update={"content": text})
-    mark = media_mark([message.content[place] for place in gone], _GONE)
+    mark = media_mark([message.content[index] for index in gone], _GONE)
     text = "\n".join(part for part in (text, mark) if part)
     others = [block for n, block in enumerate(message.content) if not is_text(block) and n not in gone]
     return message.model_copy(update={"content": [{"type": "text", "text": text}, *others] if others else text})
@@ -99,7 +99,7 @@ def _count_without(message: BaseMessage, gone: Collection[int], counter: TokenCo
 def _shortened_calls(message: AIMessage, tokens: int, counter: TokenCounter) -> BaseMessage:
     """Return the message with its arguments and texts cut to one length, the greatest with which the message fits."""
     if count_message(_with_short_calls(message, 0), counter) > tokens:
-        message = _with_marks(message, media_places(message))
+        message = _with_marks(message, media_indexes(message))
     best = _with_short_calls(message, 0)
     low, high = 0, min(_longest(message), _LONGEST_TOKEN * tokens) + 1
     while high - low > 1:

@@ -16,10 +16,10 @@ from threadkeep.agent.earlier_steps import TurnSteps
 from threadkeep.agent.extras import Extra, ExtraRequest, find_all
 from threadkeep.agent.holding import run_hold
 from threadkeep.agent.model_call import Assembled, Call, Draft
-from threadkeep.agent.provider_messages import first_since, superseded_places
+from threadkeep.agent.provider_messages import first_since, superseded_indexes
 from threadkeep.agent.questions import digest_for, in_order, is_question, known_messages
 from threadkeep.agent.summarizer import ModelSummarizer
-from threadkeep.agent.turn_options import CallPlace, TurnOptions
+from threadkeep.agent.turn_options import CallSite, TurnOptions
 from threadkeep.context.compression import WindowRoom
 from threadkeep.context.manifest import ContextManifest
 from threadkeep.context.tokens import name_of
@@ -53,7 +53,7 @@ class TurnContext:
         session: Session,
         options: TurnOptions,
         question: Sequence[BaseMessage],
-        place: CallPlace | None = None,
+        site: CallSite | None = None,
         *,
         author: str | None = None,
         ordinal: int = 1,
@@ -65,8 +65,8 @@ class TurnContext:
         self.ordinal = ordinal
         self.run_id = str(uuid7()) if run_id is None else run_id
         self._run_is_known = run_id is not None
-        self._place = place
-        self._transcribed = place is None or place.transcript
+        self._site = site
+        self._transcribed = site is None or site.transcript
         self._options = options
         self.question_seq: int | None = None
         self.questions = 1
@@ -264,7 +264,7 @@ class TurnContext:
         if (seq := self.question_seq) is not None:
             rows = tuple(row for row in rows if row.seq is None or row.seq < seq)
         digest = await digest_for(self._memory, rows)
-        known = known_messages(messages[:start], rows, digest, by_place=bool(self.sent_rows))
+        known = known_messages(messages[:start], rows, digest, by_position=bool(self.sent_rows))
         return [*in_order(messages[:start], known.rows), *messages[start:]]
 
     async def _of_later_turns(self, messages: Sequence[BaseMessage]) -> set[str | None]:
@@ -305,11 +305,11 @@ class TurnContext:
         if not self._recollection.superseded:
             return messages, ()
         asked = {id_of(message) for message in self.question}
-        gone = superseded_places(messages, self._recollection.superseded - asked)
+        gone = superseded_indexes(messages, self._recollection.superseded - asked)
         if not gone:
             return messages, ()
-        kept = [message for place, message in enumerate(messages) if place not in gone]
-        return kept, [messages[place] for place in sorted(gone)]
+        kept = [message for index, message in enumerate(messages) if index not in gone]
+        return kept, [messages[index] for index in sorted(gone)]
 
     async def _recall(self, messages: Sequence[BaseMessage], measure: CallMeasure) -> Recollection:
         options = self._options
@@ -356,7 +356,7 @@ class TurnContext:
     def _end(self, messages: Sequence[BaseMessage]) -> int:
         """Return the index after the question in the run's messages; 0 if the question is missing."""
         asked = {message.id for message in self.question}
-        return max([place for place, message in enumerate(messages, start=1) if message.id in asked], default=0)
+        return max([position for position, message in enumerate(messages, start=1) if message.id in asked], default=0)
 
     def _start(self, messages: Sequence[BaseMessage]) -> int:
         """Return the index of the question in the run's messages; 0 if the question is missing."""
@@ -365,17 +365,17 @@ class TurnContext:
         return ids.index(first) if first in ids else 0
 
     def _manifest(self, sent: Assembled, measure: CallMeasure) -> ContextManifest:
-        place = self._place or CallPlace(self.run_id, "", self.session.session_id)
+        site = self._site or CallSite(self.run_id, "", self.session.session_id)
         searched, failed = self._searched, self._recollection.failed
         sections = {entry.section for entry in sent.entries}
         dropped = [
             f"no_room_for_{one.entry.section}" for one in self._extras or () if one.entry.section not in sections
         ]
         return ContextManifest(
-            session_id=place.session_id,
-            run_id=place.run_id,
-            node=place.node or None,
-            conversation=place.conversation,
+            session_id=site.session_id,
+            run_id=site.run_id,
+            node=site.node or None,
+            conversation=site.conversation,
             created_at=self._memory.clock(),
             model=measure.model,
             counter=name_of(measure.counter),

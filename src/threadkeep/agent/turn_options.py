@@ -13,7 +13,7 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.runtime import Runtime
 
 from threadkeep.agent.extras import ExtraSource
-from threadkeep.context.manifest import ConversationPlace, WindowKind
+from threadkeep.context.manifest import ConversationLocation, WindowKind
 from threadkeep.context.plan import ContextPlan
 from threadkeep.context.tokens import DEFAULT_WINDOW, TokenCounter, counter_for, input_budget, known_window
 from threadkeep.context.window import Limits
@@ -172,7 +172,7 @@ def _check_turns(turns: object) -> None:
 
 
 @dataclass(frozen=True)
-class CallPlace:
+class CallSite:
     """The run, node and session to which the model calls of a workflow's node belong.
 
     The manifests of the calls are stored with the session `session_id`, or if it is None, with the run `run_id`.
@@ -183,25 +183,25 @@ class CallPlace:
     run_id: str
     node: str
     session_id: str | None = None
-    conversation: ConversationPlace | None = None
+    conversation: ConversationLocation | None = None
     transcript: bool = True
 
 
 @dataclass(frozen=True)
 class NodeTurnOptions(TurnOptions):
-    """The options of a workflow's node; `place` is a function of a run's config that returns its `CallPlace`."""
+    """The options of a workflow's node; `site` is a function of a run's config that returns its `CallSite`."""
 
-    place: Callable[[RunnableConfig], CallPlace | None] | None = None
+    site: Callable[[RunnableConfig], CallSite | None] | None = None
 
     @classmethod
-    def of(cls, options: TurnOptions, place: Callable[[RunnableConfig], CallPlace | None]) -> Self:
-        """Return the given options with the function `place` added."""
-        return cls(**{field.name: getattr(options, field.name) for field in fields(TurnOptions)}, place=place)
+    def of(cls, options: TurnOptions, site: Callable[[RunnableConfig], CallSite | None]) -> Self:
+        """Return the given options with the function `site` added."""
+        return cls(**{field.name: getattr(options, field.name) for field in fields(TurnOptions)}, site=site)
 
 
-def place_in(options: TurnOptions, config: RunnableConfig) -> CallPlace | None:
+def site_in(options: TurnOptions, config: RunnableConfig) -> CallSite | None:
     """Return the workflow's node to which the model calls of a run belong; None outside of workflows."""
-    return options.place(config) if isinstance(options, NodeTurnOptions) and options.place is not None else None
+    return options.site(config) if isinstance(options, NodeTurnOptions) and options.site is not None else None
 
 
 type Recall = Literal["off", "session", "user"]

@@ -110,10 +110,10 @@ class OpenTurn(TurnContext):
         """Return the rows of the question. If middleware changed a text, its row has the received text's digest."""
         rows = [self._stored(message, "complete", metadata=metadata) for message in self.question]
         texts = dict(enumerate(map(transcript_text, received)))
-        changed = [place for place, row in enumerate(rows) if texts.get(place, row.content) != row.content]
+        changed = [index for index, row in enumerate(rows) if texts.get(index, row.content) != row.content]
         if changed and (digest := await self._memory.text_digests.digest()) is not None:
-            for place in changed:
-                rows[place] = rows[place].with_fields(metadata={**metadata, RECEIVED: digest(texts[place])})
+            for index in changed:
+                rows[index] = rows[index].with_fields(metadata={**metadata, RECEIVED: digest(texts[index])})
         return rows
 
     async def _edit(self, question: Message) -> None:
@@ -138,7 +138,7 @@ class OpenTurn(TurnContext):
         self._forgotten = receipt is not None and self.question_id in receipt.deleted
         if changed and not self._repeated:
             first = None if receipt is None or receipt.duplicates else receipt.first_seq
-            placed = [row.with_fields(seq=first and first + place) for place, row in enumerate(changed)]
+            placed = [row.with_fields(seq=first and first + index) for index, row in enumerate(changed)]
             self.sent_rows += tuple(placed)
             self._memory.observers.notify(HistoryDiffers(session_id=self.session.session_id, messages=len(changed)))
 

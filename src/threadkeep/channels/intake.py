@@ -419,8 +419,8 @@ class Intake:
     async def _is_requested(self, message: IncomingMessage) -> bool:
         """Return True if this message requested the deletion of its session, even if the deletion is complete."""
         session_id = message.session_id or ""
-        places = (session_id, deletion_key(session_id))  # a deletion deletes its run and leaves a record
-        return any([await self._outbox.run_of(place, message.message_id) for place in places])
+        keys = (session_id, deletion_key(session_id))  # a deletion deletes its run and leaves a record
+        return any([await self._outbox.run_of(key, message.message_id) for key in keys])
 
     async def _forget_person(self, user_id: str) -> None:
         """Forget the names and facts of a person who has only this id and no other conversations."""

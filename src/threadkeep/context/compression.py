@@ -154,9 +154,9 @@ def kept_from(rows: Sequence[Message], keep: Size, budget: int, *, complete: boo
     held = value if unit == "messages" else _fitting(spoken, value)
     if held < len(spoken) or (unit == "messages" and held == len(spoken)):
         oldest = max(held - 1, 0)
-        starts = (place for place in range(oldest, len(spoken)) if _starts_turn(spoken, place, complete=complete))
-        if (place := next(starts, None)) is not None:
-            return _seq(spoken[place])
+        starts = (index for index in range(oldest, len(spoken)) if _starts_turn(spoken, index, complete=complete))
+        if (index := next(starts, None)) is not None:
+            return _seq(spoken[index])
         if complete and not any(row.role == "user" for row in spoken):
             return _seq(spoken[oldest])
     return _seq(rows[-1]) if complete and rows else None
@@ -171,7 +171,7 @@ def kept_after(rows: Sequence[Message], left_out_upto_seq: int, *, complete: boo
         complete: True if the rows include everything after the last summary. If not, None may ask for older rows.
     """
     spoken = _spoken(rows)
-    starts = [_seq(row) for place, row in enumerate(spoken) if _starts_turn(spoken, place, complete=complete)]
+    starts = [_seq(row) for index, row in enumerate(spoken) if _starts_turn(spoken, index, complete=complete)]
     if starts:
         return min((seq for seq in starts if seq > left_out_upto_seq), default=starts[0])
     return left_out_upto_seq + 1 if complete and not any(row.role == "user" for row in spoken) else None
@@ -258,18 +258,18 @@ def _spoken(rows: Sequence[Message]) -> list[Message]:
 
 def _fitting(rows: Sequence[Message], tokens: int) -> int:
     """Return the number of leading rows with at most this many tokens."""
-    for place, row in enumerate(rows):
+    for index, row in enumerate(rows):
         tokens -= row.tokens or 0
         if tokens < 0:
-            return place
+            return index
     return len(rows)
 
 
-def _starts_turn(spoken: Sequence[Message], place: int, *, complete: bool) -> bool:
-    """Return True if a turn begins with the row at `place` (newest first): a user message after one of another role."""
-    if spoken[place].role != "user":
+def _starts_turn(spoken: Sequence[Message], index: int, *, complete: bool) -> bool:
+    """Return True if a turn begins with the row at `index` (newest first): a user message after one of another role."""
+    if spoken[index].role != "user":
         return False
-    return spoken[place + 1].role != "user" if place + 1 < len(spoken) else complete
+    return spoken[index + 1].role != "user" if index + 1 < len(spoken) else complete
 
 
 def _seq(message: Message) -> int:
@@ -293,7 +293,7 @@ class SummaryText:
     def read(cls, text: str) -> SummaryText:
         """Split a text into prose and facts. A text without a heading for facts and lines below it is all prose."""
         lines = text.strip().splitlines()
-        heading = next((place for place, line in enumerate(lines) if _HEADING.fullmatch(line)), None)
+        heading = next((index for index, line in enumerate(lines) if _HEADING.fullmatch(line)), None)
         if heading is None:
             return cls(text.strip())
         prose, facts = lines[:heading], []

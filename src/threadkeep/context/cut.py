@@ -113,9 +113,9 @@ def _first_miss(length: int, budget: int, total: int, fits: Callable[[int], bool
 
 def _boundary(text: str, end: int) -> int:
     """Return the nearest position at or before `end` that does not separate a character from its combining marks."""
-    for place in range(end, max(end - _MAX_CLUSTER, 0), -1):
-        if place >= len(text) or not _belongs(text[place - 1], text[place]):
-            return place
+    for index in range(end, max(end - _MAX_CLUSTER, 0), -1):
+        if index >= len(text) or not _belongs(text[index - 1], text[index]):
+            return index
     return end if end > _MAX_CLUSTER else 0
 
 

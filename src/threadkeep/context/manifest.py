@@ -101,7 +101,7 @@ class FactsLeftOut:
 
 
 @dataclass(frozen=True)
-class ConversationPlace:
+class ConversationLocation:
     """A conversation that an agent stores in a graph store: its key, and the layout of its items."""
 
     key: str
@@ -203,7 +203,7 @@ class ContextManifest:
     """The number of the call in its run (1, 2, 3, …); 0 until the manifest is stored."""
     node: str | None = None
     """The node of a workflow that made the call."""
-    conversation: ConversationPlace | None = None
+    conversation: ConversationLocation | None = None
     """The conversation that the positions refer to, if it is not the session's transcript."""
     created_at: datetime | SkipJsonSchema[None] = None
     model: str | None = None

@@ -66,7 +66,7 @@ def facts_text(lines: Sequence[str]) -> str:
 
 def fitting_facts(facts: Sequence[Fact], budget: int, counter: TokenCounter) -> list[Fact]:
     """Return the facts, in order, that fit into the budget as one block; skip each fact that does not fit any more."""
-    return [facts[place] for place in fitting_lines([fact_line(fact) for fact in facts], budget, counter)]
+    return [facts[index] for index in fitting_lines([fact_line(fact) for fact in facts], budget, counter)]
 
 
 def fitting_lines(lines: Sequence[str], budget: int, counter: TokenCounter) -> list[int]:
@@ -75,13 +75,13 @@ def fitting_lines(lines: Sequence[str], budget: int, counter: TokenCounter) -> l
         return list(range(len(lines)))
     left = budget - counter(FACTS_HEADER)
     taken: list[int] = []
-    for place, line in enumerate(lines):
+    for index, line in enumerate(lines):
         tokens = counter(f"{line}\n")
         if tokens <= left:
-            taken.append(place)
+            taken.append(index)
             left -= tokens
     # The tokens of the block may differ from the sum of its lines' tokens.
-    while taken and counter(facts_text([lines[place] for place in taken])) > budget:
+    while taken and counter(facts_text([lines[index] for index in taken])) > budget:
         taken.pop()
     return taken
 

@@ -16,7 +16,7 @@ from threadkeep.store.codec import LAST_MESSAGE_CHARACTERS, TITLE_CHARACTERS, Pr
 
 
 @dataclass(frozen=True)
-class Place:
+class Target:
     """The layout and the time of a new turn, and the stored chunk that it continues; None if it begins a new chunk."""
 
     layout: GraphLayout
@@ -57,7 +57,7 @@ class Written:
         return bool(self.rows and self.rows[-1])
 
 
-def append(conversation: Conversation, prepared: Prepared, *, there: Mapping[str, int], place: Place) -> Appended:
+def append(conversation: Conversation, prepared: Prepared, *, there: Mapping[str, int], target: Target) -> Appended:
     """Return what to write to append a turn; nothing is written. `there` maps stored messages' ids to their `seq`."""
     known = dict(there)
     fresh: dict[str, tuple[Message, dict[str, object]]] = {}
@@ -72,15 +72,15 @@ def append(conversation: Conversation, prepared: Prepared, *, there: Mapping[str
     if not fresh:
         return Appended(conversation, {}, _receipt(prepared, min(known.values()), max(known.values()), known))
     first = conversation.last_seq + 1
-    layout = place.layout
-    grown = _grown(conversation, list(fresh.values()), place.now)
+    layout = target.layout
+    grown = _grown(conversation, list(fresh.values()), target.now)
     values = [message_value(seq, row, layout.value_field) for seq, (_, row) in enumerate(fresh.values(), start=first)]
     items = notes_of(layout, conversation.session_id, values)
     # Messages with these `seq` values are left from a turn whose write was not completed.
-    before = [] if place.last_chunk is None else list(place.last_chunk["messages"])
+    before = [] if target.last_chunk is None else list(target.last_chunk["messages"])
     while before and before[-1]["seq"] >= first:
         before.pop()
-    items |= chunk_items(conversation, values, place, before=before)
+    items |= chunk_items(conversation, values, target, before=before)
     rows = [{**row, "seq": seq} for seq, (_, row) in enumerate(fresh.values(), start=first)]
     return Appended(grown, items, _receipt(prepared, first, grown.last_seq, known), rows)
 
@@ -112,16 +112,16 @@ def _grown(
 
 
 def chunk_items(
-    conversation: Conversation, messages: Iterable[Value], place: Place, *, before: Sequence[Value] = ()
+    conversation: Conversation, messages: Iterable[Value], target: Target, *, before: Sequence[Value] = ()
 ) -> dict[ItemKey, Value]:
     """Return the chunks for messages, which must be in order; `before` are the earlier messages of the first chunk."""
     found: dict[ItemKey, Value] = {}
     last = chunk_of(conversation.last_seq + 1, conversation.chunk_size)
     for chunk, within in groupby(messages, key=lambda message: chunk_of(message["seq"], conversation.chunk_size)):
-        key = place.layout.chunk(conversation.session_id, chunk)
-        former = place.last_chunk if chunk == last else None
+        key = target.layout.chunk(conversation.session_id, chunk)
+        former = target.last_chunk if chunk == last else None
         every = [*(() if found else before), *within]
-        found[key] = chunk_value(conversation, chunk, every, now=place.now, former=former)
+        found[key] = chunk_value(conversation, chunk, every, now=target.now, former=former)
     return found
 
 

@@ -70,12 +70,12 @@ class SessionIndex:
         if appended is None:
             return []
         conversation = appended.conversation
-        place = {"session_id": conversation.session_id, "former_version": former}
+        parameters = {"session_id": conversation.session_id, "former_version": former}
         session = {**_session_row(conversation, conversation.last_seq), "former_version": former}
         no_marks: dict[str, object] = {"superseded_at": None, "superseded_by": None}
         first = "begin_indexing" if former < 0 else "hold_version"
         statements: list[Statement] = [(self._sql[first], session)]
-        statements += [(self._sql["index_message"], {**no_marks, **row, **place}) for row in appended.rows]
+        statements += [(self._sql["index_message"], {**no_marks, **row, **parameters}) for row in appended.rows]
         return [*statements, (self._sql["index_session"], session)]
 
     async def versions(self) -> AsyncIterator[tuple[str, int]]:
@@ -109,16 +109,16 @@ class SessionIndex:
 
     async def copy_summaries(self, branching: Branching) -> None:
         """Copy the summaries of the copied messages into a branch; do nothing if it began at a superseded message."""
-        place = {
+        parameters = {
             "session_id": branching.session_id,
             "branch_id": branching.branch_id,
             "at": END if branching.at is None else branching.at,
         }
         async with self._driver.writing() as connection:
-            rows = await connection.fetch(self._sql["place_at"], place)
+            rows = await connection.fetch(self._sql["place_at"], parameters)
             active = branching.at is None or (bool(rows) and rows[0][1] is None)
             if active and not await connection.fetch(self._sql["any_summary"], {"session_id": branching.branch_id}):
-                await connection.execute(self._sql["copy_summaries"], {**place, "since": None})
+                await connection.execute(self._sql["copy_summaries"], {**parameters, "since": None})
 
     async def delete(self, session_id: str, *, run_id: str | None = None) -> bool | None:
         """Delete a session's rows and derived data; return False if there are none, None if the run may not do this."""
@@ -127,8 +127,8 @@ class SessionIndex:
 
     async def _step(self, session_id: str) -> bool:
         """Index up to 500 messages of a conversation; return True if the caller must call this again."""
-        place = {"session_id": session_id}
-        seen = _indexed(await self._driver.fetch(self._sql["indexed"], place))
+        parameters = {"session_id": session_id}
+        seen = _indexed(await self._driver.fetch(self._sql["indexed"], parameters))
         # Read the conversation after its row, so that it is not older than the version in the row.
         conversation = await self._reader.conversation(session_id)
         if seen is not None and seen.version is None:
@@ -145,7 +145,7 @@ class SessionIndex:
         upto = min(after + _STEP_MESSAGES, conversation.last_seq)
         messages = await self._reader.between(conversation, after + 1, upto)
         async with self._driver.writing() as connection:
-            if _indexed(await connection.fetch(self._sql["hold_indexed"], place)) != seen:
+            if _indexed(await connection.fetch(self._sql["hold_indexed"], parameters)) != seen:
                 return True
             if seen is not None and known is None:
                 await delete_session(connection, self._deletion, session_id)

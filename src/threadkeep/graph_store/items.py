@@ -172,10 +172,10 @@ class TableItems(Tables, sql=("graph_items.sql", "{backend}/graph_items.sql")):
     async def conversations(self, layout: GraphLayout) -> AsyncIterator[tuple[str, Value]]:
         """Yield the id and the metadata of each conversation of a layout, in any order."""
         pattern = like_pattern(layout.meta_key_suffix).removesuffix("%")
-        place = {"prefix": _text(layout.namespace), "pattern": pattern, "limit": _PAGE_ITEMS}
+        parameters = {"prefix": _text(layout.namespace), "pattern": pattern, "limit": _PAGE_ITEMS}
         after: str | None = ""
         while after is not None:
-            rows = await self._driver.fetch(self._sql["conversations"], {**place, "after": after})
+            rows = await self._driver.fetch(self._sql["conversations"], {**parameters, "after": after})
             for key, value in rows:
                 if session_id := layout.session_of(key):
                     yield session_id, _value(value)
@@ -227,8 +227,8 @@ class _TableWriting:
 
     async def keys(self, namespace: Namespace, beginning: str = "") -> list[str]:
         """Return the keys of a namespace that begin with `beginning`."""
-        place = {"prefix": _text(namespace), "pattern": like_pattern(beginning).removeprefix("%")}
-        [rows] = await self._fetch([(self._sql["keys"], place)])
+        parameters = {"prefix": _text(namespace), "pattern": like_pattern(beginning).removeprefix("%")}
+        [rows] = await self._fetch([(self._sql["keys"], parameters)])
         return [key for (key,) in rows if key.startswith(beginning)]
 
     async def put(self, metadata: Value | None, others: Mapping[ItemKey, Value | None], *, version: int | None) -> None:
@@ -291,8 +291,8 @@ class _Reading:
     def found(self, groups: Sequence[Sequence[Row]]) -> list[Value | None]:
         """Return the items from the rows of the statements, in the order of the keys."""
         rows = {(prefix, key): rest for group in groups for prefix, key, *rest in group}
-        places = [(key, rows.get((_text(key.namespace), key.key))) for key in self._keys]
-        return [None if row is None else self._item(key, *row) for key, row in places]
+        pairs = [(key, rows.get((_text(key.namespace), key.key))) for key in self._keys]
+        return [None if row is None else self._item(key, *row) for key, row in pairs]
 
     def _item(self, key: ItemKey, text: str | bytes, mark: str | None = None) -> Value:
         known = self._marked.get(key)

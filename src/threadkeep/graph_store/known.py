@@ -37,12 +37,12 @@ class KnownMessages:
         self._messages: list[Message | None] = []
 
     def messages_in(
-        self, conversation: Conversation, value: Value, places: tuple[int, int] | None = None
+        self, conversation: Conversation, value: Value, span: tuple[int, int] | None = None
     ) -> list[Message]:
         """Return the messages of the chunk, as `shapes.messages_in` does; unchanged messages come from the cache."""
         with damaged_chunk(conversation, self.chunk):
             self._take(conversation, value)
-            first, last = (0, len(self._values)) if places is None else self._between(*places)
+            first, last = (0, len(self._values)) if span is None else self._between(*span)
             return [self._message(at) for at in range(first, last)]
 
     def check(self, conversation: Conversation, value: Value) -> None:
@@ -103,15 +103,15 @@ class KnownChunks:
         self._characters = 0
 
     def messages_in(
-        self, conversation: Conversation, chunk: int, value: Value, places: tuple[int, int] | None = None
+        self, conversation: Conversation, chunk: int, value: Value, span: tuple[int, int] | None = None
     ) -> list[Message]:
         """Return the messages of a chunk, from the cache if it is the newest chunk. Raises `SessionDamaged`."""
         if chunk != chunk_of(max(conversation.last_seq, 1), conversation.chunk_size):
-            return messages_in(conversation, chunk, value, self._read_plain, places)
+            return messages_in(conversation, chunk, value, self._read_plain, span)
         known = self.of(conversation.session_id, chunk)
         before = known.characters
         try:
-            return known.messages_in(conversation, value, places)
+            return known.messages_in(conversation, value, span)
         finally:
             self._add(known.characters - before)
 

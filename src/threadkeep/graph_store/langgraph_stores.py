@@ -55,13 +55,13 @@ class SqliteGraphStore(TabledStore, IndexedStore, AsyncSqliteStore):
             return await self._reads_first(list(ops))
 
     async def _reads_first(self, batch: list[Op]) -> list[Result]:
-        reads = [place for place, op in enumerate(batch) if not isinstance(op, PutOp)]
+        reads = [index for index, op in enumerate(batch) if not isinstance(op, PutOp)]
         writes = [op for op in batch if isinstance(op, PutOp)]
         if not reads or not writes:
             return await super().abatch(batch)
         results: list[Result] = [None] * len(batch)
-        for place, found in zip(reads, await super().abatch([batch[place] for place in reads]), strict=True):
-            results[place] = found
+        for index, found in zip(reads, await super().abatch([batch[index] for index in reads]), strict=True):
+            results[index] = found
         await super().abatch(writes)
         return results
 

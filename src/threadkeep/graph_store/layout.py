@@ -23,7 +23,7 @@ _KEY_DIGITS = 6
 
 
 @dataclass(frozen=True)
-class Stretch:
+class ChunkSpan:
     """A `seq` range inside one chunk, both ends included."""
 
     chunk: int
@@ -31,7 +31,7 @@ class Stretch:
     last_seq: int
 
     @property
-    def places(self) -> tuple[int, int]:
+    def span(self) -> tuple[int, int]:
         """The first and the last `seq`."""
         return self.first_seq, self.last_seq
 
@@ -48,7 +48,7 @@ def chunk_of(seq: int, size: int) -> int:
         ValueError: the `seq` or the size is below 1.
     """
     if seq < 1 or size < 1:
-        raise ValueError("places and the sizes of chunks begin at 1")
+        raise ValueError("`seq` values and the sizes of chunks begin at 1")
     return (seq - 1) // size
 
 
@@ -57,18 +57,18 @@ def first_of(chunk: int, size: int) -> int:
     return chunk * size + 1
 
 
-def stretches(first_seq: int, last_seq: int, size: int, *, newest_first: bool = False) -> Iterator[Stretch]:
+def chunk_spans(first_seq: int, last_seq: int, size: int, *, newest_first: bool = False) -> Iterator[ChunkSpan]:
     """Split a `seq` range at the boundaries of chunks; yield nothing for an empty range."""
     if last_seq < first_seq:
         return
     chunks = range(chunk_of(first_seq, size), chunk_of(last_seq, size) + 1)
     for chunk in reversed(chunks) if newest_first else chunks:
-        yield Stretch(chunk, max(first_seq, first_of(chunk, size)), min(last_seq, (chunk + 1) * size))
+        yield ChunkSpan(chunk, max(first_seq, first_of(chunk, size)), min(last_seq, (chunk + 1) * size))
 
 
-def ranges_of(places: Iterable[int]) -> Ranges:
+def ranges_of(seqs: Iterable[int]) -> Ranges:
     """Return `seq` values, in any order, as ranges."""
-    return joined(tuple([(seq, seq) for seq in places]), ())
+    return joined(tuple([(seq, seq) for seq in seqs]), ())
 
 
 def joined(first: Ranges, second: Ranges) -> Ranges:
@@ -93,7 +93,7 @@ def size_of(ranges: Ranges) -> int:
     return sum(high - low + 1 for low, high in ranges)
 
 
-def places_down(high: int, low: int, without: Ranges) -> Iterator[int]:
+def seqs_down(high: int, low: int, without: Ranges) -> Iterator[int]:
     """Yield the `seq` values from `high` down to `low`, both included, except those in the ranges `without`."""
     for first, last in (*reversed(without), (low - 1, low - 1)):
         yield from range(high, max(last, low - 1), -1)

@@ -184,7 +184,7 @@ class ConversationArchive:
                 {**row, **marks_of(message)} for message, row in zip(prepared.messages, prepared.columns, strict=True)
             ]
             prepared = replace(prepared, columns=rows)
-        known = await self._writer.places_of(writing, conversation, [str(message.id) for message in messages])
+        known = await self._writer.seqs_of(writing, conversation, [str(message.id) for message in messages])
         appended = await self._writer.appended(writing, conversation, prepared, known, info.updated_at)
         seqs = dict(known)
         for key, value in appended.items.items():
@@ -223,9 +223,9 @@ class ConversationArchive:
         """Return the conversation with the export's last reset, at the same message; its own reset stays if later."""
         reset_seq = part.info.reset_seq
         last_before = next((message for message in part.messages if reset_seq and message.seq == reset_seq), None)
-        place = seqs.get(str(last_before.id), 0) if last_before is not None else 0
+        seq = seqs.get(str(last_before.id), 0) if last_before is not None else 0
         conversation = appended.conversation
-        return replace(conversation, reset_seq=max(conversation.reset_seq, place))
+        return replace(conversation, reset_seq=max(conversation.reset_seq, seq))
 
 
 class IndexedArchive(ConversationArchive):

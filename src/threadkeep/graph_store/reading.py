@@ -15,9 +15,9 @@ from threadkeep.graph_store.layout import (
     ItemKey,
     chunk_key,
     chunk_of,
+    chunk_spans,
     id_note,
-    places_down,
-    stretches,
+    seqs_down,
 )
 from threadkeep.graph_store.shapes import (
     METADATA,
@@ -81,13 +81,13 @@ class HeldChunks:
         return message_in(await self.value(seq), self.layout.value_field)
 
     async def mark(
-        self, chunk: int, places: tuple[int, int], mark: Value, successors: dict[str | None, str | None]
+        self, chunk: int, span: tuple[int, int], mark: Value, successors: dict[str | None, str | None]
     ) -> list[Message]:
         """Mark the messages in a `seq` range of a chunk, ends included, as superseded; return their former state."""
         value = await self.get(chunk)
         if value is None:
             return []
-        session_id, first, last = self.conversation.session_id, *places
+        session_id, first, last = self.conversation.session_id, *span
         marked, messages = list[Value](), list[Message]()
         for one in value["messages"]:
             if not first <= one["seq"] <= last:
@@ -105,7 +105,7 @@ class HeldChunks:
         """Yield the active messages of the conversation, including changes not written yet, newest message first."""
         last = 0
         found: list[Message] = []
-        for seq in places_down(conversation.last_seq, conversation.deleted_seq + 1, conversation.superseded):
+        for seq in seqs_down(conversation.last_seq, conversation.deleted_seq + 1, conversation.superseded):
             if (chunk := chunk_of(seq, conversation.chunk_size)) != last or not found:
                 last, found = chunk, await self.messages(chunk)
             for message in found:
@@ -114,8 +114,8 @@ class HeldChunks:
 
     async def active_up(self, conversation: Conversation) -> AsyncIterator[Message]:
         """Yield the active messages of the conversation, including changes not written yet, oldest message first."""
-        for part in stretches(conversation.deleted_seq + 1, conversation.last_seq, conversation.chunk_size):
-            if conversation.superseded_between(*part.places) != (part.places,):
+        for part in chunk_spans(conversation.deleted_seq + 1, conversation.last_seq, conversation.chunk_size):
+            if conversation.superseded_between(*part.span) != (part.span,):
                 for message in await self.messages(part.chunk):
                     if message.superseded_at is None:
                         yield message
@@ -237,16 +237,16 @@ class ConversationReader:
         if error.user_id is None and self.owner_of is not None:
             error.user_id = await self.owner_of(error.session_id)
 
-    async def places_of(self, conversation: Conversation, message_ids: Sequence[str]) -> list[int]:
+    async def seqs_of(self, conversation: Conversation, message_ids: Sequence[str]) -> list[int]:
         """Return the `seq` of each stored message from the notes of ids; if a note is damaged, search all messages."""
         keys = [self._layout.note(conversation.session_id, id_note(message_id)) for message_id in message_ids]
         notes = zip(message_ids, await self._items.get(keys), strict=True)
-        places = {message_id: noted_seq(note) for message_id, note in notes if note is not None}
-        if None in places.values():
+        seqs = {message_id: noted_seq(note) for message_id, note in notes if note is not None}
+        if None in seqs.values():
             async for message in self.down(conversation, conversation.last_seq, 1):
-                if message.id is not None and places.get(message.id, 0) is None:
-                    places[message.id] = message.seq
-        return [seq for seq in places.values() if seq is not None]
+                if message.id is not None and seqs.get(message.id, 0) is None:
+                    seqs[message.id] = message.seq
+        return [seq for seq in seqs.values() if seq is not None]
 
     async def between(
         self, conversation: Conversation, first_seq: int, last_seq: int, *, items: Readable | None = None
@@ -254,7 +254,7 @@ class ConversationReader:
         """Return the existing messages from `first_seq` to `last_seq`, both included, in the order of their `seq`."""
         first = max(first_seq, conversation.deleted_seq + 1)
         last = min(last_seq, conversation.last_seq)
-        chunks = [part.chunk for part in stretches(first, last, conversation.chunk_size)]
+        chunks = [part.chunk for part in chunk_spans(first, last, conversation.chunk_size)]
         reading = self._read(conversation, chunks, (first, last), items)
         return [message async for _, messages in reading for message in messages]
 
@@ -269,32 +269,32 @@ class ConversationReader:
     ) -> AsyncIterator[Message]:
         """Yield the messages from `high` down to `low`, both included; chunks are read as they are needed."""
         first, last = max(low, conversation.deleted_seq + 1), min(high, conversation.last_seq)
-        for part in stretches(first, last, conversation.chunk_size, newest_first=True):
-            if active and conversation.superseded_between(*part.places) == (part.places,):
+        for part in chunk_spans(first, last, conversation.chunk_size, newest_first=True):
+            if active and conversation.superseded_between(*part.span) == (part.span,):
                 continue
-            for message in reversed(await self.between(conversation, *part.places, items=items)):
+            for message in reversed(await self.between(conversation, *part.span, items=items)):
                 if not (active and message.superseded_at is not None):
                     yield message
 
     async def up(self, conversation: Conversation, low: int, high: int) -> AsyncIterator[Message]:
         """Yield the messages from `low` up to `high`, both included; chunks are read as they are needed."""
         first = max(low, conversation.deleted_seq + 1)
-        for part in stretches(first, min(high, conversation.last_seq), conversation.chunk_size):
+        for part in chunk_spans(first, min(high, conversation.last_seq), conversation.chunk_size):
             for message in await self.between(conversation, part.first_seq, part.last_seq):
                 yield message
 
     async def values_up(self, conversation: Conversation, high: int) -> AsyncIterator[Value]:
         """Yield the messages up to the `seq` `high`, both superseded and active, as they are stored in their chunks."""
         first, last = conversation.deleted_seq + 1, min(high, conversation.last_seq)
-        for part in stretches(first, last, conversation.chunk_size):
+        for part in chunk_spans(first, last, conversation.chunk_size):
             async for chunk, _ in self._read(conversation, [part.chunk]):
                 for value in chunk["messages"]:
                     if first <= value["seq"] <= last:
                         yield value
 
-    async def at(self, conversation: Conversation, places: Collection[int]) -> list[Message]:
+    async def at(self, conversation: Conversation, seqs: Collection[int]) -> list[Message]:
         """Return the existing messages with these `seq` values in their order, including superseded ones."""
-        wanted = {seq for seq in places if conversation.deleted_seq < seq <= conversation.last_seq}
+        wanted = {seq for seq in seqs if conversation.deleted_seq < seq <= conversation.last_seq}
         chunks = sorted({chunk_of(seq, conversation.chunk_size) for seq in wanted})
         reading = self._read(conversation, chunks, (min(wanted, default=1), max(wanted, default=0)))
         return [message async for _, messages in reading for message in messages if message.seq in wanted]
@@ -303,10 +303,10 @@ class ConversationReader:
         self,
         conversation: Conversation,
         chunks: Sequence[int],
-        places: tuple[int, int] | None = None,
+        span: tuple[int, int] | None = None,
         items: Readable | None = None,
     ) -> AsyncIterator[tuple[Value, list[Message]]]:
-        """Yield chunks as stored, each with its messages; `places` limits these to a `seq` range (ends included)."""
+        """Yield chunks as stored, each with its messages; `span` limits these to a `seq` range (ends included)."""
         newest = chunk_of(max(conversation.last_seq, 1), conversation.chunk_size)
         for start in range(0, len(chunks), CHUNKS_AT_ONCE):
             numbers = chunks[start : start + CHUNKS_AT_ONCE]
@@ -319,7 +319,7 @@ class ConversationReader:
                             raise missing_chunk(conversation)
                 if value is not None:
                     with self.damages.noting(conversation.session_id, chunk_key(number)):
-                        messages = self.known.messages_in(conversation, number, value, places)
+                        messages = self.known.messages_in(conversation, number, value, span)
                     yield value, messages
 
     async def _changed(self, conversation: Conversation) -> bool:

@@ -8,7 +8,7 @@ from datetime import datetime
 from itertools import islice
 
 from threadkeep.errors import InvalidInput
-from threadkeep.graph_store.layout import places_down
+from threadkeep.graph_store.layout import seqs_down
 from threadkeep.graph_store.reading import first_user_text
 from threadkeep.graph_store.shapes import Conversation
 from threadkeep.graph_store.transcripts import GraphTranscripts
@@ -67,8 +67,8 @@ class ConversationRetention:
         conversation = await self._reader.conversation(session.session_id)
         if conversation is None:
             return 0
-        places = places_down(conversation.last_seq, conversation.deleted_seq + 1, conversation.superseded)
-        first = next(islice(places, messages - 1, None), 1)
+        seqs = seqs_down(conversation.last_seq, conversation.deleted_seq + 1, conversation.superseded)
+        first = next(islice(seqs, messages - 1, None), 1)
         return first - 1
 
     async def extent(self, removal: Removal) -> Removed:

@@ -226,16 +226,16 @@ def messages_in(
     chunk: int,
     value: Value,
     read: Callable[[Value], Message],
-    places: tuple[int, int] | None = None,
+    span: tuple[int, int] | None = None,
 ) -> list[Message]:
-    """Return the messages of a chunk in order; with `places`, only those in this `seq` range, both ends included.
+    """Return the messages of a chunk in order; with `span`, only those in this `seq` range, both ends included.
 
     `read` converts a stored message to a `Message`; see `message_in`.
 
     Raises:
         SessionDamaged: the item is not this chunk of this conversation, or one of these messages cannot be used.
     """
-    first, last = places or (1, conversation.last_seq + conversation.chunk_size)
+    first, last = span or (1, conversation.last_seq + conversation.chunk_size)
     with damaged_chunk(conversation, chunk):
         values = values_in(conversation, chunk, value)
         return [read(each) for each in values if first <= each["seq"] <= last]

@@ -7,17 +7,17 @@ from dataclasses import replace
 from datetime import datetime
 
 from threadkeep.errors import MessageNotFound, SessionNotFound, WrongUser
-from threadkeep.graph_store.appending import Place, chunk_items
+from threadkeep.graph_store.appending import Target, chunk_items
 from threadkeep.graph_store.items import Value, Writing
 from threadkeep.graph_store.layout import (
     STEPS,
     ItemKey,
     Ranges,
+    chunk_spans,
     joined,
-    places_down,
     ranges_of,
+    seqs_down,
     size_of,
-    stretches,
 )
 from threadkeep.graph_store.reading import ConversationReader, HeldChunks, Overlay, first_user_text
 from threadkeep.graph_store.shapes import Conversation, message_in, notes_of
@@ -49,13 +49,13 @@ class ConversationSuperseding:
                 return Superseded()
             chunks = HeldChunks(writing, self._layout, found)
             if superseding.message_id is None:
-                places = _newest_places(found, superseding.newest)
+                superseded = _newest_ranges(found, superseding.newest)
             else:
                 named = await self._named(writing, chunks, superseding)
                 if isinstance(named, Superseded):
                     return named
-                places = named
-            return await self._write(chunks, superseding, places, new, now)
+                superseded = named
+            return await self._write(chunks, superseding, superseded, new, now)
 
         return await self._writer.hold(superseding.session_id, work)
 
@@ -72,11 +72,11 @@ class ConversationSuperseding:
                 raise WrongUser(turn.session_id)
             if found is None or (found.last_seq, found.revision) != seen:
                 raise TurnRefused("Another writer has changed the session since it was read.")
-            if await self._writer.places_of(writing, found, [str(message.id) for message in new.messages]):
+            if await self._writer.seqs_of(writing, found, [str(message.id) for message in new.messages]):
                 raise TurnRefused("A message of the turn is known already.")
-            places = ranges_of(places_down(found.last_seq, seq + 1, found.superseded))
+            later = ranges_of(seqs_down(found.last_seq, seq + 1, found.superseded))
             chunks = HeldChunks(writing, self._layout, found)
-            await self._write(chunks, Superseding(turn.session_id), places, new, now)
+            await self._write(chunks, Superseding(turn.session_id), later, new, now)
 
         await self._writer.hold(turn.session_id, work)
 
@@ -86,7 +86,7 @@ class ConversationSuperseding:
         ids = [message_id]
         if superseding.by is not None and superseding.by.id is not None:
             ids.append(superseding.by.id)
-        seqs = await self._writer.places_of(writing, conversation, ids)
+        seqs = await self._writer.seqs_of(writing, conversation, ids)
         if message_id not in seqs:
             raise MessageNotFound(superseding.session_id, message_id)
         stored = {one: await chunks.message(seqs[one]) for one in ids if one in seqs}
@@ -96,40 +96,40 @@ class ConversationSuperseding:
         last = first if superseding.scope == "message" else min(conversation.last_seq, superseding.upto)
         if superseding.scope == "run":
             return await self._of_run(chunks, stored[message_id], last)
-        return ranges_of(places_down(last, first, conversation.superseded))
+        return ranges_of(seqs_down(last, first, conversation.superseded))
 
     async def _of_run(self, chunks: HeldChunks, question: Message, last: int) -> Ranges:
         """Return the `seq` ranges of a question and of the active messages that its run stored after it."""
         first, found = question.seq or 0, {question.seq or 0}
-        for part in stretches(first, last, chunks.conversation.chunk_size) if question.run_id is not None else ():
+        for part in chunk_spans(first, last, chunks.conversation.chunk_size) if question.run_id is not None else ():
             of_run = [message for message in await chunks.messages(part.chunk) if message.run_id == question.run_id]
             found |= {m.seq for m in of_run if m.seq is not None and m.seq > first and m.superseded_at is None}
         return ranges_of(found)
 
     async def _write(
-        self, chunks: HeldChunks, superseding: Superseding, places: Ranges, new: Prepared | None, now: datetime
+        self, chunks: HeldChunks, superseding: Superseding, ranges: Ranges, new: Prepared | None, now: datetime
     ) -> Superseded:
         former = chunks.conversation
         new_id = None if new is None or superseding.message_id is None else str(new.messages[0].id)
         taken: list[Message] = []
-        for first, last in places:
-            for part in stretches(first, last, former.chunk_size):
+        for first, last in ranges:
+            for part in chunk_spans(first, last, former.chunk_size):
                 mark = {"superseded_at": time_text(now)}
-                taken += await chunks.mark(part.chunk, part.places, mark, {superseding.message_id: new_id})
+                taken += await chunks.mark(part.chunk, part.span, mark, {superseding.message_id: new_id})
         changed = replace(
             former,
-            superseded=joined(former.superseded, places),
-            revision=former.revision + bool(places),
+            superseded=joined(former.superseded, ranges),
+            revision=former.revision + bool(ranges),
         )
         changed = await self._retitled(chunks, changed, taken)
         by = None
         if new is not None:
             changed, by = await self._appended(chunks, changed, new, now)
-        if not places and by is None:
+        if not ranges and by is None:
             return Superseded()
         await self._writer.put(chunks.writing, former, changed, chunks.items)
-        bounds = (places[0][0], places[-1][1]) if places else (0, 0)
-        return Superseded(size_of(places), *bounds, tuple(taken) if superseding.newest else (), by)
+        bounds = (ranges[0][0], ranges[-1][1]) if ranges else (0, 0)
+        return Superseded(size_of(ranges), *bounds, tuple(taken) if superseding.newest else (), by)
 
     async def _retitled(self, chunks: HeldChunks, conversation: Conversation, taken: Sequence[Message]) -> Conversation:
         """Return the conversation with new last message and title; a title that is not from `taken` messages stays."""
@@ -160,14 +160,14 @@ class ConversationSuperseding:
         ]
         return appended.conversation, message_in(value, self._layout.value_field)
 
-    async def take_place(
+    async def replace_answer(
         self, writing: Writing, conversation: Conversation, prepared: Prepared, loser: Value, now: datetime
     ) -> Receipt:
         """Store a delivered answer in place of an undelivered one, which becomes superseded; return its receipt."""
         message = prepared.messages[0]
         superseding = Superseding(conversation.session_id, message_id=loser["id"], scope="message", by=message)
-        place = (int(loser["seq"]),) * 2
-        await self._write(HeldChunks(writing, self._layout, conversation), superseding, (place,), prepared, now)
+        span = (int(loser["seq"]),) * 2
+        await self._write(HeldChunks(writing, self._layout, conversation), superseding, (span,), prepared, now)
         seq = conversation.last_seq + 1
         return Receipt(first_seq=seq, last_seq=seq, cleaned=prepared.cleaned, ids=(str(message.id),))
 
@@ -214,7 +214,7 @@ class ConversationSuperseding:
         """Return the stored message with an id, or the last of its replacements; None if the message is missing."""
         known, wanted = set[str](), message_id
         while True:
-            seqs = await self._writer.places_of(chunks.writing, chunks.conversation, [wanted])
+            seqs = await self._writer.seqs_of(chunks.writing, chunks.conversation, [wanted])
             if wanted not in seqs:
                 return None
             value = await chunks.value(seqs[wanted])
@@ -241,9 +241,9 @@ class ConversationSuperseding:
             messages = [message_in(value, self._layout.value_field) for value in values]
             first_user = await first_user_text(self._reader.up(parent, 1, parent.last_seq))
             new = replace(new, title=_branch_title(parent, messages, first_user=first_user))
-            renumbered = [_renumbered(value, place) for place, value in enumerate(values, start=1)]
+            renumbered = [_renumbered(value, position) for position, value in enumerate(values, start=1)]
             items = notes_of(self._layout, new.session_id, renumbered)
-            items |= chunk_items(new, renumbered, Place(self._layout, None, now))
+            items |= chunk_items(new, renumbered, Target(self._layout, None, now))
             if messages:
                 new = replace(new, last_message=shorten(messages[-1].content, LAST_MESSAGE_CHARACTERS))
             await self._writer.put(writing, replace(new, version=-1), new, items)
@@ -264,9 +264,9 @@ class ConversationSuperseding:
         ]
 
 
-def _newest_places(conversation: Conversation, newest: int) -> Ranges:
-    places = places_down(conversation.last_seq, conversation.deleted_seq + 1, conversation.superseded)
-    return ranges_of(seq for seq, _ in zip(places, range(newest), strict=False))
+def _newest_ranges(conversation: Conversation, newest: int) -> Ranges:
+    seqs = seqs_down(conversation.last_seq, conversation.deleted_seq + 1, conversation.superseded)
+    return ranges_of(seq for seq, _ in zip(seqs, range(newest), strict=False))
 
 
 def _title_from(first_user: str | None) -> str | None:
@@ -280,7 +280,7 @@ def _branched(branching: Branching, parent: Conversation, values: Sequence[Value
         created_at=now,
         updated_at=now,
         last_seq=len(values),
-        last_user_seq=max((place for place, one in enumerate(values, start=1) if one["role"] == "user"), default=0),
+        last_user_seq=max((seq for seq, one in enumerate(values, start=1) if one["role"] == "user"), default=0),
         reset_seq=sum(1 for one in values if one["seq"] <= parent.reset_seq),
         deleted_seq=0,
         active=True,

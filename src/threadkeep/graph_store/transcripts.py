@@ -86,7 +86,7 @@ class GraphTranscripts:
         """Store a turn; return its receipt, and what the write changed."""
         now = self._clock()
         prepared = prepare_turn(turn, count=self._count, now=time_text(now))
-        return await self.writer.append(turn, prepared, now, self._superseding.take_place)
+        return await self.writer.append(turn, prepared, now, self._superseding.replace_answer)
 
     async def newest(
         self,
@@ -150,13 +150,13 @@ class GraphTranscripts:
         conversation = await self.reader.conversation(session_id) if wanted else None
         if conversation is None:
             return []
-        places = await self.reader.places_of(conversation, sorted(wanted))
+        places = await self.reader.seqs_of(conversation, sorted(wanted))
         return [message for message in await self.reader.at(conversation, places) if message.id in wanted]
 
-    async def at(self, session_id: str, places: Collection[int]) -> list[Message]:
+    async def at(self, session_id: str, seqs: Collection[int]) -> list[Message]:
         """Return the existing messages with these `seq` values, including superseded ones, in order."""
-        conversation = await self.reader.conversation(session_id) if places else None
-        return [] if conversation is None else await self.reader.at(conversation, places)
+        conversation = await self.reader.conversation(session_id) if seqs else None
+        return [] if conversation is None else await self.reader.at(conversation, seqs)
 
     async def answers_to(self, session_id: str, question: Message) -> list[Message]:
         """Return the complete answers to a stored question, in order; only the 10,000 messages after it are read.
@@ -272,7 +272,7 @@ class ConversationContexts(NullContexts):
         async def work(writing: Writing, found: Conversation | None) -> None:
             if found is None or found.superseded_between(steps.seq, steps.seq):
                 return
-            if (await self._writer.places_of(writing, found, [question_id])).get(question_id) != steps.seq:
+            if (await self._writer.seqs_of(writing, found, [question_id])).get(question_id) != steps.seq:
                 return
             [former] = await writing.get([key])
             new = {"seq": steps.seq, "ordinal": ordinal, "body": clean_text(steps.body), **mark_of(found, steps.seq)}

@@ -11,9 +11,9 @@ from functools import partial
 from typing import Final
 
 from threadkeep.errors import QuestionGone, SessionDamaged, StoreError, StoreUnavailable, WrongUser
-from threadkeep.graph_store.appending import Appended, Place, Written, append, receipt_of, steps_left
+from threadkeep.graph_store.appending import Appended, Target, Written, append, receipt_of, steps_left
 from threadkeep.graph_store.items import ConversationChanged, Items, Readable, ReadOnce, Value, Writing
-from threadkeep.graph_store.layout import STEPS, GraphLayout, ItemKey, chunk_of, id_note, stretches
+from threadkeep.graph_store.layout import STEPS, GraphLayout, ItemKey, chunk_of, chunk_spans, id_note
 from threadkeep.graph_store.reading import ConversationReader
 from threadkeep.graph_store.shapes import (
     Conversation,
@@ -52,7 +52,7 @@ class Beginning:
         return idle and conversation.deleted_seq == self.after_seq
 
 
-type TakingPlace = Callable[[Writing, Conversation, Prepared, Value, datetime], Awaitable[Receipt]]
+type ReplaceAnswer = Callable[[Writing, Conversation, Prepared, Value, datetime], Awaitable[Receipt]]
 """A function that stores an answer and supersedes the stored answer that is passed to it."""
 
 
@@ -79,12 +79,12 @@ class ConversationWriter:
         self.beside: Beside | None = None
         """A function whose statements are executed with an appended turn; they are omitted if they may have failed."""
 
-    async def append(self, turn: Turn, prepared: Prepared, now: datetime, take_place: TakingPlace) -> Written:
+    async def append(self, turn: Turn, prepared: Prepared, now: datetime, replace_answer: ReplaceAnswer) -> Written:
         """Append a turn to a conversation; create it if it does not exist.
 
         If the turn's answer was delivered while the store was down, but another answer to the question is stored, the
-        turn's answer replaces that answer with `take_place`. If the stored answer was delivered too, the turn's answer
-        is stored as superseded.
+        turn's answer replaces it with `replace_answer`. If the stored answer was delivered too, the turn's answer is
+        stored as superseded.
 
         Raises:
             WrongUser: the conversation belongs to another user.
@@ -102,11 +102,11 @@ class ConversationWriter:
             ready = prepared
             if former.superseded_between(question_seq, question_seq):
                 ready = _marked(prepared, {"superseded_at": time_text(now)})
-            there = await self.places_of(writing, former, [str(message.id) for message in ready.messages])
+            there = await self.seqs_of(writing, former, [str(message.id) for message in ready.messages])
             fresh, adopted = await self._without_answered(writing, former, ready, there)
             if adopted is not None and turn.told_at is not None:
                 if not adopted.get("told_at") and len(ready.messages) == 1:
-                    return Written(await take_place(writing, former, ready, adopted, now))
+                    return Written(await replace_answer(writing, former, ready, adopted, now))
                 fresh = _marked(ready, {"superseded_at": time_text(now), "superseded_by": adopted.get("id")})
             if adopted is not None and not fresh.messages and not there:
                 return Written(receipt_of(prepared, adopted))
@@ -163,10 +163,10 @@ class ConversationWriter:
             QuestionGone: the question does not exist.
         """
         question = str(turn.answers)
-        places = {} if found is None else await self.places_of(writing, found, [question])
-        if found is None or question not in places:
+        noted = {} if found is None else await self.seqs_of(writing, found, [question])
+        if found is None or question not in noted:
             raise QuestionGone(turn.session_id)
-        return places[question]
+        return noted[question]
 
     async def _without_answered(
         self, writing: Writing, conversation: Conversation, prepared: Prepared, there: Mapping[str, int]
@@ -202,16 +202,16 @@ class ConversationWriter:
         """
         keys = [self.layout.note(conversation.session_id, name) for name in names]
         notes = zip(names, await writing.get(keys), strict=True)
-        places = {name: noted_seq(note) for name, note in notes if note is not None}
+        noted = {name: noted_seq(note) for name, note in notes if note is not None}
         low, high, size = conversation.deleted_seq + 1, conversation.last_seq, conversation.chunk_size
         wanted: list[int] = []
-        if None in places.values():
+        if None in noted.values():
             newest = self.layout.chunk(conversation.session_id, chunk_of(max(high, 1), size))
             if high >= low and await writing.get([newest]) == [None]:
                 raise missing_chunk(conversation)
-            wanted = [part.chunk for part in stretches(low, high, size)]
-        wanted += [chunk_of(seq, size) for seq in places.values() if seq is not None and low <= seq <= high]
-        chunks, seqs = list(dict.fromkeys(wanted)), set(places.values())
+            wanted = [part.chunk for part in chunk_spans(low, high, size)]
+        wanted += [chunk_of(seq, size) for seq in noted.values() if seq is not None and low <= seq <= high]
+        chunks, seqs = list(dict.fromkeys(wanted)), set(noted.values())
         found: dict[str, Value] = {}
         values = await writing.get([self.layout.chunk(conversation.session_id, chunk) for chunk in chunks])
         for chunk, value in zip(chunks, values, strict=True):
@@ -219,7 +219,7 @@ class ConversationWriter:
                 if message["seq"] not in seqs and None not in seqs:
                     continue
                 name = name_of(message)
-                if name in places and places[name] in (None, message["seq"]) and low <= message["seq"] <= high:
+                if name in noted and noted[name] in (None, message["seq"]) and low <= message["seq"] <= high:
                     found[name] = message
         return found
 
@@ -239,12 +239,10 @@ class ConversationWriter:
             raise missing_chunk(conversation)
         if last is not None:
             self._read(conversation, chunks[0], last)
-        place = Place(self.layout, last, now)
-        return append(conversation, prepared, there=there, place=place)
+        target = Target(self.layout, last, now)
+        return append(conversation, prepared, there=there, target=target)
 
-    async def places_of(
-        self, writing: Writing, conversation: Conversation, message_ids: Sequence[str]
-    ) -> dict[str, int]:
+    async def seqs_of(self, writing: Writing, conversation: Conversation, message_ids: Sequence[str]) -> dict[str, int]:
         """Return the `seq` of each of these messages that exists, by message id."""
         if conversation.version < 0:
             return {}
@@ -413,7 +411,7 @@ class ConversationWriter:
     ) -> dict[ItemKey, Value | None]:
         """Return the items that a removal changes: notes, chunks, and the last chunk without the removed messages."""
         session_id, changed = conversation.session_id, dict[ItemKey, Value | None]()
-        for part in stretches(beginning.after_seq + 1, beginning.upto_seq, conversation.chunk_size):
+        for part in chunk_spans(beginning.after_seq + 1, beginning.upto_seq, conversation.chunk_size):
             key = self.layout.chunk(session_id, part.chunk)
             [value] = await writing.get([key])
             messages = () if value is None else self._read(conversation, part.chunk, value)

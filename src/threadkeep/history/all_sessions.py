@@ -8,10 +8,10 @@ from dataclasses import replace
 from datetime import datetime
 from itertools import chain, zip_longest
 
-from threadkeep.context.manifest import ContextManifest, ConversationPlace
+from threadkeep.context.manifest import ContextManifest, ConversationLocation
 from threadkeep.errors import InvalidInput, SessionDamaged, SessionNotFound
 from threadkeep.graph_store.layout import GraphLayout
-from threadkeep.history.graph_conversations import order_name, place_in
+from threadkeep.history.graph_conversations import location_in, order_name
 from threadkeep.history.keys import check_session_id
 from threadkeep.history.manifests import Manifests
 from threadkeep.history.memory import Memory
@@ -56,7 +56,12 @@ async def runs_in(
 
 
 async def calls_in(
-    session: Session, conversation: ConversationPlace, manifests: Manifests, *, limit: int, before: Cursor | None = None
+    session: Session,
+    conversation: ConversationLocation,
+    manifests: Manifests,
+    *,
+    limit: int,
+    before: Cursor | None = None,
 ) -> list[StoredManifest]:
     """Return up to `limit` records of a conversation's model calls, newest run first, then newest call first.
 
@@ -84,7 +89,7 @@ async def calls_in(
     return found[:limit]
 
 
-def _saw(call: StoredManifest, conversation: ConversationPlace) -> bool:
+def _saw(call: StoredManifest, conversation: ConversationLocation) -> bool:
     """Return True if a model call was made in a conversation."""
     stored = call.manifest.get("conversation")
     if not isinstance(stored, dict) or stored.get("key") != conversation.key:
@@ -180,7 +185,7 @@ class AllSessions:
         manifests = self._memory.manifests
         if layout is None:
             return await manifests.of_session(session_id, user_id=user_id, limit=limit, before=before)
-        return await calls_in(session, place_in(layout, session_id), manifests, limit=limit, before=before)
+        return await calls_in(session, location_in(layout, session_id), manifests, limit=limit, before=before)
 
     async def erase(self, session_id: str, *, user_id: str | None = None) -> bool:
         """Delete the session and all conversations with an id, and their derived data; return False if there are none.
@@ -190,7 +195,7 @@ class AllSessions:
         """
         gone = await self._memory.session(session_id, user_id=user_id).delete()
         if gone:
-            await self._memory.runs.places.forget(session_id)
+            await self._memory.runs.positions.forget(session_id)
         return await self.erase_conversations(session_id, user_id=user_id) or gone
 
     async def erase_conversations(self, session_id: str, *, user_id: str | None = None) -> bool:
@@ -205,7 +210,7 @@ class AllSessions:
             await self._memory.runs.records.forget_runs(sorted(runs))
             if await session.delete():
                 gone = True
-                await self._memory.runs.places.forget(order_name(layout, session_id))
+                await self._memory.runs.positions.forget(order_name(layout, session_id))
         return gone
 
     async def where(self, session_id: str, *, user_id: str | None = None) -> GraphLayout | None:

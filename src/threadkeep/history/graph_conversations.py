@@ -11,7 +11,7 @@ from datetime import datetime
 from hashlib import sha256
 from typing import TYPE_CHECKING, NamedTuple
 
-from threadkeep.context.manifest import ConversationPlace
+from threadkeep.context.manifest import ConversationLocation
 from threadkeep.errors import InvalidInput, StoreError
 from threadkeep.graph_store.items import ConversationChanged, TabledStore
 from threadkeep.graph_store.layout import ConversationLayouts, GraphLayout
@@ -158,9 +158,9 @@ class GraphConversations:
         return GraphTranscripts(items, layout, count=self._count, clock=self._clock, conflicted=conflicted)
 
 
-def place_in(layout: GraphLayout, key: str) -> ConversationPlace:
-    """Return the place of a conversation as records of model calls describe it."""
-    return ConversationPlace(key, layout.namespace, layout.meta_key_suffix, layout.value_field)
+def location_in(layout: GraphLayout, key: str) -> ConversationLocation:
+    """Return the location of a conversation as records of model calls describe it."""
+    return ConversationLocation(key, layout.namespace, layout.meta_key_suffix, layout.value_field)
 
 
 def order_name(layout: GraphLayout, key: str) -> str:

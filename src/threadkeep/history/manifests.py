@@ -218,12 +218,12 @@ class Manifests:
         """Write the records of a failed group one by one, so that one of them cannot block the others."""
         locked: set[tuple[bool, str]] = set()
         for entry in tuple(group):
-            if entry.place in locked:
+            if entry.lock_key in locked:
                 continue
             alone = [entry]
             await self._write(alone)
             if alone:
-                locked.add(entry.place)
+                locked.add(entry.lock_key)
             else:
                 group.remove(entry)
 

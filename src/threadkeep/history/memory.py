@@ -14,7 +14,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Protocol, Self
 from weakref import WeakSet, WeakValueDictionary
 
-from threadkeep.context.manifest import ConversationPlace
+from threadkeep.context.manifest import ConversationLocation
 from threadkeep.errors import SessionDamaged, StoreError, WrongUser
 from threadkeep.graph_store.layout import GraphLayout
 from threadkeep.graph_store.opening import ConversationArchive, TextSearch
@@ -233,7 +233,7 @@ class Memory:
             self.older_turns.forget(session_id)
             self.session_cache.forget(session_id)
 
-    async def memory_of(self, conversation: ConversationPlace) -> Self:
+    async def memory_of(self, conversation: ConversationLocation) -> Self:
         """Return the open memory that has this conversation; without one, that of its layout in this memory's store.
 
         Raises:

@@ -221,11 +221,11 @@ class PendingTurns:
 
     def _answer_at(self, turn: Turn) -> Message | None:
         """Return another pending answer to the question that this turn answers; None if there is none."""
-        if len(turn.messages) != 1 or (place := turn.messages[0].place) is None:
+        if len(turn.messages) != 1 or (key := turn.messages[0].answer_key) is None:
             return None
         entries = (each for each in self._turns if each.turn.session_id == turn.session_id and not each.refused)
         pending = (message for each in entries for message in each.turn.messages)
-        return next((one for one in pending if one.place == place and one.id != turn.messages[0].id), None)
+        return next((one for one in pending if one.answer_key == key and one.id != turn.messages[0].id), None)
 
     async def tell(self, message: Message) -> Message:
         """Mark a pending answer as delivered to its caller; then only another delivered answer may replace it."""

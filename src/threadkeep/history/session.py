@@ -630,7 +630,7 @@ class Session:
 
 def _keys(message: Message) -> set[object]:
     """Return keys that no other message has: the id and, for a complete answer, question, author and ordinal."""
-    return {message.id} if message.place is None else {message.id, message.place}
+    return {message.id} if message.answer_key is None else {message.id, message.answer_key}
 
 
 def _end(seq: int | None, name: str = "before") -> int:

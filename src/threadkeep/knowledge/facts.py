@@ -341,10 +341,10 @@ class Knowledge:
                 return True
             await self._retract(connection, fact.scope, fact_id=fact_id)
             await connection.execute(self._sql["forget_value"], {"fact_id": fact_id})
-            place = {"scope": fact.scope.kind, "owner": fact.scope.owner, "key": fact.key, "now": now}
+            parameters = {"scope": fact.scope.kind, "owner": fact.scope.owner, "key": fact.key, "now": now}
             until = None if fact.valid_to is None else time_text(fact.valid_to)
             border = {"valid_from": time_text(fact.valid_from), "valid_to": until}
-            await connection.execute(self._sql["reopen"], {**place, **border})
+            await connection.execute(self._sql["reopen"], {**parameters, **border})
             return True
 
     async def forget_all(self, scope: Scope, *, user_id: str | None = None) -> int:
@@ -419,10 +419,10 @@ class Knowledge:
 
     async def _lock(self, connection: Connection, scope: Scope, key: str, now: datetime) -> Fact | None:
         """Lock a key until the transaction ends, and return its valid fact; None if it has none."""
-        place = {"scope": scope.kind, "owner": scope.owner, "key": key}
+        parameters = {"scope": scope.kind, "owner": scope.owner, "key": key}
         if "lock_key" in self._sql:
-            await connection.fetch(self._sql["lock_key"], place)
-        held = await connection.fetch(self._sql["hold_valid"], {**place, "now": time_text(now)})
+            await connection.fetch(self._sql["lock_key"], parameters)
+        held = await connection.fetch(self._sql["hold_valid"], {**parameters, "now": time_text(now)})
         return fact_of(held[0]) if held else None
 
     async def _begin(

@@ -53,12 +53,12 @@ class Persons:
             known = await self._find(connection, alias)
         if known is not None and (called is None or called in known.names[:1]) and _is_seen(known, now):
             return known
-        place = {"person_id": alias, "now": time_text(now)}
+        parameters = {"person_id": alias, "now": time_text(now)}
         async with self._driver.writing() as connection:
-            new = await connection.execute(self._sql["insert_person"], place) > 0
-            await connection.execute(self._sql["see_person"], place)
+            new = await connection.execute(self._sql["insert_person"], parameters) > 0
+            await connection.execute(self._sql["see_person"], parameters)
             if called is not None:
-                await connection.execute(self._sql["see_name"], {**place, "name": called})
+                await connection.execute(self._sql["see_name"], {**parameters, "name": called})
             return await self._get(connection, alias, new=new)
 
     async def get(self, person_id: str) -> Person:

@@ -165,13 +165,13 @@ def _directives(text: str) -> Iterator[tuple[PromotedKind, str | None, str]]:
     """Yield the kind, the scope (None if not given) and the text of each directive."""
     lines = text.split("\n")
     matches = [_DIRECTIVE.match(line) for line in lines]
-    for place, match in enumerate(matches):
+    for index, match in enumerate(matches):
         if match is None:
             continue
-        end = place + 1
+        end = index + 1
         while end < len(lines) and lines[end].strip() and matches[end] is None:
             end += 1
-        if words := match[3].strip() or "\n".join(line.strip() for line in lines[place + 1 : end]):
+        if words := match[3].strip() or "\n".join(line.strip() for line in lines[index + 1 : end]):
             yield _SYNONYMS[match[1].lower()], match[2], words
 
 

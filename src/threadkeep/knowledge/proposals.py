@@ -88,8 +88,8 @@ class Proposals:
         now = self._clock()
         added = 0
         async with self._driver.writing() as connection:
-            place = {"session_id": reading.session_id}
-            if not await connection.fetch(self._sql["keep_session"], place):
+            parameters = {"session_id": reading.session_id}
+            if not await connection.fetch(self._sql["keep_session"], parameters):
                 return None
             if not await connection.fetch(self._sql["note_read"], vars(reading)):
                 return None
@@ -98,7 +98,7 @@ class Proposals:
                 owner = await known_owner(connection, self._sql, one.scope, now)
                 row = {
                     **owner_columns(owner),
-                    **place,
+                    **parameters,
                     "proposal_id": str(uuid7()),
                     "seq": one.seq,
                     "run_id": one.run_id,

@@ -146,7 +146,7 @@ class Message:
         return cls.from_dict(values)
 
     @property
-    def place(self) -> tuple[str, str | None, int] | None:
+    def answer_key(self) -> tuple[str, str | None, int] | None:
         """The question, author and ordinal, which together identify a complete answer; None for any other message."""
         if self.answers is None or self.status != "complete":
             return None

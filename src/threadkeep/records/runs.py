@@ -87,7 +87,7 @@ class RunInput:
 class NewRun:
     """A request for a run. A second request with the same `run_id`, or `message_id` of a session, is for the same run.
 
-    A child run names its parent run, and the node that started it. `places` are conversations that the run's agents
+    A child run names its parent run, and the node that started it. `conversations` are those that the run's agents
     store under their own keys; the run waits for earlier turns of its session and of these conversations. With
     `any_session`, the caller did not choose the session, so the message may join a turn in another session.
     """
@@ -104,7 +104,7 @@ class NewRun:
     trigger: RunTrigger = "http"
     budget: RunBudget = RunBudget()
     deadline_at: datetime | None = None
-    places: tuple[str, ...] = ()
+    conversations: tuple[str, ...] = ()
     any_session: bool = False
 
     def __post_init__(self) -> None:

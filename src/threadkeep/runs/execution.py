@@ -312,18 +312,18 @@ class RunExecution:
     def _publish(self, message: object, metadata: Mapping[str, Any]) -> None:
         if not isinstance(message, AIMessageChunk) or metadata.get("langgraph_node") == _TOOLS:
             return
-        place = str(metadata.get("langgraph_checkpoint_ns", ""))
-        node = place.partition(":")[0]
+        namespace = str(metadata.get("langgraph_checkpoint_ns", ""))
+        node = namespace.partition(":")[0]
         if node not in self._plan.silent:
-            self._publish_piece(node or None, self._id_in(place, message), message)
+            self._publish_piece(node or None, self._id_in(namespace, message), message)
 
-    def _id_in(self, place: str, chunk: AIMessageChunk) -> str | None:
+    def _id_in(self, namespace: str, chunk: AIMessageChunk) -> str | None:
         """Return the id of the message that a chunk belongs to; None if it is unknown.
 
         If the model marks no chunk as the last, LangChain adds an empty last chunk with another id. It belongs to the
         message that streams from this node. If several messages stream, the chunk keeps its own id.
         """
-        streaming = self._streaming.setdefault(place, [])
+        streaming = self._streaming.setdefault(namespace, [])
         message_id, is_last = chunk.id, chunk.chunk_position == "last"
         is_added = is_last and not text_of(chunk) and not chunk.tool_call_chunks
         if message_id is not None and message_id not in streaming and not is_added:

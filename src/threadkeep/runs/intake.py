@@ -243,7 +243,7 @@ class RunIntake:
             trigger=request.trigger,
             budget=_budget(request.budget, options),
             deadline_at=None if seconds is None else self._memory.clock() + timedelta(seconds=seconds),
-            places=order_keys(workflow, request, session_id, self._memory, store),
+            conversations=order_keys(workflow, request, session_id, self._memory, store),
             any_session=request.session_id is None and request.user_id is None,
         )
 
@@ -276,7 +276,7 @@ class RunIntake:
     async def _begin_at_once(self, new: NewRun, workflow: Workflow, policy: DoubleTexting, owner: str) -> Run | None:
         """Store a run with its question in one transaction, and start it; return None if that is not possible."""
         options = self._worker.dependencies.plan(workflow).at_once
-        if options is None or new.session_id is None or new.places or not new.input.get("text"):
+        if options is None or new.session_id is None or new.conversations or not new.input.get("text"):
             return None
         given = RunInput(new.input, new.message_id)
         asked = from_langchain(message_of_input(given, new.message_id or new.run_id), full=options.keep_originals)

@@ -180,8 +180,8 @@ def order_keys(
         request.text, inputs=request.inputs, results=request.results, user_context=request.user_context
     )
     caller = _Caller(session_id, request.user_id, request.metadata, request.trigger)
-    places = [order_of(memory, store, layout, key) for layout, key in _keys(keeping, given, caller)]
-    return tuple(dict.fromkeys(place for place in places if place != session_id))
+    keys = [order_of(memory, store, layout, key) for layout, key in _keys(keeping, given, caller)]
+    return tuple(dict.fromkeys(name for name in keys if name != session_id))
 
 
 async def sessions_known(workflow: Workflow, run: Run, memory: Memory, store: BaseStore | None) -> list[Session]:
@@ -200,10 +200,10 @@ async def sessions_known(workflow: Workflow, run: Run, memory: Memory, store: Ba
 async def sessions_reached(run: Run, memory: Memory, store: BaseStore | None) -> list[Session]:
     """Return the conversations that a run has used in any process, as they were recorded to keep turns in order."""
     found = []
-    for place in await memory.runs.places.of(run.run_id):
-        conversation = of_order_name(place)
+    for name in await memory.runs.positions.of(run.run_id):
+        conversation = of_order_name(name)
         if conversation is None:
-            found.append(memory.session(place, user_id=run.user_id))
+            found.append(memory.session(name, user_id=run.user_id))
         elif store is not None:
             layout, key = conversation
             found.append((await memory.namespace(layout, store)).session(key, user_id=run.user_id))

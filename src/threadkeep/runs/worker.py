@@ -202,7 +202,7 @@ class Worker:
 
     async def start_following(self, run: Run) -> None:
         """Start the runs that waited for `run`, because it is over or waits for a person."""
-        self._runs.places.tell_freed()
+        self._runs.positions.tell_freed()
         for following in await self._runs.order.following(run.run_id):
             if self.streams.is_waited_for(following):
                 await self.start(following)
@@ -355,7 +355,7 @@ class Worker:
             if has_following:
                 await self.start_following(run)
             else:
-                self._runs.places.tell_freed()
+                self._runs.positions.tell_freed()
             # A run that a process released and that was begun again is still in its first attempt.
             again = run.attempts > 1 or run.started_at != run.heartbeat_at
             if again and outcome.status != "waiting":

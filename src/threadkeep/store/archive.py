@@ -44,8 +44,8 @@ class SummaryArchive:
         """Store summaries whose messages are stored; return how many were stored and rejected, without known ones."""
         stored = left_out = 0
         for item in archived:
-            place = {"session_id": session_id, "id": item.summary.id}
-            if await connection.fetch(self._sql["with_id"], place):
+            parameters = {"session_id": session_id, "id": item.summary.id}
+            if await connection.fetch(self._sql["with_id"], parameters):
                 continue
             summary = await self._here(connection, session_id, item)
             added = summary is not None and await add_summary(
@@ -69,8 +69,8 @@ class SummaryArchive:
         here = replace(
             summary, session_id=session_id, first_seq=summary.first_seq + moved_by, last_seq=summary.last_seq + moved_by
         )
-        place = {"session_id": session_id, "first_seq": here.first_seq, "last_seq": here.last_seq}
-        [(deleted_seq, messages)] = await connection.fetch(self._sql["extent"], place)
+        parameters = {"session_id": session_id, "first_seq": here.first_seq, "last_seq": here.last_seq}
+        [(deleted_seq, messages)] = await connection.fetch(self._sql["extent"], parameters)
         # Covered messages that the export lacks must be deleted here too; otherwise other messages have their `seq`
         # values.
         gone_here = gone_upto < summary.first_seq or gone_upto + moved_by <= int(deleted_seq)
@@ -146,15 +146,15 @@ class Archive:
         """Store the parts in one transaction; return their results in the order of the parts."""
         outcomes: dict[int, Restored | WrongUser] = {}
         # All writers lock sessions in the order of their ids, which prevents deadlocks.
-        places = sorted(range(len(parts)), key=lambda place: parts[place].info.session_id)
+        indexes = sorted(range(len(parts)), key=lambda index: parts[index].info.session_id)
         async with self._driver.writing() as connection:
             await connection.execute(self._sql["note_restored"], {"value": str(uuid7())})
-            for place in places:
+            for index in indexes:
                 try:
-                    outcomes[place] = await self._restore(connection, parts[place])
+                    outcomes[index] = await self._restore(connection, parts[index])
                 except WrongUser as error:
-                    outcomes[place] = error
-        return [outcomes[place] for place in range(len(parts))]
+                    outcomes[index] = error
+        return [outcomes[index] for index in range(len(parts))]
 
     async def _restore(self, connection: Connection, part: ArchivedPart) -> Restored:
         info = part.info
@@ -210,8 +210,8 @@ class Archive:
         """Restore the last reset and the end of the archived messages, each after the same message as in the export."""
         last_before = next((m for m in messages if info.reset_seq and m.seq == info.reset_seq), None)
         if last_before is not None:
-            place = {"session_id": info.session_id, "reset_seq": seqs[str(last_before.id)]}
-            await connection.execute(self._sql["restore_reset"], place)
+            parameters = {"session_id": info.session_id, "reset_seq": seqs[str(last_before.id)]}
+            await connection.execute(self._sql["restore_reset"], parameters)
         last_archived = next((m for m in messages if info.archived_seq and m.seq == info.archived_seq), None)
         # If the message has another `seq` here, other messages may precede it that must not be archived.
         if last_archived is not None and seqs[str(last_archived.id)] == last_archived.seq:

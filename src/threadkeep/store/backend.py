@@ -115,10 +115,10 @@ async def check_location(driver: Driver, wanted: TranscriptLocation) -> None:
     Raises:
         InvalidSettings: the database has such sessions; the error names the setting.
     """
-    statement, other, place = _ELSEWHERE[wanted]
+    statement, other, location = _ELSEWHERE[wanted]
     if await driver.fetch(load_statements("graph_index.sql")[statement], {}):
         raise InvalidSettings(
-            f"The messages of this database's sessions are in {place}: set {VARIABLE}={other}, or export them with it "
-            "and import them into another database.",
+            f"The messages of this database's sessions are in {location}: set {VARIABLE}={other}, or export them with "
+            "it and import them into another database.",
             variable=VARIABLE,
         )

@@ -218,9 +218,9 @@ def marked_message_of(row: Row) -> Message:
 
 def session_of(row: Row) -> SessionInfo:
     """Return the session in a row of the statement `session`."""
-    session_id, user_id, title, last, count, *places, active, tags, metadata, created_at, updated_at = row[:-3]
+    session_id, user_id, title, last, count, *numbers, active, tags, metadata, created_at, updated_at = row[:-3]
     revision, parent_session_id, parent_seq = row[-3:]
-    last_seq, reset_seq, archived_seq, deleted_seq, retention = places
+    last_seq, reset_seq, archived_seq, deleted_seq, retention = numbers
     return SessionInfo(
         session_id=session_id,
         user_id=user_id,
@@ -250,8 +250,8 @@ def retention_of(text: str | None) -> Retention | None:
 
 def session_parameters(turn: Turn, messages: list[Message], *, now: str) -> dict[str, object]:
     """Return the parameters of the statement `reserve`, which reserves `seq` values for messages of one session."""
-    asked = [place for place, message in enumerate(messages, start=1) if message.role == "user"]
-    first_user = next(filter(None, [messages[place - 1].content for place in asked]), None)
+    asked = [position for position, message in enumerate(messages, start=1) if message.role == "user"]
+    first_user = next(filter(None, [messages[position - 1].content for position in asked]), None)
     return {
         "session_id": turn.session_id,
         "user_id": turn.user_id,

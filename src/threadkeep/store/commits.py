@@ -78,8 +78,8 @@ class TurnWriter:
             await self._sort(connection, prepared, message, columns, found)
         if found.fresh:
             return await self._insert(connection, prepared, found)
-        places = [*found.there.values(), *([found.winner.seq] if found.winner else [])]
-        return _with(prepared.receipt(min(places), max(places) - min(places) + 1), found)
+        seqs = [*found.there.values(), *([found.winner.seq] if found.winner else [])]
+        return _with(prepared.receipt(min(seqs), max(seqs) - min(seqs) + 1), found)
 
     async def _question(self, connection: Connection, turn: Turn) -> Message:
         """Return the message that the turn answers."""
@@ -142,8 +142,8 @@ class TurnWriter:
         rows = [{**row, "session_id": turn.session_id, "seq": seq} for seq, row in enumerate(fresh, start=first)]
         await connection.execute_many(self._sql["insert_marked"], rows)
         if found.question is not None:
-            places = {"session_id": turn.session_id, "question_seq": found.question.seq, "first_seq": first}
-            await connection.execute(self._sql["reset_after_answer"], places)
+            seqs = {"session_id": turn.session_id, "question_seq": found.question.seq, "first_seq": first}
+            await connection.execute(self._sql["reset_after_answer"], seqs)
         if superseded := found.losers + [seq for seq, row in enumerate(fresh, start=first) if row["superseded_at"]]:
             await self._superseding.refresh(connection, turn.session_id, superseded)
         if self._graph_turns and (noted := self._graph_turns.row(turn, found.messages, now=prepared.now)):
@@ -359,15 +359,15 @@ class GroupCommit:
         """Store a group turn by turn in one transaction, without existing messages; return each receipt or error."""
         receipts: dict[int, _Outcome] = {}
         async with self._driver.writing(lock_timeout_seconds=lock_timeout_seconds) as connection:
-            for place, prepared in sorted(enumerate(group), key=lambda item: item[1].turn.session_id):
+            for index, prepared in sorted(enumerate(group), key=lambda item: item[1].turn.session_id):
                 if prepared.is_joined:
-                    receipts[place] = TurnRefused(_REFUSED)
+                    receipts[index] = TurnRefused(_REFUSED)
                     continue
                 try:
-                    receipts[place] = await self._turns.store(connection, prepared)
+                    receipts[index] = await self._turns.store(connection, prepared)
                 except (WrongUser, QuestionGone) as error:
-                    receipts[place] = error
-        return [receipts[place] for place in range(len(group))]
+                    receipts[index] = error
+        return [receipts[index] for index in range(len(group))]
 
 
 def _by_session(group: Sequence[PreparedTurn]) -> dict[str, list[PreparedTurn]]:
@@ -381,8 +381,8 @@ def _by_session(group: Sequence[PreparedTurn]) -> dict[str, list[PreparedTurn]]:
 def _noted(graph_turns: GraphTurns, prepared: PreparedTurn, left: int) -> list[dict[str, object]]:
     """Return the turn's row for Graphiti in a list, or an empty list; `left` counts new messages from this turn on."""
     row = graph_turns.row(prepared.turn, prepared.messages, now=prepared.now)
-    places = {"first_behind": left - 1, "last_behind": left - len(prepared.columns)}
-    return [] if row is None else [{**row, **places}]
+    seqs = {"first_behind": left - 1, "last_behind": left - len(prepared.columns)}
+    return [] if row is None else [{**row, **seqs}]
 
 
 def _settle(group: Sequence[PreparedTurn], receipts: Sequence[_Outcome]) -> None:

@@ -107,7 +107,7 @@ def expanded(stored: bytes) -> str:
 
 
 _PACKED = "packed"
-_AT_ITS_PLACE: Json = True
+_AT_ITS_SEQ: Json = True
 _EACH, _ALL, _FIELDS, _COUNT = "each", "all", "fields", "count"
 
 
@@ -136,19 +136,19 @@ def unpacked(short: Mapping[str, Json], columns: Mapping[str, str]) -> dict[str,
     return whole
 
 
-def places_of_ids(manifest: Mapping[str, Json]) -> set[int]:
+def seqs_of_ids(manifest: Mapping[str, Json]) -> set[int]:
     """Return the `seq` values in a manifest's entries for transcript messages, even if their ids are omitted."""
-    return {seq for entry in _entries(manifest) if (seq := _place(entry)) is not None}
+    return {seq for entry in _entries(manifest) if (seq := _seq_of(entry)) is not None}
 
 
 def without_ids(manifest: Mapping[str, Json], ids: Mapping[int, str] | None = None) -> dict[str, Json]:
     """Return a manifest without the ids of transcript messages; with `ids`, keep those that differ from `ids`."""
 
     def shorter(entry: Json) -> Json:
-        place = _place(entry)
-        if place is None or not isinstance(entry, dict) or (ids is not None and ids.get(place) != entry["id"]):
+        seq = _seq_of(entry)
+        if seq is None or not isinstance(entry, dict) or (ids is not None and ids.get(seq) != entry["id"]):
             return entry
-        return {**entry, "id": _AT_ITS_PLACE}
+        return {**entry, "id": _AT_ITS_SEQ}
 
     return _each_entry(manifest, shorter)
 
@@ -157,9 +157,9 @@ def with_ids(manifest: Mapping[str, Json], ids: Mapping[int, str]) -> dict[str, 
     """Return the manifest with omitted ids restored from `ids`; ids of messages that no longer exist stay omitted."""
 
     def whole(entry: Json) -> Json:
-        if not isinstance(entry, Mapping) or entry.get("id") is not _AT_ITS_PLACE:
+        if not isinstance(entry, Mapping) or entry.get("id") is not _AT_ITS_SEQ:
             return entry
-        known = ids.get(_place(entry) or 0)
+        known = ids.get(_seq_of(entry) or 0)
         return {name: value if name != "id" else known for name, value in entry.items() if name != "id" or known}
 
     return _each_entry(manifest, whole)
@@ -177,11 +177,11 @@ def _each_entry(manifest: Mapping[str, Json], change: Callable[[Json], Json]) ->
     return {name: value if name != "entries" else [change(one) for one in entries] for name, value in manifest.items()}
 
 
-def _place(entry: Json) -> int | None:
+def _seq_of(entry: Json) -> int | None:
     if not isinstance(entry, dict) or entry.get("source") != "transcript":
         return None
     seq, known = entry.get("seq"), entry.get("id")
-    return seq if type(seq) is int and (type(known) is str or known is _AT_ITS_PLACE) else None
+    return seq if type(seq) is int and (type(known) is str or known is _AT_ITS_SEQ) else None
 
 
 def _together(group: Sequence[Mapping[str, Json]]) -> Iterable[Json]:

@@ -122,8 +122,8 @@ def _locks(locks: Path) -> Iterator[_Lock]:
         words = line.split()
         if len(words) != 8 or words[1] not in ("POSIX", "OFDLCK"):
             continue
-        _, _, _, mode, pid, place, first, last = words
-        inode = int(place.rpartition(":")[2])
+        _, _, _, mode, pid, file, first, last = words
+        inode = int(file.rpartition(":")[2])
         yield _Lock(mode == "WRITE", int(pid), inode, int(first), None if last == "EOF" else int(last))
 
 

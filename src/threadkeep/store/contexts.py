@@ -141,14 +141,14 @@ class EmbeddingRows(Tables, sql=("embeddings.sql", "{backend}/sessions.sql")):
         """
         if not rows:
             return
-        place = {"session_id": session_id}
+        parameters = {"session_id": session_id}
         async with self._driver.writing() as connection:
-            await connection.fetch(self._sql["keep_session"], place)
+            await connection.fetch(self._sql["keep_session"], parameters)
             if last_id is not None:
-                there = await connection.fetch(self._sql["message_at"], {**place, "seq": rows[-1][0]})
+                there = await connection.fetch(self._sql["message_at"], {**parameters, "seq": rows[-1][0]})
                 if there != [(last_id,)]:
                     return
-            vectors = [{**place, "model": model, "seq": seq, "vector": vector} for seq, vector in rows]
+            vectors = [{**parameters, "model": model, "seq": seq, "vector": vector} for seq, vector in rows]
             await connection.execute_many(self._sql["insert_vector"], vectors)
 
 

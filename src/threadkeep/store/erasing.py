@@ -127,10 +127,10 @@ class TableErasing(ClockedTables, sql=_STATEMENTS):
                 await connection.execute(deleting, {"session_id": session_id})
             marked, index = [], await index_statements(connection, self._sql)
             for seq in seqs:
-                place = {"session_id": session_id, "seq": seq, "after": seq - 1, "upto": seq}
-                await connection.execute(index["forget_range"], place)
-                await self._drop_derived(connection, place)
-                if await connection.execute(self._sql["mark_erased"], {**place, "now": time_text(self._clock())}):
+                parameters = {"session_id": session_id, "seq": seq, "after": seq - 1, "upto": seq}
+                await connection.execute(index["forget_range"], parameters)
+                await self._drop_derived(connection, parameters)
+                if await connection.execute(self._sql["mark_erased"], {**parameters, "now": time_text(self._clock())}):
                     marked.append(seq)
             if marked:
                 # Refresh the session before the texts are emptied, because its title is compared with them.
@@ -146,12 +146,12 @@ class TableErasing(ClockedTables, sql=_STATEMENTS):
             for name in ("drop_summaries", "drop_manifests", "drop_context_texts"):
                 await connection.execute(self._sql[name], {"session_id": session_id, "seq": min(seqs)})
 
-    async def _drop_derived(self, connection: Connection, place: Mapping[str, object]) -> None:
+    async def _drop_derived(self, connection: Connection, parameters: Mapping[str, object]) -> None:
         names = ("hold_runs", "delete_runs", "drop_facts_of_message", "drop_proposals_of_message")
         sent = ("drop_outgoing_of_message", "drop_deliveries_of_message")
         for name in (*names, *sent, "delete_vectors", "delete_recall_index", "delete_steps"):
             if name in self._sql:
-                await connection.execute(self._sql[name], place)
+                await connection.execute(self._sql[name], parameters)
 
     async def delete_person(self, ids: Sequence[str]) -> None:
         """Delete the rows that belong to a person but not to a session."""

@@ -12,7 +12,7 @@ from typing import Literal
 
 from threadkeep.records import Json, dump_json
 from threadkeep.store.codec import clean_json, json_text, short_time, time_of, time_text
-from threadkeep.store.compact_json import compact, expanded, packed, places_of_ids, unpacked, with_ids, without_ids
+from threadkeep.store.compact_json import compact, expanded, packed, seqs_of_ids, unpacked, with_ids, without_ids
 from threadkeep.store.driver import (
     GROUP_LOCK_SECONDS,
     Connection,
@@ -51,7 +51,7 @@ class NotedManifest:
     again: bool = False
 
     @property
-    def place(self) -> tuple[bool, str]:
+    def lock_key(self) -> tuple[bool, str]:
         """The sort key of a record: the session or run whose row is locked when it is stored. Sessions come first."""
         return self.session_id is None, self.session_id or self.run_id
 
@@ -114,7 +114,7 @@ class ManifestRows(ClockedTables, sql=("manifests.sql", "{backend}/sessions.sql"
         """
         rows = [(entry, _clean_manifest(entry)) for entry in entries]
         # All writers lock sessions and runs in the same order, which prevents deadlocks.
-        rows.sort(key=lambda row: row[0].place)
+        rows.sort(key=lambda row: row[0].lock_key)
         for tries_left in reversed(range(_TRIES)):
             try:
                 return await self._add(rows)
@@ -214,9 +214,9 @@ class ManifestRows(ClockedTables, sql=("manifests.sql", "{backend}/sessions.sql"
         self, connection: Connection, session_id: str | None, manifests: Iterable[Mapping[str, Json]]
     ) -> dict[int, str]:
         """Return, by `seq`, the ids of those messages of the session that manifests mention."""
-        places = sorted({place for manifest in manifests for place in places_of_ids(manifest)}) if session_id else []
+        seqs = sorted({number for manifest in manifests for number in seqs_of_ids(manifest)}) if session_id else []
         ids: dict[int, str] = {}
-        for some in batched(places, _ROWS_AT_ONCE):
+        for some in batched(seqs, _ROWS_AT_ONCE):
             wanted = {"session_id": session_id, **row_parameters([{"seq": seq} for seq in some])}
             ids |= dict(await connection.fetch(for_rows(self._sql["ids_at"], len(some)), wanted))
         return ids

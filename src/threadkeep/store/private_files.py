@@ -21,9 +21,9 @@ def make_private_folder(folder: Path) -> None:
 
     Other existing folders are not changed, because `/tmp` or a home folder may be among them.
     """
-    for place in reversed((folder, *folder.parents)):
-        if not place.exists():
-            place.mkdir(mode=0o700, exist_ok=True)
+    for parent in reversed((folder, *folder.parents)):
+        if not parent.exists():
+            parent.mkdir(mode=0o700, exist_ok=True)
     own = user_data_path("threadkeep")
     if own in (folder, *folder.parents):
         tighten(own)

@@ -150,29 +150,30 @@ class RetentionRows(ClockedTables, sql=_STATEMENTS):
         """
         # Read only the range of one step, so that no query plan reads the whole session.
         upto = min(removal.upto_seq, removal.after_seq + messages)
-        place = {"session_id": removal.session_id, "after": removal.after_seq, "upto": upto}
-        rows = _of_one_step(await self._driver.fetch(self._sql["sizes"], place))
+        parameters = {"session_id": removal.session_id, "after": removal.after_seq, "upto": upto}
+        rows = _of_one_step(await self._driver.fetch(self._sql["sizes"], parameters))
         if not rows:
             return None
         upto, id_, _, _, created_at, _ = rows[-1]
         removed = Removed(upto, len(rows), sum(row[3] for row in rows))
-        place["upto"] = upto
+        parameters["upto"] = upto
         async with self._driver.writing(lock_timeout_seconds=GROUP_LOCK_SECONDS) as connection:
-            if not await self._begins(connection, _BEGIN[removal.action], {**place, "id": id_}, removal.idle_before):
+            newest = {**parameters, "id": id_}
+            if not await self._begins(connection, _BEGIN[removal.action], newest, removal.idle_before):
                 return None
-            await self._forget(connection, place)
+            await self._forget(connection, parameters)
             if removal.action == "archive":
-                await connection.execute(self._sql["archive"], place)
+                await connection.execute(self._sql["archive"], parameters)
             else:
-                await self._retitle(connection, place, removal.upto_seq)
-                await self._delete(connection, place, sum(row[5] for row in rows), time_of(created_at))
+                await self._retitle(connection, parameters, removal.upto_seq)
+                await self._delete(connection, parameters, sum(row[5] for row in rows), time_of(created_at))
         return removed
 
     async def delete_session(self, session_id: str, *, idle_before: datetime) -> bool:
         """Delete a session that has no messages left; return False if it has changed meanwhile."""
-        place = {"session_id": session_id}
+        parameters = {"session_id": session_id}
         async with self._driver.writing(lock_timeout_seconds=GROUP_LOCK_SECONDS) as connection:
-            if not await self._begins(connection, "begin_deleting_session", place, idle_before):
+            if not await self._begins(connection, "begin_deleting_session", parameters, idle_before):
                 return False
             return bool(await delete_session(connection, self._deletion, session_id))
 
@@ -207,21 +208,21 @@ class RetentionRows(ClockedTables, sql=_STATEMENTS):
         return True
 
     async def _begins(
-        self, connection: Connection, statement: str, place: Parameters, idle_before: datetime | None
+        self, connection: Connection, statement: str, session: Parameters, idle_before: datetime | None
     ) -> bool:
         if "hold" in self._sql:
-            await connection.fetch(self._sql["hold"], place)
-        parameters = {**place, "idle_before": idle_before and time_text(idle_before)}
+            await connection.fetch(self._sql["hold"], session)
+        parameters = {**session, "idle_before": idle_before and time_text(idle_before)}
         return await connection.execute(self._sql[statement], parameters) > 0
 
-    async def _forget(self, connection: Connection, place: Parameters) -> None:
+    async def _forget(self, connection: Connection, parameters: Parameters) -> None:
         """Delete the search entries, tool calls and vectors of messages, and the recall index of their session."""
         sql = await index_statements(connection, self._sql)
         for name in ("forget_range", "delete_steps", "delete_vectors", "delete_recall_index"):
-            await connection.execute(sql[name], place)
+            await connection.execute(sql[name], parameters)
 
     async def _delete(
-        self, connection: Connection, place: dict[str, object], active: int, created_at: datetime
+        self, connection: Connection, parameters: dict[str, object], active: int, created_at: datetime
     ) -> None:
         times = {
             "remember_since": time_text(self._clock() - REDELIVERY),
@@ -232,21 +233,21 @@ class RetentionRows(ClockedTables, sql=_STATEMENTS):
         records = ("delete_manifests", "delete_context_texts", "delete_superseded", "delete_messages")
         for name in (*runs, *records):
             if name in self._sql:
-                await connection.execute(self._sql[name], {**place, **times})
-        await connection.execute(self._sql["delete"], {**place, "active": active})
+                await connection.execute(self._sql[name], {**parameters, **times})
+        await connection.execute(self._sql["delete"], {**parameters, "active": active})
 
-    async def _retitle(self, connection: Connection, place: Parameters, last_seq: int) -> None:
+    async def _retitle(self, connection: Connection, parameters: Parameters, last_seq: int) -> None:
         """Replace a title that comes from a removed message by one from the first remaining user message."""
-        going = await connection.fetch(self._sql["first_user"], place)
+        going = await connection.fetch(self._sql["first_user"], parameters)
         if not going:
             return
-        titled = await connection.fetch(self._sql["title"], place)
+        titled = await connection.fetch(self._sql["title"], parameters)
         if titled != [(shorten(going[0][0], TITLE_CHARACTERS),)]:
             return
-        rest = {**place, "after": last_seq, "upto": END}
+        rest = {**parameters, "after": last_seq, "upto": END}
         staying = await connection.fetch(self._sql["first_user"], rest)
         title = shorten(staying[0][0], TITLE_CHARACTERS) if staying else None
-        await connection.execute(self._sql["retitle"], {**place, "title": title})
+        await connection.execute(self._sql["retitle"], {**parameters, "title": title})
 
 
 def _of_one_step(rows: list[Row]) -> list[Row]:
@@ -316,8 +317,8 @@ class FinishedRuns(Tables, sql=("retention.sql", "{backend}/retention.sql")):
     async def trees(self, cutoffs: Cutoffs, *, after: tuple[datetime, str] | None, limit: int) -> list[FinishedTree]:
         """Return up to `limit` expired trees after a cursor, oldest first."""
         created_at, run_id = after or (None, "")
-        place = {"created_at": time_text(created_at) if created_at else _NEVER, "run_id": run_id, "limit": limit}
-        rows = await self._driver.fetch(self._sql["over_for_long"], {**place, **cutoffs.parameters()})
+        parameters = {"created_at": time_text(created_at) if created_at else _NEVER, "run_id": run_id, "limit": limit}
+        rows = await self._driver.fetch(self._sql["over_for_long"], {**parameters, **cutoffs.parameters()})
         return [_tree_of(row) for row in rows]
 
     async def delete(self, trees: Sequence[FinishedTree], cutoffs: Cutoffs) -> PrunedRuns:

@@ -90,11 +90,11 @@ class SearchIndex(Tables, sql=("search.sql", "{backend}/search.sql")):
 
         A session whose row is locked is left for the next call.
         """
-        place = {"user_id": user_id, "session_id": session_id, "limit": _SESSIONS}
+        parameters = {"user_id": user_id, "session_id": session_id, "limit": _SESSIONS}
         deadline = math.inf if seconds is None else time.monotonic() + seconds
         locked: set[str] = set()
         while True:
-            behind = await self._driver.fetch(self._sql["to_index"], place)
+            behind = await self._driver.fetch(self._sql["to_index"], parameters)
             behind = [row for row in behind if row[0] not in locked]
             if not behind:
                 return not locked
@@ -104,8 +104,8 @@ class SearchIndex(Tables, sql=("search.sql", "{backend}/search.sql")):
 
     async def unindexed(self, *, user_id: str | None = None, session_id: str | None = None) -> int:
         """Return the number of messages (of one user, or of one session) that are not indexed yet."""
-        place = {"user_id": user_id, "session_id": session_id}
-        [(messages,)] = await self._driver.fetch(self._sql["unindexed"], place)
+        parameters = {"user_id": user_id, "session_id": session_id}
+        [(messages,)] = await self._driver.fetch(self._sql["unindexed"], parameters)
         return int(messages)
 
     async def _index(self, behind: Sequence[_Behind], locked: set[str], *, deadline: float) -> bool:
@@ -147,13 +147,13 @@ class SearchIndex(Tables, sql=("search.sql", "{backend}/search.sql")):
         words = clean_text(query).split()
         if not words or limit <= 0:
             return []
-        place: Parameters = {"user_id": user_id, "session_id": session_id, "after": after}
+        parameters: Parameters = {"user_id": user_id, "session_id": session_id, "after": after}
         try:
             async with asyncio.timeout(_SEARCH_SECONDS), self._searches, self._driver.reading() as connection:
                 if self._driver.backend == "postgres":
-                    rows = await self._search_terms(connection, search_terms(query), place, limit)
+                    rows = await self._search_terms(connection, search_terms(query), parameters, limit)
                 else:
-                    rows = await self._search_trigrams(connection, list(dict.fromkeys(words)), place, limit)
+                    rows = await self._search_trigrams(connection, list(dict.fromkeys(words)), parameters, limit)
         except TimeoutError:
             raise StoreUnavailable(
                 f"The search took longer than {_SEARCH_SECONDS:g} seconds; use a longer or rarer word."
@@ -161,39 +161,39 @@ class SearchIndex(Tables, sql=("search.sql", "{backend}/search.sql")):
         return [SearchHit(row[0], message_of(row[2:]), float(row[1])) for row in rows]
 
     async def _search_terms(
-        self, connection: Connection, terms: Sequence[str], place: Parameters, limit: int
+        self, connection: Connection, terms: Sequence[str], scope: Parameters, limit: int
     ) -> list[Row]:
         """Search by fingerprints of the terms; texts of which only the fingerprints match are dropped."""
         if not terms:
             return []
-        whose = "found" if place["user_id"] is None else "found_of_user"
+        whose = "found" if scope["user_id"] is None else "found_of_user"
         sql = await index_statements(connection, self._sql)
-        found = sql[whose if place["session_id"] is None else "found_of_session"]
+        found = sql[whose if scope["session_id"] is None else "found_of_session"]
         statement = f"WITH found AS MATERIALIZED ({found}) {self._sql['ranked']}"
         words = list(terms[:_PATTERNS])
         wanted = {"terms": fingerprints(terms), "patterns": [term_pattern(word) for word in words], "words": words}
         asked = limit
         while True:
             bounds = {"limit": asked, "candidates": max(_CANDIDATES, asked)}
-            rows = await connection.fetch(statement, {**place, **wanted, **bounds})
+            rows = await connection.fetch(statement, {**scope, **wanted, **bounds})
             right = [row for row in rows if set(terms).issubset(search_terms(row[5]))]
             if len(right) >= limit or len(rows) < asked:
                 return right[:limit]
             asked *= _MORE
 
     async def _search_trigrams(
-        self, connection: Connection, words: Sequence[str], place: Parameters, limit: int
+        self, connection: Connection, words: Sequence[str], scope: Parameters, limit: int
     ) -> list[Row]:
         """Search by trigrams; if all words are too short for a trigram, search in the texts themselves."""
         if expression := trigram_expression(words):
             weighed = relevance_words(words, await self._rarities(connection, words))
             bounds = {"limit": limit, "candidates": max(_CANDIDATES, limit)}
-            parameters = {**place, **bounds, "expression": expression, "words": weighed}
+            parameters = {**scope, **bounds, "expression": expression, "words": weighed}
             return await connection.fetch(self._sql["match"], parameters)
-        of_user = "match_short" if place["user_id"] is None else "match_short_of_user"
-        short = of_user if place["session_id"] is None else "match_short_of_session"
+        of_user = "match_short" if scope["user_id"] is None else "match_short_of_user"
+        short = of_user if scope["session_id"] is None else "match_short_of_session"
         patterns = dump_json([like_pattern(word) for word in words])
-        return await connection.fetch(self._sql[short], {**place, "patterns": patterns, "limit": limit})
+        return await connection.fetch(self._sql[short], {**scope, "patterns": patterns, "limit": limit})
 
     async def _rarities(self, connection: Connection, words: Sequence[str]) -> Sequence[float]:
         """Return the weight of each word; a word without a trigram gets the weight of a very common word."""
@@ -218,11 +218,11 @@ class SearchIndex(Tables, sql=("search.sql", "{backend}/search.sql")):
         left, sql = list(sessions[len(steps) :]), None
         async with self._driver.writing(lock_timeout_seconds=GROUP_LOCK_SECONDS) as connection:
             for step, documents in zip(steps, rows, strict=True):
-                if not await connection.execute(self._sql["advance"], step.place):
+                if not await connection.execute(self._sql["advance"], step.parameters):
                     continue
                 # The locked row prevents other processes from partitioning the tables until the commit.
                 sql = sql or await index_statements(connection, self._sql)
-                await connection.execute(sql["add_text"], {**step.place, "rows": documents})
+                await connection.execute(sql["add_text"], {**step.parameters, "rows": documents})
                 if step.upto < step.session.last_seq:
                     left.append(step.session._replace(after=step.upto))
         return left
@@ -254,7 +254,7 @@ class _Step(NamedTuple):
     texts: Sequence[Row]
 
     @property
-    def place(self) -> Parameters:
+    def parameters(self) -> Parameters:
         """The parameters of `advance` and `add_text`.
 
         They include the id of the last message, which must still exist: the session may have been deleted and created

@@ -109,8 +109,8 @@ class Summaries(ClockedTables, sql=("summaries.sql", "{backend}/sessions.sql")):
             if revision is not None and [row[3] for row in held] != [revision]:
                 return False
             if last_id is not None:
-                place = {"session_id": summary.session_id, "seq": summary.last_seq}
-                if await connection.fetch(self._sql["message_at"], place) != [(last_id,)]:
+                parameters = {"session_id": summary.session_id, "seq": summary.last_seq}
+                if await connection.fetch(self._sql["message_at"], parameters) != [(last_id,)]:
                     return False
             return await add_summary(connection, self._sql, summary, frozenset(replaces), now=self._clock())
 
@@ -148,12 +148,12 @@ async def add_summary(
     connection: Connection, sql: Mapping[str, str], summary: Summary, replaces: frozenset[str], *, now: datetime
 ) -> bool:
     """Store a summary in a transaction if it keeps the guarantee; `sql` has the statements of `Summaries`."""
-    place = {"session_id": summary.session_id}
-    held = await connection.fetch(sql["hold_session"], place)
+    parameters = {"session_id": summary.session_id}
+    held = await connection.fetch(sql["hold_session"], parameters)
     if not held:
         return False
     reset_seq, archived_seq, last_seq, _ = held[0]
-    ranges = await connection.fetch(sql["ranges"], {**place, "reset_seq": reset_seq})
+    ranges = await connection.fetch(sql["ranges"], {**parameters, "reset_seq": reset_seq})
     if replaces:
         fits = _is_union(summary, [row for row in ranges if row[0] in replaces], len(replaces))
     else:
@@ -164,7 +164,7 @@ async def add_summary(
     if not fits:
         return False
     for replaced in replaces:
-        await connection.execute(sql["supersede"], {**place, "id": replaced, "by": summary.id})
+        await connection.execute(sql["supersede"], {**parameters, "id": replaced, "by": summary.id})
     await connection.execute(sql["insert_summary"], summary_row(summary, now=now))
     return True
 

@@ -53,8 +53,8 @@ class SupersedingWriter:
         self, connection: Connection, superseding: Superseding, new: Prepared | None, *, now: str
     ) -> Superseded:
         """Supersede messages and store `new`, if it is given. Raises the errors of `Transcripts.supersede`."""
-        place = {"session_id": superseding.session_id}
-        held = await connection.fetch(self._sql["hold"], place)
+        parameters = {"session_id": superseding.session_id}
+        held = await connection.fetch(self._sql["hold"], parameters)
         if held and superseding.user_id not in (None, held[0][0]):
             raise WrongUser(superseding.session_id)
         if superseding.message_id is None:
@@ -67,7 +67,7 @@ class SupersedingWriter:
             span = found
         if span is None:
             return Superseded()
-        between = {**place, "first_seq": span.first_seq, "last_seq": span.last_seq}
+        between = {**parameters, "first_seq": span.first_seq, "last_seq": span.last_seq}
         taken: Sequence[Row] = ()
         if superseding.newest:
             taken = await connection.fetch(self._sql["active_between"], between)
@@ -120,11 +120,11 @@ class SupersedingWriter:
         first = next((seq for (seq,) in users if seq in seqs), None)
         if title is None or first is None:
             return title
-        place = {"session_id": between["session_id"], "at": first}
-        [(content,)] = await connection.fetch(self._sql["content_at"], place)
+        parameters = {"session_id": between["session_id"], "at": first}
+        [(content,)] = await connection.fetch(self._sql["content_at"], parameters)
         if title != shorten(content, TITLE_CHARACTERS):
             return title
-        return await self._shortened(connection, "first_user", str(place["session_id"]), TITLE_CHARACTERS)
+        return await self._shortened(connection, "first_user", str(parameters["session_id"]), TITLE_CHARACTERS)
 
     async def forget_derived(self, connection: Connection, session_id: str, first_seq: int, last_seq: int) -> None:
         """Deactivate summaries and delete anchors, tool calls and vectors of a `seq` range, both ends included."""
@@ -166,12 +166,12 @@ class SupersedingWriter:
         known = {"session_id": branching.branch_id, "title": title, "last_message": last}
         await connection.execute(self._sql["name_branch"], known)
 
-    async def _superseded_at(self, connection: Connection, place: dict[str, object]) -> str | None:
+    async def _superseded_at(self, connection: Connection, parameters: dict[str, object]) -> str | None:
         """Return when the message at a `seq` was superseded; None if it is active. Raises `InvalidInput` without it."""
-        places = await connection.fetch(self._sql["place_at"], place)
-        if not places:
-            raise no_message_at(place["session_id"], place["at"])
-        superseded_at: str | datetime | None = places[0][1]
+        rows = await connection.fetch(self._sql["place_at"], parameters)
+        if not rows:
+            raise no_message_at(parameters["session_id"], parameters["at"])
+        superseded_at: str | datetime | None = rows[0][1]
         return time_text(superseded_at) if isinstance(superseded_at, datetime) else superseded_at
 
     async def _newest(self, connection: Connection, superseding: Superseding) -> _Span | None:
@@ -246,6 +246,6 @@ def check_branch(branching: Branching, parent: Sequence[object]) -> None:
         raise InvalidInput(f"There is a session {branching.branch_id!r} already; use another id for the branch.")
 
 
-def no_message_at(session_id: object, place: object) -> InvalidInput:
+def no_message_at(session_id: object, seq: object) -> InvalidInput:
     """Return the error for a branch at a `seq` that has no message."""
-    return InvalidInput(f"Session {session_id!r} has no message with seq {place}; branch at an existing message.")
+    return InvalidInput(f"Session {session_id!r} has no message with seq {seq}; branch at an existing message.")

@@ -140,9 +140,9 @@ class TableTranscripts:
         if limit <= 0:
             return Page((), None)
         # One extra row shows whether there is an older page; the first message need not have `seq` 1.
-        place = {"session_id": session_id, "before": min(before, END), "limit": limit + 1, "user_id": user_id}
+        parameters = {"session_id": session_id, "before": min(before, END), "limit": limit + 1, "user_id": user_id}
         statement, read = ("newest", message_of) if view == "active" else ("newest_of_history", marked_message_of)
-        rows = await self._driver.fetch(self._sql[statement], place)
+        rows = await self._driver.fetch(self._sql[statement], parameters)
         is_end = len(rows) <= limit
         rows = rows[:limit]
         rows.reverse()
@@ -167,8 +167,8 @@ class TableTranscripts:
             users: list[Row] = []
             low = max(marks.reset_seq, marks.archived_seq, after)
             if low < last_user_seq and all(message.role != "user" for message in messages):
-                place = {"session_id": session_id, "after": low, "before": min(last_user_seq + 1, rows[-1][0])}
-                users = await connection.fetch(self._sql["newest_user"], place)
+                span = {"session_id": session_id, "after": low, "before": min(last_user_seq + 1, rows[-1][0])}
+                users = await connection.fetch(self._sql["newest_user"], span)
         newest_user = message_of(users[0]) if users else None
         reset_seq, archived_seq, deleted_seq, revision, *_ = marks
         return Recent(messages, reset_seq, newest_user, archived_seq, deleted_seq, revision, marks)
@@ -198,9 +198,9 @@ class TableTranscripts:
         found = await self._messages("with_ids", session_id, [{"id": message_id} for message_id in wanted])
         return sorted(found, key=lambda message: message.seq or 0)
 
-    async def at(self, session_id: str, places: Collection[int]) -> list[Message]:
+    async def at(self, session_id: str, seqs: Collection[int]) -> list[Message]:
         """Return the existing messages with these `seq` values, including superseded ones, in order."""
-        return await self._messages("at_places", session_id, [{"seq": seq} for seq in sorted(set(places))])
+        return await self._messages("at_places", session_id, [{"seq": seq} for seq in sorted(set(seqs))])
 
     async def answers_to(self, session_id: str, question: Message) -> list[Message]:
         """Return the complete answers to a stored question in order; superseded ones only for a superseded question."""

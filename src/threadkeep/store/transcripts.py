@@ -267,7 +267,7 @@ class Transcripts(Protocol):
     async def with_ids(self, session_id: str, message_ids: Collection[str]) -> list[Message]:
         """Return the existing messages with these ids, including superseded ones, in order."""
 
-    async def at(self, session_id: str, places: Collection[int]) -> list[Message]:
+    async def at(self, session_id: str, seqs: Collection[int]) -> list[Message]:
         """Return the existing messages with these `seq` values, including superseded ones, in order."""
 
     async def answers_to(self, session_id: str, question: Message) -> list[Message]:

@@ -214,12 +214,12 @@ class FakeGraphiti:
         return True
 
     def _fault(self, path: str) -> Fault | None:
-        for place, fault in enumerate(self._faults):
+        for index, fault in enumerate(self._faults):
             if path.startswith(fault.path):
                 if fault.times is not None:
-                    self._faults[place] = Fault(**{**vars(fault), "times": fault.times - 1})
+                    self._faults[index] = Fault(**{**vars(fault), "times": fault.times - 1})
                     if fault.times <= 1:
-                        del self._faults[place]
+                        del self._faults[index]
                 return fault
         return None
 

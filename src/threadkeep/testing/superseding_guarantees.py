@@ -201,8 +201,8 @@ class SupersedingGuarantees(TranscriptSource):
         async with self.open_transcripts() as transcripts:
             await _say(transcripts, *(f"{number}" for number in range(1, 10)))
             assert await transcripts.superseded("room:1") == []
-            for place in ("2", "3", "5"):
-                await transcripts.supersede(Superseding("room:1", message_id=place, scope="message"))
+            for message_id in ("2", "3", "5"):
+                await transcripts.supersede(Superseding("room:1", message_id=message_id, scope="message"))
             await transcripts.supersede(Superseding("room:1", newest=2))
             assert await transcripts.superseded("room:1") == [(2, 3), (5, 5), (8, 9)]
             assert await transcripts.superseded("room:1", after=2, before=9) == [(3, 3), (5, 5), (8, 8)]
@@ -358,10 +358,10 @@ class SupersedingGuarantees(TranscriptSource):
             await transcripts.supersede(Superseding("room:1", message_id="a1", by=assistant("a1b", "a1b")))
             await _say(transcripts, "q3")
             await transcripts.supersede(Superseding("room:1", message_id="a1b", by=assistant("a1c", "a1c")))
-            for place, expected in ((4, ["q1", "a1", "q2", "a2"]), (6, ["q1", "a1b", "q3"]), (7, ["q1", "a1c"])):
-                await transcripts.branch(Branching("room:1", f"room:1{place}", place))
-                assert await _active(transcripts, f"room:1{place}") == expected
-                assert (await _info(transcripts, f"room:1{place}")).revision == 0
+            for seq, expected in ((4, ["q1", "a1", "q2", "a2"]), (6, ["q1", "a1b", "q3"]), (7, ["q1", "a1c"])):
+                await transcripts.branch(Branching("room:1", f"room:1{seq}", seq))
+                assert await _active(transcripts, f"room:1{seq}") == expected
+                assert (await _info(transcripts, f"room:1{seq}")).revision == 0
 
     async def test_a_branch_of_all_has_nothing_that_was_taken_back(self) -> None:
         """A branch has only the active messages of the session, even if no active message is left."""
@@ -391,9 +391,9 @@ class SupersedingGuarantees(TranscriptSource):
                     await transcripts.branch(wrong)
             with pytest.raises(SessionNotFound):
                 await transcripts.branch(Branching("no:room", "room:3", 1))
-            for place in (0, 3):
+            for seq in (0, 3):
                 with pytest.raises(InvalidInput):
-                    await transcripts.branch(Branching("room:1", "room:3", place))
+                    await transcripts.branch(Branching("room:1", "room:3", seq))
             assert await transcripts.session("room:3") is None
 
 

@@ -207,8 +207,8 @@ def problem_response(problem: Problem, headers: Mapping[str, str] | None = None,
         more["Retry-After"] = str(RETRY_SECONDS)
     body = problem.model_dump(exclude_none=True)
     if path.startswith(_OPENAI):
-        places = [f"{error.pointer or error.parameter or 'body'}: {error.detail}" for error in problem.errors or ()]
-        message = "; ".join(places) or problem.detail
+        details = [f"{error.pointer or error.parameter or 'body'}: {error.detail}" for error in problem.errors or ()]
+        message = "; ".join(details) or problem.detail
         if problem.type in _WITH_STORED_MESSAGE:
             more["X-Should-Retry"] = "false"
         body["error"] = {"message": message, "type": problem.type, "param": None, "code": problem.type}

@@ -43,8 +43,8 @@ class Workflow:
 
     `version` changes with the definition; a run keeps the version with which it began. `definition` is the YAML as JSON
     values, from which the workflow can be rebuilt; it is None for a workflow in Python. `output` names the node whose
-    output is the result; if it is None, the result is the answer. `origin` is the file or the import string. `places`
-    has the positions of the workflow's parts in the file, for problems that involve several workflows.
+    output is the result; if it is None, the result is the answer. `origin` is the file or the import string.
+    `positions` has the positions of the workflow's parts in the file, for problems that involve several workflows.
     """
 
     name: str
@@ -56,7 +56,7 @@ class Workflow:
     definition: Mapping[str, Json] | None = None
     output: str | None = None
     origin: str | None = None
-    places: YamlSource | None = field(default=None, repr=False)
+    positions: YamlSource | None = field(default=None, repr=False)
 
     @cached_property
     def nodes(self) -> dict[str, Node]:

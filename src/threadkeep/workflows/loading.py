@@ -240,5 +240,5 @@ def _workflow_of(source: YamlSource, *, imports: bool) -> Workflow:
         definition=source.value if isinstance(source.value, Mapping) else {},
         output=document.output,
         origin=source.file,
-        places=source,
+        positions=source,
     )

@@ -93,8 +93,8 @@ class Workflows:
                 sentence = f"{workflow.name!r} is a name that Threadkeep reserves; rename the workflow."
                 problems.append(_problem(workflow, sentence, ("name",)))
             elif other is not workflow:
-                places = ", ".join(one.origin or one.source for one in (other, workflow))
-                sentence = f"Two workflows are called {workflow.name!r} ({places}); rename one."
+                origins = ", ".join(one.origin or one.source for one in (other, workflow))
+                sentence = f"Two workflows are called {workflow.name!r} ({origins}); rename one."
                 problems.append(_problem(workflow, sentence, ("name",)))
         if problems:
             raise InvalidWorkflow(problems)
@@ -231,7 +231,7 @@ def _call_of(workflow: Workflow, child: str) -> ValuePath:
 
 
 def _problem(workflow: Workflow, sentence: str, path: ValuePath) -> WorkflowProblem:
-    return workflow.places.problem(sentence, path) if workflow.places else WorkflowProblem(sentence)
+    return workflow.positions.problem(sentence, path) if workflow.positions else WorkflowProblem(sentence)
 
 
 _INTERRUPT = "__interrupt__"

@@ -239,9 +239,9 @@ def test_the_score_is_the_sum_of_its_signals() -> None:
     """The quick way and the explained way of counting agree."""
     index = index_of(*[chatter(("Ann", f"My cat saw {number} geese in May.")) for number in range(4)])
     for entry in index.rank("When did Ann's pet see geese, on 11 March 2024?"):
-        signals = entry.matching.signals(entry.place)
+        signals = entry.matching.signals(entry.position)
         matched = sum(fitted.MATCH[name] * signal for name, signal in signals.items())
-        assert entry.score == pytest.approx(matched + entry.matching.prior(entry.place))
+        assert entry.score == pytest.approx(matched + entry.matching.prior(entry.position))
 
 
 TEXTS = st.lists(

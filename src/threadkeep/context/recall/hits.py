@@ -26,7 +26,7 @@ NOBODY: Final = -1
 """The number of the voice and the episode at positions that have no turn."""
 
 
-class Places:
+class TurnColumns:
     """The turns by position, stored in columns, because each query reads hundreds of turns.
 
     Empty positions separate episodes and precede the first, so that the neighbours of a turn belong to its own
@@ -81,9 +81,9 @@ class Places:
         """Return each speaker's turns from a position on: the prior of the last kind (negated), and the position."""
         names, priors = list(self.speakers), self.priors[-1]
         found: dict[str, list[tuple[float, int]]] = {}
-        for place in range(begin, len(self)):
-            if (voice := self.voices[place]) != NOBODY:
-                found.setdefault(names[voice // 2], []).append((-priors[place], place))
+        for index in range(begin, len(self)):
+            if (voice := self.voices[index]) != NOBODY:
+                found.setdefault(names[voice // 2], []).append((-priors[index], index))
         return found
 
     def dump(self) -> Iterator[Packed]:
@@ -102,7 +102,7 @@ class Places:
         found.ids = values["ids"]
         found.speakers = {speaker: number for number, speaker in enumerate(values["speakers"])}
         width, topics = values["topic_bytes"], arrays["topic_bits"].tobytes()
-        found.topics = [int.from_bytes(topics[place : place + width]) for place in range(0, len(topics), width)]
+        found.topics = [int.from_bytes(topics[index : index + width]) for index in range(0, len(topics), width)]
         found.priors = tuple(arrays[f"priors_{number}"] for number in range(len(KINDS)))
         found.episodes, found.voices = arrays["episodes"], arrays["voices"]
         return found
@@ -120,9 +120,9 @@ _MOST_TERMS = 16
 _MOST_ALIKE = 6
 # The maximum numbers of positions that a query reads for its own terms and for substitutes, in a conversation of any
 # length. Of longer lists, it reads the newest positions, and those near the best hits so far.
-_OWN_PLACES, _OTHER_PLACES = 350, 300
-_LEAST_PLACES = 30
-_BEST_PLACES = 24
+_OWN_POSITIONS, _OTHER_POSITIONS = 350, 300
+_LEAST_POSITIONS = 30
+_BEST_POSITIONS = 24
 
 
 class Coverage(dict[int, float]):
@@ -182,48 +182,50 @@ class Hits:
         self.shares = list(map(self.coverage.__getitem__, self.masks.values()))
 
     def _add_terms(self, postings: Postings, terms: Sequence[tuple[float, str]]) -> None:
-        left, masks, scores = _OWN_PLACES, self.masks, self.scores
+        left, masks, scores = _OWN_POSITIONS, self.masks, self.scores
         for number, (weight, term) in enumerate(terms):
-            places, amounts = postings.of_term(term)
+            positions, amounts = postings.of_term(term)
             bit = self.coverage.bit(number, 1.0)
-            for place, amount in self._read(places, amounts, left):
-                masks[place] = masks.get(place, 0) | bit
-                scores[place] = scores.get(place, 0.0) + weight * amount
-            left -= min(left, len(places))
-            self._found[number] = bool(places)
+            for position, amount in self._read(positions, amounts, left):
+                masks[position] = masks.get(position, 0) | bit
+                scores[position] = scores.get(position, 0.0) + weight * amount
+            left -= min(left, len(positions))
+            self._found[number] = bool(positions)
 
     def _add_others(self, postings: Postings, terms: Sequence[tuple[float, str]]) -> None:
         others = sorted(_others(postings, terms), key=lambda other: -other[1])
-        read = [(len(places), self.coverage.bit(number, part), number, places) for number, part, places in others]
-        left, masks = _OTHER_PLACES, self.masks
-        for count, bit, number, places in sorted(read, key=lambda other: other[0]):
-            for place, _ in self._read(places, places, left):
-                masks[place] = masks.get(place, 0) | bit
+        read = [
+            (len(positions), self.coverage.bit(number, part), number, positions) for number, part, positions in others
+        ]
+        left, masks = _OTHER_POSITIONS, self.masks
+        for count, bit, number, positions in sorted(read, key=lambda other: other[0]):
+            for position, _ in self._read(positions, positions, left):
+                masks[position] = masks.get(position, 0) | bit
             left -= min(left, count)
-            self._found[number] = self._found[number] or bool(places)
+            self._found[number] = self._found[number] or bool(positions)
 
-    def _read[Value](self, places: Sequence[int], values: Sequence[Value], left: int) -> Iterable[tuple[int, Value]]:
+    def _read[Value](self, positions: Sequence[int], values: Sequence[Value], left: int) -> Iterable[tuple[int, Value]]:
         """Return the positions to read, with their values; `left` is the number of positions that may still be read."""
-        count = len(places)
+        count = len(positions)
         if count <= left:
-            return zip(places, values, strict=True)
+            return zip(positions, values, strict=True)
         if self._best is None:
-            self._best = sorted(nlargest(_BEST_PLACES, self.scores, key=self.scores.__getitem__))
-        read = beside(places, self._best, max(0, count - max(_LEAST_PLACES, left)))
-        return [(places[index], values[index]) for index in read]
+            self._best = sorted(nlargest(_BEST_POSITIONS, self.scores, key=self.scores.__getitem__))
+        read = beside(positions, self._best, max(0, count - max(_LEAST_POSITIONS, left)))
+        return [(positions[index], values[index]) for index in read]
 
 
 def _others(postings: Postings, terms: Sequence[tuple[float, str]]) -> Iterator[tuple[int, float, Sequence[int]]]:
     """Yield the substitutes of the terms: the term's number, the share of it that they cover, their positions."""
     for number, (weight, term) in enumerate(terms):
         for topic in ASKS.get(term, ()):
-            places = postings.of_topic(topic)
+            positions = postings.of_topic(topic)
             part = _SAME if topic < FIRST_TOPIC else _TOPIC
-            yield number, part * min(1.0, postings.rarity(len(places)) / max(weight, 0.1)), places
-        for places in postings.misspelt(term, _MOST_MISSPELT):
-            yield number, _MISSPELT, places
-        for places in postings.alike(term, _MOST_ALIKE):
-            yield number, _ALIKE, places
+            yield number, part * min(1.0, postings.rarity(len(positions)) / max(weight, 0.1)), positions
+        for positions in postings.misspelt(term, _MOST_MISSPELT):
+            yield number, _MISSPELT, positions
+        for positions in postings.alike(term, _MOST_ALIKE):
+            yield number, _ALIKE, positions
 
 
 # At most this many hits are scored with their neighbours. Informative turns are added up to this number of positions.
@@ -246,7 +248,7 @@ class Match:
     left_out: Collection[str] = frozenset()
 
 
-def places_of(hits: Hits, match: Match, places: Places) -> list[int]:
+def positions_of(hits: Hits, match: Match, columns: TurnColumns) -> list[int]:
     """Return the positions to score: the best hits with their neighbours, certain positions, then informative turns."""
     if not hits.masks and not match.certain:
         return []
@@ -257,24 +259,24 @@ def places_of(hits: Hits, match: Match, places: Places) -> list[int]:
         best = sorted(best, key=values.__getitem__, reverse=True)[:_MOST_HITS]
     chosen = set(match.certain)
     for distance in (-2, -1, 0, 1, 2):
-        chosen.update([place + distance for place in best])
-    for place in match.telling:
+        chosen.update([position + distance for position in best])
+    for position in match.telling:
         if len(chosen) >= _LEAST_CANDIDATES:
             break
-        chosen.add(place)
+        chosen.add(position)
     found = sorted(chosen)
-    ids, left_out, end = places.ids, {"", *match.left_out}, bisect_left(found, len(places))
-    return [place for place in found[bisect_left(found, 0) : end] if ids[place] not in left_out]
+    ids, left_out, end = columns.ids, {"", *match.left_out}, bisect_left(found, len(columns))
+    return [position for position in found[bisect_left(found, 0) : end] if ids[position] not in left_out]
 
 
-def episodes_of(hits: Hits, places: Places) -> dict[int, tuple[float, float]]:
+def episodes_of(hits: Hits, columns: TurnColumns) -> dict[int, tuple[float, float]]:
     """Return, for each episode with hits, the share of the query that it covers and the score of its best turns."""
     masks: defaultdict[int, int] = defaultdict(int)
     scores: defaultdict[int, list[float]] = defaultdict(list)
-    for place, mask in hits.masks.items():
-        masks[places.episodes[place]] |= mask
-    for place, score in hits.scores.items():
-        scores[places.episodes[place]].append(score)
+    for position, mask in hits.masks.items():
+        masks[columns.episodes[position]] |= mask
+    for position, score in hits.scores.items():
+        scores[columns.episodes[position]].append(score)
     best = {episode: sum(sorted(found, reverse=True)[:_BEST_TURNS]) for episode, found in scores.items()}
     most = max(best.values(), default=0.0) or 1.0
     return {episode: (hits.coverage[mask], best.get(episode, 0.0) / most) for episode, mask in masks.items()}

@@ -12,7 +12,7 @@ from heapq import heapify, heappop, heappush, nsmallest
 from operator import itemgetter
 from typing import Final, NamedTuple, Self
 
-from threadkeep.context.recall.hits import Match, Places
+from threadkeep.context.recall.hits import Match, TurnColumns
 from threadkeep.context.recall.matching import Likeness, Matching
 from threadkeep.context.recall.packing import Packed
 from threadkeep.context.recall.postings import Postings
@@ -48,13 +48,13 @@ class Ranked(NamedTuple):
 
     id: str
     score: float
-    place: int
+    position: int
     matching: Matching
 
     @property
     def why(self) -> tuple[str, ...]:
         """The strongest signals of the score, strongest first; empty if only an embedding matched."""
-        return self.matching.why(self.place)
+        return self.matching.why(self.position)
 
 
 @dataclass(slots=True)
@@ -66,7 +66,7 @@ class _Episode:
 
     session: str
     last_time: datetime | None
-    first_place: int
+    first_position: int
     turns: int = 0
     asks: int = 0
 
@@ -101,7 +101,7 @@ class RecallIndex:
         """Create an empty index; `notice` receives the signals of each added turn, for fitting the weights."""
         self._notice = notice
         self._postings = Postings()
-        self._places = Places()
+        self._columns = TurnColumns()
         self._by_id: dict[str, int] = {}
         self._episodes: list[_Episode] = []
         self._episode_days: list[tuple[int, int]] = []
@@ -124,33 +124,33 @@ class RecallIndex:
             return
         number = self._episode_of(turn)
         episode = self._episodes[number]
-        place = len(self._places)
+        position = len(self._columns)
         words, counts, signs = analysis or analysis_of(turn.text)
-        rarity, topics = self._postings.add(place, counts)
+        rarity, topics = self._postings.add(position, counts)
         surroundings = Surroundings(episode.turns, episode.asks, _is_agent(turn))
         signals, answers = prior_signals(signs, len(counts), len(words), rarity, surroundings), answer_signals(signs)
         priors = priors_of(signals, answers)
         speaker, first_person = turn.speaker, signs.first_person
-        self._places.append(turn.id, priors, speaker=speaker, first_person=first_person, episode=number, topics=topics)
+        self._columns.append(turn.id, priors, speaker=speaker, first_person=first_person, episode=number, topics=topics)
         if self._notice is not None:
             self._notice(turn.id, signals, answers)
-        self._by_id[turn.id] = place
+        self._by_id[turn.id] = position
         episode.turns += 1
         episode.asks = signs.asks
-        self._know_speaker(turn, priors[-1], place)
+        self._know_speaker(turn, priors[-1], position)
 
     def extend(self, other: Self) -> None:
         """Add the turns of an index of other sessions, as if each turn had been added to this index."""
-        begin, episodes = len(self._places), len(self._episodes)
+        begin, episodes = len(self._columns), len(self._episodes)
         changes = self._postings.extend(other._postings, begin, list(other._by_id.values()))
-        self._places.extend(other._places, episodes, [PRIOR["rarity"] * change for change in changes])
-        self._by_id.update((turn_id, begin + place) for turn_id, place in other._by_id.items())
-        self._episodes += [replace(one, first_place=begin + one.first_place) for one in other._episodes]
+        self._columns.extend(other._columns, episodes, [PRIOR["rarity"] * change for change in changes])
+        self._by_id.update((turn_id, begin + position) for turn_id, position in other._by_id.items())
+        self._episodes += [replace(one, first_position=begin + one.first_position) for one in other._episodes]
         days = [(day, episodes + number) for day, number in other._episode_days]
         self._episode_days = sorted([*self._episode_days, *days])
         self._names = other._names | self._names
         self._nicknames = other._nicknames | self._nicknames
-        for speaker, found in self._places.best_of_speakers(begin).items():
+        for speaker, found in self._columns.best_of_speakers(begin).items():
             self._speakers[speaker] = nsmallest(_TELLING_TURNS, [*self._speakers.get(speaker, ()), *found])
         for role, speakers in other._of_role.items():
             self._of_role.setdefault(role, set()).update(speakers)
@@ -158,9 +158,9 @@ class RecallIndex:
     def dump(self) -> Iterator[Packed]:
         """Yield copies of the parts of the state, to store them; add no turns until all parts are yielded."""
         yield from self._postings.dump()
-        yield from self._places.dump()
+        yield from self._columns.dump()
         episodes = [
-            (one.session, one.last_time and one.last_time.isoformat(), one.first_place, one.turns, one.asks)
+            (one.session, one.last_time and one.last_time.isoformat(), one.first_position, one.turns, one.asks)
             for one in self._episodes
         ]
         values = {
@@ -177,8 +177,8 @@ class RecallIndex:
     def load(cls, state: Packed) -> Self:
         """Return the index with a stored state."""
         found, values = cls(), state.values
-        found._postings, found._places = Postings.load(state), Places.load(state)
-        found._by_id = {turn_id: place for place, turn_id in enumerate(found._places.ids) if turn_id}
+        found._postings, found._columns = Postings.load(state), TurnColumns.load(state)
+        found._by_id = {turn_id: position for position, turn_id in enumerate(found._columns.ids) if turn_id}
         found._episodes = [
             _Episode(session, last_time and datetime.fromisoformat(last_time), *others)
             for session, last_time, *others in values["sittings"]
@@ -186,7 +186,7 @@ class RecallIndex:
         found._episode_days = [(day, number) for day, number in values["sitting_days"]]
         found._names, found._nicknames = values["names"], values["nicknames"]
         found._speakers = {
-            speaker: [(prior, place) for prior, place in best] for speaker, best in values["telling"].items()
+            speaker: [(prior, position) for prior, position in best] for speaker, best in values["telling"].items()
         }
         found._of_role = {role: set(speakers) for role, speakers in values["of_role"].items()}
         return found
@@ -217,12 +217,12 @@ class RecallIndex:
         matching = self._matching(query, recent, asker, now, likeness.best() if likeness else (), exclude)
         scores = matching.scores()
         if likeness is not None:
-            scores = [(score + likeness.share(place), place) for score, place in scores]
+            scores = [(score + likeness.share(position), position) for score, position in scores]
         # A stable sort: equal scores stay in the order of positions.
         scores.sort(key=itemgetter(0), reverse=True)
         # A query creates hundreds of entries, and the constructor of a named tuple takes twice as long.
-        ids, new = self._places.ids, tuple.__new__
-        return [new(Ranked, (ids[place], score, place, matching)) for score, place in scores[:limit]]
+        ids, new = self._columns.ids, tuple.__new__
+        return [new(Ranked, (ids[position], score, position, matching)) for score, position in scores[:limit]]
 
     def weights_of(self, query: str) -> dict[str, float]:
         """Return the rarity of each term of an input, as weights for choosing passages."""
@@ -239,8 +239,8 @@ class RecallIndex:
     def candidates(self, query: str) -> Iterator[tuple[str, Kind, dict[str, float]]]:
         """Yield each candidate's id, the kind of answer and the signals, for fitting the weights."""
         matching = self._matching(query, (), None, None)
-        for place in matching.places:
-            yield self._places.ids[place], matching.kind, matching.signals(place)
+        for position in matching.positions:
+            yield self._columns.ids[position], matching.kind, matching.signals(position)
 
     def _matching(
         self,
@@ -255,24 +255,24 @@ class RecallIndex:
         participants = Participants(self._names, self._askers(asker), self._others(asker), self._nicknames)
         read_query = read(query, participants, recent=recent, dated=bool(spans))
         dates = self._dates(spans)
-        telling = [place for speaker in sorted(read_query.speakers) for place in self._telling(speaker)]
+        telling = [position for speaker in sorted(read_query.speakers) for position in self._telling(speaker)]
         if not telling:
-            telling = [place for speaker in sorted(self._speakers)[:8] for place in self._telling(speaker)]
+            telling = [position for speaker in sorted(self._speakers)[:8] for position in self._telling(speaker)]
         dated = [
-            place
+            position
             for episode in sorted(dates, key=lambda number: (-dates[number][0], -number))[:3]
-            for place in self._of_episode(episode)
+            for position in self._of_episode(episode)
         ]
         certain, everybody = [*dated, *alike], len(self._speakers)
         match = Match(dates=dates, certain=certain, telling=telling, everybody=everybody, left_out=left_out)
-        return Matching(self._postings, self._places, match, read_query)
+        return Matching(self._postings, self._columns, match, read_query)
 
     def _of_episode(self, number: int) -> range:
         episode = self._episodes[number]
-        return range(episode.first_place, episode.first_place + episode.turns)
+        return range(episode.first_position, episode.first_position + episode.turns)
 
     def _telling(self, speaker: str) -> list[int]:
-        return [place for _, place in self._speakers.get(speaker, ())]
+        return [position for _, position in self._speakers.get(speaker, ())]
 
     def _spans(self, query: str, now: datetime | None) -> list[Span]:
         if not self._episode_days:
@@ -295,7 +295,7 @@ class RecallIndex:
 
     def _likeness(self, semantic: Mapping[str, float]) -> Likeness | None:
         known = {self._by_id[turn_id]: alike for turn_id, alike in semantic.items() if turn_id in self._by_id}
-        return Likeness(known, len(self._by_id), self._places) if known else None
+        return Likeness(known, len(self._by_id), self._columns) if known else None
 
     def _askers(self, asker: str | None) -> frozenset[str]:
         """Return the speaker of an input, or all users if `asker` is not a known speaker."""
@@ -305,7 +305,7 @@ class RecallIndex:
         """Return the speakers that "you" means: the assistants or, if there are none, everybody but the asker."""
         return frozenset(self._of_role.get("assistant", ())) or frozenset(self._speakers) - self._askers(asker)
 
-    def _know_speaker(self, turn: IndexedTurn, prior: float, place: int) -> None:
+    def _know_speaker(self, turn: IndexedTurn, prior: float, position: int) -> None:
         speaker = turn.speaker
         if speaker not in self._speakers:
             self._speakers[speaker] = []
@@ -318,7 +318,7 @@ class RecallIndex:
         self._of_role.setdefault(_role_of(turn), set()).add(speaker)
         best = self._speakers[speaker]
         if len(best) < _TELLING_TURNS or -prior < best[-1][0]:
-            insort(best, (-prior, place))
+            insort(best, (-prior, position))
             del best[_TELLING_TURNS:]
 
     def _episode_of(self, turn: IndexedTurn) -> int:
@@ -329,9 +329,9 @@ class RecallIndex:
             if pause <= _EPISODE_PAUSE_SECONDS:
                 last.last_time = turn.time or last.last_time
                 return len(self._episodes) - 1
-        self._places.leave()
+        self._columns.leave()
         day = date.toordinal(turn.time) if turn.time else None
-        self._episodes.append(_Episode(turn.session, turn.time, len(self._places)))
+        self._episodes.append(_Episode(turn.session, turn.time, len(self._columns)))
         if day is not None:
             insort(self._episode_days, (day, len(self._episodes) - 1))
         return len(self._episodes) - 1

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from heapq import nlargest
 from itertools import repeat
 
-from threadkeep.context.recall.hits import BESIDE, NOBODY, Hits, Match, Places, episodes_of, places_of
+from threadkeep.context.recall.hits import BESIDE, NOBODY, Hits, Match, TurnColumns, episodes_of, positions_of
 from threadkeep.context.recall.postings import Postings, Profile
 from threadkeep.context.recall.query import KINDS, Query
 from threadkeep.context.recall.weights import LIKENESS, MATCH
@@ -37,20 +37,20 @@ class Scoring:
     Its terms are written out in code instead of a loop, because it is computed for hundreds of turns in each query.
     """
 
-    def __init__(self, places: Places, found: Found, weights: Mapping[str, float]) -> None:
-        self._places, self._found, self._weights = places, found, weights
+    def __init__(self, columns: TurnColumns, found: Found, weights: Mapping[str, float]) -> None:
+        self._columns, self._found, self._weights = columns, found, weights
         self._voices = {
             voice: weights["speaker"] + of_self
             for speaker in found.speakers
-            for voice, of_self in zip(places.voices_of(speaker), (0.0, weights["speaker_of_self"]), strict=True)
+            for voice, of_self in zip(columns.voices_of(speaker), (0.0, weights["speaker_of_self"]), strict=True)
         }
 
     def scores(self, chosen: Sequence[int]) -> list[tuple[float, int]]:
         """Return the scores of the turns at these positions, each with its position."""
-        places, found = self._places, self._found
-        priors, voices, episodes, shares = places.priors[found.kind], places.voices, places.episodes, found.episodes
+        columns, found = self._columns, self._found
+        priors, voices, episodes, shares = columns.priors[found.kind], columns.voices, columns.episodes, found.episodes
         named, amounts = self._voices, self._amounts()
-        columns, profile, asked = places.topics, found.profile, found.profile.topics
+        topics, profile, asked = columns.topics, found.profile, found.profile.topics
         covered, weights = found.hits.coverage, self._weights
         words, with_next, with_near = weights["words"], weights["with_next"], weights["with_near"]
         around, speaker_words = weights["around"], weights["speaker_words"]
@@ -58,16 +58,16 @@ class Scoring:
         topics_here = weights["topics"] + 2 * topics_beside
         following, before, here, after = NOBODY, 0.0, 0.0, 0.0
         scores: list[tuple[float, int]] = []
-        for place, (a, b, c, d, e, own, f, g, h, i, j) in zip(chosen, self._windows(chosen), strict=True):
-            score = priors[place] + amounts[place] + shares.get(episodes[place], 0.0)
+        for position, (a, b, c, d, e, own, f, g, h, i, j) in zip(chosen, self._windows(chosen), strict=True):
+            score = priors[position] + amounts[position] + shares.get(episodes[position], 0.0)
             if asked:
                 # Most candidates follow each other: two of the three shares are then known from the previous one.
-                if place == following:
+                if position == following:
                     before, here = here, after
                 else:
-                    before, here = profile[columns[place - 1] & asked], profile[columns[place] & asked]
-                following = place + 1
-                after = profile[columns[following] & asked]
+                    before, here = profile[topics[position - 1] & asked], profile[topics[position] & asked]
+                following = position + 1
+                after = profile[topics[following] & asked]
                 score += topics_here * here
                 score += topics_beside * (before + after)
             one = e | own | f
@@ -77,37 +77,37 @@ class Scoring:
                 score += around * covered[wide]
                 if two:
                     score += words * covered[own] + with_next * covered[one] + with_near * covered[two]
-            if (voice := voices[place]) in named:
+            if (voice := voices[position]) in named:
                 score += named[voice] + speaker_words * covered[two]
-            scores.append((score, place))
+            scores.append((score, position))
         return scores
 
     def _windows(self, chosen: Sequence[int]) -> list[Sequence[int]]:
         """Return, for each of these positions, the bits of the hits there and at five positions on each side."""
         found = self._found.hits.masks
-        if len(self._places) > _SHORT:
+        if len(self._columns) > _SHORT:
             get, none = found.get, repeat(0)
-            return [tuple(map(get, range(place - BESIDE, place + BESIDE + 1), none)) for place in chosen]
-        masks = [0] * (len(self._places) + BESIDE)
-        for place, bits in found.items():
-            masks[place] = bits
-        return [masks[place - BESIDE : place + BESIDE + 1] for place in chosen]
+            return [tuple(map(get, range(position - BESIDE, position + BESIDE + 1), none)) for position in chosen]
+        masks = [0] * (len(self._columns) + BESIDE)
+        for position, bits in found.items():
+            masks[position] = bits
+        return [masks[position - BESIDE : position + BESIDE + 1] for position in chosen]
 
     def _amounts(self) -> list[float] | defaultdict[int, float]:
         """Return, by position, the weighted BM25 scores of a turn and of two neighbours on each side."""
         weights, found = self._weights, self._found
         beside = weights["near_score"] * found.per_score
         here = beside + weights["score"] * found.per_score + weights["when_score"] * found.per_when_score
-        end = len(self._places) + BESIDE
+        end = len(self._columns) + BESIDE
         counted = [0.0] * end if end <= _SHORT else defaultdict[int, float](float)
-        for place, amount in found.hits.scores.items():
+        for position, amount in found.hits.scores.items():
             one = beside * amount / 2
             two = one / 2
-            counted[place] += here * amount
-            counted[place - 1] += one
-            counted[place + 1] += one
-            counted[place - 2] += two
-            counted[place + 2] += two
+            counted[position] += here * amount
+            counted[position - 1] += one
+            counted[position + 1] += one
+            counted[position - 2] += two
+            counted[position + 2] += two
         return counted
 
 
@@ -121,10 +121,10 @@ _NEARLY, _MANY_SCALE = 0.8, 0.2
 class Matching:
     """A query matched with the turns: the candidates, their scores and the reasons."""
 
-    def __init__(self, postings: Postings, places: Places, match: Match, query: Query) -> None:
+    def __init__(self, postings: Postings, columns: TurnColumns, match: Match, query: Query) -> None:
         hits = self._hits = Hits(postings, query)
         self._profile = Profile(postings, hits.terms, query.terms)
-        self._places = places
+        self._columns = columns
         self._dates = match.dates
         self._speakers = query.speakers if len(query.speakers) < match.everybody else frozenset[str]()
         self.kind = query.kind
@@ -132,8 +132,8 @@ class Matching:
         self._is_when = (query.kind == "when") * hits.scale
         self._per_score = 1 / (max(hits.scores.values(), default=0.0) or 1.0)
         self._many = self._of_many()
-        self.places = places_of(hits, match, places)
-        self._episodes = episodes_of(hits, places)
+        self.positions = positions_of(hits, match, columns)
+        self._episodes = episodes_of(hits, columns)
         self._weights = {**MATCH, **{name: MATCH[name] + self._many * MATCH[name + OF_MANY] for name in _OF_MANY}}
 
     def _of_many(self) -> float:
@@ -153,7 +153,7 @@ class Matching:
             per_score=self._per_score,
             per_when_score=self._is_when,
         )
-        return Scoring(self._places, found, self._weights).scores(self.places)
+        return Scoring(self._columns, found, self._weights).scores(self.positions)
 
     def _episode_shares(self) -> dict[int, float]:
         """Return the weighted sum of the signals of each episode that has any."""
@@ -165,15 +165,15 @@ class Matching:
             shares[episode] = share + weights["date"] * date + weights["in_date"] * in_date
         return shares
 
-    def signals(self, place: int) -> dict[str, float]:
+    def signals(self, position: int) -> dict[str, float]:
         """Return the signals shared by the query and the turn at this position, which `MATCH` weighs."""
-        if not self._places.ids[place]:
+        if not self._columns.ids[position]:
             return {}
-        episode, voice = self._places.episodes[place], self._places.voices[place]
-        signals = {**self._signals_of_words(place), **self._signals_of_topics(place)}
+        episode, voice = self._columns.episodes[position], self._columns.voices[position]
+        signals = {**self._signals_of_words(position), **self._signals_of_topics(position)}
         words, score = self._episodes.get(episode, (0.0, 0.0))
         date, in_date = self._dates.get(episode, (0.0, 0.0))
-        speaker = float(any(voice in self._places.voices_of(name) for name in self._speakers))
+        speaker = float(any(voice in self._columns.voices_of(name) for name in self._speakers))
         signals |= {
             "episode_words": words,
             "episode_score": score,
@@ -186,14 +186,14 @@ class Matching:
         many = {name: self._many * signals[name.removesuffix(OF_MANY)] for name in MATCH if name.endswith(OF_MANY)}
         return signals | many
 
-    def _signals_of_words(self, place: int) -> dict[str, float]:
+    def _signals_of_words(self, position: int) -> dict[str, float]:
         of, coverage, amount = self._hits.masks.get, self._hits.coverage.__getitem__, self._hits.scores.get
         masks = [0] * 6
         for reach in range(6):
-            masks[reach] = masks[max(0, reach - 1)] | of(place - reach, 0) | of(place + reach, 0)
-        here = amount(place, 0.0)
-        near = here + (amount(place - 1, 0.0) + amount(place + 1, 0.0)) / 2
-        near += (amount(place - 2, 0.0) + amount(place + 2, 0.0)) / 4
+            masks[reach] = masks[max(0, reach - 1)] | of(position - reach, 0) | of(position + reach, 0)
+        here = amount(position, 0.0)
+        near = here + (amount(position - 1, 0.0) + amount(position + 1, 0.0)) / 2
+        near += (amount(position - 2, 0.0) + amount(position + 2, 0.0)) / 4
         return {
             "words": coverage(masks[0]),
             "with_next": coverage(masks[1]),
@@ -204,18 +204,18 @@ class Matching:
             "when_score": here * self._is_when,
         }
 
-    def _signals_of_topics(self, place: int) -> dict[str, float]:
-        topics = self._places.topics[place - 1 : place + 2]
+    def _signals_of_topics(self, position: int) -> dict[str, float]:
+        topics = self._columns.topics[position - 1 : position + 2]
         before, here, after = (self._profile[bits & self._profile.topics] for bits in topics)
         return {"topics": here, "topics_near": here + (before + after) / 2}
 
-    def prior(self, place: int) -> float:
+    def prior(self, position: int) -> float:
         """Return the prior of the turn at this position for the requested kind of answer."""
-        return self._places.priors[self._kind][place]
+        return self._columns.priors[self._kind][position]
 
-    def why(self, place: int) -> tuple[str, ...]:
+    def why(self, position: int) -> tuple[str, ...]:
         """Return the three strongest signals of the turn at this position, strongest first."""
-        shares = [(MATCH[name] * signal, name) for name, signal in self.signals(place).items()]
+        shares = [(MATCH[name] * signal, name) for name, signal in self.signals(position).items()]
         return tuple(name for share, name in nlargest(3, shares) if share > 0)
 
 
@@ -233,19 +233,19 @@ class Likeness:
     average: it may not be embedded yet, and words alone decide about it.
 
     Args:
-        by_place: The similarity of each turn that has one, by position; at least one.
+        by_position: The similarity of each turn that has one, by position; at least one.
         turns: The number of all turns.
-        places: The positions of the turns.
+        columns: The columns of the turns.
     """
 
-    def __init__(self, by_place: Mapping[int, float], turns: int, places: Places) -> None:
+    def __init__(self, by_position: Mapping[int, float], turns: int, columns: TurnColumns) -> None:
         # Few similarities have no reliable mean and spread, so some turns without one are assumed to be dissimilar.
-        assumed = min(_ASSUMED_DISSIMILAR, turns - len(by_place))
-        known = [*by_place.values(), *[min(0.0, *by_place.values())] * assumed]
+        assumed = min(_ASSUMED_DISSIMILAR, turns - len(by_position))
+        known = [*by_position.values(), *[min(0.0, *by_position.values())] * assumed]
         mean = self._mean = math.fsum(known) / len(known)
         self._spread = math.sqrt(math.fsum((alike - mean) ** 2 for alike in known) / len(known)) or 1.0
-        self._alike = {place: self._spreads(alike) for place, alike in by_place.items()}
-        self._episodes = places.episodes
+        self._alike = {position: self._spreads(alike) for position, alike in by_position.items()}
+        self._episodes = columns.episodes
         self._of_episode = self._best_of_episodes()
 
     def _spreads(self, alike: float) -> float:
@@ -254,32 +254,32 @@ class Likeness:
     def best(self) -> list[int]:
         """Return the positions of the most similar turns and of their neighbours."""
         best = nlargest(_MOST_ALIKE, self._alike, key=self._alike.__getitem__)
-        return sorted({place + beside for place in best for beside in (-1, 0, 1)})
+        return sorted({position + beside for position in best for beside in (-1, 0, 1)})
 
-    def share(self, place: int) -> float:
+    def share(self, position: int) -> float:
         """Return the part of the score that comes from the similarity of a turn, its neighbours and its episode."""
-        return sum(LIKENESS[name] * signal for name, signal in self.signals(place).items())
+        return sum(LIKENESS[name] * signal for name, signal in self.signals(position).items())
 
-    def signals(self, place: int) -> dict[str, float]:
+    def signals(self, position: int) -> dict[str, float]:
         """Return the signals that `LIKENESS` weighs."""
-        one = self._at(place - 1) + self._at(place + 1)
-        two = self._at(place - 2) + self._at(place + 2)
+        one = self._at(position - 1) + self._at(position + 1)
+        two = self._at(position - 2) + self._at(position + 2)
         return {
-            "alike": self._at(place),
+            "alike": self._at(position),
             "alike_beside": one / 2 + two / 4,
-            "alike_episode": self._of_episode.get(self._episodes[place], 0.0),
+            "alike_episode": self._of_episode.get(self._episodes[position], 0.0),
         }
 
-    def _at(self, place: int) -> float:
-        if place >= len(self._episodes) or self._episodes[place] == NOBODY:
+    def _at(self, position: int) -> float:
+        if position >= len(self._episodes) or self._episodes[position] == NOBODY:
             return 0.0
-        return self._alike.get(place, 0.0)
+        return self._alike.get(position, 0.0)
 
     def _best_of_episodes(self) -> dict[int, float]:
         """Return the mean similarity of the three most similar turns of each episode."""
         best: dict[int, list[float]] = {}
-        for place, alike in self._alike.items():
-            best.setdefault(self._episodes[place], []).append(alike)
+        for position, alike in self._alike.items():
+            best.setdefault(self._episodes[position], []).append(alike)
         means: dict[int, float] = {}
         for episode, found in best.items():
             kept = nlargest(_BEST_TURNS, found)

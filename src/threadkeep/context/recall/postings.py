@@ -43,7 +43,7 @@ class Postings:
         self._turns = 0
         self.size = 0
 
-    def add(self, place: int, counts: Mapping[str, int]) -> tuple[float, int]:
+    def add(self, position: int, counts: Mapping[str, int]) -> tuple[float, int]:
         """Add a turn, with the count of each term, at its position.
 
         Return the rarity of the turn's terms among the turns so far, about 0 to 1, and the topics of the terms as bits.
@@ -56,15 +56,15 @@ class Postings:
         topics: set[int] = set()
         usual = 0.0
         for term, count in counts.items():
-            places, weights = known.get(term) or self._new(term)
-            places.append(place)
+            positions, weights = known.get(term) or self._new(term)
+            positions.append(position)
             weights.append(once if count == 1 else count * (_SATURATION + 1) / (count + pace))
             if (of_term := of_topics(term)) is not None:
                 topics.update(of_term)
-            usual += log(len(places) + 0.5)
+            usual += log(len(positions) + 0.5)
         bits, by_topic = 0, self._topics
         for topic in topics:
-            by_topic[topic].append(place)
+            by_topic[topic].append(position)
             bits |= 1 << topic
         most = len(counts) * log(self._turns + 19)
         return ((most - usual) / most if counts else 0.0), bits
@@ -87,22 +87,22 @@ class Postings:
         end = max(turns, default=-1) + 1
         counts, alone, behind = [0] * end, [0.0] * end, [0.0] * end
         usual = [math.log(number + 0.5) for number in range(self._turns + len(turns) + 1)]
-        for term, (places, weights) in other._terms.items():
+        for term, (positions, weights) in other._terms.items():
             known, known_weights = self._terms.get(term) or self._new(term)
             earlier = len(known)
-            for number, place in enumerate(places, 1):
-                counts[place] += 1
-                alone[place] += usual[number]
-                behind[place] += usual[earlier + number]
-            known.extend(map(begin.__add__, places))
+            for number, position in enumerate(positions, 1):
+                counts[position] += 1
+                alone[position] += usual[number]
+                behind[position] += usual[earlier + number]
+            known.extend(map(begin.__add__, positions))
             known_weights.extend(weights)
-        for topic, places in other._topics.items():
-            self._topics[topic].extend(map(begin.__add__, places))
+        for topic, positions in other._topics.items():
+            self._topics[topic].extend(map(begin.__add__, positions))
         changes = [0.0] * end
-        for number, place in enumerate(turns, 1):
-            if count := counts[place]:
+        for number, position in enumerate(turns, 1):
+            if count := counts[position]:
                 most = count * math.log(self._turns + number + 19)
-                changes[place] = alone[place] / (count * math.log(number + 19)) - behind[place] / most
+                changes[position] = alone[position] / (count * math.log(number + 19)) - behind[position] / most
         self._turns += len(turns)
         self.size += _POSITION_BYTES * sum(counts)
         return changes
@@ -116,8 +116,8 @@ class Postings:
         )
         for some in batched(list(self._terms.values()), COPIED_AT_ONCE):
             arrays = {
-                "term_lengths": array("I", [len(places) for places, _ in some]),
-                "term_places": joined("I", (places for places, _ in some)),
+                "term_lengths": array("I", [len(positions) for positions, _ in some]),
+                "term_places": joined("I", (positions for positions, _ in some)),
                 "term_weights": joined("f", (weights for _, weights in some)),
             }
             yield Packed({}, arrays)
@@ -129,9 +129,9 @@ class Postings:
         found._turns = values["turns"]
         if values["terms"]:
             found.size = _POSITION_BYTES * len(arrays["term_places"])
-            places = divided(arrays["term_places"], arrays["term_lengths"])
+            positions = divided(arrays["term_places"], arrays["term_lengths"])
             weights = divided(arrays["term_weights"], arrays["term_lengths"])
-            for term, lists in zip(values["terms"], zip(places, weights, strict=True), strict=True):
+            for term, lists in zip(values["terms"], zip(positions, weights, strict=True), strict=True):
                 found._new(term, lists)
         of_topics = divided(arrays["topic_places"], arrays["topic_lengths"])
         found._topics.update(zip(values["topics"], of_topics, strict=True))
@@ -171,9 +171,9 @@ class Postings:
         for other in get_close_matches(term, near, most, _LEAST_ALIKE):
             yield self._terms[other][0]
 
-    def rarity(self, places: int) -> float:
+    def rarity(self, positions: int) -> float:
         """Return the inverse document frequency of a term or topic that has this number of positions."""
-        return math.log(1 + (self._turns - places + 0.5) / (places + 0.5))
+        return math.log(1 + (self._turns - positions + 0.5) / (positions + 0.5))
 
 
 def _positions() -> array[int]:
@@ -185,16 +185,16 @@ def _letters_of(term: str) -> int:
     return reduce(or_, (1 << (ord(letter) & 63) for letter in term))
 
 
-def beside(places: Sequence[int], known: Iterable[int], first: int) -> Iterator[int]:
-    """Yield indexes of `places`: before `first` those of positions near a `known` one (sorted), then all others."""
+def beside(positions: Sequence[int], known: Iterable[int], first: int) -> Iterator[int]:
+    """Yield indexes of `positions`: before `first` those of positions near a `known` one (sorted), then all others."""
     last = -1
-    for place in known:
-        index = max(bisect_left(places, place - _REACH, 0, first), last + 1)
-        while index < first and places[index] <= place + _REACH:
+    for position in known:
+        index = max(bisect_left(positions, position - _REACH, 0, first), last + 1)
+        while index < first and positions[index] <= position + _REACH:
             yield index
             last = index
             index += 1
-    yield from range(first, len(places))
+    yield from range(first, len(positions))
 
 
 # The weight of a topic that a word of the query asks for, and of a topic that the word only belongs to.
@@ -211,9 +211,9 @@ class Profile(dict[int, float]):
             for term in terms:
                 for topic in table.get(term, ()):
                     wanted[topic] = max(wanted.get(topic, 0.0), worth * shares[term])
-        places = {topic: len(postings.of_topic(topic)) for topic in wanted}
+        positions = {topic: len(postings.of_topic(topic)) for topic in wanted}
         weights = {
-            1 << topic: postings.rarity(places[topic]) * worth for topic, worth in wanted.items() if places[topic]
+            1 << topic: postings.rarity(positions[topic]) * worth for topic, worth in wanted.items() if positions[topic]
         }
         total = sum(weights.values())
         self.topics = sum(weights)

@@ -30,10 +30,10 @@ class RunLocks:
         """Return the statements that lock a tree of runs; then no run can be added to it or cancelled in it."""
         return self._statements("lock_tree", {"root_run_id": root_run_id})
 
-    async def hold_orders(self, connection: Connection, places: Iterable[str | None]) -> None:
+    async def hold_orders(self, connection: Connection, names: Iterable[str | None]) -> None:
         """Lock the order of runs in the given conversations, which need not exist; None is ignored."""
-        for place in sorted({place for place in places if place is not None}):
-            await self._hold(connection, "lock_order", {"place": place})
+        for name in sorted({name for name in names if name is not None}):
+            await self._hold(connection, "lock_order", {"place": name})
 
     async def hold_orders_of(self, connection: Connection, run_id: str) -> None:
         """Lock the order of runs in each conversation to which a run belongs."""
@@ -71,7 +71,7 @@ class ActiveSessions(ClockedTables, sql=("runs_order.sql",)):
         return str(session_id)
 
 
-class RunPlaces(Tables, sql=("runs_order.sql",)):
+class RunPositions(Tables, sql=("runs_order.sql",)):
     """The positions of runs in agents' conversations; a run gets one when its agent knows the conversation's key."""
 
     def __init__(self, driver: Driver) -> None:
@@ -79,31 +79,31 @@ class RunPlaces(Tables, sql=("runs_order.sql",)):
         self._locks = RunLocks(driver.backend)
         self._freed = asyncio.Event()
 
-    async def has(self, run_id: str, place: str) -> bool:
+    async def has(self, run_id: str, conversation: str) -> bool:
         """Return True if a run or one of its ancestors belongs to a conversation, by its session or by a position."""
-        return await self._is("inside", parent_run_id=run_id, place=place)
+        return await self._is("inside", parent_run_id=run_id, place=conversation)
 
-    async def take(self, run_id: str, place: str) -> None:
+    async def take(self, run_id: str, conversation: str) -> None:
         """Put a queued or running run at the end of a conversation's order, unless it has a position there already."""
         async with self._driver.writing() as connection:
-            await self._locks.hold_orders(connection, [place])
-            await connection.execute(self._sql["take_place"], {"run_id": run_id, "place": place})
+            await self._locks.hold_orders(connection, [conversation])
+            await connection.execute(self._sql["take_place"], {"run_id": run_id, "place": conversation})
 
     async def of(self, run_id: str) -> list[str]:
         """Return the names of the conversations in which a run has a position; its own session is not included."""
-        return [place for (place,) in await self._driver.fetch(self._sql["places_of"], {"run_id": run_id})]
+        return [name for (name,) in await self._driver.fetch(self._sql["places_of"], {"run_id": run_id})]
 
-    async def forget(self, place: str) -> None:
+    async def forget(self, conversation: str) -> None:
         """Delete the positions that finished runs have in an erased conversation."""
-        await self._driver.write([(self._sql["forget_place"], {"place": place})])
+        await self._driver.write([(self._sql["forget_place"], {"place": conversation})])
 
-    async def leave(self, run_id: str, place: str) -> None:
+    async def leave(self, run_id: str, conversation: str) -> None:
         """Delete the position of a run in a conversation."""
-        await self._driver.write([(self._sql["leave_place"], {"run_id": run_id, "place": place})])
+        await self._driver.write([(self._sql["leave_place"], {"run_id": run_id, "place": conversation})])
 
-    async def is_first(self, run_id: str, place: str) -> bool:
+    async def is_first(self, run_id: str, conversation: str) -> bool:
         """Return True if no earlier run is queued or running in a conversation."""
-        return not await self._is("before_in", run_id=run_id, place=place)
+        return not await self._is("before_in", run_id=run_id, place=conversation)
 
     async def waits_for_itself(self, run_id: str) -> bool:
         """Return True if a run waits for itself, directly or through other runs."""
@@ -207,8 +207,8 @@ class Policies:
             or (newest.session_id != new.session_id and not (new.any_session and newest.session_id is not None))
         ):
             return None
-        places = await connection.fetch(self._sql["places_of"], {"run_id": newest.run_id})
-        if {place for (place,) in places} != set(new.places):
+        conversations = await connection.fetch(self._sql["places_of"], {"run_id": newest.run_id})
+        if {conversation for (conversation,) in conversations} != set(new.conversations):
             return None
         [(text,)] = await connection.fetch(self._sql["input"], {"run_id": newest.run_id})
         grown = compact_inputs([*inputs_of(text), RunInput(new.input, new.message_id)])

@@ -68,7 +68,7 @@ class RunOrder(ClockedTables, sql=("runs_order.sql",)):
             WrongUser: the session belongs to another user, or to none although `new` has a user.
         """
         try:
-            alone = new.parent_run_id is None and not new.places
+            alone = new.parent_run_id is None and not new.conversations
             run = await self._arrive(new, policy, owner) if alone else None
             return await self._add(new, policy, owner) if run is None else Added(run, "new")
         except DuplicateRow:
@@ -121,8 +121,8 @@ class RunOrder(ClockedTables, sql=("runs_order.sql",)):
         async with self._driver.reading() as connection:
             parameters = {"run_id": run_id}
             wanted = [(self._sql[name], parameters) for name in ("following", "places_of")]
-            following, places = await connection.fetch_each(wanted)
-        if places:
+            following, positions = await connection.fetch_each(wanted)
+        if positions:
             await self._driver.write([(self._sql["forget_places"], parameters)])
         return list(dict.fromkeys(run_id for (run_id,) in following))
 
@@ -192,7 +192,7 @@ class RunOrder(ClockedTables, sql=("runs_order.sql",)):
 
     async def _position(self, connection: Connection, new: NewRun) -> _Position:
         """Lock the order and the tree to which a new run belongs, and return its position there."""
-        await self._locks.hold_orders(connection, _places(new))
+        await self._locks.hold_orders(connection, _conversations(new))
         if new.parent_run_id is None:
             if new.session_id is None:
                 await self._locks.hold_tree(connection, new.run_id)
@@ -218,7 +218,7 @@ class RunOrder(ClockedTables, sql=("runs_order.sql",)):
 
     async def _join(self, connection: Connection, new: NewRun, policy: DoubleTexting) -> str | None:
         """Apply the policy to a message; return the id of the run that it joins, None if it needs a new run."""
-        if not (wanted := [{"place": place} for place in _places(new)]):
+        if not (wanted := [{"place": conversation} for conversation in _conversations(new)]):
             return None
         rows = await connection.fetch(for_rows(self._sql["open"], len(wanted)), row_parameters(wanted))
         turns = [OpenRun(*row) for row in rows]
@@ -232,9 +232,9 @@ class RunOrder(ClockedTables, sql=("runs_order.sql",)):
 
     async def _insert(self, connection: Connection, new: NewRun, position: _Position) -> None:
         await connection.execute(self._sql["insert"], self._parameters(new, position))
-        places = [{"run_id": new.run_id, "place": place} for place in new.places]
-        if places and not position.late:
-            await connection.execute_many(self._sql["take_place"], places)
+        conversations = [{"run_id": new.run_id, "place": conversation} for conversation in new.conversations]
+        if conversations and not position.late:
+            await connection.execute_many(self._sql["take_place"], conversations)
 
     def _parameters(self, new: NewRun, position: _Position) -> dict[str, object]:
         now = time_text(self._clock())
@@ -281,9 +281,9 @@ def _message_key(new: NewRun) -> str:
     return new.run_id if new.message_id is None else new.message_id
 
 
-def _places(new: NewRun) -> list[str]:
+def _conversations(new: NewRun) -> list[str]:
     """Return the conversations of a new run, its session first."""
-    return list(dict.fromkeys((*filter(None, [new.session_id]), *new.places)))
+    return list(dict.fromkeys((*filter(None, [new.session_id]), *new.conversations)))
 
 
 async def _there(connection: Connection, run_id: str) -> Run:

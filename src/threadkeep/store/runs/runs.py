@@ -12,7 +12,7 @@ from threadkeep.store.codec import clean_json, json_text, time_of, time_text
 from threadkeep.store.compact_json import compact
 from threadkeep.store.driver import Driver, Joined, Parameters, Row, Statement
 from threadkeep.store.retention import FinishedRuns
-from threadkeep.store.runs.conversations import ActiveSessions, RunLocks, RunPlaces
+from threadkeep.store.runs.conversations import ActiveSessions, RunLocks, RunPositions
 from threadkeep.store.runs.order import DISOWNED, RunOrder
 from threadkeep.store.runs.rows import RunRecords, fetch_run, json_of, lacks_text, run_of, short_inputs, short_result
 from threadkeep.store.runs.trace import RunTrace, TraceGroup, TraceLimits
@@ -93,7 +93,7 @@ class Runs(ClockedTables, sql=("runs.sql", "{backend}/runs.sql")):
         super().__init__(driver, clock=clock)
         self._locks = RunLocks(driver.backend)
         self.order = RunOrder(driver, clock=clock)
-        self.places = RunPlaces(driver)
+        self.positions = RunPositions(driver)
         self.trace = RunTrace(driver, clock=clock, limits=trace_limits or TraceLimits())
         self.records = RunRecords(driver)
         self.finished = FinishedRuns(driver)

@@ -286,8 +286,8 @@ class RunTrace:
 
     async def begin_tool(self, run_id: str, call_id: str, tool: str) -> ToolCall:
         """Record the start of a tool call that must not run twice; the tool may run only if the result is `fresh`."""
-        place = {"run_id": run_id, "call_id": call_id, "tool": tool, "now": time_text(self.clock())}
-        asked = [(self._sql[name], place) for name in ("keep_run", "begin_tool", "tool_call")]
+        parameters = {"run_id": run_id, "call_id": call_id, "tool": tool, "now": time_text(self.clock())}
+        asked = [(self._sql[name], parameters) for name in ("keep_run", "begin_tool", "tool_call")]
         kept, fresh, found = await self._driver.write(asked)
         if not kept:
             return ToolCall("gone")

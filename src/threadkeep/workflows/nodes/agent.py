@@ -23,7 +23,7 @@ from threadkeep.agent.conversion import text_of
 from threadkeep.agent.knowledge_tools import MemoryToolKind, knowledge_tools
 from threadkeep.agent.lookup_tools import history_tools
 from threadkeep.agent.middleware import SessionMemory
-from threadkeep.agent.turn_options import CallPlace, NodeTurnOptions, TurnOptions
+from threadkeep.agent.turn_options import CallSite, NodeTurnOptions, TurnOptions
 from threadkeep.errors import InvalidInput
 from threadkeep.workflows.nodes.base import Again, NodeKind, Reference, Step, import_named
 from threadkeep.workflows.nodes.conversations import (
@@ -236,7 +236,7 @@ def _user_of(_: RunnableConfig) -> str | None:
     return context.conversation.user_id if context is not None else None
 
 
-def _call_of(_: RunnableConfig) -> CallPlace | None:
+def _call_of(_: RunnableConfig) -> CallSite | None:
     context = step_context()
     return context.conversation.call if context is not None else None
 

@@ -14,10 +14,10 @@ from langgraph.store.base import BaseStore
 from pydantic import AfterValidator, BaseModel, Field, StrictFloat, StrictInt
 
 from threadkeep.agent.holding import run_hold
-from threadkeep.agent.turn_options import CallPlace
+from threadkeep.agent.turn_options import CallSite
 from threadkeep.errors import StoreError
 from threadkeep.graph_store.layout import CHUNK_SIZE, GraphLayout
-from threadkeep.history.graph_conversations import order_name, place_in
+from threadkeep.history.graph_conversations import location_in, order_name
 from threadkeep.history.keys import KEY_CANDIDATES, KEY_TEMPLATE, KeyResolution, channel_of, escape_key, resolve_key
 from threadkeep.history.memory import Memory
 from threadkeep.observe import Channel, KeyResolutionFailed, ReadFailed
@@ -152,7 +152,7 @@ class Conversation:
     memory: Memory
     session_id: str
     user_id: str | None
-    call: CallPlace
+    call: CallSite
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,7 +172,7 @@ def step_context() -> StepContext | None:
 def run_conversation(step: Step) -> Conversation:
     """Return a conversation for this run only, which has no earlier turns and is not stored."""
     context = step.context
-    call = CallPlace(context.run_id, step.name, context.session_id, transcript=False)
+    call = CallSite(context.run_id, step.name, context.session_id, transcript=False)
     memory = context.resources.memory.null_memory()
     return Conversation("run", memory, f"run:{escape_key(context.run_id)}", context.user_id, call)
 
@@ -182,7 +182,7 @@ def session_conversation(step: Step) -> Conversation:
     context = step.context
     if context.session_id is None:
         return run_conversation(step)
-    call = CallPlace(context.run_id, step.name, context.session_id)
+    call = CallSite(context.run_id, step.name, context.session_id)
     return Conversation("session", context.resources.memory, context.session_id, context.user_id, call)
 
 
@@ -204,19 +204,19 @@ async def wait_for_turn(step: Step, name: str) -> None:
     memory, run_id, seconds = step.context.resources.memory, step.context.run_id, _FIRST_LOOK_SECONDS
     with contextlib.suppress(StoreError):
         while not await _is_turn(memory, run_id, name):
-            if seconds >= _LONGEST_LOOK_SECONDS and await memory.runs.places.waits_for_itself(run_id):
-                await memory.runs.places.leave(run_id, name)
+            if seconds >= _LONGEST_LOOK_SECONDS and await memory.runs.positions.waits_for_itself(run_id):
+                await memory.runs.positions.leave(run_id, name)
                 return
-            await memory.runs.places.freed(seconds)
+            await memory.runs.positions.freed(seconds)
             seconds = min(2 * seconds, _LONGEST_LOOK_SECONDS)
 
 
 async def _is_turn(memory: Memory, run_id: str, name: str) -> bool:
-    places = memory.runs.places
+    positions = memory.runs.positions
     with waiting_until(time.monotonic() + memory.pending.wait_seconds):
-        if not await places.has(run_id, name):
-            await places.take(run_id, name)
-        return await places.is_first(run_id, name)
+        if not await positions.has(run_id, name):
+            await positions.take(run_id, name)
+        return await positions.is_first(run_id, name)
 
 
 async def store_conversation(step: Step, layout: GraphLayout, key: str) -> Conversation:
@@ -238,7 +238,7 @@ async def store_conversation(step: Step, layout: GraphLayout, key: str) -> Conve
     if (hold := run_hold.get()) is not None:
         hold.sessions.append(other.session(key, user_id=context.user_id))
     if keeps:
-        call = CallPlace(context.run_id, step.name, key)
+        call = CallSite(context.run_id, step.name, key)
         return Conversation("session", memory, key, context.user_id, call)
-    call = CallPlace(context.run_id, step.name, context.session_id, place_in(layout, key))
+    call = CallSite(context.run_id, step.name, context.session_id, location_in(layout, key))
     return Conversation("store", other, key, context.user_id, call)
