@@ -367,3 +367,12 @@ async def test_duplicates_are_in_the_order_of_the_turn(
         await session.append([Message("user", "one", id="1"), Message("user", "two", id="2")])
         receipt = await session.append([Message("user", name, id=name) for name in ("2", "3", "1")])
         assert (receipt.duplicates, receipt.ids) == (("2", "1"), ("2", "3", "1"))
+
+
+async def test_answers_in_the_session_of_another_user_are_not_found(memory: Memory) -> None:
+    """As with all other reads, even if the caller knows the question."""
+    mine = memory.session("room", user_id="u1")
+    await mine.append([Message("user", "q", id="q"), Message("assistant", "a", id="a", answers="q")])
+    [question, answer] = await mine.tail(2)
+    assert await mine.answers_to(question) == await memory.session("room").answers_to(question) == [answer]
+    assert await memory.session("room", user_id="u2").answers_to(question) == []

@@ -297,7 +297,7 @@ class Session:
     async def answers_to(self, question: Message) -> list[Message]:
         """Return the complete answers to a message, stored or pending, in order; one for each author and ordinal."""
         waiting = [one for one in self.waiting() if one.answers == question.id and one.status == "complete"]
-        if question.seq is None:
+        if question.seq is None or (self.user_id is not None and await self._info() is None):
             return waiting
         async with ReportedRead(self._events):
             stored = await self._transcripts.answers_to(self.session_id, question)
