@@ -17,6 +17,7 @@ from threadkeep import (
     Memory,
     MemoryOptions,
     Message,
+    Retention,
     SessionNotFound,
     WrongUser,
     open_memory,
@@ -376,3 +377,12 @@ async def test_answers_in_the_session_of_another_user_are_not_found(memory: Memo
     [question, answer] = await mine.tail(2)
     assert await mine.answers_to(question) == await memory.session("room").answers_to(question) == [answer]
     assert await memory.session("room", user_id="u2").answers_to(question) == []
+
+
+@pytest.mark.parametrize("wrong", [None, 5, {"max_messages": 5}, Retention()])
+def test_a_retention_has_limits_only(wrong: Any) -> None:
+    """Anything else is refused at once, not by each retention round."""
+    with pytest.raises(InvalidInput, match="are RetentionLimits"):
+        Retention(archive=wrong)
+    with pytest.raises(InvalidInput, match="are RetentionLimits"):
+        Retention(delete=wrong)

@@ -83,6 +83,11 @@ class Retention:
     archive: RetentionLimits = RetentionLimits()
     delete: RetentionLimits = RetentionLimits()
 
+    def __post_init__(self) -> None:
+        """Reject limits of another type, because every retention round would fail with them."""
+        if not isinstance(self.archive, RetentionLimits) or not isinstance(self.delete, RetentionLimits):
+            raise InvalidInput("archive and delete of a Retention are RetentionLimits; RetentionLimits() is no limit.")
+
     @property
     def nothing(self) -> bool:
         """True if no limit is set, so that everything stays."""
