@@ -15,10 +15,13 @@ from tests.graph_store.damaging import rewrite
 from tests.runs.chatting import ROOM, WATCHFUL, Chats, said
 from tests.runs.desk import eventually, living_process
 from threadkeep import Interrupted, Memory, MemoryOptions, open_memory
+from threadkeep.errors import StoreUnavailable
 from threadkeep.graph_store.index import SessionIndex
 from threadkeep.graph_store.indexed import IndexedTranscripts
 from threadkeep.graph_store.writing import ConversationWriter
-from threadkeep.records.runs import NewRun, RunQuery
+from threadkeep.records.runs import NewRun, Run, RunQuery
+from threadkeep.runs.endings import ActiveRun, RunEndings
+from threadkeep.runs.streams import Outcome
 from threadkeep.store.tables import TableTranscripts
 from threadkeep.testing import Gate, ScriptedModel, SettableClock
 
@@ -63,6 +66,39 @@ async def test_a_process_that_wakes_up_late_stores_no_second_answer(
         assert (await other.ask(said("hi", ID))).response == "hello"
         gate.open()
         await turn.answer()
+        assert await kept(memories[0], ROOM) == [("user", "hi"), ("assistant", "hello")]
+
+
+async def test_a_loss_that_is_noticed_at_the_end_of_a_run_tells_no_second_answer(
+    shared_url: str, memory_options: MemoryOptions, make_chat: Chats, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The trace notices the loss while the end waits for a database that does not say who owns the run."""
+    async with AsyncExitStack() as stack:
+        memories = [await stack.enter_async_context(open_memory(shared_url, options=memory_options)) for _ in "ab"]
+        gate, ending = Gate(), list[ActiveRun]()
+        stalled = make_chat(memories[0], ScriptedModel([["hello from ", gate, "the late one"]]))
+        turn = stalled.begin(said("hi", ID))
+        await gate.reached()
+        monkeypatch.setattr("threadkeep.runs.engine.engine._names", set())
+        other = make_chat(memories[1], ScriptedModel(["hello"]), runs=WATCHFUL)
+        assert (await other.ask(said("hi", ID))).response == "hello"
+        read, end = memories[0].runs.run, RunEndings.end
+
+        async def ended(endings: RunEndings, active: ActiveRun, outcome: Outcome) -> Outcome | None:
+            ending.append(active)
+            return await end(endings, active, outcome)
+
+        async def unavailable(run_id: str) -> Run | None:
+            for active in ending:
+                active.cancel("lost")
+                raise StoreUnavailable("The database does not answer.")
+            return await read(run_id)
+
+        monkeypatch.setattr(memories[0].runs, "run", unavailable)
+        monkeypatch.setattr(RunEndings, "end", ended)
+        gate.open()
+        assert (await turn.answer()).response == "hello"
+        ending.clear()
         assert await kept(memories[0], ROOM) == [("user", "hi"), ("assistant", "hello")]
 
 

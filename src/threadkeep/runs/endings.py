@@ -159,7 +159,8 @@ class RunEndings:
             if await self._end_with_answer(active, outcome):
                 active.stream.set_outcome(outcome)
                 return outcome
-            if active.hold.lost or await self._is_lost(active.run):
+            # The trace may notice the loss while `_is_lost` waits; `hold.store` would then store nothing.
+            if active.hold.lost or await self._is_lost(active.run) or active.hold.lost:
                 active.hold.lost = True
                 await self._memory.settle_run(active.run.run_id, elsewhere=True)
                 return None
