@@ -14,7 +14,6 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, Remove
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import var_child_runnable_config
 from langchain_core.utils.uuid import uuid7
-from langgraph.pregel._messages import StreamMessagesHandler
 from langgraph.runtime import Runtime
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import to_json
@@ -45,7 +44,7 @@ def repeated(answer: AIMessage, messages: Sequence[BaseMessage], *, is_data: boo
     id, return a copy with a new id. Later model calls do not receive this copy. Otherwise the answer keeps its id. If
     `is_data` is True, the state's message may be the tool call of a structured response.
     """
-    there = next((place for place, one in enumerate(messages) if one.id == answer.id), None)
+    there = next((index for index, one in enumerate(messages) if one.id == answer.id), None)
     if there is None:
         return answer
     known, later = messages[there], messages[there + 1 :]
@@ -89,8 +88,9 @@ def stream_again(answer: BaseMessage) -> None:
     """Make LangGraph stream a repeated answer at the end of its node, even if the node's input has the answer too."""
     callbacks = (var_child_runnable_config.get() or {}).get("callbacks")
     for handler in callbacks.handlers if isinstance(callbacks, BaseCallbackManager) else ():
-        if isinstance(handler, StreamMessagesHandler) and answer.id is not None:
-            handler.seen.discard(answer.id)
+        # LangGraph does not stream a message whose id it has seen. Its class is internal and may change.
+        if isinstance(seen := getattr(handler, "seen", None), set):
+            seen.discard(answer.id)
 
 
 def _as_sent(message: BaseMessage) -> tuple[str, bool]:

@@ -211,8 +211,8 @@ def _not_read(recollection: Recollection, low: int) -> dict[int, ExclusionReason
     single = any(gap.reason in _SINGLE for gap in recollection.excluded)
     if not single and end is not None and end - low == len(messages) and (not messages or messages[0].seq == low):
         return {}
-    folded = _seqs_out_for(recollection, "folded")
-    superseded = _seqs_out_for(recollection, "superseded")
+    folded = _excluded_seqs(recollection, "folded")
+    superseded = _excluded_seqs(recollection, "superseded")
     read = folded.union(superseded, (row.seq for row in messages if row.seq is not None))
     high = end or max(read, default=0) + 1
     # The other unread messages before the question are notes of the system, which no window contains.
@@ -233,7 +233,7 @@ def dropped(draft: Draft, rows: Rows, recollection: Recollection) -> int:
     return max(recollection.dropped - again, 0) + out + unsummarised
 
 
-def _seqs_out_for(recollection: Recollection, reason: ExclusionReason) -> set[int]:
+def _excluded_seqs(recollection: Recollection, reason: ExclusionReason) -> set[int]:
     """Return each `seq` before the question that is excluded for the given reason."""
     gaps = (gap for gap in recollection.excluded if gap.reason == reason)
     end = recollection.end

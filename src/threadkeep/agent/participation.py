@@ -272,9 +272,10 @@ class Participation:
         with contextlib.suppress(StoreError, TimeoutError):
             if end < len(question):
                 async with self.session.timeout():
-                    asked = await self.session.find(id_of(question[end - 1]) or "")
-                    following = await self.session.find(id_of(question[end]) or "")
-                if (asked and (asked.run_id,)) != (following and (following.run_id,)):
+                    rows = [await self.session.find(id_of(one) or "") for one in question[end - 1 : end + 1]]
+                # A stored message without a run differs from one that is not stored.
+                asked, following = [None if row is None else (row.run_id,) for row in rows]
+                if asked != following:
                     return question[:end]
         return question
 
