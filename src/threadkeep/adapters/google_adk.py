@@ -77,8 +77,8 @@ class SessionService(BaseSessionService):
         item = {"state": _state_of_session(state), "created": time.time(), **_long_id(stored, session_id)}
         first = f"{_REVISION}{await first_revision(stored)}"
         note = item_message(_NAME, item, role=None, text="[session]", message_id=first)
-        there = await self._read(app_name, user_id, session_id) is not None
-        if there or not await self._append(stored, app_name, state, note):
+        exists = await self._read(app_name, user_id, session_id) is not None
+        if exists or not await self._append(stored, app_name, state, note):
             raise AlreadyExistsError(f"Session with id {session_id} already exists.")
         return cast("Session", await self.get_session(app_name=app_name, user_id=user_id, session_id=session_id))
 
@@ -139,11 +139,11 @@ class SessionService(BaseSessionService):
         stored = self._session(session.app_name, session.user_id, session.id)
         revision = await self._revision(session, stored)
         item: dict[str, Json] = {"event": event.model_dump(mode="json", exclude_none=True)}
-        said = _message(event)
-        messages = [] if said is None else [said.with_fields(original={_NAME: item})]
+        message = _message(event)
+        messages = [] if message is None else [message.with_fields(original={_NAME: item})]
         note = item_message(
             _NAME,
-            {**({"said": event.id} if said else item), **_long_id(stored, session.id)},
+            {**({"said": event.id} if message else item), **_long_id(stored, session.id)},
             role=None,
             text="[event]",
             message_id=f"{_REVISION}{revision + 1}",

@@ -182,8 +182,8 @@ def _quoted(lines: Sequence[str]) -> str:
 
 def _described(info: SessionInfo) -> str:
     """Quote the id, the number of messages and the title of a session."""
-    said = f"{info.session_id} · {info.message_count} messages · {info.title or 'no title'}"
-    return quoted_text("session", said)
+    text = f"{info.session_id} · {info.message_count} messages · {info.title or 'no title'}"
+    return quoted_text("session", text)
 
 
 def _failure(error: ThreadkeepError) -> ToolError:

@@ -33,8 +33,8 @@ def answered_before(answer: AIMessage, request: ModelRequest[Any], config: Runna
     """
     data = answer.additional_kwargs.get(STRUCTURED)
     structured = _structured(text_of(answer) if data is None else data, request.response_format)
-    said = repeated(named_as_agent(answer, config), request.messages, is_data=structured is not None)
-    return ModelResponse(result=[said], structured_response=structured)
+    reply = repeated(named_as_agent(answer, config), request.messages, is_data=structured is not None)
+    return ModelResponse(result=[reply], structured_response=structured)
 
 
 def repeated(answer: AIMessage, messages: Sequence[BaseMessage], *, is_data: bool = False) -> AIMessage:
@@ -44,10 +44,10 @@ def repeated(answer: AIMessage, messages: Sequence[BaseMessage], *, is_data: boo
     id, return a copy with a new id. Later model calls do not receive this copy. Otherwise the answer keeps its id. If
     `is_data` is True, the state's message may be the tool call of a structured response.
     """
-    there = next((index for index, one in enumerate(messages) if one.id == answer.id), None)
-    if there is None:
+    position = next((index for index, one in enumerate(messages) if one.id == answer.id), None)
+    if position is None:
         return answer
-    known, later = messages[there], messages[there + 1 :]
+    known, later = messages[position], messages[position + 1 :]
     question = known.response_metadata.get(ANSWERS)
     others = [
         one
@@ -80,8 +80,8 @@ def restored(
     """
     known = {told.id, *earlier_ids}
     added = [RemoveMessage(str(one.id)) for one in messages if isinstance(one, AIMessage) and one.id not in known]
-    said = next((_as_sent(message) for message in messages if message.id == told.id), None)
-    return {"messages": [*added, told]} if added or said != _as_sent(told) else None
+    current = next((_as_sent(message) for message in messages if message.id == told.id), None)
+    return {"messages": [*added, told]} if added or current != _as_sent(told) else None
 
 
 def stream_again(answer: BaseMessage) -> None:
@@ -162,7 +162,7 @@ def has_detector(kind: str) -> bool:
     return True
 
 
-def storable(said: BaseMessage | str, kinds: Collection[str], *, whole: bool) -> BaseMessage | str:
+def storable(answer: BaseMessage | str, kinds: Collection[str], *, whole: bool) -> BaseMessage | str:
     """Return an answer with data of these kinds redacted; an empty text if one of the kinds has no built-in detector.
 
     Args:
@@ -171,8 +171,8 @@ def storable(said: BaseMessage | str, kinds: Collection[str], *, whole: bool) ->
         whole: True if the answer is complete. The end of an incomplete answer is removed (`HELD_BACK_CHARACTERS`).
     """
     if not kinds:
-        return said
-    text = received = said if isinstance(said, str) else text_of(said)
+        return answer
+    text = received = answer if isinstance(answer, str) else text_of(answer)
     for kind in kinds:
         try:
             middleware = PIIMiddleware(kind, apply_to_input=False, apply_to_output=True)
@@ -183,9 +183,9 @@ def storable(said: BaseMessage | str, kinds: Collection[str], *, whole: bool) ->
             text = text_of(update["messages"][-1])
     if not whole:
         text = text[:-HELD_BACK_CHARACTERS]
-    if text == received or isinstance(said, str):
-        return said if text == received else text
-    return AIMessage(text, id=said.id)
+    if text == received or isinstance(answer, str):
+        return answer if text == received else text
+    return AIMessage(text, id=answer.id)
 
 
 type Finding = Literal["summaries", "cleared", "behind", "model", "before"]

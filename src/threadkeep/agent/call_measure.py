@@ -165,9 +165,9 @@ def _tokens(value: object) -> int | None:
 
 def tools_text(tools: Sequence[object]) -> str:
     """Return the tools as the JSON that a provider receives and counts as input."""
-    told = list(tools)
+    converted = list(tools)
     for index, tool in enumerate(tools):
         # LangChain cannot convert a tool in a provider's own form, and sends it unchanged.
         with suppress(ValueError, TypeError):
-            told[index] = convert_to_openai_tool(cast("dict[str, Any]", tool))
-    return json.dumps(told, ensure_ascii=False, default=str) if told else ""
+            converted[index] = convert_to_openai_tool(cast("dict[str, Any]", tool))
+    return json.dumps(converted, ensure_ascii=False, default=str) if converted else ""

@@ -219,8 +219,8 @@ class Difference:
         keys = [_key(entry) for entry in before.manifest.entries], [_key(entry) for entry in after.manifest.entries]
         shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(*keys, strict=False)))
         came = tuple(message for message in after.messages if _key(message.entry) not in keys[0])
-        gone = (message for message in before.messages if _key(message.entry) not in keys[1])
-        went = tuple((message, _departure(message.entry, before.manifest, after.manifest)) for message in gone)
+        removed = (message for message in before.messages if _key(message.entry) not in keys[1])
+        went = tuple((message, _departure(message.entry, before.manifest, after.manifest)) for message in removed)
         return cls(before, after, shared, came, went)
 
     @property
@@ -237,11 +237,11 @@ class Difference:
     @property
     def gone(self) -> dict[str, list[SeenMessage]]:
         """The removed messages, grouped by the reason in words."""
-        gone: dict[str, list[SeenMessage]] = {}
+        removed: dict[str, list[SeenMessage]] = {}
         for message, reason in self.went:
             words = _WORDS.get(reason) or in_words(cast("ExclusionReason", reason), self.after.manifest)
-            gone.setdefault(words, []).append(message)
-        return gone
+            removed.setdefault(words, []).append(message)
+        return removed
 
     def to_dict(self) -> dict[str, object]:
         """Return the difference as JSON values."""

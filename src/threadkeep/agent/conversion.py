@@ -80,8 +80,8 @@ def _refusal(message: BaseMessage) -> str:
         return ""
     blocks = [block for block in message.content if isinstance(block, dict)]
     given = [block.get("value") if block.get("type") == "non_standard" else block for block in blocks]
-    said = (one.get("refusal") for one in (message.additional_kwargs, *given) if isinstance(one, Mapping))
-    return "\n".join(words for words in said if isinstance(words, str))
+    refusals = (one.get("refusal") for one in (message.additional_kwargs, *given) if isinstance(one, Mapping))
+    return "\n".join(words for words in refusals if isinstance(words, str))
 
 
 def transcript_text(message: BaseMessage) -> str:
@@ -116,8 +116,8 @@ def opinion_of(message: BaseMessage) -> tuple[float | None, bool]:
 
     Both are in the answer's `response_metadata`, as `confidence` (a finite number) and `escalated` (True).
     """
-    told = message.response_metadata if isinstance(message, AIMessage) else {}
-    confidence, escalated = told.get("confidence"), told.get("escalated") is True
+    reported = message.response_metadata if isinstance(message, AIMessage) else {}
+    confidence, escalated = reported.get("confidence"), reported.get("escalated") is True
     if isinstance(confidence, int | float) and not isinstance(confidence, bool) and math.isfinite(confidence):
         return float(confidence), escalated
     return None, escalated
@@ -203,9 +203,9 @@ def _author(message: BaseMessage) -> str | None:
 
 
 def _sent_at(message: BaseMessage) -> datetime | None:
-    told = message.response_metadata.get(SENT_AT) if isinstance(message, HumanMessage) else None
+    reported = message.response_metadata.get(SENT_AT) if isinstance(message, HumanMessage) else None
     try:
-        moment = datetime.fromisoformat(told) if isinstance(told, str) else None
+        moment = datetime.fromisoformat(reported) if isinstance(reported, str) else None
     except ValueError:
         return None
     return moment if moment is not None and moment.tzinfo is not None else None

@@ -137,8 +137,8 @@ class TurnHooks:
         part.model_failed = failed
         part.said_ids |= {message.id for message in response.result}
         if isinstance(final, AIMessage) and not final.tool_calls:
-            said = storable(final, part.redacted, whole=True)
-            part.hold(said, "failed" if failed else "interrupted", step.call.runtime)
+            answer = storable(final, part.redacted, whole=True)
+            part.hold(answer, "failed" if failed else "interrupted", step.call.runtime)
         else:
             part.discard()
 
@@ -147,9 +147,9 @@ class TurnHooks:
         part = step.part
         part.root.call_ends()
         part.partial = None
-        said = storable(step.partial.text, part.redacted, whole=False)
+        answer = storable(step.partial.text, part.redacted, whole=False)
         if not isinstance(error, Exception):
-            await self._interrupt(part, said)
+            await self._interrupt(part, answer)
             return
         part.root.release_session()
         step.turn.keep()
@@ -165,7 +165,7 @@ class TurnHooks:
                     session_id=session_id,
                 )
             )
-            part.hold(said, "failed", step.call.runtime)
+            part.hold(answer, "failed", step.call.runtime)
 
     async def begin_tool_call(self, call: AgentCall, request: ToolCallRequest) -> ToolStep | None:
         """Count a tool call as open and return it; return None if the agent does not take part in the turn."""
@@ -200,14 +200,14 @@ class TurnHooks:
                 part.root.release(part.author, part.key)
             part.root.release_session()
             return
-        said = next((message for message in reversed(call.messages) if isinstance(message, AIMessage)), None)
+        newest = next((message for message in reversed(call.messages) if isinstance(message, AIMessage)), None)
         await part.begin(call.messages)
-        await self._interrupt(part, AIMessage(text_of(said), id=said.id) if said else "")
+        await self._interrupt(part, AIMessage(text_of(newest), id=newest.id) if newest else "")
 
-    async def _interrupt(self, part: Participation, said: BaseMessage | str) -> None:
+    async def _interrupt(self, part: Participation, answer: BaseMessage | str) -> None:
         """Store the text of a cancelled call, then release the session for its next turn."""
         try:
-            await part.end(said, "interrupted")
+            await part.end(answer, "interrupted")
         finally:
             part.root.release_session()
 
@@ -225,8 +225,8 @@ class TurnHooks:
                 if turn.answered is not None:
                     part.root.add_answer(turn.answered, part.author)
                 await turn.settle()
-                told = part.told_again
-                return None if told is None else restored(state["messages"], told, part.earlier_ids)
+                repeated = part.told_again
+                return None if repeated is None else restored(state["messages"], repeated, part.earlier_ids)
             failed = part.model_failed or is_limit_notice(answer, part.said_ids)
             winner = await part.end(answer, "failed" if failed else "complete")
         finally:

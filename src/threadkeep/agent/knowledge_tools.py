@@ -213,7 +213,7 @@ class _KnowledgeTools:
             known = fact.confirmed > 1
             return "Known already, and confirmed now." if known else f"Remembered under the key {fact.key}."
 
-        return await self._written(runtime, about, remember, said=f"{key}: {value}", refused="Not remembered.")
+        return await self._written(runtime, about, remember, quote=f"{key}: {value}", refused="Not remembered.")
 
     async def promote(
         self,
@@ -236,7 +236,7 @@ class _KnowledgeTools:
             promoted = await self._memory.graphiti.promote(promotion, scope.owner, evidence=evidence)
             return f"Stored under the key {promoted.fact.key}."
 
-        return await self._written(runtime, about, promote, said=text, refused="Not stored.")
+        return await self._written(runtime, about, promote, quote=text, refused="Not stored.")
 
     async def recall(self, query: str, runtime: ToolRuntime[Any, Any]) -> str:
         """Recall what was remembered in earlier conversations about something.
@@ -263,8 +263,8 @@ class _KnowledgeTools:
         """
 
         async def forget(_: Session, scope: Scope) -> str:
-            gone = await self._memory.knowledge.forget(scope, key)
-            return "Forgotten." if gone else "Nothing is known under this key."
+            forgotten = await self._memory.knowledge.forget(scope, key)
+            return "Forgotten." if forgotten else "Nothing is known under this key."
 
         failed = "The memory cannot be written just now; nothing was forgotten."
         return await self._written(runtime, about, forget, refused="Nothing was forgotten.", failed=failed)
@@ -306,20 +306,20 @@ class _KnowledgeTools:
         about: ScopeKind,
         work: Callable[[Session, Scope], Awaitable[str]],
         *,
-        said: str = "",
+        quote: str = "",
         refused: str,
         failed: str = _NOT_WRITTEN,
     ) -> str:
         """Await `work` with the run's scope `about`; return the tool's answer, or the reason why nothing was written.
 
-        Nothing is written if the run does not have this scope, or if `said` looks like a secret.
+        Nothing is written if the run does not have this scope, or if `quote` looks like a secret.
         """
         session = self._scopes.session(runtime.config)
         usable, unusable = self._scopes.of(session, runtime.config)
         if (scope := usable.get(about)) is None:
             why = f" {unusable[about]}" if about in unusable else ""
             return f"This run has no memory about the {about}; it has one about: {', '.join(usable) or 'nothing'}.{why}"
-        if looks_like_secret(said):
+        if looks_like_secret(quote):
             return _REFUSED
         try:
             async with session.timeout():

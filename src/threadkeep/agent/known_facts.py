@@ -250,7 +250,7 @@ def _graph_reference(rank: int, fact: RecalledFact) -> FactReference:
 
 def reference_of(fact: Fact) -> FactReference:
     """Return the reference to a fact for a manifest; it contains no text of the fact."""
-    said = [
+    asked = [
         TurnReference(origin.session_id, origin.seq) for origin in fact.evidence if origin.session_id and origin.seq
     ]
-    return FactReference(fact.id, fact.scope.kind, since=fact.valid_from.astimezone(UTC).date(), evidence=tuple(said))
+    return FactReference(fact.id, fact.scope.kind, since=fact.valid_from.astimezone(UTC).date(), evidence=tuple(asked))

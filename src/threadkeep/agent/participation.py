@@ -304,10 +304,10 @@ class Participation:
         Middleware that shortens the state, such as `SummarizationMiddleware`, removes the question of a long run.
         """
         asked = {id_of(message) for message in self.root.question}
-        there = {found for message in messages if (found := id_of(message)) in asked}
-        if self.root.question_id in there:
+        present = {found for message in messages if (found := id_of(message)) in asked}
+        if self.root.question_id in present:
             self._question = [message for message in messages if id_of(message) in asked]
-        missing = [message for message in self._question if id_of(message) in asked - there]
+        missing = [message for message in self._question if id_of(message) in asked - present]
         begin = steps_begin(messages, self.said_ids) if missing else 0
         return [*messages[:begin], *missing, *messages[begin:]]
 
@@ -329,12 +329,12 @@ class Participation:
         if not question and any(isinstance(one, HumanMessage) and not is_question(one) for one in messages):
             question = self._question = await unanswered_question(self.session, self.run_id)
         after = next((index for index, message in enumerate(messages) if message is question[-1]), 0) if question else 0
-        said = [message for message in messages[after + 1 :] if isinstance(message, AIMessage)]
-        if said and (marked := said[-1].response_metadata.get(ANSWERS)) is not None:
+        replies = [message for message in messages[after + 1 :] if isinstance(message, AIMessage)]
+        if replies and (marked := replies[-1].response_metadata.get(ANSWERS)) is not None:
             question = [message for message in messages if message.id == marked] or question
         self.root.begin(question)
         turn = self._open(question)
-        if said:
+        if replies:
             await turn.go_on()
         else:
             await turn.begin(self.metadata)
@@ -368,13 +368,13 @@ class Participation:
         self._begun = [begun for begun in self._begun if begun() is not None] + [writer]
         self.root.writers.append(writer)
 
-    def hold(self, said: BaseMessage | str, status: Status, runtime: Runtime[Any]) -> None:
+    def hold(self, answer: BaseMessage | str, status: Status, runtime: Runtime[Any]) -> None:
         """Hold an answer in memory until the run ends or continues. A timer stores it if the run makes no further call.
 
         Only if an earlier node of the run had the same stream writer, the writer is known to live as long as the run.
         """
         self.stop_waiting()
-        self.text, self.status = said, status
+        self.text, self.status = answer, status
         writer = weakref.ref(runtime.stream_writer)
         # Weak references to the same live object are equal.
         self._all_runs_known = self._all_runs_known and writer in self._begun
@@ -420,13 +420,13 @@ class Participation:
         if self.registry.calls.get(self.key) is self:
             del self.registry.calls[self.key]
 
-    async def end(self, said: BaseMessage | str, status: Status) -> AIMessage | None:
+    async def end(self, answer: BaseMessage | str, status: Status) -> AIMessage | None:
         """Store the answer of a call that has ended. Return the answer that was stored in its place, or None."""
         self.leave()
         if self.turn is None:
             return None
-        winner = await self.turn.close(said, status)
-        final = said if winner is None else winner
+        winner = await self.turn.close(answer, status)
+        final = answer if winner is None else winner
         if status == "complete" and isinstance(final, BaseMessage):
             self.root.add_answer(final, self.author)
         return winner

@@ -156,12 +156,12 @@ class PromptTemplate:
             if text and name not in named:
                 raise InvalidInput(f"The prompt template has no {{{{{name}}}}}, and one is given: add the placeholder.")
         system = [one for one in messages if role_of(one) == "system"] if "system" in named else []
-        said = [one for one in messages if not system or role_of(one) != "system"]
-        start = max((index for index, one in enumerate(said) if role_of(one) == "user"), default=len(said))
+        shown = [one for one in messages if not system or role_of(one) != "system"]
+        start = max((index for index, one in enumerate(shown) if role_of(one) == "user"), default=len(shown))
         values = {
             "system": "\n\n".join(map(text_of, system)),
-            "history": flatten_messages(said[:start]),
-            "input": "\n\n".join([*map(text_of, said[start : start + 1]), *_flat(said[start + 1 :])]),
+            "history": flatten_messages(shown[:start]),
+            "input": "\n\n".join([*map(text_of, shown[start : start + 1]), *_flat(shown[start + 1 :])]),
             **given,
         }
         # Substitute all placeholders in one pass, so that inserted text is not rendered again.

@@ -244,16 +244,16 @@ def superseded_indexes(messages: Sequence[BaseMessage], superseded: Collection[s
 
     The steps of an answer are the tool calls and results before it; the steps of a question are those after it.
     """
-    gone: set[int] = set()
+    found: set[int] = set()
     for index, message in enumerate(messages):
         if id_of(message) not in superseded:
             continue
-        gone.add(index)
+        found.add(index)
         if isinstance(message, HumanMessage):
-            gone.update(_steps(messages, range(index + 1, len(messages))))
+            found.update(_steps(messages, range(index + 1, len(messages))))
         else:
-            gone.update(_steps(messages, range(index - 1, -1, -1)))
-    return gone
+            found.update(_steps(messages, range(index - 1, -1, -1)))
+    return found
 
 
 def first_since(forgotten: Collection[str], before: Sequence[BaseMessage]) -> int:

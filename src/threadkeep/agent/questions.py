@@ -64,8 +64,8 @@ def steps_begin(messages: Sequence[BaseMessage], said_ids: Container[str | None]
     begin = len(messages)
     for index in range(begin - 1, -1, -1):
         message = messages[index]
-        said = isinstance(message, AIMessage) and (message.tool_calls or message.id in said_ids)
-        if said or isinstance(message, ToolMessage):
+        is_step = isinstance(message, AIMessage) and (message.tool_calls or message.id in said_ids)
+        if is_step or isinstance(message, ToolMessage):
             begin = index
         elif not is_question(message):
             break
@@ -217,23 +217,23 @@ def known_messages(
     row, which are older or written by the program. With `by_position`, an answer at the position of a stored answer is
     known, because clients may change the text. If no message is known, no message counts as changed.
     """
-    told = _sent(messages, rows, digest)
-    pairs = _aligned(told, rows)
-    found = KnownMessages({told[at].index: rows[row] for at, row in pairs})
+    sent = _sent(messages, rows, digest)
+    pairs = _aligned(sent, rows)
+    found = KnownMessages({sent[at].index: rows[row] for at, row in pairs})
     if not pairs:
         return found
     free = [row for index, row in enumerate(rows) if index not in {row for _, row in pairs}]
-    for gap, beside in _gaps(pairs, len(told), len(rows)):
-        opposite = _opposite([told[at] for at in gap], rows, beside) if by_position else []
-        for at, there in zip_longest(gap, opposite):
-            one = told[at]
+    for gap, beside in _gaps(pairs, len(sent), len(rows)):
+        opposite = _opposite([sent[at] for at in gap], rows, beside) if by_position else []
+        for at, answer in zip_longest(gap, opposite):
+            one = sent[at]
             row = next((row for row in free if one.is_row(row)), None)
             if row is not None:
                 free.remove(row)
             elif one.role == "user":
                 found.changed.append(one.index)
-            elif there is not None and _is_answer(there):
-                row = there
+            elif answer is not None and _is_answer(answer):
+                row = answer
             if row is not None:
                 found.rows[one.index] = row
     return found
@@ -246,10 +246,10 @@ def _opposite(gap: Sequence[_Sent], rows: Sequence[Message], beside: range) -> S
     """
     if len(gap) == len(beside):
         return rows[beside.start : beside.stop]
-    said = [*takewhile(lambda one: one.role == "assistant", gap)]
+    replies = [*takewhile(lambda one: one.role == "assistant", gap)]
     spoken = takewhile(lambda row: row.role == "assistant", rows[beside.start : beside.stop] if beside.start else ())
     answers = [row for row in spoken if _is_answer(row)]
-    return [answers[min(at, len(answers) - 1)] for at in range(len(said))] if answers else []
+    return [answers[min(at, len(answers) - 1)] for at in range(len(replies))] if answers else []
 
 
 def known_beginning(
@@ -327,21 +327,21 @@ def _is_answer(row: Message) -> bool:
     return row.role == "assistant" and row.status == "complete"
 
 
-def _aligned(told: Sequence[_Sent], rows: Sequence[Message]) -> list[_Pair]:
+def _aligned(sent: Sequence[_Sent], rows: Sequence[Message]) -> list[_Pair]:
     """Return the longest list of pairs of a message and its row that is in order on both sides. Prefer newer pairs."""
     ids, texts = {row.id for row in rows}, {(row.role, row.content) for row in rows}
     received = {row.metadata.get(RECEIVED) for row in rows}
     some = [
         at
-        for at, one in enumerate(told)
+        for at, one in enumerate(sent)
         if one.row_id in ids or (one.role, one.text) in texts or (one.received and one.received in received)
     ]
     end = 0
-    while end < min(len(some), len(rows)) and told[some[-1 - end]].is_row(rows[-1 - end]):
+    while end < min(len(some), len(rows)) and sent[some[-1 - end]].is_row(rows[-1 - end]):
         end += 1
     pairs = [(some[-back], len(rows) - back) for back in range(1, end + 1)]
     begin = some[: len(some) - end]
-    same = [[told[at].is_row(row) for row in rows[: len(rows) - end]] for at in begin]
+    same = [[sent[at].is_row(row) for row in rows[: len(rows) - end]] for at in begin]
     return [*((begin[at], row_at) for at, row_at in _longest(same)), *pairs[::-1]]
 
 
@@ -366,10 +366,10 @@ def _longest(same: Sequence[Sequence[bool]]) -> list[_Pair]:
     return pairs[::-1]
 
 
-def _gaps(pairs: Sequence[_Pair], told: int, rows: int) -> Iterator[tuple[range, range]]:
+def _gaps(pairs: Sequence[_Pair], sent: int, rows: int) -> Iterator[tuple[range, range]]:
     """Yield the indexes between the pairs, of messages and of rows. The first gap has no more messages than rows."""
     before: _Pair = (-1, -1)
-    for end in (*pairs, (told, rows)):
+    for end in (*pairs, (sent, rows)):
         gap, beside = range(before[0] + 1, end[0]), range(before[1] + 1, end[1])
         if before == (-1, -1):
             gap = gap[max(len(gap) - len(beside), 0) :]

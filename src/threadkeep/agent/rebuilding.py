@@ -74,11 +74,11 @@ class ContextParts:
         summarised = any(entry.summaries for entry in context.entries)
         summaries = await memory.summaries.all_of(home) if summarised else []
         parts = cls(home, texts, {summary.id: summary for summary in summaries})
-        said = [entry for entry in context.entries if entry.source == "transcript"] if home else []
-        for message_id in {entry.id for entry in said if entry.seq is None and entry.id is not None}:
+        entries = [entry for entry in context.entries if entry.source == "transcript"] if home else []
+        for message_id in {entry.id for entry in entries if entry.seq is None and entry.id is not None}:
             found = await keeper.session(home).find(message_id)
             parts.by_id |= {message_id: found} if found is not None else {}
-        await parts._take(keeper, home, {entry.seq for entry in said if entry.seq is not None})
+        await parts._take(keeper, home, {entry.seq for entry in entries if entry.seq is not None})
         quoted = [turn for entry in context.entries for turn in entry.turns]
         for session_id in sorted({turn.session_id for turn in quoted}):
             await parts._take(memory, session_id, {turn.seq for turn in quoted if turn.session_id == session_id})

@@ -83,8 +83,8 @@ class RecalledTurns:
 class _LangChainEmbedder:
     def __init__(self, embeddings: Embeddings, name: str | None) -> None:
         self._embeddings = embeddings
-        told = name or getattr(embeddings, "model", None) or getattr(embeddings, "model_name", None)
-        self.name = kept_name(told if isinstance(told, str) else type(embeddings).__name__)
+        model = name or getattr(embeddings, "model", None) or getattr(embeddings, "model_name", None)
+        self.name = kept_name(model if isinstance(model, str) else type(embeddings).__name__)
 
     async def embed(self, texts: Sequence[str]) -> Sequence[Sequence[float]]:
         """Return a vector for each text."""

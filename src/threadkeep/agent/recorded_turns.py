@@ -90,8 +90,8 @@ class GraphTurns:
         """Return a person's message as the graph's agents will redact it, if its content is a text; else unchanged."""
         if not isinstance(message, HumanMessage) or not isinstance(message.content, str):
             return message
-        said = storable(message.content, self._redacted, whole=True)
-        return message if said == message.content else message.model_copy(update={"content": said})
+        storing = storable(message.content, self._redacted, whole=True)
+        return message if storing == message.content else message.model_copy(update={"content": storing})
 
 
 class GraphTurn:
@@ -195,11 +195,11 @@ class GraphTurn:
         end = self.ended or GraphEnd(())
         values = dict(saved or {})
         last = end.answers[-1].id if end.answers else None
-        there = values.get("messages", [])
-        positions = [position for position, one in enumerate(there, start=1) if last is not None and id_of(one) == last]
+        final = values.get("messages", [])
+        positions = [position for position, one in enumerate(final, start=1) if last is not None and id_of(one) == last]
         if saved is None and isinstance(self.given, Mapping):
             values = {name: value for name, value in self.given.items() if name in names}
-        whole = list(there[: positions[-1]]) if positions else [*self._messages, *end.messages]
+        whole = list(final[: positions[-1]]) if positions else [*self._messages, *end.messages]
         return {**values, "messages": whole, **restored_values(end.values, classes)}
 
     async def end(self, state: object) -> AIMessage | None:

@@ -58,12 +58,12 @@ def shortened(message: BaseMessage, tokens: int, counter: TokenCounter) -> BaseM
     media = media_indexes(message)
     least = min(counter(text), _LEAST_TEXT)
     number = next((n for n in range(len(media)) if _count_without(message, media[:n], counter) + least <= tokens), None)
-    gone = media[:number]
-    in_place = _with_marks(message, gone)
+    removed = media[:number]
+    in_place = _with_marks(message, removed)
     if count_message(in_place, counter) <= tokens:
         return in_place
-    kept = cut(text, tokens, lambda part: count_message(_merged(message, part, gone), counter))
-    return _merged(message, kept, gone)
+    kept = cut(text, tokens, lambda part: count_message(_merged(message, part, removed), counter))
+    return _merged(message, kept, removed)
 
 
 def with_text(message: BaseMessage, text: str) -> BaseMessage:
@@ -71,29 +71,29 @@ def with_text(message: BaseMessage, text: str) -> BaseMessage:
     return _merged(message, text, ())
 
 
-def _with_marks[M: BaseMessage](message: M, gone: Collection[int]) -> M:
+def _with_marks[M: BaseMessage](message: M, removed: Collection[int]) -> M:
     """Return a copy of a message in which a mark replaces each of the blocks at these indexes."""
-    if not gone:
+    if not removed:
         return message
     blocks = [
-        {"type": "text", "text": media_mark([block], _GONE)} if index in gone else block
+        {"type": "text", "text": media_mark([block], _GONE)} if index in removed else block
         for index, block in enumerate(message.content)
     ]
     return message.model_copy(update={"content": blocks})
 
 
-def _merged(message: BaseMessage, text: str, gone: Collection[int]) -> BaseMessage:
+def _merged(message: BaseMessage, text: str, removed: Collection[int]) -> BaseMessage:
     """Return a copy with the given text, one mark for the blocks that are `gone`, and the other blocks."""
     if isinstance(message.content, str):
         return message.model_copy(update={"content": text})
-    mark = media_mark([message.content[index] for index in gone], _GONE)
+    mark = media_mark([message.content[index] for index in removed], _GONE)
     text = "\n".join(part for part in (text, mark) if part)
-    others = [block for n, block in enumerate(message.content) if not is_text(block) and n not in gone]
+    others = [block for n, block in enumerate(message.content) if not is_text(block) and n not in removed]
     return message.model_copy(update={"content": [{"type": "text", "text": text}, *others] if others else text})
 
 
-def _count_without(message: BaseMessage, gone: Collection[int], counter: TokenCounter) -> int:
-    return count_message(_merged(message, "", gone), counter)
+def _count_without(message: BaseMessage, removed: Collection[int], counter: TokenCounter) -> int:
+    return count_message(_merged(message, "", removed), counter)
 
 
 def _shortened_calls(message: AIMessage, tokens: int, counter: TokenCounter) -> BaseMessage:

@@ -305,11 +305,11 @@ class TurnContext:
         if not self._recollection.superseded:
             return messages, ()
         asked = {id_of(message) for message in self.question}
-        gone = superseded_indexes(messages, self._recollection.superseded - asked)
-        if not gone:
+        superseded = superseded_indexes(messages, self._recollection.superseded - asked)
+        if not superseded:
             return messages, ()
-        kept = [message for index, message in enumerate(messages) if index not in gone]
-        return kept, [messages[index] for index in sorted(gone)]
+        kept = [message for index, message in enumerate(messages) if index not in superseded]
+        return kept, [messages[index] for index in sorted(superseded)]
 
     async def _recall(self, messages: Sequence[BaseMessage], measure: CallMeasure) -> Recollection:
         options = self._options

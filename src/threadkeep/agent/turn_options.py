@@ -302,8 +302,8 @@ def facts_of(model: BaseChatModel | None, override: int | None = None) -> ModelF
     names = [getattr(model, attribute, None) for attribute in ("model_name", "model")]
     name = next(iter([kept_name(one) for one in names if isinstance(one, str) and one]), None)
     profile = getattr(model, "profile", None)
-    told = profile.get("max_input_tokens") if isinstance(profile, Mapping) else None
-    window = known_window(name, override if override is not None else told)
+    limit = profile.get("max_input_tokens") if isinstance(profile, Mapping) else None
+    window = known_window(name, override if override is not None else limit)
     traced = model._get_ls_params() if model is not None else {}  # noqa: SLF001 - LangChain has no other way to ask
     provider = traced.get("ls_provider")
     return ModelFacts(

@@ -215,8 +215,8 @@ def _origins(entry: Entry) -> Iterator[str]:
     """Yield a text for each scope: the number of its facts, and the messages from which these come."""
     for scope in dict.fromkeys(fact.scope for fact in entry.facts):
         facts = [fact for fact in entry.facts if fact.scope == scope]
-        said = _by_session(*((turn.session_id, turn.seq) for fact in facts for turn in fact.evidence))
-        messages = ", ".join(_of_sessions(said, None))
+        cited = _by_session(*((turn.session_id, turn.seq) for fact in facts for turn in fact.evidence))
+        messages = ", ".join(_of_sessions(cited, None))
         yield f"{len(facts)} of the {scope}" + (f" from {messages}" if messages else "")
 
 
@@ -247,8 +247,8 @@ def show_difference(difference: Difference) -> None:
         terminal.say("Nothing changed.")
         return
     came = [row_of(message, after) for message in difference.came]
-    gone = {why: [row_of(message, before) for message in went] for why, went in difference.gone.items()}
-    show_rows([("+", "", came), *(("-", f"- {why}:", rows) for why, rows in gone.items())], marked=True)
+    removed = {why: [row_of(message, before) for message in went] for why, went in difference.gone.items()}
+    show_rows([("+", "", came), *(("-", f"- {why}:", rows) for why, rows in removed.items())], marked=True)
 
 
 def _sharing(difference: Difference) -> list[str]:

@@ -73,11 +73,11 @@ def check_disk(settings: Settings) -> list[Finding]:
         folders = {"database": path.parent, **folders}
     found: dict[int, Finding] = {}
     for name, folder in folders.items():
-        there = nearest_existing(folder)
-        there = there if there.is_dir() else there.parent
-        device = there.stat().st_dev
+        existing = nearest_existing(folder)
+        existing = existing if existing.is_dir() else existing.parent
+        device = existing.stat().st_dev
         if device not in found:
-            found[device] = _room(name, there)
+            found[device] = _room(name, existing)
     return list(found.values())
 
 

@@ -171,9 +171,9 @@ async def delete_sessions(
     )
     async with opened_sessions() as everything:
         outcomes = {key: await everything.erase(key, user_id=user) for key in sessions}
-    missing = [key for key, gone in outcomes.items() if not gone]
+    missing = [key for key, deleted in outcomes.items() if not deleted]
     if terminal.as_json:
-        terminal.json({"deleted": [key for key, gone in outcomes.items() if gone], "not_found": missing})
+        terminal.json({"deleted": [key for key, deleted in outcomes.items() if deleted], "not_found": missing})
     else:
         for key in outcomes:
             if key in missing:

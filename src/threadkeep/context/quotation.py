@@ -288,18 +288,18 @@ def quoted_message(message: Message, content: str | None = None, *, part: str | 
         part: the name of the piece, such as `2 of 5`.
     """
     at = message.sent_at or message.created_at
-    said: dict[str, Json] = {"message": message.seq}
+    fields: dict[str, Json] = {"message": message.seq}
     if part is not None:
-        said["part"] = part
+        fields["part"] = part
     if at is not None:
-        said["at"] = at.astimezone(UTC).strftime("%Y-%m-%d %H:%M")
-    said["from"] = "note" if message.role == "system" else message.role
+        fields["at"] = at.astimezone(UTC).strftime("%Y-%m-%d %H:%M")
+    fields["from"] = "note" if message.role == "system" else message.role
     if message.author is not None:
-        said["name"] = message.author
+        fields["name"] = message.author
     if message.status != "complete":
-        said["status"] = message.status
-    said["text"] = message.content if content is None else content
-    return _line(said)
+        fields["status"] = message.status
+    fields["text"] = message.content if content is None else content
+    return _line(fields)
 
 
 def quoted_summary(summary: Summary, text: str | None = None) -> str:

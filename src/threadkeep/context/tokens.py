@@ -171,9 +171,9 @@ class TokenFactor:
         if self.other is not None:
             return self._learn_scripts((self.value, self.other), (max(estimated - other, 0), other), reported)
         here = math.log(_bounded(self.value))
-        there = math.log(_bounded(reported / estimated))
+        change = math.log(_bounded(reported / estimated))
         weight = max(_LEAST_WEIGHT, 2 / (self.samples + 2))
-        step = max(-_LONGEST_STEP, min(_LONGEST_STEP, weight * (there - here)))
+        step = max(-_LONGEST_STEP, min(_LONGEST_STEP, weight * (change - here)))
         return replace(self, value=_bounded(math.exp(here + step)), samples=self.samples + 1)
 
     def _learn_scripts(self, values: tuple[float, float], estimated: tuple[int, int], reported: int) -> TokenFactor:

@@ -148,14 +148,14 @@ class IndexedTranscripts(GraphTranscripts):
             return None
         # Delete the rows last, because they include the row of the run that deletes. This run is repeated if its
         # process dies before.
-        there = await self.writer.delete(session_id, created_at=created_at)
+        existed = await self.writer.delete(session_id, created_at=created_at)
         # A repeated call may find no conversation any more; `catch_up` then deletes the rest.
         self._behind.add(session_id)
         rows = await self.index.delete(session_id, run_id=run_id)
         # Another process may have written to the session in between, and created its rows again.
         await self.index.follow(session_id)
         self._behind.discard(session_id)
-        return there or rows
+        return existed or rows
 
     async def catch_up(self) -> None:
         """Update index rows that are out of date; the first call compares all sessions to find them.

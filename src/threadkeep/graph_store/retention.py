@@ -139,8 +139,8 @@ class ConversationRetention:
 def _runs_in(conversation: Conversation, messages: Sequence[Message]) -> list[str]:
     """Return the ids of the runs that stored these messages, ignoring messages copied from the parent of a branch."""
     begun = conversation.created_at if conversation.parent_session_id is not None else None
-    said = [one for one in messages if begun is None or one.created_at is None or one.created_at >= begun]
-    return sorted({message.run_id for message in said if message.run_id is not None})
+    own = [one for one in messages if begun is None or one.created_at is None or one.created_at >= begun]
+    return sorted({message.run_id for message in own if message.run_id is not None})
 
 
 def _removed(upto: int, going: Sequence[Message]) -> Removed:

@@ -333,13 +333,13 @@ class ConversationWriter:
             return True
 
         try:
-            gone = await self.hold(session_id, work)
+            deleted = await self.hold(session_id, work)
         except SessionDamaged:
             if idle_before is not None:
                 raise
-            gone = await self._remove_damaged(session_id)
+            deleted = await self._remove_damaged(session_id)
         self.reader.forget(session_id)
-        return gone
+        return deleted
 
     async def remove_rest(self, session_id: str) -> None:
         """Delete the items in the namespace of the message ids, if another program has deleted the metadata."""

@@ -193,14 +193,14 @@ class AllSessions:
         The runs of a session are deleted with it. With a conversation, those runs are deleted that stored messages in
         it and belong to no session.
         """
-        gone = await self._memory.session(session_id, user_id=user_id).delete()
-        if gone:
+        deleted = await self._memory.session(session_id, user_id=user_id).delete()
+        if deleted:
             await self._memory.runs.positions.forget(session_id)
-        return await self.erase_conversations(session_id, user_id=user_id) or gone
+        return await self.erase_conversations(session_id, user_id=user_id) or deleted
 
     async def erase_conversations(self, session_id: str, *, user_id: str | None = None) -> bool:
         """Delete the conversations with an id, but not the session; return False if there are none."""
-        gone = False
+        deleted = False
         for _, layout, memory in await self._memory.namespaces():
             session = memory.session(session_id, user_id=user_id)
             runs: list[str] = []
@@ -209,9 +209,9 @@ class AllSessions:
                     runs += some
             await self._memory.runs.records.forget_runs(sorted(runs))
             if await session.delete():
-                gone = True
+                deleted = True
                 await self._memory.runs.positions.forget(order_name(layout, session_id))
-        return gone
+        return deleted
 
     async def where(self, session_id: str, *, user_id: str | None = None) -> GraphLayout | None:
         """Return the layout of the conversation with an id, even a damaged one; None if the id is that of a session.
@@ -320,14 +320,14 @@ class AllRetention:
             check_session_id(session_id)
         chosen: list[tuple[Pruner, list[str]]] = []
         for _, memory in await AllSessions(self._memory).locations():
-            there: list[str] = []
+            listed: list[str] = []
             for session_id in wanted:
                 with contextlib.suppress(SessionNotFound):
                     await memory.retention.of(session_id, user_id=user_id)
-                    there.append(session_id)
-            if there or not wanted:
-                chosen.append((memory.retention, there))
-        found = {session_id for _, there in chosen for session_id in there}
+                    listed.append(session_id)
+            if listed or not wanted:
+                chosen.append((memory.retention, listed))
+        found = {session_id for _, listed in chosen for session_id in listed}
         for session_id in wanted:
             if session_id not in found:
                 raise SessionNotFound(session_id)

@@ -140,10 +140,10 @@ class ConversationIndex:
                 continue
             ranges = await transcripts.superseded(session_id, after=self.first.get(session_id, 1) - 1)
             seqs = [seq for first, last in ranges for seq in range(first, last + 1)]
-            gone = [seq for seq in seqs if id_at(session_id, seq) in self.tokens]
-            if self.summaries or not all(message.content for message in await transcripts.at(session_id, gone)):
+            deleted = [seq for seq in seqs if id_at(session_id, seq) in self.tokens]
+            if self.summaries or not all(message.content for message in await transcripts.at(session_id, deleted)):
                 return False
-            self.superseded.update(id_at(session_id, seq) for seq in gone)
+            self.superseded.update(id_at(session_id, seq) for seq in deleted)
             self._marks[session_id] = replace(mark, revision=info.revision)
         return True
 

@@ -152,11 +152,11 @@ class Manifests:
         before = self.kept_since()
         if before is None:
             return 0
-        gone = step = await self._rows.purge(before, _PURGED_AT_ONCE)
+        deleted = step = await self._rows.purge(before, _PURGED_AT_ONCE)
         while step >= _PURGED_AT_ONCE:
             step = await self._rows.purge(before, _PURGED_AT_ONCE)
-            gone += step
-        return gone
+            deleted += step
+        return deleted
 
     async def keep_writing(self) -> None:
         """Until cancelled, write queued records as they come, and delete old records every hour."""

@@ -181,8 +181,8 @@ class Pruner:
         Raises:
             SessionNotFound: the session does not exist, or belongs to another user.
         """
-        there, retention = await self._rows.retention(session_id, user_id=user_id)
-        if not there:
+        exists, retention = await self._rows.retention(session_id, user_id=user_id)
+        if not exists:
             raise SessionNotFound(session_id)
         return retention
 

@@ -288,22 +288,22 @@ class Knowledge:
                     keys.add((fact.scope, canonical_key(fact.key)))
                 except KnowledgeNotFound:
                     missing.append(fact_id)
-            gone = 0
+            deleted = 0
             for scope, key in sorted(keys, key=lambda one: (one[0].kind, one[0].owner, one[1])):
-                gone += await self._forget(connection, scope, key)
-        return gone, missing
+                deleted += await self._forget(connection, scope, key)
+        return deleted, missing
 
     async def _forget(self, connection: Connection, scope: Scope, key: str) -> int:
         """Delete all values of a key, including values that were stored before keys had a canonical form."""
         owner = {"scope": scope.kind, "owner": scope.owner}
         keys = [row[0] for row in await connection.fetch(self._sql["keys_of"], owner)]
         same = [one for one in keys if canonical_key(one) == canonical_key(key)]
-        gone = 0
+        deleted = 0
         for one in same:
             await connection.execute(self._sql["forget_proposals"], {**owner, "key": one})
             await self._retract(connection, scope, key=one)
-            gone += await connection.execute(self._sql["forget_key"], {**owner, "key": one})
-        return gone
+            deleted += await connection.execute(self._sql["forget_key"], {**owner, "key": one})
+        return deleted
 
     async def _retract(
         self, connection: Connection, scope: Scope, *, key: str | None = None, fact_id: str | None = None

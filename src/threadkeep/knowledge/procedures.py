@@ -131,7 +131,7 @@ class Procedures:
         Returns the number of deleted procedures, and the ids that do not exist or that this user may not see.
         """
         missing: list[str] = []
-        gone = 0
+        deleted = 0
         async with self._driver.writing() as connection:
             for procedure_id in dict.fromkeys(procedure_ids):
                 try:
@@ -140,8 +140,8 @@ class Procedures:
                     missing.append(procedure_id)
                 else:
                     row = {"procedure_id": procedure_id}
-                    gone += await connection.execute(self._sql["forget_procedure"], row)
-        return gone, missing
+                    deleted += await connection.execute(self._sql["forget_procedure"], row)
+        return deleted, missing
 
 
 def applying(procedures: Sequence[Procedure], goal: str, context: Collection[str]) -> list[Procedure]:

@@ -35,10 +35,10 @@ def normalised_endpoint(text: str) -> str:
     trimmed = text.strip().rstrip("/")
     try:
         parts = urlsplit(trimmed)
-        there = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        is_valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
-        parts, there = urlsplit(""), False
-    if not there or any(part.isspace() for part in trimmed) or len(trimmed) > _LONGEST_ENDPOINT:
+        parts, is_valid = urlsplit(""), False
+    if not is_valid or any(part.isspace() for part in trimmed) or len(trimmed) > _LONGEST_ENDPOINT:
         raise InvalidInput("A Graphiti endpoint is an http or https address with a host, such as http://graph:8000.")
     if parts.username or parts.password or parts.query or parts.fragment:
         raise InvalidInput("A Graphiti endpoint has no user, query or fragment; put a key into GRAPHITI_API_KEY.")

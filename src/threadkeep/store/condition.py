@@ -175,7 +175,7 @@ async def check_integrity(driver: Driver, *, transcripts: bool) -> Integrity:
     """
     sql = load_statements("integrity.sql", f"{driver.backend}/integrity.sql")
     async with driver.reading() as connection:
-        damage = [str(said) for (said,) in await connection.fetch(sql["damage"], {}) if said != _SOUND]
+        damage = [str(problem) for (problem,) in await connection.fetch(sql["damage"], {}) if problem != _SOUND]
         rows = await connection.fetch(sql["gaps"], {}) if transcripts and not damage else []
         amcheck = "amcheck" in sql and bool(await connection.fetch(sql["amcheck"], {}))
         indexes = await connection.fetch(sql["indexes"], {}) if amcheck else []

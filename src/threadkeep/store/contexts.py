@@ -145,8 +145,8 @@ class EmbeddingRows(Tables, sql=("embeddings.sql", "{backend}/sessions.sql")):
         async with self._driver.writing() as connection:
             await connection.fetch(self._sql["keep_session"], parameters)
             if last_id is not None:
-                there = await connection.fetch(self._sql["message_at"], {**parameters, "seq": rows[-1][0]})
-                if there != [(last_id,)]:
+                stored = await connection.fetch(self._sql["message_at"], {**parameters, "seq": rows[-1][0]})
+                if stored != [(last_id,)]:
                     return
             vectors = [{**parameters, "model": model, "seq": seq, "vector": vector} for seq, vector in rows]
             await connection.execute_many(self._sql["insert_vector"], vectors)

@@ -227,8 +227,8 @@ class ManifestRows(ClockedTables, sql=("manifests.sql", "{backend}/sessions.sql"
             stored = 0
             for session_id in dict.fromkeys(entry.session_id for entry, _ in rows if entry.session_id is not None):
                 mine = [row for row in rows if row[0].session_id == session_id]
-                there = await connection.fetch(self._sql["keep_session"], {"session_id": session_id})
-                kept = [row for row in mine if there and row[0].created_at >= time_of(there[0][0])]
+                session = await connection.fetch(self._sql["keep_session"], {"session_id": session_id})
+                kept = [row for row in mine if session and row[0].created_at >= time_of(session[0][0])]
                 stored += await self._keep(connection, _Keeper("session_id", session_id), kept)
                 left += [row for row in mine if row not in kept]
             for run_id in sorted({entry.run_id for entry, _ in left}):

@@ -89,8 +89,8 @@ async def migrate(
 
 
 async def _version(connection: Connection, backend: Backend) -> int:
-    [(there,)] = await connection.fetch(_IS_THERE[backend], {})
-    if not there:
+    [(exists,)] = await connection.fetch(_IS_THERE[backend], {})
+    if not exists:
         return 0
     [(version,)] = await connection.fetch("SELECT coalesce(max(version), 0) FROM threadkeep_migrations", {})
     return int(version)

@@ -247,9 +247,9 @@ async def _raise_refusal(dsn: str) -> None:
     try:
         await (await psycopg.AsyncConnection.connect(dsn, connect_timeout=_CONNECT_SECONDS)).close()
     except psycopg.OperationalError as error:
-        said = " ".join(str(error).split()).rstrip(".")
+        sentence = " ".join(str(error).split()).rstrip(".")
         cure = "Check THREADKEEP_DATABASE_URL, and that the server runs and lets this machine connect."
-        raise StoreUnavailable(f"PostgreSQL cannot be reached ({said}). {cure}") from error
+        raise StoreUnavailable(f"PostgreSQL cannot be reached ({sentence}). {cure}") from error
 
 
 @asynccontextmanager

@@ -334,8 +334,8 @@ class FinishedRuns(Tables, sql=("retention.sql", "{backend}/retention.sql")):
                 return PrunedRuns()
             rows = [{"root_run_id": root} for root in roots]
             await connection.execute(for_rows(self._sql["remember"], len(rows)), row_parameters(rows))
-            gone = await connection.fetch(for_rows(self._sql["delete_trees"], len(rows)), row_parameters(rows))
-        return PrunedRuns(len(roots), len(gone), sum(sizes[root].events for root in roots))
+            deleted = await connection.fetch(for_rows(self._sql["delete_trees"], len(rows)), row_parameters(rows))
+        return PrunedRuns(len(roots), len(deleted), sum(sizes[root].events for root in roots))
 
     async def delete_some_events(self, tree: FinishedTree, cutoffs: Cutoffs, *, limit: int) -> PrunedRuns:
         """Delete up to `limit` events of a large tree before the tree itself; do nothing if the tree is not expired."""

@@ -341,7 +341,7 @@ async def delete_session(
     Return None, and delete nothing, if the run `run_id` may not delete it.
     """
     key = {"session_id": session_id}
-    there = await connection.execute(sql["lock_session"], key) > 0
+    exists = await connection.execute(sql["lock_session"], key) > 0
     if run_id is not None:
         noted = changing(session_id, run_id)
         if not (found := await connection.fetch(sql["changing"], noted)):
@@ -349,7 +349,7 @@ async def delete_session(
         if found[0][0] is not None and not await connection.execute(sql["note_deletion"], noted):
             return None
     # If the session did not exist, another transaction may have created and indexed it since; that index must stay.
-    if there:
+    if exists:
         for (child_id,) in await connection.fetch(sql["own_sessions"], key):
             await delete_session(connection, sql, child_id)
         index = await index_statements(connection, sql)
@@ -357,4 +357,4 @@ async def delete_session(
     for name in _DELETION:
         if name in sql:
             await connection.execute(sql[name], key)
-    return there and await connection.execute(sql["delete_session"], key) > 0
+    return exists and await connection.execute(sql["delete_session"], key) > 0

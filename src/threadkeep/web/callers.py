@@ -158,8 +158,8 @@ def _access_of(route: BaseRoute, method: str) -> tuple[KeyScope, bool]:
     usual: KeyScope = "read" if method in _READING else "write"
     if not isinstance(route, APIRoute):
         return usual, False
-    said = (route.openapi_extra or {}).get(_ACCESS, {})
-    return said.get("scope", usual), said.get("of_no_user", False) or _asks_who(route.dependant)
+    declared = (route.openapi_extra or {}).get(_ACCESS, {})
+    return declared.get("scope", usual), declared.get("of_no_user", False) or _asks_who(route.dependant)
 
 
 def _asks_who(dependant: Dependant) -> bool:

@@ -289,9 +289,9 @@ def _field_problem(error: Mapping[str, Any]) -> FieldProblem:
     if kind == "json_invalid":
         return FieldProblem(detail="This is not JSON.", pointer="")
     if where == "body" and not path:
-        said = {"missing": "The body is missing", "model_attributes_type": "The body is not a JSON object"}.get(kind)
-        if said is not None:
-            return FieldProblem(detail=f"{said}; send {_WANTED}.", pointer="")
+        why = {"missing": "The body is missing", "model_attributes_type": "The body is not a JSON object"}.get(kind)
+        if why is not None:
+            return FieldProblem(detail=f"{why}; send {_WANTED}.", pointer="")
     sentence = str(error["msg"]).removeprefix("Value error, ")
     if where == "body":
         return FieldProblem(detail=sentence, pointer="".join(f"/{step}" for step in path))

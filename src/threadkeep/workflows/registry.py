@@ -297,12 +297,12 @@ def child_state(given: Mapping[str, Json]) -> Any:
 def result_of(workflow: Workflow, run_id: str, state: Mapping[str, Any], status: ChildStatus = "done") -> ChildResult:
     """Return the result of a run: the output of the node `workflow.output` (or the answer), and the answer's text."""
     answer = answer_of(state)
-    said = text_of(answer) if answer is not None else ""
+    reply = text_of(answer) if answer is not None else ""
     outputs = state.get("node_outputs") or {}
     if workflow.output is None:
-        return ChildResult(run_id, {"text": said}, said, status)
+        return ChildResult(run_id, {"text": reply}, reply, status)
     output: Json = outputs.get(workflow.output)
-    return ChildResult(run_id, output, said or (output if isinstance(output, str) else ""), status)
+    return ChildResult(run_id, output, reply or (output if isinstance(output, str) else ""), status)
 
 
 def _user_context(given: Mapping[str, Json]) -> dict[str, Json]:

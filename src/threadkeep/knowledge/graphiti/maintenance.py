@@ -253,17 +253,17 @@ async def retract(client: GraphitiClient, deliveries: Deliveries, fact_id: str, 
     If this fails, the worker of the group tries again. If `may_ask` is False, no request is sent to the server.
     """
     name = fact_episode(fact_id)
-    told = await deliveries.episode_of(name)
-    if told is None or told.status != "sent" or told.reason != "forgotten":
+    recorded = await deliveries.episode_of(name)
+    if recorded is None or recorded.status != "sent" or recorded.reason != "forgotten":
         # There is no episode to delete now, or the fact was not forgotten because another message still confirms it.
-        return Retracted(int(told is not None and told.reason == "undone"), "")
+        return Retracted(int(recorded is not None and recorded.reason == "undone"), "")
     if not may_ask:
         return Retracted(1, "the episode; without consent no request to delete it is sent")
     try:
-        _, left = await delete_episodes(client, told.group_id, {name})
+        _, left = await delete_episodes(client, recorded.group_id, {name})
     except GraphitiError as error:
         return Retracted(1, f"the episode: the server did not delete it ({error.kind})")
-    await deliveries.bury([told.number], "not_deleted" if left else "undone")
+    await deliveries.bury([recorded.number], "not_deleted" if left else "undone")
     return Retracted(1, "1 episode" if left else "")
 
 

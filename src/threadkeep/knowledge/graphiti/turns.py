@@ -251,14 +251,14 @@ class TurnQueue:
             question = await self._question(connection, turn, answer, messages)
             asked = {"session_id": turn.session_id, "question": answer.answers, "seq": answer.seq}
             [(number,)] = await connection.fetch(self._sql["answer_number"], asked)
-        said = [*question, *(self._notes(question, answer, messages) if question else ()), answer]
+        spoken = [*question, *(self._notes(question, answer, messages) if question else ()), answer]
         # The newest question (or the answer, if there is no question) identifies a turn in every group.
         key = question[-1] if question else answer
         name = turn_id(turn.session_id, str(key.id), key.created_at or self._clock())
         counts = {"user": 0, "system": 0, "assistant": int(number) - 1}
         outbound: list[Outbound] = []
         said_at = datetime.min.replace(tzinfo=UTC)
-        for message in said:
+        for message in spoken:
             counts[message.role] += 1
             said_at = max(_time_of(message) or self._clock(), said_at + timedelta(microseconds=1))
             outbound.append(

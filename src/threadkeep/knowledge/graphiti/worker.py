@@ -173,8 +173,8 @@ class DeliveryWorker:
         """
         seen, left = await delete_episodes(self._client, lease.group_id, {one.name for one in forgotten})
         late = self._clock() - timedelta(seconds=self._options.confirm_seconds)
-        gone = [one for one in forgotten if one.name not in left and (one.name in seen or one.sent_at < late)]
-        await self._deliveries.bury([one.number for one in gone], "undone")
+        done = [one for one in forgotten if one.name not in left and (one.name in seen or one.sent_at < late)]
+        await self._deliveries.bury([one.number for one in done], "undone")
         await self._deliveries.bury([one.number for one in forgotten if one.name in left], "not_deleted")
 
     async def _send_next(self, lease: Lease) -> _Pause:
@@ -184,11 +184,11 @@ class DeliveryWorker:
             GraphitiError: the server did not accept all messages.
         """
         batch = await self._deliveries.waiting(lease.group_id, self._options.max_batch)
-        gone = [one.number for one in batch if one.content is None]
-        await self._deliveries.bury(gone, "gone")
+        done = [one.number for one in batch if one.content is None]
+        await self._deliveries.bury(done, "gone")
         batch = [one for one in batch if one.content is not None]
         if not batch:
-            return _Pause(0.0) if gone else await self._pause_without_messages(lease)
+            return _Pause(0.0) if done else await self._pause_without_messages(lease)
         # Backfill is sent last: if the first message is backfill, so are all others.
         is_backfill = batch[0].backfill
         if not await self._deliveries.renew(lease, seconds=self._lease_seconds):

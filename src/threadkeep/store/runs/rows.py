@@ -320,10 +320,10 @@ class RunRecords(Tables, sql=("runs.sql", "runs_records.sql")):
             return await self._forget(connection, run_ids)
 
     async def _forget(self, connection: Connection, run_ids: Sequence[str]) -> int:
-        gone = 0
+        deleted = 0
         for some in batched(run_ids, _RUNS_AT_ONCE):
-            gone += await connection.execute(for_rows(self._sql["delete_alone"], len(some)), _rows(some))
-        return gone
+            deleted += await connection.execute(for_rows(self._sql["delete_alone"], len(some)), _rows(some))
+        return deleted
 
     async def with_checkpoints(self, moment: datetime, *, limit: int) -> list[str]:
         """Return runs that may have checkpoints and are done or deleted, or ended without a result before `moment`."""

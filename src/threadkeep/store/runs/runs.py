@@ -179,8 +179,8 @@ class Runs(ClockedTables, sql=("runs.sql", "{backend}/runs.sql")):
         its trace is too long.
         """
         [answer] = messages
-        said = {str(answer.id): answer.content}
-        trace = self.trace.whole(run.run_id, group, said)
+        texts = {str(answer.id): answer.content}
+        trace = self.trace.whole(run.run_id, group, texts)
         if not trace or run.session_id is None:
             return None
         finish = self._end_parameters(run.run_id, str(run.owner), ending)

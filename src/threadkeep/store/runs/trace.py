@@ -169,12 +169,12 @@ class RunTrace:
         """Return the statements that read a run's trace and lock it until the commit; none if there is no group."""
         if group is None:
             return []
-        said = texts_in(event.data for event in group.events)
+        texts = texts_in(event.data for event in group.events)
         statements: list[Statement] = [(self._sql["hold_trace"], {"run_id": run_id})]
         if ends:
             statements.append((self._sql["loose_events"], {"run_id": run_id, "limit": MOST_EVENTS + 1}))
             statements.append((self._sql["loose_usage"], {"run_id": run_id}))
-        return [*statements, *lookups(self._sql["said"], run_id, said)]
+        return [*statements, *lookups(self._sql["said"], run_id, texts)]
 
     async def store(
         self,
@@ -196,9 +196,9 @@ class RunTrace:
         if group.after is not None and before.last_number != group.after:
             return before.last_number
         loose, found = (found[:2], found[2:]) if ends else ([], found)
-        said = texts_of(found)
+        texts = texts_of(found)
         events, extent = self._fitting(
-            before, [replace(event, data=shortened(event.data, said)) for event in group.events]
+            before, [replace(event, data=shortened(event.data, texts)) for event in group.events]
         )
         if group.usage and not events:
             # Increase the number even if no event is stored, so that the group is recognised when it is repeated.
@@ -252,16 +252,16 @@ class RunTrace:
             events = [run_event(run_id, event) for event in found[:limit]]
             if not (ids := missing_in(event.data for event in events)):
                 return events
-            said = texts_of(await connection.fetch_each(lookups(self._sql["said"], run_id, ids)))
-        return [replace(event, data=restored(event.data, said)) for event in events]
+            texts = texts_of(await connection.fetch_each(lookups(self._sql["said"], run_id, ids)))
+        return [replace(event, data=restored(event.data, texts)) for event in events]
 
-    def whole(self, run_id: str, group: TraceGroup, said: Mapping[str, str]) -> list[Statement]:
+    def whole(self, run_id: str, group: TraceGroup, texts: Mapping[str, str]) -> list[Statement]:
         """Return the statements that store a run's whole trace in one row; an empty list if the trace is too long.
 
         `said` has the texts that the same transaction stores in the transcript, by message id. Only the owner of the
         run may execute the statements, because they replace the stored trace.
         """
-        short = [replace(event, data=shortened(event.data, said)) for event in group.events]
+        short = [replace(event, data=shortened(event.data, texts)) for event in group.events]
         events, extent = self._fitting(_Extent(0, 0, cut=False), short)
         if (packed := packed_events(events)) is None:
             return []

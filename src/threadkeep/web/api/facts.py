@@ -123,8 +123,8 @@ async def forget_facts(what: ForgetFactsInput, app: AppInUse, user_id: Knowledge
     """Permanently delete facts by id, facts of an owner by key, or all facts of an owner, with all of their values."""
     knowledge = app.memory.knowledge
     if what.scope is None or what.owner is None:
-        gone, missing = await knowledge.forget_facts(what.ids or (), user_id=user_id)
-        return Forgotten(forgotten=gone, not_found=missing)
+        deleted, missing = await knowledge.forget_facts(what.ids or (), user_id=user_id)
+        return Forgotten(forgotten=deleted, not_found=missing)
     scope = Scope(what.scope, what.owner)
     if what.keys is None:
         return Forgotten(forgotten=await knowledge.forget_all(scope, user_id=user_id))
@@ -231,8 +231,8 @@ async def teach_procedure(procedure: ProcedureInput, app: AppInUse, user_id: Kno
 @procedures_router.post("/forget", summary="Forget procedures", responses=_WRITING)
 async def forget_procedures(what: ForgetInput, app: AppInUse, user_id: KnowledgeUser = None) -> Forgotten:
     """Delete procedures by id, permanently."""
-    gone, missing = await app.memory.procedures.forget(what.ids, user_id=user_id)
-    return Forgotten(forgotten=gone, not_found=missing)
+    deleted, missing = await app.memory.procedures.forget(what.ids, user_id=user_id)
+    return Forgotten(forgotten=deleted, not_found=missing)
 
 
 @procedures_router.get("/{procedure_id}", summary="See a procedure", responses=_FAILURES)

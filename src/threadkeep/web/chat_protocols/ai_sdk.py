@@ -115,9 +115,9 @@ class _Parts(StreamParts):
         if answer.replaced:
             # Another process answered first, so the stored text differs from the text that was sent.
             yield json_event({"type": "data-replaced", "data": {"text": answer.response}})
-        told = {"answer_id": answer.answer_id, "usage": answer.usage.to_dict()}
+        metadata = {"answer_id": answer.answer_id, "usage": answer.usage.to_dict()}
         yield json_event({"type": "finish-step"})
-        yield json_event({"type": "finish", "messageMetadata": told})
+        yield json_event({"type": "finish", "messageMetadata": metadata})
         yield _DONE
 
     def failed(self, problem: Problem) -> Iterator[bytes]:

@@ -74,7 +74,7 @@ class Sent:
     async def _bring_earlier(self, app: App, session_id: str, count: int) -> None:
         """Store earlier messages in an empty session. Omit system messages, because the workflow has its own."""
         session = app.memory.session(session_id, user_id=self.user_id)
-        said = [from_langchain(one) for one in self.messages[:count] if one.type in ("human", "ai")]
-        earlier: list[Message] = [one for one in said if one is not None and one.content.strip()]
+        rows = [from_langchain(one) for one in self.messages[:count] if one.type in ("human", "ai")]
+        earlier: list[Message] = [one for one in rows if one is not None and one.content.strip()]
         if earlier and not await session.count(view="history"):
             await session.append(earlier)

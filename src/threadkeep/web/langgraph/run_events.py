@@ -175,9 +175,9 @@ class RunEvents:
 
     def _add_whole(self, message_id: str, text: str, node: str | None) -> None:
         """Add the part of a message's text that this process has not received in pieces, and end the message."""
-        said = self._open[message_id].text if message_id in self._open else ""
-        if text.startswith(said) and text != said:
-            self._add_piece(RunPiece(self.run.run_id, node, message_id, text.removeprefix(said)))
+        known = self._open[message_id].text if message_id in self._open else ""
+        if text.startswith(known) and text != known:
+            self._add_piece(RunPiece(self.run.run_id, node, message_id, text.removeprefix(known)))
         self._finish_message(message_id)
 
     async def _add_end(self, run: Run) -> None:

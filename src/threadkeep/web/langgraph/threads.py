@@ -146,14 +146,14 @@ async def create_thread(
     session = app.memory.session(thread_id, user_id=user_id)  # validates the id
     created = CreatedThread(app.memory, session)
     try:
-        found, there = thread_body(await find_thread(app, thread_id, user_id=user_id)), True
+        found, existed = thread_body(await find_thread(app, thread_id, user_id=user_id)), True
     except SessionNotFound:
         if user_id is None:
-            found, there = await created.keep(body.metadata or {})
+            found, existed = await created.keep(body.metadata or {})
         else:
-            there = not await created.begin(body.metadata or {})
+            existed = not await created.begin(body.metadata or {})
             found = thread_body(await find_thread(app, thread_id, user_id=user_id))
-    if there and body.if_exists != "do_nothing":
+    if existed and body.if_exists != "do_nothing":
         sentence = "The thread exists already; send if_exists: do_nothing to get it, or another thread_id."
         raise ProblemRaised(make_problem(409, "thread-exists", sentence))
     return found
@@ -267,14 +267,14 @@ async def update_state(
     if body.values is None or set(body.values) - {MESSAGES}:
         raise InvalidInput('`values` must have `messages` only: {"messages": [{"role": "user", "content": "Hello"}]}.')
     given = [from_langchain(one) for one in messages_of(body.values.get(MESSAGES))]
-    said = [one for one in given if one is not None]
+    values = [one for one in given if one is not None]
     session = app.memory.session(thread_id, user_id=user_id)
     at = seq_of(body.checkpoint_id if body.checkpoint is None else body.checkpoint)
     if at is not None and str(at) != (await get_state(thread_id, app, user_id)).checkpoint.checkpoint_id:
         raise InvalidInput("Add messages after the newest checkpoint only; to branch, start a run with `checkpoint`.")
-    if said:
+    if values:
         await CreatedThread(app.memory, session).begin()
-        await session.append(said)
+        await session.append(values)
     state = await state_of(await find_thread(app, thread_id, user_id=user_id))
     return StateUpdatedBody(checkpoint=state.checkpoint)
 
@@ -336,6 +336,6 @@ async def _ends_of(thread: Thread) -> dict[str, Json]:
     """Return the first and the newest message of a thread, for a list of threads."""
     start = thread.info.deleted_seq + 1 if thread.info is not None else 1
     first, newest = await thread.session.at([start, start + 1]), await thread.session.tail(1)
-    said = [one for one in first if not is_creation(one)][:1]
-    shown = {one.seq: one for one in (*said, *newest) if one.superseded_at is None and not is_creation(one)}
+    values = [one for one in first if not is_creation(one)][:1]
+    shown = {one.seq: one for one in (*values, *newest) if one.superseded_at is None and not is_creation(one)}
     return {MESSAGES: [message_json(one) for one in shown.values()]}

@@ -253,11 +253,11 @@ def _tools_of(reference: str | BaseTool) -> Iterator[Tool]:
 
 def _final(loop: Sequence[BaseMessage]) -> AIMessage:
     """Return an agent's answer: its last message without tool calls, or the results of tools that end the loop."""
-    said = [message for message in loop if isinstance(message, AIMessage | ToolMessage)]
-    if not said:
+    replies = [message for message in loop if isinstance(message, AIMessage | ToolMessage)]
+    if not replies:
         return AIMessage("")
-    last = said[-1]
+    last = replies[-1]
     if isinstance(last, ToolMessage):
-        results = takewhile(lambda message: isinstance(message, ToolMessage), reversed(said))
+        results = takewhile(lambda message: isinstance(message, ToolMessage), reversed(replies))
         return answer_of([message for message in results if isinstance(message, ToolMessage)][::-1])
     return AIMessage(text_of(last), id=last.id) if last.tool_calls else last

@@ -167,10 +167,10 @@ class AppendMessageNode(Node, ConversationFields):
             await outbox.send(session.session_id, step.message_id, text)
             is_known = await outbox.recipient(session.session_id) is not None
             update = found(step, text, {**result, "delivery": "queued" if is_known else "none"})
-        said: AnyMessage = (
+        reply: AnyMessage = (
             AIMessage(text, id=step.message_id) if self.role == "assistant" else SystemMessage(text, id=step.message_id)
         )
-        return {**update, "messages": [said]}
+        return {**update, "messages": [reply]}
 
     async def _session(self, step: Step, state: WorkflowState) -> Session:
         """Return the session for the message.
