@@ -48,7 +48,7 @@ _ATTACHMENT: TypeAdapter[Attachment] = TypeAdapter(Attachment)
 
 
 class ThreadkeepStore[TContext](Store[TContext]):
-    """A `Store` of ChatKit over a memory: a thread is a session, an item is a message.
+    """A `Store` of ChatKit that is backed by a memory: a thread is a session, an item is a message.
 
     User and assistant messages are stored like messages of other channels. Other items (widgets, tasks, hidden context)
     are stored as notes, which are never sent to a model. The store does not find threads and attachments of other
@@ -333,7 +333,7 @@ def _utterance(message: Message, thread_id: str) -> ThreadItem | None:
 
 
 def _text(message: Message) -> tuple[Role, str] | None:
-    """Return the role and the text that a model is sent of a message; None for a note."""
+    """Return the role and the text that a model receives for a message; None for a note, which is never sent."""
     return None if message.role == "system" else (message.role, message.content)
 
 

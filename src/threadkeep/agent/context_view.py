@@ -57,7 +57,7 @@ class SeenMessage:
 
     @classmethod
     def of(cls, entry: Entry, message: BaseMessage) -> SeenMessage:
-        """Return a message with the text that the call contains; tool calls have the form `name(arguments)`."""
+        """Return the message with its text as sent to the model; tool calls are given as `name(arguments)`."""
         made = message.tool_calls if isinstance(message, AIMessage) else []
         calls = tuple(f"{call['name']}({json.dumps(call['args'], ensure_ascii=False)})" for call in made)
         return cls(entry, _ROLES.get(message.type, message.type), text_of(message), calls)

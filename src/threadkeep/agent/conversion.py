@@ -298,7 +298,7 @@ def add_to_digest(digest: HASH, message: BaseMessage, body: str | None = None) -
 
 
 def _is_storable(text: str) -> bool:
-    """Return True if a database can store the text, because it has no NUL and no lone surrogate."""
+    """Return True if a database can store the text, that is, if it has no NUL and no lone surrogate."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -1,4 +1,4 @@
-"""Session memory for graphs without agents: a block for a turn around any model call, and a ready-made node."""
+"""Session memory for graphs without agents: `session_turn`, a block around any model call, and `memory_node`."""
 
 from __future__ import annotations
 

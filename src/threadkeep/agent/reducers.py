@@ -74,7 +74,7 @@ def _by_chars(items: Sequence[Item], lengths: Sequence[int], max_chars: int) -> 
     user = next(
         (size.minimum for item, size in reversed(list(zip(items, sizes, strict=True))) if item.kind == "user"), 0
     )
-    # Keep at least one character of the user message even if the system messages take the whole budget.
+    # Leave room for the shortest form of the user message even if the system messages take the whole budget.
     planned = plan(items, sizes.__getitem__, max(max_chars, pinned + user), whole_steps=True)
     return sorted(planned.kept), planned.cuts
 

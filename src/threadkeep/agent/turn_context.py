@@ -331,7 +331,7 @@ class TurnContext:
         return await self.session.recall(past)
 
     async def _draft(self, assembler: Assembler, call: Call) -> Draft:
-        """Return a draft with the window and the extra sections, which only the turn's first model call searches."""
+        """Return a draft with the window and the extra sections, which are read only at the turn's first call."""
         if self._extras is not None:
             return assembler.draft(call, extras=self._extras)
         # Without history, quoted older turns are left out too.
@@ -421,7 +421,7 @@ def _is_step(before: BaseMessage, message: BaseMessage) -> bool:
 
 
 def _window_room(sent: Assembled, draft: Draft, measure: CallMeasure, options: TurnOptions) -> WindowRoom:
-    """Return the window's limits in a turn's first call; tokens are None if stored counts cannot be compared."""
+    """Return the window's limits at a turn's first call; `tokens` is None if stored messages have another counter."""
     taken = 0
     for entry in sent.entries:
         if entry.section not in ("system", "summary"):

@@ -117,7 +117,7 @@ class OpenTurn(TurnContext):
         return rows
 
     async def _edit(self, question: Message) -> None:
-        """If the caller marked the question as a new version, supersede the old version and the messages after that."""
+        """If the caller marked the question as a new version, supersede the old version and the messages after it."""
         edited = self.question[-1].response_metadata.get(EDITS)
         if not isinstance(edited, str) or question.id is None or not question.content:
             return

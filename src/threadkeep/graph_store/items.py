@@ -120,7 +120,7 @@ class Items(Readable, Protocol):
         """Yield the id and the metadata of each conversation of a layout, in any order."""
 
     def writing(self, metadata: ItemKey) -> AbstractAsyncContextManager[Writing]:
-        """Lock the conversation with these metadata; the caller must already have its lock from `locks`."""
+        """Lock the conversation whose metadata item has this key; the caller must hold its lock from `locks`."""
 
 
 class Locks[Key: Hashable]:
@@ -263,7 +263,7 @@ class _TableWriting:
                 self._known[key] = value
 
     def _text(self, value: Value, key: ItemKey | None = None) -> str:
-        """Return the JSON of an item. If the item has only grown since it was read with this key, extend that JSON."""
+        """Return the JSON of an item. If it was read with this key and has only grown, extend the JSON then read."""
         former = None if key is None else self._read.get(key)
         text = (_grown(former, value) if isinstance(former, Stored) else None) or _json(value)
         text = _padded(text) if self._is_sqlite else text

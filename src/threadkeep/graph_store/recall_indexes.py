@@ -88,6 +88,6 @@ class RecallIndexItems:
         return found
 
     async def _put(self, writing: Writing, found: Conversation, item: Value | None) -> None:
-        """Write the index item, or delete it for None; the conversation does not change, so its version stays."""
+        """Write the index item, or delete it if `item` is None. The version of the conversation does not change."""
         changes = {self._layout.recall_index(found.session_id): item}
         await writing.put(metadata_value(found), changes, version=found.version)

@@ -342,7 +342,7 @@ class ConversationWriter:
         return deleted
 
     async def remove_rest(self, session_id: str) -> None:
-        """Delete the items in the namespace of the message ids, if another program has deleted the metadata."""
+        """If another program has deleted the metadata, delete the items left in the namespace of message ids."""
 
         async def work(writing: Writing, found: Conversation | None) -> None:
             if found is None:

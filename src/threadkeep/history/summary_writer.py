@@ -66,7 +66,7 @@ class SummaryWriter:
         """The work that is left if it was too much for the steps of one call; otherwise None."""
 
     async def compress(self) -> Summary | None:
-        """Write the due summaries; return the newest, None if none is due or another process compresses the session.
+        """Write the due summaries; return the newest, or None if none is due or another process compresses the session.
 
         Raises:
             CompressionFailed: the summary could not be written; earlier summaries stay.

@@ -154,7 +154,7 @@ class RunService(RunIntake):
                 self._worker.streams.of(each).end()
         await self._worker.start_following(run)
         if len(stopped) > 1:
-            # Runs below it may have blocked turns of other sessions.
+            # Child runs that were stopped may have blocked turns of other sessions, so start what follows them too.
             for below in await self._runs.records.tree(run_id):
                 if below.run_id != run_id and below.run_id in stopped and below.over:
                     await self._worker.start_following(below)

@@ -20,7 +20,7 @@ TRIGRAM = 3
 
 _MOST_TRIGRAMS = 64
 _LONGEST_TERM = 256
-# 2 ** 32 divided by the golden ratio; multiplying by it spreads consecutive values.
+# A prime near 2 ** 32 divided by the golden ratio; it spreads consecutive values. Stored fingerprints depend on it.
 _SPREAD = 0x9E3779B1
 # No script beyond this code point has capital letters.
 _CASED = 0x20000

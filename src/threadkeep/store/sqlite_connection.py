@@ -263,7 +263,7 @@ def sqlite_errors(*others: type[BaseException]) -> tuple[type[BaseException], ..
 
 
 class translated:  # noqa: N801 - used like a function, as the classes in contextlib
-    """A context manager that translates SQLite's errors into Threadkeep's errors, each with advice."""
+    """A context manager that translates SQLite's errors into Threadkeep's errors, most of them with advice."""
 
     def __enter__(self) -> None:
         """Begin the block."""

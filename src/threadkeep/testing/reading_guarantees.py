@@ -22,7 +22,7 @@ class ReadingGuarantees(TranscriptSource):
     """Contract tests of reading a transcript."""
 
     async def test_the_newest_come_oldest_first(self) -> None:
-        """With a limit of 3, the numbers 8, 9 and 10 of ten messages are returned."""
+        """With a limit of 3, messages 8, 9 and 10 of ten are returned, in this order."""
         async with self.open_transcripts() as transcripts:
             await _say_numbers(transcripts, 10)
             page = await transcripts.newest("room:1", limit=3)

@@ -112,7 +112,7 @@ class SessionGuarantees(TranscriptSource):
             assert await _ids(transcripts, SessionQuery(query="退款")) == ["d"]
 
     async def test_a_query_finds_the_very_text_of_a_title(self) -> None:
-        """A search with the exact text of a title also finds non-ASCII capitals."""
+        """A word copied from a title finds the session even if the word has non-ASCII capitals."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("Ärger mit Ölheizung"), session="a"))
             assert await _ids(transcripts, SessionQuery(query="Ärger")) == ["a"]

@@ -128,7 +128,7 @@ _SENTENCES: Mapping[str, str] = {
 
 
 class FieldProblem(BaseModel):
-    """A single problem of a request."""
+    """A single problem with a request."""
 
     detail: str = Field(description="The fault, and the expected value.")
     pointer: str | None = Field(None, description="The location in the body, as a JSON pointer.")

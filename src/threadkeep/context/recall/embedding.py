@@ -37,7 +37,7 @@ class Embedder(Protocol):
 
 
 def unit_vector(vector: Sequence[float]) -> array[float]:
-    """Return the vector scaled to length 1. A vector that has no direction (all zeros, or NaN in it) becomes zeros."""
+    """Return the vector scaled to length 1; all zeros if it is zero or has a value that is not finite."""
     length = math.hypot(*vector)
     if not 0 < length < math.inf:
         return array("f", bytes(4 * len(vector)))

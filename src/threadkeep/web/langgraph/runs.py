@@ -42,7 +42,7 @@ _STREAM: dict[str, Any] = {
     "description": "The events of the run.",
     "content": event_content(_EXAMPLE),
 }
-# The form of LangGraph's ids. A map with such ids as keys contains answers by question id.
+# The form of LangGraph's interrupt ids. A map with only such keys contains one answer for each question id.
 _INTERRUPT_ID = re.compile("[0-9a-f]{32}")
 _USUAL_MODES = ["values"]
 _MOST = 200

@@ -161,7 +161,7 @@ async def create_thread(
 
 @router.post("/search", summary="Find threads", responses=_WRITING, openapi_extra=READS)
 async def search_threads(body: ThreadSearchBody, app: AppInUse, user_id: UserId = None) -> list[ThreadBody]:
-    """List threads among the 1,000 with the newest activity, each with its first and its newest message."""
+    """Search the 1,000 most recently active threads; return each match with its first and its newest message."""
     body.check()
     by_activity = body.sort_order == "desc" and body.sort_by in _ACTIVITY
     most = body.offset + body.limit if by_activity else _SEARCHED
