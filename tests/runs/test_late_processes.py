@@ -19,8 +19,11 @@ from threadkeep.errors import StoreUnavailable
 from threadkeep.graph_store.index import SessionIndex
 from threadkeep.graph_store.indexed import IndexedTranscripts
 from threadkeep.graph_store.writing import ConversationWriter
+from threadkeep.history.session import Session
+from threadkeep.records import Message
 from threadkeep.records.runs import NewRun, Run, RunQuery
 from threadkeep.runs.endings import ActiveRun, RunEndings
+from threadkeep.runs.service import RunService
 from threadkeep.runs.streams import Outcome
 from threadkeep.store.tables import TableTranscripts
 from threadkeep.testing import Gate, ScriptedModel, SettableClock
@@ -69,37 +72,40 @@ async def test_a_process_that_wakes_up_late_stores_no_second_answer(
         assert await kept(memories[0], ROOM) == [("user", "hi"), ("assistant", "hello")]
 
 
-async def test_a_loss_that_is_noticed_at_the_end_of_a_run_tells_no_second_answer(
+async def test_a_loss_that_is_noticed_at_the_end_of_a_run_tells_only_a_stored_answer(
     shared_url: str, memory_options: MemoryOptions, make_chat: Chats, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The trace notices the loss while the end waits for a database that does not say who owns the run."""
-    async with AsyncExitStack() as stack:
-        memories = [await stack.enter_async_context(open_memory(shared_url, options=memory_options)) for _ in "ab"]
-        gate, ending = Gate(), list[ActiveRun]()
-        stalled = make_chat(memories[0], ScriptedModel([["hello from ", gate, "the late one"]]))
-        turn = stalled.begin(said("hi", ID))
-        await gate.reached()
-        monkeypatch.setattr("threadkeep.runs.engine.engine._names", set())
-        other = make_chat(memories[1], ScriptedModel(["hello"]), runs=WATCHFUL)
-        assert (await other.ask(said("hi", ID))).response == "hello"
-        read, end = memories[0].runs.run, RunEndings.end
+    ending, noticed = list[ActiveRun](), asyncio.Event()
 
-        async def ended(endings: RunEndings, active: ActiveRun, outcome: Outcome) -> Outcome | None:
-            ending.append(active)
-            return await end(endings, active, outcome)
+    async def not_stored(_: RunEndings, active: ActiveRun, outcome: Outcome) -> bool:
+        ending.append(active)
+        return False
 
-        async def unavailable(run_id: str) -> Run | None:
-            for active in ending:
-                active.cancel("lost")
-                raise StoreUnavailable("The database does not answer.")
-            return await read(run_id)
+    async def not_known(_: RunEndings, run: Run) -> bool:
+        ending[0].cancel("lost")
+        noticed.set()
+        return False
 
-        monkeypatch.setattr(memories[0].runs, "run", unavailable)
-        monkeypatch.setattr(RunEndings, "end", ended)
-        gate.open()
-        assert (await turn.answer()).response == "hello"
-        ending.clear()
-        assert await kept(memories[0], ROOM) == [("user", "hi"), ("assistant", "hello")]
+    async def unreadable(*_: object, **options: object) -> Run:
+        await noticed.wait()
+        await asyncio.sleep(0.3)  # until the end of the run has said its outcome
+        raise StoreUnavailable("The database does not answer.")
+
+    async def untold(session: Session, message_id: str) -> Message | None:
+        if ending[0].stream.outcome is not None:
+            raise StoreUnavailable("The database does not answer.")
+        return await tell(session, message_id)
+
+    tell = Session.tell
+    monkeypatch.setattr(RunEndings, "_end_with_answer", not_stored)
+    monkeypatch.setattr(RunEndings, "_is_lost", not_known)
+    monkeypatch.setattr(RunService, "end_of", unreadable)
+    monkeypatch.setattr(Session, "tell", untold)
+    async with open_memory(shared_url, options=memory_options) as memory:
+        chat = make_chat(memory, ScriptedModel(["hello", "hello again"]))
+        told = (await chat.ask(said("hi", ID))).response
+        assert await kept(memory, ROOM) == [("user", "hi"), ("assistant", told)]
 
 
 _STALLS: tuple[tuple[type[Any], str], ...] = (
