@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from tests.history.retaining import DAY, deleting, places, planned, window_places
-from threadkeep import Memory, Message
+from threadkeep import Memory, MemoryOptions, Message, open_memory
 from threadkeep.graph_store.layout import GraphLayout
 from threadkeep.history.retention import Amount, PlannedRemoval, Pruned
 from threadkeep.records import Retention, RetentionLimits
+from threadkeep.store import retention
+from threadkeep.store.driver import Row
 from threadkeep.testing import SettableClock
 
 
@@ -46,6 +51,30 @@ async def test_nothing_is_deleted_before_there_are_more_active_messages(keeper: 
     assert await planned(keeper, deleting(max_messages=3)) == []
     assert await keeper.retention.prune(deleting(max_messages=3)) == Pruned()
     assert await places(keeper, "room") == [1, 2, 3]
+
+
+async def test_messages_superseded_while_they_are_deleted_are_counted_once(
+    shared_url: str, memory_options: MemoryOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By another process, after retention has read how many messages it deletes."""
+    counted = retention._of_one_step  # noqa: SLF001 - between its read and its write
+
+    async def take_back() -> None:
+        async with open_memory(shared_url, options=memory_options) as other:
+            await other.session("room").take_back(6)
+
+    def first_taken_back(rows: list[Row]) -> list[Row]:
+        with ThreadPoolExecutor() as thread:
+            thread.submit(asyncio.run, take_back()).result()
+        return counted(rows)
+
+    async with open_memory(shared_url, options=memory_options) as memory:
+        await _say(memory, *range(1, 11))
+        with monkeypatch.context() as patched:
+            patched.setattr(retention, "_of_one_step", first_taken_back)
+            await memory.retention.prune(deleting(max_messages=4))
+        info = await memory.session("room").info()
+        assert (info.message_count, info.last_message, info.deleted_seq, info.last_seq) == (0, None, 6, 10)
 
 
 async def test_a_session_without_active_messages_has_no_last_one(keeper: Memory, clock: SettableClock) -> None:

@@ -154,7 +154,7 @@ class RetentionRows(ClockedTables, sql=_STATEMENTS):
         rows = _of_one_step(await self._driver.fetch(self._sql["sizes"], parameters))
         if not rows:
             return None
-        upto, id_, _, _, created_at, _ = rows[-1]
+        upto, id_, _, _, created_at = rows[-1]
         removed = Removed(upto, len(rows), sum(row[3] for row in rows))
         parameters["upto"] = upto
         async with self._driver.writing(lock_timeout_seconds=GROUP_LOCK_SECONDS) as connection:
@@ -166,7 +166,7 @@ class RetentionRows(ClockedTables, sql=_STATEMENTS):
                 await connection.execute(self._sql["archive"], parameters)
             else:
                 await self._retitle(connection, parameters, removal.upto_seq)
-                await self._delete(connection, parameters, sum(row[5] for row in rows), time_of(created_at))
+                await self._delete(connection, parameters, time_of(created_at))
         return removed
 
     async def delete_session(self, session_id: str, *, idle_before: datetime) -> bool:
@@ -221,9 +221,9 @@ class RetentionRows(ClockedTables, sql=_STATEMENTS):
         for name in ("forget_range", "delete_steps", "delete_vectors", "delete_recall_index"):
             await connection.execute(sql[name], parameters)
 
-    async def _delete(
-        self, connection: Connection, parameters: dict[str, object], active: int, created_at: datetime
-    ) -> None:
+    async def _delete(self, connection: Connection, parameters: dict[str, object], created_at: datetime) -> None:
+        # Count while the session is locked, because another process may have superseded messages since they were read.
+        [(active,)] = await connection.fetch(self._sql["count_active"], parameters)
         times = {
             "remember_since": time_text(self._clock() - REDELIVERY),
             "manifests_upto": short_time(created_at, self._driver.backend),

@@ -46,9 +46,13 @@ SELECT count(*), coalesce(sum(tokens), 0) FROM chat_messages
 WHERE session_id = :session_id AND seq > :after AND seq <= :upto
 
 -- name: sizes
-SELECT seq, id, length(content), tokens, created_at, CASE WHEN superseded_at IS NULL THEN 1 ELSE 0 END FROM chat_messages
+SELECT seq, id, length(content), tokens, created_at FROM chat_messages
 WHERE session_id = :session_id AND seq > :after AND seq <= :upto
 ORDER BY seq
+
+-- name: count_active
+SELECT count(*) FROM chat_messages
+WHERE session_id = :session_id AND seq > :after AND seq <= :upto AND superseded_at IS NULL
 
 -- name: begin_archiving
 -- Lock the session if it is unchanged: the archive still ends at :after, the message at :upto still has the id :id, and
