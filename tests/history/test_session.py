@@ -18,6 +18,7 @@ from threadkeep import (
     MemoryOptions,
     Message,
     Retention,
+    Session,
     SessionNotFound,
     WrongUser,
     open_memory,
@@ -102,6 +103,20 @@ async def test_a_user_sees_own_sessions_only(memory: Memory) -> None:
         await other.record(turn("not mine"))
     info = await memory.session("room", user_id="u1").info()
     assert (info.title, info.message_count, info.reset_seq) == ("mine", 1, 0)
+
+
+async def test_a_session_that_its_user_creates_meanwhile_is_not_that_of_another(
+    memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process stores the first turn between the two reads."""
+    session = memory.session("room", user_id="ann")
+    await session.append([Message("user", "hi", "m1")])
+
+    async def nothing(_: object) -> None:
+        return None
+
+    monkeypatch.setattr(Session, "_info", nothing)
+    assert (await session.question()).id == "m1"
 
 
 async def test_the_owner_is_who_is_named_at_the_first_turn(memory: Memory) -> None:

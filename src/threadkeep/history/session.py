@@ -376,8 +376,10 @@ class Session:
         if self.user_id is None or await self._info() is not None:
             return
         async with ReportedRead(self._events):
-            if await self._transcripts.session(self.session_id) is not None:
-                raise WrongUser(self.session_id)
+            info = await self._transcripts.session(self.session_id)
+        # The user's own session may have been created since the first read.
+        if info is not None and info.user_id != self.user_id:
+            raise WrongUser(self.session_id)
 
     async def count(self, *, view: View = "active") -> int:
         """Return the number of messages in a view of the session; 0 if the session does not exist."""
