@@ -533,6 +533,30 @@ async def test_pending_turns_of_dead_processes_are_erased(tmp_path: Path, memory
     assert b"two" in content
 
 
+async def test_a_delivered_turn_is_in_no_pending_file(tmp_path: Path, memory_options: MemoryOptions) -> None:
+    """Its words are erased, although another turn of the file still waits, because it is refused."""
+    outage = Outage(tmp_path / "threadkeep.db")
+    options = replace(memory_options, store=StoreOptions(lock_timeout_seconds=0.05))
+    async with open_memory(outage.url, options=options) as memory:
+        await memory.session("room:two", user_id=BOB).append([said("hello")])
+        async with outage():
+            await memory.session("room:one", user_id=ANN).record([said(f"{CANARY} waits")])
+            await memory.session("room:two", user_id="carol").record([said("carol waits")])
+        await until(lambda: [entry.refused for entry in memory.pending.entries] == [True])
+        assert (await memory.erase(user_id=ANN)).complete
+        assert [name for name, content in bytes_below(tmp_path).items() if CANARY.encode() in content.lower()] == []
+
+
+async def test_unreadable_lines_of_dead_processes_are_named(tmp_path: Path, memory_options: MemoryOptions) -> None:
+    """From a memory without background work, which takes no file over."""
+    url = f"sqlite:///{tmp_path}/threadkeep.db"
+    async with open_memory(url, options=replace(memory_options, background=False)) as memory:
+        folder = folder_of(parse_address(url), memory_options.pending.folder)
+        SpoolFile.create(folder / "agents").path.write_text(f"#{CANARY}\n")
+        receipt = await memory.erase(user_id=ANN)
+        assert any("1 unreadable lines of pending files" in one for one in receipt.not_reached)
+
+
 def bytes_below(folder: Path) -> dict[str, bytes]:
     """The contents of all files below a folder."""
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}

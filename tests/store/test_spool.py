@@ -212,6 +212,36 @@ def test_what_is_done_is_forgotten_and_an_empty_file_goes(tmp_path: Path) -> Non
     assert spool_files(tmp_path) == []
 
 
+def test_a_text_is_in_the_file_only_while_its_turn_is_pending(tmp_path: Path) -> None:
+    """Also a changed turn, and one that an earlier version has only marked as done; the others stay."""
+    file = SpoolFile.create(tmp_path)
+    kept = [entry(name, f"words of {name}") for name in ("first", "second", "third")]
+    for each in (*kept, kept[0]):
+        file.keep(each)
+    file.done(kept[0])
+    assert b"words of first" not in file.path.read_bytes()
+    file.close()
+    with file.path.open("ab") as earlier:
+        earlier.write(b'{"done":"second"}\n#damaged words\n')
+    assert b"words of second" in file.path.read_bytes()
+    taken = SpoolFile.take_over(file.path)
+    assert taken is not None
+    assert [one.entry_id for one in taken.entries()] == ["third"]
+    assert b"words of second" not in file.path.read_bytes()
+    assert b"#damaged words" not in file.path.read_bytes()
+    assert len(damaged_turns(tmp_path)) == 1
+    taken.close()
+
+
+def test_a_line_whose_removal_was_cut_off_is_removed(tmp_path: Path) -> None:
+    """The machine lost power after the first byte."""
+    file = SpoolFile.create(tmp_path)
+    file.keep(entry("first"))
+    file.close()
+    file.path.write_bytes(b" " + file.path.read_bytes()[1:])
+    assert spool.read_spool(file.path).empty
+
+
 def test_what_still_waits_stays_when_the_file_is_closed(tmp_path: Path) -> None:
     """For the next start."""
     file = SpoolFile.create(tmp_path)

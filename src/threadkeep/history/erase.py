@@ -15,7 +15,7 @@ from threadkeep.errors import InvalidInput, SessionDamaged, StoreUnavailable
 from threadkeep.graph_store.layout import GraphLayout
 from threadkeep.history.all_sessions import AllSessions
 from threadkeep.history.memory import Memory
-from threadkeep.history.pending_files import discard_waiting, waiting_files
+from threadkeep.history.pending_files import discard_waiting, unreadable_turns, waiting_files
 from threadkeep.history.session import Session
 from threadkeep.records import Message, Turn
 from threadkeep.records.erasure import ErasedKind, ErasedStore, EraseReceipt
@@ -37,6 +37,7 @@ _ALWAYS = (
     "backups",
     "logs of model providers",
     "logs of the service, which have ids and no texts",
+    "pending turns on other machines, until they are written: threadkeep pending list",
     "inputs of `threadkeep chat` on each machine: the file chat_history in the state folder of its user",
     "the memory of other processes, which show nothing of it and drop it with their next call in the session",
 )
@@ -233,7 +234,8 @@ class Eraser:
     async def _unreadable(self, wanted: Erasable) -> list[str]:
         """Describe unreadable data that may belong to the target."""
         found: list[str] = []
-        if lines := await self._memory.pending.damaged():
+        folder = self._memory.pending.options.folder
+        if folder is not None and (lines := await asyncio.to_thread(unreadable_turns, folder)):
             found.append(f"{len(lines)} unreadable lines of pending files: threadkeep pending list")
         if wanted.ids and (items := [one for each in (self._memory, *await self._others()) for one in each.damaged()]):
             found.append(f"{len(items)} damaged conversations in the graph store: threadkeep doctor")

@@ -275,11 +275,8 @@ class PendingTurns:
     async def discard(self, matches: Callable[[Turn], bool]) -> None:
         """Permanently drop all matching turns of this process, and remove their texts from the disk."""
         for each in list(self._listed):
-            going = [entry for entry in each.own if matches(entry.turn)]
-            for entry in going:
+            for entry in [entry for entry in each.own if matches(entry.turn)]:
                 await each._drop(entry.entry_id)  # noqa: SLF001 - ours
-            if going:
-                await each._files.compact(each.own)  # noqa: SLF001 - ours
 
     async def delete(self, session_id: str, *, run_id: str | None = None) -> bool:
         """Delete a session with its pending turns; return False if it did not exist, or if the run may not delete it.

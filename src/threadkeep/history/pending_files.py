@@ -163,24 +163,10 @@ class PendingFiles:
                     await asyncio.to_thread(entry.file.renew, entry)
 
     async def done(self, entry: PendingTurn) -> None:
-        """Mark a turn as no longer pending; if a write to disk is in progress, wait for it first."""
+        """Remove a turn that is no longer pending; if a write to disk is in progress, wait for it first."""
         async with self.writing:
             if entry.file is not None:
                 await asyncio.to_thread(entry.file.done, entry)
-
-    async def compact(self, waiting: Sequence[PendingTurn]) -> None:
-        """Move the pending turns to a new file, and empty the old files, which still have texts of removed turns."""
-        async with self.writing:
-            old = self._files()
-            on_disk = [entry for entry in waiting if entry.file is not None]
-            if self._folder is None or not on_disk:
-                return  # a file without pending turns is empty already
-            self._own, self._adopted = await asyncio.to_thread(SpoolFile.create, self._folder), []
-            for entry in on_disk:
-                await asyncio.to_thread(self._own.keep, entry)
-            for file in old:
-                await asyncio.to_thread(file.clear)
-                await asyncio.to_thread(file.close)
 
     async def close(self) -> None:
         """Close the files; pending turns stay for the next start."""
@@ -281,18 +267,15 @@ def drop_unreadable(folder: Path, entry_id: str) -> bool:
 def discard_waiting(folder: Path, matches: Callable[[Turn], bool]) -> None:
     """Drop matching turns from the files of dead processes. This is blocking I/O.
 
-    Their texts are removed from the disk; the remaining turns of a file move to a new one.
+    Their texts are removed from the disk, and so are texts of turns that were stored or dropped before.
     """
-    for waiting in waiting_files(folder):
-        if not any(matches(entry.turn) for entry in waiting.entries):
+    for path in _paths(folder):
+        content = read_spool(path)
+        if not content.stale and not any(matches(entry.turn) for entry in content.turns):
             continue
-        if (file := SpoolFile.take_over(waiting.path)) is None:
+        if (file := SpoolFile.take_over(path)) is None:
             continue
-        rest = [entry for entry in file.entries() if not matches(entry.turn)]
-        if rest:
-            new = SpoolFile.create(waiting.path.parent)
-            for entry in rest:
-                new.keep(entry)
-            new.close()
-        file.clear()
+        for entry in file.entries():
+            if matches(entry.turn):
+                file.done(entry)
         file.close()

@@ -12,7 +12,8 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -104,7 +105,11 @@ def _time(seconds: float) -> datetime:
     return datetime.fromtimestamp(seconds, UTC)
 
 
+type Range = tuple[int, int]
+"""A line of a file: the offset of its first byte, and its length without the line break."""
+
 _SUFFIX = ".pending.jsonl"
+_REMOVED = b" "
 _LOOKS = 100
 _LOOK_SECONDS = 0.005
 
@@ -136,7 +141,8 @@ class SpoolFile:
     def __init__(self, path: Path, descriptor: int) -> None:
         self.path = path
         self._descriptor = descriptor
-        self._open_entries: set[str] = set()
+        self._ranges: dict[str, list[Range]] = {}
+        """The lines of each turn that is still pending."""
         self._has_unreadable = False
 
     @classmethod
@@ -146,7 +152,7 @@ class SpoolFile:
         path = folder / f"{uuid7()}{_SUFFIX}"
         # Lock the file before it gets its final name; otherwise a process that starts could take it over.
         unnamed = path.with_suffix(".new")
-        descriptor = os.open(unnamed, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
+        descriptor = os.open(unnamed, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         unnamed.rename(path)
         sync_folder(folder)
@@ -156,14 +162,14 @@ class SpoolFile:
     def take_over(cls, path: Path) -> SpoolFile | None:
         """Take over the file of a dead process; return None if the process lives or the file is gone."""
         try:
-            descriptor = os.open(path, os.O_RDWR | os.O_APPEND)
+            descriptor = os.open(path, os.O_RDWR)
         except FileNotFoundError:
             return None
         if not _own(descriptor):
             os.close(descriptor)
             return None
         tighten(path)
-        size = os.fstat(descriptor).st_size
+        size = os.lseek(descriptor, 0, os.SEEK_END)
         if size and os.pread(descriptor, 1, size - 1) != b"\n":
             # End a line that a crash truncated, so that the next write begins a new line.
             os.write(descriptor, b"\n")
@@ -179,15 +185,19 @@ class SpoolFile:
         return os.path.samestat(named, os.fstat(self._descriptor))
 
     def entries(self) -> list[PendingTurn]:
-        """Return the turns in the file, oldest first; unreadable lines are moved to separate files."""
+        """Return the turns in the file, oldest first; unreadable lines are moved to separate files.
+
+        The texts of turns that are not pending are overwritten.
+        """
         content = read_spool(self.path)
         for entry in content.turns:
             entry.file = self
-        self._open_entries = {entry.entry_id for entry in content.turns}
+        self._ranges = {entry.entry_id: content.ranges[entry.entry_id] for entry in content.turns}
         self._has_unreadable = bool(content.unreadable)
         try:
+            self._overwrite(content.stale)
             for line in content.unreadable:
-                self._append({"done": set_aside(self.path.parent, line)})
+                self._overwrite(content.ranges[set_aside(self.path.parent, line)])
         except OSError:
             return content.turns  # the lines stay in this file, which is therefore never emptied
         self._has_unreadable = False
@@ -195,7 +205,7 @@ class SpoolFile:
 
     def keep(self, entry: PendingTurn) -> None:
         """Write a turn to the file; it is durable when this method returns."""
-        self._append(
+        line = self._append(
             {
                 "entry": entry.entry_id,
                 "kept_at": entry.kept_at.isoformat(),
@@ -207,12 +217,12 @@ class SpoolFile:
                 "messages": [message.to_dict() for message in entry.turn.messages],
             }
         )
-        self._open_entries.add(entry.entry_id)
+        self._ranges.setdefault(entry.entry_id, []).append(line)
         entry.file = self
 
     def renew(self, entry: PendingTurn) -> None:
         """Write a changed pending turn to the file again; do nothing if it has been stored or dropped meanwhile."""
-        if entry.entry_id in self._open_entries:
+        if entry.entry_id in self._ranges:
             self.keep(entry)
 
     def failed(self, entry: PendingTurn) -> None:
@@ -220,23 +230,23 @@ class SpoolFile:
         self._append({"failed": entry.entry_id, "error": entry.error})
 
     def done(self, entry: PendingTurn) -> None:
-        """Mark a turn as stored or dropped; empty the file if no turns or unreadable lines are left."""
-        self._open_entries.discard(entry.entry_id)
-        if self._open_entries or self._has_unreadable:
-            self._append({"done": entry.entry_id})
+        """Overwrite a turn that is stored or dropped; empty the file if no turns or unreadable lines are left."""
+        lines = self._ranges.pop(entry.entry_id, [])
+        if self._ranges or self._has_unreadable:
+            self._overwrite(lines)
         else:
             self.clear()
 
     def clear(self) -> None:
         """Empty the file after its turns were stored elsewhere, unless it still has unreadable lines."""
-        self._open_entries.clear()
+        self._ranges.clear()
         if not self._has_unreadable:
             os.ftruncate(self._descriptor, 0)
             os.fsync(self._descriptor)
 
     def close(self) -> None:
         """Close the file; remove it if it has no turns and no unreadable lines."""
-        if not self._open_entries and read_spool(self.path).empty:
+        if not self._ranges and read_spool(self.path).empty:
             self.path.unlink(missing_ok=True)
         os.close(self._descriptor)
 
@@ -244,11 +254,23 @@ class SpoolFile:
         """Close a file that was removed or replaced; if another file is at its path now, that file stays."""
         os.close(self._descriptor)
 
-    def _append(self, line: dict[str, Any]) -> None:
+    def _overwrite(self, lines: Sequence[Range]) -> None:
+        """Overwrite lines with spaces, so that a text is not in the file for longer than its turn is pending.
+
+        The first bytes are durable before the rest is written, so a line counts as removed even after a crash.
+        """
+        if lines:
+            for offset, _ in lines:
+                os.pwrite(self._descriptor, _REMOVED, offset)
+            os.fsync(self._descriptor)
+            for offset, length in lines:
+                os.pwrite(self._descriptor, _REMOVED * length, offset)
+
+    def _append(self, line: dict[str, Any]) -> Range:
         dump_json(line)  # rejects NaN and keys that are not text, which `json.dumps` accepts
         # Escape to ASCII, so that no character of a message ends the line or fails to encode.
         data = (json.dumps(line, separators=(",", ":")) + "\n").encode()
-        size = os.fstat(self._descriptor).st_size
+        size = os.lseek(self._descriptor, 0, os.SEEK_END)
         try:
             if os.write(self._descriptor, data) != len(data):
                 raise OSError("only a part of a pending turn could be written to disk")
@@ -257,6 +279,7 @@ class SpoolFile:
             # A partial line would make the next one unreadable.
             os.ftruncate(self._descriptor, size)
             raise
+        return size, len(data) - 1
 
 
 def spool_files(folder: Path) -> list[Path]:
@@ -293,10 +316,15 @@ def _own(descriptor: int) -> bool:
 
 @dataclass(frozen=True)
 class SpoolContent:
-    """The turns in a file, oldest first, and its unreadable lines, which are damaged or of a newer version."""
+    """The turns in a file, oldest first, and its unreadable lines, which are damaged or of a newer version.
+
+    `ranges` has the lines of each turn and of each unreadable line by its id; `stale` are those that are done.
+    """
 
     turns: list[PendingTurn]
     unreadable: list[bytes]
+    ranges: dict[str, list[Range]] = field(default_factory=dict)
+    stale: list[Range] = field(default_factory=list)
 
     @property
     def empty(self) -> bool:
@@ -321,7 +349,12 @@ def read_spool(path: Path, *, cut_off: bool = False) -> SpoolContent:
         return SpoolContent([], [])
     kept: dict[str, PendingTurn] = {}
     unreadable: dict[str, bytes] = {}
+    ranges: dict[str, list[Range]] = defaultdict(list)
+    following = 0
     for line in [*lines, rest] if cut_off else lines:
+        offset, following = following, following + len(line) + 1
+        if line.startswith(_REMOVED):
+            continue
         values = _values(line)
         if values is not None and "done" in values:
             kept.pop(str(values["done"]), None)
@@ -331,9 +364,12 @@ def read_spool(path: Path, *, cut_off: bool = False) -> SpoolContent:
                 entry.error = str(values.get("error"))
         elif (entry := read_turn(line)) is not None:
             kept[entry.entry_id] = entry
+            ranges[entry.entry_id].append((offset, len(line)))
         elif line.strip():
             unreadable[damaged_id(line)] = line
-    return SpoolContent(list(kept.values()), list(unreadable.values()))
+            ranges[damaged_id(line)].append((offset, len(line)))
+    stale = [line for name, found in ranges.items() if name not in kept and name not in unreadable for line in found]
+    return SpoolContent(list(kept.values()), list(unreadable.values()), ranges, stale)
 
 
 def read_turn(line: bytes) -> PendingTurn | None:
