@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import os
+import signal
 import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import closing
@@ -20,7 +23,7 @@ from tests.children import Child
 from tests.databases import query
 from tests.outages import Outage
 from tests.web.services import until
-from threadkeep import InvalidInput, Memory, MemoryOptions, Message, open_memory
+from threadkeep import InvalidInput, Memory, MemoryOptions, Message, Session, open_memory
 from threadkeep.graph_store.layout import GraphLayout
 from threadkeep.history.pending import PendingOptions, folder_of
 from threadkeep.records import Turn
@@ -395,27 +398,35 @@ def erase_in_a_process(url: str, folder: Path) -> bool:
     return asyncio.run(erase())
 
 
+def erase_until_killed(url: str, folder: Path, last: int) -> None:
+    """Erase the person, and be killed while the session with this number is deleted."""
+    delete, numbers = Session.delete, itertools.count(1)
+
+    async def watched(session: Session) -> bool:
+        if next(numbers) == last:
+            asyncio.get_running_loop().call_soon(os.kill, os.getpid(), signal.SIGKILL)
+        return await delete(session)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Session, "delete", watched)
+        erase_in_a_process(url, folder)
+
+
 @pytest.mark.process
 async def test_an_erase_that_is_killed_goes_on(shared_url: str, memory_options: MemoryOptions, tmp_path: Path) -> None:
     """Three times in the middle; the fourth process does the rest."""
-    left = 60
     async with open_memory(shared_url, options=memory_options) as memory:
-        for number in range(left):
+        for number in range(40):
             await memory.session(f"telegram:{number}", user_id=ANN).append([said(f"{CANARY} {number}")])
         await memory.session("telegram:group").append([said(f"{CANARY} in the group", ANN), said("bob", BOB)])
 
-    async def until_fewer(most: int) -> None:
-        await until(lambda: sessions() < most)
-
-    def sessions() -> int:
-        return int(str(query(shared_url, f"SELECT count(*) FROM chat_sessions WHERE user_id = '{ANN}'")[0][0]))
-
-    for _ in range(3):
-        child = Child(erase_in_a_process, shared_url, tmp_path / "pending")
-        await until_fewer(left - 2)
-        child.kill()
-        left = sessions()
-    assert left > 0, "it was done before it could be killed"
+    # A process begins with the sessions that were already deleted.
+    for last in (10, 20, 30):
+        child = Child(erase_until_killed, shared_url, tmp_path / "pending", last)
+        with pytest.raises(AssertionError, match="the process was killed"):
+            await asyncio.to_thread(child.result)
+        rows = query(shared_url, f"SELECT count(*) FROM chat_sessions WHERE user_id = '{ANN}'")
+        assert rows in ([(40 - last,)], [(41 - last,)])
     assert await asyncio.to_thread(Child(erase_in_a_process, shared_url, tmp_path / "pending").result)
     async with open_memory(shared_url, options=memory_options) as memory:
         assert await memory.search(CANARY) == []
