@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import contextvars
 import operator
+from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Annotated, Any, TypedDict
 
 import pytest
@@ -19,9 +21,13 @@ from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.types import Command, RetryPolicy, Send, interrupt
 
 from tests.agent.talking import ROOM, config_of, input_of
+from tests.outages import Outage
 from tests.recorded_events import RecordedEvents
-from threadkeep import Memory, SessionMemory, memory_node, rebuild
+from threadkeep import Memory, MemoryOptions, SessionMemory, memory_node, open_memory, rebuild
+from threadkeep.graph_store.layout import GraphLayout
 from threadkeep.observe import TurnBegunInTool
+from threadkeep.store.address import parse_address
+from threadkeep.store.driver import StoreOptions
 from threadkeep.testing import ScriptedModel
 
 
@@ -391,9 +397,18 @@ async def test_an_agent_without_scope_takes_no_part(memory: Memory) -> None:
     assert await said(memory) == [(None, "q"), ("writer", "draft")]
 
 
-async def test_an_agent_may_keep_a_conversation_of_its_own(memory: Memory) -> None:
-    """On every database: it remembers its own work below the session, and that goes with the session."""
-    model = ScriptedModel(["found a", "found b"])
+@pytest.fixture(params=["tables", "graph store", "namespace"])
+async def any_memory(
+    request: pytest.FixtureRequest, database_url: str, memory_options: MemoryOptions
+) -> AsyncIterator[Memory]:
+    """A memory of sessions in tables, in a graph store, or in a graph store's namespace that has no index rows."""
+    options = replace(memory_options, transcripts="graph_store" if request.param == "graph store" else "tables")
+    async with open_memory(database_url, options=options) as opened:
+        yield await opened.namespace(GraphLayout(("agents",))) if request.param == "namespace" else opened
+
+
+def _chief(memory: Memory, model: ScriptedModel) -> Any:
+    """An agent with a tool that asks a searcher, which has a conversation of its own; it asks for `a`, then for `b`."""
     searcher: Any = create_agent(model, [], middleware=[SessionMemory(memory, scope="own")], name="searcher")
 
     @tool
@@ -401,18 +416,42 @@ async def test_an_agent_may_keep_a_conversation_of_its_own(memory: Memory) -> No
         """Ask another agent."""
         return str((await searcher.ainvoke({"messages": [("user", q)]}))["messages"][-1].text)
 
-    call = AIMessage("", tool_calls=[{"name": "search", "args": {"q": "a"}, "id": "c1"}])
-    other = AIMessage("", tool_calls=[{"name": "search", "args": {"q": "b"}, "id": "c2"}])
-    chief = ScriptedModel([call, "here is a", other, "here is b"])
-    agent: Any = create_agent(chief, [search], middleware=[SessionMemory(memory)], name="main")
+    chief = ScriptedModel([_calling("a"), "here is a", _calling("b"), "here is b"])
+    return create_agent(chief, [search], middleware=[SessionMemory(memory)], name="main")
+
+
+async def test_an_agent_may_keep_a_conversation_of_its_own(any_memory: Memory) -> None:
+    """On every database: it remembers its own work below the session, and that goes with the session."""
+    memory, model = any_memory, ScriptedModel(["found a", "found b"])
+    agent = _chief(memory, model)
     await agent.ainvoke(input_of("a?"), config_of())
     await agent.ainvoke(input_of("b?"), config_of())
     assert texts(model.calls[1]) == ["a", "found a", "b"]
     assert [text for _, text in await said(memory)] == ["a?", "here is a", "b?", "here is b"]
     [own] = [info async for info in memory.sessions() if info.session_id != ROOM]
-    assert (own.parent_session_id, own.message_count) == (ROOM, 4)
+    assert (own.parent_session_id, own.agent, own.message_count) == (ROOM, "searcher", 4)
     await memory.session(ROOM).delete()
     assert [info async for info in memory.sessions()] == []
+    assert await memory.session(own.session_id).count(view="history") == 0
+
+
+async def test_a_conversation_that_was_pending_first_goes_with_its_session(
+    sqlite_url: str, memory_options: MemoryOptions
+) -> None:
+    """It is below the session even if its first turn was written by another process after an outage."""
+    path, options = (
+        parse_address(sqlite_url).path,
+        replace(memory_options, store=StoreOptions(lock_timeout_seconds=0.05)),
+    )
+    assert path is not None
+    async with open_memory(sqlite_url, options=replace(options, background=False)) as memory, Outage(path)():
+        await _chief(memory, ScriptedModel(["found a"])).ainvoke(input_of("a?"), config_of())
+        await memory.close()
+    async with open_memory(sqlite_url, options=options) as memory:
+        await memory.pending.deliver()
+        assert {info.agent async for info in memory.sessions()} == {None, "searcher"}
+        await memory.session(ROOM).delete()
+        assert [info async for info in memory.sessions()] == []
 
 
 def _calling(*questions: str, name: str = "search") -> AIMessage:

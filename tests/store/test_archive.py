@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from threadkeep.errors import InvalidKey, WrongUser
+from threadkeep.graph_store.layout import GraphLayout
 from threadkeep.history.memory import Memory
 from threadkeep.records import Message, SessionInfo, Summary
 from threadkeep.store.archive import ArchivedPart, Restored
@@ -72,6 +73,24 @@ async def test_everything_of_a_session_comes_back(memory: Memory) -> None:
     expected = replace(_info(reset_seq=2), last_message="Message 5.", message_count=5, last_seq=5)
     assert await session.info() == expected
     assert [m.seq for m in (await session.window()).messages] == [3, 4, 5]
+
+
+async def test_a_conversation_of_an_agent_comes_back_below_its_session(memory: Memory) -> None:
+    """It is deleted with the session."""
+    own = replace(_info("own:1"), parent_session_id="telegram:1", agent="searcher")
+    await memory.restore([ArchivedPart(_info(), _messages(1, 2)), ArchivedPart(own, _messages(1, 2))])
+    assert (await memory.session("own:1").info()).agent == "searcher"
+    await memory.session("telegram:1").delete()
+    assert [info async for info in memory.sessions()] == []
+
+
+async def test_an_erased_message_comes_back_as_it_was(memory: Memory) -> None:
+    """In tables and in a graph store; another import of the export has the same rows."""
+    erased = Message("user", "", "m1", seq=1, created_at=_START, tokens=0, status="erased", superseded_at=_START)
+    for home in (memory, await memory.namespace(GraphLayout(("agents",)))):
+        await _restore(home, _info(), [erased, *_messages(2, 3)])
+        first, *_ = await home.session("telegram:1").tail(9, view="history")
+        assert first == erased
 
 
 async def test_the_same_part_twice_changes_nothing(memory: Memory) -> None:

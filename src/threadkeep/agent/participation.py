@@ -207,8 +207,6 @@ class Participation:
             root.turn = turn
             for answer in turn.earlier:
                 root.add_answer(AIMessage(answer.content, id=answer.id), answer.author)
-            if self.parent is not None and turn.question_seq == 1:
-                await self.session.belong_to(self.parent, self.author)
             turn.answered = self._answered_at_end(turn)
         if turn.answered is None or root.turn is not turn:
             # If a caller repeats a question, the state of a checkpointer has the answers of the first attempt.

@@ -240,7 +240,9 @@ def _is_human(message: BaseMessage, texts: Container[str]) -> bool:
 def own_session(memory: Memory, session: Session, author: str | None) -> Session:
     """Return the session of an agent's own conversation. The given session and the agent's name determine it."""
     digest = sha256(dump_json([session.session_id, author]).encode("utf-8", "surrogatepass")).hexdigest()
-    return memory.session(f"own:{digest[:32]}", user_id=session.user_id, workspace=session.workspace)
+    own = memory.session(f"own:{digest[:32]}", user_id=session.user_id, workspace=session.workspace)
+    own.parent = (session.session_id, author or "")
+    return own
 
 
 def root_run(memory: Memory, control: object, session_id: str, *, shared: bool = True) -> RootRun:

@@ -148,6 +148,8 @@ class IndexedTranscripts(GraphTranscripts):
             return None
         # Delete the rows last, because they include the row of the run that deletes. This run is repeated if its
         # process dies before.
+        for own_session_id in await self.writer.own_sessions(session_id):
+            await self.delete(own_session_id)
         existed = await self.writer.delete(session_id, created_at=created_at)
         # A repeated call may find no conversation any more; `catch_up` then deletes the rest.
         self._behind.add(session_id)

@@ -110,6 +110,8 @@ STEPS = "steps-sha256:"
 """The prefix of the keys of items with tool calls."""
 RECALL_INDEX = "recall-index:"
 """The key of the item with the recall index."""
+OWN = "own-session:"
+"""The prefix of the keys of items that name the conversations of agents below a session."""
 ANSWER = "answer-sha256:"
 """The prefix of the keys of notes for answers."""
 
@@ -194,6 +196,10 @@ class GraphLayout:
         """Return the key of a conversation's recall index, in the namespace of the message ids."""
         return ItemKey(self.message_ids(session_id), RECALL_INDEX)
 
+    def own(self, parent_session_id: str, session_id: str) -> ItemKey:
+        """Return the key of the item that names an agent's conversation below a session."""
+        return ItemKey(self.message_ids(parent_session_id), f"{OWN}{session_id}")
+
     def note(self, session_id: str, name: str) -> ItemKey:
         """Return the key of a note, an item with the `seq` of a message; `name` is from `id_note` or `answer_note`."""
         return ItemKey(self.message_ids(session_id), name)
@@ -204,7 +210,7 @@ def id_note(message_id: str) -> str:
 
     No id begins with a tab, because all characters of an id are printable.
     """
-    return f"\t{message_id}" if message_id.startswith((STEPS, RECALL_INDEX, ANSWER)) else message_id
+    return f"\t{message_id}" if message_id.startswith((STEPS, RECALL_INDEX, OWN, ANSWER)) else message_id
 
 
 def namespace_label(session_id: str) -> str:

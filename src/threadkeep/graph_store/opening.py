@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 
 _SEARCH_SECONDS = 5.0
+_ERASED = {"status": "erased", "metadata": "{}"}
 _SEARCHES = 2
 
 
@@ -180,8 +181,10 @@ class ConversationArchive:
             prepared = prepare(
                 messages, count=self._count, stored_at=lambda message: time_text(message.created_at or now)
             )
+            # In the tables, metadata mark an erased message; in a graph store, its status does.
             rows = [
-                {**row, **marks_of(message)} for message, row in zip(prepared.messages, prepared.columns, strict=True)
+                {**row, **marks_of(message), **(_ERASED if message.status == "erased" else {})}
+                for message, row in zip(prepared.messages, prepared.columns, strict=True)
             ]
             prepared = replace(prepared, columns=rows)
         known = await self._writer.seqs_of(writing, conversation, [str(message.id) for message in messages])
@@ -217,6 +220,7 @@ class ConversationArchive:
             metadata=dump_json(clean_json(dict(info.metadata))),
             parent_session_id=info.parent_session_id,
             parent_seq=info.parent_seq,
+            agent=info.agent,
         )
 
     def _with_reset(self, appended: Appended, part: ArchivedPart, seqs: dict[str, int]) -> Conversation:

@@ -86,6 +86,7 @@ class Conversation:
     superseded: Ranges = ()
     parent_session_id: str | None = None
     parent_seq: int | None = None
+    agent: str | None = None
     foreign: Mapping[str, Json] = field(default_factory=dict)
 
     def superseded_between(self, first_seq: int, last_seq: int) -> Ranges:
@@ -113,6 +114,7 @@ class Conversation:
             revision=self.revision,
             parent_session_id=self.parent_session_id,
             parent_seq=self.parent_seq,
+            agent=self.agent,
         )
 
 
@@ -141,11 +143,12 @@ def metadata_value(conversation: Conversation) -> Value:
         "metadata": conversation.metadata,
         **(marks if conversation.revision else {}),
         **(origin if conversation.parent_session_id is not None else {}),
+        **({"agent": conversation.agent} if conversation.agent is not None else {}),
     }
 
 
 _NOW = datetime.now(UTC)
-_METADATA_FIELDS = frozenset(metadata_value(Conversation("", _NOW, _NOW, revision=1, parent_session_id="")))
+_METADATA_FIELDS = frozenset(metadata_value(Conversation("", _NOW, _NOW, revision=1, parent_session_id="", agent="")))
 
 
 def conversation_of(session_id: str, value: Value) -> Conversation:
@@ -180,6 +183,7 @@ def conversation_of(session_id: str, value: Value) -> Conversation:
             superseded=read.ranges("superseded", most=last_seq),
             parent_session_id=read.text("parent_session_id", None),
             parent_seq=read.number("parent_seq", 0) or None,
+            agent=read.text("agent", None),
         )
         latest = chunk_key(chunk_of(max(last_seq, 1), conversation.chunk_size))
         if read.text("latest_chunk_key", latest) != latest:

@@ -232,6 +232,8 @@ class GraphTranscripts:
 
     async def delete(self, session_id: str, *, run_id: str | None = None) -> bool | None:
         """Delete a session and its messages; return False if it did not exist. `run_id` is ignored."""
+        for own_session_id in await self.writer.own_sessions(session_id):
+            await self.delete(own_session_id)
         return await self.writer.delete(session_id)
 
     async def _newest_user(self, conversation: Conversation, high: int, low: int) -> Message | None:

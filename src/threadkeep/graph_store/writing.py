@@ -12,8 +12,8 @@ from typing import Final
 
 from threadkeep.errors import QuestionGone, SessionDamaged, StoreError, StoreUnavailable, WrongUser
 from threadkeep.graph_store.appending import Appended, Target, Written, append, receipt_of, steps_left
-from threadkeep.graph_store.items import ConversationChanged, Items, Readable, ReadOnce, Value, Writing
-from threadkeep.graph_store.layout import STEPS, GraphLayout, ItemKey, chunk_of, chunk_spans, id_note
+from threadkeep.graph_store.items import ConversationChanged, Items, Readable, ReadOnce, Stored, Value, Writing
+from threadkeep.graph_store.layout import OWN, STEPS, GraphLayout, ItemKey, chunk_of, chunk_spans, id_note
 from threadkeep.graph_store.reading import ConversationReader
 from threadkeep.graph_store.shapes import (
     Conversation,
@@ -96,7 +96,7 @@ class ConversationWriter:
                 raise WrongUser(turn.session_id)
             if found is not None:
                 await writing.get(self._ends(found))
-            new = Conversation(turn.session_id, now, now, turn.user_id, chunk_size=self.layout.chunk_size)
+            new = self._new(turn, now)
             former = found or new
             question_seq = 0 if turn.answers is None else await self._question_seq(writing, found, turn)
             ready = prepared
@@ -124,6 +124,18 @@ class ConversationWriter:
             return written if adopted is None else Written(replace(written.receipt, adopted=str(adopted.get("id"))))
 
         return await self._hold_with_rows(turn.session_id, work, self._named(turn, prepared))
+
+    def _new(self, turn: Turn, now: datetime) -> Conversation:
+        parent_session_id, agent = turn.parent or (None, None)
+        return Conversation(
+            turn.session_id,
+            now,
+            now,
+            turn.user_id,
+            chunk_size=self.layout.chunk_size,
+            parent_session_id=parent_session_id,
+            agent=agent,
+        )
 
     async def _hold_with_rows(
         self, session_id: str, work: Callable[..., Awaitable[Written]], needed: Sequence[ItemKey]
@@ -251,7 +263,7 @@ class ConversationWriter:
         return {message["id"]: message["seq"] for message in found.values()}
 
     async def change(self, session_id: str, changes: SessionChanges) -> None:
-        """Change fields of a conversation; do nothing if it does not exist. Parent and agent do not change."""
+        """Change fields of a conversation; do nothing if it does not exist."""
         tags = None if changes.tags is None else tuple(clean_text(tag) for tag in changes.tags)
         metadata = None if changes.metadata is None else dump_json(clean_json(dict(changes.metadata)))
 
@@ -341,6 +353,12 @@ class ConversationWriter:
         self.reader.forget(session_id)
         return deleted
 
+    async def own_sessions(self, session_id: str) -> list[str]:
+        """Return the ids of the conversations of agents below a session, which are deleted with it."""
+        async with self._items.writing(self.layout.metadata(session_id)) as writing:
+            keys = await writing.keys(self.layout.message_ids(session_id), OWN)
+        return [key.removeprefix(OWN) for key in keys]
+
     async def remove_rest(self, session_id: str) -> None:
         """If another program has deleted the metadata, delete the items left in the namespace of message ids."""
 
@@ -402,9 +420,14 @@ class ConversationWriter:
         conversation: Conversation,
         others: Mapping[ItemKey, Value | None] | None = None,
     ) -> None:
-        """Write the metadata of a conversation with the version after that of `former`, and the items `others`."""
-        version = former.version if former.version >= 0 else None
-        await writing.put(metadata_value(_next_version(former, conversation)), others or {}, version=version)
+        """Write the metadata of a conversation with the version after that of `former`, and the items `others`.
+
+        A new conversation of an agent below a session is also named in an item of that session.
+        """
+        version, items = former.version if former.version >= 0 else None, dict(others or {})
+        if version is None and conversation.agent is not None and conversation.parent_session_id is not None:
+            items[self.layout.own(conversation.parent_session_id, conversation.session_id)] = Stored({})
+        await writing.put(metadata_value(_next_version(former, conversation)), items, version=version)
 
     async def _without(
         self, writing: Writing, conversation: Conversation, beginning: Beginning

@@ -40,6 +40,7 @@ class SessionLine:
     retention: Retention | None = None
     parent_session_id: str | None = None
     parent_seq: int | None = None
+    agent: str | None = None
     namespace: tuple[str, ...] = ()
     meta_key_suffix: str = GraphLayout.meta_key_suffix
     value_field: str = GraphLayout.value_field
@@ -110,6 +111,8 @@ def session_line(info: SessionInfo, layout: GraphLayout | None = None) -> str:
     if info.parent_session_id is not None:
         values["parent_session_id"] = info.parent_session_id
         values["parent_seq"] = info.parent_seq
+    if info.agent is not None:
+        values["agent"] = info.agent
     if layout is not None:
         values["namespace"] = list(layout.namespace)
         for name in ("meta_key_suffix", "value_field"):
@@ -264,6 +267,7 @@ _SESSION_TYPES: Mapping[str, Any] = {
     "retention": dict | None,
     "parent_session_id": str | None,
     "parent_seq": int | None,
+    "agent": str | None,
     "namespace": list,
     "meta_key_suffix": str,
     "value_field": str,

@@ -113,6 +113,8 @@ class Session:
         self.session_id = session_id
         self.user_id = user_id
         self.workspace = workspace
+        self.parent: tuple[str, str] | None = None
+        """The session and the agent, if this is an agent's own conversation below a session."""
         self._backend = backend
         self._transcripts = backend.transcripts
         self._pending = backend.pending
@@ -222,7 +224,9 @@ class Session:
             raise InvalidMessage("A turn is a list of Message objects; make each with Message(role=…, content=…).")
         if answers is not None and not isinstance(answers, str):
             raise InvalidMessage(f"answers is the id of a message or None, not {type(answers).__name__}.")
-        return Turn(self.session_id, given, self.user_id, answers, bool(told), workspace=self.workspace)
+        return Turn(
+            self.session_id, given, self.user_id, answers, bool(told), workspace=self.workspace, parent=self.parent
+        )
 
     async def tail(self, limit: int, *, view: View = "active") -> list[Message]:
         """Return the newest `limit` messages, oldest first."""
@@ -415,11 +419,6 @@ class Session:
         await self.info()
         await self._transcripts.change(self.session_id, SessionChanges(title, tags, metadata, active))
         return await self.info()
-
-    async def belong_to(self, parent: Session, agent: str | None) -> None:
-        """Make this session an agent's conversation and a child of `parent`; deleting the parent deletes it too."""
-        changes = SessionChanges(parent_session_id=parent.session_id, agent=agent or "")
-        await self._transcripts.change(self.session_id, changes)
 
     async def reset(self, *, run_id: str | None = None) -> None:
         """Let later windows begin after the existing messages; the transcript keeps these messages.

@@ -163,7 +163,8 @@ class Turn:
 
     If `answers` is the id of a message, the turn is stored only if the session has this message. `told` is true if a
     caller gets the answer as soon as it is stored. `told_at` is the time at which a caller got the answer although the
-    database was down. `workspace` is the workspace of the run; None if the run has none.
+    database was down. `workspace` is the workspace of the run; None if the run has none. `parent` is a session and an
+    agent: a session that the turn creates is the agent's own conversation below that session, and is deleted with it.
     """
 
     session_id: str
@@ -173,6 +174,7 @@ class Turn:
     told: bool = False
     told_at: datetime | None = None
     workspace: str | None = None
+    parent: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True)

@@ -137,7 +137,8 @@ class SessionInfo:
     window and no search. Both are 0 until retention removes messages. `retention` has the session's own limits, which
     replace the general ones. `revision` starts at 0 and increases whenever messages are superseded or erased. A branch
     names the session from which it was made (`parent_session_id`), and the `seq` at which it was made (`parent_seq`).
-    `namespace` is its location in the LangGraph store, for a conversation that an agent stores by itself.
+    A conversation that an agent keeps below a session has this session as `parent_session_id` and the agent's name as
+    `agent`. `namespace` is its location in the LangGraph store, for a conversation that an agent stores by itself.
     """
 
     session_id: str
@@ -159,6 +160,7 @@ class SessionInfo:
     parent_session_id: str | None = None
     parent_seq: int | None = None
     namespace: tuple[str, ...] = ()
+    agent: str | None = None
 
 
 _MOST = {"first_seq": 2**53, "last_seq": 2**53, "tokens": 2**53, "level": 2**31}

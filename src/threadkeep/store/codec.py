@@ -218,8 +218,8 @@ def marked_message_of(row: Row) -> Message:
 
 def session_of(row: Row) -> SessionInfo:
     """Return the session in a row of the statement `session`."""
-    session_id, user_id, title, last, count, *numbers, active, tags, metadata, created_at, updated_at = row[:-3]
-    revision, parent_session_id, parent_seq = row[-3:]
+    session_id, user_id, title, last, count, *numbers, active, tags, metadata, created_at, updated_at = row[:-4]
+    revision, parent_session_id, parent_seq, agent = row[-4:]
     last_seq, reset_seq, archived_seq, deleted_seq, retention = numbers
     return SessionInfo(
         session_id=session_id,
@@ -240,6 +240,7 @@ def session_of(row: Row) -> SessionInfo:
         revision=revision,
         parent_session_id=parent_session_id,
         parent_seq=parent_seq,
+        agent=agent,
     )
 
 
@@ -252,6 +253,7 @@ def session_parameters(turn: Turn, messages: list[Message], *, now: str) -> dict
     """Return the parameters of the statement `reserve`, which reserves `seq` values for messages of one session."""
     asked = [position for position, message in enumerate(messages, start=1) if message.role == "user"]
     first_user = next(filter(None, [messages[position - 1].content for position in asked]), None)
+    parent_session_id, agent = turn.parent or (None, None)
     return {
         "session_id": turn.session_id,
         "user_id": turn.user_id,
@@ -260,6 +262,8 @@ def session_parameters(turn: Turn, messages: list[Message], *, now: str) -> dict
         "added": len(messages),
         "newest_user": asked[-1] if asked else 0,
         "now": now,
+        "parent_session_id": parent_session_id,
+        "agent": agent,
     }
 
 

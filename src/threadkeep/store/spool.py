@@ -213,6 +213,7 @@ class SpoolFile:
                 "user_id": entry.turn.user_id,
                 "answers": entry.turn.answers,
                 "workspace": entry.turn.workspace,
+                "parent": entry.turn.parent,
                 "told_at": entry.turn.told_at and entry.turn.told_at.isoformat(),
                 "messages": [message.to_dict() for message in entry.turn.messages],
             }
@@ -385,6 +386,7 @@ def read_turn(line: bytes) -> PendingTurn | None:
             values.get("answers"),
             told_at=datetime.fromisoformat(values["told_at"]) if values.get("told_at") else None,
             workspace=values.get("workspace"),
+            parent=tuple(values["parent"]) if values.get("parent") else None,
         )
         return PendingTurn(values["entry"], turn, datetime.fromisoformat(values["kept_at"]))
     except (KeyError, TypeError, ValueError, ThreadkeepError):

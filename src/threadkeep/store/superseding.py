@@ -155,7 +155,7 @@ class SupersedingWriter:
         copy = {**parent, "branch_id": branching.branch_id, "since": since, "now": now}
         if not await connection.execute(self._sql["begin_branch"], copy):
             rows = await connection.fetch(self._sql["session"], {"session_id": branching.branch_id, "user_id": None})
-            check_branch(branching, rows[0][-2:] if rows else (None, None))
+            check_branch(branching, rows[0][-3:-1] if rows else (None, None))
             return
         await connection.execute(self._sql["copy_messages"], copy)
         await connection.execute(self._sql["copy_summaries"], copy)

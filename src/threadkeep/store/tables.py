@@ -268,10 +268,6 @@ class TableTranscripts:
             values["set_metadata"] = json_text(dict(changes.metadata))
         if changes.active is not None:
             values["set_active"] = changes.active
-        if changes.parent_session_id is not None:
-            values["set_parent"] = changes.parent_session_id
-        if changes.agent is not None:
-            values["set_agent"] = changes.agent
         async with self._driver.writing() as connection:
             for name, value in values.items():
                 await connection.execute(self._sql[name], {"session_id": session_id, "value": value})

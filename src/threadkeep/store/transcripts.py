@@ -189,17 +189,12 @@ class Branching:
 
 @dataclass(frozen=True)
 class SessionChanges:
-    """The changes to a session; None leaves a field unchanged.
-
-    `parent_session_id` and `agent` make the session an agent's own conversation below another session.
-    """
+    """The changes to a session; None leaves a field unchanged."""
 
     title: str | None = None
     tags: Sequence[str] | None = None
     metadata: Mapping[str, Json] | None = None
     active: bool | None = None
-    parent_session_id: str | None = None
-    agent: str | None = None
 
     def __post_init__(self) -> None:
         """Reject values of a wrong type; SQLite would store them, and an export of them could not be imported."""

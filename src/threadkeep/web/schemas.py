@@ -179,6 +179,9 @@ class SessionBody(BaseModel, from_attributes=True):
     revision: int = _if_any(0, description="Incremented when messages are superseded; absent if none ever was.")
     parent_session_id: str | None = _if_any(description="For a branch: the session that it was created from.")
     parent_seq: int | None = _if_any(description="For a branch: the last position copied from the parent.")
+    agent: str | None = _if_any(
+        description="For a conversation that an agent keeps below its parent session: its name. Else absent."
+    )
     namespace: tuple[str, ...] = _if_any(
         (),
         description="For a conversation that an agent stores itself: its namespace in the graph store. Else absent.",

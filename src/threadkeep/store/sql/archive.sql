@@ -4,11 +4,11 @@
 -- Insert an exported session, unless it exists. The seq values of its deleted messages are not assigned again.
 INSERT INTO chat_sessions (
     session_id, user_id, title, last_seq, reset_seq, indexed_seq, archived_seq, deleted_seq, retention, active, tags, metadata,
-    created_at, updated_at, parent_session_id, parent_seq
+    created_at, updated_at, parent_session_id, parent_seq, agent
 )
 VALUES (
     :session_id, :user_id, :title, :deleted_seq, :reset_seq, :deleted_seq, :deleted_seq, :deleted_seq, :retention, :active, :tags,
-    :metadata, :created_at, :updated_at, :parent_session_id, :parent_seq
+    :metadata, :created_at, :updated_at, :parent_session_id, :parent_seq, :agent
 )
 ON CONFLICT (session_id) DO NOTHING
 

@@ -35,7 +35,7 @@ UPDATE chat_sessions SET
     last_seq = :last_seq, last_user_seq = :last_user_seq, reset_seq = :reset_seq, indexed_seq = :last_seq,
     archived_seq = :deleted_seq, deleted_seq = :deleted_seq, active = :active, tags = :tags, metadata = :metadata,
     updated_at = :updated_at, graph_version = :graph_version, revision = :revision, parent_session_id = :parent_session_id,
-    parent_seq = :parent_seq
+    parent_seq = :parent_seq, agent = :agent
 WHERE session_id = :session_id AND graph_version = :former_version AND created_at = :created_at
 RETURNING session_id
 

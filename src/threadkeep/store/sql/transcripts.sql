@@ -6,9 +6,12 @@
 -- :added = 0 the statement only locks. If a :user_id is given and the session is not this user's, it returns no row and
 -- changes nothing.
 INSERT INTO chat_sessions AS s (
-    session_id, user_id, title, last_message, message_count, last_seq, last_user_seq, created_at, updated_at
+    session_id, user_id, title, last_message, message_count, last_seq, last_user_seq, created_at, updated_at,
+    parent_session_id, agent
 )
-VALUES (:session_id, :user_id, :title, :last_message, :added, :added, :newest_user, :now, :now)
+VALUES (
+    :session_id, :user_id, :title, :last_message, :added, :added, :newest_user, :now, :now, :parent_session_id, :agent
+)
 ON CONFLICT (session_id) DO UPDATE SET
     title = coalesce(s.title, excluded.title),
     last_message = coalesce(excluded.last_message, s.last_message),
@@ -209,7 +212,7 @@ LIMIT 1
 -- name: session
 SELECT
     session_id, user_id, title, last_message, message_count, last_seq, reset_seq, archived_seq, deleted_seq, retention,
-    active, tags, metadata, created_at, updated_at, revision, parent_session_id, parent_seq
+    active, tags, metadata, created_at, updated_at, revision, parent_session_id, parent_seq, agent
 FROM chat_sessions
 WHERE session_id = :session_id AND (CAST(:user_id AS TEXT) IS NULL OR user_id = :user_id)
 
@@ -217,7 +220,7 @@ WHERE session_id = :session_id AND (CAST(:user_id AS TEXT) IS NULL OR user_id = 
 -- Newest activity first, after the cursor (:updated_at, :session_id).
 SELECT
     session_id, user_id, title, last_message, message_count, last_seq, reset_seq, archived_seq, deleted_seq, retention,
-    active, tags, metadata, created_at, updated_at, revision, parent_session_id, parent_seq
+    active, tags, metadata, created_at, updated_at, revision, parent_session_id, parent_seq, agent
 FROM chat_sessions
 WHERE (updated_at, session_id) < (:updated_at, :session_id)
     AND (CAST(:active AS BOOLEAN) IS NULL OR active = CAST(:active AS BOOLEAN))
@@ -233,7 +236,7 @@ LIMIT :limit
 -- name: sessions_of_user
 SELECT
     session_id, user_id, title, last_message, message_count, last_seq, reset_seq, archived_seq, deleted_seq, retention,
-    active, tags, metadata, created_at, updated_at, revision, parent_session_id, parent_seq
+    active, tags, metadata, created_at, updated_at, revision, parent_session_id, parent_seq, agent
 FROM chat_sessions
 WHERE user_id = :user_id AND (updated_at, session_id) < (:updated_at, :session_id)
     AND (CAST(:active AS BOOLEAN) IS NULL OR active = CAST(:active AS BOOLEAN))
@@ -254,12 +257,6 @@ UPDATE chat_sessions SET tags = :value WHERE session_id = :session_id
 
 -- name: set_metadata
 UPDATE chat_sessions SET metadata = :value WHERE session_id = :session_id
-
--- name: set_parent
-UPDATE chat_sessions SET parent_session_id = :value WHERE session_id = :session_id
-
--- name: set_agent
-UPDATE chat_sessions SET agent = :value WHERE session_id = :session_id
 
 -- name: own_sessions
 -- The conversations that agents store below a session, which are deleted with it.

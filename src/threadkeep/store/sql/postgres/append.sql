@@ -14,11 +14,15 @@ WITH given AS (
     )
 ), counted AS (
     INSERT INTO chat_sessions AS s (
-        session_id, user_id, title, last_message, message_count, last_seq, last_user_seq, created_at, updated_at
+        session_id, user_id, title, last_message, message_count, last_seq, last_user_seq, created_at, updated_at,
+        parent_session_id, agent
     )
-    SELECT g.session_id, g.user_id, g.title, g.last_message, g.added, g.added, g.newest_user, g.now, g.now
+    SELECT
+        g.session_id, g.user_id, g.title, g.last_message, g.added, g.added, g.newest_user, g.now, g.now,
+        g.parent_session_id, g.agent
     FROM json_to_recordset(:sessions) AS g (
-        session_id TEXT, user_id TEXT, title TEXT, last_message TEXT, added BIGINT, newest_user BIGINT, now TIMESTAMPTZ
+        session_id TEXT, user_id TEXT, title TEXT, last_message TEXT, added BIGINT, newest_user BIGINT, now TIMESTAMPTZ,
+        parent_session_id TEXT, agent TEXT
     )
     WHERE set_config('lock_timeout', :lock_timeout, TRUE) IS NOT NULL
     ON CONFLICT (session_id) DO UPDATE SET
