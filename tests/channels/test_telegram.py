@@ -10,8 +10,8 @@ import pytest
 import telegram
 
 from tests.channels.platforms import NOW, SENT_AT, Telegram, telegram_message
-from threadkeep.channels.contract import Callback, ChatMigrated, Ignored, IncomingMessage, Update
-from threadkeep.channels.telegram import UPDATE_KINDS, TelegramChannel, TelegramOptions, in_chat
+from threadkeep.channels.contract import Callback, ChatMigrated, Ignored, IncomingMessage, Sender, Update, object_in
+from threadkeep.channels.telegram import PARSER, UPDATE_KINDS, TelegramChannel, TelegramOptions, in_chat
 from threadkeep.errors import CallbackRefused, InvalidInput
 
 PLATFORM = Telegram()
@@ -291,6 +291,20 @@ def test_messages_of_other_bots_are_ignored() -> None:
     """Two bots would talk to each other for ever."""
     sender: dict[str, Any] = {"from": {"id": 9, "is_bot": True}}
     assert reason(update(text="hi", **sender)) == "from_bot"
+
+
+def test_people_who_write_as_a_chat_are_heard() -> None:
+    """Anonymous administrators and people who write as their channel: Telegram puts a bot of its own in `from`."""
+    anonymous: dict[str, Any] = {"from": {"id": 1087968824, "is_bot": True, "first_name": "Group"}}
+    chat = GROUP | {"title": "Parcels"}
+    found = message(text="/hi", chat=chat, sender_chat=chat, **anonymous)
+    assert found.sender == Sender("telegram:-100123", "Parcels")
+    fields = object_in(found.results, PARSER)
+    assert (fields["user_id"], fields["username"]) == ("-100123", "Parcels")
+    of_channels: dict[str, Any] = {"from": {"id": 136817688, "is_bot": True, "first_name": "Channel"}}
+    channel: dict[str, Any] = {"id": -100777, "type": "channel", "title": "Anna's news", "username": "annas_news"}
+    found = message(text="/hi", chat=chat, sender_chat=channel, **of_channels)
+    assert found.sender == Sender("telegram:-100777", "Anna's news")
 
 
 def test_a_group_that_becomes_a_supergroup_is_told_in_both_chats() -> None:

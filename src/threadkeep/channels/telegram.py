@@ -152,7 +152,7 @@ class TelegramChannel:
             return "kind"
         if text_in(object_in(message, "chat"), "type") not in self.options.chat_types:
             return "chat_type"
-        if object_in(event, "from").get("is_bot") is True:
+        if _sender_of(event).get("is_bot") is True:
             return "from_bot"
         # Service messages, such as a new member, also arrive as messages, and each move of a live location as an edit.
         known = _WORDS if kind.startswith("edited_") else _WORDS | _MEDIA
@@ -164,7 +164,7 @@ class TelegramChannel:
         text = text_in(event, "data") if kind == "callback_query" else self._text(message)
         if text is None:
             return Ignored("not_addressed")
-        sender = _sender(object_in(event, "from"))
+        sender = _sender(_sender_of(event))
         fields = self._fields(kind, event, message, text)
         address = {name: fields[name] for name in _ADDRESS if name in fields}
         # Telegram sends each picture of an album as a separate message. Pictures without text get one common answer.
@@ -197,7 +197,7 @@ class TelegramChannel:
         self, kind: UpdateKind, event: Mapping[str, Json], message: Mapping[str, Json], text: str
     ) -> dict[str, Json]:
         """Return the fields of an update that the templates of a workflow can use."""
-        chat, person = object_in(message, "chat"), object_in(event, "from")
+        chat, person = object_in(message, "chat"), _sender_of(event)
         fields: dict[str, Json] = {
             "bot_id": self.options.bot_id,
             "chat_id": id_in(chat, "id"),
@@ -271,13 +271,19 @@ def _migration(message: Mapping[str, Json]) -> ChatMigrated | None:
     return ChatMigrated(old, here) if here and old else None
 
 
+def _sender_of(event: Mapping[str, Json]) -> Mapping[str, Json]:
+    """Return the user or chat that sent an event. For an anonymous administrator, Telegram names a bot and a chat."""
+    user, chat = object_in(event, "from"), object_in(event, "sender_chat")
+    return chat if chat and user.get("is_bot") is True else user
+
+
 def _sender(fields: Mapping[str, Json]) -> Sender | None:
     user_id = id_in(fields, "id")
     return Sender(f"telegram:{user_id}", _name(fields)) if user_id else None
 
 
 def _name(fields: Mapping[str, Json]) -> str:
-    return text_in(fields, "first_name") or text_in(fields, "username")
+    return text_in(fields, "first_name") or text_in(fields, "title") or text_in(fields, "username")
 
 
 def _quoted(message: Mapping[str, Json]) -> str:
