@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -364,6 +365,45 @@ async def test_a_number_of_a_wrong_type_is_named(memory: Memory, wrong: Any) -> 
     assert await session.count() == 2
 
 
+@pytest.mark.parametrize("wrong", [7, 1.5, [object()]])
+async def test_an_argument_of_a_wrong_type_is_no_python_error(sqlite_memory: Memory, wrong: Any) -> None:
+    """The error says what the argument must be, wherever it is given."""
+    memory, session = sqlite_memory, sqlite_memory.session("room")
+    await session.append([Message("user", "hi")])
+    no_number: Any = [wrong]
+
+    async def first(items: AsyncIterator[Any]) -> None:
+        async for _ in items:
+            return
+
+    calls: list[Callable[[], Awaitable[object]]] = [
+        lambda: memory.restore(wrong),
+        lambda: memory.verify_erased(wrong),
+        lambda: first(memory.export(user_id="ann", after=wrong)),
+        lambda: session.window(counter=wrong),
+        lambda: session.at(wrong),
+        lambda: session.tell(wrong),
+        lambda: session.answers_to(wrong),
+        lambda: memory.manifests.of_session(wrong),
+        lambda: memory.manifests.of_session("room", limit=no_number),
+        lambda: memory.manifests.of_session("room", before=wrong),
+        lambda: memory.manifests.of_run(wrong),
+        lambda: memory.summaries.active(wrong),
+        lambda: memory.summaries.of_messages("room", 1, 2, no_number),
+        lambda: memory.summaries.for_export(wrong),
+        lambda: memory.summaries.add(wrong),
+        lambda: memory.retention.of(wrong),
+        lambda: memory.retention.change("room", wrong),
+        lambda: first(memory.retention.plan(wrong)),
+        lambda: memory.retention.prune(session_ids=wrong),
+    ]
+    for call in calls:
+        with pytest.raises(InvalidInput, match=r"text|number|type|function|list"):
+            await call()
+    with pytest.raises(InvalidMessage, match="a mapping of its fields, not from"):
+        Message.from_dict(wrong)
+
+
 @pytest.mark.parametrize(("before", "messages"), [(-(10**30), 0), (-1, 0), (0, 0), (2, 1), (10**30, 2)])
 async def test_a_page_ends_before_any_number(memory: Memory, before: int, messages: int) -> None:
     """Also before one that no database has."""
@@ -383,6 +423,15 @@ async def test_duplicates_are_in_the_order_of_the_turn(
         await session.append([Message("user", "one", id="1"), Message("user", "two", id="2")])
         receipt = await session.append([Message("user", name, id=name) for name in ("2", "3", "1")])
         assert (receipt.duplicates, receipt.ids) == (("2", "1"), ("2", "3", "1"))
+
+
+async def test_an_answer_in_the_session_of_another_user_is_not_marked_as_delivered(memory: Memory) -> None:
+    """It is not found either."""
+    await memory.session("room", user_id="ann").append([Message("user", "hi", "q"), Message("assistant", "yes", "a")])
+    assert await memory.session("room", user_id="bob").tell("a") is None
+    answer = await memory.session("room", user_id="ann").tell("a")
+    assert answer is not None
+    assert answer.content == "yes"
 
 
 async def test_answers_in_the_session_of_another_user_are_not_found(memory: Memory) -> None:

@@ -103,10 +103,12 @@ class Limits:
     counter: TokenCounter | None = None
 
     def __post_init__(self) -> None:
-        """Reject negative limits; `InvalidInput` names the limit."""
+        """Reject negative limits and a counter that is no function; `InvalidInput` names the limit."""
         for name, value in (("max_messages", self.max_messages), ("max_tokens", self.max_tokens)):
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
                 raise InvalidInput(f"{name} must be a whole number from 0 (0 means none), or None for no limit.")
+        if self.counter is not None and not callable(self.counter):
+            raise InvalidInput("counter is a function of a text, the name of one, or None.")
 
     @property
     def nothing(self) -> bool:

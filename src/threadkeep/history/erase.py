@@ -156,6 +156,7 @@ class Eraser:
 
     async def verify(self, receipt: EraseReceipt) -> Verification:
         """Check the receipt's signature, and whether the person or session is gone and no data were left."""
+        check_argument("receipt", receipt, EraseReceipt, required=True)
         digest = await self._digest()
         signature = digest(replace(receipt, signature="").signed_text())
         if not hmac.compare_digest(signature.encode(), str(receipt.signature).encode("utf-8", "replace")):

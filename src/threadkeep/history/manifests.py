@@ -18,6 +18,7 @@ from threadkeep.boundary import ErrorBoundary
 from threadkeep.errors import InvalidInput, StoreClosed, StoreError, StoreUnavailable
 from threadkeep.observe import ManifestLoss, ManifestsDropped, ManifestWriteFailed, Observer
 from threadkeep.records import Json
+from threadkeep.records.sessions import check_argument
 from threadkeep.store.driver import DuplicateRow, RowLocked, Statement
 from threadkeep.store.manifests import Cursor, ManifestRows, NotedManifest, StoredManifest
 
@@ -98,6 +99,8 @@ class Manifests:
 
     async def of_run(self, run_id: str, *, user_id: str | None = None) -> list[StoredManifest]:
         """Return the records of a run's calls in order; with `user_id`, only if the run or session is of that user."""
+        check_argument("run_id", run_id, str, required=True)
+        check_argument("user_id", user_id, str)
         await self._flush_for_reader()
         return self._ours(await self._rows.of_run(run_id, user_id=user_id))
 
@@ -110,6 +113,10 @@ class Manifests:
         self, session_id: str, *, user_id: str | None = None, limit: int = 50, before: Cursor | None = None
     ) -> list[StoredManifest]:
         """Return up to `limit` records of a session's model calls, newest first, from after the cursor `before`."""
+        check_argument("session_id", session_id, str, required=True)
+        check_argument("user_id", user_id, str)
+        check_argument("limit", limit, int, required=True)
+        check_argument("before", before, tuple)
         if limit < 1:
             raise InvalidInput("A page of manifests has at least one entry; use a limit from 1.")
         await self._flush_for_reader()

@@ -31,7 +31,7 @@ from threadkeep.history.retention import Pruner
 from threadkeep.history.session import Session
 from threadkeep.history.session_rows import SessionCache
 from threadkeep.records import SearchHit, SearchResult, SessionInfo
-from threadkeep.records.sessions import check_argument, check_user_id
+from threadkeep.records.sessions import check_argument, check_each, check_user_id
 from threadkeep.store.address import DatabaseAddress
 from threadkeep.store.archive import ArchivedPart, Restored
 from threadkeep.store.backend import DamageRegister
@@ -412,6 +412,7 @@ class Memory:
             InvalidKey, InvalidInput: a session id or a user id is not valid; nothing was stored.
             StoreUnavailable: the database is not available; in a retry, messages that have an id are not stored twice.
         """
+        check_each("parts", parts, ArchivedPart)
         for part in parts:
             self.session(part.info.session_id, user_id=part.info.user_id)
         return await self._backend.archive.restore(parts)

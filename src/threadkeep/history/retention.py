@@ -17,6 +17,7 @@ from threadkeep.history.keys import check_session_id
 from threadkeep.history.retention_rounds import Round
 from threadkeep.observe import MessagesPruned, Observer
 from threadkeep.records import Retention, RetentionLimits
+from threadkeep.records.sessions import check_argument, check_each
 from threadkeep.store.driver import RowLocked
 from threadkeep.store.retention import STEP_MESSAGES, Action, Counts, Prunable, Removal, RetentionRows
 
@@ -181,6 +182,8 @@ class Pruner:
         Raises:
             SessionNotFound: the session does not exist, or belongs to another user.
         """
+        check_argument("session_id", session_id, str, required=True)
+        check_argument("user_id", user_id, str)
         exists, retention = await self._rows.retention(session_id, user_id=user_id)
         if not exists:
             raise SessionNotFound(session_id)
@@ -194,6 +197,9 @@ class Pruner:
         Raises:
             SessionNotFound: the session does not exist, or belongs to another user.
         """
+        check_argument("session_id", session_id, str, required=True)
+        check_argument("retention", retention, Retention)
+        check_argument("user_id", user_id, str)
         if not await self._rows.set_retention(session_id, retention, user_id=user_id):
             raise SessionNotFound(session_id)
 
@@ -207,6 +213,7 @@ class Pruner:
             session_ids: only these sessions; all if empty.
             user_id: only this user's sessions.
         """
+        _check_scope(rules, session_ids, user_id)
         now = self._clock()
         rules = self.rules if rules is None else rules
         async for session in self._sessions(rules, session_ids, user_id):
@@ -244,6 +251,7 @@ class Pruner:
         Raises:
             StoreError: the database is not available; completed steps stay done.
         """
+        _check_scope(rules, session_ids, user_id)
         now = self._clock()
         rules = self.rules if rules is None else rules
         work = Round(Pruned(), report, may_continue)
@@ -340,3 +348,10 @@ class Pruner:
         for action, amount in amounts.items():
             if amount.sessions:
                 self._observer.notify(MessagesPruned(action=action, sessions=amount.sessions, messages=amount.messages))
+
+
+def _check_scope(rules: Retention | None, session_ids: Sequence[str], user_id: str | None) -> None:
+    """Raise `InvalidInput` if an argument of `plan` or `prune` has a wrong type."""
+    check_argument("rules", rules, Retention)
+    check_each("session_ids", session_ids, str)
+    check_argument("user_id", user_id, str)

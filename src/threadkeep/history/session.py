@@ -36,7 +36,7 @@ from threadkeep.history.session_rows import SessionCache, rows_of
 from threadkeep.observe import Observer
 from threadkeep.records import Json, Message, Page, Receipt, SessionInfo, Turn, View
 from threadkeep.records.messages import session_html
-from threadkeep.records.sessions import check_argument, check_user_id
+from threadkeep.records.sessions import check_argument, check_each, check_user_id
 from threadkeep.store.contexts import state_of
 from threadkeep.store.driver import Joined, Row, TurnRefused
 from threadkeep.store.tables import TableTranscripts
@@ -286,6 +286,7 @@ class Session:
 
     async def at(self, seqs: Collection[int]) -> list[Message]:
         """Return the existing messages with these `seq` values, including superseded ones, in order."""
+        check_each("seqs", seqs, int)
         if self.user_id is not None and await self._info() is None:
             return []
         async with ReportedRead(self._events):
@@ -300,6 +301,7 @@ class Session:
 
     async def answers_to(self, question: Message) -> list[Message]:
         """Return the complete answers to a message, stored or pending, in order; one for each author and ordinal."""
+        check_argument("question", question, Message, required=True)
         waiting = [one for one in self.waiting() if one.answers == question.id and one.status == "complete"]
         if question.seq is None or (self.user_id is not None and await self._info() is None):
             return waiting
@@ -310,9 +312,12 @@ class Session:
 
     async def tell(self, message_id: str) -> Message | None:
         """Mark an answer, or its replacement, as delivered to a caller; return that message, None if there is none."""
+        check_argument("message_id", message_id, str, required=True)
         waiting = next((message for message in self.waiting() if message.id == message_id), None)
         if waiting is not None:
             return await self._pending.tell(waiting)
+        if self.user_id is not None and await self._info() is None:
+            return None
         return await self._transcripts.tell(self.session_id, message_id)
 
     async def window(

@@ -24,6 +24,7 @@ from threadkeep.knowledge.proposals import Proposals
 from threadkeep.knowledge.views import FactView, ProcedureView, ProposalView
 from threadkeep.records.knowledge import FactQuery, ProcedureQuery, ProposalQuery, Scope
 from threadkeep.records.runs import RunQuery
+from threadkeep.records.sessions import check_argument
 from threadkeep.store.erasing import Erasable
 from threadkeep.store.manifests import StoredManifest
 
@@ -101,6 +102,7 @@ class PersonExport:
             InvalidInput: the user id or the position is not valid; the position may be that of another person's export.
             StoreUnavailable: the database does not answer; continue after the last position.
         """
+        check_argument("after", after, str)
         wanted = await self._eraser.wanted(None, user_id)
         whose = hashlib.sha256(json.dumps(sorted(wanted.ids)).encode()).hexdigest()[:16]
         begun, key = self._position(after, whose)

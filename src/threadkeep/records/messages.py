@@ -117,6 +117,8 @@ class Message:
         Raises:
             InvalidMessage: a field is missing, unknown or of the wrong type.
         """
+        if not isinstance(values, Mapping):
+            raise InvalidMessage(f"A message is made from a mapping of its fields, not from {type(values).__name__}.")
         known = {f.name for f in fields(cls)}
         if set(values) - known:
             # Do not name the unknown fields, because the names may be people's words.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime
 from typing import Any, TypeGuard
@@ -32,13 +32,29 @@ def check_user_id(user_id: str | None) -> None:
         raise InvalidInput("A user_id must be text of 1 to 512 printable characters, not only spaces, or None.")
 
 
+_KINDS: Mapping[type, str] = {
+    str: "text",
+    int: "a whole number",
+    bool: "True or False",
+    Mapping: "a mapping",
+    Collection: "a list",
+}
+
+
 def check_argument(name: str, value: object, kind: type, *, required: bool = False) -> None:
     """Raise `InvalidInput` if an argument is not of a type. None is accepted unless the argument is `required`."""
     if value is None and not required:
         return
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        wanted = {str: "text", int: "a whole number", bool: "True or False", Mapping: "a mapping"}[kind]
+        wanted = _KINDS.get(kind, f"of the type {kind.__name__}")
         raise InvalidInput(f"{name} is {wanted}{'' if required else ' or None'}, not {type(value).__name__}.")
+
+
+def check_each(name: str, values: Collection[object], kind: type) -> None:
+    """Raise `InvalidInput` if an argument is not a collection of values of a type."""
+    check_argument(name, values, Collection, required=True)
+    for value in values:
+        check_argument(f"Each of {name}", value, kind, required=True)
 
 
 @dataclass(frozen=True)

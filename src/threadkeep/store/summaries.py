@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from itertools import pairwise
 
 from threadkeep.records import Summary, View
+from threadkeep.records.sessions import check_argument
 from threadkeep.store.codec import clean_text, time_of, time_text
 from threadkeep.store.driver import Connection, Row
 from threadkeep.store.statements import ClockedTables
@@ -80,6 +81,7 @@ class Summaries(ClockedTables, sql=("summaries.sql", "{backend}/sessions.sql")):
 
     async def for_export(self, session_id: str, *, view: View = "active") -> list[ArchivedSummary]:
         """Return the active summaries with their numbers, first ids and last ids of messages in the exported view."""
+        check_argument("session_id", session_id, str, required=True)
         parameters = {"session_id": session_id, "history": view == "history"}
         rows = await self._driver.fetch(self._sql["for_export"], parameters)
         return [ArchivedSummary(summary_of(row[:10]), *row[10:]) for row in rows]
@@ -104,6 +106,7 @@ class Summaries(ClockedTables, sql=("summaries.sql", "{backend}/sessions.sql")):
         Return False, and store nothing, if the range does not fit: another process was faster, or the session was
         reset, changed or deleted.
         """
+        check_argument("summary", summary, Summary, required=True)
         async with self._driver.writing() as connection:
             held = await connection.fetch(self._sql["hold_session"], {"session_id": summary.session_id})
             if revision is not None and [row[3] for row in held] != [revision]:
@@ -140,7 +143,10 @@ class Summaries(ClockedTables, sql=("summaries.sql", "{backend}/sessions.sql")):
         await self._driver.write([(self._sql["release"], parameters)])
 
     async def _fetch(self, statement: str, session_id: str, **others: object) -> list[Summary]:
-        rows = await self._driver.fetch(self._sql[statement], {"session_id": session_id, **others})
+        parameters = {"session_id": session_id, **others}
+        for name, value in parameters.items():
+            check_argument(name, value, str if name.endswith("_id") else int, required=name != "user_id")
+        rows = await self._driver.fetch(self._sql[statement], parameters)
         return [summary_of(row) for row in rows]
 
 
