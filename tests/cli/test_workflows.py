@@ -56,6 +56,17 @@ def test_files_are_validated(cli: CommandLine, flow: Path, tmp_path: Path) -> No
     assert "no_such" not in cli("workflows", "validate", "--no-imports", str(bad)).err
 
 
+def test_a_missing_child_is_noted(cli: CommandLine, tmp_path: Path) -> None:
+    """In the same words for people and for programs; the file is valid, because the child may be in another file."""
+    path = tmp_path / "caller.yaml"
+    path.write_text(FLOW.replace("kind: agent, use_graph_chat_history: true", "kind: subworkflow, workflow: nowhere"))
+    outcome = cli("workflows", "validate", str(path), "--json")
+    [note] = outcome.json["notes"]
+    assert (outcome.exit_code, outcome.json["valid"], outcome.json["problems"]) == (0, True, [])
+    assert (note["file"], note["line"]) == (str(path), 5)
+    assert note["sentence"] in cli("workflows", "validate", str(path)).err
+
+
 def test_modules_lie_where_the_command_is_given(
     cli: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -91,8 +91,11 @@ def validate_workflows(
         problems = error.problems
     if terminal.as_json:
         names_of_fields = ("sentence", "file", "line", "column")
-        values = [{name: getattr(problem, name) for name in names_of_fields} for problem in problems]
-        terminal.json({"valid": not problems, "workflows": found, "problems": values})
+        fields = {
+            key: [{name: getattr(problem, name) for name in names_of_fields} for problem in listed]
+            for key, listed in (("problems", problems), ("notes", elsewhere))
+        }
+        terminal.json({"valid": not problems, "workflows": found, **fields})
     elif problems:
         for problem in problems:
             terminal.error(str(problem))
