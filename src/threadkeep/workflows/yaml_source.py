@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import Any, NamedTuple
 
 import yaml
@@ -20,7 +21,7 @@ type Path = tuple[str | int, ...]
 # The types are those of YAML 1.2, in which `no`, `on`, 12:30, 1_000 and dates are plain text.
 _TRUTHS = {"true": True, "false": False}
 _WHOLE = re.compile(r"[-+]?[0-9]{1,18}")
-_FRACTION = re.compile(r"[-+]?(?:[0-9]+\.[0-9]*|\.[0-9]+|[0-9]{1,18}(?=[eE]))(?:[eE][-+]?[0-9]{1,2})?")
+_FRACTION = re.compile(r"[-+]?(?:[0-9]+\.[0-9]*|\.[0-9]+|[0-9]{1,18}(?=[eE]))(?:[eE][-+]?[0-9]{1,3})?")
 _NO_TEXT = re.compile("[\x00\ud800-\udfff]")
 _PLAIN = frozenset(f"tag:yaml.org,2002:{name}" for name in ("str", "bool", "int", "float", "timestamp", "value"))
 
@@ -172,13 +173,16 @@ class _Reader:
                 return _TRUTHS[text.lower()]
             case "tag:yaml.org,2002:int" if _WHOLE.fullmatch(text):
                 return int(text)
-            case "tag:yaml.org,2002:float" | "tag:yaml.org,2002:str" if node.style is None and _FRACTION.fullmatch(
-                text
-            ):
+            case "tag:yaml.org,2002:float" | "tag:yaml.org,2002:str" if node.style is None and _is_fraction(text):
                 return float(text)
             case tag if tag in _PLAIN:
                 return text
         raise _broken(f"The tag {node.tag} is not allowed in workflows; write plain text.", self._file, node.start_mark)
+
+
+def _is_fraction(text: str) -> bool:
+    """Return True if a text is a number with a fraction or an exponent. A number too large for a float is text."""
+    return _FRACTION.fullmatch(text) is not None and isfinite(float(text))
 
 
 def _broken(sentence: str, file: str | None, mark: Any) -> InvalidWorkflow:
