@@ -1,9 +1,27 @@
-"""Context managers: one catches and reports the errors of its block, the others undo what a failed block did."""
+"""Context managers that report or undo what failed, and a decorator that turns SystemExit into an error."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import wraps
 from types import TracebackType
+
+
+class ExitRequested(Exception):
+    """The code of a node or a tool raised SystemExit."""
+
+
+def without_exit[**P, R](call: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
+    """Return `call` with SystemExit replaced by `ExitRequested`, because SystemExit ends the process, not the task."""
+
+    @wraps(call, updated=())
+    async def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return await call(*args, **kwargs)
+        except SystemExit as error:
+            raise ExitRequested from error
+
+    return checked
 
 
 class ErrorBoundary:

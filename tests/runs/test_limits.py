@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -57,6 +58,30 @@ def pay_when_sure(amount: int) -> str:
     sure = interrupt("sure?")
     PAID.append(f"{amount} {sure}")
     return f"paid {amount}"
+
+
+@tool
+def leave(amount: int) -> str:
+    """Exit with a code."""
+    sys.exit(amount)
+
+
+async def leaving_node(state: WorkflowState) -> WorkflowState:
+    """Exit, as a command line does."""
+    sys.exit(3)
+
+
+def leaving_blocking_node(state: WorkflowState) -> WorkflowState:
+    """Exit in a thread."""
+    sys.exit(3)
+
+
+def exiting(node: Any) -> Workflow:
+    """A graph with one node, which exits."""
+    builder: StateGraph[WorkflowState, RunContext, Any, Any] = StateGraph(WorkflowState, context_schema=RunContext)
+    builder.add_node("leave", node)
+    builder.add_edge(START, "leave")
+    return python_workflow("till", builder)
 
 
 def paying(*tools: BaseTool) -> Workflow:
@@ -240,6 +265,18 @@ async def test_what_leads_to_a_call_is_kept_before_it(desk: RunDesk) -> None:
         result = await carried_out(service, RunRequest(workflow="till", text="pay", session_id="room"))
     assert result.text == "thank you"
     assert [one is not None and len(one.checkpoint["channel_values"]["messages"]) for one in stored] == [1, 2]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("node", [leaving_node, leaving_blocking_node, AgentNode(tools=(leave,))])
+async def test_a_node_that_exits_ends_its_run_only(desk: RunDesk, node: object, stream: bool) -> None:
+    """The process continues, and the next run of the session begins."""
+    desk.model = ScriptedModel([calling("leave", 4), calling("leave", 4)])
+    async with desk.open(exiting(node)) as service:
+        for _ in range(2):
+            request = RunRequest(workflow="till", text="go", session_id="room", stream=stream)
+            result = await carried_out(service, request)
+            assert (result.status, result.run.error) == ("failed", "ExitRequested")
 
 
 async def test_a_tool_that_asks_a_person_itself(desk: RunDesk) -> None:

@@ -12,6 +12,7 @@ from threadkeep.errors import StoreUnavailable
 RUN_ERRORS: Final[Mapping[str, str]] = {
     "BudgetSpent": "It used up its budget; retry it with a larger max_tokens or max_cost.",
     "DeadlinePassed": "It took longer than its deadline_seconds; a retry gets the same time again.",
+    "ExitRequested": "A node or a tool called sys.exit; let it raise another error, then retry the run.",
     "GaveUp": "The processes that executed it died; see their logs, then retry it.",
     "ParentCancelled": "The run that started it was cancelled.",
     "ParentOver": "The run that started it ended before it.",

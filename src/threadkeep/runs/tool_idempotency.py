@@ -13,6 +13,7 @@ from langgraph.config import get_config
 from langgraph.errors import GraphBubbleUp
 from langgraph.types import Command, interrupt
 
+from threadkeep.boundary import without_exit
 from threadkeep.errors import RunNotFound, StoreUnavailable
 from threadkeep.records import Json
 from threadkeep.records.runs import ToolCall
@@ -66,6 +67,7 @@ class RecordedTools(AgentMiddleware[AgentState[Any], Any, Any]):
 
     async def awrap_tool_call(self, request: ToolCallRequest, handler: Handler) -> ToolResult:
         """Run the tool. If its call finished before, return the stored result; if it was only started, ask a person."""
+        handler = without_exit(handler)
         context: object = request.runtime.context
         if not isinstance(context, RunContext) or request.tool is None or is_idempotent(request.tool):
             return await handler(request)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import json
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from hashlib import sha256
 from typing import Any, Literal
@@ -17,6 +18,7 @@ from langgraph.store.base import BaseStore
 from langgraph.types import Checkpointer, Durability
 
 from threadkeep.agent.turn_options import TurnOptions
+from threadkeep.boundary import without_exit
 from threadkeep.errors import InvalidWorkflow
 from threadkeep.records import Json
 from threadkeep.workflows.nodes import AgentNode, ModelNode, Node, RecordQuestionNode, SubworkflowNode
@@ -24,6 +26,7 @@ from threadkeep.workflows.nodes.base import Step
 from threadkeep.workflows.resources import Resources, RunContext, RunOptions
 from threadkeep.workflows.turn_ends import (
     Graph,
+    copied_graph,
     nodes_in,
     question_recorder,
     sees_question,
@@ -206,6 +209,17 @@ def _known(workflow: Workflow) -> frozenset[str]:
     return frozenset(name for name, node in workflow.nodes.items() if node.again != "unknown")
 
 
+def _without_exits(builder: Graph) -> Graph:
+    """Return a copy of a graph in which a node that raises SystemExit fails; otherwise it would end the process."""
+    copied = copied_graph(builder)
+    for name, spec in builder.nodes.items():
+        if (call := getattr(spec.runnable, "afunc", None)) is not None:
+            runnable: Any = copy.copy(spec.runnable)
+            runnable.afunc = without_exit(call)
+            copied.nodes[name] = replace(spec, runnable=runnable)
+    return copied
+
+
 type CompiledWorkflow = CompiledStateGraph[Any, Any, Any, Any]
 
 _MOST_COMPILED = 256
@@ -240,7 +254,8 @@ class Compiler:
         return Compiler(checkpointer=False, store=self.store)
 
     def _compile(self, workflow: Workflow) -> CompiledWorkflow:
+        builder = _without_exits(workflow.builder)
         try:
-            return workflow.builder.compile(checkpointer=self._checkpointer, store=self.store, name=workflow.name)
+            return builder.compile(checkpointer=self._checkpointer, store=self.store, name=workflow.name)
         except ValueError as error:
             raise InvalidWorkflow(f"The graph of workflow {workflow.name!r} cannot be compiled: {error}") from error

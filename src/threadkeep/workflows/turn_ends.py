@@ -137,7 +137,7 @@ def with_turn_ends(builder: Graph) -> Graph:
         return builder
     if any(isinstance(node, SpeakingNode | RecordingNode) for node in nodes_in(builder).values()):
         return builder
-    grown = _copied(builder)
+    grown = copied_graph(builder)
     question, answer = _free_name(builder, QUESTION), _free_name(builder, ANSWER)
     first = {edge for edge in grown.edges if edge[0] == START}
     if not first and START not in grown.branches:
@@ -154,7 +154,7 @@ def with_turn_ends(builder: Graph) -> Graph:
     return grown
 
 
-def _copied(builder: Graph) -> Graph:
+def copied_graph(builder: Graph) -> Graph:
     """Return a copy to which nodes can be added, so that the caller's graph does not change."""
     copied = copy.copy(builder)
     copied.nodes, copied.edges = dict(builder.nodes), set(builder.edges)
