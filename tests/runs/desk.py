@@ -110,6 +110,24 @@ def kinds(events: Sequence[RunEvent]) -> list[str]:
     return [f"status {event.data['status']}" if event.kind == "status" else event.kind for event in events]
 
 
+def asking_both(name: str = "both") -> Workflow:
+    """A graph that asks a person two questions at once, `name` and `age`, and puts the answers into the results."""
+
+    def asker(question: str) -> Any:
+        async def ask(state: WorkflowState) -> WorkflowState:
+            answer = interrupt(question)
+            return {"results": {question: answer}, "messages": [AIMessage(f"{question}: {answer}")]}
+
+        return ask
+
+    builder: StateGraph[WorkflowState, RunContext, Any, Any] = StateGraph(WorkflowState, context_schema=RunContext)
+    for question in ("name", "age"):
+        builder.add_node(question, asker(question))
+        builder.add_edge(START, question)
+        builder.add_edge(question, END)
+    return python_workflow(name, builder)
+
+
 def asking_twice(name: str = "form") -> Workflow:
     """A graph that asks a person two questions, one after the other, in one node."""
 

@@ -13,7 +13,7 @@ from langgraph.graph import END, START, StateGraph
 from langgraph.runtime import Runtime
 from langgraph.types import interrupt
 
-from tests.runs.desk import LEAVING, RunDesk, asking_twice, carried_out, kinds
+from tests.runs.desk import LEAVING, RunDesk, asking_both, asking_twice, carried_out, kinds
 from threadkeep import InvalidInput
 from threadkeep.observe import RunFinished, RunRetried, RunTrouble
 from threadkeep.records.runs import RunQuery
@@ -184,6 +184,30 @@ async def test_several_questions_at_once(desk: RunDesk) -> None:
     assert sorted(answers.values()) == ["my age", "my name"]
     finished = [event.node for event in events if event.kind == "node_finished" and event.data == {}]
     assert sorted(map(str, finished)) == ["age", "name", "record_answer", "record_question"]
+
+
+@pytest.mark.parametrize("below", [False, True])
+async def test_a_repeated_answer_is_not_the_answer_to_another_question(every_desk: RunDesk, *, below: bool) -> None:
+    """Answers are named by the ids of questions, also of a child's; a wrong one is refused, and the run still waits."""
+    parent = "schema: 1\nname: parent\nnodes:\n  help: {kind: subworkflow, workflow: both, next: end}"
+    async with every_desk.open(asking_both(), parent) as service:
+        asked = await carried_out(service, RunRequest(workflow="parent" if below else "both", text="register me"))
+        run_id = asked.run.run_id
+
+        def ids(questions: Any) -> dict[str, str]:
+            own = questions[0]["value"]["interrupts"] if below else questions
+            return {str(one["value"]): str(one["id"]) for one in own}
+
+        first = ids(asked.interrupts)
+        with pytest.raises(InvalidInput, match="asks 2 questions"):
+            await service.resume(run_id, "Ann")
+        await service.resume(run_id, {first["age"]: 30})
+        rest = ids((await service.result(run_id)).interrupts)
+        assert rest == {"name": first["name"]}
+        with pytest.raises(InvalidInput, match="does not ask this any more"):
+            await service.resume(run_id, {first["age"]: 40})
+        await service.resume(run_id, {rest["name"]: "Ann"})
+        assert (await service.result(run_id)).text == "name: Ann"
 
 
 async def test_a_failure_that_may_pass_is_tried_again(every_desk: RunDesk) -> None:

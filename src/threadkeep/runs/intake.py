@@ -17,7 +17,7 @@ from threadkeep.observe import working_for
 from threadkeep.records import Json, dump_json
 from threadkeep.records.runs import OWN_NAMES, DoubleTexting, NewRun, Run, RunBudget, RunInput, RunResult
 from threadkeep.runs.maintenance import RunMaintenance
-from threadkeep.runs.requests import RunRequest, Submitted, map_of, message_of_input
+from threadkeep.runs.requests import RunRequest, Submitted, answer_for, map_of, message_of_input
 from threadkeep.runs.retries import shielded
 from threadkeep.runs.run_workflows import order_keys
 from threadkeep.runs.session_answers import with_answer
@@ -155,12 +155,8 @@ class RunIntake:
     ) -> None:
         if message_id is not None and run.session_id is None:
             raise InvalidInput("A sessionless run has no message ids; leave message_id out.")
-        asked = RunResult.of(run).interrupts
-        ids = {one.get("id") for one in asked}
-        if len(asked) > 1 and not (isinstance(value, dict) and value and set(value) <= ids):
-            names = ", ".join(str(one.get("id")) for one in asked)
-            sentence = f"Run {run.run_id!r} asks {len(asked)} questions; answer with a map from their ids: {names}."
-            raise InvalidInput(sentence)
+        if RunResult.of(run).interrupts:
+            value = answer_for(run, value)
         if run.status != "waiting" or not (
             await self._runs.resume(run.run_id, value, asked=run.interrupt)
             if message_id is None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal
@@ -12,12 +13,15 @@ from langchain_core.messages import HumanMessage
 from threadkeep.agent.conversion import SENT_AT
 from threadkeep.errors import InvalidInput
 from threadkeep.records import Json
-from threadkeep.records.runs import DoubleTexting, Run, RunBudget, RunInput, RunTrigger
+from threadkeep.records.runs import DoubleTexting, Run, RunBudget, RunInput, RunTrigger, interrupts_of
 from threadkeep.runs.streams import RunStream
 from threadkeep.workflows.resources import MAX_DEADLINE, Resources, RunContext
 from threadkeep.workflows.state import WorkflowState, initial_state
 
 type Values = Mapping[str, Json]
+
+_QUESTION_ID = re.compile("[0-9a-f]{32}")
+"""The form of LangGraph's interrupt ids."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,6 +136,47 @@ def context_of(run: Run, resources: Resources) -> RunContext:
 def metadata_of(run: Run) -> dict[str, Json]:
     """Return the metadata that is stored with the message of a run."""
     return map_of(run.inputs[-1].values, "metadata") if run.inputs else {}
+
+
+def answer_for(run: Run, value: Json) -> Json:
+    """Return a person's answer in the form that a waiting run takes. An answer to its only question has no question id.
+
+    Raises:
+        InvalidInput: the run, or its child, asks several questions and the answers are not in a map from their ids, or
+            the map answers only questions that are not asked any more.
+    """
+    return _answer_for(run.run_id, interrupts_of(run), value)
+
+
+def _answer_for(run_id: str, asked: Sequence[Mapping[str, Json]], value: Json) -> Json:
+    by_id = {str(one.get("id")): one for one in asked}
+    answers = value if isinstance(value, dict) and value else {}
+    if answers and answers.keys() <= by_id.keys():
+        checked = {name: _answer_within(run_id, by_id[name], answer) for name, answer in answers.items()}
+        return checked if len(by_id) > 1 else next(iter(checked.values()))
+    if len(by_id) > 1:
+        names = ", ".join(by_id)
+        raise InvalidInput(f"Run {run_id!r} asks {len(by_id)} questions; answer with a map from their ids: {names}.")
+    [only] = asked
+    if answers and not _asked_by_child(only) and all(map(_QUESTION_ID.fullmatch, answers)):
+        raise InvalidInput(f"Run {run_id!r} does not ask this any more; see the run for what it asks now.")
+    return _answer_within(run_id, only, value)
+
+
+def _answer_within(run_id: str, question: Mapping[str, Json], value: Json) -> Json:
+    below = _asked_by_child(question)
+    return _answer_for(run_id, below, value) if below else value
+
+
+def _asked_by_child(question: Mapping[str, Json]) -> list[Mapping[str, Json]]:
+    """Return the questions of a child that a question passes on; an empty list for a question of the run itself."""
+    value = question.get("value")
+    asked = (
+        value.get("interrupts")
+        if isinstance(value, Mapping) and value.keys() == {"run_id", "workflow", "interrupts"}
+        else None
+    )
+    return [one for one in asked if isinstance(one, Mapping)] if isinstance(asked, list) else []
 
 
 def text_of_input(given: RunInput) -> str:

@@ -162,15 +162,11 @@ type RunsAlone = Annotated[ThreadRuns, Depends(_alone)]
 
 
 def _answer(waiting: Run, given: JsonValue) -> tuple[Json, Collection[str]]:
-    """Return the answer to a waiting run, and the ids of the questions that it names.
-
-    An answer to the only question is returned without the question's id.
-    """
+    """Return the answer to a waiting run, and the ids of the questions that it names."""
     asked = {one.id for one in questions(waiting)}
     if not isinstance(given, dict) or not (given.keys() <= asked or all(map(_INTERRUPT_ID.fullmatch, given))):
         return cast("Json", given), ()
-    only = len(given) == len(asked) == 1
-    return cast("Json", next(iter(given.values())) if only else given), given.keys()
+    return cast("Json", given), given.keys()
 
 
 def _address(run: Run) -> str:
