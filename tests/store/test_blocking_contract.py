@@ -36,8 +36,8 @@ class BlockingTranscripts:
         return call
 
     async def append(self, turn: Turn) -> Receipt:
-        """Store a turn; one that was told while the database was away comes from the pending folder."""
-        if turn.told_at is not None:
+        """Store a turn; only the pending folder and agents give one that was told before, or that has a parent."""
+        if turn.told_at is not None or turn.parent is not None:
             transcripts = self._memory.asynchronous._backend.transcripts  # noqa: SLF001 - see above
             return await asyncio.to_thread(self._memory.wait_for, transcripts.append(turn))
         session = self._memory.session(turn.session_id, user_id=turn.user_id)

@@ -91,6 +91,20 @@ class SessionGuarantees(TranscriptSource):
                 query = replace(query, cursor=(page[-1].updated_at, page[-1].session_id))
             assert found == ["e", "d", "c", "b", "a"]
 
+    async def test_a_conversation_of_an_agent_is_deleted_with_its_session(self) -> None:
+        """The turn that creates it names the session and the agent; later turns and other sessions do not change."""
+        async with self.open_transcripts() as transcripts:
+            await transcripts.append(turn(user("hi"), session="a"))
+            own = replace(turn(user("find it"), session="own:1"), parent=("a", "searcher"))
+            await transcripts.append(own)
+            await transcripts.append(turn(user("and this"), session="own:1"))
+            await transcripts.append(turn(user("hello"), session="b"))
+            info = await transcripts.session("own:1")
+            assert info is not None
+            assert (info.parent_session_id, info.parent_seq, info.agent) == ("a", None, "searcher")
+            assert await transcripts.delete("a")
+            assert await _ids(transcripts, SessionQuery()) == ["b"]
+
     async def test_a_user_lists_own_sessions_only(self) -> None:
         """Sessions of other users are not listed, with or without a search text."""
         async with self.open_transcripts() as transcripts:

@@ -18,6 +18,7 @@ from threadkeep.errors import (
     WrongUser,
 )
 from threadkeep.records import Message, SessionInfo, Turn
+from threadkeep.store.driver import TurnRefused
 from threadkeep.store.transcripts import Branching, SessionChanges, Superseding, Transcripts
 from threadkeep.testing.transcript_source import TranscriptSource, assistant, contents, note, seqs, turn, user
 
@@ -62,6 +63,40 @@ class SupersedingGuarantees(TranscriptSource):
             assert found == page.messages[0]
             assert await transcripts.at("room:1", [1, 2]) == list(page.messages[:2])
             assert await transcripts.with_ids("room:1", ["a1", "nothing", "q1"]) == list(page.messages[:2])
+
+    async def test_a_turn_is_stored_instead_of_the_messages_after_a_seq(self) -> None:
+        """The later messages are superseded; the messages of the turn follow them."""
+        async with self.open_transcripts() as transcripts:
+            await _say(transcripts, "q1", "a1", "q2", "a2")
+            seen = await _info(transcripts)
+            await transcripts.append_instead(
+                turn(user("q3", "q3"), assistant("a3", "a3")), 2, (seen.last_seq, seen.revision)
+            )
+            assert await _active(transcripts) == ["q1", "a1", "q3", "a3"]
+            page = await transcripts.newest("room:1", limit=9, view="history")
+            assert [one.id for one in page.messages if one.superseded_at is not None] == ["q2", "a2"]
+            assert seqs(page.messages) == [1, 2, 3, 4, 5, 6]
+            info = await _info(transcripts)
+            assert (info.last_seq, info.message_count, info.last_message) == (6, 4, "a3")
+            assert info.revision > seen.revision
+
+    async def test_a_turn_is_not_stored_instead_of_messages_that_were_not_seen(self) -> None:
+        """Nothing changes if the session has changed, has a message of the turn, is missing, or is another user's."""
+        async with self.open_transcripts() as transcripts:
+            await transcripts.append(turn(user("q1", "q1"), assistant("a1", "a1"), user_id="u1"))
+            seen = await _info(transcripts)
+            marks = (seen.last_seq, seen.revision)
+            new, known = turn(user("q2", "q2")), turn(user("again", "q1"))
+            for given, expected in ((new, (1, seen.revision)), (new, (2, seen.revision + 1)), (known, marks)):
+                with pytest.raises(TurnRefused):
+                    await transcripts.append_instead(given, 1, expected)
+            with pytest.raises(TurnRefused):
+                await transcripts.append_instead(replace(new, session_id="no:room"), 0, (0, 0))
+            with pytest.raises(WrongUser):
+                await transcripts.append_instead(replace(new, user_id="u2"), 1, marks)
+            assert await _info(transcripts) == seen
+            assert await _active(transcripts) == ["q1", "a1"]
+            assert await transcripts.session("no:room") is None
 
     async def test_pages_of_the_active_view_pass_superseded_messages_over(self) -> None:
         """A page has the requested number of active messages, and the next page continues with older messages."""
