@@ -181,6 +181,42 @@ async def test_a_purge_drops_what_waits_and_says_what_is_left(
         assert contents(graphiti) == []
 
 
+async def test_a_purge_after_consent_was_withdrawn_waits_for_accepted_messages(
+    opening: Opening, graphiti: FakeGraphiti, clock: SettableClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server stores them while the purge waits; the group does not come back, and no retry sends them again."""
+    monkeypatch.setattr("threadkeep.knowledge.graphiti.maintenance._QUEUE_LOOK_SECONDS", 0.01)
+    graphiti.backend, graphiti.auto = "neo4j", False
+    async with opening(scopes=("session",)) as memory:
+        await allow(memory)
+        await talk(memory, 1, 1)
+        await deliver(memory, clock, looks=1)
+        await memory.graphiti.decline(by="ann")
+        asyncio.get_running_loop().call_later(0.05, graphiti.ingest)
+        assert (await memory.graphiti.purge(SESSION)).remains == ""
+        assert (graphiti.names(GROUP), graphiti.ingest()) == ([], 0)
+        await allow(memory)
+        assert await memory.graphiti.retry() == 0
+
+
+async def test_dead_messages_of_a_purged_group_are_not_sent_again(
+    opening: Opening, graphiti: FakeGraphiti, clock: SettableClock
+) -> None:
+    """A retry of all dead messages would bring the deleted group back."""
+    graphiti.backend = "neo4j"
+    async with opening(scopes=("session",)) as memory:
+        await allow(memory)
+        await talk(memory, 1, 1)
+        graphiti.fail("status", "/messages", status=422)
+        await deliver(memory, clock)
+        graphiti.mend()
+        assert (await memory.graphiti.status()).counts["dead"] == 2
+        assert (await memory.graphiti.purge(SESSION)).remains == ""
+        assert await memory.graphiti.retry() == 0
+        await deliver(memory, clock)
+        assert contents(graphiti) == []
+
+
 async def test_a_purge_of_a_person_takes_the_groups_of_all_ids(
     opening: Opening, graphiti: FakeGraphiti, clock: SettableClock
 ) -> None:

@@ -198,6 +198,15 @@ class Deliveries:
         row = {"group_id": group_id, "reason": reason, "queued_only": queued_only, "now": self._now()}
         return self._count_dead(await self._execute("bury_open", row), reason)
 
+    async def withdrawn(self, group_id: str, period: timedelta) -> set[str]:
+        """Return the names of a group's messages that were sent in the last `period` and given up without consent."""
+        row = {"group_id": group_id, "since": time_text(self._clock() - period)}
+        return {str(name) for (name,) in await self._fetch("withdrawn", row)}
+
+    async def purge_dead(self, group_id: str) -> None:
+        """Mark the dead messages of a deleted group, so that `retry` does not send them again."""
+        await self._execute("purge_dead", {"group_id": group_id})
+
     async def episode_of(self, name: str) -> FactDelivery | None:
         """Return the delivery of a promoted fact by the name of its episode; None if it was never queued."""
         rows = await self._fetch("episode_of", {"name": name})

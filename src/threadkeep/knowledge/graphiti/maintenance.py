@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from langchain_core.utils.uuid import uuid7
 
@@ -231,7 +231,8 @@ async def purge(
     """Delete a group, and check that it is gone.
 
     Queued messages are given up first. Accepted messages would create the group again, so this function calls `deliver`
-    until they are confirmed as stored, for at most 120 seconds.
+    until they are confirmed as stored, for at most 120 seconds. It also waits for messages that were accepted in these
+    last seconds and then given up, because consent was withdrawn.
 
     Raises:
         GraphitiError: the server failed.
@@ -243,6 +244,12 @@ async def purge(
         await deliver()
         await asyncio.sleep(_QUEUE_LOOK_SECONDS)
     dropped += await deliveries.bury_open("purged", group_id)
+    accepted = await deliveries.withdrawn(group_id, timedelta(seconds=_DRAIN_SECONDS))
+    while accepted and time.monotonic() < until:
+        accepted -= {seen.name for seen in await client.episodes(group_id, _MOST_EPISODES)}
+        if accepted:
+            await asyncio.sleep(_QUEUE_LOOK_SECONDS)
+    await deliveries.purge_dead(group_id)
     await client.delete_group(group_id)
     return Purged(group_id, dropped, await remains(client, group_id))
 
