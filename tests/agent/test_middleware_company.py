@@ -105,6 +105,23 @@ async def test_a_structured_answer_is_kept_as_json(small_memory: Memory) -> None
     assert seen(model.calls[1]) == [("human", "a big city?"), ("ai", answer[1]), ("human", "a small one?")]
 
 
+async def test_a_structured_answer_beside_a_tool_call_is_sent_to_later_calls(small_memory: Memory) -> None:
+    """The tool call is a step of the turn, and the answer follows it."""
+    both = AIMessage("", tool_calls=[*adding().tool_calls, *calling("City", name="Rome", people=3).tool_calls])
+    both.tool_calls[1]["id"] = "call-2"
+    model = ScriptedModel([both, "fine"])
+    agent = create_agent(model, [add], middleware=[SessionMemory(small_memory)], response_format=ToolStrategy(City))
+    await agent.ainvoke(input_of("a city?"), config_of())
+    await agent.ainvoke(input_of("and now?"), config_of())
+    answer = (await kept(small_memory))[1][1]
+    assert json.loads(answer) == {"name": "Rome", "people": 3}
+    assert [message.type for message in model.calls[1]] == ["human", "ai", "tool", "ai", "human"]
+    assert [message.text for message in model.calls[1]][3:] == [answer, "and now?"]
+    check_shape(model.calls[1])
+    (newest, *_) = await small_memory.manifests.of_session(ROOM)
+    assert seen(await rebuild(newest)) == seen(model.calls[1])
+
+
 @pytest.mark.parametrize(
     ("schema", "name"),
     [(Town, "Town"), ({"title": "Place", "type": "object", "properties": {"name": {"type": "string"}}}, "Place")],

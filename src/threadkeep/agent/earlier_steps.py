@@ -97,6 +97,17 @@ class TurnSteps:
             one.model_copy(update={"content": UNREAD_RESULT}) for one in results if isinstance(one, ToolMessage)
         ]
 
+    def answered_by(self, message_id: str | None) -> None:
+        """If a message with tool calls is the answer, keep its finished calls under another id, without the others.
+
+        A model may call tools in the message in which it calls for its structured response, which is the answer.
+        """
+        ended = {message.tool_call_id for message in self._own if isinstance(message, ToolMessage)}
+        for at, message in enumerate(self._own):
+            if isinstance(message, AIMessage) and message.id == message_id:
+                calls = [call for call in message.tool_calls if call["id"] in ended]
+                self._own[at] = message.model_copy(update={"id": None, "tool_calls": calls})
+
     def forget(self) -> None:
         """Discard the steps of this turn."""
         self._own = []

@@ -233,6 +233,7 @@ class OpenTurn(TurnContext):
             if self.answered is not None:
                 self._adopted = True
                 return self.answered
+        self.steps.answered_by(message.id)
         answer = self._stored(
             message,
             status,
