@@ -110,7 +110,9 @@ async def test_a_structured_answer_beside_a_tool_call_is_sent_to_later_calls(sma
     both = AIMessage("", tool_calls=[*adding().tool_calls, *calling("City", name="Rome", people=3).tool_calls])
     both.tool_calls[1]["id"] = "call-2"
     model = ScriptedModel([both, "fine"])
-    agent = create_agent(model, [add], middleware=[SessionMemory(small_memory)], response_format=ToolStrategy(City))
+    agent: Agent = create_agent(
+        model, [add], middleware=[SessionMemory(small_memory)], response_format=ToolStrategy(City)
+    )
     await agent.ainvoke(input_of("a city?"), config_of())
     await agent.ainvoke(input_of("and now?"), config_of())
     answer = (await kept(small_memory))[1][1]

@@ -17,6 +17,7 @@ from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, HumanMes
 from langchain_core.runnables import RunnableConfig
 from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.func import entrypoint, task
 from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.types import Command, RetryPolicy, Send, interrupt
 
@@ -271,6 +272,95 @@ async def test_interrupted_branches_that_are_resumed_one_after_the_other_each_an
     assert await said(memory) == [(None, "q"), ("voter", "one"), ("voter", "two")]
     await graph.ainvoke(input_of("q", "m1"), config_of())
     assert len(model.calls) == 4
+
+
+class Rounds(MessagesState):
+    """A state that also collects what was found."""
+
+    found: Annotated[list[str], operator.add]
+
+
+@pytest.mark.parametrize("added", [True, False], ids=["in the state", "beside it"])
+async def test_branches_after_an_interrupt_do_not_take_the_answers_of_branches_before_it(
+    memory: Memory, added: bool
+) -> None:
+    """On every database: whether the state's messages have the first answers or not; each branch asks."""
+    model = ScriptedModel([f"answer {number}" for number in range(6)])
+    worker: Any = create_agent(model, [], middleware=[SessionMemory(memory)], name="worker")
+
+    async def work(state: Rounds) -> dict[str, Any]:
+        answer = (await worker.ainvoke({"messages": state["messages"]}))["messages"][-1]
+        return {"found": [answer.text], "messages": [answer] if added else []}
+
+    def spread(state: Rounds) -> list[Send]:
+        return [Send("work", {"messages": state["messages"]})] * 3
+
+    graph: Any = StateGraph(Rounds)
+    graph.add_node("work", work)
+    graph.add_node("review", lambda state: {"found": [interrupt("more?")] if len(state["found"]) == 3 else []})
+    graph.add_conditional_edges(START, spread, ["work"])
+    graph.add_edge("work", "review")
+    graph.add_conditional_edges("review", lambda state: spread(state) if len(state["found"]) == 4 else END)
+    compiled = graph.compile(checkpointer=InMemorySaver())
+    await compiled.ainvoke({**input_of("q", "m1"), "found": []}, config_of())
+    state = await compiled.ainvoke(Command(resume="yes"), config_of())
+    answers = [f"answer {number}" for number in range(6)]
+    assert sorted(state["found"]) == [*answers, "yes"]
+    assert sorted(content for _, content in await said(memory)) == [*answers, "q"]
+
+
+async def test_a_second_call_in_a_resumed_node_does_not_get_the_answer_of_the_first(memory: Memory) -> None:
+    """On every database: LangGraph does not run the first call again, which has a checkpoint of its own."""
+    agent = writer(memory, "draft", "final")
+
+    async def write(state: MessagesState) -> dict[str, Any]:
+        draft = (await agent.ainvoke({"messages": state["messages"]}))["messages"][-1].text
+        reply = interrupt(draft)
+        final = (await agent.ainvoke({"messages": state["messages"]}))["messages"][-1]
+        return {"messages": [("ai", f"{draft}, {reply}, {final.text}")]}
+
+    graph: Any = StateGraph(MessagesState)
+    graph.add_node("write", write)
+    graph.add_edge(START, "write")
+    compiled = graph.compile(checkpointer=InMemorySaver())
+    await compiled.ainvoke(input_of("q", "m1"), config_of())
+    state = await compiled.ainvoke(Command(resume="good"), config_of())
+    assert state["messages"][-1].text == "draft, good, final"
+    assert await said(memory) == [(None, "q"), ("writer", "draft"), ("writer", "final")]
+
+
+async def test_a_run_that_is_resumed_twice_at_once_stores_its_answer_once(memory: Memory) -> None:
+    """On every database: the second one gets the answer of the first one, which is after the answer in the state."""
+    agent = writer(memory, "draft", "final", "another")
+    graph: Any = StateGraph(MessagesState)
+    graph.add_node("draft", agent)
+    graph.add_node("review", lambda _: {"messages": [interrupt("good?")][:0]})
+    graph.add_node("final", agent)
+    graph.add_edge(START, "draft")
+    graph.add_edge("draft", "review")
+    graph.add_edge("review", "final")
+    compiled = graph.compile(checkpointer=InMemorySaver())
+    await compiled.ainvoke(input_of("q", "m1"), config_of())
+    states = await asyncio.gather(*(compiled.ainvoke(Command(resume="yes"), config_of()) for _ in range(2)))
+    assert [texts(state["messages"]) for state in states] == [["q", "draft", "final"]] * 2
+    assert await said(memory) == [(None, "q"), ("writer", "draft"), ("writer", "final")]
+
+
+async def test_a_task_after_an_interrupt_does_not_get_the_answer_of_a_task_before_it(memory: Memory) -> None:
+    """On every database: in the functional API, whose entrypoint runs again from its beginning."""
+    agent = writer(memory, "draft", "final")
+
+    @task
+    async def write(messages: list[AnyMessage]) -> str:
+        return str((await agent.ainvoke({"messages": messages}))["messages"][-1].text)
+
+    @entrypoint(checkpointer=InMemorySaver())
+    async def flow(given: dict[str, Any]) -> list[str]:
+        return [await write(given["messages"]), interrupt("go on?"), await write(given["messages"])]
+
+    await flow.ainvoke(input_of("q", "m1"), config_of())
+    assert await flow.ainvoke(Command(resume="yes"), config_of()) == ["draft", "yes", "final"]
+    assert await said(memory) == [(None, "q"), ("writer", "draft"), ("writer", "final")]
 
 
 @pytest.mark.parametrize("as_nodes", [True, False], ids=["nodes", "functions"])

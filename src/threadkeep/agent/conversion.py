@@ -141,6 +141,9 @@ STRUCTURED: Final = "threadkeep:structured"
 ANSWERS: Final = "threadkeep:answers"
 """The key in a reply's `response_metadata` for the id of its question, set if later turns follow the question."""
 
+TASK: Final = "threadkeep:task"
+"""The key in the metadata of an answer for the digest of the LangGraph task in which a nested agent gave it."""
+
 
 REPEATS: Final = "threadkeep:repeats"
 """The key in a copied answer's `additional_kwargs` for the id of the original; copies are only in the graph's state."""

@@ -42,6 +42,7 @@ from threadkeep.agent.invocation import (
     redacted_kinds,
     run_id_of,
     session_for,
+    task_of,
 )
 from threadkeep.agent.participation import OpenCalls, Participation
 from threadkeep.agent.root_runs import own_session, root_run, tool_of_sessions
@@ -284,6 +285,7 @@ class TurnHooks:
             self.memory, session, self._options, root, author, call.key, run_id, metadata, site, self._open
         )
         part.resumed, part.parent = resumed, parent
+        part.task = task_of(call.config) if call.key[1] else None
         asked_by_tool = (self.memory.identity, session.session_id) in tool_of_sessions.get()
         if self._options.scope == "none" or asked_by_tool:
             part.silent = True

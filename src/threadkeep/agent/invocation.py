@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from hashlib import sha256
 from typing import Any
 from uuid import UUID
 
@@ -116,6 +117,9 @@ def run_id_of(config: RunnableConfig, runtime: Runtime[Any] | None = None) -> st
 _READER = "__pregel_read"
 """LangGraph's key for the function that reads the graph's channels, in a node's config."""
 
+_CHECKPOINTER = "__pregel_checkpointer"
+"""LangGraph's key for the checkpointer of a graph, in the config of the nodes of its subgraphs."""
+
 _REDACTING = re.compile(r"PIIMiddleware\[(.+)\]\.after_model$")
 
 
@@ -123,6 +127,22 @@ def in_tool(config: RunnableConfig) -> bool:
     """Return True if an agent runs in a tool of another agent, that is, in LangChain's node `tools`."""
     *outer, _ = str(config.get("configurable", {}).get("checkpoint_ns", "")).split("|")
     return "tools" in [node.partition(":")[0] for node in outer]
+
+
+def task_of(config: RunnableConfig) -> str | None:
+    """Return a name of a nested agent's call; None if the call cannot be resumed from a checkpoint.
+
+    The name is a digest of the checkpoint namespace of the node's task, which is the same if a resumed run repeats the
+    task. From the second graph that the node calls on, the graph's number follows: `digest|1`.
+    """
+    configurable = config.get("configurable", {})
+    namespace = str(configurable.get("checkpoint_ns", "")).rpartition("|")[0]
+    if not namespace or configurable.get(_CHECKPOINTER) is None:
+        return None
+    node, _, number = namespace.rpartition("|")
+    numbered = bool(node) and number.isdigit()
+    digest = sha256((node if numbered else namespace).encode()).hexdigest()[:16]
+    return f"{digest}|{number}" if numbered else digest
 
 
 def redacted_kinds(config: RunnableConfig) -> frozenset[str]:

@@ -13,10 +13,11 @@ from typing import Any
 from langchain.agents.middleware import PIIDetectionError
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
 from langgraph.runtime import Runtime
+from langgraph.types import Command
 
 from threadkeep.agent.answers import storable
 from threadkeep.agent.callbacks import PartialAnswer, root_callbacks
-from threadkeep.agent.conversion import ANSWERS, id_of, refused_message, text_of, transcript_text
+from threadkeep.agent.conversion import ANSWERS, TASK, id_of, refused_message, text_of, transcript_text
 from threadkeep.agent.holding import run_hold
 from threadkeep.agent.invocation import CallKey
 from threadkeep.agent.questions import (
@@ -107,7 +108,8 @@ class Participation:
     """The call of one agent in a turn.
 
     `run_id` and `metadata` were given by the caller. `site` says to which workflow node the model calls belong.
-    `registry` has the calls of the same middleware that have not ended.
+    `registry` has the calls of the same middleware that have not ended. `task` names the call of a nested agent that
+    may be resumed (`task_of`).
 
     A `silent` agent has no part in the turn: it neither reads nor writes the session. `redacted` are the kinds of data
     that the agent's `PIIMiddleware` detects. `partial` collects the text of a model call that has not ended. A
@@ -133,6 +135,7 @@ class Participation:
     silent: bool = False
     resumed: bool = False
     parent: Session | None = None
+    task: str | None = None
     turn: OpenTurn | None = None
     text: BaseMessage | str = ""
     status: Status = "interrupted"
@@ -209,10 +212,35 @@ class Participation:
                 root.add_answer(AIMessage(answer.content, id=answer.id), answer.author)
             turn.answered = self._answered_at_end(turn)
         if turn.answered is None or root.turn is not turn:
-            # If a caller repeats a question, the state of a checkpointer has the answers of the first attempt.
-            seen = () if not root.answers else messages if self._goes_on else root.sent
-            turn.speak_as(self.author, root.claim_after_seen(self.author, self.key, seen))
+            call = root_callbacks.call
+            resumed = call is not None and isinstance(call.input, Command)
+            number = self._number_of_resumed(turn, self.task, messages) if resumed and self.task else None
+            if number is None:
+                # If a caller repeats a question, the state of a checkpointer has the answers of the first attempt.
+                seen = () if not root.answers else messages if self._goes_on else root.sent
+                number = root.claim_after_seen(self.author, self.key, seen)
+            turn.speak_as(self.author, number)
         return turn
+
+    def _number_of_resumed(self, turn: OpenTurn, name: str, messages: Sequence[BaseMessage]) -> int | None:
+        """Return the number of the answer in a resumed run; None if the author's stored answers do not determine it.
+
+        A task (`name`) that LangGraph repeats gets the number of its stored answer. Another task gets the number after
+        the stored answers in its input, even if a run that was resumed at the same time has stored this number. If its
+        input has none, or if the other task is an earlier call in the same node, it gets a free number.
+        """
+        root = self.root
+        earlier = [one for one in turn.earlier if one.author == self.author]
+        tasks = {one.ordinal or 1: str(one.metadata.get(TASK, "")) for one in earlier}
+        if not tasks or not all(tasks.values()):  # early versions stored no tasks
+            return None
+        if own := [number for number, task in tasks.items() if task == name]:
+            return root.reserve(self.author, self.key, own[0])
+        ids = {id_of(message) for message in messages}
+        after = max([one.ordinal or 1 for one in earlier if one.id in ids], default=0)
+        node = name.partition("|")[0]
+        taken = [number for number, task in tasks.items() if not after or task.partition("|")[0] == node]
+        return root.claim_resumed(self.author, self.key, after, taken)
 
     async def _join(self, first: OpenTurn, messages: Sequence[BaseMessage]) -> OpenTurn:
         """Take part in the turn of another agent of the run."""
@@ -339,7 +367,7 @@ class Participation:
         return turn
 
     def _open(self, question: Sequence[BaseMessage]) -> OpenTurn:
-        return OpenTurn(
+        turn = OpenTurn(
             self.memory,
             self.session,
             self.options,
@@ -349,6 +377,8 @@ class Participation:
             ordinal=self._ordinal,
             run_id=self.run_id,
         )
+        turn.task = self.task
+        return turn
 
     def hand_over(self) -> None:
         """Release the number of the answer, because a tool hands over to another agent; `after_agent` is not called."""

@@ -8,7 +8,7 @@ import threading
 import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Container, Hashable, Sequence
+from collections.abc import Callable, Collection, Container, Hashable, Sequence
 from concurrent.futures import Future
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -74,6 +74,7 @@ class RootRun:
     loops: set[asyncio.AbstractEventLoop] = field(default_factory=set)
     _pings: dict[asyncio.AbstractEventLoop, float] = field(default_factory=dict)
     _claims: dict[str | None, dict[Hashable, int]] = field(default_factory=dict)
+    _resumed: set[Hashable] = field(default_factory=set)
     _attempts: dict[str, UUID] = field(default_factory=dict)
     _repeated_nodes: set[str] = field(default_factory=set)
 
@@ -226,6 +227,22 @@ class RootRun:
         claims = self._claims.setdefault(author, {})
         claims[call] = max(self.claim(author, call), seen + 1)
         return claims[call]
+
+    def claim_resumed(self, author: str | None, call: Hashable, after: int, taken: Collection[int]) -> int:
+        """Return the number of an author's answer in a resumed run, which is above `after` and not in `taken`."""
+        claims = self._claims.setdefault(author, {})
+        # The numbers of calls that did not come here yet may change.
+        known = {*taken, *(claims[one] for one in self._resumed & claims.keys() - {call})}
+        first = 1 + after + (root_callbacks.branch.get() or 0)
+        claims[call] = min({*range(first, first + len(known) + 1)} - known)
+        self._resumed.add(call)
+        return claims[call]
+
+    def reserve(self, author: str | None, call: Hashable, number: int) -> int:
+        """Return `number`, which is that of a stored answer that a resumed run repeats."""
+        self._claims.setdefault(author, {})[call] = number
+        self._resumed.add(call)
+        return number
 
     def add_answer(self, message: BaseMessage, author: str | None) -> None:
         """Add a complete answer of the turn, unless it is known already."""
