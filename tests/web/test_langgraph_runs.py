@@ -185,6 +185,54 @@ async def test_a_question_of_a_run_is_answered_by_a_command(tmp_path: Path, monk
     assert "__interrupt__" not in values[-1]
 
 
+async def test_a_second_service_streams_only_what_follows_an_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared_url: str
+) -> None:
+    """A service that has not read the run yet sends no question that is answered, neither then nor in a later join."""
+    (tmp_path / "asking.py").write_text(ASKING)
+    monkeypatch.syspath_prepend(tmp_path)
+    settings = {"workflows": "asking=asking:graph", "database_url": shared_url}
+    async with (
+        sdk(tmp_path / "a", ScriptedModel([]), **settings) as (first, _),
+        sdk(tmp_path / "b", ScriptedModel([]), **settings) as (second, _),
+        asyncio.timeout(HANG_SECONDS),
+    ):
+        assert "__interrupt__" in await first.runs.wait("t1", "asking", input=asks("go"))
+        modes: list[StreamMode] = ["values", "updates"]
+        streamed = second.runs.stream("t1", "asking", command={"resume": "yes"}, stream_mode=modes)
+        parts = [part async for part in streamed]
+        [run] = await second.runs.list("t1")
+        joined = [part async for part in second.runs.join_stream("t1", run["run_id"], stream_mode="values")]
+    values = [part.data for part in parts if part.event == "values"]
+    assert texts(values[-1]) == [("human", "go"), ("ai", "You said yes.")]
+    assert not any("__interrupt__" in part.data for part in parts)
+    last = [part.data for part in joined if part.event == "values"][-1]
+    assert last == values[-1]
+
+
+async def test_a_stream_has_the_question_that_another_service_led_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared_url: str
+) -> None:
+    """A service that has read a run up to its first question reads it on, also if the run waits again by then."""
+    (tmp_path / "asking_two.py").write_text(
+        ASKING.replace("interrupt('Ship it?')", "interrupt('Ship it?'), interrupt('When?')")
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    settings = {"workflows": "asking=asking_two:graph", "database_url": shared_url}
+    async with (
+        sdk(tmp_path / "a", ScriptedModel([]), **settings) as (first, _),
+        sdk(tmp_path / "b", ScriptedModel([]), **settings) as (second, _),
+        asyncio.timeout(HANG_SECONDS),
+    ):
+        async for _ in first.runs.stream("t1", "asking", input=asks("go")):
+            pass
+        await second.runs.wait("t1", "asking", command={"resume": "yes"})
+        [run] = await first.runs.list("t1")
+        joined = [part async for part in first.runs.join_stream("t1", run["run_id"], stream_mode="values")]
+    asked = [part.data for part in joined if part.event == "values"][-1]["__interrupt__"]
+    assert [one["value"] for one in asked] == ["When?"]
+
+
 async def test_a_repeated_answer_to_an_interrupt_answers_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared_url: str
 ) -> None:

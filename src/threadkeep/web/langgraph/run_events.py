@@ -78,6 +78,10 @@ class RunEvents:
                 return
             await change.wait()
 
+    def has_gone_on(self, run: Run) -> bool:
+        """Return whether a person has answered the question at which the events of this run pause."""
+        return self.paused and (run.status != "waiting" or run.interrupt != self.run.interrupt)
+
     def go_on(self) -> None:
         """Collect the events of a paused run again. Call this after a person has answered its question."""
         if self.paused:
@@ -295,6 +299,8 @@ class RunParts:
                 yield from self._chosen("custom", data["payload"])
             case "checkpoints":
                 yield from self._chosen("checkpoints", data)
+            case "lifecycle" if data["event"] == "running":
+                self._interrupts = []  # a person has answered them
             case "lifecycle" if data["event"] == "failed":
                 yield "error", {"error": data["error"], "message": "The run failed; see its trace."}
 

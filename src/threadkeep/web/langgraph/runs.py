@@ -82,8 +82,9 @@ class ThreadRuns:
         waiting = (await find_thread(self._app, self.thread_id, user_id=start.user_id)).waiting
         if waiting is None:
             raise InvalidInput("No run of this thread waits for a person.")
-        known = thread_events_of(self._service).follow_run(runs, waiting)
-        before = len(known.events)
+        known, before = thread_events_of(self._service).follow_run(runs, waiting), 0
+        async for _ in known.events_from(0):  # another process may have collected them until now
+            before += 1
         if body.ends_waiting:
             await runs.cancel(waiting.run_id, user_id=start.user_id)
             return await runs.run(waiting.run_id), before
