@@ -269,6 +269,18 @@ def test_a_listener_that_goes_away_is_no_error(cli: CommandLine, tmp_path: Path)
 
 
 @pytest.mark.process
+def test_an_unbuffered_export_is_complete_or_an_error(cli: CommandLine) -> None:
+    """A write that reaches the limit of a file is partial; without a buffer, the rest was lost and the exit code 0."""
+    cli.store("a", "word " * 40_000)
+    # The limit applies to the database too, whose files for reading are smaller.
+    shell = ["sh", "-c", 'ulimit -f 200; exec "$0" -m threadkeep sessions export --all >export', sys.executable]
+    with start(shell, {"PYTHONUNBUFFERED": "1"}) as process:
+        _, err = process.communicate()
+    assert process.returncode == 1
+    assert "The disk is full, or a file reached its maximum size" in err
+
+
+@pytest.mark.process
 def test_closed_streams_and_narrow_encodings_are_no_bugs(cli: CommandLine) -> None:
     """Closed streams are like the null device; characters that stdout's encoding lacks are escaped."""
     cli.store("room", "你好")

@@ -6,7 +6,7 @@ import gc
 import os
 import sys
 from collections.abc import Sequence
-from io import TextIOWrapper
+from io import BufferedWriter, FileIO, TextIOWrapper
 from pathlib import Path
 
 from threadkeep.version import __version__
@@ -30,10 +30,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _prepare_streams() -> None:
-    """Replace closed streams by the null device, and escape characters that the encoding of stdout lacks."""
+    """Replace closed streams by the null device, and escape characters that the encoding of stdout lacks.
+
+    With PYTHONUNBUFFERED, stdout may write only a part and report no error; a buffer writes everything or raises.
+    """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115
+    if isinstance(sys.stdout, TextIOWrapper) and isinstance(raw := sys.stdout.buffer, FileIO):
+        sys.stdout = TextIOWrapper(BufferedWriter(raw), sys.stdout.encoding, line_buffering=True)
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
 
