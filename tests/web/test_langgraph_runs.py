@@ -122,6 +122,31 @@ async def test_a_second_run_of_a_busy_thread_does_as_its_strategy_says(
     assert [text for _, text in texts(state["values"])] == left
 
 
+async def test_a_rejected_fork_of_a_busy_thread_supersedes_nothing(tmp_path: Path) -> None:
+    """The 409 of `reject` comes first; a fork that is repeated while its own run is active is not rejected."""
+    gate, last = Gate(), Gate()
+    async with (
+        sdk(tmp_path, ScriptedModel(["one", ["It is ", gate, "teal."], [last, "three"]])) as (langgraph, _),
+        asyncio.timeout(HANG_SECONDS),
+    ):
+        await langgraph.runs.wait("t1", "chat", input=asks("first"))
+        stream = langgraph.runs.stream("t1", "chat", input=asks("second"), stream_mode="messages-tuple")
+        (run_id,) = [part.data["run_id"] async for part in _until(stream, "messages") if part.event == "metadata"]
+        for given in (asks("other"), None):
+            with pytest.raises(ConflictError):
+                await langgraph.runs.create("t1", "chat", input=given, checkpoint_id="0", multitask_strategy="reject")
+        gate.open()
+        values = await langgraph.runs.join("t1", run_id)
+        await closed(stream)
+        again: Any = {"input": asks("other", id="m3"), "checkpoint_id": "0", "multitask_strategy": "reject"}
+        repeated = [await langgraph.runs.create("t1", "chat", **again) for _ in range(2)]
+        last.open()
+        forked = await langgraph.runs.join("t1", repeated[0]["run_id"])
+    assert [text for _, text in texts(values)] == ["first", "one", "second", "It is teal."]
+    assert repeated[0]["run_id"] == repeated[1]["run_id"]
+    assert [text for _, text in texts(forked)] == ["other", "three"]
+
+
 async def _until(stream: AsyncIterator[StreamPart], name: str) -> AsyncIterator[StreamPart]:
     """Yield the parts of a stream up to the first one with a name."""
     async for part in stream:

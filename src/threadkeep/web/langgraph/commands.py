@@ -9,7 +9,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from threadkeep.app import App
-from threadkeep.errors import InvalidInput, StoreClosed, ThreadkeepError
+from threadkeep.errors import InvalidInput, SessionBusy, StoreClosed, ThreadkeepError
 from threadkeep.history.session import Session
 from threadkeep.records import Json
 from threadkeep.records.runs import DOUBLE_TEXTING, DoubleTexting
@@ -20,7 +20,16 @@ from threadkeep.web.api.parameters import AppInUse, EncodedPathRoute, UserId
 from threadkeep.web.callers import READS, Caller, CallerInUse
 from threadkeep.web.langgraph.run_events import ProtocolEvent
 from threadkeep.web.langgraph.schemas import CommandBody, CommandResponseBody, EventStreamBody
-from threadkeep.web.langgraph.states import Question, find_thread, history_of, question_of, questions, seq_of, state_of
+from threadkeep.web.langgraph.states import (
+    Question,
+    find_thread,
+    history_of,
+    newest_runs,
+    question_of,
+    questions,
+    seq_of,
+    state_of,
+)
 from threadkeep.web.langgraph.thread_events import EventChoice, ThreadEvents, thread_events_of
 from threadkeep.web.langgraph.threads import CreatedThread, ThreadId
 from threadkeep.web.problems import documented, problem_of
@@ -121,7 +130,11 @@ async def _forked(app: App, session: Session, start: Start) -> RunRequest | None
     if asked is None or asked.id is None:
         return None
     question_id, text = asked.id, start.question.text
-    if text and (start.question.message_id, text) != (asked.id, asked.content):
+    is_edit = bool(text) and (start.question.message_id, text) != (asked.id, asked.content)
+    policy = start.policy or app.workflows.get(start.assistant_id).options.double_texting
+    if policy == "reject":
+        await _check_free(app, session, None if is_edit else asked.id)
+    if is_edit:
         new_id = start.question.message_id
         question_id = str((await session.edit(asked.id, text, new_id=new_id if new_id != asked.id else None)).id)
     chat = await app.chat.release(session, RegenerationRequest(message_id=question_id, workflow=start.assistant_id))
@@ -137,6 +150,14 @@ async def _forked(app: App, session: Session, start: Start) -> RunRequest | None
         stream=True,
         double_texting=start.policy,
     )
+
+
+async def _check_free(app: App, session: Session, message_id: str | None) -> None:
+    """Raise `SessionBusy` before messages are superseded, unless the active run answers the message."""
+    runs = await newest_runs(await app.runs.service(), session.session_id)
+    active = next((run for run in reversed(runs) if run.status in ("queued", "running")), None)
+    if active is not None and message_id not in {one.message_id or active.run_id for one in active.inputs}:
+        raise SessionBusy(session.session_id, active.run_id)
 
 
 def _request(start: Start, thread_id: str | None, message_id: str | None) -> RunRequest:
