@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import codeop
 from collections.abc import Callable
 
 import pytest
@@ -21,6 +22,20 @@ def test_a_page_can_be_carried_out(
 ) -> None:
     """Its Python, commands and requests work in their order, and what they print stands in the block that follows."""
     run_page(page, place_of(page), monkeypatch.setenv)
+
+
+def test_python_can_be_pasted_into_the_shell() -> None:
+    """Into `python -m asyncio`: before Python 3.13 an empty line ends an indented block, and nothing else does."""
+    for page in all_pages():
+        for block in page.blocks_in("python", "python3"):
+            compiler = codeop.CommandCompiler()
+            compiler.compiler.flags |= ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+            entered: list[str] = []
+            for number, line in enumerate([*block.text.splitlines(), ""]):
+                entered.append(line)
+                where = f"{page.name}:{block.line + number}"
+                if compiler("\n".join(entered), where, "single") is not None:
+                    entered = []
 
 
 def test_code_that_needs_other_packages_uses_names_that_are_there() -> None:
