@@ -80,7 +80,7 @@ class InvalidKey(InvalidInput):
 
 
 class InvalidSettings(InvalidInput):
-    """A setting that cannot be used; `variable` is the name of its environment variable."""
+    """A setting that cannot be used; `variable` is its environment variable or option."""
 
     def __init__(self, sentence: str, *, variable: str) -> None:
         super().__init__(sentence)

@@ -61,6 +61,15 @@ def test_mcp_can_listen_on_an_ipv6_address(cli: CommandLine) -> None:
         outcome = cli("mcp", "--http", "--host", "::1", "--port", str(taken.getsockname()[1]))
     assert outcome.exit_code == 1
     assert outcome.err.startswith("Cannot listen on ::1 port")
+    assert outcome.err.endswith("choose another port with --port.\n")
+
+
+def test_mcp_names_its_own_option_for_a_wrong_host(cli: CommandLine) -> None:
+    """It does not read THREADKEEP_HOST."""
+    cli.set(THREADKEEP_API_KEYS="one:key")
+    outcome = cli("mcp", "--http", "--host", "no.such.host.invalid")
+    assert outcome.exit_code == 1
+    assert outcome.err.startswith("--host is not an address of this machine")
 
 
 def test_without_keys_only_this_machine_is_served(cli: CommandLine) -> None:

@@ -200,7 +200,7 @@ async def _serve_http(memory: Memory, host: str, port: int, *, write: bool) -> N
     settings = command_settings().model_copy(update={"host": host})  # the default rate limits depend on the host
     address = address_of(host, port)
     server = await keyed_server(memory, settings, address, writes=write)
-    with bind(host, port) as listening:
+    with bind(host, port, host_name="--host", port_name="--port") as listening:
         started = f"Threadkeep serves MCP at {address}/mcp (Ctrl+C stops it)"
         await serve_keyed(server, settings, listening, on_start=lambda: terminal.note(started))
 

@@ -189,8 +189,16 @@ def address_of(host: str, port: int) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def bind(host: str, port: int) -> socket.socket:
+def bind(
+    host: str, port: int, *, host_name: str = "THREADKEEP_HOST", port_name: str = "THREADKEEP_PORT"
+) -> socket.socket:
     """Return a socket that is bound to an address and does not listen yet.
+
+    Args:
+        host: The address.
+        port: The port; 0 takes any free one.
+        host_name: The setting or option that an error names for another address.
+        port_name: The setting or option that an error names for another port.
 
     Raises:
         InvalidSettings: the address does not belong to this machine, is used already, or may not be bound.
@@ -201,8 +209,8 @@ def bind(host: str, port: int) -> socket.socket:
         bound = socket.socket(family, kind, socket.IPPROTO_TCP)
     except OSError as error:
         raise InvalidSettings(
-            "THREADKEEP_HOST is not an address of this machine; set it to one of its IP addresses or names.",
-            variable="THREADKEEP_HOST",
+            f"{host_name} is not an address of this machine; set it to one of its IP addresses or names.",
+            variable=host_name,
         ) from error
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -211,7 +219,7 @@ def bind(host: str, port: int) -> socket.socket:
         bound.close()
         raise InvalidSettings(
             f"Cannot listen on {host} port {port} ({error.strerror}): stop the process that does, "
-            "or set THREADKEEP_PORT (0 takes any free port).",
-            variable="THREADKEEP_PORT",
+            f"or choose another port with {port_name}.",
+            variable=port_name,
         ) from error
     return bound
