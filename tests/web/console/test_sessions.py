@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import Mapping
@@ -49,7 +50,24 @@ async def test_a_conversation_that_names_no_session_is_a_new_one(client: httpx2.
     for message in ("My cat is called Miso.", "Something else."):
         assert message in (await sent(client, form, message=message, user_id="ana")).words
     listed = (await client.get("/api/v1/sessions", params={"user_id": "ana"})).json()["sessions"]
-    assert [session["title"] for session in listed] == ["Something else.", "My cat is called Miso."]
+    assert {session["title"] for session in listed} == {"Something else.", "My cat is called Miso."}
+
+
+async def test_a_form_that_is_sent_twice_stores_one_message(client: httpx2.AsyncClient) -> None:
+    """Also at the same time, as by a double click without scripts; a page that is loaded again sends a new message."""
+    first = (await opened(client, "/")).form("/console/say")
+    pages = await asyncio.gather(*[sent(client, first, message="One.", user_id="ana") for _ in range(2)])
+    [listed] = (await client.get("/api/v1/sessions", params={"user_id": "ana"})).json()["sessions"]
+    second = pages[0].form("/say")
+    for form in (second, second, (await opened(client, f"/console/sessions/{listed['session_id']}")).form("/say")):
+        await sent(client, form, message="Two.")
+
+    async def answered() -> bool:
+        return len(await history(client, listed["session_id"])) == 6
+
+    await until(answered)
+    users = [message["content"] for message in await history(client, listed["session_id"])][0::2]
+    assert users == ["One.", "Two.", "Two."]
 
 
 async def test_a_group_chat_names_its_speakers(client: httpx2.AsyncClient) -> None:

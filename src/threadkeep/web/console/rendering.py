@@ -13,6 +13,7 @@ from urllib.parse import quote, urlencode
 from fastapi import Request, Response
 from fastapi.responses import HTMLResponse, RedirectResponse
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from langchain_core.utils.uuid import uuid7
 from markupsafe import Markup, escape
 
 from threadkeep.agent.explanations import left_out_in_words, recall_in_words
@@ -147,6 +148,7 @@ def page(request: Request, template: str, status_code: int = 200, **values: obje
         "writes": caller is None or caller.scope != "read",
         "only_user": caller and caller.user_id,
         "csrf": csrf_token(request),
+        "form_id": str(uuid7()),
         "path": request.url.path,
         "version": __version__,
         "signed_in": COOKIE in request.cookies,

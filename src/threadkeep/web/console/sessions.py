@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Annotated
 from urllib.parse import quote
+from uuid import NAMESPACE_URL, uuid5
 
 from fastapi import APIRouter, Query, Request, Response
 from langchain_core.utils.uuid import uuid7
@@ -133,7 +134,7 @@ _session = APIRouter(prefix="/console/sessions/{session_id}", route_class=Consol
 @router.post("/console/say")
 async def start_session(form: Form, app: AppInUse, caller: CallerInUse) -> Response:
     """Send a message to a session, or to a new one if the form names none."""
-    session_id = form.get("session_id", "").strip() or str(uuid7())
+    session_id = form.get("session_id", "").strip() or _message_id(form)
     app.memory.session(session_id)  # validates the id
     user = caller.user(form.get("user_id", "").strip() or None)
     turn = app.chat.begin(_request(form, session_id, user))
@@ -239,7 +240,15 @@ async def _stored(app: App, session_id: str) -> None:
 
 def _request(form: Mapping[str, str], session_id: str, user_id: str | None) -> ChatRequest:
     workflow = form.get("workflow") or CHAT
-    return ChatRequest(_text(form), session_id=session_id, user_id=user_id, workflow=workflow)
+    return ChatRequest(
+        _text(form), session_id=session_id, user_id=user_id, message_id=_message_id(form), workflow=workflow
+    )
+
+
+def _message_id(form: Mapping[str, str]) -> str:
+    """Return the id of a form's message: the same if the same text is sent twice from the same page."""
+    rendered = form.get("form_id") or str(uuid7())
+    return str(uuid5(NAMESPACE_URL, "\n".join([rendered, form.get("workflow", ""), _text(form)])))
 
 
 def _text(form: Mapping[str, str]) -> str:
