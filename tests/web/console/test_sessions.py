@@ -175,6 +175,14 @@ async def test_a_page_of_one_user_shows_that_users_sessions_only(client: httpx2.
     await opened(client, "/console/sessions/s?user=ben", status=404)
 
 
+async def test_a_title_has_the_direction_of_its_own_text(client: httpx2.AsyncClient) -> None:
+    """The ellipsis of an Arabic title is at its end, on the left."""
+    await said(client, "s", "مرحبا " * 20)
+    title = f"{('مرحبا ' * 20)[:50].rstrip()}…"
+    assert re.search(f'class="title"><bdi>{title}</bdi>', (await opened(client, "/")).text)
+    assert f"<h1><bdi>{title}</bdi></h1>" in (await opened(client, "/console/sessions/s")).text
+
+
 async def test_empty_words_are_refused_with_a_cure(client: httpx2.AsyncClient) -> None:
     """The page says what a message is."""
     form = (await opened(client, "/")).form("/console/say")
