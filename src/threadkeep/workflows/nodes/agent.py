@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import fields, replace
 from itertools import takewhile
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from langchain.agents import create_agent
 from langchain.agents.middleware import AgentMiddleware, AgentState, ModelRequest, ModelResponse
@@ -15,7 +15,7 @@ from langchain_core.messages import AIMessage, BaseMessage, ToolMessage, message
 from langchain_core.runnables import RunnableConfig
 from langchain_core.tools import BaseTool
 from langgraph.config import get_stream_writer
-from pydantic import Field, InstanceOf, PrivateAttr
+from pydantic import Field, PrivateAttr
 from pydantic.json_schema import SkipJsonSchema
 
 from threadkeep.agent.answers import answer_of
@@ -25,7 +25,7 @@ from threadkeep.agent.lookup_tools import history_tools
 from threadkeep.agent.middleware import SessionMemory
 from threadkeep.agent.turn_options import CallSite, NodeTurnOptions, TurnOptions
 from threadkeep.errors import InvalidInput
-from threadkeep.workflows.nodes.base import Again, NodeKind, Reference, Step, import_named
+from threadkeep.workflows.nodes.base import Again, NodeKind, PythonOnly, Reference, Step, import_named
 from threadkeep.workflows.nodes.conversations import (
     Conversation,
     ConversationKind,
@@ -43,7 +43,7 @@ from threadkeep.workflows.resources import Resources, RunContext, is_idempotent
 from threadkeep.workflows.state import WorkflowState
 
 type Tool = BaseTool | Callable[..., Any]
-type ToolReference = Reference | SkipJsonSchema[InstanceOf[BaseTool]]
+type ToolReference = Reference | SkipJsonSchema[Annotated[BaseTool, PythonOnly()]]
 
 RESET_ANSWER = "The conversation begins anew."
 """The answer to a reset command; the command and this answer are not stored."""

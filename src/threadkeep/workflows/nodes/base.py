@@ -6,14 +6,16 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.graph import END
 from langgraph.runtime import Runtime
 from langgraph.store.base import BaseStore
 from langgraph.types import Command
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler
+from pydantic_core import CoreSchema
+from pydantic_core.core_schema import is_instance_schema
 
 from threadkeep.errors import InvalidInput
 from threadkeep.records import Json
@@ -26,6 +28,15 @@ type Reference = Annotated[
     str, Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$", max_length=200)
 ]
 """The import string of a Python object, such as `shop.tools:find_order`."""
+
+
+class PythonOnly:
+    """An annotation of a type whose instances only Python code can pass; a workflow file cannot describe one."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Return a schema that accepts instances of the annotated type."""
+        return is_instance_schema(source)
+
 
 IMPORTING_FIELDS = ("tools", "retriever")
 """The names of the nodes' options that contain import strings."""

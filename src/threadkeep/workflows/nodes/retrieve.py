@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import ClassVar, Final
+from typing import Annotated, ClassVar, Final
 
 from langchain_core.documents import Document
 from langchain_core.retrievers import BaseRetriever
-from pydantic import Field, InstanceOf
+from pydantic import Field
 from pydantic.json_schema import SkipJsonSchema
 
 from threadkeep.agent.conversion import text_of
@@ -24,6 +24,7 @@ from threadkeep.workflows.nodes.base import (
     Again,
     Node,
     NodeKind,
+    PythonOnly,
     Reference,
     Step,
     found,
@@ -87,7 +88,7 @@ class RetrieveNode(Node):
     node_kind: ClassVar[NodeKind] = "retrieve"
     repetition: ClassVar[Again] = "nothing"
 
-    retriever: Reference | SkipJsonSchema[InstanceOf[BaseRetriever]] = Field(
+    retriever: Reference | SkipJsonSchema[Annotated[BaseRetriever, PythonOnly()]] = Field(
         description="Import string of a LangChain retriever, or of a function that returns one."
     )
     query: str | None = Field(None, description="The query, instead of the question; a template.")

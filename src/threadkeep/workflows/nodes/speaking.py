@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
 from langgraph.errors import GraphBubbleUp
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, InstanceOf, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 from pydantic.json_schema import SkipJsonSchema
 
 from threadkeep.agent.conversion import text_of
@@ -24,7 +24,7 @@ from threadkeep.errors import BudgetTooSmall, InvalidInput
 from threadkeep.history.compression import Compression, Summarizer, read_size
 from threadkeep.history.keys import channel_of
 from threadkeep.observe import ModelFailed
-from threadkeep.workflows.nodes.base import Again, Node, NodeKind, Step, found, rendered
+from threadkeep.workflows.nodes.base import Again, Node, NodeKind, PythonOnly, Step, found, rendered
 from threadkeep.workflows.nodes.conversations import Conversation, run_conversation, session_conversation
 from threadkeep.workflows.nodes.retrieve import FoundPassages, passages_in
 from threadkeep.workflows.state import WorkflowState
@@ -35,7 +35,7 @@ def _size(text: str) -> str:
     return text
 
 
-type ModelName = Annotated[str, Field(min_length=1)] | SkipJsonSchema[InstanceOf[BaseChatModel]]
+type ModelName = Annotated[str, Field(min_length=1)] | SkipJsonSchema[Annotated[BaseChatModel, PythonOnly()]]
 type SizeText = Annotated[str, AfterValidator(_size)]
 
 
