@@ -25,7 +25,8 @@ compile dev pyproject.toml --extra server --group build --group dev --constraint
 compile server pyproject.toml --extra server --group build --constraint requirements/dev.txt
 compile browser --group browser --constraint requirements/dev.txt
 compile base pyproject.toml --constraint requirements/server.txt
-compile deepagents "$@" pyproject.toml --group build --group deepagents
+# It asks for a package without a wheel, which only its search for blocking calls needs.
+echo "forbiddenfruit; python_version < '3'" | compile deepagents "$@" pyproject.toml --group build --group deepagents --override -
 compile adapters "$@" pyproject.toml --extra google-adk --extra llama-index --extra postgres --extra pydantic-ai --group build --group adapters
 # It asks for certificates of a day on which some indexes have none yet.
 echo "certifi>=2025.1.31" | compile graphiti "$@" pyproject.toml --group build --group graphiti --override -

@@ -100,6 +100,18 @@ async def test_ids_are_text_numbers_or_uuids(small_memory: Memory, named: object
         await agent.ainvoke(input_of("hi"), context={"session_id": "a", "user_id": named})
 
 
+async def test_the_empty_user_of_langgraphs_server_is_nobody(small_memory: Memory) -> None:
+    """Which it names without authentication. Elsewhere an empty id is an error: a look-up of the caller has failed."""
+    agent = make_agent(ScriptedModel(["one", "two", "three"]), [SessionMemory(small_memory)])
+    nobody = {"thread_id": "a", "user_id": "", "langgraph_auth_user_id": ""}
+    await agent.ainvoke(input_of("hi"), {"configurable": nobody})
+    assert [info.user_id async for info in small_memory.sessions()] == [None]
+    await agent.ainvoke(input_of("hi"), {"configurable": nobody | {"thread_id": "b"}}, context={"user_id": "ann"})
+    assert [info.session_id async for info in small_memory.sessions(user_id="ann")] == ["b"]
+    with pytest.raises(InvalidInput, match="user_id"):
+        await agent.ainvoke(input_of("hi"), {"configurable": {"thread_id": "a", "user_id": ""}})
+
+
 async def test_a_number_and_a_uuid_name_a_session(small_memory: Memory) -> None:
     """By their usual text."""
     agent = make_agent(ScriptedModel(["one", "two"]), [SessionMemory(small_memory)])

@@ -36,7 +36,7 @@ class RealGraphiti:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
-        self.ports = {name: _free_port() for name in ("falkordb", "model", "rest", "mcp")}
+        self.ports = {name: free_port() for name in ("falkordb", "model", "rest", "mcp")}
 
     @property
     def rest(self) -> str:
@@ -166,7 +166,8 @@ def _model_environment(ports: Mapping[str, int]) -> dict[str, str]:
     }
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a port of this machine that is free now."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return int(free.getsockname()[1])
