@@ -95,6 +95,7 @@ async def test_the_fast_way_of_storing_looks_for_deleted_ids_too(database: Datab
     await database.take("delete", 2)
     now = database.clock().isoformat()
     session = {"session_id": ROOM, "user_id": None, "title": None, "last_message": None}
+    session |= dict.fromkeys(("parent_session_id", "agent"))
     columns = {"role": "user", "content": "again", "tokens": 1, "status": "complete", "confidence": None}
     more = {"escalated": False, "run_id": None, "metadata": "{}", "original": None, "sent_at": None, "created_at": now}
     more |= dict.fromkeys(("author", "answers", "ordinal", "told_at", "question"))
