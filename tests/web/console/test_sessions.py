@@ -148,6 +148,16 @@ async def test_taking_back_resetting_and_deleting(client: httpx2.AsyncClient) ->
     assert "Session not found" in (await opened(client, "/console/sessions/s", status=404)).words
 
 
+async def test_taking_back_twice_from_one_page_takes_back_once(client: httpx2.AsyncClient) -> None:
+    """As by a double click without scripts; a page that is loaded again takes back once more."""
+    await said(client, "s", "One.", "Two.", "Three.")
+    form = (await opened(client, "/console/sessions/s")).form("/take-back")
+    pages = [await sent(client, form, n="2") for _ in range(2)]
+    assert [message["content"] for message in await history(client, "s")][0::2] == ["One.", "Two."]
+    await sent(client, pages[0].form("/take-back"), n="2")
+    assert [message["content"] for message in await history(client, "s")][0::2] == ["One."]
+
+
 async def test_a_session_is_exported_with_its_whole_history(client: httpx2.AsyncClient) -> None:
     """As lines of JSON, in a file with its name."""
     await said(client, "a/b", "One.")

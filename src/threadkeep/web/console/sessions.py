@@ -171,10 +171,11 @@ async def regenerate(session_id: SessionId, form: Form, app: AppInUse, user: See
 
 @_session.post("/take-back")
 async def take_back(session_id: SessionId, form: Form, app: AppInUse, user: SeenAs = None) -> Response:
-    """Take the newest messages back."""
-    session, _ = await AllSessions(app.memory).find(session_id, user_id=user)
+    """Take the newest messages back, unless messages were superseded since the page was rendered (a double click)."""
+    session, info = await AllSessions(app.memory).find(session_id, user_id=user)
     count = form.get("n", "1")
-    await session.take_back(int(count) if count.isdecimal() and len(count) < 6 else 0)
+    if form.get("revision", str(info.revision)) == str(info.revision):
+        await session.take_back(int(count) if count.isdecimal() and len(count) < 6 else 0)
     return _back(session_id, user)
 
 
