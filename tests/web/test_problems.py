@@ -16,6 +16,13 @@ CANARY = "canary-5e1f"
 JSON = {"content-type": "application/json"}
 
 
+async def test_a_body_that_is_nested_too_deep_is_named_so(client: httpx2.AsyncClient) -> None:
+    """It is JSON, so the problem does not call it unreadable JSON."""
+    content = b'{"message": %s}' % (b"[" * 100_000 + b"]" * 100_000)
+    problem = check_problem(await client.post("/api/v1/chat", content=content, headers=JSON), 400, "unreadable-body")
+    assert "nested too deeply" in problem["detail"]
+
+
 @pytest.mark.parametrize("path", ["/nope", "/api/v1", "/api/v1/chat/", "/docs/", "/api/v1/sessions/s1/nope"])
 async def test_an_address_where_nothing_is_is_a_404(client: httpx2.AsyncClient, path: str) -> None:
     """No redirect, no other form of error."""

@@ -60,6 +60,7 @@ _WITH_STORED_MESSAGE = frozenset(
 _logger = logging.getLogger("threadkeep.web")
 
 _NOT_AS_IT_IS = "The request is not valid; `errors` lists the faults."
+_FLAT = "a JSON object whose lists and objects are at most 100 levels deep"
 _WANTED = "a JSON object with Content-Type: application/json"
 # For each status, the last part of the problem's `type` and its sentence; None if the error has its own sentence.
 _STATUSES: Mapping[int, tuple[str, str | None]] = {
@@ -275,6 +276,8 @@ def _members(error: ThreadkeepError) -> dict[str, object]:
 
 
 def _http_problem(error: HTTPException) -> Problem:
+    if isinstance(error.__cause__, RecursionError):
+        return make_problem(400, "unreadable-body", f"The body is nested too deeply; send {_FLAT}.")
     phrase = HTTPStatus(error.status_code).phrase
     kind, sentence = _STATUSES.get(error.status_code, (phrase.lower().replace(" ", "-"), f"{phrase}."))
     return make_problem(error.status_code, kind, sentence or error.detail)
