@@ -281,6 +281,17 @@ def test_an_unbuffered_export_is_complete_or_an_error(cli: CommandLine) -> None:
 
 
 @pytest.mark.process
+@pytest.mark.parametrize("arguments", ["--help", "--version", "sessions list"])
+def test_a_short_output_that_cannot_be_written_is_one_sentence(cli: CommandLine, arguments: str) -> None:
+    """Python wrote the rest once more at the end: a stray "Exception ignored", and the exit code 120."""
+    cli.store("a", "Hello.")
+    with start(["sh", "-c", f'exec "$0" -m threadkeep {arguments} >/dev/full', sys.executable], {}) as process:
+        _, err = process.communicate()
+    assert (process.returncode, err.count("\n")) == (1, 1), err
+    assert err.startswith("The disk is full, or a file reached its maximum size")
+
+
+@pytest.mark.process
 def test_closed_streams_and_narrow_encodings_are_no_bugs(cli: CommandLine) -> None:
     """Closed streams are like the null device; characters that stdout's encoding lacks are escaped."""
     cli.store("room", "你好")

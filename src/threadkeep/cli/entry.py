@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import sys
@@ -24,6 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return _run(sys.argv[1:])
     finally:
+        _drop_unwritten()
         # Do not freeze objects after a workflow was drawn, because mermaidx reports objects that are not collected.
         if "mermaidx" not in sys.modules:
             gc.freeze()
@@ -43,11 +45,20 @@ def _prepare_streams() -> None:
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
+def _drop_unwritten() -> None:
+    """Drop output that could not be written: the command has reported it, and Python would report it once more."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
+
+
 def _run(arguments: Sequence[str]) -> int:
     if list(arguments) == ["--version"]:
         # Do not import typer for this, because the import takes a tenth of a second.
-        print(f"threadkeep {__version__}")  # noqa: T201
-        return 0
+        with contextlib.suppress(OSError):
+            print(f"threadkeep {__version__}", flush=True)  # noqa: T201
+            return 0
     try:
         from threadkeep.cli.commands import run
     except ModuleNotFoundError as error:
