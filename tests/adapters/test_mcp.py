@@ -83,6 +83,9 @@ async def test_a_client_writes_only_where_that_is_switched_on(memory: Memory) ->
         assert text_of(await client.call_tool("add_messages", said)) == "Stored as messages 3 to 3."
         refused = await client.call_tool("add_messages", {**said, "session_id": "b"})
         assert refused.is_error
+        missing = await client.call_tool("get_context", {"session_id": "none"})
+        sentences = [text_of(one).split(": ", 1)[1] for one in (refused, missing)]
+        assert sentences[0].replace("'b'", "'none'") == sentences[1]
         assert text_of(await client.call_tool("delete_session", {"session_id": "b"})) == "There is no such session."
     async with Client(memory_server(memory, lambda: McpCaller("ann"), writes=True)) as client:
         result = await client.call_tool("delete_session", {"session_id": "a"})

@@ -14,7 +14,7 @@ from mcp_types import ToolAnnotations
 from pydantic import BaseModel, Field
 
 from threadkeep.context.quotation import quoted_message, quoted_text
-from threadkeep.errors import SessionNotFound, ThreadkeepError
+from threadkeep.errors import SessionNotFound, ThreadkeepError, WrongUser
 from threadkeep.history.session import Session
 from threadkeep.memory import Memory
 from threadkeep.records import Message, SessionInfo
@@ -187,6 +187,7 @@ def _described(info: SessionInfo) -> str:
 
 
 def _failure(error: ThreadkeepError) -> ToolError:
-    if isinstance(error, SessionNotFound):  # its own sentence names a command, which models cannot call
-        return ToolError(f"There is no session {error.session_id!r}; find its id with list_sessions.")
+    if isinstance(error, SessionNotFound | WrongUser):  # their own sentences name a command, or reveal the session
+        session = f"The session {error.session_id!r}"
+        return ToolError(f"{session} does not exist, or it belongs to another user; list_sessions lists sessions.")
     return ToolError(str(error))
