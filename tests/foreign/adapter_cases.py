@@ -233,6 +233,21 @@ async def test_of_two_writers_of_one_revision_the_second_is_refused(memory: Memo
         await service.append_event(type(first).model_validate(first.model_dump()), said("user", "Too late."))
 
 
+async def test_an_event_that_is_appended_again_is_stored_once(memory: Memory) -> None:
+    """With a text and without one, as in ADK's service in memory; the session stays usable."""
+    service, app = SessionService(memory), new_app()
+    session = await service.create_session(app_name=app, user_id="ann", session_id="s")
+    events = [said("user", "hi", actions=EventActions(state_delta={"temp:a": 1})), changing({"step": 1})]
+    for event in events:
+        first = event.model_copy(deep=True)
+        await service.append_event(session, event)
+        assert (await service.append_event(session, first)).id == event.id
+    await service.append_event(session, said("agent", "hello"))
+    stored = await read(service, app)
+    assert [one.id for one in stored.events[:2]] == [one.id for one in events]
+    assert len(stored.events) == len(session.events) == 3
+
+
 async def test_a_session_is_created_again_after_retention_and_read_with_ids_of_others(memory: Memory) -> None:
     """Of several writers one creates it; the copies from before are refused; an id like a revision's is no revision."""
     service, app = SessionService(memory), new_app()

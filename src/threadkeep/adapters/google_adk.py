@@ -125,7 +125,9 @@ class SessionService(BaseSessionService):
         return {key.removeprefix(_user_prefix(app_name)): json.loads(value) for key, value in values.items()}
 
     async def append_event(self, session: Session, event: Event) -> Event:
-        """Store an event and its changes to the state, and return it. A partial event is returned without being stored.
+        """Store an event and its changes to the state, and return it.
+
+        A partial event, and an event that the session already contains, is returned without being stored.
 
         Raises:
             StaleSessionError: another event was stored after the session was read; nothing was stored.
@@ -138,6 +140,8 @@ class SessionService(BaseSessionService):
         event = self._trim_temp_delta_state(event)
         stored = self._session(session.app_name, session.user_id, session.id)
         revision = await self._revision(session, stored)
+        if any(one.id == event.id and one == event for one in session.events):
+            return event
         item: dict[str, Json] = {"event": event.model_dump(mode="json", exclude_none=True)}
         message = _message(event)
         messages = [] if message is None else [message.with_fields(original={_NAME: item})]
