@@ -672,6 +672,19 @@ async def test_an_album_without_words_is_answered_with_one_sentence(tmp_path: Pa
         assert await desk.answered(2) == ["I can only read text.", "nice"]
 
 
+async def test_the_other_pictures_of_an_album_with_a_caption_get_no_answer(
+    tmp_path: Path, telegram: FakeTelegram
+) -> None:
+    """The answer to the caption is enough. A second caption is a message of its own."""
+    async with opened_bot("sqlite://", tmp_path, telegram, ScriptedModel(repeat("nice"))) as desk:
+        for number, caption in ((1, {"caption": "Look!"}), (2, {}), (3, {}), (4, {"caption": "And this!"})):
+            await desk.say("", number, photo=[{"file_id": "f"}], media_group_id="album", **caption)
+        await desk.say("/help", 5)
+        sent = await desk.answered(3)
+    assert sent.count("nice") == 2
+    assert "I can only read text." not in sent
+
+
 async def test_texts_are_of_the_language_and_of_the_operator(tmp_path: Path, telegram: FakeTelegram) -> None:
     """A picture is answered politely, or not at all where the text is empty."""
     photo = update("", 1, photo=[{"file_id": "f"}])

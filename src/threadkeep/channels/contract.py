@@ -76,6 +76,7 @@ class IncomingMessage:
     templates. `reply_to` is the answer's address, as JSON that the outbox stores; it may contain secrets. `sent_at` is
     the platform's time, None if unknown. `quoted_text`, the text that the message replies to, is not part of the
     transcript. A `private` chat has one person. A message with `wants_answer` False is stored but starts no run.
+    `album` is the id of the album that the message is part of, empty if there is none.
     """
 
     message_id: str
@@ -89,6 +90,7 @@ class IncomingMessage:
     private: bool = False
     role: Role = "user"
     wants_answer: bool = True
+    album: str = ""
 
     @property
     def session_id(self) -> str | None:

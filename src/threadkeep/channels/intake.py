@@ -45,6 +45,8 @@ from threadkeep.runs.service import RunsOnDemand
 from threadkeep.store.outbox import FORGOTTEN
 
 _SHOW_WORKING_SECONDS = 4.0
+_ALBUM_TIME = timedelta(days=1)
+"""The time for which a platform may send or repeat the pictures of an album."""
 
 type Started = tuple[IncomingMessage, str]
 """A message and the id of the run that answers it."""
@@ -141,7 +143,7 @@ class Intake:
             case Ignored(reason, message):
                 if reason == "no_text" and message is not None and message.wants_answer and bot.allows(message):
                     message = await self._in_first_chat(bot, message)
-                    if await self._is_within_rate(bot, message):
+                    if not await self._has_caption(bot, message) and await self._is_within_rate(bot, message):
                         await self._say(bot, message, bot.texts.media)
                 self.notify(bot, "ignored", reason)
                 return
@@ -178,6 +180,11 @@ class Intake:
         if not again and not await self._is_within_rate(bot, message):
             self.notify(bot, "ignored", "too_many", session_id)
             return
+        if message.album:
+            expires_at = self._memory.clock() + _ALBUM_TIME
+            await self._memory.channels.state.keep_first(
+                bot.channel.scope, _album_name(message), "caption", expires_at=expires_at
+            )
         command = command_in(message, bot.texts)
         if message.sender is not None and (command is None or command.action != "forget"):
             self.in_background(self._identify(message.sender))
@@ -189,6 +196,11 @@ class Intake:
             else:
                 is_new = await self._answer(bot, message, started)
         self.notify(bot, "taken" if is_new else "repeated", session_id=session_id)
+
+    async def _has_caption(self, bot: Bot, message: IncomingMessage) -> bool:
+        """Return whether another picture of the album had a caption, which has an answer of its own."""
+        state = self._memory.channels.state
+        return bool(message.album) and await state.value(bot.channel.scope, _album_name(message)) is not None
 
     async def _is_within_rate(self, bot: Bot, message: IncomingMessage) -> bool:
         """Count a message; return True if it is within the rate limit. Answer the first one beyond with `too_many`."""
@@ -466,6 +478,10 @@ async def _show_working(bot: Bot, message: IncomingMessage) -> None:
     while True:
         await bot.client.show_working(message.reply_to)
         await asyncio.sleep(_SHOW_WORKING_SECONDS)
+
+
+def _album_name(message: IncomingMessage) -> str:
+    return f"album:{message.album}"
 
 
 def _chat_name(chat_id: str) -> str:

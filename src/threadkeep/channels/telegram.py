@@ -168,7 +168,7 @@ class TelegramChannel:
         fields = self._fields(kind, event, message, text)
         address = {name: fields[name] for name in _ADDRESS if name in fields}
         # Telegram sends each picture of an album as a separate message. Pictures without text get one common answer.
-        album = "" if text else id_in(message, "media_group_id")
+        album = id_in(message, "media_group_id")
         metadata: dict[str, Json] = {"channel": self.name, "platform_message_id": fields["message_id"]}
         if sender is not None:
             metadata |= {"sender_id": sender.id, "sender_name": sender.name}
@@ -181,7 +181,7 @@ class TelegramChannel:
             metadata["edited"] = True
         return complete(
             IncomingMessage(
-                message_id=f"telegram:{self.options.bot_id}:{f'album:{album}' if album else update_id}",
+                message_id=f"telegram:{self.options.bot_id}:{f'album:{album}' if album and not text else update_id}",
                 text=text,
                 results={PARSER: fields},
                 reply_to=address,
@@ -190,6 +190,7 @@ class TelegramChannel:
                 metadata=metadata,
                 quoted_text=_quoted(message),
                 private=fields["chat_type"] == "private",
+                album=album,
             )
         )
 
