@@ -148,6 +148,26 @@ async def test_a_message_that_is_refused_names_the_run_in_its_way(tmp_path: Path
         gate.open()
 
 
+async def test_a_new_answer_that_is_refused_supersedes_nothing(tmp_path: Path) -> None:
+    """The 409 comes first; after the turn that was in the way, the question is answered again."""
+    gate = Gate()
+    model = ScriptedModel(["one", [gate, "two"], "again"])
+    async with service(tmp_path, model, f"{FLOW}options: {{double_texting: reject}}") as (_, client):
+        body = {"session_id": "room", "mode": "wait"}
+        await client.post(RUNS, json={**body, "message": "first", "message_id": "m1"})
+        run_id = (await client.post(RUNS, json={**body, "message": "second", "mode": "background"})).json()["run_id"]
+        await gate.reached()
+        for path in ("/api/v1/sessions/room/regenerate", "/api/v1/sessions/room/regenerate/stream"):
+            check_problem(await client.post(path, json={"message_id": "m1"}), 409, "session-busy")
+        gate.open()
+        await client.get(f"/api/v1/runs/{run_id}/events")
+        history = (await client.get("/api/v1/chat/history/room")).json()["messages"]
+        assert [message["content"] for message in history] == ["first", "one", "second", "two"]
+        await client.post("/api/v1/sessions/room/regenerate", json={"message_id": "m1"})
+        history = (await client.get("/api/v1/chat/history/room")).json()["messages"]
+        assert [message["content"] for message in history] == ["first", "again"]
+
+
 async def test_a_run_that_is_cancelled_before_it_begins_keeps_its_question(tmp_path: Path, shared_url: str) -> None:
     """Also by a process that has executed nothing yet."""
     new = NewRun(run_id="r1", workflow="bot", input={"text": "I am Ann"}, session_id="room", message_id="m1")

@@ -21,6 +21,7 @@ from threadkeep.errors import (
     MessageSuperseded,
     RunFailed,
     RunNotFound,
+    SessionBusy,
     SessionNotFound,
     StoreClosed,
     StoreError,
@@ -30,7 +31,7 @@ from threadkeep.errors import (
 from threadkeep.history.memory import Memory
 from threadkeep.history.session import Session
 from threadkeep.records import Message
-from threadkeep.records.runs import DELETE, RESET, Run, RunTrigger
+from threadkeep.records.runs import DELETE, RESET, DoubleTexting, Run, RunQuery, RunStatus, RunTrigger
 from threadkeep.runs.chat_turns import STOPPED, ChatAnswer, ChatAnswers, ChatRequest, ChatTurn, listen
 from threadkeep.runs.offline import OfflineRuns
 from threadkeep.runs.requests import RunRequest, Submitted
@@ -58,12 +59,14 @@ class RegenerationRequest:
     """A request to answer a question again. The run or the message id names the question, by default the newest one.
 
     Without a `workflow`, the workflow that answered before is used again; if its run was deleted, the chat is used.
+    `double_texting` is the policy of the new run, by default that of the workflow.
     """
 
     run_id: str | None = None
     message_id: str | None = None
     workflow: str | None = None
     trigger: RunTrigger = "http"
+    double_texting: DoubleTexting | None = None
 
     def __post_init__(self) -> None:
         """Refuse a request that names both a run and a message.
@@ -358,6 +361,7 @@ class Chat:
             MessageSuperseded: the question itself was superseded.
             WrongUser: the session belongs to another user.
             WorkflowNotFound: no workflow of that name is registered.
+            SessionBusy: the policy is `reject`, and another turn of the session is active; nothing was superseded.
             Interrupted: the chat was closed; nobody would execute the turn.
             StoreUnavailable: the database did not respond; the call can be repeated.
         """
@@ -373,6 +377,8 @@ class Chat:
         if question.superseded_at is not None:
             raise MessageSuperseded(session.session_id, question_id, question.superseded_by)
         workflow = self._workflows.get(request.workflow or await self._workflow_of(question, request.run_id))
+        if (request.double_texting or workflow.options.double_texting) == "reject":
+            await self.check_free(session, question_id)
         # Read the newest `seq` first, so that `regenerate` does not supersede the answer of a concurrent regeneration.
         info = await session.info()
         if await self._memory.runs.order.release(session.session_id, question_id):
@@ -386,6 +392,15 @@ class Chat:
             workflow=workflow.name,
             trigger=request.trigger,
         )
+
+    async def check_free(self, session: Session, message_id: str | None) -> None:
+        """Raise `SessionBusy` if a run of the session is queued or running, unless it answers the message."""
+        statuses: tuple[RunStatus, ...] = ("running", "queued")
+        for status in statuses:
+            found, _ = await self._memory.runs.records.runs(RunQuery(session_id=session.session_id, status=status))
+            for run in found:
+                if run.parent_run_id is None and message_id not in {one.message_id or run.run_id for one in run.inputs}:
+                    raise SessionBusy(session.session_id, run.run_id)
 
     async def _asked_by(self, session: Session, run_id: str | None) -> str | None:
         """Return the id of the message that a run answers; if the run or the id is unknown here, return `run_id`."""

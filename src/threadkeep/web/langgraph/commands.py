@@ -9,7 +9,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from threadkeep.app import App
-from threadkeep.errors import InvalidInput, SessionBusy, StoreClosed, ThreadkeepError
+from threadkeep.errors import InvalidInput, StoreClosed, ThreadkeepError
 from threadkeep.history.session import Session
 from threadkeep.records import Json
 from threadkeep.records.runs import DOUBLE_TEXTING, DoubleTexting
@@ -24,7 +24,6 @@ from threadkeep.web.langgraph.states import (
     Question,
     find_thread,
     history_of,
-    newest_runs,
     question_of,
     questions,
     seq_of,
@@ -132,12 +131,13 @@ async def _forked(app: App, session: Session, start: Start) -> RunRequest | None
     question_id, text = asked.id, start.question.text
     is_edit = bool(text) and (start.question.message_id, text) != (asked.id, asked.content)
     policy = start.policy or app.workflows.get(start.assistant_id).options.double_texting
-    if policy == "reject":
-        await _check_free(app, session, None if is_edit else asked.id)
     if is_edit:
+        if policy == "reject":
+            await app.chat.check_free(session, None)
         new_id = start.question.message_id
         question_id = str((await session.edit(asked.id, text, new_id=new_id if new_id != asked.id else None)).id)
-    chat = await app.chat.release(session, RegenerationRequest(message_id=question_id, workflow=start.assistant_id))
+    again = RegenerationRequest(message_id=question_id, workflow=start.assistant_id, double_texting=policy)
+    chat = await app.chat.release(session, again)
     return RunRequest(
         workflow=chat.workflow,
         text=chat.message,
@@ -150,14 +150,6 @@ async def _forked(app: App, session: Session, start: Start) -> RunRequest | None
         stream=True,
         double_texting=start.policy,
     )
-
-
-async def _check_free(app: App, session: Session, message_id: str | None) -> None:
-    """Raise `SessionBusy` before messages are superseded, unless the active run answers the message."""
-    runs = await newest_runs(await app.runs.service(), session.session_id)
-    active = next((run for run in reversed(runs) if run.status in ("queued", "running")), None)
-    if active is not None and message_id not in {one.message_id or active.run_id for one in active.inputs}:
-        raise SessionBusy(session.session_id, active.run_id)
 
 
 def _request(start: Start, thread_id: str | None, message_id: str | None) -> RunRequest:
