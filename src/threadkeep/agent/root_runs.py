@@ -231,7 +231,7 @@ class RootRun:
     def claim_resumed(self, author: str | None, call: Hashable, after: int, taken: Collection[int]) -> int:
         """Return the number of an author's answer in a resumed run, which is above `after` and not in `taken`."""
         claims = self._claims.setdefault(author, {})
-        # The numbers of calls that did not come here yet may change.
+        # Numbers of calls that have not been claimed here yet can still change.
         known = {*taken, *(claims[one] for one in self._resumed & claims.keys() - {call})}
         first = 1 + after + (root_callbacks.branch.get() or 0)
         claims[call] = min({*range(first, first + len(known) + 1)} - known)

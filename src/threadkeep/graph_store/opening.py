@@ -181,7 +181,7 @@ class ConversationArchive:
             prepared = prepare(
                 messages, count=self._count, stored_at=lambda message: time_text(message.created_at or now)
             )
-            # In the tables, metadata mark an erased message; in a graph store, its status does.
+            # In the tables, the metadata of a message say that it is erased; in a graph store, its status does.
             rows = [
                 {**row, **marks_of(message), **(_ERASED if message.status == "erased" else {})}
                 for message, row in zip(prepared.messages, prepared.columns, strict=True)
