@@ -166,7 +166,7 @@ def storable(answer: BaseMessage | str, kinds: Collection[str], *, whole: bool) 
     """Return an answer with data of these kinds redacted; an empty text if one of the kinds has no built-in detector.
 
     Args:
-        said: the answer of the model.
+        answer: the answer of the model, or its text.
         kinds: the kinds of all `PIIMiddleware` of the agent, including those that do not redact answers.
         whole: True if the answer is complete. The end of an incomplete answer is removed (`HELD_BACK_CHARACTERS`).
     """
