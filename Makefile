@@ -70,9 +70,10 @@ fmt: with-dev ## put the code in format and mend what ruff can mend
 lock: with-dev ## compile requirements/ anew from pyproject.toml
 	@sh scripts/lock.sh $(if $(UPGRADE),--upgrade)
 
-# deepagents and Graphiti pin what does not resolve beside the set `dev`: each has a set and an environment of its own.
+# deepagents, LangGraph's server and Graphiti pin what does not resolve beside the set `dev`, so they have environments of
+# their own.
 # There are no wheels of Graphiti's database for every machine: where it cannot be set up, its tests are skipped and say so.
-foreign: with-dev ## test beside what needs an environment of its own (deepagents, Google ADK, LlamaIndex, Pydantic AI, JavaScript, a Graphiti server)
+foreign: with-dev ## test beside what needs an environment of its own (deepagents, LangGraph's server, Google ADK, LlamaIndex, Pydantic AI, JavaScript, a Graphiti server)
 	@VENV=.venv-deepagents sh scripts/setup.sh deepagents
 	@VENV=.venv-adapters sh scripts/setup.sh adapters
 	@VENV=.venv-graphiti sh scripts/setup.sh graphiti && sh scripts/graphiti_source.sh .venv-graphiti || true

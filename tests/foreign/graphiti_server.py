@@ -6,7 +6,6 @@ They run in the environment of `make foreign`. Everything is in memory, and ends
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import time
 import urllib.error
@@ -16,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.limits import HANG_SECONDS
+from tests.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = ROOT / ".venv-graphiti"
@@ -164,10 +164,3 @@ def _model_environment(ports: Mapping[str, int]) -> dict[str, str]:
         "EMBEDDING_DIM": "384",
         "GRAPHITI_TELEMETRY_ENABLED": "false",
     }
-
-
-def free_port() -> int:
-    """Return a port of this machine that is free now."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])

@@ -17,8 +17,8 @@ import pytest
 from langgraph_sdk import get_sync_client
 from langgraph_sdk.client import SyncLangGraphClient
 
-from tests.foreign.graphiti_server import free_port
 from tests.limits import HANG_SECONDS
+from tests.ports import free_port
 from threadkeep import open_memory_sync
 
 pytestmark = pytest.mark.foreign

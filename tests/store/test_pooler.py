@@ -7,7 +7,6 @@ import getpass
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -23,6 +22,7 @@ from tests.children import run_together
 from tests.databases import query
 from tests.limits import HANG_SECONDS
 from tests.memory_folder import memory_folder
+from tests.ports import free_port
 from threadkeep import Memory, MemoryOptions, Message, StoreUnavailable, open_memory
 from threadkeep.graph_store.langgraph_stores import open_graph_store
 from threadkeep.history.pending import PendingOptions
@@ -60,9 +60,7 @@ def pooled_url(empty_postgres_url: str) -> Iterator[str]:
     given = urlsplit(empty_postgres_url)
     folder = Path(tempfile.mkdtemp(prefix="threadkeep-pgbouncer-", dir=memory_folder()))
     folder.chmod(0o755)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     [host] = parse_qs(given.query)["host"]
     configuration = folder / "pgbouncer.ini"
     configuration.write_text(

@@ -235,15 +235,19 @@ async def test_a_second_service_streams_only_what_follows_an_answer(
     assert last == values[-1]
 
 
+def asking_twice(folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Write a graph that asks two questions, one after the other; return the setting that names it."""
+    twice = ASKING.replace("interrupt('Ship it?')", "interrupt('Ship it?'), interrupt('When?')")
+    (folder / "asking_two.py").write_text(twice)
+    monkeypatch.syspath_prepend(folder)
+    return "asking=asking_two:graph"
+
+
 async def test_a_stream_has_the_question_that_another_service_led_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared_url: str
 ) -> None:
     """A service that has read a run up to its first question reads it on, also if the run waits again by then."""
-    (tmp_path / "asking_two.py").write_text(
-        ASKING.replace("interrupt('Ship it?')", "interrupt('Ship it?'), interrupt('When?')")
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    settings = {"workflows": "asking=asking_two:graph", "database_url": shared_url}
+    settings = {"workflows": asking_twice(tmp_path, monkeypatch), "database_url": shared_url}
     async with (
         sdk(tmp_path / "a", ScriptedModel([]), **settings) as (first, _),
         sdk(tmp_path / "b", ScriptedModel([]), **settings) as (second, _),
@@ -262,11 +266,7 @@ async def test_a_repeated_answer_to_an_interrupt_answers_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared_url: str
 ) -> None:
     """`Command(resume={id: value})` is refused if the interrupt is no longer pending."""
-    (tmp_path / "asking_two.py").write_text(
-        ASKING.replace("interrupt('Ship it?')", "interrupt('Ship it?'), interrupt('When?')")
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    settings = {"workflows": "asking=asking_two:graph", "database_url": shared_url}
+    settings = {"workflows": asking_twice(tmp_path, monkeypatch), "database_url": shared_url}
     async with sdk(tmp_path, ScriptedModel([]), **settings) as (langgraph, _), asyncio.timeout(HANG_SECONDS):
         values: Any = await langgraph.runs.wait("t1", "asking", input=asks("go"))
         answer: Any = {"resume": {values["__interrupt__"][0]["id"]: "yes"}}

@@ -20,7 +20,7 @@ from threadkeep.workflows.state import WorkflowState, initial_state
 
 type Values = Mapping[str, Json]
 
-_QUESTION_ID = re.compile("[0-9a-f]{32}")
+QUESTION_ID = re.compile("[0-9a-f]{32}")
 """The form of LangGraph's interrupt ids."""
 
 
@@ -158,7 +158,7 @@ def _answer_for(run_id: str, asked: Sequence[Mapping[str, Json]], value: Json) -
         names = ", ".join(by_id)
         raise InvalidInput(f"Run {run_id!r} asks {len(by_id)} questions; answer with a map from their ids: {names}.")
     [only] = asked
-    if answers and not _asked_by_child(only) and all(map(_QUESTION_ID.fullmatch, answers)):
+    if answers and not _asked_by_child(only) and all(map(QUESTION_ID.fullmatch, answers)):
         raise InvalidInput(f"Run {run_id!r} does not ask this any more; see the run for what it asks now.")
     return _answer_within(run_id, only, value)
 

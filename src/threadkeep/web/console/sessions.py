@@ -134,6 +134,7 @@ _session = APIRouter(prefix="/console/sessions/{session_id}", route_class=Consol
 @router.post("/console/say")
 async def start_session(form: Form, app: AppInUse, caller: CallerInUse) -> Response:
     """Send a message to a session, or to a new one if the form names none."""
+    # A form that is sent twice opens one session.
     session_id = form.get("session_id", "").strip() or _message_id(form)
     app.memory.session(session_id)  # validates the id
     user = caller.user(form.get("user_id", "").strip() or None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import AsyncGenerator, Collection
 from contextlib import aclosing
 from dataclasses import replace
@@ -18,6 +17,7 @@ from threadkeep.errors import InvalidInput, RunNotFound, SessionNotFound
 from threadkeep.records import Json
 from threadkeep.records.runs import Run, RunQuery
 from threadkeep.runs.intake import Mode
+from threadkeep.runs.requests import QUESTION_ID
 from threadkeep.web.api.parameters import AppInUse, EncodedPathRoute, RunId, UserId
 from threadkeep.web.callers import Caller, CallerInUse
 from threadkeep.web.langgraph.commands import Start, start_run, user_of
@@ -43,7 +43,6 @@ _STREAM: dict[str, Any] = {
     "content": event_content(_EXAMPLE),
 }
 # The form of LangGraph's interrupt ids. A map with only such keys contains one answer for each question id.
-_INTERRUPT_ID = re.compile("[0-9a-f]{32}")
 _USUAL_MODES = ["values"]
 _MOST = 200
 
@@ -165,7 +164,7 @@ type RunsAlone = Annotated[ThreadRuns, Depends(_alone)]
 def _answer(waiting: Run, given: JsonValue) -> tuple[Json, Collection[str]]:
     """Return the answer to a waiting run, and the ids of the questions that it names."""
     asked = {one.id for one in questions(waiting)}
-    if not isinstance(given, dict) or not (given.keys() <= asked or all(map(_INTERRUPT_ID.fullmatch, given))):
+    if not isinstance(given, dict) or not (given.keys() <= asked or all(map(QUESTION_ID.fullmatch, given))):
         return cast("Json", given), ()
     return cast("Json", given), given.keys()
 
