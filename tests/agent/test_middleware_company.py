@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextvars import Context
 from typing import Any
 
@@ -18,18 +18,21 @@ from langchain.agents.middleware import (
     ModelCallLimitMiddleware,
     ModelFallbackMiddleware,
     ModelRequest,
+    ModelResponse,
     PIIMiddleware,
     SummarizationMiddleware,
     ToolRetryMiddleware,
     dynamic_prompt,
     hook_config,
 )
+from langchain.agents.middleware.types import ExtendedModelResponse
 from langchain.agents.structured_output import AutoStrategy, ProviderStrategy, ToolStrategy
-from langchain_core.messages import AIMessage, RemoveMessage
+from langchain_core.messages import AIMessage, HumanMessage, RemoveMessage
 from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph.message import REMOVE_ALL_MESSAGES
 from langgraph.runtime import Runtime
+from langgraph.types import Command
 from pydantic import BaseModel
 
 from tests.agent.context_laws import check_shape
@@ -374,3 +377,37 @@ async def test_an_answer_that_is_appended_behind_the_memory_is_warned_of(small_m
     cured: Any = create_agent(ScriptedModel(["secret"]), [], middleware=[SessionMemory(small_memory), Refusal()])
     await cured.ainvoke(input_of("q"), config_of("room:2"))
     assert await kept(small_memory, "room:2") == [("user", "q"), ("assistant", "I cannot say that.")]
+
+
+class NoteWithReply(AgentMiddleware):
+    """Adds a human message after each reply of the model."""
+
+    async def awrap_model_call(
+        self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]]
+    ) -> Any:
+        """Return the reply and a command that adds the message."""
+        command: Command[Any] = Command(update={"messages": [HumanMessage("note")]})
+        return ExtendedModelResponse(model_response=await handler(request), command=command)
+
+
+class NoteAfterModel(AgentMiddleware):
+    """Adds a human message after each reply of the model."""
+
+    async def aafter_model(self, state: AgentState[Any], runtime: Runtime[Any]) -> dict[str, Any] | None:
+        """Return the message."""
+        return {"messages": [HumanMessage("note")]}
+
+
+@pytest.mark.parametrize("note", [NoteWithReply, NoteAfterModel])
+@pytest.mark.parametrize("first", [True, False], ids=["before", "behind"])
+async def test_an_answer_before_an_added_human_message_is_stored(
+    small_memory: Memory, note: type[AgentMiddleware], first: bool
+) -> None:
+    """A repeat of the question asks no model."""
+    model, memory = ScriptedModel([adding(), "one", "two"]), SessionMemory(small_memory)
+    agent = make_agent(model, [note(), memory] if first else [memory, note()], [add])
+    for words in ("first", "first", "second"):
+        await agent.ainvoke(input_of(words, words), config_of())
+    assert await kept(small_memory) == [
+        ("user", "first"), ("assistant", "one"), ("user", "second"), ("assistant", "two")
+    ]  # fmt: skip

@@ -56,6 +56,21 @@ async def test_a_question_without_an_answer_is_marked(memory: Memory) -> None:
     ]  # fmt: skip
 
 
+async def test_an_answer_before_an_added_human_message_is_stored(sqlite_memory: Memory) -> None:
+    """A node adds the human message after the answer; a repeat of the question asks no model."""
+    model = ScriptedModel(["one", "two"])
+    graph = StateGraph(MessagesState)
+    graph.add_node("agent", create_agent(model, []))
+    graph.add_node("note", lambda state: {"messages": [HumanMessage("note")]})
+    graph.add_edge(START, "agent")
+    graph.add_edge("agent", "note")
+    notes: Any = recorded(graph.compile(), sqlite_memory)
+    for _ in range(2):
+        await notes.ainvoke(input_of("hi", "m-1"), config_of())
+    assert len(model.calls) == 1
+    assert await kept(sqlite_memory) == [("user", "hi"), ("assistant", "one")]
+
+
 async def test_a_summary_stands_for_what_it_covers(sqlite_memory: Memory) -> None:
     """As in the calls of an agent with memory."""
     session = sqlite_memory.session(ROOM)

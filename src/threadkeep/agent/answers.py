@@ -109,20 +109,24 @@ def _structured(text: str, wanted: object) -> object:
         return None
 
 
-def final_answer(state: AgentState[Any], direct_calls: Collection[str]) -> AIMessage | None:
+def final_answer(
+    state: AgentState[Any], direct_calls: Collection[str], question: Sequence[BaseMessage] = ()
+) -> AIMessage | None:
     """Return the final answer in a state; None if no answer follows the question.
 
     The answer is an assistant message, the joined results of tools, or the structured response as JSON. `direct_calls`
-    are the ids of calls of tools with `return_direct`.
+    are the ids of calls of tools with `return_direct`. Middleware may add human messages after the answer. If the state
+    has no message of `question`, the newest human message counts as the question.
     """
     direct: list[ToolMessage] = []
+    asked = {id_of(message) for message in question} & {id_of(message) for message in state["messages"]} - {None}
     for message in reversed(state["messages"]):
         if isinstance(message, ToolMessage) and message.tool_call_id in direct_calls:
             direct.insert(0, message)
             continue
         if direct:
             return answer_of(direct)
-        if message.type == "human":
+        if message.type == "human" and (not asked or id_of(message) in asked):
             return None
         if isinstance(message, AIMessage):
             structured = state.get("structured_response")

@@ -220,7 +220,7 @@ class TurnHooks:
             return None
         try:
             turn = part.turn or await part.begin(part.root.with_question(call.messages))
-            answer = final_answer(state, part.direct_calls)
+            answer = final_answer(state, part.direct_calls, part.root.question)
             if answer is None or (turn.answered is not None and not part.said_ids):
                 part.leave()
                 if turn.answered is not None:

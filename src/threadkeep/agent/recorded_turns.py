@@ -206,7 +206,7 @@ class GraphTurn:
         """Store the final answer if no agent did, and the turn's end. Return the answer stored instead, or None."""
         if self.ended is not None or self.part.silent or not isinstance(state, Mapping) or not state.get("messages"):
             return None
-        answer = final_answer(cast("Any", state), ())
+        answer = final_answer(cast("Any", state), (), self.part.root.question)
         if answer is None or answer.tool_calls or id_of(answer) in self._history or not transcript_text(answer).strip():
             return None
         messages, root = list(state["messages"]), self.part.root
@@ -253,14 +253,15 @@ class GraphTurn:
         return GraphEnd(tuple(answers), values if isinstance(values, dict) else {})
 
     def without_history(self, result: Any, winner: AIMessage | None) -> Any:
-        """Return a result without the inserted earlier turns. If `winner` is given, it replaces the last message."""
+        """Return a result without the inserted earlier turns. If `winner` is given, it replaces the last reply."""
         if isinstance(result, GraphOutput):
             return replace(result, value=self.without_history(result.value, winner))
         if not isinstance(result, Mapping) or "messages" not in result or not (self._history or winner):
             return result
         messages = [message for message in result["messages"] if getattr(message, "id", None) not in self._history]
-        if winner is not None and messages:
-            messages[-1] = winner
+        replies = [index for index, message in enumerate(messages) if isinstance(message, AIMessage)]
+        if winner is not None and replies:
+            messages[replies[-1]] = winner
         return {**result, "messages": messages}
 
 
