@@ -95,7 +95,8 @@ async def test_a_cancelled_message_stands_where_its_turn_would_have_been(every_d
         await gate.reached()
         second = await service.submit(SECOND, mode="background")
         third = await service.submit(replace(SECOND, text="and now?", message_id="m3"))
-        assert await service.cancel(second.run_id) == [second.run_id]
+        for _ in range(2):  # the second is a repeat of the request
+            assert await service.cancel(second.run_id) == [second.run_id]
         gate.open()
         ends = [(await service.result(each.run_id)).status for each in (first, second, third)]
     assert ends == ["done", "cancelled", "done"]

@@ -167,7 +167,7 @@ class Run:
     @property
     def unbegun(self) -> bool:
         """True if the run is a session's turn that was accepted and has never begun."""
-        waits = self.status == "queued" and self.started_at is None and self.cancel_requested_at is None
+        waits = self.status == "queued" and self.started_at is None
         return waits and self.parent_run_id is None and self.arrival is not None and self.workflow not in OWN_NAMES
 
     @property
