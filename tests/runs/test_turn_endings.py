@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from typing import Any
 
@@ -65,6 +66,24 @@ async def test_a_message_is_there_though_a_newer_one_ended_its_turn_at_once(ever
     assert await every_desk.transcript("room") == said
     sent = [message.text for message in every_desk.model.calls[0]]
     assert [text for text in sent if text != NO_ANSWER] == [text for _, text in said[:2]]
+
+
+async def test_a_run_whose_execution_is_cancelled_twice_is_released(every_desk: RunDesk) -> None:
+    """Another process can begin it at once; its message is stored."""
+    gate = Gate()
+    every_desk.model = ScriptedModel([[gate, "never"]])
+    async with every_desk.open(AGENT) as service:
+        first = await service.submit(FIRST, mode="background")
+        await gate.reached()
+        [executing] = [one for one in asyncio.all_tasks() if "Worker.execute " in repr(one.get_coro())]
+        for _ in range(2):
+            executing.cancel()
+            await asyncio.sleep(0)
+        await asyncio.wait([executing])
+        released = await every_desk.memory.runs.run(first.run_id)
+        assert released is not None
+        assert (released.status, released.owner) == ("queued", None)
+    assert await every_desk.transcript("room") == [("user", "my name is Ann")]
 
 
 async def test_a_message_is_there_though_its_run_was_cancelled_before_it_began(every_desk: RunDesk) -> None:

@@ -265,8 +265,8 @@ class Worker:
             await asyncio.wait([task])
         except asyncio.CancelledError:
             active.cancel(self._why_cancelled(active))
-            await asyncio.wait([task])
-            await self._endings.release(active)
+            # A second cancellation must not skip the release: the run would stay with this process until its end.
+            await shielded(self._release(active, task))
             raise
         if active.stop == "lost":
             await self._memory.settle_run(run.run_id, elsewhere=True)
@@ -276,6 +276,10 @@ class Worker:
         else:
             outcome = Outcome("cancelled") if active.stop else Outcome("failed", error="Cancelled")
         return await shielded(self._endings.end(active, outcome))
+
+    async def _release(self, active: ActiveRun, task: asyncio.Task[Outcome]) -> None:
+        await asyncio.wait([task])
+        await self._endings.release(active)
 
     async def _run_graph(self, active: ActiveRun) -> Outcome:
         """Execute a run with its workflow and its budgets; while the database is unavailable, wait for it."""

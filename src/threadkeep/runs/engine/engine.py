@@ -225,13 +225,13 @@ class LocalEngine:
         return self._runs.has(run_id)
 
     async def close(self, seconds: float) -> None:
-        """Wait up to `seconds` for the runs, then cancel the remaining runs and wait for their end."""
+        """Wait up to `seconds` for the runs, then cancel the remaining runs and wait up to 10 s for their end."""
         self._closed = True
         await self._runs.stop_all("closing", after_seconds=seconds)
         for task in list(self._tasks):
             task.cancel()
         if self._tasks:
-            await asyncio.wait(self._tasks)
+            await asyncio.wait(self._tasks, timeout=STOP_SECONDS)
         _names.discard(self.name)
 
     def _take(self, work: Coroutine[object, object, object]) -> None:
