@@ -58,6 +58,8 @@ async def test_each_message_is_one_update_of_a_run_that_is_joined_late(tmp_path:
         await langgraph.runs.wait("t1", "chat", input=asks("Which?"))
         [run] = await langgraph.runs.list("t1")
         parts = [part async for part in langgraph.runs.join_stream("t1", run["run_id"], stream_mode="updates")]
+        usual = [part async for part in langgraph.runs.join_stream("t1", run["run_id"])]
+    assert {part.event for part in usual} == {"metadata", "values", "end"}
     updates = [part.data for part in parts if part.event == "updates"]
     assert [[one["content"] for one in update["answer"]["messages"]] for update in updates] == [["It is teal."]]
 

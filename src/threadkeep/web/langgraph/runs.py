@@ -347,5 +347,7 @@ async def _joined(
     elsewhere = bool(after) and not known
     if elsewhere:
         events.number_after(after)
-    parts = encoded_parts(events, modes or _USUAL_MODES, after=after, whole=elsewhere)
+    # LangGraph's Python SDK sends an empty mode if its caller chose none.
+    chosen = list(filter(None, modes or ())) or _USUAL_MODES
+    parts = encoded_parts(events, chosen, after=after, whole=elsewhere)
     return EventStream(_with_heartbeats(asked, run, parts, cancels=cancels))
