@@ -93,6 +93,19 @@ async def test_a_stream_is_rejoined_after_the_last_event(tmp_path: Path) -> None
     assert "".join(part.data[0]["content"] for part in whole if part.event == "messages") == "It is teal."
 
 
+async def test_an_id_that_no_event_can_have_gets_the_whole_stream(tmp_path: Path) -> None:
+    """Later readers of the run also get the usual ids."""
+    async with sdk(tmp_path, ScriptedModel(["It is teal."])) as (langgraph, _), asyncio.timeout(HANG_SECONDS):
+        await langgraph.runs.wait("t1", "chat", input=asks("Which?"))
+        [run] = await langgraph.runs.list("t1")
+        first, second = [
+            [part async for part in langgraph.runs.join_stream("t1", run["run_id"], last_event_id=last_id)]
+            for last_id in ("9" * 32, None)
+        ]
+    assert [(part.event, part.id) for part in first] == [(part.event, part.id) for part in second]
+    assert max(int(part.id) for part in second if part.id) < 2**53
+
+
 @pytest.mark.parametrize(
     ("strategy", "left"),
     [

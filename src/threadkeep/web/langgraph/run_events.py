@@ -43,6 +43,11 @@ def first_seq(run: Run) -> int:
     return (run.arrival or 0) << _SEQ_BITS
 
 
+def last_seq(run: Run) -> int:
+    """Return the highest `seq` that an event of a run can have."""
+    return first_seq(run) + (1 << _SEQ_BITS) - 1
+
+
 class RunEvents:
     """The events of a run. A task of this process appends them while the run is executed.
 

@@ -21,7 +21,7 @@ from threadkeep.runs.requests import QUESTION_ID
 from threadkeep.web.api.parameters import AppInUse, EncodedPathRoute, RunId, UserId
 from threadkeep.web.callers import Caller, CallerInUse
 from threadkeep.web.langgraph.commands import Start, start_run, user_of
-from threadkeep.web.langgraph.run_events import INTERRUPTS, RunEvents, encoded_parts, status_of
+from threadkeep.web.langgraph.run_events import INTERRUPTS, RunEvents, encoded_parts, last_seq, status_of
 from threadkeep.web.langgraph.schemas import RunCreateBody, ThreadRunBody, ThreadRunStatus
 from threadkeep.web.langgraph.states import find_thread, questions, values_of_run
 from threadkeep.web.langgraph.thread_events import thread_events_of
@@ -343,6 +343,8 @@ async def _joined(
 ) -> EventStream:
     known_id = last_event_id or ""
     after = int(known_id) if known_id.isascii() and known_id.isdigit() else 0
+    if after > last_seq(run):
+        after = 0  # no event of this run has this id
     events, known = await asked.events(run)
     elsewhere = bool(after) and not known
     if elsewhere:
