@@ -89,9 +89,27 @@ def test_a_run_is_shown(filled: CommandLine) -> None:
     asking = filled("runs", "show", "r-asks")
     assert "Which shelf?" in asking.out
     assert "threadkeep runs resume r-asks VALUE" in asking.err
+    assert "status     waiting\n" in asking.out
     assert filled("runs", "show", "r-asks", "--json").json["questions"] == [
         {"id": "q1", "value": {"ask": "Which shelf?"}}
     ]
+
+
+def test_the_duration_of_a_run_that_asked_says_that_it_includes_the_waiting(filled: CommandLine) -> None:
+    """What is queued again or waits takes no time; `r-parent` asked nobody."""
+
+    async def answer(memory: Memory) -> None:
+        await memory.runs.resume("r-asks", "two")
+
+    async def end(memory: Memory) -> None:
+        await memory.runs.order.begin("r-asks", OWNER)
+        await memory.runs.finish("r-asks", OWNER, "done", result={"text": "On it."})
+
+    filled.remember(answer)
+    assert "status     queued\n" in filled("runs", "show", "r-asks").out
+    filled.remember(end)
+    assert re.search(r"status     done, took .* s with its waiting\n", filled("runs", "show", "r-asks").out)
+    assert "waiting" not in filled("runs", "show", "r-parent").out
 
 
 def test_a_tree_is_drawn(filled: CommandLine) -> None:

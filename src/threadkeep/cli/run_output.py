@@ -169,11 +169,15 @@ def _tokens(usages: Sequence[TokenUsage]) -> str:
 
 
 def _duration(run: Run) -> str:
-    """Return the duration of a run, up to now if it has not ended; an empty text if it has not started."""
-    if run.started_at is None:
+    """Return the duration of a run, up to now if it is running; an empty text if it is queued or waits.
+
+    The duration of a run that asked a person includes the time until the answer, because only its trace has that time.
+    """
+    if run.started_at is None or run.status in ("queued", "waiting"):
         return ""
     seconds = max(((run.ended_at or datetime.now(UTC)) - run.started_at).total_seconds(), 0.0)
-    return f"{seconds:.1f} s" if seconds < 60 else duration(seconds)
+    asked = "" if run.interrupt is None else " with its waiting"
+    return (f"{seconds:.1f} s" if seconds < 60 else duration(seconds)) + asked
 
 
 RUN_COLUMNS: Mapping[str, Callable[[Run], Styled]] = {
@@ -189,7 +193,7 @@ RUN_COLUMNS: Mapping[str, Callable[[Run], Styled]] = {
 
 def _facts(run: Run, usages: Sequence[TokenUsage]) -> Iterator[tuple[str, str]]:
     tried = f", tried {counted(run.attempts, 'time')}" if run.attempts > 1 else ""
-    yield "status", f"{run.status}{tried}" + (f", took {_duration(run)}" if run.started_at else "")
+    yield "status", f"{run.status}{tried}" + (f", took {took}" if (took := _duration(run)) else "")
     if run.error is not None:
         yield "error", run.error
         if run.error in RUN_ERRORS:
