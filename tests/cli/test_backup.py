@@ -108,7 +108,7 @@ def test_what_is_no_copy_is_refused(cli: CommandLine) -> None:
         (cli.folder / "file").write_bytes(content)
         outcome = cli("restore", str(cli.folder / "file"), "--replace")
         assert (outcome.exit_code, "not an intact copy" in outcome.err) == (2, True)
-    assert cli("restore", str(cli.folder / "nothing"), "--replace").exit_code == 2
+    assert cli("restore", str(cli.folder / "nothing"), "--replace").exit_code == 1
     assert cli("backup", str(cli.folder / "copy")).exit_code == 0
     with closing(sqlite3.connect(cli.folder / "copy")) as copy:
         copy.execute("INSERT INTO threadkeep_migrations VALUES (9999, 'later', 'now')")

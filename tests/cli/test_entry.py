@@ -302,3 +302,54 @@ def test_closed_streams_and_narrow_encodings_are_no_bugs(cli: CommandLine) -> No
         out, err = process.communicate()
     assert (process.returncode, err) == (0, "")
     assert r"\u4f60\u597d" in out
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "sessions list",
+        "sessions show a",
+        "sessions search a",
+        "sessions export --all",
+        "sessions delete a --yes",
+        "sessions regenerate a",
+        "context show --session a",
+        "runs list",
+        "runs trace a",
+        "runs retry a",
+        "facts list",
+        "persons list",
+        "keys list",
+        "erase user a --yes",
+        "channels outbox",
+    ],
+)
+def test_a_mistyped_database_is_not_created(cli: CommandLine, command: str) -> None:
+    """A command that only reads, or changes what exists, has nothing to do with a new file."""
+    typo = cli.folder / "typo.db"
+    refused = cli(*command.split(), "--database", f"sqlite:///{typo}")
+    assert (refused.exit_code, refused.out) == (1, "")
+    assert refused.err == f"There is no file {typo}; correct --database, or create it with: threadkeep migrate\n"
+    assert not typo.exists()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "sessions import",
+        "import jsonl",
+        "import chatgpt",
+        "import langgraph",
+        "facts import",
+        "restore",
+        "erase verify",
+        "workflows validate",
+        "workflows run chat --payload",
+    ],
+)
+def test_a_missing_input_file_exits_with_1(cli: CommandLine, command: str) -> None:
+    """The call is correct; the file may appear later."""
+    missing = cli.folder / "missing"
+    refused = cli(*command.split(), str(missing))
+    assert (refused.exit_code, refused.out.count("Traceback")) == (1, 0)
+    assert str(missing) in refused.out + refused.err

@@ -66,7 +66,7 @@ def test_facts_are_listed_by_scope_kind_and_text(cli: CommandLine) -> None:
     page = cli("facts", "list", "--limit", "2", "--json").json
     rest = cli("facts", "list", "--cursor", page["next_cursor"], "--json").json
     assert ([fact["key"] for fact in rest["facts"]], rest["next_cursor"]) == (["a"], None)
-    assert f"--cursor {page['next_cursor']}" in cli("facts", "list", "--limit", "2").err
+    assert f"--cursor '{page['next_cursor']}'" in cli("facts", "list", "--limit", "2").err
     assert "from message 7 of room:1, run run-1" in cli("facts", "show", "a", *ANN).out
 
 

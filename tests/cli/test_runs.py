@@ -71,7 +71,7 @@ def test_runs_are_listed_and_chosen(filled: CommandLine) -> None:
     assert len(page["runs"] + rest["runs"]) == 5
     shown = filled("runs", "list", "--limit", "4")
     assert re.search(r"r-works +desk +running", shown.out)
-    assert "threadkeep runs list --cursor " in shown.err
+    assert "threadkeep runs list --limit 4 --cursor " in shown.err
     assert filled("runs", "list", "--workflow", "none").err == "There are no such runs.\n"
     for wrong in (["--status", "lost"], ["--cursor", "nonsense"]):
         assert filled("runs", "list", *wrong).exit_code == 2

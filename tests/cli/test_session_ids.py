@@ -67,7 +67,7 @@ def test_a_hint_can_be_typed_as_it_is(cli: CommandLine) -> None:
     """The shell takes the id for one word, and the command for an argument."""
     cli.store("-a b's", "one", "two")
     hint = cli("sessions", "show", "--limit", "1", "--", "-a b's").err
-    assert """threadkeep sessions show --before 2 -- '-a b'"'"'s'""" in hint
+    assert """threadkeep sessions show --limit 1 --before 2 -- '-a b'"'"'s'""" in hint
 
 
 def test_an_id_does_not_steer_the_terminal(cli: CommandLine) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
+
 import pytest
 
 from tests.cli.running import CommandLine
+from threadkeep.cli.terminal import command_line, repeated
 from threadkeep.history.memory import Memory
 from threadkeep.records import Message
 
@@ -42,7 +45,29 @@ def test_a_list_goes_on_where_the_last_one_ended(cli: CommandLine) -> None:
         more = ["--cursor", page["next_cursor"]]
     assert seen == [f"telegram:{number}" for number in (4, 3, 2, 1, 0)]
 
-    assert "sessions list --cursor " in cli("sessions", "list", "--limit", "2").err
+
+def test_the_hint_continues_the_same_list(cli: CommandLine) -> None:
+    """It has the options of the command: its filters and its database, but not the cursor before and no password."""
+    for number in range(5):
+        cli.store(f"telegram:{number}", "hi", user_id="u1")
+    cli.store("other", "hi")
+    cli.set(THREADKEEP_DATABASE_URL="sqlite://")
+
+    words = ["sessions", "list", "--user", "u1", "--limit=2", "--database", cli.url]
+    seen: list[str] = []
+    while words:
+        page = cli(*words)
+        seen += [line.split()[0] for line in page.out.splitlines()[1:]]
+        words = shlex.split(page.err)[2:]
+    assert seen == [f"telegram:{number}" for number in (4, 3, 2, 1, 0)]
+
+    older = cli("sessions", "show", "telegram:1", "--before", "9", "--limit", "1", f"--database={cli.url}")
+    assert older.err == ""
+    command_line.set(
+        ["sessions", "list", "--database", "postgresql://u:secret@host/db?sslmode=require&password=secret"]
+    )
+    assert "secret" not in repeated("--cursor", "x")
+    assert "postgresql://u@host/db?sslmode=require&password=' --cursor x" in repeated("--cursor", "x")
 
 
 def test_lists_can_be_narrowed(cli: CommandLine) -> None:
@@ -94,7 +119,7 @@ def test_a_session_is_shown_page_by_page(cli: CommandLine) -> None:
     outcome = cli("sessions", "show", "a", "--limit", "3")
     assert "Message 7." in outcome.out
     assert "Message 4." not in outcome.out
-    assert "sessions show a --before 5" in outcome.err
+    assert "sessions show a --limit 3 --before 5" in outcome.err
 
 
 def test_what_people_wrote_cannot_steer_the_terminal(cli: CommandLine) -> None:

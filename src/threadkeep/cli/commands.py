@@ -16,7 +16,7 @@ from typer.core import TyperGroup
 from threadkeep.cli.opening import synchronous
 from threadkeep.cli.options import HELP_NAMES, with_common_options, with_whole_options
 from threadkeep.cli.problems import problem_of
-from threadkeep.cli.terminal import dump, terminal
+from threadkeep.cli.terminal import command_line, dump, terminal
 from threadkeep.version import __version__
 
 _CTRL_C = 130
@@ -135,6 +135,7 @@ def run(arguments: Sequence[str]) -> int:
     """Run one command and return its exit code; show an error on stderr, as a sentence or as a JSON object."""
     # Run in a separate context, so that the values of options do not outlive the command.
     context_of_command = copy_context()
+    context_of_command.run(command_line.set, arguments)
     try:
         code = context_of_command.run(
             _commands_for(arguments).main,

@@ -216,7 +216,7 @@ def restore_database(
     settings = command_settings()
     address, source = settings.database, file.absolute()
     if not source.is_file():
-        raise WrongUse(f"{source} is not a file; name one that `threadkeep backup` wrote.")
+        raise NotDone(f"{source} is not a file; name one that `threadkeep backup` wrote.")
     if address.dsn is not None:
         run(_check_target(settings, dump_version(source), replace=replace))
         with terminal.waiting("Restoring"):

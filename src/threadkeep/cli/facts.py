@@ -101,7 +101,6 @@ async def list_facts(
         },
         right=["confirmed"],
         nothing="There are no such facts.",
-        more="threadkeep facts list --cursor",
     )
 
 
@@ -145,7 +144,7 @@ async def add_fact(
     scope = needed_scope(session, workspace, user)
     fact_kind = one_of("--kind", kind, FACT_KINDS)
 
-    async with opened_memory() as memory:
+    async with opened_memory(creates=True) as memory:
         fact = await memory.knowledge.remember(scope, key, json_or_text(value), kind=fact_kind, confidence=confidence)
     sentence = f"{fact.key} of {_owner(fact)} is remembered."
     if fact.confirmed > 1:
@@ -239,7 +238,6 @@ async def list_proposals(
         },
         right=["sure"],
         nothing="No fact is proposed; THREADKEEP_LEARNING=true has a model propose facts.",
-        more="threadkeep facts proposals --cursor",
     )
 
 
@@ -325,7 +323,7 @@ async def import_facts(
     at a group with a line that cannot be stored.
     """
     read, stored = 0, 0
-    async with opened_memory() as memory:
+    async with opened_memory(creates=True) as memory:
         with terminal.progress("Importing", None) as reach:
             for batch in batched(_facts(source), _PAGE):
                 try:

@@ -183,7 +183,7 @@ async def _store_source[S: Source](
     from threadkeep.history.importing import Importer
 
     empty = 0
-    async with opening as source, opened_memory() as memory:
+    async with opening as source, opened_memory(creates=True) as memory:
         importer = Importer(memory, refusals.add)
         with _reporting(importer, source.total) as reach:
             async for found in source.conversations():
@@ -213,7 +213,7 @@ async def _import_lines(file: str, refusals: _Refusals, *, strict: bool) -> Impo
     with opened_input(file) as stream:
         size = os.fstat(stream.fileno()).st_size if stream is not sys.stdin.buffer else 0
         read = 0
-        async with opened_memory() as memory:
+        async with opened_memory(creates=True) as memory:
             importer = Importer(memory, refusals.add, strict=strict)
             with _reporting(importer, size or None) as reach:
                 for number, line in enumerate(stream, start=1):

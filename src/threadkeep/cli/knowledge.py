@@ -255,7 +255,7 @@ async def purge_group(
 
 
 async def _with_graphiti[T](work: Callable[[Graphiti], Awaitable[T]]) -> T:
-    async with opened_memory() as memory:
+    async with opened_memory(creates=True) as memory:
         return await work(memory.graphiti)
 
 
@@ -283,7 +283,7 @@ async def _list(status: DeliveryStatus | None, after: int, limit: int) -> None:
         },
         right=["number", "sent", "again"],
         nothing="There are no such messages.",
-        more="threadkeep knowledge deliveries --after",
+        more="--after",
     )
 
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from threadkeep.records import SessionInfo
     from threadkeep.runs.service import RunService
     from threadkeep.settings import Settings
+    from threadkeep.store.address import DatabaseAddress
     from threadkeep.store.transcripts import TableSessions
 
 chosen_database: ContextVar[str | None] = ContextVar("chosen_database", default=None)
@@ -66,14 +67,17 @@ def synchronous(command: Callable[..., object]) -> Callable[..., object]:
 
 
 @asynccontextmanager
-async def opened_memory(*, background: bool = False) -> AsyncIterator[Memory]:
+async def opened_memory(*, background: bool = False, creates: bool = False) -> AsyncIterator[Memory]:
     """Open the configured memory, by default without background work, which a short command does not need.
 
-    An error about a missing session or run names the database.
+    Without `creates`, a file that `--database` names must exist. An error about a missing session or run names the
+    database.
     """
     from threadkeep.memory import open_memory
 
     settings = command_settings()
+    if not creates:
+        check_exists(settings.database)
     url = settings.database_url.get_secret_value()
     async with open_memory(url, options=settings.memory_options(background=background)) as memory:
         with naming_the_database(settings):
@@ -112,6 +116,7 @@ async def opened_tables() -> AsyncIterator[TableSessions | None]:
     if (address := plain_database(chosen_database.get())) is None:
         settings = command_settings()
         address, options, transcripts = settings.database, settings.store_options(), settings.transcripts
+    check_exists(address)
     async with open_database(address, options) as driver:
         sessions = TableSessions(driver)
         current = await schema_version(driver) == known_migrations(driver.backend)[-1][0]
@@ -146,6 +151,12 @@ async def opened_runs(*, in_background: bool, works: bool = True) -> AsyncIterat
             service = await app.runs.service()
         with naming_the_database(settings):
             yield service
+
+
+def check_exists(address: DatabaseAddress) -> None:
+    """Reject a SQLite file that `--database` names and that does not exist, because its path may be mistyped."""
+    if chosen_database.get() is not None and address.path is not None and not address.path.exists():
+        raise NotDone(f"There is no file {address.path}; correct --database, or create it with: threadkeep migrate")
 
 
 def check_others_see(settings: Settings) -> None:

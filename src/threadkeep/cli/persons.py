@@ -50,7 +50,6 @@ async def list_persons(
             "last seen": lambda person: relative(person.last_seen_at),
         },
         nothing="There are no such persons.",
-        more="threadkeep persons list --cursor",
     )
 
 
@@ -165,7 +164,7 @@ async def verify_receipt(
         values = json.loads(receipt.read_text(encoding="utf-8"))
         values.pop("complete", None)
         known = EraseReceipt.from_dict(values)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         raise WrongUse(f"{receipt} is not a receipt; name a file that `threadkeep erase … --receipt` wrote.") from None
     async with opened_memory() as memory:
         found = await memory.verify_erased(known)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from threadkeep.cli.opening import command_settings, opened_memory, opened_runs
+from threadkeep.cli.opening import check_exists, command_settings, opened_memory, opened_runs
 from threadkeep.cli.options import (
     CursorOption,
     Limit,
@@ -20,7 +20,7 @@ from threadkeep.cli.options import (
     write_cursor,
 )
 from threadkeep.cli.problems import WrongUse
-from threadkeep.cli.terminal import terminal
+from threadkeep.cli.terminal import repeated, terminal
 from threadkeep.errors import InvalidInput, RunNotFound
 from threadkeep.records.runs import DOUBLE_TEXTING, RUN_STATUSES, RunBudget, RunQuery
 
@@ -86,7 +86,6 @@ async def list_runs(
         RUN_COLUMNS,
         right=["took"],
         nothing="There are no such runs." if chosen else "There are no runs yet.",
-        more="threadkeep runs list --cursor",
     )
 
 
@@ -138,7 +137,7 @@ async def show_trace(
     if not events:
         terminal.note(f"There are no{' later' if after else ''} events; the run is {found.status}.")
     if following is not None:
-        terminal.note(f"More: threadkeep runs trace {run_id} --after {following}")
+        terminal.note(f"More: {repeated('--after', following)}")
 
 
 @commands.command("cancel")
@@ -258,6 +257,7 @@ async def retry_run(
 
 async def _change(run_id: str, user: str | None, change: Change, *, wait: bool) -> None:
     """Resume or retry a run: in this process if `wait` is true, otherwise in a worker of this database."""
+    check_exists(command_settings().database)
     works = wait and await _waits_for_others(run_id)
     async with opened_runs(in_background=not wait, works=works) as service:
         from threadkeep.cli.run_output import follow, show_queued

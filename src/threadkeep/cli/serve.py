@@ -117,7 +117,7 @@ async def bench(
     Appends turns to a new session, reads them, and deletes the session.
     """
     database = str(command_settings().database)
-    async with opened_memory() as memory:
+    async with opened_memory(creates=True) as memory:
         session = memory.session(f"bench:{uuid4()}")
         try:
             with terminal.progress("Measuring", 3 * turns) as reach:
@@ -178,7 +178,7 @@ async def serve_mcp(
         if (error.name or "").startswith("threadkeep"):
             raise
         raise WrongUse("The extra `mcp` is not installed; install it with: pip install 'threadkeep[mcp]'") from None
-    async with opened_memory(background=True) as memory:
+    async with opened_memory(background=True, creates=True) as memory:
         if http:
             await _serve_http(memory, host, port, write=write)
         else:
@@ -224,7 +224,7 @@ async def add_key(
     from threadkeep.store.api_keys import KEY_SCOPES
 
     wanted = one_of("--scope", scope, KEY_SCOPES) or "write"
-    async with opened_memory() as memory:
+    async with opened_memory(creates=True) as memory:
         valid_for = None if days is None else timedelta(days=days)
         _show(await memory.api_keys.add(name, scope=wanted, user_id=user_id, valid_for=valid_for))
 

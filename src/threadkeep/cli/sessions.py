@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from threadkeep.cli.opening import (
+    check_exists,
     command_settings,
     naming_the_database,
     opened_app,
@@ -29,7 +30,7 @@ from threadkeep.cli.options import (
     write_cursor,
 )
 from threadkeep.cli.problems import WrongUse, problem_of
-from threadkeep.cli.terminal import counted, escape, first_words, relative, terminal, typed
+from threadkeep.cli.terminal import counted, escape, first_words, relative, repeated, terminal
 from threadkeep.errors import ThreadkeepError
 
 if TYPE_CHECKING:
@@ -77,7 +78,6 @@ async def list_sessions(
         },
         right=["messages"],
         nothing="There are no such sessions." if user or query or cursor else "There are no sessions yet.",
-        more="threadkeep sessions list --cursor",
     )
     _name_damaged(damaged)
 
@@ -99,8 +99,7 @@ async def show_session(
         terminal.json({**session_values(info), "messages": values, "count": len(values), "next_before": older})
         return
     if older is not None:
-        options = f"--before {older}" + (" --view history" if view == "history" else "")
-        terminal.note(f"Older: threadkeep sessions show {typed(session, options)}")
+        terminal.note(f"Older: {repeated('--before', older)}")
     last = info.deleted_seq if older is None else older - 1
     for message in messages:
         seq = message.seq or 0
@@ -287,6 +286,7 @@ async def regenerate_answer(
     if run_id is not None and message is not None:
         raise WrongUse("Name the run or the message, not both.")
     settings = command_settings()
+    check_exists(settings.database)
     async with opened_app(settings, works=False) as app:
         from threadkeep.cli.run_output import Answer
         from threadkeep.history.all_sessions import AllSessions

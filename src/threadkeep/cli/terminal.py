@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 json_chosen: ContextVar[bool] = ContextVar("json_chosen", default=False)
 """True if the command was called with `--json`."""
 
+command_line: ContextVar[Sequence[str]] = ContextVar("command_line", default=())
+"""The arguments of the command, without the name of the program."""
+
 LINE_SECONDS = 2.0
 """Seconds between two lines of progress outside a terminal."""
 
@@ -34,6 +37,7 @@ _PIPE_WIDTH = 160
 _LEAST_COLUMN = 20
 # All control characters except tab and newline. They are replaced, because message text must not control the terminal.
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+_PASSWORD = re.compile(r"(://[^/?#@:]*):[^/?#]*(?=@)|([?&](?:ssl)?password=)[^&]*")
 
 type Styled = str | tuple[str, str]
 """A text, or a text and its rich style."""
@@ -91,11 +95,11 @@ class Terminal:
         *,
         nothing: str,
         right: Sequence[str] = (),
-        more: str = "",
+        more: str = "--cursor",
     ) -> None:
         """Print a page of a list: with `--json` the value, else a table and, if a page follows, the command for it.
 
-        A column maps a record to a cell. Without records, `nothing` is shown. `more` is the command before a cursor.
+        A column maps a record to a cell. Without records, `nothing` is shown. `more` is the option for the next page.
         """
         following = value.get("next_cursor", value.get("next_after"))
         if self.as_json:
@@ -106,7 +110,7 @@ class Terminal:
             rows = [[cell(record) for cell in columns.values()] for record in records]
             self.table([*columns], rows, right=right)
             if following is not None:
-                self.note(f"More: {more} {following}")
+                self.note(f"More: {repeated(more, following)}")
 
     def say(self, *parts: Styled, style: str = "", end: str = "\n") -> None:
         """Print a line on stdout without wrapping it."""
@@ -269,10 +273,19 @@ def counted(count: int, noun: str, plural: str | None = None) -> str:
     return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
 
 
-def typed(session_id: str, options: str) -> str:
-    """Return a session id and options in shell syntax, for use after a command."""
-    quoted = shlex.quote(session_id)
-    return f"{options} -- {quoted}" if quoted.startswith(("-", "'-")) else f"{quoted} {options}"
+def repeated(option: str, value: object) -> str:
+    """Return the command that is running, in shell syntax and with this value of an option; passwords are left out."""
+    words: list[str] = []
+    after: list[str] = []
+    given = iter(command_line.get())
+    for word in given:
+        if word == "--":
+            after = [word, *given]
+        elif word == option:
+            next(given, None)
+        elif not word.startswith(f"{option}="):
+            words.append(_PASSWORD.sub(r"\1\2", word))
+    return shlex.join(["threadkeep", *words, option, str(value), *after])
 
 
 def shown(value: object, nothing: str = "") -> str:
