@@ -29,6 +29,7 @@ class _State:
     current: ServerConnection | None = None
     subscriptions: list[int] = field(default_factory=list)
     frames: list[Values] = field(default_factory=list)
+    pings: int = 0
     waiting: list[Values] = field(default_factory=list)
     refusals: list[int] = field(default_factory=list)
     pushed: int = 0
@@ -60,6 +61,10 @@ class FakeGateway:
     def subscriptions(self) -> list[int]:
         """What each attempt to subscribe was told, in order."""
         return list(self._control("subscriptions"))
+
+    def pings(self) -> int:
+        """How often the bot has said that it is still there."""
+        return int(self._control("pings"))
 
     def frames(self, cmd: str) -> list[Values]:
         """The accepted frames of a command, in order."""
@@ -144,6 +149,7 @@ def _subscribe(state: _State, socket: ServerConnection, frame: Values) -> int:
 
 def _accept(state: _State, frame: Values) -> int:
     if frame["cmd"] == "ping":
+        state.pings += 1
         return 0
     if state.refusals:
         return state.refusals.pop(0)
@@ -193,6 +199,9 @@ class _Control(BaseHTTPRequestHandler):
 
     def _subscriptions(self, _: Values) -> list[int]:
         return self.known.subscriptions
+
+    def _pings(self, _: Values) -> int:
+        return self.known.pings
 
     def _frames(self, _: Values) -> list[Values]:
         return self.known.frames

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -20,6 +21,7 @@ from websockets.asyncio.client import connect
 from tests.channels.desk import SOON
 from tests.channels.fake_openws import SECRET, FakeGateway, faking_gateway
 from tests.channels.platforms import WeComAIBot, aibot_message
+from tests.outages import Outage
 from tests.web.services import client_of, opened_app, settings_for, until
 from threadkeep import Memory
 from threadkeep.app import App
@@ -80,9 +82,10 @@ async def connected(
     url: str, folder: Path, gateway: FakeGateway, model: BaseChatModel, **changes: Any
 ) -> AsyncIterator[ConnectedDesk]:
     """A service over a database, with one bot."""
+    environment: Mapping[str, Any] = changes.pop("environment", {})
     given = {"kind": "wecom_aibot", "name": "one", "receive": "connection", "bot_id": "B1", "secret": SECRET}
     settings = WeComAIBotSettings.model_validate({**given, "connection": gateway.address, **changes})
-    async with opened_app(model, settings_for(folder, database_url=url)) as app:
+    async with opened_app(model, settings_for(folder, database_url=url, **environment)) as app:
         file = ChannelsFile(channels=[settings], delivery=SOON)
         async with open_channels(app.memory, app.runs, file) as service:
             with_bots = replace(app, channels=service)
@@ -259,3 +262,22 @@ def test_a_bot_without_what_it_needs_is_refused(changes: dict[str, str]) -> None
     with pytest.raises(InvalidInput, match="needs its") as refused:
         WeComAIBotSettings.model_validate({**given, **changes}).channel()
     assert SECRET not in str(refused.value)
+
+
+async def test_a_database_that_takes_nothing_does_not_end_the_connection(
+    tmp_path: Path, gateway: FakeGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What people write meanwhile waits in the process, in order: WeCom does not send it again."""
+    monkeypatch.setattr(wecom_connection, "_LONGEST_PAUSE_SECONDS", 0.2)
+    outage = Outage(tmp_path / "channels.db")
+    model = ScriptedModel(lambda messages: f"to {messages[-1].text}" for _ in range(3))
+    async with connected(outage.url, tmp_path, gateway, model, environment={"lock_timeout": 0.05}) as desk:
+        await until(lambda: gateway.subscriptions() == [0])
+        async with outage():
+            for number, text in enumerate(["one", "two"], 1):
+                gateway.push(message(text, number))
+                seen = gateway.pings()
+                await until(lambda seen=seen: gateway.pings() > seen + 3)  # type: ignore[misc]
+        gateway.push(message("three", 3))
+        assert await desk.answered(3) == ["to one", "to two", "to three"]
+    assert gateway.subscriptions() == [0]

@@ -12,6 +12,7 @@ import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from weakref import WeakValueDictionary
 
 from langchain_core.utils.uuid import uuid7
 from websockets.asyncio.client import ClientConnection, connect
@@ -97,6 +98,8 @@ class AIBotConnection:
         self._acks: dict[str, asyncio.Future[Mapping[str, Json]]] = {}
         self._streams: dict[str, _Stream] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        # One lock per session, so that its messages are taken in order also if the database rejects some for a while.
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     def __repr__(self) -> str:
         """Hide the secret."""
@@ -153,8 +156,7 @@ class AIBotConnection:
 
         If another process is connected, wait some seconds and return None.
         """
-        duties = self._memory.channels.duties
-        if not await duties.claim(self._duty, self._owner, seconds=_CLAIM_SECONDS, every_seconds=0.0):
+        if not await self._claim():
             await asyncio.sleep(_LOOK_SECONDS)
             return None
         async with connect(
@@ -170,8 +172,11 @@ class AIBotConnection:
                     self._subscribed, self._pause = True, _FIRST_PAUSE_SECONDS
                 while answer.ok and not reading.done():
                     await asyncio.wait([reading], timeout=_PING_SECONDS)
-                    if not await duties.claim(self._duty, self._owner, seconds=_CLAIM_SECONDS, every_seconds=0.0):
-                        return "LostDuty"
+                    # Without the database, stay connected, because WeCom does not repeat messages.
+                    with contextlib.suppress(StoreError, TimeoutError):
+                        async with asyncio.timeout(_ACK_SECONDS):
+                            if not await self._claim():
+                                return "LostDuty"
                     answer = await self._ask("ping", None)
                 return answer.problem
             finally:
@@ -209,14 +214,9 @@ class AIBotConnection:
         if message is not None:
             ends_at = asyncio.get_running_loop().time() + STREAM_TIME.total_seconds()
             stream = self._streams[req_id] = _Stream(req_id, ends_at)
-        pause = _FIRST_PAUSE_SECONDS
-        while True:
-            try:
-                await intake.take(bot, update)
-                break
-            except StoreError:
-                await asyncio.sleep(pause)
-                pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
+        session_id = message.session_id or "" if message is not None else ""
+        async with self._locks.setdefault(session_id, asyncio.Lock()):
+            await _keep_taking(intake, bot, update)
         if isinstance(update, ChatEntered) and bot.texts.welcome:
             text: Json = {"content": bot.texts.welcome}
             await self._ask("aibot_respond_welcome_msg", {"msgtype": "text", "text": text}, req_id)
@@ -295,6 +295,22 @@ class AIBotConnection:
         )
         self._memory.observers.notify(trouble)
 
+    async def _claim(self) -> bool:
+        duties = self._memory.channels.duties
+        return await duties.claim(self._duty, self._owner, seconds=_CLAIM_SECONDS, every_seconds=0.0)
+
     async def _release(self) -> None:
         with contextlib.suppress(StoreError):  # the claim expires
             await self._memory.channels.duties.release(self._duty, self._owner)
+
+
+async def _keep_taking(intake: Intake, bot: Bot, update: Update) -> None:
+    pause = _FIRST_PAUSE_SECONDS
+    while True:
+        try:
+            await intake.take(bot, update)
+        except StoreError:
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
+        else:
+            return
