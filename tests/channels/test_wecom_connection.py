@@ -27,6 +27,7 @@ from threadkeep import Memory
 from threadkeep.app import App
 from threadkeep.channels import wecom_connection
 from threadkeep.channels.configuration import ChannelsFile, WeComAIBotSettings
+from threadkeep.channels.intake import Intake
 from threadkeep.channels.opening import open_channels
 from threadkeep.errors import InvalidInput
 from threadkeep.testing import Gate, ScriptedModel
@@ -158,6 +159,7 @@ async def test_an_answer_that_takes_too_long_is_a_message(
         assert (await desk.answered(2))[1:] == ["late"]
         monkeypatch.setattr(wecom_connection, "STREAM_TIME", timedelta(seconds=60))
         monkeypatch.setattr(wecom_connection, "_GROW_SECONDS", 60.0)
+        monkeypatch.setattr(wecom_connection, "_FINISH_SECONDS", 0.05)
         gateway.refuse(846608, 846608)
         gateway.push(message("hello", 2))
         assert (await desk.answered(3))[2:] == ["next"]
@@ -281,3 +283,30 @@ async def test_a_database_that_takes_nothing_does_not_end_the_connection(
         gateway.push(message("three", 3))
         assert await desk.answered(3) == ["to one", "to two", "to three"]
     assert gateway.subscriptions() == [0]
+
+
+async def test_a_message_that_comes_while_the_service_stops_is_taken(
+    tmp_path: Path, gateway: FakeGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The connection ends first, and what it has brought is stored. The next process answers."""
+    comes, goes_on, take = asyncio.Event(), asyncio.Event(), Intake.take
+
+    async def slow(*args: Any, **named: Any) -> None:
+        comes.set()
+        await goes_on.wait()
+        await take(*args, **named)
+
+    url = f"sqlite:///{tmp_path / 'channels.db'}"
+    async with AsyncExitStack() as first:
+        await first.enter_async_context(connected(url, tmp_path, gateway, ScriptedModel(["ok"])))
+        await until(gateway.is_connected)
+        monkeypatch.setattr(Intake, "take", slow)
+        gateway.push(message("hi"))
+        await comes.wait()
+        closing = asyncio.create_task(first.aclose())
+        await until(lambda: not gateway.is_connected())
+        goes_on.set()
+        await closing
+    async with connected(url, tmp_path, gateway, ScriptedModel(["ok"])) as desk:
+        assert await desk.answered() == ["ok"]
+        assert await desk.transcript() == [("user", "hi"), ("assistant", "ok")]

@@ -51,6 +51,7 @@ ADDRESS = "wss://openws.work.weixin.qq.com"
 
 _ACK_SECONDS = 10.0
 _CLOSE_SECONDS = 2.0
+_FINISH_SECONDS = 5.0
 _PING_SECONDS = 20.0
 _CLAIM_SECONDS = 60.0
 _LOOK_SECONDS = 5.0
@@ -147,6 +148,8 @@ class AIBotConnection:
                 await asyncio.sleep(self._pause)
                 self._pause = min(self._pause * 2, _LONGEST_PAUSE_SECONDS)
         finally:
+            if self._tasks:
+                await asyncio.wait(self._tasks, timeout=_FINISH_SECONDS)
             for task in self._tasks:
                 task.cancel()
             await asyncio.shield(self._release())
@@ -181,8 +184,8 @@ class AIBotConnection:
                 return answer.problem
             finally:
                 self._socket, self._subscribed = None, False
-                reading.cancel()
-                await asyncio.wait([reading])
+                await socket.close()
+                await asyncio.wait([reading])  # until all messages that have arrived are read
 
     async def _keep_reading(self, socket: ClientConnection, intake: Intake, bot: Bot) -> None:
         try:
