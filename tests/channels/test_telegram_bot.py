@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from itertools import repeat
@@ -20,10 +21,12 @@ from tests.channels.fake_telegram import FakeTelegram
 from tests.channels.platforms import SENT_AT, Telegram
 from tests.web.services import until
 from threadkeep import Message
+from threadkeep.channels import opening
 from threadkeep.channels.bots import TEXTS
 from threadkeep.channels.contract import IncomingMessage, stored_message
 from threadkeep.channels.delivery import DeliveryOptions
 from threadkeep.channels.telegram import TelegramChannel
+from threadkeep.errors import StoreUnavailable
 from threadkeep.history.session import Session
 from threadkeep.observe import ChannelTrouble, Event
 from threadkeep.records import Json
@@ -31,6 +34,7 @@ from threadkeep.records.messages import OutboxStatus
 from threadkeep.records.runs import DELETE, RunQuery, deletion_key
 from threadkeep.runs.requests import RunRequest, Submitted
 from threadkeep.runs.service import RunService
+from threadkeep.store.outbox import Outbox
 from threadkeep.testing import Gate, ScriptedModel
 
 TOO_FAST = "You are sending messages too fast. Please wait a minute."
@@ -48,6 +52,11 @@ class Troubles:
         """Keep it."""
         if isinstance(event, ChannelTrouble):
             self.errors.append(event.error)
+
+
+async def _has_tried(desk: BotDesk, count: int) -> bool:
+    """Whether this many messages of the outbox are being sent or have been tried."""
+    return sum(entry.tries > 0 for entry in await desk.memory.channels.outbox.entries()) >= count
 
 
 async def _stand(desk: BotDesk, *statuses: OutboxStatus) -> bool:
@@ -220,6 +229,63 @@ async def test_an_answer_that_may_have_arrived_is_sent_again_and_says_so(
         assert await desk.answered(2) == ["hello", "hello"]
         [entry] = await desk.memory.channels.outbox.entries()
     assert (entry.status, entry.uncertain, entry.tries) == ("delivered", True, 2)
+
+
+@contextmanager
+def _hanging_platform() -> Iterator[str]:
+    """The address of a platform that takes connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+
+
+async def test_a_platform_that_hangs_holds_up_no_other_bot(
+    tmp_path: Path, telegram: FakeTelegram, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each bot of a process sends as many answers at once as the option says."""
+    monkeypatch.setattr(opening, "_FINISH_SECONDS", 0.05)
+    other = {"name": "two", "token": "4343:AAother"}
+    with _hanging_platform() as hanging:
+        settings = {"api": hanging, "options": replace(SOON, concurrency=2), "others": [other]}
+        async with opened_bot("sqlite://", tmp_path, telegram, ScriptedModel(), **settings) as desk:
+            for number in (1, 2, 3):
+                await desk.say("/help", number, chat={"id": number, "type": "private"})
+            await until(lambda: _has_tried(desk, 2))
+            await desk.send(update("/help"), bot="two")
+            await until(lambda: len(telegram.texts()) == 1)
+
+
+async def test_a_part_that_takes_longer_than_its_claim_is_tried_again(
+    tmp_path: Path, telegram: FakeTelegram, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process could send it then, too."""
+    monkeypatch.setattr(opening, "_FINISH_SECONDS", 0.05)
+    with _hanging_platform() as hanging:
+        settings = {"api": hanging, "options": replace(SOON, claim_seconds=0.2)}
+        async with opened_bot("sqlite://", tmp_path, telegram, ScriptedModel(), **settings) as desk:
+            await desk.say("/help")
+            await until(lambda: _tried(desk))
+            [entry] = await desk.memory.channels.outbox.entries()
+    assert (entry.error, entry.uncertain) == ("TimeoutError", True)
+
+
+async def test_an_answer_is_sent_once_though_the_database_is_away(
+    shared_url: str, tmp_path: Path, telegram: FakeTelegram, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What has arrived is recorded when the database is back."""
+    note_part, failures = Outbox.note_part, iter(range(5))
+
+    async def away(*args: Any, **named: Any) -> bool:
+        if next(failures, None) is not None:
+            raise StoreUnavailable("no database")
+        return await note_part(*args, **named)
+
+    monkeypatch.setattr(Outbox, "note_part", away)
+    options = replace(SOON, claim_seconds=0.2)
+    async with opened_bot(shared_url, tmp_path, telegram, ScriptedModel(["hello"]), options=options) as desk:
+        await desk.say("hi")
+        assert await desk.answered() == ["hello"]
+        [entry] = await desk.memory.channels.outbox.entries()
+    assert (entry.status, entry.tries, entry.uncertain) == ("delivered", 1, False)
 
 
 async def test_a_refused_answer_stays_for_a_person(tmp_path: Path, telegram: FakeTelegram) -> None:

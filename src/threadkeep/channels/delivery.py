@@ -13,7 +13,7 @@ from langchain_core.utils.uuid import uuid7
 
 from threadkeep.boundary import ErrorBoundary
 from threadkeep.channels.bots import Bot, question_text
-from threadkeep.channels.contract import AnswerFailed, Later, Moved, Part, Refused, Sent
+from threadkeep.channels.contract import Address, AnswerFailed, Later, Moved, Outcome, Part, Refused, Sent
 from threadkeep.errors import InvalidInput, StoreError
 from threadkeep.history.memory import Memory
 from threadkeep.observe import AnswerSent, ChannelTrouble, DeliveryOutcome
@@ -26,10 +26,11 @@ from threadkeep.store.outbox import Outgoing
 class DeliveryOptions:
     """Options for delivery. Times are in seconds.
 
-    A process claims a message for `claim_seconds`, which must be longer than sending a part takes. A message that is
-    undelivered after `give_up_seconds` is marked as failed. Finished messages are remembered for `keep_seconds`, so
-    that a repeated update gets no second answer. If a message has no run after `take_again_seconds`, its process may
-    have died, and the message is processed again; if that fails, it expires after `unasked_seconds`.
+    A process sends at most `concurrency` answers of a bot at the same time. It claims a message for `claim_seconds`; an
+    attempt to send a part that takes longer is repeated. A message that is undelivered after `give_up_seconds` is
+    marked as failed. Finished messages are remembered for `keep_seconds`, so that a repeated update gets no second
+    answer. If a message has no run after `take_again_seconds`, its process may have died, and the message is processed
+    again; if that fails, it expires after `unasked_seconds`.
     """
 
     concurrency: int = 16
@@ -59,7 +60,7 @@ class Delivery:
         self._outbox = memory.channels.outbox
         self._owner = str(uuid7())
         self._woken = asyncio.Event()
-        self._sending: dict[int, asyncio.Task[None]] = {}
+        self._sending: dict[tuple[str, int], asyncio.Task[None]] = {}
 
     def wake(self) -> None:
         """Make `keep_delivering` check for ready answers at once."""
@@ -99,16 +100,16 @@ class Delivery:
         for name, bot in self._bots.items():
             if not bot.client.can_send:
                 continue
-            free = self._options.concurrency - len(self._sending)
+            free = self._options.concurrency - sum(sender == name for sender, _ in self._sending)
             for number in await self._outbox.due(name, limit=max(free, 0)):
-                if number not in self._sending:
+                if (name, number) not in self._sending:
                     task = asyncio.create_task(self._deliver(bot, number), name="threadkeep-delivery")
-                    self._sending[number] = task
+                    self._sending[name, number] = task
                     task.add_done_callback(self._sent)
 
     def _sent(self, task: asyncio.Task[None]) -> None:
-        self._sending = {number: each for number, each in self._sending.items() if each is not task}
-        # The session's next message can be sent now, and the number of concurrent deliveries is below its limit.
+        self._sending = {key: each for key, each in self._sending.items() if each is not task}
+        # The session's next message can be sent now, and the number of the bot's deliveries is below its limit.
         self.wake()
 
     async def _deliver(self, bot: Bot, number: int) -> None:
@@ -133,12 +134,10 @@ class Delivery:
                 first=index == 0,
                 again=message.tries > 1 and index == message.parts_sent,
             )
-            match await bot.client.send(address, part):
+            match await self._send_part(bot, address, part):
                 case Sent():
                     index += 1
-                    if not await self._outbox.note_part(
-                        message, self._owner, index, seconds=self._options.claim_seconds
-                    ):
+                    if not await self._note_part(bot, message, index):
                         return  # the message was dropped, or another process claimed it
                 case Moved(address):
                     await self._outbox.move(message.number, self._owner, address)
@@ -151,6 +150,23 @@ class Delivery:
                     return
         await self._outbox.end(message.number, self._owner, "delivered")
         _notify(self._memory, bot, message, "delivered", parts=len(parts))
+
+    async def _send_part(self, bot: Bot, address: Address, part: Part) -> Outcome:
+        """Send a part; stop before the claim expires, because another process could then send it too."""
+        try:
+            async with asyncio.timeout(0.9 * self._options.claim_seconds):
+                return await bot.client.send(address, part)
+        except TimeoutError:
+            return Later("TimeoutError", uncertain=True)
+
+    async def _note_part(self, bot: Bot, message: Outgoing, parts: int) -> bool:
+        """Record how many parts have arrived. Repeat this in an outage, because the part would be sent again."""
+        while True:
+            try:
+                return await self._outbox.note_part(message, self._owner, parts, seconds=self._options.claim_seconds)
+            except StoreError as error:
+                self._notify_trouble(error, bot)
+            await asyncio.sleep(self._options.first_pause_seconds)
 
     async def _postpone(self, bot: Bot, message: Outgoing, later: Later) -> None:
         now, options = self._memory.clock(), self._options
