@@ -21,7 +21,7 @@ from tests.channels.fake_telegram import FakeTelegram
 from tests.channels.platforms import SENT_AT, Telegram
 from tests.web.services import until
 from threadkeep import Message
-from threadkeep.channels import opening
+from threadkeep.channels import intake, opening
 from threadkeep.channels.bots import TEXTS
 from threadkeep.channels.contract import IncomingMessage, stored_message
 from threadkeep.channels.delivery import DeliveryOptions
@@ -728,8 +728,11 @@ async def test_a_pressed_button_is_acknowledged(tmp_path: Path, telegram: FakeTe
     assert acknowledged == {"press-1", "press-2"}
 
 
-async def test_an_album_without_words_is_answered_with_one_sentence(tmp_path: Path, telegram: FakeTelegram) -> None:
+async def test_an_album_without_words_is_answered_with_one_sentence(
+    tmp_path: Path, telegram: FakeTelegram, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its pictures come as messages of their own."""
+    monkeypatch.setattr(intake, "_ALBUM_PAUSE", timedelta(seconds=0.05))
     async with opened_bot("sqlite://", tmp_path, telegram, ScriptedModel(["nice"])) as desk:
         for number in (1, 2, 3):
             await desk.say("", number, photo=[{"file_id": "f"}], media_group_id="album")
@@ -739,11 +742,12 @@ async def test_an_album_without_words_is_answered_with_one_sentence(tmp_path: Pa
 
 
 async def test_the_other_pictures_of_an_album_with_a_caption_get_no_answer(
-    tmp_path: Path, telegram: FakeTelegram
+    shared_url: str, tmp_path: Path, telegram: FakeTelegram, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The answer to the caption is enough. A second caption is a message of its own."""
-    async with opened_bot("sqlite://", tmp_path, telegram, ScriptedModel(repeat("nice"))) as desk:
-        for number, caption in ((1, {"caption": "Look!"}), (2, {}), (3, {}), (4, {"caption": "And this!"})):
+    """The answer to the caption is enough, wherever it comes. A second caption is a message of its own."""
+    monkeypatch.setattr(intake, "_ALBUM_PAUSE", timedelta(seconds=60))
+    async with opened_bot(shared_url, tmp_path, telegram, ScriptedModel(repeat("nice"))) as desk:
+        for number, caption in ((1, {}), (2, {"caption": "Look!"}), (3, {}), (4, {"caption": "And this!"})):
             await desk.say("", number, photo=[{"file_id": "f"}], media_group_id="album", **caption)
         await desk.say("/help", 5)
         sent = await desk.answered(3)

@@ -47,6 +47,8 @@ from threadkeep.store.outbox import FORGOTTEN
 _SHOW_WORKING_SECONDS = 4.0
 _ALBUM_TIME = timedelta(days=1)
 """The time for which a platform may send or repeat the pictures of an album."""
+_ALBUM_PAUSE = timedelta(seconds=2)
+"""The time that a picture's answer waits for a caption of its album, which Telegram may deliver later."""
 
 type Started = tuple[IncomingMessage, str]
 """A message and the id of the run that answers it."""
@@ -145,6 +147,8 @@ class Intake:
                     message = await self._in_first_chat(bot, message)
                     if not await self._has_caption(bot, message) and await self._is_within_rate(bot, message):
                         await self._say(bot, message, bot.texts.media)
+                        if await self._has_caption(bot, message):  # it arrived in the meantime
+                            await self._drop_of_album(bot, message)
                 self.notify(bot, "ignored", reason)
                 return
             case ChatMigrated(old, new):
@@ -185,6 +189,7 @@ class Intake:
             await self._memory.channels.state.keep_first(
                 bot.channel.scope, _album_name(message), "caption", expires_at=expires_at
             )
+            await self._drop_of_album(bot, message)
         command = command_in(message, bot.texts)
         if message.sender is not None and (command is None or command.action != "forget"):
             self.in_background(self._identify(message.sender))
@@ -201,6 +206,13 @@ class Intake:
         """Return whether another picture of the album had a caption, which has an answer of its own."""
         state = self._memory.channels.state
         return bool(message.album) and await state.value(bot.channel.scope, _album_name(message)) is not None
+
+    async def _drop_of_album(self, bot: Bot, message: IncomingMessage) -> None:
+        """Drop the answer to the pictures of an album that have no caption, unless it was sent."""
+        message_id = f"{bot.channel.scope}:{_album_name(message)}"
+        answer = await self._outbox.find(bot.name, message.session_id or "", message_id)
+        if answer is not None:
+            await self._outbox.drop(answer.number)
 
     async def _is_within_rate(self, bot: Bot, message: IncomingMessage) -> bool:
         """Count a message; return True if it is within the rate limit. Answer the first one beyond with `too_many`."""
@@ -331,7 +343,7 @@ class Intake:
         # WeCom fetches the answers of an AI bot without a connection for a limited time. After it, answers are sent.
         channel = bot.channel
         is_fetched = isinstance(channel, WeComAIBotChannel) and not channel.options.connection
-        after = STREAM_TIME if is_fetched else timedelta()
+        after = STREAM_TIME if is_fetched else _ALBUM_PAUSE if message.album and not message.text else timedelta()
         return await self._outbox.add(
             bot.name,
             message.session_id or "",
