@@ -211,6 +211,17 @@ async def test_what_others_said_is_an_item(memory: Memory) -> None:
     assert (thread.title, thread.status.type) == ("hi", "closed")
 
 
+async def test_a_title_is_the_newest_one(memory: Memory) -> None:
+    """Whoever changed it: ChatKit, or another client of the memory."""
+    store, _ = await filled(memory)
+    thread = ThreadMetadata(id="t1", created_at=NOW, title="First")
+    await store.save_thread(thread, "ann")
+    await memory.session("t1", user_id="ann").update(title="Second")
+    assert (await store.load_thread("t1", "ann")).title == "Second"
+    await store.save_thread(thread.model_copy(update={"title": "Third"}), "ann")
+    assert (await store.load_thread("t1", "ann")).title == "Third"
+
+
 async def test_threads_and_attachments_of_others_are_not_found(memory: Memory) -> None:
     """In each verb that names one; a thread's attachments go with it, and a person's with the person."""
     store, _ = await filled(memory)

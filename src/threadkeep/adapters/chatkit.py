@@ -294,7 +294,7 @@ def _thread(info: SessionInfo) -> ThreadMetadata:
     if not info.active and thread.status.type == "active":
         thread.status = ClosedStatus()
     # The metadata of a branch are a copy of the original thread's metadata, so set the branch's own id.
-    return thread.model_copy(update={"id": info.session_id, "title": thread.title or info.title})
+    return thread.model_copy(update={"id": info.session_id, "title": info.title or thread.title})
 
 
 def _wrapped(item: ThreadItem) -> Json:
