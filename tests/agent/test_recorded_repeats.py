@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import threading
 import warnings
 from typing import Any
 
@@ -16,8 +18,9 @@ from langgraph.types import Command, interrupt
 from pydantic import BaseModel
 
 from tests.agent.talking import ROOM, config_of, input_of, kept_with_status
-from threadkeep import Memory, Message, SessionMemory, open_memory_sync, recorded
-from threadkeep.testing import ScriptedModel
+from tests.limits import HANG_SECONDS
+from threadkeep import Memory, Message, SessionMemory, TurnOptions, open_memory_sync, recorded
+from threadkeep.testing import Gate, ScriptedModel
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -209,6 +212,43 @@ async def test_a_repeat_streams_the_steps_of_a_graph(memory: Memory) -> None:
     assert [message.text for message in first["math"]["messages"]] == ["4"]
     assert [message.text for message in second["critic"]["messages"]] == ["right"]
     assert second["critic"]["route"] == "math"
+
+
+@pytest.mark.parametrize("mode", ["values", "updates", "messages"])
+async def test_a_stream_ends_with_the_answer_that_was_stored_first(memory: Memory, mode: str) -> None:
+    """On every database: the answer of another process to the same message."""
+    gate, options = Gate(), TurnOptions(ordered=False)
+    late = recorded(create_agent(ScriptedModel([[gate, "late"]]), [], name="math"), memory, options)
+    faster = recorded(create_agent(ScriptedModel(["first"]), [], name="math"), memory, options)
+
+    async def last() -> Any:
+        return [part async for part in late.astream(asking(), config_of(), stream_mode=mode)][-1]
+
+    streaming = asyncio.create_task(last())
+    await gate.reached()
+    await faster.ainvoke(asking(), config_of())
+    gate.open()
+    part = await streaming
+    message = part[0] if mode == "messages" else part.get("math", part)["messages"][-1]
+    assert (message.name, message.text) == ("math", "first")
+    assert [text for _, text, _ in await kept_with_status(memory)] == ["2 + 2?", "first"]
+
+
+def test_a_synchronous_stream_ends_with_the_answer_that_was_stored_first(shared_url: str) -> None:
+    """On every database: the answer of another process to the same message."""
+    with open_memory_sync(shared_url) as memory:
+        options = TurnOptions(ordered=False)
+        faster = recorded(create_agent(ScriptedModel(["first"]), [], name="math"), memory, options)
+
+        def reply(_: Any) -> str:
+            other = threading.Thread(target=faster.invoke, args=(asking(), config_of()))
+            other.start()
+            other.join(HANG_SECONDS)
+            return "late"
+
+        late = recorded(create_agent(ScriptedModel([reply]), [], name="math"), memory, options)
+        *_, part = late.stream(asking(), config_of(), stream_mode="values")
+        assert [message.text for message in part["messages"]] == ["2 + 2?", "first"]
 
 
 def test_a_repeat_of_a_synchronous_call_runs_nothing(shared_url: str) -> None:

@@ -89,10 +89,17 @@ class RecordedGraph(Runnable[Any, Any]):
         config: RunnableConfig | None = None,
         **kwargs: Any,
     ) -> Iterator[Any]:
-        """Run the graph; yield the parts of its stream as they arrive."""
+        """Run the graph; yield the parts of its stream as they arrive.
+
+        If another process has stored an answer first, the parts of that answer follow.
+        """
         with self._begun(input, config, kwargs) as turn:
             yield from turn.graph.stream(turn.given, turn.config, **turn.options)
-            self._turns.wait_for(lambda _: turn.end(self._final(turn)), turn.turns)
+            state = self._final(turn)
+            winner = self._turns.wait_for(lambda _: turn.end(state), turn.turns)
+            if winner is not None:
+                self._prepare_winner(turn, state, winner)
+                yield from turn.graph.stream(turn.given, turn.config, **turn.options)
 
     async def ainvoke(self, input: GraphInput, config: RunnableConfig | None = None, **kwargs: Any) -> Any:  # noqa: A002 - as above
         """Run the graph; return its final state.
@@ -112,13 +119,22 @@ class RecordedGraph(Runnable[Any, Any]):
         config: RunnableConfig | None = None,
         **kwargs: Any,
     ) -> AsyncIterator[Any]:
-        """Run the graph; yield the parts of its stream as they arrive."""
+        """Run the graph; yield the parts of its stream as they arrive.
+
+        If another process has stored an answer first, the parts of that answer follow.
+        """
         with await self._abegun(input, config, kwargs) as turn:
             # If the reader stops early, close the graph's stream before the next turn begins.
             async with aclosing(turn.graph.astream(turn.given, turn.config, **turn.options)) as parts:
                 async for part in parts:
                     yield part
-            await self._turns.call(lambda _: turn.end(self._final(turn)))
+            state = self._final(turn)
+            winner = await self._turns.call(lambda _: turn.end(state))
+            if winner is not None:
+                self._prepare_winner(turn, state, winner)
+                async with aclosing(turn.graph.astream(turn.given, turn.config, **turn.options)) as parts:
+                    async for part in parts:
+                        yield part
 
     def stream_events(self, input: GraphInput, config: RunnableConfig | None = None, **kwargs: Any) -> Any:  # noqa: A002 - as above
         """Run the graph; return its events, in the versions that the graph supports."""
@@ -182,8 +198,18 @@ class RecordedGraph(Runnable[Any, Any]):
             turn.graph, turn.options = self._graph, {**options, "control": turn.control}
             return
         state = turn.final_state(saved, getattr(self._graph, "output_channels", ()), self._classes)
-        turn.graph, turn.given = graph_of_end(self._graph, state, turn.ended.messages)
+        self._prepare_end(turn, state, turn.ended.messages, options)
+
+    def _prepare_end(
+        self, turn: GraphTurn, state: State, answers: Sequence[AIMessage], options: Mapping[str, Any]
+    ) -> None:
+        turn.graph, turn.given = graph_of_end(self._graph, state, answers)
         turn.options = {name: value for name, value in options.items() if name in _OF_RESULTS}
+
+    def _prepare_winner(self, turn: GraphTurn, state: object, winner: AIMessage) -> None:
+        """Set the graph that streams the answer of another process, and its input and options."""
+        turn.config = {**turn.config, "run_id": None}
+        self._prepare_end(turn, turn.without_history(state, winner), [winner], turn.options)
 
 
 def _redacted_kinds(graph: Runnable[Any, Any]) -> frozenset[str]:

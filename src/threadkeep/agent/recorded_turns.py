@@ -221,7 +221,7 @@ class GraphTurn:
         turn.speak_as(self.part.author, root.claim_after_seen(self.part.author, self.part.key, root.sent))
         winner = turn.answered or await turn.close(answer)
         await self._keep_end(turn, str(id_of(winner or answer)), state)
-        return winner
+        return None if winner is None else winner.model_copy(update={"name": spoken.name})
 
     async def _keep_end(self, turn: OpenTurn, answer_id: str, state: State) -> None:
         """Store the final answer's id and the values of the final state. A database error is reported, not raised."""
