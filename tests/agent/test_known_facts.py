@@ -254,6 +254,19 @@ async def test_a_changed_fact_is_sent_as_it_is_now(memory: Memory) -> None:
     ]
 
 
+@pytest.mark.parametrize("is_sync", [False, True])
+async def test_a_fact_that_a_tool_forgets_is_not_sent_again(memory: Memory, is_sync: bool) -> None:
+    """On every database: not in the next model call of the same turn."""
+    await memory.knowledge.remember(ANN, "diet", "vegan")
+    await memory.knowledge.remember(ANN, "city", "Porto")
+    model = ScriptedModel([calling("forget", {"key": "diet"}), "Done."])
+    agent = make_agent(model, [SessionMemory(memory, sources=[KnownFacts(memory)])], knowledge_tools(memory))
+    given, config = input_of("Forget my diet"), config_of(user_id="ann")
+    await (asyncio.to_thread(agent.invoke, given, config) if is_sync else agent.ainvoke(given, config))
+    blocks = [[message.text for message in call if FACTS_HEADER in message.text] for call in model.calls]
+    assert [("vegan" in block, "Porto" in block) for [block] in blocks] == [(True, True), (False, True)]
+
+
 async def test_without_a_database_the_agent_answers_without_facts(
     shared_url: str, memory_options: MemoryOptions, events: RecordedEvents
 ) -> None:

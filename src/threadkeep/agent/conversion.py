@@ -144,6 +144,8 @@ ANSWERS: Final = "threadkeep:answers"
 TASK: Final = "threadkeep:task"
 """The key in the metadata of an answer for the digest of the LangGraph task in which a nested agent gave it."""
 
+FORGETS: Final = "threadkeep:forgets"
+"""The key in the metadata of a tool that deletes facts: the turn's later model calls read the facts again."""
 
 REPEATS: Final = "threadkeep:repeats"
 """The key in a copied answer's `additional_kwargs` for the id of the original; copies are only in the graph's state."""

@@ -32,7 +32,7 @@ from threadkeep.agent.answers import (
 )
 from threadkeep.agent.call_measure import ModelUse
 from threadkeep.agent.callbacks import PartialAnswer, root_callbacks, with_callback
-from threadkeep.agent.conversion import text_of
+from threadkeep.agent.conversion import FORGETS, text_of
 from threadkeep.agent.holding import run_hold
 from threadkeep.agent.invocation import (
     CallKey,
@@ -181,6 +181,8 @@ class TurnHooks:
         """Count a tool call as ended; add it to the steps of the turn, unless its result is the answer."""
         part, tool = step.part, step.request.tool
         part.root.call_ends()
+        if part.turn is not None and tool is not None and FORGETS in (tool.metadata or {}):
+            part.turn.read_sources_again()
         if isinstance(result, Command) and result.graph == Command.PARENT:
             part.hand_over()
         elif tool is not None and tool.return_direct:

@@ -16,7 +16,7 @@ from langchain_core.messages import HumanMessage
 from langchain_core.runnables import RunnableConfig
 from langchain_core.tools import BaseTool, StructuredTool
 
-from threadkeep.agent.conversion import id_of
+from threadkeep.agent.conversion import FORGETS, id_of
 from threadkeep.agent.invocation import run_id_of, session_for, workspace_in
 from threadkeep.agent.recalled_turns import embedder_of
 from threadkeep.agent.turn_options import IdOf, TurnOptions
@@ -176,7 +176,8 @@ def knowledge_tools(
         return _KnowledgeTools(opened, found, embedder_of(embeddings, embeddings_name))
 
     tools = OnLoop(memory, tools_of)
-    return [memory_tool(tools, verb) for kind, verbs in _VERBS.items() if kind in kinds for verb in verbs]
+    made = [memory_tool(tools, verb) for kind, verbs in _VERBS.items() if kind in kinds for verb in verbs]
+    return [one.model_copy(update={"metadata": {FORGETS: True}}) if one.name == "forget" else one for one in made]
 
 
 class _KnowledgeTools:

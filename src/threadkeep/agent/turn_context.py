@@ -330,8 +330,15 @@ class TurnContext:
         past = Past(limits, self.question_id, question_seq, self.questions, known_ids, options.profile, read)
         return await self.session.recall(past)
 
+    def read_sources_again(self) -> None:
+        """Read the extra sections again at the next model call, because a tool has deleted facts."""
+        self._extras = None
+
     async def _draft(self, assembler: Assembler, call: Call) -> Draft:
-        """Return a draft with the window and the extra sections, which are read only at the turn's first call."""
+        """Return a draft with the window and the extra sections.
+
+        These are read at the turn's first call, and again after `read_sources_again`.
+        """
         if self._extras is not None:
             return assembler.draft(call, extras=self._extras)
         # Without history, quoted older turns are left out too.
