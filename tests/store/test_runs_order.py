@@ -40,6 +40,15 @@ async def test_a_run_is_stored_as_it_was_asked_for(memory: Memory, clock: Settab
     assert (run.created_at, run.started_at, run.owner, run.over) == (clock(), None, None, False)
 
 
+async def test_a_run_from_a_clock_ahead_is_begun_too(memory: Memory, clock: SettableClock) -> None:
+    """Its process died before it was enqueued, and the others must not wait until their clocks have caught up."""
+    order = memory.runs.order
+    await order.add(asked("r1"))
+    assert await order.ready(limit=9, waited_seconds=30) == []
+    clock.advance(-3600)
+    assert await order.ready(limit=9, waited_seconds=30) == ["r1"]
+
+
 async def test_turns_begin_in_order_of_arrival(memory: Memory) -> None:
     """The second when the first is over; a turn of another session does not wait."""
     for run_id in ("r1", "r2"):

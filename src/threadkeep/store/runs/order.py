@@ -131,10 +131,15 @@ class RunOrder(ClockedTables, sql=("runs_order.sql",)):
         return bool(await self._ids("open_beside", run_id=run_id))
 
     async def ready(self, *, limit: int, waited_seconds: float = 0.0) -> list[str]:
-        """Return up to `limit` runs that may begin now and have waited for `waited_seconds`, oldest first."""
+        """Return up to `limit` runs that may begin now and have waited for `waited_seconds`, oldest first.
+
+        The result includes runs of processes whose clocks are ahead of this one.
+        """
+        now = self._clock()
         # One microsecond later, to include runs that arrived exactly at the limit.
-        before = self._clock() - timedelta(seconds=waited_seconds) + timedelta(microseconds=1)
-        return await self._ids("ready", limit=limit, before=time_text(before))
+        before = now - timedelta(seconds=waited_seconds) + timedelta(microseconds=1)
+        ahead = time_text(now + _CLOCKS_DIFFER)
+        return await self._ids("ready", limit=limit, before=time_text(before), ahead=ahead)
 
     async def abandoned(self, *, limit: int) -> list[str]:
         """Return up to `limit` runs whose owners were found dead; a process that begins such a run takes it over."""
