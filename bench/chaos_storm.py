@@ -52,8 +52,11 @@ class Weather:
 
 
 def stopped_after(storm: Storm, notes: Sequence[Note]) -> float | None:
-    """Return how many seconds after its cancellation a tree was still working; None if at most two seconds."""
-    limit = storm.asked + STOPPED_WITHIN_SECONDS
+    """Return how many seconds after its cancellation a tree was still working; None if at most two seconds.
+
+    The time of the response counts, because the process that got the request may have been killed before it stored it.
+    """
+    limit = storm.answered + STOPPED_WITHIN_SECONDS
     at_work: dict[int, int] = {}
     latest: float | None = None
     for note in notes:
@@ -65,7 +68,7 @@ def stopped_after(storm: Storm, notes: Sequence[Note]) -> float | None:
             at_work[note.pid] = at_work.get(note.pid, 0) + 1
         elif note.text == storm.text and note.what == "end" and note.pid in at_work:
             at_work[note.pid] -= 1
-    return None if latest is None else latest - storm.asked
+    return None if latest is None else latest - storm.answered
 
 
 async def storms(place: Place, plan: Plan) -> Weather:

@@ -67,7 +67,7 @@ def test_work_beside_other_work_is_found() -> None:
 
 def test_work_long_after_its_cancelling_is_found() -> None:
     """Whether it goes on or begins anew."""
-    storm = Storm("s/1", "r1", 10.0, 10.1, 10.5, 11.0)
+    storm = Storm("s/1", "r1", 5.0, 10.0, 10.5, 11.0)
     begin, end = Note(9.0, 1, "begin", "s/1", "r"), Note(13.0, 1, "end", "s/1", "r")
     assert stopped_after(storm, [begin, end]) == pytest.approx(3.0)
     assert stopped_after(storm, [begin, end._replace(seconds=11.0)]) is None
