@@ -150,7 +150,7 @@ async def cancel_run(run_id: RunIdArgument, user: RunUser = None) -> None:
         terminal.note(f"There is nothing to cancel: run {run_id} is {found.status}.")
     else:
         below = f", with {len(stopped) - 1} descendants" if len(stopped) > 1 else ""
-        soon = "its process stops it within two seconds"
+        soon = "its process stops it within two seconds, or another worker later if that process has died"
         later = soon if found.status == "running" else "it ends after the turns before it"
         state = "cancelled" if found.over else "being cancelled"
         terminal.say(f"{run_id} is {state}{below}{'' if found.over else f'; {later}'}.")
