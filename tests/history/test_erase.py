@@ -29,6 +29,7 @@ from threadkeep.history.pending import PendingOptions, folder_of
 from threadkeep.records import Turn
 from threadkeep.records.erasure import EraseReceipt
 from threadkeep.records.knowledge import Evidence, Scope
+from threadkeep.records.runs import NewRun
 from threadkeep.store.address import parse_address
 from threadkeep.store.checkpointers import open_checkpointer
 from threadkeep.store.driver import StoreOptions
@@ -337,6 +338,20 @@ async def test_a_session_is_erased_alone(memory: Memory) -> None:
     await memory.session("telegram:2").branch(1)
     receipt = await memory.erase(session_id="telegram:2")
     assert any("1 branches of the session" in one for one in receipt.not_reached)
+
+
+async def test_sessions_of_child_runs_are_named(memory: Memory) -> None:
+    """They have texts of the session, and stay if it is erased alone."""
+    top = NewRun(run_id="r1", workflow="parent", input={"text": "hi"}, session_id="telegram:1")
+    await memory.runs.order.add(top)
+    for name, session_id in (("r2", "child:r2"), ("r3", None)):
+        child = NewRun(run_id=name, workflow="child", input={"text": "hi"}, session_id=session_id, parent_run_id="r1")
+        await memory.runs.order.add(child)
+    await memory.session("telegram:1").append([Message(role="user", content="hi")])
+    receipt = await memory.erase(session_id="telegram:1")
+    assert any("1 sessions of child runs" in one for one in receipt.not_reached)
+    receipt = await memory.erase(session_id="child:r2")
+    assert not any("child runs" in one for one in receipt.not_reached)
 
 
 STEPS = ("empty", "delete_person", "forget_evidence", "delete_checkpoints", "overwrite")

@@ -146,12 +146,14 @@ class Eraser:
         return replace(receipt, signature=digest(receipt.signed_text()))
 
     async def _elsewhere(self, wanted: Erasable) -> list[str]:
-        """Describe the data of the target that stay, because they belong to other people or to a branch."""
+        """Describe the data of the target that stay, because they belong to other people, a branch or a child run."""
         found: list[str] = []
         if episodes := await self.rows.episodes_elsewhere(wanted):
             found.append(f"{episodes} episodes in Graphiti's groups of workspaces and of sessions of others")
         if wanted.session_id is not None and (branches := await self.rows.branches(wanted.session_id)):
             found.append(f"{branches} branches of the session, which have copies of its messages: erase each")
+        if wanted.session_id is not None and (children := await self.rows.child_sessions(wanted.session_id)):
+            found.append(f"{children} sessions of child runs (child:…), which have texts of its messages: erase each")
         return found
 
     async def verify(self, receipt: EraseReceipt) -> Verification:

@@ -213,6 +213,10 @@ class TableErasing(ClockedTables, sql=_STATEMENTS):
         """Return the number of branches of a session; a branch has copies of its messages."""
         return int((await self._driver.fetch(self._sql["branches"], {"session_id": session_id}))[0][0])
 
+    async def child_sessions(self, session_id: str) -> int:
+        """Return the number of sessions of child runs; they begin with a text that a turn of the session passed on."""
+        return int((await self._driver.fetch(self._sql["child_sessions"], {"session_id": session_id}))[0][0])
+
     async def retractions(self) -> int:
         """Return the number of episodes whose deletion Graphiti has not confirmed yet."""
         return int((await self._driver.fetch(self._sql["retractions"], {}))[0][0])

@@ -255,6 +255,12 @@ WHERE d.sent_at IS NOT NULL
 -- name: branches
 SELECT count(*) FROM chat_sessions WHERE parent_session_id = :session_id AND agent IS NULL
 
+-- name: child_sessions
+-- Sessions that child runs of a session's turns have for themselves.
+SELECT count(DISTINCT c.session_id)
+FROM chat_runs r JOIN chat_runs c ON c.root_run_id = r.run_id
+WHERE r.session_id = :session_id AND c.session_id <> :session_id
+
 -- name: retractions
 -- Episodes whose deletion Graphiti has not confirmed.
 SELECT count(*) FROM chat_graph_deliveries
