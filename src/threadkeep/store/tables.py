@@ -142,7 +142,8 @@ class TableTranscripts:
         # One extra row shows whether there is an older page; the first message need not have `seq` 1.
         parameters = {"session_id": session_id, "before": min(before, END), "limit": limit + 1, "user_id": user_id}
         statement, read = ("newest", message_of) if view == "active" else ("newest_of_history", marked_message_of)
-        rows = await self._driver.fetch(self._sql[statement], parameters)
+        sql = self._sql[statement if user_id is None else f"{statement}_of_user"]
+        rows = await self._driver.fetch(sql, parameters)
         is_end = len(rows) <= limit
         rows = rows[:limit]
         rows.reverse()

@@ -79,33 +79,42 @@ WHERE NOT EXISTS (
 )
 
 -- name: newest
--- The newest :limit active messages before :before, newest first; with a user only if the session is theirs. The lower
--- bound makes PostgreSQL use the index even without statistics on the length of sessions.
+-- The newest :limit active messages before :before, newest first. The lower bound makes PostgreSQL use the index even
+-- without statistics on the length of sessions.
 SELECT
     seq, id, role, content, tokens, status, confidence, escalated, run_id, metadata, original, sent_at, created_at, author,
     answers, ordinal
 FROM chat_messages
 WHERE session_id = :session_id AND seq > 0 AND seq < :before AND superseded_at IS NULL
-    AND (
-        CAST(:user_id AS TEXT) IS NULL
-        OR CAST(:user_id AS TEXT) = (SELECT s.user_id FROM chat_sessions s WHERE s.session_id = :session_id)
-    )
 ORDER BY seq DESC
 LIMIT :limit
 
+-- name: newest_of_user
+-- The same, if the session belongs to the user. A separate statement, because PostgreSQL would plan a statement with an
+-- optional user again at each call.
+SELECT * FROM (
+-- include: newest
+) m
+WHERE :user_id = (SELECT s.user_id FROM chat_sessions s WHERE s.session_id = :session_id)
+ORDER BY seq DESC
+
 -- name: newest_of_history
--- The same, including superseded messages with the columns that mark them.
+-- The newest messages as above, including superseded messages with the columns that mark them.
 SELECT
     seq, id, role, content, tokens, status, confidence, escalated, run_id, metadata, original, sent_at, created_at, author,
     answers, ordinal, superseded_at, superseded_by
 FROM chat_messages
 WHERE session_id = :session_id AND seq > 0 AND seq < :before
-    AND (
-        CAST(:user_id AS TEXT) IS NULL
-        OR CAST(:user_id AS TEXT) = (SELECT s.user_id FROM chat_sessions s WHERE s.session_id = :session_id)
-    )
 ORDER BY seq DESC
 LIMIT :limit
+
+-- name: newest_of_history_of_user
+-- The same, if the session belongs to the user.
+SELECT * FROM (
+-- include: newest_of_history
+) m
+WHERE :user_id = (SELECT s.user_id FROM chat_sessions s WHERE s.session_id = :session_id)
+ORDER BY seq DESC
 
 -- name: recent
 -- The rows of a window: after the last reset, the archive and :after, newest first, without system rows. The lower
