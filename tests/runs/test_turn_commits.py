@@ -11,12 +11,15 @@ import pytest
 
 from tests.agent.talking import ask, kept, make_agent
 from tests.databases import query
+from tests.recorded_events import RecordedEvents
 from tests.runs.chatting import ROOM, WATCHFUL, Chats, said
-from tests.runs.desk import QUICK, eventually
+from tests.runs.checkpointing import CountingSaver
+from tests.runs.desk import QUICK, RunDesk, eventually
 from threadkeep import MemoryOptions, SessionMemory, open_memory
 from threadkeep.agent.turn_options import ChatOptions
 from threadkeep.history.pending import Join
 from threadkeep.records import Turn
+from threadkeep.runs.requests import RunRequest
 from threadkeep.store.address import parse_address
 from threadkeep.testing import Gate, ScriptedModel
 
@@ -72,6 +75,22 @@ async def test_a_trace_that_was_stored_during_the_model_call_ends_in_the_same_tr
         assert [event.number for event in events] == list(range(1, len(events) + 1))
         assert [event.kind for event in events][:2] == ["status", "node_started"]
         assert events[-1].data["status"] == "done"
+
+
+async def test_a_queued_run_ends_with_its_answer_and_looks_for_no_checkpoints(
+    postgres_url: str, memory_options: MemoryOptions, events: RecordedEvents
+) -> None:
+    """A run that no process has executed has no checkpoints to read, and none to delete at its end."""
+    async with open_memory(postgres_url, options=memory_options) as memory:
+        saver = CountingSaver()
+        desk = RunDesk(memory, ScriptedModel(["hello"]), events, saver=saver)
+        async with desk.open("schema: 1\nname: desk\nnodes:\n  answer: {kind: agent, next: end}") as service:
+            request = RunRequest(workflow="desk", text="hi", session_id="room")
+            queued = await service.submit(request, mode="background")
+            assert (await service.result(queued.run_id)).text == "hello"
+        [transactions] = query(postgres_url, TRANSACTIONS)
+        assert len({str(one) for one in transactions}) == 1
+        assert saver.asked == []
 
 
 async def test_a_turn_takes_few_transactions(sqlite_url: str, memory_options: MemoryOptions, make_chat: Chats) -> None:

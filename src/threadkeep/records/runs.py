@@ -191,9 +191,10 @@ class Run:
 
 @dataclass(frozen=True)
 class Begun:
-    """The owner has acquired the run, and executes it from the last checkpoint of the run."""
+    """The owner has acquired the run, and executes it from its last checkpoint. A `new` run has never begun before."""
 
     run: Run
+    new: bool = False
 
 
 @dataclass(frozen=True)

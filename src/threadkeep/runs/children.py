@@ -84,9 +84,10 @@ class RunChildren:
         if run.status == "waiting":
             await self._runs.resume(run.run_id, _answer_to(run))
             return await self._seen(run)
-        taken = run if beginning else await self._worker.acquire(run.run_id)
-        if taken is not None:
-            await self._worker.execute_owned(taken, beginning)
+        if beginning is not None:
+            await self._worker.execute_owned(run, beginning)
+        elif (begun := await self._worker.acquire(run.run_id)) is not None:
+            await self._worker.execute_owned(begun.run, new=begun.new)
         return await self._seen(run)
 
     async def _seen(self, run: Run) -> Run:

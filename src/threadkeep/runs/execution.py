@@ -153,8 +153,7 @@ class RunExecution:
         if len(self._run.inputs) > 1:
             self._run = await with_unanswered(memory, self._run)
         # A graph looks for the answer of an unrecorded run only in its first step. A resumed graph skips that step.
-        answered = not self._begins and in_flight.has_answered(self._run)
-        if answered and (result := await answered_without(memory, self._run)) is not None:
+        if in_flight.has_answered(self._run) and (result := await answered_without(memory, self._run)) is not None:
             return Outcome("done", result=result)
         if self._chat is not None:
             await self._reply(*self._chat)

@@ -137,16 +137,16 @@ class Worker:
                 with ErrorBoundary(lambda error: self.report(type(error).__name__)):
                     if (beginning := self._begun.pop(run_id, None)) is not None:
                         await self.execute_owned(beginning.run, beginning)
-                    elif (run := await retry_until_available(lambda: self.acquire(run_id))) is None:
+                    elif (begun := await retry_until_available(lambda: self.acquire(run_id))) is None:
                         return
-                    elif run.attempts > options.max_attempts:
-                        await self._set_aside(run)
+                    elif begun.run.attempts > options.max_attempts:
+                        await self._set_aside(begun.run)
                     else:
-                        await self.execute_owned(run)
+                        await self.execute_owned(begun.run, new=begun.new)
                     return
                 await asyncio.sleep(options.pause_seconds * 2 ** (failures - 1))
-            if (run := await retry_until_available(lambda: self.acquire(run_id))) is not None:
-                await self._set_aside(run)
+            if (begun := await retry_until_available(lambda: self.acquire(run_id))) is not None:
+                await self._set_aside(begun.run)
         finally:
             stream.started = False
             self._started.pop(run_id, None)
@@ -155,10 +155,10 @@ class Worker:
     async def end_stopped(self, run_id: str) -> None:
         """End a run that was cancelled before it began. If earlier turns are active, the run ends after them."""
         await self.engine.ready()
-        if not self.has(run_id) and (run := await self.acquire(run_id)) is not None:
-            await self.execute_owned(run)
+        if not self.has(run_id) and (begun := await self.acquire(run_id)) is not None:
+            await self.execute_owned(begun.run, new=begun.new)
 
-    async def acquire(self, run_id: str) -> Run | None:
+    async def acquire(self, run_id: str) -> Begun | None:
         """Make this process the owner of a run, which it begins or takes over from a dead process.
 
         Return None if the run is over, must wait, or belongs to a live process.
@@ -166,7 +166,7 @@ class Worker:
         for _ in range(_TAKEOVERS):
             found = await self._runs.order.begin(run_id, self.engine.name)
             if isinstance(found, Begun):
-                return found.run
+                return found
             if isinstance(found, Over) or found.behind != run_id or found.run.owner is None:
                 return None
             if not await self.engine.dead({found.run.owner}):
@@ -178,9 +178,14 @@ class Worker:
         """Report the class name of an error that interrupts the work of this process."""
         self._memory.observers.notify(RunTrouble(error=error, work=work))
 
-    async def execute_owned(self, run: Run, beginning: Beginning | None = None) -> Outcome | None:
-        """Execute a run that this process owns; return its outcome, or None if this process has lost the run."""
-        active = self._enter(run, beginning)
+    async def execute_owned(
+        self, run: Run, beginning: Beginning | None = None, *, new: bool = False
+    ) -> Outcome | None:
+        """Execute a run that this process owns; return its outcome, or None if this process has lost the run.
+
+        A run with a `beginning`, and a `new` one, has never been executed before.
+        """
+        active = self._enter(run, beginning, new=new or beginning is not None)
         if run.attempts > 1:
             self._memory.observers.notify(
                 RunTakenOver(workflow=run.workflow, attempt=run.attempts, run_id=run.run_id, session_id=run.session_id)
@@ -209,8 +214,8 @@ class Worker:
             else:
                 await self.engine.enqueue(following)
 
-    def _enter(self, run: Run, beginning: Beginning | None) -> ActiveRun:
-        stream, owner, begins = self.streams.of(run.run_id), run.owner or self.engine.name, beginning is not None
+    def _enter(self, run: Run, beginning: Beginning | None, *, new: bool) -> ActiveRun:
+        stream, owner = self.streams.of(run.run_id), run.owner or self.engine.name
         options = self.dependencies.options
         tracer = RunTracer(
             self._runs.trace,
@@ -219,19 +224,19 @@ class Worker:
             lost=lambda: active.cancel("lost"),
             seconds=options.trace_seconds,
             late_seconds=options.late_trace_seconds,
-            begins=begins,
+            begins=new,
         )
         progress = RunProgress(
             self._progress,
             lambda: self._runs.records.checkpoints_expected(run.run_id),
-            fresh=begins,
+            fresh=new,
             seconds=options.progress_seconds,
         )
-        active = ActiveRun(run, owner, stream, tracer, progress, begins)
+        active = ActiveRun(run, owner, stream, tracer, progress, new)
         if beginning is not None:
             active.workflow, active.hold.begun = beginning.workflow, beginning.turn
-        # The caller of a run that begins here waits for its answer; that of a run that was taken over does not.
-        active.hold.told = begins
+        # The caller of a run that begins here waits for its answer; that of a run that was queued does not.
+        active.hold.told = beginning is not None
         stream.hold = active.hold
         self.active[run.run_id] = active
         if (saver := self.dependencies.saver) is not None:

@@ -94,8 +94,8 @@ class RunOrder(ClockedTables, sql=("runs_order.sql",)):
         """Begin a run if it may begin now, or take it over if its owner is dead; otherwise return the reason."""
         async with self._driver.writing() as connection:
             await self._locks.hold_orders_of(connection, run_id)
-            if run := await self._begin(connection, run_id, owner):
-                return Begun(run)
+            if begun := await self._begin(connection, run_id, owner):
+                return begun
             run = await fetch_run(connection, run_id)
             if run is None or not run.inputs or run.status not in ("queued", "running"):
                 return Over(run)
@@ -264,12 +264,10 @@ class RunOrder(ClockedTables, sql=("runs_order.sql",)):
         active = {"user_id": new.user_id, "workflow": new.workflow, "session_id": new.session_id}
         await connection.execute(self._sql["note_active_session"], {**active, "now": time_text(self._clock())})
 
-    async def _begin(self, connection: Connection, run_id: str, owner: str) -> Run | None:
-        now = self._clock()
-        parameters = {"run_id": run_id, "owner": owner, "now": time_text(now), "disowned": DISOWNED}
-        if not await connection.fetch(self._sql["begin"], parameters):
-            return None
-        return await _there(connection, run_id)
+    async def _begin(self, connection: Connection, run_id: str, owner: str) -> Begun | None:
+        parameters = {"run_id": run_id, "owner": owner, "now": time_text(self._clock()), "disowned": DISOWNED}
+        new, begun = await connection.fetch_each([(self._sql[name], parameters) for name in ("is_new", "begin")])
+        return Begun(await _there(connection, run_id), new=bool(new)) if begun else None
 
     async def _ids(self, statement: str, **parameters: object) -> list[str]:
         """Return the ids of the runs that a statement finds; the id must be its first column."""

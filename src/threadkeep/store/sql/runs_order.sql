@@ -233,6 +233,9 @@ UPDATE chat_runs SET input = :input WHERE run_id = :run_id
 -- name: join
 INSERT INTO chat_run_messages (session_id, message_id, run_id) VALUES (:session_id, :message_id, :run_id)
 
+-- name: is_new
+SELECT run_id FROM chat_runs WHERE run_id = :run_id AND started_at IS NULL
+
 -- name: begin
 -- Also begins a run with a dead owner. The current owner of a run continues the same attempt.
 UPDATE chat_runs SET
