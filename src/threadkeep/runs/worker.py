@@ -178,9 +178,7 @@ class Worker:
         """Report the class name of an error that interrupts the work of this process."""
         self._memory.observers.notify(RunTrouble(error=error, work=work))
 
-    async def execute_owned(
-        self, run: Run, beginning: Beginning | None = None, *, new: bool = False
-    ) -> Outcome | None:
+    async def execute_owned(self, run: Run, beginning: Beginning | None = None, *, new: bool = False) -> Outcome | None:
         """Execute a run that this process owns; return its outcome, or None if this process has lost the run.
 
         A run with a `beginning`, and a `new` one, has never been executed before.
