@@ -329,7 +329,8 @@ def test_a_mistyped_database_is_not_created(cli: CommandLine, command: str) -> N
     typo = cli.folder / "typo.db"
     refused = cli(*command.split(), "--database", f"sqlite:///{typo}")
     assert (refused.exit_code, refused.out) == (1, "")
-    assert refused.err == f"There is no file {typo}; correct --database, or create it with: threadkeep migrate\n"
+    create = f"threadkeep migrate --database {typo}"
+    assert refused.err == f"There is no file {typo}; correct --database, or create it with: {create}\n"
     assert not typo.exists()
 
 

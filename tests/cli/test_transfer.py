@@ -208,6 +208,7 @@ def test_bad_lines_are_named_and_the_rest_is_stored(cli: CommandLine) -> None:
         "Line 4: This is not JSON in UTF-8.",
     ]
     assert cli.info("a").message_count == 2
+    assert "A corrected message follows those that are stored; to keep the order," in outcome.out
 
     told = cli("sessions", "import", "-", "--json", given="\n".join(lines)).json
     assert told["bad_lines"] == 2
@@ -220,6 +221,7 @@ def test_strict_stops_at_the_first_bad_line(cli: CommandLine) -> None:
     lines[3] = "not json"
     outcome = cli("sessions", "import", "-", "--strict", given="\n".join(lines))
     assert outcome.exit_code == 1
+    assert "to keep the order" not in outcome.out
     assert cli.info("a").message_count == 2
 
 

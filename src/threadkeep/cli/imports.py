@@ -129,7 +129,7 @@ async def import_sessions(
     if terminal.as_json:
         terminal.json({**asdict(done), "errors": refusals.errors})
     else:
-        _show_lines(done)
+        _show_lines(done, strict=strict)
     if done.bad_lines:
         raise typer.Exit(1)
 
@@ -260,10 +260,10 @@ def _show_source(source: Source, done: Imported, empty: int) -> None:
     )
 
 
-def _show_lines(done: Imported) -> None:
+def _show_lines(done: Imported, *, strict: bool) -> None:
     terminal.say(f"Stored {counted(done.stored, 'message')}; already known: {done.known:,}.")
     _say_counts(
-        ("Stored at other positions, because their sessions already had messages", done.moved),
+        ("Stored at other positions, because their sessions had messages or lines were skipped", done.moved),
         (_CLEANED, done.cleaned),
     )
     if done.summaries:
@@ -276,6 +276,10 @@ def _show_lines(done: Imported) -> None:
     )
     if done.bad_lines:
         terminal.say(f"Invalid lines: {done.bad_lines:,}. Correct them and repeat the import; nothing is stored twice.")
+        if not strict:
+            terminal.say(
+                "A corrected message follows those that are stored; to keep the order, delete its session first."
+            )
 
 
 def _say_counts(*counts: tuple[str, int]) -> None:

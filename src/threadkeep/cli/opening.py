@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from contextvars import ContextVar
@@ -155,8 +156,10 @@ async def opened_runs(*, in_background: bool, works: bool = True) -> AsyncIterat
 
 def check_exists(address: DatabaseAddress) -> None:
     """Reject a SQLite file that `--database` names and that does not exist, because its path may be mistyped."""
-    if chosen_database.get() is not None and address.path is not None and not address.path.exists():
-        raise NotDone(f"There is no file {address.path}; correct --database, or create it with: threadkeep migrate")
+    path = address.path
+    if chosen_database.get() is not None and path is not None and not path.exists():
+        create = f"threadkeep migrate --database {shlex.quote(str(path))}"
+        raise NotDone(f"There is no file {path}; correct --database, or create it with: {create}")
 
 
 def check_others_see(settings: Settings) -> None:

@@ -201,6 +201,14 @@ async def test_empty_words_are_refused_with_a_cure(client: httpx2.AsyncClient) -
     assert "A message has 1 to 100,000 characters" in response.text
 
 
+async def test_an_address_with_invalid_values_is_explained(client: httpx2.AsyncClient) -> None:
+    """The page names the parameter, and not a member of the API's problem document."""
+    shown = (await opened(client, f"/?user={'x' * 600}", status=422)).text
+    assert "The address has values that are not valid" in shown
+    assert "<code>user</code>" in shown
+    assert "errors" not in shown
+
+
 async def test_a_message_longer_than_a_page_is_a_page_of_its_own(client: httpx2.AsyncClient) -> None:
     """Older messages are behind a link."""
     session = [{"role": "user", "content": f"Line {number}."} for number in range(60)]
