@@ -99,6 +99,30 @@ async def test_of_answers_at_once_the_others_are_told_how_the_run_stands(every_d
         assert not str(refusal).endswith("it is waiting.")
 
 
+async def test_an_answer_is_not_used_for_the_next_question_after_a_retry(every_desk: RunDesk) -> None:
+    """It stays with the question to which a person gave it."""
+    failures = [ValueError()]
+
+    async def ask(state: WorkflowState) -> WorkflowState:
+        first = interrupt("May I refund it?")
+        if failures:
+            raise failures.pop()
+        return {"messages": [AIMessage(f"{first}, {interrupt('May I delete it?')}")]}
+
+    builder: StateGraph[WorkflowState, RunContext, Any, Any] = StateGraph(WorkflowState, context_schema=RunContext)
+    builder.add_node("ask", ask)
+    builder.add_edge(START, "ask")
+    builder.add_edge("ask", END)
+    async with every_desk.open(python_workflow("form", builder)) as service:
+        run_id = (await carried_out(service, RunRequest(workflow="form", text="my parcel"))).run.run_id
+        await service.resume(run_id, "yes")
+        assert (await service.result(run_id)).status == "failed"
+        await service.retry(run_id)
+        assert [one["value"] for one in (await service.result(run_id)).interrupts] == ["May I delete it?"]
+        await service.resume(run_id, "no")
+        assert (await service.result(run_id)).text == "yes, no"
+
+
 async def test_a_message_answers_one_question_once(every_desk: RunDesk) -> None:
     """Also if it is delivered twice at once, or again when the run asks the next question."""
     async with every_desk.open(asking_twice()) as service:

@@ -168,7 +168,10 @@ UPDATE chat_runs SET
 WHERE run_id = :run_id AND status = 'waiting' AND (CAST(:asked AS TEXT) IS NULL OR CAST(interrupt AS TEXT) = :asked)
 
 -- name: retry
+-- Only an interrupted run keeps the answer of a person, because it has no process that used it. Another run would take
+-- the answer for the answer to its next question.
 UPDATE chat_runs SET
+    resume_value = CASE WHEN status = 'interrupted' AND attempts <= 1 THEN resume_value END,
     status = 'queued', owner = NULL, heartbeat_at = NULL, result = NULL, error = NULL, ended_at = NULL, attempts = 0,
     set_aside = FALSE, cancel_requested_at = NULL, cancel_reason = NULL,
     budget = CASE WHEN CAST(:has_budget AS BOOLEAN) THEN :budget ELSE chat_runs.budget END,
