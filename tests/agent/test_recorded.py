@@ -84,20 +84,22 @@ async def test_a_summary_stands_for_what_it_covers(sqlite_memory: Memory) -> Non
 
 
 async def test_a_graph_answers_while_the_database_does_not(memory_options: MemoryOptions, tmp_path: Path) -> None:
-    """Without the earlier turns; its turn is stored later."""
+    """Without the earlier turns; its turn is stored later. A repeat of the question does not run the graph again."""
     pending = dataclasses.replace(memory_options.pending, write_timeout_seconds=0.3, first_pause_seconds=60.0)
     options = dataclasses.replace(memory_options, pending=pending, store=StoreOptions(lock_timeout_seconds=0.2))
     async with open_memory(f"sqlite:///{tmp_path}/t.db", options=options) as memory:
         await memory.session(ROOM).append([Message("user", "before"), Message("assistant", "yes")])
-        graph, _ = graph_of(memory, "hello")
+        graph, model = graph_of(memory, "hello", "never")
         lock = locked(tmp_path / "t.db")
         await asyncio.to_thread(lock.__enter__)
         try:
-            state = await graph.ainvoke(input_of("hi"), config_of())
+            states = [await graph.ainvoke(input_of("hi", "m-1"), config_of()) for _ in range(2)]
         finally:
             lock.__exit__(None, None, None)
-        assert state["messages"][-1].text == "hello"
         assert await memory.pending.deliver()
+        states.append(await graph.ainvoke(input_of("hi", "m-1"), config_of()))
+        assert [state["messages"][-1].text for state in states] == ["hello"] * 3
+        assert len(model.calls) == 1
         assert (await kept(memory))[2:] == [("user", "hi"), ("assistant", "hello")]
 
 

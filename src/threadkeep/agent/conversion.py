@@ -144,6 +144,9 @@ ANSWERS: Final = "threadkeep:answers"
 TASK: Final = "threadkeep:task"
 """The key in the metadata of an answer for the digest of the LangGraph task in which a nested agent gave it."""
 
+ENDS: Final = "threadkeep:ends"
+"""The key in the metadata of an answer for the recorded graph that ended with it, set if its state has nothing else."""
+
 FORGETS: Final = "threadkeep:forgets"
 """The key in the metadata of a tool that deletes facts: the turn's later model calls read the facts again."""
 

@@ -17,7 +17,7 @@ from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from threadkeep.agent.answers import final_answer, storable
 from threadkeep.agent.callbacks import Ending, with_callback
-from threadkeep.agent.conversion import id_of, identify, text_of, to_langchain, transcript_text
+from threadkeep.agent.conversion import ENDS, id_of, identify, text_of, to_langchain, transcript_text
 from threadkeep.agent.extras import section_message
 from threadkeep.agent.invocation import control_of, metadata_of, run_id_of, session_for
 from threadkeep.agent.participation import Participation
@@ -219,6 +219,7 @@ class GraphTurn:
         self.part.author = spoken.name
         turn = await self.part.begin(messages)
         turn.speak_as(self.part.author, root.claim_after_seen(self.part.author, self.part.key, root.sent))
+        turn.ends = self._author if all(name == "messages" or name.startswith("__") for name in state) else None
         winner = turn.answered or await turn.close(answer)
         await self._keep_end(turn, str(id_of(winner or answer)), state)
         return None if winner is None else winner.model_copy(update={"name": spoken.name})
@@ -241,6 +242,10 @@ class GraphTurn:
     async def _stored_end(self, turn: OpenTurn) -> GraphEnd | None:
         """Return the stored end of a repeated turn; None if none is stored or the database fails."""
         memory, session, seq = self.part.memory, self.part.session, turn.question_seq
+        # The answer is stored even if the process ends or the database fails before the turn's end is stored.
+        for number, one in enumerate(turn.earlier, start=1):
+            if one.metadata.get(ENDS) == self._author:
+                return GraphEnd(turn.earlier[:number])
         if not turn.earlier or seq is None:
             return None
         kept = await in_time(session, memory.contexts.steps(session.session_id, self._author, since=seq)) or ()

@@ -17,7 +17,16 @@ from typing import Final
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.utils.uuid import uuid7
 
-from threadkeep.agent.conversion import EDITS, STRUCTURED, TASK, from_langchain, id_of, is_stored_as, transcript_text
+from threadkeep.agent.conversion import (
+    EDITS,
+    ENDS,
+    STRUCTURED,
+    TASK,
+    from_langchain,
+    id_of,
+    is_stored_as,
+    transcript_text,
+)
 from threadkeep.agent.holding import HeldAnswer
 from threadkeep.agent.questions import RECEIVED
 from threadkeep.agent.turn_context import TurnContext
@@ -50,12 +59,13 @@ class OpenTurn(TurnContext):
 
     `answered` is the speaker's complete answer if it is stored already, because the question is a repeat or another
     process was faster. `earlier` are the complete answers of all speakers that this turn has read so far. `task` names
-    the call of a nested agent (`task_of`).
+    the call of a nested agent (`task_of`). `ends` names the recorded graph that ends with this answer.
     """
 
     answered: AIMessage | None = None
     earlier: tuple[Message, ...] = ()
     task: str | None = None
+    ends: str | None = None
     _repeated = False
     _forgotten = False
     _known_question_id: str | None = None
@@ -244,8 +254,9 @@ class OpenTurn(TurnContext):
             answers=self.question_id or self.run_id,
             ordinal=None if self.ordinal == 1 else self.ordinal,
         )
-        if self.task is not None:
-            answer = answer.with_fields(metadata={**answer.metadata, TASK: self.task})
+        marks = {key: mark for key, mark in ((TASK, self.task), (ENDS, self.ends)) if mark is not None}
+        if marks:
+            answer = answer.with_fields(metadata={**answer.metadata, **marks})
         told = status == "complete" and (self._hold is None or self._hold.told)
         # If possible, leave the answer to the transaction that ends the run.
         waits = self._hold is not None and self._hold.takes(self.session) and not self.steps.waiting
