@@ -214,6 +214,15 @@ async def test_text_is_found_in_any_case_of_any_script(memory: Memory) -> None:
     assert len(await memory.procedures.all(text="\u00e4RZTE")) == 1
     assert [person.id for person in await memory.persons.all(text="\u00e4NN")] == ["telegram:1"]
     assert [info.session_id async for info in memory.sessions(query="\u00e4rzte")] == ["room:1"]
+    await memory.session("room:1").update(title="\u03a6\u0399\u039b\u039f\u03a3\u039f\u03a6\u0399\u0391 \u0130zmir")
+    for text in (
+        "\u03c6\u03b9\u03bb\u03bf\u03c2",
+        "\u03a6\u0399\u039b\u039f\u03a3",
+        "\u03c6\u03b9\u03bb\u03bf\u03c3\u03bf",
+        "izmir",
+        "\u0130ZM\u0130R",
+    ):
+        assert [info.session_id async for info in memory.sessions(query=text)] == ["room:1"], text
 
 
 @pytest.mark.parametrize("text", ["x" * 60_000, "%" * 30_000])

@@ -13,6 +13,7 @@ import psycopg
 import pytest
 
 from tests.limits import HANG_SECONDS
+from tests.servers import Postgres
 from threadkeep import MemoryOptions, Message, StoreError, StoreUnavailable, open_memory
 from threadkeep.errors import StoreClosed
 from threadkeep.history.memory import Memory
@@ -183,6 +184,21 @@ async def test_the_options_of_the_dsn_hold(postgres_url: str, memory_options: Me
     async with await psycopg.AsyncConnection.connect(postgres_url) as other:
         cursor = await other.execute("SELECT count(*) FROM tenant.chat_messages")
         assert await cursor.fetchone() == (1,)
+
+
+async def test_a_list_ignores_case_with_the_locale_c(postgres_server: Postgres, memory_options: MemoryOptions) -> None:
+    """The server's own `lower` converts ASCII letters only with this locale."""
+    url = postgres_server.url("locale_c")
+    with psycopg.connect(postgres_server.url("postgres"), autocommit=True) as server:
+        server.execute("CREATE DATABASE locale_c TEMPLATE template0 LOCALE 'C'")
+        try:
+            async with open_memory(url, options=memory_options) as memory:
+                await memory.session("room", user_id="u1").append([Message(role="user", content="ÄRZTE in Moskau")])
+                for text in ("ärzte", "Ärzte"):
+                    assert [info.session_id async for info in memory.sessions(query=text)] == ["room"]
+                    assert [info.session_id async for info in memory.sessions("u1", query=text)] == ["room"]
+        finally:
+            server.execute("DROP DATABASE locale_c WITH (FORCE)")
 
 
 async def test_a_closed_memory_says_that_it_is_closed(postgres_url: str, memory_options: MemoryOptions) -> None:

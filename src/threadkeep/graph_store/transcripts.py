@@ -17,6 +17,7 @@ from threadkeep.records import SPEAKERS, Message, Page, Receipt, SessionInfo, Tu
 from threadkeep.store.codec import Counter, clean_text, prepare, prepare_turn, time_text
 from threadkeep.store.contexts import Steps
 from threadkeep.store.null_stores import NullContexts
+from threadkeep.store.search_terms import fold
 from threadkeep.store.transcripts import (
     END,
     Branching,
@@ -30,7 +31,7 @@ from threadkeep.store.transcripts import (
 
 def selected(infos: Iterable[SessionInfo], query: SessionQuery) -> list[SessionInfo]:
     """Return one page of the sessions that match a query, newest activity first."""
-    text = None if query.query is None else clean_text(query.query).lower()
+    text = None if query.query is None else fold(clean_text(query.query))
     wanted = [
         info
         for info in infos
@@ -39,7 +40,7 @@ def selected(infos: Iterable[SessionInfo], query: SessionQuery) -> list[SessionI
         and (query.prefix is None or info.session_id.startswith(query.prefix))
         and (query.tag is None or clean_text(query.tag) in info.tags)
         and (query.cursor is None or (info.updated_at, info.session_id) < query.cursor)
-        and (text is None or text in f"{info.title or ''} {info.last_message or ''} {info.session_id}".lower())
+        and (text is None or text in fold(f"{info.title or ''} {info.last_message or ''} {info.session_id}"))
     ]
     wanted.sort(key=lambda info: (info.updated_at, info.session_id), reverse=True)
     return wanted[: query.limit]

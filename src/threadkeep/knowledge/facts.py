@@ -43,7 +43,7 @@ from threadkeep.records.knowledge import (
 )
 from threadkeep.store.codec import clean_text, time_text
 from threadkeep.store.driver import Connection, Driver, Row
-from threadkeep.store.statements import for_rows, like_pattern, row_parameters
+from threadkeep.store.statements import for_rows, row_parameters, text_filter
 
 MAX_EVIDENCE = 20
 """The maximum number of origins that are stored for a fact."""
@@ -167,7 +167,7 @@ class Knowledge:
             "kind": query.kind,
             "key": None if query.key is None else canonical_key(clean_text(query.key)),
             "former_key": None if query.key is None else clean_text(query.key),
-            "pattern": None if query.text is None else like_pattern(clean_text(query.text)),
+            **text_filter(query.text),
             "past": query.past,
             "user_id": query.user_id,
         }
@@ -402,7 +402,7 @@ class Knowledge:
         """
         ordered = sorted(dict.fromkeys(scopes), key=lambda scope: SCOPE_KINDS.index(scope.kind))
         page = {**page_parameters(limit, None, "fact_id"), "limit": limit}
-        asked = {**page, "kind": None, "key": None, "former_key": None, "pattern": None, "past": False}
+        asked = {**page, "kind": None, "key": None, "former_key": None, "past": False, **text_filter(None)}
         statements = [(self._sql["facts_of"], {**asked, "scope": one.kind, "owner": one.owner}) for one in ordered]
         pages = await connection.fetch_each(statements)
         for (sql, parameters), rows in zip(statements, pages, strict=True):

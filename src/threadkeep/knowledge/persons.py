@@ -16,9 +16,9 @@ from threadkeep.records.knowledge import (
     PersonQuery,
     check_name,
 )
-from threadkeep.store.codec import clean_text, time_of, time_text
+from threadkeep.store.codec import time_of, time_text
 from threadkeep.store.driver import Connection, Driver, Row
-from threadkeep.store.statements import like_pattern
+from threadkeep.store.statements import text_filter
 
 SEEN_INTERVAL = timedelta(hours=1)
 """The precision of `last_seen_at`. A finer precision would cost a write per message."""
@@ -82,7 +82,7 @@ class Persons:
         """
         parameters = {
             **page_parameters(query.limit, query.cursor, "person_id"),
-            "pattern": None if query.text is None else like_pattern(clean_text(query.text)),
+            **text_filter(query.text),
         }
         async with self._driver.reading() as connection:
             rows = await connection.fetch(self._sql["persons"], parameters)

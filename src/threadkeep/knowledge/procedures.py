@@ -21,7 +21,7 @@ from threadkeep.knowledge.rows import (
 from threadkeep.records.knowledge import SCOPE_KINDS, Procedure, ProcedureQuery, Scope
 from threadkeep.store.codec import clean_text, time_of, time_text
 from threadkeep.store.driver import Driver
-from threadkeep.store.statements import like_pattern
+from threadkeep.store.statements import text_filter
 
 
 class Procedures:
@@ -80,7 +80,7 @@ class Procedures:
             "scope": query.scope_kind,
             "name": None if query.name is None else clean_text(query.name),
             "active": query.active,
-            "pattern": None if query.text is None else like_pattern(clean_text(query.text)),
+            **text_filter(query.text),
             "user_id": query.user_id,
         }
         async with self._driver.reading() as connection:
@@ -105,7 +105,7 @@ class Procedures:
             context: the names of the available inputs.
             limit: the maximum number of procedures.
         """
-        page = {**page_parameters(MAX_PAGE, None, "procedure_id"), "name": None, "active": True, "pattern": None}
+        page = {**page_parameters(MAX_PAGE, None, "procedure_id"), "name": None, "active": True, **text_filter(None)}
         ordered = sorted(dict.fromkeys(scopes), key=lambda scope: SCOPE_KINDS.index(scope.kind))
         statements = [
             (self._sql["procedures_of"], {**page, "scope": scope.kind, "owner": scope.owner}) for scope in ordered

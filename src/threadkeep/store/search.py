@@ -28,10 +28,11 @@ from threadkeep.store.search_terms import (
     rarity,
     relevance_words,
     search_terms,
+    short_pattern,
     term_pattern,
     trigram_expression,
 )
-from threadkeep.store.statements import Tables, like_pattern
+from threadkeep.store.statements import Tables
 
 MUCH_UNINDEXED = 10_000
 """If more messages than this are unindexed, such as after an import, indexing them takes noticeable time."""
@@ -192,7 +193,7 @@ class SearchIndex(Tables, sql=("search.sql", "{backend}/search.sql")):
             return await connection.fetch(self._sql["match"], parameters)
         of_user = "match_short" if scope["user_id"] is None else "match_short_of_user"
         short = of_user if scope["session_id"] is None else "match_short_of_session"
-        patterns = dump_json([like_pattern(word) for word in words])
+        patterns = dump_json([short_pattern(word) for word in words])
         return await connection.fetch(self._sql[short], {**scope, "patterns": patterns, "limit": limit})
 
     async def _rarities(self, connection: Connection, words: Sequence[str]) -> Sequence[float]:

@@ -26,6 +26,8 @@ _SPREAD = 0x9E3779B1
 _CASED = 0x20000
 
 _WORDS = re.compile(r"\w+")
+# Some write either sigma at the end of a word, and `lower` converts an abbreviation such as "Α.Σ.Δ" as one word.
+_FINAL_SIGMA = re.compile(r"σ(?!\w)")
 # Scripts without spaces between words: Thai, Lao, Khmer, Myanmar, kana and Han; also hangul, because of its suffixes.
 _UNSPACED = re.compile(
     "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff]+"
@@ -34,7 +36,18 @@ _UNSPACED = re.compile(
 
 def search_terms(text: str) -> Sequence[str]:
     """Return the words of a text, and pairs of characters for scripts without spaces; each once, in order."""
-    return list(dict.fromkeys(_terms(clean_text(text).lower())))
+    return list(dict.fromkeys(_terms(_FINAL_SIGMA.sub("ς", clean_text(text).lower()))))
+
+
+def fold(text: str) -> str:
+    """Return a text for a comparison that ignores case; each character is replaced by one, on each engine the same."""
+    return text.replace("İ", "i").lower().replace("ς", "σ")
+
+
+def folds_into(text: str) -> tuple[str, str]:
+    """Return the characters that `fold` replaces by a character of `text`, and their replacements."""
+    pairs = [(char, folded) for folded in sorted(set(text)) for char in _unfolded().get(folded, "")]
+    return "".join(char for char, _ in pairs), "".join(folded for _, folded in pairs)
 
 
 def fingerprints(terms: Iterable[str]) -> list[int]:
@@ -44,7 +57,12 @@ def fingerprints(terms: Iterable[str]) -> list[int]:
 
 def term_pattern(term: str) -> str:
     """Return a regular expression that matches a term in upper and lower case, independent of the server's locale."""
-    return "".join(f"[{char}{capitals}]" if (capitals := _capitals().get(char)) else char for char in term)
+    return "".join(f"[{char}{capitals}]" if (capitals := _unfolded().get(char)) else char for char in fold(term))
+
+
+def short_pattern(word: str) -> str:
+    """Return the GLOB pattern of texts that contain a word in any case; SQLite's LIKE ignores case for ASCII only."""
+    return f"*{''.join(char if char in '^]' else f'[{char}{_unfolded().get(char, "")}]' for char in fold(word))}*"
 
 
 def trigram_expression(words: Iterable[str]) -> str:
@@ -71,14 +89,12 @@ def _short(term: str) -> list[str]:
 
 
 @cache
-def _capitals() -> Mapping[str, str]:
-    """Return the other characters with the same lower case as a character: capitals, and signs like that for Kelvin."""
+def _unfolded() -> Mapping[str, str]:
+    """Return the characters that `fold` replaces by a character: its capitals, and signs like that for Kelvin."""
     found: defaultdict[str, str] = defaultdict(str)
     for char in map(chr, range(_CASED)):
-        for lowered in {*char.lower()} - {char}:
-            found[lowered] += char
-    # `lower` of a single character never returns the final sigma, which occurs only at the end of a word.
-    found["ς"] += "Σ"
+        if (folded := fold(char)) != char:
+            found[folded] += char
     return found
 
 

@@ -278,8 +278,7 @@ class _Connector:
         connection = connect(database, key, isolation_level=isolation, timeout=timeout, uri=is_uri)
         with OnFailure(connection.close):
             connection.create_function(RELEVANCE, 2, relevance, deterministic=True)
-            # SQLite's own `lower` only converts ASCII letters.
-            connection.create_function("lower", 1, _lower, deterministic=True)
+            connection.create_function("translate", 3, _translate, deterministic=True)
             if path is not None and isinstance(connection, BatchingConnection):
                 connection.file = self.file = self.file or OpenFile.of(path)
             if self.read_only:
@@ -302,8 +301,15 @@ async def _open(connector: _Connector) -> aiosqlite.Connection:
     return raw
 
 
-def _lower(text: object) -> str | None:
-    return None if text is None else str(text).lower()
+def _translate(text: object, characters: str, replacements: str) -> str | None:
+    """Replace characters as PostgreSQL's function of this name does, if no replacement is one of `characters`."""
+    if text is None:
+        return None
+    result = str(text)
+    # `str.translate` is slower for so few characters.
+    for char, replacement in zip(characters, replacements, strict=True):
+        result = result.replace(char, replacement)
+    return result
 
 
 def _database(path: Path | None, *, read_only: bool, memory_name: str | None) -> tuple[str | Path, bool]:

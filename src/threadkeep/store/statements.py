@@ -10,7 +10,9 @@ from importlib.resources import files
 from typing import ClassVar
 
 from threadkeep.errors import InvalidInput
+from threadkeep.store.codec import clean_text
 from threadkeep.store.driver import Driver, Parameters
+from threadkeep.store.search_terms import fold, folds_into
 
 _NAME = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
 _INCLUDE = re.compile(r"^-- include: (\w+)$", re.MULTILINE)
@@ -68,6 +70,22 @@ def like_pattern(text: str) -> str:
     if len(text) > _MOST_CHARACTERS:
         raise InvalidInput(f"The text that filters a list has at most {_MOST_CHARACTERS:,} characters; send less.")
     return "%" + re.sub(r"([\\%_])", r"\\\1", text) + "%"
+
+
+def text_filter(text: str | None) -> dict[str, object]:
+    """Return the parameters of a filter for values that contain a text in any case; None filters nothing.
+
+    The statement compares `translate(value, :capitals, :letters)` with :pattern. The characters are parameters, because
+    `lower` of PostgreSQL depends on the locale of the database, and that of SQLite converts ASCII letters only.
+
+    Raises:
+        InvalidInput: the text is too long.
+    """
+    if text is None:
+        return {"pattern": None, "capitals": None, "letters": None}
+    pattern = like_pattern(fold(clean_text(text)))
+    capitals, letters = folds_into(pattern)
+    return {"pattern": pattern, "capitals": capitals, "letters": letters}
 
 
 class Tables:

@@ -12,7 +12,7 @@ from threadkeep.records import Json, Message, Page, Receipt, SessionInfo, Turn, 
 from threadkeep.records.sessions import check_argument, check_user_id
 from threadkeep.store.codec import clean_text, json_text, session_of, time_text
 from threadkeep.store.driver import Driver
-from threadkeep.store.statements import like_pattern, load_statements
+from threadkeep.store.statements import load_statements, text_filter
 
 if TYPE_CHECKING:
     from threadkeep.observe import Backend
@@ -73,7 +73,7 @@ class TableSessions:
             "updated_at": time_text(updated_at) if updated_at else _LAST_TIME,
             "session_id": session_id,
             "active": query.active,
-            "pattern": None if query.query is None else like_pattern(clean_text(query.query)),
+            **text_filter(query.query),
             "prefix": query.prefix,
             "limit": query.limit,
             # The statement searches for the JSON of this tag in the JSON of all tags.

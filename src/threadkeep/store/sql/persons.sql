@@ -50,7 +50,7 @@ WHERE p.merged_into IS NULL AND (p.last_seen_at, p.person_id) < (:updated_at, :p
         OR EXISTS (
             SELECT 1 FROM chat_persons a LEFT JOIN chat_person_names n ON n.person_id = a.person_id
             WHERE a.canonical_id = p.person_id
-                AND lower(a.person_id || ' ' || coalesce(n.name, '')) LIKE lower(:pattern) ESCAPE '\'
+                AND translate(a.person_id || ' ' || coalesce(n.name, ''), :capitals, :letters) LIKE :pattern ESCAPE '\'
         )
     )
 ORDER BY p.last_seen_at DESC, p.person_id DESC

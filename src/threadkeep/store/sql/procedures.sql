@@ -45,7 +45,7 @@ WHERE (q.updated_at, q.procedure_id) < (:updated_at, :procedure_id)
     AND (CAST(:name AS TEXT) IS NULL OR q.name = :name)
     AND (CAST(:active AS BOOLEAN) IS NULL OR q.active = CAST(:active AS BOOLEAN))
     AND (
-        CAST(:pattern AS TEXT) IS NULL OR lower(q.name || ' ' || q.description) LIKE lower(:pattern) ESCAPE '\'
+        CAST(:pattern AS TEXT) IS NULL OR translate(q.name || ' ' || q.description, :capitals, :letters) LIKE :pattern ESCAPE '\'
     )
     AND (
         CAST(:user_id AS TEXT) IS NULL
@@ -75,7 +75,7 @@ WHERE q.scope = :scope
     AND (CAST(:name AS TEXT) IS NULL OR q.name = :name)
     AND (CAST(:active AS BOOLEAN) IS NULL OR q.active = CAST(:active AS BOOLEAN))
     AND (
-        CAST(:pattern AS TEXT) IS NULL OR lower(q.name || ' ' || q.description) LIKE lower(:pattern) ESCAPE '\'
+        CAST(:pattern AS TEXT) IS NULL OR translate(q.name || ' ' || q.description, :capitals, :letters) LIKE :pattern ESCAPE '\'
     )
 ORDER BY q.updated_at DESC, q.procedure_id DESC
 LIMIT :limit

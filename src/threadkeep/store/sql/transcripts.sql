@@ -235,7 +235,7 @@ WHERE (updated_at, session_id) < (:updated_at, :session_id)
     AND (CAST(:active AS BOOLEAN) IS NULL OR active = CAST(:active AS BOOLEAN))
     AND (
         CAST(:pattern AS TEXT) IS NULL
-        OR lower(coalesce(title, '') || ' ' || coalesce(last_message, '') || ' ' || session_id) LIKE lower(:pattern) ESCAPE '\'
+        OR translate(coalesce(title, '') || ' ' || coalesce(last_message, '') || ' ' || session_id, :capitals, :letters) LIKE :pattern ESCAPE '\'
     )
     AND (CAST(:prefix AS TEXT) IS NULL OR substr(session_id, 1, length(CAST(:prefix AS TEXT))) = CAST(:prefix AS TEXT))
     AND (CAST(:tag AS TEXT) IS NULL OR replace(CAST(tags AS TEXT), CAST(:tag AS TEXT), '') <> CAST(tags AS TEXT))
@@ -251,7 +251,7 @@ WHERE user_id = :user_id AND (updated_at, session_id) < (:updated_at, :session_i
     AND (CAST(:active AS BOOLEAN) IS NULL OR active = CAST(:active AS BOOLEAN))
     AND (
         CAST(:pattern AS TEXT) IS NULL
-        OR lower(coalesce(title, '') || ' ' || coalesce(last_message, '') || ' ' || session_id) LIKE lower(:pattern) ESCAPE '\'
+        OR translate(coalesce(title, '') || ' ' || coalesce(last_message, '') || ' ' || session_id, :capitals, :letters) LIKE :pattern ESCAPE '\'
     )
     AND (CAST(:prefix AS TEXT) IS NULL OR substr(session_id, 1, length(CAST(:prefix AS TEXT))) = CAST(:prefix AS TEXT))
     AND (CAST(:tag AS TEXT) IS NULL OR replace(CAST(tags AS TEXT), CAST(:tag AS TEXT), '') <> CAST(tags AS TEXT))

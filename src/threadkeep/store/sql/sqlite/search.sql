@@ -54,7 +54,7 @@ SELECT
     m.metadata, m.original, m.sent_at, m.created_at, m.author, m.answers, m.ordinal
 FROM chat_sessions s CROSS JOIN chat_messages m ON m.session_id = s.session_id AND m.seq > s.archived_seq
 WHERE m.superseded_at IS NULL
-    AND NOT EXISTS (SELECT 1 FROM json_each(:patterns) p WHERE m.content NOT LIKE p.value ESCAPE '\')
+    AND NOT EXISTS (SELECT 1 FROM json_each(:patterns) p WHERE m.content NOT GLOB p.value)
 ORDER BY m.created_at DESC
 LIMIT :limit
 
@@ -65,7 +65,7 @@ SELECT
 FROM chat_sessions s CROSS JOIN chat_messages m ON m.session_id = s.session_id AND m.seq > s.archived_seq
 WHERE s.session_id = :session_id AND (CAST(:user_id AS TEXT) IS NULL OR s.user_id = :user_id) AND m.seq > :after
     AND m.superseded_at IS NULL
-    AND NOT EXISTS (SELECT 1 FROM json_each(:patterns) p WHERE m.content NOT LIKE p.value ESCAPE '\')
+    AND NOT EXISTS (SELECT 1 FROM json_each(:patterns) p WHERE m.content NOT GLOB p.value)
 ORDER BY m.seq DESC
 LIMIT :limit
 
@@ -75,6 +75,6 @@ SELECT
     m.metadata, m.original, m.sent_at, m.created_at, m.author, m.answers, m.ordinal
 FROM chat_sessions s CROSS JOIN chat_messages m ON m.session_id = s.session_id AND m.seq > s.archived_seq
 WHERE s.user_id = :user_id AND m.superseded_at IS NULL
-    AND NOT EXISTS (SELECT 1 FROM json_each(:patterns) p WHERE m.content NOT LIKE p.value ESCAPE '\')
+    AND NOT EXISTS (SELECT 1 FROM json_each(:patterns) p WHERE m.content NOT GLOB p.value)
 ORDER BY m.created_at DESC
 LIMIT :limit
