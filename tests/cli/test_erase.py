@@ -47,3 +47,14 @@ def test_a_session_is_erased(cli: CommandLine) -> None:
     cli.store("b", "hi", "hello")
     assert cli("erase", "session", "a", "--yes").out.endswith("Erased.\n")
     assert [session["session_id"] for session in cli("sessions", "list", "--json").json["sessions"]] == ["b"]
+
+
+def test_an_id_without_data_is_not_reported_as_erased(cli: CommandLine) -> None:
+    """The id may be mistyped; a second erase reports the same."""
+    cli.store("a", "hi", "hello", user_id="ann")
+    for subject in (("user", "anm"), ("session", "b")):
+        for options in (["--yes"], ["--dry-run"]):
+            done = cli("erase", *subject, *options)
+            assert (done.exit_code, done.out) == (0, "No data was found; check the id.\n")
+    assert cli("erase", "user", "ann", "--yes").out.endswith("Erased.\n")
+    assert cli("persons", "list").err == "There are no persons yet.\n"

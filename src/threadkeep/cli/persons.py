@@ -49,7 +49,7 @@ async def list_persons(
             "also": lambda person: ", ".join(person.aliases[1:]),
             "last seen": lambda person: relative(person.last_seen_at),
         },
-        nothing="There are no such persons.",
+        nothing="There are no such persons." if text or cursor else "There are no persons yet.",
     )
 
 
@@ -206,11 +206,14 @@ def _show_receipt(receipt: EraseReceipt, file: Path | None) -> None:
     else:
         after = "now" if receipt.dry_run else "after"
         rows = [(store.name, str(store.before), str(store.after)) for store in receipt.stores]
-        terminal.table(["store", "before", after], rows, right=["before", after])
-        terminal.note(f"Not reached: {', '.join(receipt.not_reached)}.")
+        if rows:
+            terminal.table(["store", "before", after], rows, right=["before", after])
+        else:
+            terminal.say("No data was found; check the id.")
+        terminal.note(f"Not reached: {'; '.join(receipt.not_reached)}.")
         if receipt.dry_run:
             terminal.note("Nothing was written.")
-        elif receipt.complete:
+        elif receipt.complete and rows:
             terminal.say("Erased.")
     if problem is not None:
         raise NotDone(problem)
