@@ -81,8 +81,27 @@ async def test_a_validation_problem_says_where_and_what(client: httpx2.AsyncClie
         {"detail": "Field required", "pointer": "/message"},
         {"detail": "Input should be a valid string", "pointer": "/session_id"},
         {"detail": "an id has printable characters only", "pointer": "/user_id"},
-        {"detail": "The request has an unknown field; /docs lists the known ones.", "pointer": ""},
+        {
+            "detail": "The request has an unknown field; the known ones are message, session_id, user_id, workflow, "
+            "message_id, metadata.",
+            "pointer": "",
+        },
     ]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "known"),
+    [
+        ("/api/v1/sessions/s/branch", {"seq": 1}, "the known ones are at,"),
+        ("/api/v1/workflows/chat/runs", {"budget": {"tokens": 1}}, "/docs lists the known ones"),
+    ],
+)
+async def test_an_unknown_field_is_answered_with_the_known_ones(
+    client: httpx2.AsyncClient, path: str, body: dict[str, object], known: str
+) -> None:
+    """Also if the body may be missing; inside another object, /docs lists them."""
+    [found] = check_problem(await client.post(path, json=body), 422, "invalid-request")["errors"]
+    assert f"unknown field; {known}" in found["detail"]
 
 
 @pytest.mark.parametrize(

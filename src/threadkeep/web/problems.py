@@ -6,7 +6,7 @@ import logging
 import traceback
 from collections.abc import Mapping
 from http import HTTPStatus
-from typing import Any
+from typing import Any, get_args
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -60,6 +60,7 @@ _WITH_STORED_MESSAGE = frozenset(
 _logger = logging.getLogger("threadkeep.web")
 
 _NOT_AS_IT_IS = "The request is not valid; `errors` lists the faults."
+_LISTED = "/docs lists the known ones"
 _FLAT = "a JSON object whose lists and objects are at most 100 levels deep"
 _WANTED = "a JSON object with Content-Type: application/json"
 # For each status, the last part of the problem's `type` and its sentence; None if the error has its own sentence.
@@ -182,13 +183,17 @@ def make_problem(status: int, kind: str, detail: str) -> Problem:
     return Problem(type=f"urn:threadkeep:{kind}", title=title, status=status, detail=detail)
 
 
-def problem_of(error: Exception) -> Problem:
-    """Return the problem document of any error; an unexpected error reveals no details."""
+def problem_of(error: Exception, request: Request | None = None) -> Problem:
+    """Return the problem document of any error; an unexpected error reveals no details.
+
+    With the request, a problem with an unknown field of its body names the known ones.
+    """
     if isinstance(error, ProblemRaised):
         return error.problem
     if isinstance(error, RequestValidationError):
+        known = _LISTED if request is None else _known_fields(request)
         problem = make_problem(422, "invalid-request", _NOT_AS_IT_IS)
-        return problem.model_copy(update={"errors": [_field_problem(each) for each in error.errors()]})
+        return problem.model_copy(update={"errors": [_field_problem(each, known) for each in error.errors()]})
     if isinstance(error, HTTPException):
         return _http_problem(error)
     if isinstance(error, ThreadkeepError):
@@ -235,7 +240,7 @@ def log_failure(what: str, error: Exception) -> None:
 
 async def respond(request: Request, error: Exception) -> JSONResponse:
     """Respond to an error with its problem document."""
-    problem = problem_of(error)
+    problem = problem_of(error, request)
     if problem.status == 500:
         log_failure("a request failed", error)
     return problem_response(problem, headers_of(request, error), path=request.url.path)
@@ -283,12 +288,23 @@ def _http_problem(error: HTTPException) -> Problem:
     return make_problem(error.status_code, kind, sentence or error.detail)
 
 
-def _field_problem(error: Mapping[str, Any]) -> FieldProblem:
+def _known_fields(request: Request) -> str:
+    """Return the fields of the body that the route of a request accepts, as the end of a sentence."""
+    body = getattr(request.scope.get("route"), "body_field", None)
+    accepted = body.field_info.annotation if body is not None else None
+    for model in (accepted, *get_args(accepted)):
+        if isinstance(model, type) and issubclass(model, BaseModel):
+            return f"the known ones are {', '.join(model.model_fields)}"
+    return _LISTED
+
+
+def _field_problem(error: Mapping[str, Any], known: str) -> FieldProblem:
     """Return the location and the sentence of a pydantic error, without input values and names of unknown fields."""
     where, *path = error["loc"]
     kind = str(error["type"])
     if kind == "extra_forbidden":
-        return FieldProblem(detail="The request has an unknown field; /docs lists the known ones.", pointer="")
+        listed = known if where == "body" and len(path) == 1 else _LISTED
+        return FieldProblem(detail=f"The request has an unknown field; {listed}.", pointer="")
     if kind == "json_invalid":
         return FieldProblem(detail="This is not JSON.", pointer="")
     if where == "body" and not path:
