@@ -57,7 +57,7 @@ def test_a_chat_engine_remembers() -> None:
         assert ChatMemory.from_defaults(memory=memory, session_id="room:1", user_id="bob").get() == []
         chat.set([tool, ChatMessage(role="user", content="new")])
         assert [one.content for one in chat.get_all()] == ["cold", "new"]
-        assert [one.content for one in chat.get()] == ["new"]
+        assert [one.content for one in chat.get()] == ["cold", "new"]
         chat.reset()
         assert chat.get_all() == []
         assert session.count() == 8
@@ -104,6 +104,26 @@ async def test_the_message_with_most_words_is_found_among_many_with_one(memory: 
     found = (await service.search_memory(app_name=app, user_id=user, query="zebra or hammock?")).memories
     assert found[0].id == "both"
     assert len(found) == 20
+
+
+async def test_a_short_word_is_found_only_as_a_whole_word(memory: Memory) -> None:
+    """Not as a part of other words, which most messages contain."""
+    service, app, user = MemoryService(memory), new_app(), f"ann-{uuid.uuid4()}"
+    events = [said("user", text, id=f"short-{user}-{text}") for text in ("The parcel was late.", "I want a dog.")]
+    await service.add_events_to_memory(app_name=app, user_id=user, events=events)
+    found = (await service.search_memory(app_name=app, user_id=user, query="Is a")).memories
+    assert [entry.content.parts[0].text for entry in found] == ["I want a dog."]
+
+
+def test_the_first_messages_need_no_user_unless_older_ones_are_left_out() -> None:
+    """As in LlamaIndex's own memory: a greeting is part of the history until the history is cut."""
+    with open_memory_sync(URL) as memory:
+        chat = ChatMemory(memory, f"room:{uuid.uuid4()}", max_messages=3)
+        roles: list[MessageRole] = [MessageRole.SYSTEM, MessageRole.ASSISTANT, MessageRole.USER, MessageRole.ASSISTANT]
+        for number, role in enumerate(roles):
+            chat.put(ChatMessage(role=role, content=str(number)))
+            read = [one.content for one in chat.get()]
+            assert read == ([str(one) for one in range(number + 1)] if number < 3 else ["2", "3"])
 
 
 @pytest.fixture

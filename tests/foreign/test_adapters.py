@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 PYTHON = ROOT / ".venv-adapters" / "bin" / "python"
 
 
-@pytest.mark.parametrize(("name", "count"), [("adapter_cases.py", 13), ("conversation_cases.py", 9)])
+@pytest.mark.parametrize(("name", "count"), [("adapter_cases.py", 15), ("conversation_cases.py", 9)])
 def test_the_cases_of_other_frameworks_hold(shared_url: str, name: str, count: int) -> None:
     """On each database: those of Google ADK and LlamaIndex, and those of Pydantic AI."""
     if not PYTHON.exists():

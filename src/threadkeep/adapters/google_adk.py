@@ -273,12 +273,17 @@ class MemoryService(BaseMemoryService):
         for word in dict.fromkeys(_WORD.findall(query)[:_MOST_WORDS]):
             hits = await self._memory.search(word, user_id=user_id, limit=_MOST_OF_WORD)
             for hit in hits:
-                if hit.session_id.startswith(prefix):
+                if hit.session_id.startswith(prefix) and _has_word(hit.message.content, word):
                     key = (hit.session_id, hit.message.seq)
                     found.setdefault(key, hit)
                     words_in[key] = words_in.get(key, 0.0) + 1 + 1 / (_MOST_WORDS * len(hits))
         best = [found[key].message for key in sorted(words_in, key=words_in.__getitem__, reverse=True)[:_MOST_HITS]]
         return SearchMemoryResponse(memories=[_entry(message) for message in best])
+
+
+def _has_word(text: str, word: str) -> bool:
+    """Return False if a word of one or two letters is only a part of other words, as "a" is of "parcel"."""
+    return len(word) > 2 or not word.isascii() or word.lower() in _WORD.findall(text.lower())
 
 
 def _prefix(app_name: str) -> str:

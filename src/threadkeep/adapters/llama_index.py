@@ -49,10 +49,11 @@ class ChatMemory(BaseMemory):
     def get(self, input: str | None = None, **kwargs: Any) -> list[ChatMessage]:  # noqa: A002 - LlamaIndex's name
         """Return the newest messages since the last reset, at most `max_messages`, oldest first.
 
-        If one of them is from a user, messages before the first user message are dropped.
+        If there are older messages and one of the newest is from a user, those before the first user message are
+        dropped.
         """
-        newest = self._session.wait_for(lambda one: read_messages(one, self.max_messages, keep=_is_item))
-        return _from_a_user(_items(newest))
+        found = _items(self._session.wait_for(lambda one: read_messages(one, self.max_messages + 1, keep=_is_item)))
+        return found if len(found) <= self.max_messages else _from_a_user(found[-self.max_messages :])
 
     def get_all(self) -> list[ChatMessage]:
         """Return all messages since the last reset, oldest first."""
