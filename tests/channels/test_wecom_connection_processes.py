@@ -48,8 +48,9 @@ class Fleet:
     async def kill(self, place: int) -> None:
         """Kill a service, which has the connection and has stored every message, at once."""
         await until(self.all_stored)
+        before = len(self.gateway.subscriptions())
         self.services[place].child.kill()
-        await until(lambda: not self.gateway.is_connected())
+        await until(lambda: not self.gateway.is_connected() or len(self.gateway.subscriptions()) > before)
 
     def write(self, *texts: str) -> None:
         """Write messages, each of a person of its own."""
