@@ -105,7 +105,7 @@ def message(text: str, number: int = 1, **changes: Any) -> dict[str, Any]:
 async def test_an_answer_grows_over_the_connection(
     shared_url: str, tmp_path: Path, gateway: FakeGateway, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """In the stream of its message; a message that comes again is one turn. No log has a frame."""
+    """In the stream of its message; a message that comes again is one turn and gets nothing. No log has a frame."""
     caplog.set_level(logging.DEBUG)
     gate = Gate()
     model = ScriptedModel([["Your parcel ", gate, "is on its way."]])
@@ -117,7 +117,9 @@ async def test_an_answer_grows_over_the_connection(
         gate.open()
         assert await desk.answered() == ["Your parcel is on its way."]
         again = gateway.push(message("Where is it?"))
-        await until(lambda: len(gateway.streams(again)) == 1)
+        gateway.push(message("/help", 2))
+        assert "/new" in (await desk.answered(2))[1]
+        assert gateway.streams(again) == []
         assert await desk.transcript() == [("user", "Where is it?"), ("assistant", "Your parcel is on its way.")]
     assert gateway.streams(req_id)[-1] == ("Your parcel is on its way.", True)
     assert [finished for _, finished in gateway.streams(req_id)].count(True) == 1

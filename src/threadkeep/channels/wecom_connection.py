@@ -246,6 +246,9 @@ class AIBotConnection:
                 self._streams.pop(stream.req_id, None)
                 return
             text, finished = self._text(stream, bot, found)
+            if finished and text == NOTHING and shown is None:  # the message was repeated, and its answer was sent
+                self._streams.pop(stream.req_id, None)
+                return
             if finished or text not in (None, shown):
                 async with stream.lock:
                     if self._streams.get(stream.req_id) is not stream:
