@@ -238,3 +238,11 @@ def test_nothing_is_colored_where_no_terminal_is(cli: CommandLine) -> None:
     """A pipe gets plain text."""
     cli.store("a", "hi")
     assert "\x1b" not in cli("sessions", "list").out + cli("sessions", "show", "a").out
+
+
+def test_hints_of_other_commands_name_the_database(cli: CommandLine) -> None:
+    """Otherwise they would open another one, in which the session or the run does not exist."""
+    cli.store("a", "hi", "hello")
+    cli.set(THREADKEEP_DATABASE_URL="sqlite://")
+    branched = cli("sessions", "branch", "a", "--as", "b c", "--database", cli.url)
+    assert branched.err == f"Continue with: threadkeep chat --session 'b c' --database {cli.url}\n"

@@ -19,7 +19,7 @@ from uuid import uuid4
 import typer
 
 from threadkeep.cli.context import CallChoice, look_of, show_now
-from threadkeep.cli.opening import command_settings, opened_app
+from threadkeep.cli.opening import command_settings, on_this_database, opened_app
 from threadkeep.cli.options import session_ids
 from threadkeep.cli.problems import Problem, problem_of
 from threadkeep.cli.run_output import Answer
@@ -75,7 +75,8 @@ async def chat(
         lines = PromptedLines(list(COMMANDS)) if terminal.interactive else PipedLines()
         succeeded = await conversation.run(lines, keep_on=terminal.interactive)
         if terminal.interactive:
-            terminal.note(f"Continue with: threadkeep chat --session {shlex.quote(session_id)}")
+            command = f"threadkeep chat --session {shlex.quote(session_id)}"
+            terminal.note(f"Continue with: {on_this_database(command)}")
     if not succeeded:
         raise typer.Exit(1)
 

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from threadkeep.agent.context_view import ContextView, Difference, SeenMessage
 from threadkeep.agent.explanations import in_words, join_ranges, left_out_in_words, recall_in_words
+from threadkeep.cli.opening import on_this_database
 from threadkeep.cli.terminal import counted, first_words, terminal
 from threadkeep.context.manifest import (
     ContextManifest,
@@ -72,7 +73,8 @@ def show_next(view: ContextView) -> None:
     tokens = f"{view.manifest.tokens:,} of {counted(view.budget, 'token')}"
     terminal.labelled("", f"The built-in chat's next call would see {seen} and its input: {tokens}.")
     session = shlex.quote(view.manifest.session_id or "")
-    terminal.say(f"In full: threadkeep context show --session {session} --next", style="dim")
+    command = on_this_database(f"threadkeep context show --session {session} --next")
+    terminal.say(f"In full: {command}", style="dim")
     show_excluded(view.manifest)
 
 

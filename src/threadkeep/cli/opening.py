@@ -11,7 +11,7 @@ from inspect import iscoroutinefunction
 from typing import TYPE_CHECKING, Any
 
 from threadkeep.cli.problems import NotDone
-from threadkeep.cli.terminal import terminal
+from threadkeep.cli.terminal import terminal, without_password
 
 if TYPE_CHECKING:
     from threadkeep.app import App
@@ -152,6 +152,12 @@ async def opened_runs(*, in_background: bool, works: bool = True) -> AsyncIterat
             service = await app.runs.service()
         with naming_the_database(settings):
             yield service
+
+
+def on_this_database(command: str) -> str:
+    """Return a command that a hint names, with the value of `--database` if it was given; a password is left out."""
+    url = chosen_database.get()
+    return command if url is None else f"{command} --database {shlex.quote(without_password(url))}"
 
 
 def check_exists(address: DatabaseAddress) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from threadkeep.cli.opening import on_this_database
 from threadkeep.cli.problems import Problem
 from threadkeep.cli.terminal import Styled, counted, duration, first_words, relative, styled, terminal
 from threadkeep.records import Json
@@ -130,7 +131,7 @@ async def show_queued(service: RunService, run_id: str, user_id: str | None) -> 
         # The status stays `waiting` until the parent passes the answer on to the child.
         state = "The run has its answer" if run.status == "waiting" else f"The run is {run.status}"
         terminal.note(f"{state}; `threadkeep serve` or `threadkeep worker` on this database executes it.")
-    terminal.note(f"See its state with: threadkeep runs show {run_id}")
+    terminal.note(f"See its state with: {on_this_database(f'threadkeep runs show {run_id}')}")
 
 
 def _show_end(run: Run, usages: Sequence[TokenUsage]) -> None:
@@ -144,10 +145,9 @@ def _show_end(run: Run, usages: Sequence[TokenUsage]) -> None:
         terminal.note(f"Run {run.run_id} is done{facts}.")
         return
     why = f" ({run.error})" if run.error else ""
-    terminal.error(
-        f"Run {run.run_id} is {run.status}{why}. See its events: threadkeep runs trace {run.run_id}; "
-        f"retry it: threadkeep runs retry {run.run_id} --wait"
-    )
+    trace = on_this_database(f"threadkeep runs trace {run.run_id}")
+    retry = on_this_database(f"threadkeep runs retry {run.run_id} --wait")
+    terminal.error(f"Run {run.run_id} is {run.status}{why}. See its events: {trace}; retry it: {retry}")
 
 
 def _show_questions(run: Run) -> None:
@@ -158,7 +158,8 @@ def _show_questions(run: Run) -> None:
     if questions:
         answer = "VALUE" if len(questions) == 1 else "'{\"…\": VALUE, …}'"
         each = "" if len(questions) == 1 else ", with a VALUE for each id"
-        terminal.note(f"The run waits; answer with: threadkeep runs resume {run.run_id} {answer} --wait{each}")
+        command = on_this_database(f"threadkeep runs resume {run.run_id} {answer} --wait")
+        terminal.note(f"The run waits; answer with: {command}{each}")
 
 
 def _tokens(usages: Sequence[TokenUsage]) -> str:

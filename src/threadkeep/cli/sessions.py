@@ -12,6 +12,7 @@ from threadkeep.cli.opening import (
     check_exists,
     command_settings,
     naming_the_database,
+    on_this_database,
     opened_app,
     opened_session,
     opened_sessions,
@@ -269,7 +270,8 @@ async def branch_session(
         terminal.json({"session_id": info.session_id, "message_count": info.message_count, **known})
         return
     terminal.say(f"{info.session_id} begins with {counted(info.message_count, 'message')} of {session}.")
-    terminal.note(f"Continue with: threadkeep chat --session {shlex.quote(info.session_id)}")
+    command = f"threadkeep chat --session {shlex.quote(info.session_id)}"
+    terminal.note(f"Continue with: {on_this_database(command)}")
 
 
 @commands.command("regenerate")

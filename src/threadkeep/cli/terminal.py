@@ -284,8 +284,13 @@ def repeated(option: str, value: object) -> str:
         elif word == option:
             next(given, None)
         elif not word.startswith(f"{option}="):
-            words.append(_PASSWORD.sub(r"\1\2", word))
+            words.append(without_password(word))
     return shlex.join(["threadkeep", *words, option, str(value), *after])
+
+
+def without_password(url: str) -> str:
+    """Return the URL of a database without its password."""
+    return _PASSWORD.sub(r"\1\2", url)
 
 
 def shown(value: object, nothing: str = "") -> str:
