@@ -319,17 +319,13 @@ type RunCursor = tuple[datetime, str]
 
 @dataclass(frozen=True, kw_only=True)
 class RunQuery:
-    """A filter for a list of runs; None matches all values. `since` is the earliest time of creation.
-
-    `root_run_id` matches all runs below this root, but not the root itself; it is ignored if `parent_run_id` is given.
-    """
+    """A filter for a list of runs; None matches all values. `since` is the earliest time of creation."""
 
     session_id: str | None = None
     user_id: str | None = None
     workflow: str | None = None
     status: RunStatus | None = None
     parent_run_id: str | None = None
-    root_run_id: str | None = None
     since: datetime | None = None
     set_aside: bool | None = None
     limit: int = 50

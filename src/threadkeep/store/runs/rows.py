@@ -276,7 +276,6 @@ class RunRecords(Tables, sql=("runs.sql", "runs_records.sql")):
         created_at, run_id = query.cursor or (None, _LAST_ID)
         parameters = {
             **vars(query),
-            "root_run_id": None if query.parent_run_id else query.root_run_id,
             "since": query.since and time_text(query.since),
             "created_at": time_text(created_at) if created_at else _LAST_TIME,
             "run_id": run_id,
@@ -353,8 +352,8 @@ def _rows(run_ids: Sequence[str]) -> Parameters:
 
 def _statement_for(query: RunQuery) -> str:
     """Return the name of the statement that uses the best index for a query."""
-    if query.parent_run_id is not None or query.root_run_id is not None:
-        return "newest_below"
+    if query.parent_run_id is not None:
+        return "newest_of_parent"
     if query.session_id is not None:
         return "newest_of_session"
     if query.user_id is not None:

@@ -41,10 +41,9 @@ WHERE r.set_aside AND (r.created_at, r.run_id) < (:created_at, :run_id)
 ORDER BY r.created_at DESC, r.run_id DESC
 LIMIT :limit
 
--- name: newest_below
--- The children of a run (:parent_run_id), or a tree (:root_run_id) without its root.
+-- name: newest_of_parent
 SELECT r.run_id FROM chat_runs r
-WHERE (r.parent_run_id = :parent_run_id OR (r.root_run_id = :root_run_id AND r.parent_run_id IS NOT NULL))
+WHERE r.parent_run_id = :parent_run_id
     AND (r.created_at, r.run_id) < (:created_at, :run_id)
     AND (CAST(:session_id AS TEXT) IS NULL OR r.session_id = :session_id)
     AND (CAST(:user_id AS TEXT) IS NULL OR r.user_id = :user_id)
