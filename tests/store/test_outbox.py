@@ -226,7 +226,7 @@ async def test_a_person_sees_to_what_failed(memory: Memory) -> None:
         taken_now = await taken(outbox)
         assert await outbox.fail(taken_now.number, "a", "Forbidden")
     assert await claimed(outbox) is None
-    first, second = await outbox.entries(status="failed", channel="support")
+    first, second = await outbox.entries(status="failed")
     assert first.error == "Forbidden"
     assert await outbox.retry(first.number)
     assert not await outbox.retry(first.number)

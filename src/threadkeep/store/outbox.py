@@ -252,9 +252,9 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
         values = {"at": time_text(until), "error": error, "uncertain": uncertain}
         return await self._change("postpone", number, owner, **values)
 
-    async def end(self, number: int, owner: str, status: Literal["delivered", "nothing"], error: str = "") -> bool:
+    async def end(self, number: int, owner: str, status: Literal["delivered", "nothing"]) -> bool:
         """Mark a message as delivered, or as having nothing to send; return False if the claim was lost."""
-        return await self._change("end", number, owner, status=status, error=error or None, now=self._now())
+        return await self._change("end", number, owner, status=status, now=self._now())
 
     async def fail(self, number: int, owner: str, error: str) -> bool:
         """Mark a message as failed, for a person to handle; return False if the claim was lost.
@@ -285,11 +285,9 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
         """Drop a waiting, ready or failed message without sending it; return False for any other message."""
         return await self._execute("drop", {"number": number, "now": self._now()}) > 0
 
-    async def entries(
-        self, *, status: OutboxStatus | None = None, channel: str | None = None, after: int = 0, limit: int = 100
-    ) -> list[Outgoing]:
-        """Return up to `limit` messages with numbers above `after`, in order; `status` and `channel` are filters."""
-        parameters = {"status": status, "channel": channel, "after": after, "limit": limit}
+    async def entries(self, *, status: OutboxStatus | None = None, after: int = 0, limit: int = 100) -> list[Outgoing]:
+        """Return up to `limit` messages with numbers above `after`, in order; `status` is a filter."""
+        parameters = {"status": status, "after": after, "limit": limit}
         return [_outgoing(row) for row in await self._driver.fetch(self._sql["entries"], parameters)]
 
     async def counts(self) -> dict[tuple[str, OutboxStatus], int]:

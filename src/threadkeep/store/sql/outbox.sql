@@ -177,7 +177,7 @@ WHERE number = :number AND status IN ('ready', 'delivered')
 
 -- name: end
 UPDATE chat_outbox SET
-    status = :status, owner = NULL, owned_until = NULL, error = :error, content = NULL, address = NULL, ended_at = :now
+    status = :status, owner = NULL, owned_until = NULL, error = NULL, content = NULL, address = NULL, ended_at = :now
 WHERE number = :number AND owner = :owner AND status = 'ready'
 
 -- name: retry
@@ -195,7 +195,6 @@ SELECT
     created_at
 FROM chat_outbox
 WHERE number > :after AND (CAST(:status AS TEXT) IS NULL OR status = :status)
-    AND (CAST(:channel AS TEXT) IS NULL OR channel = :channel)
 ORDER BY number
 LIMIT :limit
 
