@@ -50,7 +50,7 @@ async def test_a_child_is_a_run_of_its_own(every_desk: RunDesk) -> None:
         result = await carried_out(service, ASKED)
         parent, child = await tree_of(service, result.run.run_id)
         [whole] = await service.usage(parent.run_id)
-        [own] = await service.usage(parent.run_id, with_children=False)
+        [own] = await every_desk.memory.runs.trace.usage(parent.run_id, with_children=False)
         [below] = await service.usage(child.run_id)
         trace = await service.trace(parent.run_id)
     assert result.text == "from the child"

@@ -185,17 +185,15 @@ class RunService(RunIntake):
         await self._worker.flush(run_id)
         return await self._runs.trace.events(run_id, after=after, limit=limit)
 
-    async def usage(
-        self, run_id: str, *, with_children: bool = True, user_id: str | None = None
-    ) -> Sequence[TokenUsage]:
-        """Return the token usage of a run by model; by default, the usage of all runs below it is included.
+    async def usage(self, run_id: str, *, user_id: str | None = None) -> Sequence[TokenUsage]:
+        """Return the token usage of a run and of all runs below it, by model.
 
         Raises:
             RunNotFound: there is no such run that the user may see.
         """
         await self.run(run_id, user_id=user_id)
         await self._worker.flush(run_id)
-        return await self._runs.trace.usage(run_id, with_children=with_children)
+        return await self._runs.trace.usage(run_id)
 
     def has(self, run_id: str) -> bool:
         """Return whether this process executes a run, or is about to."""

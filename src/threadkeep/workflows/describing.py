@@ -166,9 +166,9 @@ def draw_svg(workflow: Workflow) -> str:
     return str(_drawn(workflow).svg())
 
 
-def draw_png(workflow: Workflow, *, scale: float = 2.0) -> bytes:
+def draw_png(workflow: Workflow) -> bytes:
     """Return the workflow as PNG on a white background; see `draw_svg`."""
-    return bytes(_drawn(workflow).png(scale=scale, background="#ffffff"))
+    return bytes(_drawn(workflow).png(scale=2.0, background="#ffffff"))
 
 
 def _drawn(workflow: Workflow) -> Any:

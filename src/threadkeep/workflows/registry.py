@@ -24,7 +24,7 @@ from threadkeep.workflows.document import suggestion
 from threadkeep.workflows.loading import SUFFIXES, load_python, load_yaml
 from threadkeep.workflows.nodes import SubworkflowNode
 from threadkeep.workflows.nodes.speaking import SpeakingNode
-from threadkeep.workflows.resources import ChildRequest, ChildResult, ChildStatus, Resources, RunContext
+from threadkeep.workflows.resources import ChildRequest, ChildResult, Resources, RunContext
 from threadkeep.workflows.state import answer_of, initial_state
 from threadkeep.workflows.yaml_source import Path as ValuePath
 
@@ -294,15 +294,15 @@ def child_state(given: Mapping[str, Json]) -> Any:
     return initial_state(text if isinstance(text, str) else "", inputs=given, user_context=_user_context(given))
 
 
-def result_of(workflow: Workflow, run_id: str, state: Mapping[str, Any], status: ChildStatus = "done") -> ChildResult:
+def result_of(workflow: Workflow, run_id: str, state: Mapping[str, Any]) -> ChildResult:
     """Return the result of a run: the output of the node `workflow.output` (or the answer), and the answer's text."""
     answer = answer_of(state)
     reply = text_of(answer) if answer is not None else ""
     outputs = state.get("node_outputs") or {}
     if workflow.output is None:
-        return ChildResult(run_id, {"text": reply}, reply, status)
+        return ChildResult(run_id, {"text": reply}, reply, "done")
     output: Json = outputs.get(workflow.output)
-    return ChildResult(run_id, output, reply or (output if isinstance(output, str) else ""), status)
+    return ChildResult(run_id, output, reply or (output if isinstance(output, str) else ""), "done")
 
 
 def _user_context(given: Mapping[str, Json]) -> dict[str, Json]:

@@ -81,7 +81,6 @@ class Lease:
     group_id: str
     owner: str
     failures: int
-    seen_at: datetime | None
 
 
 class Deliveries:
@@ -110,7 +109,7 @@ class Deliveries:
         row = {"group_id": group_id, "owner": owner, "until": until, "now": self._now()}
         async with self._driver.writing() as connection:
             rows = await connection.fetch(self._sql["claim"], row)
-        return Lease(group_id, owner, rows[0][0], time_of(rows[0][1])) if rows else None
+        return Lease(group_id, owner, rows[0][0]) if rows else None
 
     async def renew(self, lease: Lease, *, seconds: float) -> bool:
         """Extend a lease; return False if it has expired, or if another process owns the group now."""

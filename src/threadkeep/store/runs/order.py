@@ -102,9 +102,9 @@ class RunOrder(ClockedTables, sql=("runs_order.sql",)):
             before = await connection.fetch(self._sql["before"], {"run_id": run_id})
         return NotYet(run, before[0][0] if before else run_id)
 
-    async def stop_as_it_begins(self, run_id: str, *, reason: str = "requested") -> bool:
+    async def stop_as_it_begins(self, run_id: str) -> bool:
         """Mark a queued run to be stopped by any process when its turn comes; return False if it is not queued."""
-        parameters = {"run_id": run_id, "reason": reason, "now": time_text(self._clock())}
+        parameters = {"run_id": run_id, "reason": "requested", "now": time_text(self._clock())}
         async with self._driver.writing() as connection:
             await self._locks.hold_orders_of(connection, run_id)
             return await connection.execute(self._sql["stop_as_it_begins"], parameters) > 0

@@ -13,7 +13,7 @@ LIMIT :limit
 -- name: claim
 UPDATE chat_graph_groups SET owner = :owner, owned_until = :until
 WHERE group_id = :group_id AND next_try_at <= :now AND (owner IS NULL OR owned_until < :now)
-RETURNING failures, seen_at
+RETURNING failures
 
 -- name: renew
 UPDATE chat_graph_groups SET owned_until = :until

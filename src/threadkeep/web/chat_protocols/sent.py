@@ -6,15 +6,15 @@ the user's messages at the end of a request are new. Earlier messages are stored
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from langchain_core.messages import BaseMessage
 
 from threadkeep.agent.conversion import from_langchain, id_of
 from threadkeep.app import App
 from threadkeep.errors import InvalidInput
-from threadkeep.records import Json, Message
+from threadkeep.records import Message
 from threadkeep.runs.chat_turns import ChatRequest, ChatTurn
 from threadkeep.web.langgraph.states import asked_text, new_messages
 
@@ -31,7 +31,6 @@ class Sent:
     session_id: str | None
     user_id: str | None
     workflow: str
-    metadata: Mapping[str, Json] = field(default_factory=dict)
     message_id: str | None = None
 
     async def begin(self, app: App, *, stream: bool) -> ChatTurn:
@@ -53,7 +52,6 @@ class Sent:
             session_id=self.session_id,
             user_id=self.user_id,
             message_id=id_of(asked[-1]) or self.message_id,
-            metadata=self.metadata,
             workflow=self.workflow,
         )
         return app.chat.begin(request, stream=stream)
