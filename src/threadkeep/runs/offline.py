@@ -6,11 +6,6 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any
-
-from langchain.agents.middleware import AgentMiddleware, AgentState
-from langchain.agents.middleware.types import ToolCallRequest
-from langchain_core.messages import ToolMessage
 
 from threadkeep.history.memory import Memory
 from threadkeep.records import Json
@@ -20,13 +15,11 @@ from threadkeep.runs.execution import Dependencies, RunExecution
 from threadkeep.runs.options import RunServiceOptions
 from threadkeep.runs.requests import RunRequest
 from threadkeep.runs.streams import Outcome, RunStream
-from threadkeep.runs.tool_idempotency import Handler, ToolResult
+from threadkeep.runs.tool_idempotency import IdempotentToolsOnly
 from threadkeep.runs.usage import LastContexts, Ledger
 from threadkeep.workflows.definition import Compiler
 from threadkeep.workflows.registry import InProcessChildren, Workflows
-from threadkeep.workflows.resources import Resources, RunOptions, is_idempotent
-
-_NOT_NOW = "This tool cannot be used at the moment: it must not run twice, and its call cannot be recorded."
+from threadkeep.workflows.resources import Resources, RunOptions
 
 
 class OfflineRuns:
@@ -97,17 +90,6 @@ class OfflineRuns:
             created_at=now,
             deadline_at=None if seconds is None else now + timedelta(seconds=seconds),
         )
-
-
-class IdempotentToolsOnly(AgentMiddleware[AgentState[Any], Any, Any]):
-    """A middleware that blocks tools that must not run twice, because an unrecorded run cannot record tool calls."""
-
-    async def awrap_tool_call(self, request: ToolCallRequest, handler: Handler) -> ToolResult:
-        """Run the tool if it is idempotent; return an error message otherwise."""
-        if request.tool is None or is_idempotent(request.tool):
-            return await handler(request)
-        call = request.tool_call
-        return ToolMessage(_NOT_NOW, name=str(call["name"]), tool_call_id=str(call["id"]), status="error")
 
 
 class _NoNotes:

@@ -1,4 +1,4 @@
-"""Protection of tools that must not run twice: each tool call is recorded before the tool runs."""
+"""Protection of tools that must not run twice: each call is recorded before the tool runs, or rejected."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from threadkeep.runs.tracing import jsonable
 from threadkeep.store.runs.trace import RunTrace
 from threadkeep.workflows.resources import RunContext, is_idempotent
 
-type ToolResult = ToolMessage | Command[Any]
-type Handler = Callable[[ToolCallRequest], Awaitable[ToolResult]]
+type _Result = ToolMessage | Command[Any]
+type _Handler = Callable[[ToolCallRequest], Awaitable[_Result]]
 
 AGAIN: Final = "again"
 SKIP: Final = "skip"
@@ -31,6 +31,7 @@ _ASKED: Final[Mapping[str, Json]] = {"asked_a_person": True}
 
 _SKIPPED = "This tool call was started before, and its outcome is unknown; a person decided not to run it again."
 _UNKNOWN = "This tool call finished before, but its result was not stored."
+_NOT_NOW = "This tool cannot be used at the moment: it must not run twice, and its call cannot be recorded."
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ class RecordedTools(AgentMiddleware[AgentState[Any], Any, Any]):
         self._keep = keep
         self._holds = holds
 
-    async def awrap_tool_call(self, request: ToolCallRequest, handler: Handler) -> ToolResult:
+    async def awrap_tool_call(self, request: ToolCallRequest, handler: _Handler) -> _Result:
         """Run the tool. If its call finished before, return the stored result; if it was only started, ask a person."""
         handler = without_exit(handler)
         context: object = request.runtime.context
@@ -100,7 +101,7 @@ class RecordedTools(AgentMiddleware[AgentState[Any], Any, Any]):
                 return _Part(call_id, call, asked)
             asked += 1
 
-    async def _run(self, run_id: str, call_id: str, request: ToolCallRequest, handler: Handler) -> ToolResult:
+    async def _run(self, run_id: str, call_id: str, request: ToolCallRequest, handler: _Handler) -> _Result:
         try:
             result = await handler(request)
         except GraphBubbleUp:
@@ -109,6 +110,17 @@ class RecordedTools(AgentMiddleware[AgentState[Any], Any, Any]):
         stored = jsonable(result) if isinstance(result, ToolMessage) else None
         await self._trace.finish_tool(run_id, call_id, stored)
         return result
+
+
+class IdempotentToolsOnly(AgentMiddleware[AgentState[Any], Any, Any]):
+    """A middleware that blocks tools that must not run twice, because an unrecorded run cannot record tool calls."""
+
+    async def awrap_tool_call(self, request: ToolCallRequest, handler: _Handler) -> _Result:
+        """Run the tool if it is idempotent; return an error message otherwise."""
+        if request.tool is None or is_idempotent(request.tool):
+            return await handler(request)
+        call_id = str(request.tool_call["id"])
+        return ToolMessage(_NOT_NOW, name=_name(request), tool_call_id=call_id, status="error")
 
 
 def _name(request: ToolCallRequest) -> str:
