@@ -362,6 +362,8 @@ async def test_a_number_of_a_wrong_type_is_named(memory: Memory, wrong: Any) -> 
     ):
         with pytest.raises(InvalidInput, match=f"is a whole number.* not {type(wrong).__name__}"):
             await call
+    with pytest.raises(InvalidInput):
+        await session.branch(10**30)
     assert await session.count() == 2
 
 
@@ -396,6 +398,22 @@ async def test_an_argument_of_a_wrong_type_is_no_python_error(sqlite_memory: Mem
         lambda: memory.retention.change("room", wrong),
         lambda: first(memory.retention.plan(wrong)),
         lambda: memory.retention.prune(session_ids=wrong),
+        lambda: memory.manifests.of_runs(wrong),
+        lambda: memory.manifests.texts("room", wrong),
+        lambda: memory.namespace(wrong),
+        lambda: memory.sessions_page(wrong),
+        lambda: memory.compressor.compress_now("room", wrong, wrong, budget=10),
+        lambda: memory.knowledge.facts(wrong),
+        lambda: memory.knowledge.facts(text=wrong),
+        lambda: memory.knowledge.facts(limit=no_number),
+        lambda: memory.knowledge.recall("x", wrong),
+        lambda: memory.knowledge.valid(wrong),
+        lambda: memory.knowledge.remember(wrong, "key", "value"),
+        lambda: memory.knowledge.forget(wrong, "key"),
+        lambda: memory.procedures.recall("x", wrong),
+        lambda: memory.persons.all(text=wrong),
+        lambda: memory.episodes.latest(wrong),
+        lambda: memory.episodes.recall("x", wrong),
     ]
     for call in calls:
         with pytest.raises(InvalidInput, match=r"text|number|type|function|list"):

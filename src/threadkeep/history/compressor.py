@@ -31,6 +31,7 @@ from threadkeep.history.keys import channel_of
 from threadkeep.history.summary_writer import SummaryWriter
 from threadkeep.observe import Observer, SummaryFailed, SummaryFailure
 from threadkeep.records import Summary
+from threadkeep.records.sessions import check_argument
 from threadkeep.store.summaries import Summaries
 from threadkeep.store.transcripts import Transcripts
 
@@ -119,8 +120,12 @@ class Compressor:
         session.
 
         Raises:
+            InvalidInput: an argument has a wrong type.
             CompressionFailed: the summary could not be written; earlier summaries stay.
         """
+        check_argument("session_id", session_id, str, required=True)
+        check_argument("compression", compression, Compression, required=True)
+        check_argument("budget", budget, int, required=True)
         newest: Summary | None = None
         rest: CompressionRequest | None = CompressionRequest(
             session_id, compression, summarizer, budget, left_out_upto_seq, window

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import random
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 
@@ -18,7 +18,7 @@ from threadkeep.boundary import ErrorBoundary
 from threadkeep.errors import InvalidInput, StoreClosed, StoreError, StoreUnavailable
 from threadkeep.observe import ManifestLoss, ManifestsDropped, ManifestWriteFailed, Observer
 from threadkeep.records import Json
-from threadkeep.records.sessions import check_argument
+from threadkeep.records.sessions import check_argument, check_each
 from threadkeep.store.driver import DuplicateRow, RowLocked, Statement
 from threadkeep.store.manifests import Cursor, ManifestRows, NotedManifest, StoredManifest
 
@@ -104,8 +104,9 @@ class Manifests:
         await self._flush_for_reader()
         return self._ours(await self._rows.of_run(run_id, user_id=user_id))
 
-    async def of_runs(self, run_ids: Iterable[str]) -> list[StoredManifest]:
+    async def of_runs(self, run_ids: Collection[str]) -> list[StoredManifest]:
         """Return the records of the model calls of several runs, in any order."""
+        check_each("run_ids", run_ids, str)
         await self._flush_for_reader()
         return self._ours(await self._rows.of_runs(run_ids))
 
@@ -123,9 +124,12 @@ class Manifests:
         return self._ours(await self._rows.of_session(session_id, user_id=user_id, limit=limit, before=before))
 
     async def texts(
-        self, session_id: str | None, digests: Iterable[str], *, run_id: str | None = None
+        self, session_id: str | None, digests: Collection[str], *, run_id: str | None = None
     ) -> dict[str, str]:
         """Return texts that model calls sent and no transcript has, by digest; unknown digests are left out."""
+        check_argument("session_id", session_id, str)
+        check_argument("run_id", run_id, str)
+        check_each("digests", digests, str)
         await self._flush_for_reader()
         return await self._rows.texts(session_id, digests, run_id=run_id)
 

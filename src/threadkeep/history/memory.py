@@ -162,6 +162,7 @@ class Memory:
         be written wait in a separate folder below this memory's folder. If `store` is this memory's own, the layout is
         registered for other processes in the background.
         """
+        check_argument("layout", layout, GraphLayout, required=True)
         given = store is not None
         store = await self.graph_store() if store is None else store
         if given and self._conversations.is_unregistered(store, layout):
@@ -375,6 +376,7 @@ class Memory:
 
     async def sessions_page(self, query: SessionQuery) -> tuple[list[SessionInfo], tuple[datetime, str] | None]:
         """Return one page of sessions, newest activity first, and the cursor of the next page (None at the end)."""
+        check_argument("query", query, SessionQuery, required=True)
         return await sessions_page(self._backend.transcripts, query)
 
     async def search(

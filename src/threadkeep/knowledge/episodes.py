@@ -15,6 +15,7 @@ from threadkeep.knowledge.rows import MAX_PAGE, MessagesAt
 from threadkeep.records.json_values import Json
 from threadkeep.records.knowledge import Episode, Scope
 from threadkeep.records.runs import RUN_ENDS
+from threadkeep.records.sessions import check_argument, check_each
 from threadkeep.store.codec import time_of
 from threadkeep.store.compact_json import expanded
 from threadkeep.store.driver import Driver, Row
@@ -61,6 +62,8 @@ class Episodes(ClockedTables, sql=("episodes.sql",)):
             InvalidInput: the scope is a workspace, or the limit is out of range.
             StoreUnavailable: the database does not answer.
         """
+        check_argument("scope", scope, Scope, required=True)
+        check_argument("limit", limit, int, required=True)
         if not 1 <= limit <= MAX_PAGE:
             raise InvalidInput(f"The limit of episodes must be a number from 1 to {MAX_PAGE}.")
         found = await self._read(
@@ -77,6 +80,8 @@ class Episodes(ClockedTables, sql=("episodes.sql",)):
         Raises:
             StoreUnavailable: the database does not answer.
         """
+        check_argument("query", query, str, required=True)
+        check_each("scopes", scopes, Scope)
         known: dict[str, Episode] = {}
         for scope in scopes:
             if scope.kind != "workspace":

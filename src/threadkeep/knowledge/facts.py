@@ -41,6 +41,7 @@ from threadkeep.records.knowledge import (
     canonical_key,
     check_name,
 )
+from threadkeep.records.sessions import check_argument, check_each
 from threadkeep.store.codec import clean_text, time_text
 from threadkeep.store.driver import Connection, Driver, Row
 from threadkeep.store.statements import for_rows, row_parameters, text_filter
@@ -206,6 +207,8 @@ class Knowledge:
         Raises:
             StoreUnavailable: the database does not answer.
         """
+        check_argument("query", query, str, required=True)
+        check_each("scopes", scopes, Scope)
         async with self._driver.reading() as connection:
             rows = await self._valid(connection, scopes, most=_MOST_RANKED)
         known = without_shadowed(map(fact_of, rows))
@@ -241,6 +244,7 @@ class Knowledge:
         Raises:
             StoreUnavailable: the database does not answer.
         """
+        check_each("scopes", scopes, Scope)
         async with self._driver.reading() as connection:
             found = await self._valid_with_evidence(connection, tuple(scopes), limit)
         return list(found) if shadowed else without_shadowed(found)

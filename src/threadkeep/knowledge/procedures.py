@@ -19,6 +19,7 @@ from threadkeep.knowledge.rows import (
     seen_row,
 )
 from threadkeep.records.knowledge import SCOPE_KINDS, Procedure, ProcedureQuery, Scope
+from threadkeep.records.sessions import check_argument, check_each
 from threadkeep.store.codec import clean_text, time_of, time_text
 from threadkeep.store.driver import Driver
 from threadkeep.store.statements import text_filter
@@ -105,6 +106,8 @@ class Procedures:
             context: the names of the available inputs.
             limit: the maximum number of procedures.
         """
+        check_argument("goal", goal, str, required=True)
+        check_each("scopes", scopes, Scope)
         page = {**page_parameters(MAX_PAGE, None, "procedure_id"), "name": None, "active": True, **text_filter(None)}
         ordered = sorted(dict.fromkeys(scopes), key=lambda scope: SCOPE_KINDS.index(scope.kind))
         statements = [

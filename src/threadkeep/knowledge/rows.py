@@ -14,6 +14,7 @@ from threadkeep.errors import InvalidInput, KnowledgeNotFound, SessionNotFound
 from threadkeep.records import Message, dump_json
 from threadkeep.records.json_values import Json
 from threadkeep.records.knowledge import MAX_OWNER_CHARACTERS, Fact, Procedure, Scope, check_name
+from threadkeep.records.sessions import check_argument
 from threadkeep.store.codec import clean_json, clean_text, time_of, time_text
 from threadkeep.store.driver import Backend, Connection, Row
 from threadkeep.store.statements import load_statements
@@ -40,6 +41,7 @@ async def known_owner(connection: Connection, sql: Mapping[str, str], scope: Sco
     Raises:
         SessionNotFound: the scope is a session that does not exist.
     """
+    check_argument("scope", scope, Scope, required=True)
     if scope.kind == "session" and not await connection.fetch(sql["keep_session"], {"session_id": scope.owner}):
         raise SessionNotFound(scope.owner)
     if scope.kind != "user":
@@ -67,6 +69,7 @@ async def check_sees(connection: Connection, sql: Mapping[str, str], scope: Scop
     Raises:
         KnowledgeNotFound: the user may not see the scope.
     """
+    check_argument("scope", scope, Scope, required=True)
     if user_id is None:
         return
     asked = {"scope": scope.kind, "owner": scope.owner, "user_id": user_id}
@@ -104,6 +107,7 @@ def page_parameters(limit: int, cursor: tuple[datetime, str] | None, id_name: st
     Raises:
         InvalidInput: the limit is not from 1 to 1,000.
     """
+    check_argument("limit", limit, int, required=True)
     if not 1 <= limit <= MAX_PAGE:
         raise InvalidInput(f"A page has 1 to {MAX_PAGE} entries; use its cursor to get more.")
     moment, name = cursor or (None, _LAST_ID)

@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 import aiosqlite
 
-from threadkeep.errors import DatabaseFileReplaced, StoreClosed, StoreError, StoreUnavailable
+from threadkeep.errors import DatabaseFileReplaced, InvalidInput, StoreClosed, StoreError, StoreUnavailable
 from threadkeep.store.driver import DuplicateRow, NewTurns, Parameters, Row, Statement, seconds_left, unstorable_text
 from threadkeep.store.private_files import is_read_only
 
@@ -277,6 +277,8 @@ class translated:  # noqa: N801 - used like a function, as the classes in contex
         if isinstance(error, UnicodeEncodeError):
             # Suppress the cause, because it contains a person's text.
             raise unstorable_text() from None
+        if isinstance(error, OverflowError):
+            raise InvalidInput("A number is too large for the database; use one below 2**63.") from error
         # These are aiosqlite's messages for a connection whose thread has ended; other code raises ValueError too.
         if isinstance(error, ValueError) and str(error) in ("Connection closed", "no active connection"):
             raise StoreClosed("The database was closed; use a memory inside its `async with` block.") from error

@@ -10,6 +10,7 @@ from importlib.resources import files
 from typing import ClassVar
 
 from threadkeep.errors import InvalidInput
+from threadkeep.records.sessions import check_argument
 from threadkeep.store.codec import clean_text
 from threadkeep.store.driver import Driver, Parameters
 from threadkeep.store.search_terms import fold, folds_into
@@ -79,8 +80,9 @@ def text_filter(text: str | None) -> dict[str, object]:
     `lower` of PostgreSQL depends on the locale of the database, and that of SQLite converts ASCII letters only.
 
     Raises:
-        InvalidInput: the text is too long.
+        InvalidInput: the text is too long, or no text.
     """
+    check_argument("The text that filters a list", text, str)
     if text is None:
         return {"pattern": None, "capitals": None, "letters": None}
     pattern = like_pattern(fold(clean_text(text)))
