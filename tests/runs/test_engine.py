@@ -238,6 +238,29 @@ async def test_finished_attempts_of_before_are_forgotten_at_once(sqlite_url: str
         await eventually(lambda: query(file, "SELECT count(*) FROM workflow_status") == [(0,)])
 
 
+async def test_the_queue_is_stopped_when_nothing_is_recorded_in_it(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An idle process does not poll; dbos is launched again for the next run, of this process or of another."""
+    monkeypatch.setattr("threadkeep.runs.engine.dbos_engine._POLL_SECONDS", 0.05)
+    runs, options = Runs(), EngineOptions(poll_seconds=0.05, keep_finished_seconds=0.2)
+
+    def is_stopped() -> bool:
+        return "threadkeep-runs" not in {thread.name for thread in threading.enumerate()}
+
+    async with engine_of(database_url, runs, options) as engine:
+        for times in (1, 2):
+            await engine.enqueue("run")
+            assert not is_stopped()
+            await runs.until(lambda times=times: runs.ended["run"] == times)  # type: ignore[misc]
+            await eventually(is_stopped)
+        await engine.start("started")
+        await runs.until(lambda: runs.ended["started"] == 1)
+        await asyncio.gather(*(engine.enqueue(f"run{number}") for number in range(20)))
+        await runs.until(lambda: runs.ended.total() == 23)
+    assert runs.begun.total() == 23
+
+
 async def test_files_of_dead_processes_are_removed(sqlite_url: str, tmp_path: Path) -> None:
     """One that had no run at work leaves nothing but its file, and even that goes."""
     stray = tmp_path / "threadkeep.db.runs.0123456789abcdef.lock"
