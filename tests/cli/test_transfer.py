@@ -251,7 +251,7 @@ def test_messages_go_after_those_that_are_there(cli: CommandLine) -> None:
     exported = _lines(2).replace('"id": "m1"', '"id": "m1", "seq": 1').replace('"id": "m2"', '"id": "m2", "seq": 2')
     outcome = cli("sessions", "import", "-", given=exported)
     assert outcome.exit_code == 0
-    assert "already had messages: 2." in outcome.out
+    assert "Stored at other positions, because their sessions had messages or lines were skipped: 2." in outcome.out
     contents = [message["content"] for message in cli("sessions", "show", "a", "--json").json["messages"]]
     assert contents == ["Already here.", "Word 1.", "Word 2."]
 
