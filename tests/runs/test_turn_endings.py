@@ -104,6 +104,21 @@ async def test_a_message_is_there_though_its_run_was_cancelled_before_it_began(e
     assert every_desk.model.calls == []
 
 
+async def test_simultaneous_requests_end_a_queued_run_once(every_desk: RunDesk) -> None:
+    """Each of them may begin the run in order to end it; one does, and none fails."""
+    runs = every_desk.memory.runs
+    for number in range(5):
+        new = NewRun(
+            run_id=f"r{number}", workflow="slow", input={"text": "hello"}, session_id="room", message_id=f"m{number}"
+        )
+        await runs.order.add(new)
+    async with every_desk.open(AGENT) as service:
+        for number in range(5):
+            await asyncio.gather(*(service.cancel(f"r{number}") for _ in range(4)))
+            assert (await service.result(f"r{number}")).status == "cancelled"
+    assert await every_desk.transcript("room") == [("user", "hello")] * 5
+
+
 async def test_a_cancelled_message_stands_where_its_turn_would_have_been(every_desk: RunDesk) -> None:
     """Behind the answer to the one before it."""
     gate = Gate()

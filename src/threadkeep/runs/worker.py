@@ -161,12 +161,13 @@ class Worker:
     async def acquire(self, run_id: str) -> Begun | None:
         """Make this process the owner of a run, which it begins or takes over from a dead process.
 
-        Return None if the run is over, must wait, or belongs to a live process.
+        Return None if the run is over, must wait, belongs to a live process, or is being executed in this process.
         """
         for _ in range(_TAKEOVERS):
             found = await self._runs.order.begin(run_id, self.engine.name)
             if isinstance(found, Begun):
-                return found
+                # An owner may begin its run again, but another task of this process may have begun it just now.
+                return None if run_id in self.active else found
             if isinstance(found, Over) or found.behind != run_id or found.run.owner is None:
                 return None
             if not await self.engine.dead({found.run.owner}):
