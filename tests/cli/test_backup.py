@@ -59,7 +59,7 @@ async def _contents(url: str) -> list[str]:
 
 
 async def _under_traffic(cli: CommandLine, file: Path) -> int:
-    """Back the database up while a session is written; return how many turns were written until then."""
+    """Back the database up while a session is written; return how many turns it may have at most."""
 
     async def working(memory: Memory) -> int:
         session, written, begun = memory.session("room"), 0, asyncio.Event()
@@ -77,7 +77,7 @@ async def _under_traffic(cli: CommandLine, file: Path) -> int:
         outcome = await asyncio.to_thread(cli, "backup", str(file), "--json")
         writer.cancel()
         assert (outcome.exit_code, outcome.json["not_in_it"]) == (0, []), outcome.err
-        return written
+        return written + 1  # the last append may be stored, although its reply had not arrived
 
     return await cli.remembering(working)
 
