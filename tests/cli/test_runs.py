@@ -108,7 +108,7 @@ def test_the_duration_of_a_run_that_asked_says_that_it_includes_the_waiting(fill
     filled.remember(answer)
     assert "status     queued\n" in filled("runs", "show", "r-asks").out
     filled.remember(end)
-    assert re.search(r"status     done, took .* s with its waiting\n", filled("runs", "show", "r-asks").out)
+    assert re.search(r"status     done, took .* s including the wait\n", filled("runs", "show", "r-asks").out)
     assert "waiting" not in filled("runs", "show", "r-parent").out
 
 

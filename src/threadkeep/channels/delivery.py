@@ -8,6 +8,7 @@ import random
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict, dataclass
 from datetime import timedelta
+from functools import partial
 
 from langchain_core.utils.uuid import uuid7
 
@@ -18,6 +19,7 @@ from threadkeep.errors import InvalidInput, StoreError
 from threadkeep.history.memory import Memory
 from threadkeep.observe import AnswerSent, ChannelTrouble, DeliveryOutcome
 from threadkeep.records.runs import RunResult
+from threadkeep.runs.retries import retry_until_available
 from threadkeep.runs.session_answers import with_answer
 from threadkeep.store.outbox import Outgoing
 
@@ -126,7 +128,7 @@ class Delivery:
             await self._outbox.end(message.number, self._owner, "nothing")
             _notify(self._memory, bot, message, "nothing")
             return
-        address, index = message.address, message.parts_sent
+        address, index, claim_seconds = message.address, message.parts_sent, self._options.claim_seconds
         while index < len(parts):
             part = Part(
                 parts[index],
@@ -137,7 +139,9 @@ class Delivery:
             match await self._send_part(bot, address, part):
                 case Sent():
                     index += 1
-                    if not await self._note_part(bot, message, index):
+                    # Repeat this in an outage, because the part would be sent again.
+                    note = partial(self._outbox.note_part, message, self._owner, index, seconds=claim_seconds)
+                    if not await retry_until_available(note):
                         return  # the message was dropped, or another process claimed it
                 case Moved(address):
                     await self._outbox.move(message.number, self._owner, address)
@@ -158,15 +162,6 @@ class Delivery:
                 return await bot.client.send(address, part)
         except TimeoutError:
             return Later("TimeoutError", uncertain=True)
-
-    async def _note_part(self, bot: Bot, message: Outgoing, parts: int) -> bool:
-        """Record how many parts have arrived. Repeat this in an outage, because the part would be sent again."""
-        while True:
-            try:
-                return await self._outbox.note_part(message, self._owner, parts, seconds=self._options.claim_seconds)
-            except StoreError as error:
-                self._notify_trouble(error, bot)
-            await asyncio.sleep(self._options.first_pause_seconds)
 
     async def _postpone(self, bot: Bot, message: Outgoing, later: Later) -> None:
         now, options = self._memory.clock(), self._options

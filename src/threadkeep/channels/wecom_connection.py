@@ -12,6 +12,7 @@ import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from weakref import WeakValueDictionary
 
 from langchain_core.utils.uuid import uuid7
@@ -45,6 +46,7 @@ from threadkeep.errors import StoreError
 from threadkeep.history.memory import Memory
 from threadkeep.observe import ChannelTrouble
 from threadkeep.records import Json
+from threadkeep.runs.retries import retry_until_available
 from threadkeep.store.outbox import Outgoing
 
 ADDRESS = "wss://openws.work.weixin.qq.com"
@@ -219,7 +221,7 @@ class AIBotConnection:
             stream = self._streams[req_id] = _Stream(req_id, ends_at)
         session_id = message.session_id or "" if message is not None else ""
         async with self._locks.setdefault(session_id, asyncio.Lock()):
-            await _keep_taking(intake, bot, update)
+            await retry_until_available(partial(intake.take, bot, update))
         if isinstance(update, ChatEntered) and bot.texts.welcome:
             text: Json = {"content": bot.texts.welcome}
             await self._ask("aibot_respond_welcome_msg", {"msgtype": "text", "text": text}, req_id)
@@ -308,15 +310,3 @@ class AIBotConnection:
     async def _release(self) -> None:
         with contextlib.suppress(StoreError):  # the claim expires
             await self._memory.channels.duties.release(self._duty, self._owner)
-
-
-async def _keep_taking(intake: Intake, bot: Bot, update: Update) -> None:
-    pause = _FIRST_PAUSE_SECONDS
-    while True:
-        try:
-            await intake.take(bot, update)
-        except StoreError:
-            await asyncio.sleep(pause)
-            pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
-        else:
-            return

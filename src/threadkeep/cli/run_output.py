@@ -177,7 +177,7 @@ def _duration(run: Run) -> str:
     if run.started_at is None or run.status in ("queued", "waiting"):
         return ""
     seconds = max(((run.ended_at or datetime.now(UTC)) - run.started_at).total_seconds(), 0.0)
-    asked = "" if run.interrupt is None else " with its waiting"
+    asked = "" if run.interrupt is None else " including the wait"
     return (f"{seconds:.1f} s" if seconds < 60 else duration(seconds)) + asked
 
 

@@ -201,7 +201,8 @@ class Worker:
             if not self.dependencies.in_flight.has_answered(run):
                 usages = active.ledger.usages if active.ledger is not None else ()
                 report_turn(self._memory.observers, run, outcome, usages, milliseconds=milliseconds)
-            await self._clear_up(run, outcome, unstored=unstored, has_following=active.has_following)
+            begins, has_following = active.begins, active.has_following
+            await self._clear_up(run, outcome, begins=begins, unstored=unstored, has_following=has_following)
         return outcome
 
     async def start_following(self, run: Run) -> None:
@@ -355,7 +356,7 @@ class Worker:
         await self._clear_up(run, outcome)
 
     async def _clear_up(
-        self, run: Run, outcome: Outcome, *, unstored: bool = False, has_following: bool = True
+        self, run: Run, outcome: Outcome, *, begins: bool = False, unstored: bool = False, has_following: bool = True
     ) -> None:
         """Start the following runs, end orphaned children, and remove the stored checkpoints of a run that is done."""
         # The run is over or waits, so a failure here must not cause a retry. Maintenance does the missing work later.
@@ -364,9 +365,7 @@ class Worker:
                 await self.start_following(run)
             else:
                 self._runs.positions.tell_freed()
-            # A run that a process released and that was begun again is still in its first attempt.
-            again = run.attempts > 1 or run.started_at != run.heartbeat_at
-            if again and outcome.status != "waiting":
+            if not begins and outcome.status != "waiting":
                 await end_orphans(self._runs, run.run_id)
             if outcome.status == "done" and not unstored:
                 await self._checkpoints.remove([run.run_id])

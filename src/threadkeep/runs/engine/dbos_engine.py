@@ -72,7 +72,6 @@ class DbosEngine:
 
     async def enqueue(self, run_id: str, *, alone: bool = False) -> None:
         """Enqueue a run for any worker."""
-        await self._launched()
         # Shield the write, because a cancelled caller must not leave a run half recorded.
         await asyncio.shield(self._call(lambda queue: queue.enqueue(run_id, alone=alone)))
 
