@@ -134,7 +134,7 @@ class RunSettings(BaseSettings):
         description="What to do with a chat message while a turn of its session is running: enqueue, interrupt, "
         "reject, coalesce or rollback.",
     )
-    run_concurrency: int = Field(8, ge=1, le=64, description="Queued runs that a process executes at once.")
+    run_concurrency: int = Field(16, ge=1, le=64, description="Queued runs that a process executes at once.")
     run_poll_seconds: float = Field(
         0.25, ge=0.01, le=60, description="Seconds between two checks of a process for queued runs."
     )

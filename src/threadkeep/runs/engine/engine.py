@@ -108,7 +108,7 @@ class EngineOptions:
     """
 
     works: bool = True
-    concurrency: int = 8
+    concurrency: int = 16
     poll_seconds: float = 0.25
     dead_seconds: float = 8.0
     close_seconds: float = 10.0
