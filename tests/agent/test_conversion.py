@@ -1,4 +1,4 @@
-"""Tests of converting, merging and repairing LangChain's messages."""
+"""Messages of LangChain and of Threadkeep: converted, merged, repaired and made plain."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}
 
 
 def calling(*ids: str | None, content: str = "") -> AIMessage:
-    """Return an assistant message that calls a tool once for each id."""
+    """An assistant message that calls a tool once for each id."""
     return AIMessage(content, tool_calls=[{"name": "look_up", "args": {"x": 1}, "id": call} for call in ids])
 
 
 def result(call: str, content: str = "found") -> ToolMessage:
-    """Return a tool's result."""
+    """A tool's answer."""
     return ToolMessage(content, tool_call_id=call)
 
 
@@ -45,6 +45,7 @@ def result(call: str, content: str = "found") -> ToolMessage:
     ],
 )
 def test_a_stored_message_becomes_one_of_langchain_and_back(stored: Message, kind: type[BaseMessage]) -> None:
+    """Role, text and id stay."""
     converted = to_langchain(stored)
     assert type(converted) is kind
     assert converted.id == stored.id
@@ -52,7 +53,7 @@ def test_a_stored_message_becomes_one_of_langchain_and_back(stored: Message, kin
 
 
 def test_of_blocks_the_text_is_stored_and_a_mark_for_images_and_files() -> None:
-    """Text blocks are stored as text and media as marks; reasoning is not stored."""
+    """No reasoning, no base64."""
     message = AIMessage([THINKING, {"type": "text", "text": "one "}, IMAGE, {"type": "text", "text": "two"}], id="1")
     assert text_of(message) == "one two"
     assert from_langchain(message) == Message(role="assistant", content="one two\n[image]", id="1")
@@ -62,14 +63,14 @@ def test_of_blocks_the_text_is_stored_and_a_mark_for_images_and_files() -> None:
 
 
 def test_an_original_that_was_stored_without_a_mark_still_comes_back() -> None:
-    """A row of an earlier version, with text alone, is restored from its original."""
+    """Rows of earlier versions have the text alone."""
     whole = HumanMessage(["what is it?", IMAGE], id="1")
     stored = from_langchain(whole, full=True).with_fields(content="what is it?")
     assert to_langchain(stored) == whole
 
 
 def test_full_fidelity_brings_the_whole_message_back() -> None:
-    """Blocks, tool calls, usage and metadata survive storage as JSON."""
+    """Blocks, tool calls, usage and metadata, through JSON."""
     whole = AIMessage(
         [THINKING, {"type": "text", "text": "done"}],
         id="1",
@@ -82,7 +83,7 @@ def test_full_fidelity_brings_the_whole_message_back() -> None:
 
 
 def test_an_answer_of_chunks_is_stored_as_a_message() -> None:
-    """A message chunk is restored as a message."""
+    """What was streamed comes back as what it stands for."""
     chunk = AIMessageChunk(content="hello", id="1")
     restored = to_langchain(from_langchain(chunk, full=True))
     assert type(restored) is AIMessage
@@ -90,13 +91,14 @@ def test_an_answer_of_chunks_is_stored_as_a_message() -> None:
 
 
 def test_a_cut_message_is_not_restored_from_its_original() -> None:
+    """What the window cut stays cut."""
     stored = from_langchain(HumanMessage("a long question", id="1"), full=True)
     assert to_langchain(stored.with_fields(content="a lo… [cut]")).content == "a lo… [cut]"
 
 
 @pytest.mark.parametrize("original", [{"type": "martian", "data": {}}, {"type": "ai", "data": {"content": 1}}, "x", {}])
 def test_an_original_that_cannot_be_read_leaves_the_text(original: dict[str, object]) -> None:
-    """An original of another LangChain version that cannot be read yields a message with the stored text."""
+    """It may have been written by another version of LangChain."""
     stored = Message.from_dict({"role": "user", "content": "hi", "id": "1", "original": original})
     assert to_langchain(stored) == HumanMessage("hi", id="1")
 
@@ -114,17 +116,14 @@ def test_an_original_that_cannot_be_read_leaves_the_text(original: dict[str, obj
 def test_what_the_workflow_thinks_of_its_answer_is_stored_with_it(
     told: dict[str, object], opinion: tuple[float | None, bool]
 ) -> None:
-    """Confidence and escalation are stored if they are a number and a boolean.
-
-    Providers use these names for other values.
-    """
+    """Numbers and truth values only: providers use these names for other things too."""
     stored = from_langchain(AIMessage("hello", id="1", response_metadata=told))
     assert (stored.confidence, stored.escalated) == opinion
 
 
 @pytest.mark.parametrize("told", [None, 5, "yesterday", "2026-01-01T12:00:00"])
 def test_a_time_of_a_person_without_a_zone_is_none(told: object) -> None:
-    """The `sent_at` of a person's message is stored if it has a time zone; that of an answer is not."""
+    """With one it is the time of the message; an answer has none, whatever a provider says."""
     assert from_langchain(HumanMessage("hi", response_metadata={"sent_at": told})).sent_at is None
     known = {"sent_at": "2026-01-01T12:00:00+08:00"}
     assert from_langchain(HumanMessage("hi", response_metadata=known)).sent_at is not None
@@ -133,7 +132,7 @@ def test_a_time_of_a_person_without_a_zone_is_none(told: object) -> None:
 
 @pytest.mark.parametrize("bad_id", ["a\nb", "ab\u200bc", "half \ud83d", "x" * 513])
 def test_an_id_that_cannot_be_stored_makes_another(bad_id: str) -> None:
-    """An invalid id is replaced by one derived from it, so that a repeated delivery is recognized."""
+    """Always the same from the same, so that a message that is delivered again is known; and it counts when merging."""
     stored = from_langchain(HumanMessage("hi", id=bad_id))
     assert stored.id == from_langchain(HumanMessage("hello", id=bad_id)).id
     assert stored.id != from_langchain(HumanMessage("hi", id=f"{bad_id}!")).id
@@ -142,13 +141,13 @@ def test_an_id_that_cannot_be_stored_makes_another(bad_id: str) -> None:
 
 
 def test_a_message_without_an_id_gets_it_from_the_store() -> None:
-    """A message without an id, or with an empty one, is converted without an id."""
+    """An empty one is none."""
     assert from_langchain(HumanMessage("hi", id="")).id is None
     assert from_langchain(HumanMessage("hi")).id is None
 
 
 def test_what_is_no_utterance_is_refused() -> None:
-    """Tool results and unknown chat roles raise InvalidMessage."""
+    """Tool results belong to a run's trace."""
     with pytest.raises(InvalidMessage, match="type 'tool' is not part of a conversation"):
         from_langchain(result("1"))
     assert from_langchain(ChatMessage(role="developer", content="be brief")).role == "system"
@@ -157,14 +156,14 @@ def test_what_is_no_utterance_is_refused() -> None:
 
 
 def test_merging_keeps_the_state_s_version_and_places_history_around_it() -> None:
-    """Each id is kept once in the state's version; other messages follow their predecessors in the history."""
+    """Each id once; what only history has stands after what it followed there."""
     history = [HumanMessage(text, id=text) for text in "abcde"]
     state = [HumanMessage("B", id="b"), HumanMessage("x", id="x"), HumanMessage("D", id="d")]
     assert [m.content for m in merge(history, state)] == ["a", "B", "c", "x", "D", "e"]
 
 
 def test_merging_keeps_system_messages_first() -> None:
-    """The history is inserted after the leading system messages."""
+    """History stands before the state's first message, and after the system messages it begins with."""
     state = [SystemMessage("s"), HumanMessage("new", id="n")]
     assert [m.content for m in merge([HumanMessage("old", id="o")], state)] == ["s", "old", "new"]
     assert [m.content for m in merge([HumanMessage("old", id="o")], state[:1])] == ["s", "old"]
@@ -172,7 +171,7 @@ def test_merging_keeps_system_messages_first() -> None:
 
 
 def test_the_same_words_twice_are_two_messages() -> None:
-    """Messages with equal text are kept, because only ids are compared."""
+    """Only ids are compared; messages without one are all kept."""
     assert len(merge([HumanMessage("ok"), HumanMessage("ok")], [HumanMessage("ok", id="1")])) == 3
 
 
@@ -181,7 +180,7 @@ ids = st.lists(st.sampled_from("abcdefgh"), unique=True, max_size=8)
 
 @given(history=ids, state=ids)
 def test_merging_loses_doubles_and_reorders_nothing(history: list[str], state: list[str]) -> None:
-    """Merging keeps each id once and keeps the order of both lists."""
+    """For any two lists of ids."""
     merged = merge(
         [HumanMessage(f"history {key}", id=key) for key in history],
         [HumanMessage(f"state {key}", id=key) for key in state],
@@ -198,7 +197,7 @@ def test_merging_loses_doubles_and_reorders_nothing(history: list[str], state: l
 
 
 def test_a_call_without_a_result_is_answered() -> None:
-    """A tool call without a result gets a placeholder result, because providers reject the call otherwise."""
+    """A cancelled run leaves it, and the next model call would fail."""
     repaired = repair([HumanMessage("q"), calling("1", "2"), result("2"), HumanMessage("again")]).messages
     assert [type(message) for message in repaired] == [HumanMessage, AIMessage, ToolMessage, ToolMessage, HumanMessage]
     assert [m.tool_call_id for m in repaired if isinstance(m, ToolMessage)] == ["1", "2"]
@@ -206,13 +205,13 @@ def test_a_call_without_a_result_is_answered() -> None:
 
 
 def test_results_stand_right_after_their_call() -> None:
-    """A result is moved directly behind its call."""
+    """Also when somebody spoke between."""
     repaired = repair([calling("1"), HumanMessage("hurry"), result("1")]).messages
     assert [type(message) for message in repaired] == [AIMessage, ToolMessage, HumanMessage]
 
 
 def test_a_result_without_a_call_goes() -> None:
-    """A result without a call and a second result of one call are dropped with a reason."""
+    """So does a second result of the same call; for each there is a reason."""
     lost = repair([result("0"), HumanMessage("q")])
     assert lost == Repaired([HumanMessage("q")], [(result("0"), "orphan_tool")])
     repaired = repair([calling("1"), result("1", "first"), result("1", "second")])
@@ -221,13 +220,13 @@ def test_a_result_without_a_call_goes() -> None:
 
 
 def test_the_same_call_id_in_two_turns_is_two_calls() -> None:
-    """A call id may repeat in a later turn, because some models count calls per turn."""
+    """Some models count their calls from 1 in each turn."""
     repaired = repair([calling("1"), result("1", "old"), HumanMessage("q"), calling("1"), result("1", "new")]).messages
     assert [m.content for m in repaired if isinstance(m, ToolMessage)] == ["old", "new"]
 
 
 def test_a_call_that_was_spelt_wrongly_goes() -> None:
-    """An invalid tool call is removed with its block and raw form; an empty message is dropped."""
+    """With its block and the provider's raw form; the text stays, and an empty message does not."""
     invalid = AIMessage(
         [{"type": "text", "text": "let me see"}, {"type": "tool_use", "id": "1", "name": "look_up", "input": {}}],
         invalid_tool_calls=[{"name": "look_up", "args": "{", "id": "1", "error": "cut", "type": "invalid_tool_call"}],
@@ -244,7 +243,7 @@ def test_a_call_that_was_spelt_wrongly_goes() -> None:
 
 @st.composite
 def broken_runs(draw: st.DrawFn) -> list[BaseMessage]:
-    """Draw calls and results in any order, some of them missing."""
+    """Calls and results in any order, some of them missing."""
     messages: list[BaseMessage] = []
     for kind in draw(st.lists(st.sampled_from(["user", "answer", "call", "result"]), max_size=12)):
         key = draw(st.sampled_from("123"))
@@ -260,7 +259,7 @@ def broken_runs(draw: st.DrawFn) -> list[BaseMessage]:
 
 @given(broken_runs())
 def test_a_repaired_run_is_valid_whatever_it_was(messages: list[BaseMessage]) -> None:
-    """In a repaired list, results directly follow their calls and all other messages are unchanged."""
+    """Each call is followed by its results, no result stands elsewhere, and nobody else's words are touched."""
     repaired = repair(messages).messages
     place = 0
     while place < len(repaired):
@@ -279,7 +278,7 @@ def test_a_repaired_run_is_valid_whatever_it_was(messages: list[BaseMessage]) ->
 
 
 def test_reasoning_of_another_provider_becomes_text() -> None:
-    """Blocks of another provider are reduced to text; tool calls stay."""
+    """Its signatures mean nothing elsewhere; tool calls stay."""
     foreign = AIMessage(
         [THINKING, {"type": "text", "text": "hello"}, {"type": "tool_use", "id": "1", "name": "look_up", "input": {}}],
         tool_calls=[{"name": "look_up", "args": {}, "id": "1"}],
@@ -293,18 +292,18 @@ def test_reasoning_of_another_provider_becomes_text() -> None:
 
 
 def test_the_newest_provider_is_the_one_that_is_sent_to() -> None:
-    """Without a given provider, the blocks of the newest message's provider are kept."""
+    """What it said itself is left alone: it wants its reasoning back inside a tool loop."""
     old = AIMessage([THINKING, {"type": "text", "text": "a"}], response_metadata={"model_provider": "anthropic"})
     new = AIMessage([{"type": "reasoning", "id": "r"}], response_metadata={"model_provider": "openai"})
     assert [message.content for message in plain([old, HumanMessage("q"), new])] == ["a", "q", new.content]
 
 
 def test_what_every_provider_understands_is_left_alone() -> None:
-    """Text blocks, human messages and tool results are not changed."""
+    """Text, and what people and tools sent."""
     messages = [AIMessage([{"type": "text", "text": "a"}]), AIMessage("b"), HumanMessage([IMAGE]), result("1")]
     assert plain(messages) == messages
 
 
 def test_an_answer_without_a_provider_is_made_plain() -> None:
-    """Blocks of an unknown provider are reduced to text."""
+    """Nobody knows whose blocks these are."""
     assert [m.content for m in plain([AIMessage([{"type": "server_tool_use", "id": "s"}, "text"])])] == ["text"]

@@ -1,4 +1,4 @@
-"""How the tests of the chat talk."""
+"""Helpers for tests of the chat: requests, chats and their events."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from threadkeep.workflows.registry import Workflows
 
 ROOM = "room:1"
 WATCHFUL = replace(QUICK, reap_seconds=0.05, upkeep_seconds=0.05)
-"""Soon sees that another process is dead."""
+"""Options with which the death of another process is detected soon."""
 
 
 class Chats:
-    """Makes chats as the service does, over an engine in the test's process, and closes them."""
+    """A factory of chats as the service makes them, over an engine in the test's process. It also closes them."""
 
     def __init__(self) -> None:
         self._opened: list[tuple[Chat, RunsOnDemand]] = []
@@ -47,7 +47,7 @@ class Chats:
         runs: RunServiceOptions = QUICK,
         elsewhere_seconds: float = 60.0,
     ) -> Chat:
-        """A chat."""
+        """Return a new chat."""
         options = options or ChatOptions()
         options.check_room(model)
         resources = resources_of(memory, model, options)
@@ -74,7 +74,7 @@ class Chats:
         return chat
 
     async def close(self, chat: Chat | None = None, seconds: float = 0.0) -> None:
-        """Close one as the service does at its end, or all."""
+        """Close a chat, or all of them, as the service does."""
         for each, runs in self._opened:
             if chat in (None, each):
                 await each.close(seconds)
@@ -84,15 +84,15 @@ class Chats:
 def said(
     message: str, message_id: str | None = None, *, session_id: str | None = ROOM, user_id: str | None = None
 ) -> ChatRequest:
-    """A request of a person in the room."""
+    """Return a chat request, by default to the session `ROOM`."""
     return ChatRequest(message, session_id=session_id, user_id=user_id, message_id=message_id)
 
 
 async def events_of(turn: ChatTurn) -> list[ChatEvent]:
-    """All that a follower hears."""
+    """Return all events that a follower receives."""
     return [event async for event in turn.follow()]
 
 
 def words_of(events: Sequence[ChatEvent]) -> str:
-    """The pieces of an answer, put together."""
+    """Return the joined pieces of an answer."""
     return "".join(event.text for event in events if isinstance(event, ChatToken))

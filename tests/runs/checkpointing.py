@@ -1,4 +1,4 @@
-"""A checkpointer that counts, and runs that come to need it."""
+"""Helpers for tests of checkpoints: a checkpointer that counts its calls, and a workflow with a tool."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ GO = RunRequest(workflow="steps", text="go", session_id="room", message_id="m1")
 
 
 async def nothing_to_expect() -> None:
-    """Note nothing: no run is stored."""
+    """Do nothing: no run is stored."""
 
 
 class CountingSaver(InMemorySaver):
-    """A checkpointer that counts what it is asked for, and that can be away."""
+    """A checkpointer that records its calls and can fail."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class CountingSaver(InMemorySaver):
         self.failure: Exception | None = None
 
     async def aget_tuple(self, config: RunnableConfig) -> Any:
-        """Count it."""
+        """Record a read."""
         self._note("read")
         return await super().aget_tuple(config)
 
@@ -50,19 +50,19 @@ class CountingSaver(InMemorySaver):
         metadata: CheckpointMetadata,
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
-        """Count it."""
+        """Record a write of a checkpoint."""
         self._note("checkpoint")
         return await super().aput(config, checkpoint, metadata, new_versions)
 
     async def aput_writes(
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
     ) -> None:
-        """Count it."""
+        """Record a write of pending writes."""
         self._note("writes")
         await super().aput_writes(config, writes, task_id, task_path)
 
     async def adelete_thread(self, thread_id: str) -> None:
-        """Count it."""
+        """Record a deletion."""
         self._note("removal")
         await super().adelete_thread(thread_id)
 
@@ -77,10 +77,10 @@ class CountingSaver(InMemorySaver):
 
 
 def calling(tool: str, **args: str) -> AIMessage:
-    """A model that wants a tool."""
+    """Return a model answer that calls a tool."""
     return AIMessage("", tool_calls=[{"name": tool, "args": args, "id": tool}])
 
 
 def thread_named(name: str) -> RunnableConfig:
-    """Where the checkpoints of a thread are."""
+    """Return the configuration of a thread."""
     return {"configurable": {"thread_id": name}}

@@ -1,4 +1,4 @@
-"""A desk over an empty database, whose model numbers its replies."""
+"""Fixtures: run services over an empty database, with a model that numbers its replies."""
 
 from __future__ import annotations
 
@@ -17,38 +17,41 @@ from threadkeep.testing import ScriptedModel
 
 
 def numbered() -> ScriptedModel:
-    """A model that says `reply 1`, `reply 2` and so on."""
+    """Return a model that answers `reply 1`, `reply 2` and so on."""
     return ScriptedModel(f"reply {number}" for number in count(1))
 
 
 @pytest.fixture(params=["sqlite-file", "postgres"])
 def database_url(request: pytest.FixtureRequest) -> str:
-    """An empty database of each engine in turn; SQLite in memory has `desk`, and the contracts of the store."""
+    """Return an empty database of each kind. For SQLite in memory, use `desk`."""
     return url_of(request, str(request.param))
 
 
 @pytest.fixture
 def desk(sqlite_memory: Memory, events: RecordedEvents) -> RunDesk:
-    """Runs on SQLite in memory."""
+    """Return a desk over SQLite in memory."""
     return RunDesk(sqlite_memory, numbered(), events)
 
 
 @pytest.fixture
 def every_desk(memory: Memory, events: RecordedEvents) -> RunDesk:
-    """Runs on each database in turn, with an engine in the test's process."""
+    """Return a desk over each kind of database, with an engine in the test's process."""
     return RunDesk(memory, numbered(), events)
 
 
 @pytest.fixture
 def saver(every_desk: RunDesk) -> CountingSaver:
-    """The checkpointer of the desk."""
+    """Return the checkpointer of the desk."""
     every_desk.saver = saver = CountingSaver()
     return saver
 
 
 @pytest.fixture
 async def make_chat() -> AsyncIterator[Chats]:
-    """Makes chats, which are closed at the end: name it last, so that their memories are closed after them."""
+    """Return a factory of chats, and close them after the test.
+
+    Name it last among the fixtures, so that the memories are closed after the chats.
+    """
     chats = Chats()
     yield chats
     await chats.close()

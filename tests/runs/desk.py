@@ -1,4 +1,4 @@
-"""Runs as a service has them: a memory, workflows, an engine; the model is a script."""
+"""Helpers for tests of runs: a run service over a memory with a scripted model."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ LEAVING = replace(QUICK, engine=EngineOptions(close_seconds=0.0))
 
 @asynccontextmanager
 async def living_process() -> AsyncIterator[str]:
-    """Another process that executes runs, as its name; it is dead after the block."""
+    """Return the name of another living process that executes runs. It is dead after the block."""
 
     async def execute(run_id: str) -> None:
         raise AssertionError(run_id)
@@ -59,7 +59,7 @@ async def living_process() -> AsyncIterator[str]:
 
 @dataclass
 class RunDesk:
-    """What a test's runs need; `engine` is the database of the engine, which is in this process for one in memory."""
+    """The dependencies of a test's runs. `engine` is the database of the engine, by default one in memory."""
 
     memory: Memory
     model: ScriptedModel
@@ -71,7 +71,7 @@ class RunDesk:
 
     @asynccontextmanager
     async def open(self, *workflows: str | Workflow, options: RunServiceOptions = QUICK) -> AsyncIterator[RunService]:
-        """A service with some workflows, YAML or ready."""
+        """Open a run service with some workflows, given as YAML or as objects."""
         ready = [read_workflow(one) if isinstance(one, str) else one for one in workflows]
         resources = Resources(
             memory=self.memory, model=lambda _: self.model, observer=self.events, middleware=self.middleware
@@ -88,30 +88,30 @@ class RunDesk:
             yield service
 
     async def transcript(self, session_id: str) -> list[tuple[str, str]]:
-        """What a session has, with its speakers."""
+        """Return the roles and texts of a session."""
         return [(one.role, one.content) for one in await self.memory.session(session_id).tail(100)]
 
 
 async def carried_out(service: RunService, request: RunRequest) -> RunResult:
-    """The result of a run that somebody waits for."""
+    """Submit a run, and return its result."""
     submitted = await service.submit(request)
     return await service.result(submitted.run_id)
 
 
 async def eventually(condition: Callable[[], Awaitable[bool]]) -> None:
-    """Return when something has come true."""
+    """Wait until a condition is true."""
     async with asyncio.timeout(HANG_SECONDS):
-        while not await condition():  # noqa: ASYNC110 - nobody tells
+        while not await condition():  # noqa: ASYNC110 - there is no event to wait for
             await asyncio.sleep(0.01)
 
 
 def kinds(events: Sequence[RunEvent]) -> list[str]:
-    """What happened in a run; statuses by what they are."""
+    """Return the kinds of the events of a run, and for a status event its status."""
     return [f"status {event.data['status']}" if event.kind == "status" else event.kind for event in events]
 
 
 def asking_both(name: str = "both") -> Workflow:
-    """A graph that asks a person two questions at once, `name` and `age`, and puts the answers into the results."""
+    """Return a workflow that asks a person two questions at once and puts the answers into the results."""
 
     def asker(question: str) -> Any:
         async def ask(state: WorkflowState) -> WorkflowState:
@@ -129,7 +129,7 @@ def asking_both(name: str = "both") -> Workflow:
 
 
 def asking_twice(name: str = "form") -> Workflow:
-    """A graph that asks a person two questions, one after the other, in one node."""
+    """Return a workflow that asks a person two questions one after the other in one node."""
 
     async def ask(state: WorkflowState) -> WorkflowState:
         first = interrupt({"ask": "name"})

@@ -1,4 +1,7 @@
-"""Processes that carry runs of workflows out, and note what nodes and tools do where a kill cannot take it away."""
+"""Processes that execute workflow runs and record the calls of nodes and tools in a file.
+
+A kill does not lose the records.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,7 @@ from threadkeep.workflows.registry import Workflows
 from threadkeep.workflows.resources import Resources, RunContext
 from threadkeep.workflows.state import WorkflowState, last_text
 
-# Shorter on a busy machine would take the living for dead.
+# On a busy machine a shorter time would make living processes look dead.
 SOON = RunServiceOptions(engine=EngineOptions(concurrency=4, poll_seconds=0.1, dead_seconds=3.0, close_seconds=0.0))
 ASKING = RunServiceOptions(engine=EngineOptions(works=False, close_seconds=0.0))
 
@@ -56,9 +59,9 @@ nodes:
 
 @dataclass(frozen=True)
 class Desk:
-    """What a process has: a database, notes, what it asks for itself with callers who wait, a version of its graphs.
+    """A process: its database, its notes, the sessions that it submits runs to, and the version of its graphs.
 
-    How far its runs came waits `progress_seconds` until it is stored beside them.
+    Checkpoints of its runs are stored after `progress_seconds`.
     """
 
     url: str
@@ -69,11 +72,11 @@ class Desk:
     progress_seconds: float = RunServiceOptions().progress_seconds
 
     def note(self, what: str, about: str) -> None:
-        """Write down what this process does."""
+        """Record what this process does."""
         self.notes.add(what, about)
 
     async def reply(self, messages: Sequence[BaseMessage]) -> AIMessage:
-        """What the model says; it takes its time for what is to be slow."""
+        """Return the model's answer; a text that begins with `slow` takes `seconds`."""
         text = messages[-1].text
         if text.startswith("poison"):
             self.note("killed", text)
@@ -82,7 +85,7 @@ class Desk:
             self.note("second", text)
             await asyncio.sleep(self.seconds)
         if text.startswith(("pay", "look")):
-            # Another id at each call, as providers' are.
+            # Each call has another id, as with real providers.
             call = {
                 "name": "pay" if text.startswith("pay") else "look",
                 "args": {"amount": 7},
@@ -92,7 +95,10 @@ class Desk:
         return AIMessage(f"re: {text}")
 
     def workflows(self) -> Workflows:
-        """Two slow steps, a parent of these, agents that pay and look, one after which the version is said."""
+        """Return the workflows of the process.
+
+        They are two slow steps, their parent, two agents with tools, and a workflow that answers with its version.
+        """
         agents = [self._agent("till", self._pay()), self._agent("window", self._look())]
         return Workflows([self._steps(), read_workflow(PARENT), *agents, read_workflow(SPOKEN % self.version)])
 
@@ -145,7 +151,7 @@ class Desk:
 
 @asynccontextmanager
 async def opened(desk: Desk, options: RunServiceOptions) -> AsyncIterator[tuple[Memory, RunService]]:
-    """The service of a process."""
+    """Open the run service of a process."""
     address, store = parse_address(desk.url), StoreOptions()
     async with (
         open_memory(desk.url, options=MemoryOptions(background=False)) as memory,
@@ -161,7 +167,7 @@ async def opened(desk: Desk, options: RunServiceOptions) -> AsyncIterator[tuple[
 
 
 def work(desk: Desk) -> None:
-    """Carry runs out for ever."""
+    """Execute runs for ever."""
     asyncio.run(_work(desk))
 
 

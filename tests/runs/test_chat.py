@@ -1,4 +1,4 @@
-"""The chat: turns in order of arrival, followers, and callers who go away."""
+"""Tests of the chat: the order of turns in a session, subscribers, disconnected callers, and closing."""
 
 from __future__ import annotations
 
@@ -36,7 +36,10 @@ from threadkeep.testing import Gate, ScriptedModel
     ("pieces", "replaced"), [((), False), (("so", "on"), False), (("so",), True), (("a", "soon"), False)]
 )
 async def test_a_stream_of_another_answer_says_that_it_was_replaced(pieces: Sequence[str], replaced: bool) -> None:
-    """Its pieces came from a try that another process ended; what stands before the answer may be another agent's."""
+    """`replaced` is true if the streamed pieces are not the end of the answer.
+
+    Those pieces came from an attempt that another process ended.
+    """
     turn = ChatTurn(ChatRequest("hi"), stream=True)
     for piece in pieces:
         turn.tell_piece(RunPiece("r", None, None, piece))
@@ -50,8 +53,8 @@ async def test_a_stream_of_another_answer_says_that_it_was_replaced(pieces: Sequ
     assert (last.response, last.replaced) == ("soon", replaced)
 
 
-async def test_an_answer_says_what_happened(memory: Memory, events: RecordedEvents, make_chat: Chats) -> None:
-    """On every database: the ids, the words, what the provider reported, and what the model saw."""
+async def test_an_answer_has_ids_usage_and_context(memory: Memory, events: RecordedEvents, make_chat: Chats) -> None:
+    """An answer has the ids, the text, the usage and the context of its turn, and `TurnFinished` agrees with it."""
     await memory.session(ROOM).append(numbered(25))
     answer = AIMessage(
         "fine",
@@ -77,26 +80,27 @@ async def test_an_answer_says_what_happened(memory: Memory, events: RecordedEven
     assert (finished.cache_read_tokens, finished.run_id) == (60, told.run_id)
 
 
-async def test_usage_is_estimated_when_nobody_reports_it(
+async def test_usage_is_estimated_when_the_provider_reports_none(
     sqlite_memory: Memory, events: RecordedEvents, make_chat: Chats
 ) -> None:
-    """The input is what was counted when it was sent, the output is counted by the same measure."""
+    """The chat estimates usage with its token counter if the provider reports none, and marks the estimate."""
     told = await make_chat(sqlite_memory, FakeListChatModel(responses=["fine words"])).ask(said("hello there"))
     assert told.context == ChatContext(messages=1, tokens=count_tokens("hello there"), dropped=0)
     assert told.usage == ChatUsage(count_tokens("hello there"), count_tokens("fine words"), estimated=True)
     assert [event.estimated for event in events.of(TurnFinished)] == [True]
 
 
-async def test_a_session_begins_without_an_id(sqlite_memory: Memory, make_chat: Chats) -> None:
-    """The answer names the session that was begun; two messages of nobody in particular begin two."""
+async def test_a_message_without_a_session_begins_one(sqlite_memory: Memory, make_chat: Chats) -> None:
+    """Each message without a session and without a user begins a session, and the answer names it."""
     chat = make_chat(sqlite_memory, ScriptedModel(["one", "two"]))
     first, second = [await chat.ask(said("hi", session_id=None)) for _ in range(2)]
     assert first.session_id != second.session_id
     assert (await sqlite_memory.session(first.session_id).info()).message_count == 2
 
 
-async def test_a_user_goes_on_where_the_last_message_was(memory: Memory, make_chat: Chats) -> None:
-    """On every database: a message without a session is one of the session that the user was in last."""
+async def test_a_message_without_a_session_continues_the_last_session_of_its_user(
+    memory: Memory, make_chat: Chats
+) -> None:
     chat = make_chat(memory, ScriptedModel(["one", "two", "three", "four"]))
     first, second = [await chat.ask(said("hi", session_id=None, user_id="ann")) for _ in range(2)]
     assert first.session_id == second.session_id
@@ -107,7 +111,7 @@ async def test_a_user_goes_on_where_the_last_message_was(memory: Memory, make_ch
 
 
 async def test_twenty_at_once_are_answered_in_order_of_arrival(memory: Memory, make_chat: Chats) -> None:
-    """On every database: one after the other, each seeing the turns before it."""
+    """The turns of a session run one after the other, and each sees the turns before it."""
     gate = Gate()
     model = ScriptedModel([[gate, "answer 0"], *(f"answer {n}" for n in range(1, 20))])
     chat = make_chat(memory, model)
@@ -123,8 +127,7 @@ async def test_twenty_at_once_are_answered_in_order_of_arrival(memory: Memory, m
     assert chat.running == 0
 
 
-async def test_who_comes_later_waits_for_those_who_wait(sqlite_memory: Memory, make_chat: Chats) -> None:
-    """The end of one turn does not open a second way in beside those who wait."""
+async def test_a_later_message_does_not_overtake_waiting_messages(sqlite_memory: Memory, make_chat: Chats) -> None:
     gates = [Gate() for _ in range(3)]
     model = ScriptedModel([[gate, f"answer {n}"] for n, gate in enumerate(gates)])
     chat = make_chat(sqlite_memory, model)
@@ -144,7 +147,6 @@ async def test_who_comes_later_waits_for_those_who_wait(sqlite_memory: Memory, m
 
 
 async def test_sessions_run_in_parallel(memory: Memory, make_chat: Chats) -> None:
-    """On every database: a turn that takes long holds its own session up and no other."""
     gate = Gate()
     model = ScriptedModel([[gate, "slow"], "quick"])
     chat = make_chat(memory, model)
@@ -156,7 +158,7 @@ async def test_sessions_run_in_parallel(memory: Memory, make_chat: Chats) -> Non
 
 
 async def test_a_caller_who_goes_away_does_not_stop_the_turn(memory: Memory, make_chat: Chats) -> None:
-    """On every database: the turn ends, and its answer is kept."""
+    """A turn whose caller was cancelled ends, and its answer is stored."""
     gate = Gate()
     chat = make_chat(memory, ScriptedModel([["once upon ", gate, "a time"]]))
     caller = asyncio.create_task(chat.ask(said("a story")))
@@ -173,8 +175,8 @@ async def test_a_caller_who_goes_away_does_not_stop_the_turn(memory: Memory, mak
     ]
 
 
-async def test_followers_hear_everything_early_late_and_twice(sqlite_memory: Memory, make_chat: Chats) -> None:
-    """One follows from the beginning, one joins in the middle, one after the end; one leaves."""
+async def test_followers_receive_all_events(sqlite_memory: Memory, make_chat: Chats) -> None:
+    """A follower receives all events, whether it begins before, during or after the turn."""
     gate = Gate()
     chat = make_chat(sqlite_memory, ScriptedModel([["once upon ", gate, "a time"]]))
     turn = chat.begin(said("a story"))
@@ -192,8 +194,8 @@ async def test_followers_hear_everything_early_late_and_twice(sqlite_memory: Mem
     assert heard[-1] == await turn.answer()
 
 
-async def test_the_loop_of_tools_is_the_turns_own_matter(sqlite_memory: Memory, make_chat: Chats) -> None:
-    """The answer is the final message; usage is that of all calls, the context that of the last."""
+async def test_a_turn_with_tool_calls_returns_the_final_message(sqlite_memory: Memory, make_chat: Chats) -> None:
+    """The answer of a turn with tool calls is the final message; its usage is the sum of all model calls."""
     chat = make_chat(sqlite_memory, ScriptedModel([adding(), "3"]), tools=[add])
     told = await chat.ask(said("1 + 2?"))
     assert (told.response, told.context.messages) == ("3", 3)
@@ -202,7 +204,7 @@ async def test_the_loop_of_tools_is_the_turns_own_matter(sqlite_memory: Memory, 
 
 
 async def test_all_direct_results_of_tools_are_the_answer(sqlite_memory: Memory, make_chat: Chats) -> None:
-    """The caller gets the stored text, and a repeat of the message gets it as well."""
+    """The results of all tools with `return_direct` are stored as the answer; a repeat returns the same text."""
 
     @tool(return_direct=True)
     def price(thing: str) -> str:
@@ -217,10 +219,13 @@ async def test_all_direct_results_of_tools_are_the_answer(sqlite_memory: Memory,
 
 
 @pytest.mark.parametrize("streamed", [True, False])
-async def test_a_failing_model_is_told_by_kind(
+async def test_a_failing_model_is_reported_by_kind(
     memory: Memory, events: RecordedEvents, streamed: bool, make_chat: Chats
 ) -> None:
-    """On every database: the question is kept, no apology, and the error does not quote anybody."""
+    """A failed model call raises `ModelCallFailed` with the kind of the error only.
+
+    The user message stays in the session, without an answer.
+    """
     model = ScriptedModel([ConnectionError("canary"), "hello"])
     chat = make_chat(memory, model)
     with pytest.raises(ModelCallFailed) as caught:
@@ -233,7 +238,6 @@ async def test_a_failing_model_is_told_by_kind(
 
 
 async def test_a_model_that_takes_too_long_has_failed(sqlite_memory: Memory, make_chat: Chats) -> None:
-    """The limit is for each model call."""
     chat = make_chat(sqlite_memory, ScriptedModel([[Gate(), "never"]]), ChatOptions(model_timeout_seconds=0.01))
     with pytest.raises(ModelCallFailed) as caught:
         await chat.ask(said("hi"))
@@ -241,8 +245,8 @@ async def test_a_model_that_takes_too_long_has_failed(sqlite_memory: Memory, mak
     assert await kept(sqlite_memory, ROOM) == [("user", "hi")]
 
 
-async def test_a_failure_that_nobody_waits_for_makes_no_noise(sqlite_memory: Memory, make_chat: Chats) -> None:
-    """A turn whose callers are gone fails without a warning of the event loop (warnings are errors here)."""
+async def test_a_failure_without_a_caller_causes_no_warning(sqlite_memory: Memory, make_chat: Chats) -> None:
+    """The event loop warns of unretrieved exceptions, and this test suite turns warnings into errors."""
     chat = make_chat(sqlite_memory, ScriptedModel([ConnectionError("down")]))
     chat.begin(said("hi"))
     await chat.close(60)
@@ -250,7 +254,7 @@ async def test_a_failure_that_nobody_waits_for_makes_no_noise(sqlite_memory: Mem
 
 
 def test_a_system_prompt_that_leaves_no_room_is_refused_at_the_start(sqlite_memory: Memory, make_chat: Chats) -> None:
-    """Not at each message: no message could be answered. The cure is a number that works."""
+    """The chat refuses a history budget that the system prompt fills, and the error names a value that works."""
     prompt = "be kind " * 99
     with pytest.raises(InvalidSettings, match="raise it to") as refused:
         make_chat(sqlite_memory, ScriptedModel(), ChatOptions(system_prompt=prompt, max_tokens=50))
@@ -271,7 +275,7 @@ def test_a_system_prompt_that_leaves_no_room_is_refused_at_the_start(sqlite_memo
 def test_a_context_window_that_leaves_no_room_is_refused_at_the_start(
     sqlite_memory: Memory, options: ChatOptions, variable: str, make_chat: Chats
 ) -> None:
-    """Not at the first message; the numbers and the variables are named."""
+    """The error names the variables and the numbers."""
     with pytest.raises(InvalidSettings, match="THREADKEEP_CONTEXT_WINDOW") as refused:
         make_chat(sqlite_memory, ScriptedModel(), options)
     assert refused.value.variable == variable
@@ -279,7 +283,7 @@ def test_a_context_window_that_leaves_no_room_is_refused_at_the_start(
 
 
 def test_the_window_of_the_real_model_counts(sqlite_memory: Memory, make_chat: Chats) -> None:
-    """What its profile says, unless a setting says more."""
+    """The context window is that of the model's profile, unless a setting overrides it."""
     model = ScriptedModel()
     model.profile = {"max_input_tokens": 700}
     with pytest.raises(InvalidSettings, match="A context window of 700 tokens"):
@@ -287,14 +291,13 @@ def test_the_window_of_the_real_model_counts(sqlite_memory: Memory, make_chat: C
     make_chat(sqlite_memory, model, ChatOptions(max_output_tokens=500, context_window=8000))
 
 
-async def test_a_budget_that_is_too_small_is_said_as_such(sqlite_memory: Memory, make_chat: Chats) -> None:
-    """A mistake in the settings is no failure of the model."""
+async def test_a_budget_that_is_too_small_is_reported_as_such(sqlite_memory: Memory, make_chat: Chats) -> None:
     with pytest.raises(BudgetTooSmall):
         await make_chat(sqlite_memory, ScriptedModel(), ChatOptions(max_tokens=1)).ask(said("one two three four five"))
 
 
 async def test_another_users_session_is_not_there(memory: Memory, make_chat: Chats) -> None:
-    """On every database: SessionNotFound, no model call, nothing stored; the owner goes on."""
+    """A message to another user's session raises `SessionNotFound`, calls no model and stores nothing."""
     model = ScriptedModel(["hello", "again"])
     chat = make_chat(memory, model)
     await chat.ask(said("I am Ann", user_id="ann"))
@@ -306,8 +309,7 @@ async def test_another_users_session_is_not_there(memory: Memory, make_chat: Cha
     assert (await chat.ask(said("still me", user_id="ann"))).response == "again"
 
 
-async def test_what_cannot_be_asked_is_refused_at_once(sqlite_memory: Memory, make_chat: Chats) -> None:
-    """A key that is none, and a user who is nobody, before anything runs."""
+async def test_invalid_keys_and_users_are_refused_at_once(sqlite_memory: Memory, make_chat: Chats) -> None:
     chat = make_chat(sqlite_memory, ScriptedModel())
     with pytest.raises(InvalidKey):
         chat.begin(said("hi", session_id="telegram:"))
@@ -317,15 +319,17 @@ async def test_what_cannot_be_asked_is_refused_at_once(sqlite_memory: Memory, ma
 
 
 async def test_metadata_is_kept_with_the_question(sqlite_memory: Memory, make_chat: Chats) -> None:
-    """What the platform knows of a message stays with it."""
     chat = make_chat(sqlite_memory, ScriptedModel(["hello"]))
     await chat.ask(ChatRequest("hi", session_id=ROOM, metadata={"chat_type": "group", "n": 1}))
     question, answer = await sqlite_memory.session(ROOM).tail(2)
     assert (question.metadata, answer.metadata) == ({"chat_type": "group", "n": 1}, {})
 
 
-async def test_a_chat_that_closes_keeps_what_was_said(memory: Memory, make_chat: Chats) -> None:
-    """On every database: the turn at work is kept as far as it got, those that waited are told to come again."""
+async def test_a_chat_that_closes_stores_partial_answers(memory: Memory, make_chat: Chats) -> None:
+    """A closing chat stores the partial answer of the running turn.
+
+    Running and waiting turns raise `Interrupted`.
+    """
     gate = Gate()
     chat = make_chat(memory, ScriptedModel([["once upon ", gate, "a time"]]))
     turns = [chat.begin(said(f"story {n}")) for n in range(3)]
@@ -345,7 +349,7 @@ async def test_a_chat_that_closes_keeps_what_was_said(memory: Memory, make_chat:
 
 
 async def test_a_chat_that_closes_lets_turns_end(sqlite_memory: Memory, make_chat: Chats) -> None:
-    """Within the limit everybody who is at work or waits gets an answer."""
+    """A closing chat answers the running turn and the waiting turns within its time limit."""
     gate = Gate()
 
     async def answer(messages: Sequence[BaseMessage]) -> str:
@@ -362,7 +366,7 @@ async def test_a_chat_that_closes_lets_turns_end(sqlite_memory: Memory, make_cha
 
 
 async def test_a_chat_that_was_closed_takes_no_turn(memory: Memory, make_chat: Chats) -> None:
-    """Nobody would execute it: a request that arrives while the service stops waited until its connection was cut."""
+    """A closed chat refuses a turn at once. Otherwise the request would wait until its connection is cut."""
     chat = make_chat(memory, ScriptedModel(["hello"]))
     await chat.close(60)
     with pytest.raises(Interrupted, match="send the message again"):
@@ -370,8 +374,8 @@ async def test_a_chat_that_was_closed_takes_no_turn(memory: Memory, make_chat: C
     assert chat.running == 0
 
 
-async def test_a_reset_waits_for_its_place_among_the_turns(sqlite_memory: Memory, make_chat: Chats) -> None:
-    """What must not part a question from its answer happens between turns."""
+async def test_a_reset_waits_for_the_turn_before_it(sqlite_memory: Memory, make_chat: Chats) -> None:
+    """A reset waits for the turn before it, and the turn after it does not see the messages before the reset."""
     gate = Gate()
     model = ScriptedModel([[gate, "hello Ann"], "who?"])
     chat = make_chat(sqlite_memory, model)
@@ -386,7 +390,7 @@ async def test_a_reset_waits_for_its_place_among_the_turns(sqlite_memory: Memory
 
 
 async def test_a_reset_during_a_turn_hides_its_answer(memory: Memory, make_chat: Chats) -> None:
-    """On every database, also if another program resets the session; the run ends, and its answer is in the history."""
+    """After a reset during a turn, the run ends and its answer is in the history, but not in the window."""
     gate, session = Gate(), memory.session(ROOM)
     chat = make_chat(memory, ScriptedModel(["one", [gate, "late"], "three"]))
     await chat.ask(said("first"))

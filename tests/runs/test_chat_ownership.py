@@ -1,4 +1,4 @@
-"""Whose answer it is, and what is told of its context: stored answers are given to their own user only."""
+"""Tests of the ownership of answers: a stored answer is returned to its own user only."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ ID = "telegram:42"
 
 
 @pytest.mark.parametrize("broken", ["add", "run"])
-async def test_an_answer_is_not_given_away_while_no_run_can_be_had(
+async def test_another_user_does_not_get_the_answer_in_an_outage(
     sqlite_memory: Memory, monkeypatch: pytest.MonkeyPatch, broken: str, make_chat: Chats
 ) -> None:
-    """The table of runs fails: another user gets nothing of it, the owner the answer that is kept."""
+    """While runs cannot be stored or read, another user does not get the stored answer, and the owner does."""
     model = ScriptedModel(["your pin is 1234", "I know nothing"])
     chat = make_chat(sqlite_memory, model)
     first = await chat.ask(said("hi", ID, user_id="ann"))
@@ -32,7 +32,7 @@ async def test_an_answer_is_not_given_away_while_no_run_can_be_had(
         if broken == "run":
             assert (await chat.ask(said("hi", ID, user_id="ann"))).response == first.response
         else:
-            # Whose message it is cannot be asked: a stranger is answered, but from nothing.
+            # The owner of the message cannot be read: the other user gets an answer, but without a context.
             assert (await chat.ask(said("hi", ID, user_id="bob"))).response == "I know nothing"
             assert seen(model.calls[-1]) == [("human", "hi")]
     with pytest.raises(SessionNotFound):
@@ -41,10 +41,8 @@ async def test_an_answer_is_not_given_away_while_no_run_can_be_had(
     assert await kept(sqlite_memory, ROOM) == [("user", "hi"), ("assistant", "your pin is 1234")]
 
 
-async def test_the_context_is_told_of_a_question_that_another_run_stored(
-    sqlite_memory: Memory, make_chat: Chats
-) -> None:
-    """An agent began it, the chat ends it: what the model saw is counted under whichever run it was."""
+async def test_an_answer_to_a_message_of_another_run_has_its_context(sqlite_memory: Memory, make_chat: Chats) -> None:
+    """The answer to a message that another run stored has the size of its context."""
     session = sqlite_memory.session(ROOM)
     await session.append([Message(role="user", content="hi", id=ID, run_id="another-run")])
     answer = await make_chat(sqlite_memory, ScriptedModel(["hello"])).ask(said("hi", ID))
@@ -52,10 +50,10 @@ async def test_the_context_is_told_of_a_question_that_another_run_stored(
     assert answer.context.tokens > 0
 
 
-async def test_a_user_goes_on_in_the_last_session_also_in_an_outage(
+async def test_a_user_continues_the_last_session_in_an_outage(
     sqlite_memory: Memory, monkeypatch: pytest.MonkeyPatch, make_chat: Chats
 ) -> None:
-    """Where a user was last cannot be asked then, and is remembered; others begin a session of their own."""
+    """The chat remembers the last session of a user during an outage. Other users begin a session."""
     chat = make_chat(sqlite_memory, ScriptedModel(["one", "two", "three", "four"]))
     await chat.ask(said("hi", session_id=None, user_id="ann"))
     await chat.ask(said("over here", session_id=ROOM, user_id="ann"))

@@ -1,4 +1,4 @@
-"""A message id makes a request harmless to repeat: in one process, in two, after failures and deaths, in an outage."""
+"""Tests of repeated message ids: in one process, in two processes, after failures, and in an outage."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ELSEWHERE = NewRun(
 
 
 class Processes:
-    """Chats over one database, each with a memory of its own, as in processes of their own."""
+    """Chats over one database, each with its own memory, as in separate processes."""
 
     def __init__(self, stack: AsyncExitStack, url: str, options: MemoryOptions, make_chat: Chats) -> None:
         self._stack = stack
@@ -45,20 +45,20 @@ class Processes:
         self._make_chat = make_chat
 
     async def start(self, model: BaseChatModel) -> tuple[Chat, Memory]:
-        """One more."""
+        """Start another chat with its memory."""
         memory = await self._stack.enter_async_context(open_memory(self._url, options=self._options))
         chat = self._make_chat(memory, model, runs=WATCHFUL)
         self._stack.push_async_callback(self._make_chat.close, chat)
         return chat, memory
 
     async def stop(self, chat: Chat) -> None:
-        """Let one end, at once."""
+        """Close a chat at once."""
         await self._make_chat.close(chat)
 
 
 @pytest.fixture
 def shared_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Engines in the test's process that do as those of several processes promise: no run is in two hands at a time."""
+    """Replace the engines by engines that never execute a run twice at a time, as separate processes do."""
     hands: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     @asynccontextmanager
@@ -77,13 +77,13 @@ def shared_engine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 async def processes(shared_url: str, memory_options: MemoryOptions, shared_engine: None) -> AsyncIterator[Processes]:
-    """Processes over a database of each kind that can be shared, with one clock."""
+    """Return processes over a shared database of each kind, with one clock."""
     async with AsyncExitStack() as stack:
         yield Processes(stack, shared_url, memory_options, Chats())
 
 
 async def test_a_repeat_gets_the_first_answer(memory: Memory, make_chat: Chats) -> None:
-    """On every database: the same answer in every field, from one model call; other words change nothing."""
+    """A repeated message returns the first answer without a model call, even if its text differs."""
     model = ScriptedModel(["hello"])
     chat = make_chat(memory, model)
     first = await chat.ask(said("hi", ID))
@@ -94,7 +94,6 @@ async def test_a_repeat_gets_the_first_answer(memory: Memory, make_chat: Chats) 
 
 
 async def test_a_repeat_while_the_first_runs_joins_it(memory: Memory, make_chat: Chats) -> None:
-    """On every database: both callers follow one turn."""
     gate = Gate()
     model = ScriptedModel([["hell", gate, "o"]])
     chat = make_chat(memory, model)
@@ -108,22 +107,21 @@ async def test_a_repeat_while_the_first_runs_joins_it(memory: Memory, make_chat:
     assert len(await kept(memory, ROOM)) == 2
 
 
-async def test_a_follower_of_a_repeat_hears_the_answer_at_once(sqlite_memory: Memory, make_chat: Chats) -> None:
-    """What was answered before has no beginning and no pieces any more."""
+async def test_a_follower_of_a_repeat_receives_the_answer_at_once(sqlite_memory: Memory, make_chat: Chats) -> None:
+    """A follower of a message that is answered already receives the answer as its only event."""
     chat = make_chat(sqlite_memory, ScriptedModel(["hello"]))
     first = await chat.ask(said("hi", ID))
     assert await events_of(chat.begin(said("hi", ID))) == [first]
 
 
 async def test_the_same_id_in_another_session_is_another_message(sqlite_memory: Memory, make_chat: Chats) -> None:
-    """Platforms number messages within a chat."""
     chat = make_chat(sqlite_memory, ScriptedModel(["one", "two"]))
     await chat.ask(said("hi", "42"))
     assert (await chat.ask(said("hi", "42", session_id="room:2"))).response == "two"
 
 
 async def test_after_a_failure_the_repeat_is_a_second_try(memory: Memory, make_chat: Chats) -> None:
-    """On every database: the question stays one, in the first one's run."""
+    """A repeat of a failed message retries the same run, and the user message is stored once."""
     model = ScriptedModel([ConnectionError("down"), "hello"])
     chat = make_chat(memory, model)
     with pytest.raises(ModelCallFailed):
@@ -137,8 +135,7 @@ async def test_after_a_failure_the_repeat_is_a_second_try(memory: Memory, make_c
     assert await kept(memory, ROOM) == [("user", "hi"), ("assistant", "hello")]
 
 
-async def test_a_second_try_is_heard_as_it_comes(sqlite_memory: Memory, make_chat: Chats) -> None:
-    """Whoever reads the answer piece by piece gets the pieces, also where the first try had none to give."""
+async def test_a_second_try_is_streamed(sqlite_memory: Memory, make_chat: Chats) -> None:
     chat = make_chat(sqlite_memory, ScriptedModel([ConnectionError("down"), ["once upon ", "a time"]]))
     with pytest.raises(ModelCallFailed):
         await chat.ask(said("a story", ID))
@@ -146,7 +143,7 @@ async def test_a_second_try_is_heard_as_it_comes(sqlite_memory: Memory, make_cha
 
 
 async def test_after_an_interruption_the_repeat_is_a_second_try(processes: Processes) -> None:
-    """The service stopped in mid-sentence; the next one answers the same message from the beginning."""
+    """A message whose service stopped during the answer is answered anew by the next service."""
     gate = Gate()
     chat, memory = await processes.start(ScriptedModel([["once upon ", gate, "never"]]))
     turn = chat.begin(said("a story", ID))
@@ -164,7 +161,7 @@ async def test_after_an_interruption_the_repeat_is_a_second_try(processes: Proce
 
 
 async def test_another_process_gives_the_same_answer(processes: Processes) -> None:
-    """The answer of the run is kept whole."""
+    """A repeat in another process returns the stored answer without a model call."""
     first, memory = await processes.start(ScriptedModel(["hello"]))
     model = ScriptedModel(["never"])
     second, _ = await processes.start(model)
@@ -174,7 +171,7 @@ async def test_another_process_gives_the_same_answer(processes: Processes) -> No
 
 
 async def test_two_processes_at_once_answer_once(processes: Processes) -> None:
-    """The second waits for the first, whose answer it gives."""
+    """The second process waits for the first and returns its answer."""
     gate = Gate()
     first, memory = await processes.start(ScriptedModel([["hell", gate, "o"]]))
     model = ScriptedModel(["never"])
@@ -191,7 +188,6 @@ async def test_two_processes_at_once_answer_once(processes: Processes) -> None:
 
 
 async def test_many_at_once_in_two_processes_answer_each_once(processes: Processes) -> None:
-    """Ten messages, each delivered to both processes at one moment: ten turns."""
     models = [ScriptedModel([lambda seen: f"answer to {seen[-1].text}"] * 10) for _ in range(2)]
     (first, memory), (second, _) = [await processes.start(model) for model in models]
     chats = [first, second]
@@ -205,7 +201,7 @@ async def test_many_at_once_in_two_processes_answer_each_once(processes: Process
 
 
 async def test_the_message_of_a_dead_process_is_taken_over(processes: Processes) -> None:
-    """While its process lives the run stays where it is; then whoever is asked again answers, in the same run."""
+    """A repeat waits while the run's process lives. Then it executes the same run."""
     model = ScriptedModel(["hello"])
     chat, memory = await processes.start(model)
     async with living_process() as owner:
@@ -223,7 +219,7 @@ async def test_the_message_of_a_dead_process_is_taken_over(processes: Processes)
 
 
 async def test_another_user_does_not_get_the_answer(memory: Memory, make_chat: Chats) -> None:
-    """On every database: knowing the ids is not enough, while the turn runs and after it."""
+    """Another user with the same ids gets `SessionNotFound`, during the turn and after it."""
     gate = Gate()
     model = ScriptedModel([["hell", gate, "o"]])
     chat = make_chat(memory, model)
@@ -240,7 +236,7 @@ async def test_another_user_does_not_get_the_answer(memory: Memory, make_chat: C
 
 
 async def test_a_message_that_an_agent_answered_is_known_to_the_chat(sqlite_memory: Memory, make_chat: Chats) -> None:
-    """The transcript knows the answer even if no run of the chat did: after an import, say."""
+    """The chat returns the answer of the transcript if no run has the message id, for example after an import."""
     await make_chat(sqlite_memory, ScriptedModel(["hello"])).ask(said("hi", ID))
     async with open_memory("sqlite://") as other:
         await other.session(ROOM).append(await sqlite_memory.session(ROOM).tail(10))
@@ -253,7 +249,7 @@ async def test_a_message_that_an_agent_answered_is_known_to_the_chat(sqlite_memo
 
 @pytest.fixture
 def unsteady_url(unsteady_postgres: Postgres) -> Iterator[str]:
-    """A database on a PostgreSQL that the test may stop."""
+    """Return a database on a PostgreSQL server that the test may stop."""
     with unsteady_postgres.database() as url:
         yield url
 
@@ -263,7 +259,7 @@ def unsteady_url(unsteady_postgres: Postgres) -> Iterator[str]:
 async def test_an_outage_stops_no_chat(
     unsteady_postgres: Postgres, unsteady_url: str, memory_options: MemoryOptions, make_chat: Chats
 ) -> None:
-    """PostgreSQL is stopped: answers come within the patience, repeats too; all turns are kept once in the end."""
+    """The chat answers messages and repeats while PostgreSQL is stopped, and stores each turn once afterwards."""
     pending = dataclasses.replace(memory_options.pending, write_timeout_seconds=1.0)
     options = dataclasses.replace(memory_options, pending=pending, store=StoreOptions(pool_timeout_seconds=1.0))
     async with open_memory(unsteady_url, options=options) as memory:

@@ -1,4 +1,4 @@
-"""The chat over workflows of one's own, and what it does when their runs do not end with an answer."""
+"""Tests of the chat with the user's own workflows, and of runs that end without an answer."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ nodes:
 
 
 def broken() -> Workflow:
-    """A graph whose only node fails."""
+    """Return a workflow whose only node fails."""
 
     async def fail(state: WorkflowState) -> WorkflowState:
         raise ValueError("canary")
@@ -56,8 +56,11 @@ def broken() -> Workflow:
     return python_workflow("broken", builder)
 
 
-async def test_a_message_names_who_answers(sqlite_memory: Memory, make_chat: Chats) -> None:
-    """Each workflow has the user's session of its own; one that is not there is an error at once."""
+async def test_a_message_names_its_workflow(sqlite_memory: Memory, make_chat: Chats) -> None:
+    """A message names its workflow.
+
+    Each workflow has its own session of the user, and an unknown one is refused.
+    """
     model = ScriptedModel(["at your service", "hi"])
     chat = make_chat(sqlite_memory, model, others=[POLITE])
     polite = await chat.ask(ChatRequest("hello", user_id="ann", workflow="polite"))
@@ -72,10 +75,10 @@ async def test_a_message_names_who_answers(sqlite_memory: Memory, make_chat: Cha
         chat.begin(ChatRequest("hello", workflow="research"))
 
 
-async def test_what_fails_in_a_workflow_is_told_by_its_run(
+async def test_a_failed_workflow_raises_run_failed(
     sqlite_memory: Memory, events: RecordedEvents, make_chat: Chats
 ) -> None:
-    """Not as a failure of the model, and without a word of the error; a turn that failed is counted as such."""
+    """A failed node raises `RunFailed` without the text of the error, and the turn counts as failed."""
     chat = make_chat(sqlite_memory, ScriptedModel(), others=[broken()])
     with pytest.raises(RunFailed, match=r"ValueError.*threadkeep runs trace") as caught:
         await chat.ask(ChatRequest("hello", session_id=ROOM, workflow="broken"))
@@ -86,8 +89,8 @@ async def test_what_fails_in_a_workflow_is_told_by_its_run(
     assert [(turn.status, turn.run_id) for turn in events.of(TurnFinished)] == [("failed", run.run_id)]
 
 
-async def test_a_workflow_that_asks_a_person_says_so(sqlite_memory: Memory, make_chat: Chats) -> None:
-    """The run waits, and is named."""
+async def test_a_workflow_that_asks_a_person_raises_run_waits(sqlite_memory: Memory, make_chat: Chats) -> None:
+    """A workflow that asks a person raises `RunWaits`, which names the waiting run."""
     chat = make_chat(sqlite_memory, ScriptedModel(), others=[asking_twice()])
     with pytest.raises(RunWaits, match="resume") as caught:
         await chat.ask(ChatRequest("hello", session_id=ROOM, workflow="form"))
@@ -97,7 +100,7 @@ async def test_a_workflow_that_asks_a_person_says_so(sqlite_memory: Memory, make
 
 
 async def test_a_turn_can_be_stopped(memory: Memory, make_chat: Chats) -> None:
-    """On every database: its callers are told, what was said is kept, and the next turn goes on."""
+    """The callers of a stopped turn get `Interrupted`, its partial answer is stored, and the next turn runs."""
     gate = Gate()
     chat = make_chat(memory, ScriptedModel([["once upon ", gate, "a time"], "hello"]))
     turn = chat.begin(ChatRequest("a story", session_id=ROOM))
@@ -110,10 +113,10 @@ async def test_a_turn_can_be_stopped(memory: Memory, make_chat: Chats) -> None:
     assert await kept(memory, ROOM) == said
 
 
-async def test_a_turn_that_was_stopped_is_not_answered_beside_a_run(
+async def test_a_stopped_turn_is_not_answered_without_a_run(
     sqlite_memory: Memory, monkeypatch: pytest.MonkeyPatch, make_chat: Chats
 ) -> None:
-    """It was stopped while the database was asked for a run, and did not give one."""
+    """A turn that is stopped while its run cannot be stored is not answered without a run."""
     gate = Gate()
 
     async def failing(*_: object, **__: object) -> None:
@@ -134,7 +137,7 @@ async def test_a_turn_that_was_stopped_is_not_answered_beside_a_run(
 
 
 async def test_a_session_is_deleted_between_turns(memory: Memory, make_chat: Chats) -> None:
-    """On every database: the turn at work comes to its end before; one that came later begins a session anew."""
+    """A deletion waits for the running turn, and a later turn begins the session anew."""
     gate = Gate()
     chat = make_chat(memory, ScriptedModel([[gate, "first"], "second"]))
     turn = chat.begin(ChatRequest("one", session_id=ROOM))
@@ -150,10 +153,10 @@ async def test_a_session_is_deleted_between_turns(memory: Memory, make_chat: Cha
     assert await kept(memory, ROOM) == [("user", "two"), ("assistant", "second")]
 
 
-async def test_an_answer_is_had_though_its_session_is_deleted_right_after_it(
+async def test_an_answer_is_returned_although_its_session_is_deleted(
     sqlite_memory: Memory, make_chat: Chats, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who waits looks at the run when nothing of it is there any more, and was told meanwhile how it ended."""
+    """A caller gets the answer although the session is deleted before the caller reads the run."""
     deleted = asyncio.Event()
     look = RunService.run
 

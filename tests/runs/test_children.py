@@ -1,4 +1,4 @@
-"""Children as runs of their own: their border, their ends, and who stops, asks and goes on with whom."""
+"""Tests of child runs: isolation from the parent, failures, cancelling, questions to a person, and restarts."""
 
 from __future__ import annotations
 
@@ -38,13 +38,16 @@ ASKED = RunRequest(workflow="parent", text="CANARY question", session_id="room",
 
 
 async def tree_of(service: RunService, run_id: str) -> tuple[Run, Run]:
-    """A run and its only child."""
+    """Return a run and its only child."""
     parent, child = await service.tree(run_id)
     return parent, child
 
 
 async def test_a_child_is_a_run_of_its_own(every_desk: RunDesk) -> None:
-    """With its parent, its depth and its own usage; the parent gets its output, and no usage is counted twice."""
+    """A child records its parent, depth and usage.
+
+    The parent returns its output, and each call is counted once.
+    """
     every_desk.model = ScriptedModel(["secret draft", "from the child"])
     async with every_desk.open(CHILD, PARENT % "") as service:
         result = await carried_out(service, ASKED)
@@ -62,8 +65,8 @@ async def test_a_child_is_a_run_of_its_own(every_desk: RunDesk) -> None:
     assert await every_desk.transcript("room") == [("user", "CANARY question"), ("assistant", "from the child")]
 
 
-async def test_nothing_crosses_the_border(desk: RunDesk) -> None:
-    """What the parent was told reaches no call of the child, and the child's trace not the parent's."""
+async def test_parent_and_child_do_not_see_each_others_messages(desk: RunDesk) -> None:
+    """The child does not see the parent's messages, and the parent's trace does not contain the child's."""
     desk.model = ScriptedModel(["what the child is given", "CANARY of the child"])
     parent = PARENT % "" + "  last: {kind: template, text: over, as_message: true, next: end}\n"
     parent = parent.replace("workflow: helper, next: end", "workflow: helper, next: last")
@@ -77,8 +80,11 @@ async def test_nothing_crosses_the_border(desk: RunDesk) -> None:
 
 
 @pytest.mark.parametrize("status", ["failed", "deadline"])
-async def test_a_child_that_fails_is_told_of_as_such(desk: RunDesk, status: str) -> None:
-    """The parent fails by it, or goes on with its status; tried again, the child is tried again."""
+async def test_a_child_that_fails_is_reported_as_such(desk: RunDesk, status: str) -> None:
+    """A failed child fails its parent, or the parent continues with `on_failure`.
+
+    A retry of the parent retries the child.
+    """
     failure: list[ValueError | Gate | str] = [ValueError() if status == "failed" else Gate()]
 
     def reply(messages: Sequence[BaseMessage]) -> Sequence[ValueError | Gate | str]:
@@ -105,7 +111,7 @@ async def test_a_child_that_fails_is_told_of_as_such(desk: RunDesk, status: str)
 
 @pytest.mark.parametrize("elsewhere", [False, True])
 async def test_cancel_goes_down_the_tree(every_desk: RunDesk, *, elsewhere: bool) -> None:
-    """Also when another process asks for it; nothing is left at work."""
+    """Cancelling a run cancels its child, also if another process requests it."""
     gate = Gate()
     every_desk.model = ScriptedModel(["draft", ["half", gate]])
     async with every_desk.open(CHILD, PARENT % "") as service:
@@ -120,8 +126,7 @@ async def test_cancel_goes_down_the_tree(every_desk: RunDesk, *, elsewhere: bool
         assert await statuses(every_desk.memory, run_id) == ["cancelled", "cancelled"]
 
 
-async def test_a_child_that_is_cancelled_alone(desk: RunDesk) -> None:
-    """Its parent is told."""
+async def test_a_child_that_is_cancelled_alone_fails_its_parent(desk: RunDesk) -> None:
     gate = Gate()
     desk.model = ScriptedModel(["draft", ["half", gate]])
     async with desk.open(CHILD, PARENT % "") as service:
@@ -135,7 +140,7 @@ async def test_a_child_that_is_cancelled_alone(desk: RunDesk) -> None:
 
 
 async def test_a_child_that_asks_a_person(every_desk: RunDesk) -> None:
-    """Its parent waits with it; what is answered to either reaches the child, question by question."""
+    """A parent waits with its child, and an answer to either run reaches the child."""
     every_desk.model = ScriptedModel(["draft"])
     parent = (PARENT % "").replace("helper", "form")
     async with every_desk.open(asking_twice(), parent) as service:
@@ -155,7 +160,7 @@ async def test_a_child_that_asks_a_person(every_desk: RunDesk) -> None:
 
 
 async def test_a_repeated_answer_to_a_child_changes_nothing(every_desk: RunDesk) -> None:
-    """Also when the child and its parent are done: the message is one of the parent's session."""
+    """The message id of an answer counts in the parent's session, also after both runs are done."""
     every_desk.model = ScriptedModel(["draft"])
     async with every_desk.open(asking_twice(), (PARENT % "").replace("helper", "form")) as service:
         above, child = await tree_of(service, (await carried_out(service, ASKED)).run.run_id)
@@ -168,7 +173,10 @@ async def test_a_repeated_answer_to_a_child_changes_nothing(every_desk: RunDesk)
 
 
 async def test_an_answer_to_a_child_before_its_parent_waits_is_to_be_sent_again(every_desk: RunDesk) -> None:
-    """Its parent has other work; sent again with the same id it counts once."""
+    """An answer to a child whose parent still runs raises `RunBusy`.
+
+    Sent again with the same id, it counts once.
+    """
     gate = Gate()
     every_desk.model = ScriptedModel([["draft", gate]])
     parent = """\
@@ -198,8 +206,8 @@ nodes:
         assert (await service.result(top)).status == "done"
 
 
-async def test_who_goes_on_with_the_parent_goes_on_with_the_child(every_desk: RunDesk) -> None:
-    """The child is the same run, and nothing that it has done is done again."""
+async def test_a_restarted_parent_continues_its_child(every_desk: RunDesk) -> None:
+    """After a restart, the parent continues the same child, and finished nodes are not repeated."""
     gate, done, memory = asyncio.Event(), list[str](), every_desk.memory
 
     async def first(state: WorkflowState) -> WorkflowState:
@@ -230,14 +238,14 @@ async def test_who_goes_on_with_the_parent_goes_on_with_the_child(every_desk: Ru
 
 
 async def statuses(memory: Memory, run_id: str) -> list[str]:
-    """How the runs of a tree stand."""
+    """Return the statuses of the runs of a tree."""
     return [run.status for run in await memory.runs.records.tree(run_id)]
 
 
 async def test_the_graph_of_a_child_has_its_store_and_its_thread(desk: RunDesk) -> None:
-    """As that of any run; its checkpoints go when it is over."""
+    """A child's graph has a store and a checkpoint thread. The checkpoints are deleted when the child is done."""
 
-    # LangGraph knows no type of a node that takes both a config and a runtime.
+    # LangGraph has no type for a node with both a config and a runtime.
     async def use(state: WorkflowState, config: RunnableConfig, runtime: Runtime[RunContext]) -> WorkflowState:
         assert runtime.store is not None
         thread = config["configurable"]["thread_id"]
@@ -259,7 +267,7 @@ async def test_the_graph_of_a_child_has_its_store_and_its_thread(desk: RunDesk) 
 
 
 async def test_a_tree_whose_child_stops_first_is_cancelled(every_desk: RunDesk) -> None:
-    """The child has ended when its parent hears of the cancelling: that is no failure of the parent."""
+    """A child that ends before its parent sees the cancel request does not make the parent fail."""
 
     async def cancelled_from_elsewhere(_: Sequence[BaseMessage]) -> AIMessage:
         [parent] = (await every_desk.memory.runs.records.runs(RunQuery(workflow="parent")))[0]

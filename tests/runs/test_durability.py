@@ -1,4 +1,4 @@
-"""How soon a run's progress is kept: by what it would cost to begin anew."""
+"""Tests of when a run stores checkpoints: the more a repetition would cost, the earlier."""
 
 from __future__ import annotations
 
@@ -54,15 +54,13 @@ _WITH_A_PAYMENT = chat_workflow(tools=[pay])
         (asking_twice(), "sync", True),
     ],
 )
-def test_progress_is_kept_where_it_is_worth_something(
-    workflow: Workflow, expected: Durability, each_step: bool
-) -> None:
-    """One model call begins anew at its own cost; what may not run twice are marked tools, and code of others."""
+def test_durability_depends_on_the_nodes(workflow: Workflow, expected: Durability, each_step: bool) -> None:
+    """One model call may be repeated. Calls of marked tools and of other people's code must not be."""
     assert (durability_of(workflow), keeps_each_step(workflow)) == (expected, each_step)
 
 
 def with_own_steps(look: Any) -> Workflow:
-    """A graph of two steps that are not ours, an agent, and one more."""
+    """Return a workflow with two custom steps, an agent, and one more custom step."""
     builder: StateGraph[WorkflowState, RunContext, Any, Any] = StateGraph(WorkflowState, context_schema=RunContext)
     answer: Any = AgentNode()
     builder.add_sequence([("first", look), ("second", look), ("answer", answer), ("last", look)])
@@ -70,8 +68,11 @@ def with_own_steps(look: Any) -> Workflow:
     return python_workflow("own", builder)
 
 
-async def test_code_of_others_finds_each_step_before_it_kept(desk: RunDesk) -> None:
-    """What was done is not done again; the steps inside our own nodes need not be kept before the next."""
+async def test_a_custom_step_finds_each_step_before_it_stored(desk: RunDesk) -> None:
+    """A custom step finds the checkpoints of all steps before it stored.
+
+    Steps inside the built-in nodes may be stored later.
+    """
     kept: list[set[int]] = []
 
     async def look(state: WorkflowState, config: RunnableConfig) -> WorkflowState:
@@ -91,8 +92,8 @@ async def test_code_of_others_finds_each_step_before_it_kept(desk: RunDesk) -> N
     assert beside_of(_WITH_A_PAYMENT)("")
 
 
-async def test_a_run_that_failed_before_it_kept_anything_goes_on(desk: RunDesk) -> None:
-    """Its question is stored once, and so is the answer of the second try."""
+async def test_a_run_that_failed_before_its_first_checkpoint_is_retried(desk: RunDesk) -> None:
+    """A retry without a stored checkpoint stores the user message and the answer once."""
     desk.model = type(desk.model)([ConnectionError("away"), "back"])
     async with desk.open(_GREETING) as service:
         result = await carried_out(service, RunRequest(workflow="greeting", text="hi", session_id="room"))

@@ -1,4 +1,4 @@
-"""The engine in one process: runs that are started are executed, reported, and left to others."""
+"""Tests of the engine in one process: it executes runs, reports errors, and leaves unfinished runs to others."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ type Work = Callable[["Runs", str], Awaitable[None]]
 
 
 class Runs:
-    """What became of the runs of a test; `work` is what each of them does."""
+    """The runs of a test: `work` is executed for each, and their begins and ends are counted."""
 
     def __init__(self, work: Work | None = None) -> None:
         self.work = work
@@ -40,7 +40,7 @@ class Runs:
         self.changed = asyncio.Condition()
 
     async def execute(self, run_id: str) -> None:
-        """Count, and do what the test wants."""
+        """Count a run, and execute the work of the test."""
         self.begun[run_id] += 1
         await self._tell()
         if self.work is not None:
@@ -49,11 +49,11 @@ class Runs:
         await self._tell()
 
     def troubled(self, error: str) -> None:
-        """Note it."""
+        """Record the name of an error."""
         self.troubles.append(error)
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Wait for what the runs do."""
+        """Wait until a condition on the runs is true."""
         async with asyncio.timeout(HANG_SECONDS), self.changed:
             await self.changed.wait_for(condition)
 
@@ -64,7 +64,7 @@ class Runs:
 
 @asynccontextmanager
 async def engine_of(url: str, runs: Runs, options: EngineOptions = QUICK) -> AsyncIterator[Engine]:
-    """An engine that carries the runs of a test out."""
+    """Open an engine that executes the runs of a test, and close it after the block."""
     async with open_engine(parse_address(url), runs.execute, options, troubled=runs.troubled) as engine:
         runs.engine = engine
         yield engine
@@ -72,7 +72,7 @@ async def engine_of(url: str, runs: Runs, options: EngineOptions = QUICK) -> Asy
 
 
 async def eventually(condition: Callable[[], bool]) -> None:
-    """Wait for what no run tells."""
+    """Poll until a condition is true that no run signals."""
     for _ in range(400):
         if condition():
             return
@@ -80,8 +80,7 @@ async def eventually(condition: Callable[[], bool]) -> None:
     raise AssertionError("it did not come true")
 
 
-async def test_a_run_is_carried_out(database_url: str) -> None:
-    """Started here or enqueued for anybody, each once."""
+async def test_a_run_is_executed(database_url: str) -> None:
     runs = Runs()
     async with engine_of(database_url, runs) as engine:
         await engine.start("started")
@@ -90,8 +89,8 @@ async def test_a_run_is_carried_out(database_url: str) -> None:
     assert runs.begun == {"started": 1, "enqueued": 1}
 
 
-async def test_a_run_that_is_started_again_is_carried_out_once_more(database_url: str) -> None:
-    """Afterwards, if it is being carried out: two of one run are never at work at a time."""
+async def test_a_run_that_is_started_again_is_executed_once_more(database_url: str) -> None:
+    """A run that is started during its execution is executed again afterwards, never twice at a time."""
     at_work, most, gate = 0, 0, asyncio.Event()
 
     async def alone(runs: Runs, _run_id: str) -> None:
@@ -114,7 +113,7 @@ async def test_a_run_that_is_started_again_is_carried_out_once_more(database_url
 
 
 async def test_a_run_that_raises_is_reported(database_url: str) -> None:
-    """By the name of the error, and the engine goes on; whether it is tried again is not the engine's business."""
+    """The engine reports the name of the error and continues. It does not retry the run itself."""
 
     async def failing(_runs: Runs, run_id: str) -> None:
         if run_id == "fails":
@@ -132,7 +131,10 @@ async def test_a_run_that_raises_is_reported(database_url: str) -> None:
 
 
 async def test_a_closing_engine_leaves_the_rest(shared_url: str) -> None:
-    """What ends in time ends; what does not is told `closing`, and goes on when an engine opens again."""
+    """A closing engine lets runs end within its limit, and stops the others as `closing`.
+
+    The next engine executes them.
+    """
     seen: list[Stop | None] = []
     gate = asyncio.Event()
 
@@ -164,8 +166,11 @@ async def test_a_closing_engine_leaves_the_rest(shared_url: str) -> None:
     assert again.begun == {"slow": 1}
 
 
-async def test_a_process_that_was_taken_for_dead_lets_go(postgres_url: str) -> None:
-    """Its run is told `lost` and carried out anew; here by the same process under another name."""
+async def test_a_process_that_was_taken_for_dead_stops_its_run(postgres_url: str) -> None:
+    """A process whose row was deleted stops its run as `lost`.
+
+    The run is executed again, here by the same process under another name.
+    """
     seen: list[Stop | None] = []
 
     async def first_held(runs: Runs, run_id: str) -> None:
@@ -184,7 +189,7 @@ async def test_a_process_that_was_taken_for_dead_lets_go(postgres_url: str) -> N
         await eventually(lambda: seen == ["lost"])
         await engine.ready()
         async with asyncio.timeout(HANG_SECONDS):
-            while not (left := await engine.take_from_dead()):  # noqa: ASYNC110 - nobody tells
+            while not (left := await engine.take_from_dead()):  # noqa: ASYNC110 - there is no event to wait for
                 await asyncio.sleep(0.05)
         assert left == {"run"}
         await engine.enqueue("run")
@@ -192,10 +197,8 @@ async def test_a_process_that_was_taken_for_dead_lets_go(postgres_url: str) -> N
     assert query(postgres_url, "SELECT count(*) FROM threadkeep_engine.processes") == [(0,)]
 
 
-async def test_a_process_that_was_taken_for_dead_tries_to_come_back(
-    postgres_server: Postgres, postgres_url: str
-) -> None:
-    """The database takes no new connections just then; it works again as soon as it can."""
+async def test_a_process_that_was_taken_for_dead_registers_again(postgres_server: Postgres, postgres_url: str) -> None:
+    """A process whose row was deleted registers again as soon as the database accepts connections."""
     administrating, name = postgres_server.url("postgres"), str(query(postgres_url, "SELECT current_database()")[0][0])
     runs = Runs()
     options = EngineOptions(poll_seconds=0.05, dead_seconds=2.0)
@@ -212,8 +215,7 @@ async def test_a_process_that_was_taken_for_dead_tries_to_come_back(
             await eventually(lambda: bool(connection.execute("SELECT 1 FROM threadkeep_engine.processes").fetchall()))
 
 
-async def test_finished_runs_are_forgotten(sqlite_url: str, tmp_path: Path) -> None:
-    """The engine's records of them go, so that they do not pile up."""
+async def test_records_of_finished_runs_are_deleted(sqlite_url: str, tmp_path: Path) -> None:
     runs = Runs()
 
     def forgotten() -> bool:
@@ -227,8 +229,8 @@ async def test_finished_runs_are_forgotten(sqlite_url: str, tmp_path: Path) -> N
         await eventually(forgotten)
 
 
-async def test_finished_attempts_of_before_are_forgotten_at_once(sqlite_url: str, tmp_path: Path) -> None:
-    """Commands that work for a moment only leave none of them for ever."""
+async def test_old_records_of_finished_runs_are_deleted_at_the_start(sqlite_url: str, tmp_path: Path) -> None:
+    """An engine deletes old records of finished runs when it opens, so that short commands leave none."""
     runs, file = Runs(), f"sqlite:///{tmp_path}/threadkeep.db.runs"
     async with engine_of(sqlite_url, runs) as engine:
         await engine.enqueue("run")
@@ -241,7 +243,7 @@ async def test_finished_attempts_of_before_are_forgotten_at_once(sqlite_url: str
 async def test_the_queue_is_stopped_when_nothing_is_recorded_in_it(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An idle process does not poll; dbos is launched again for the next run, of this process or of another."""
+    """An idle process stops DBOS, and launches it again for the next run."""
     monkeypatch.setattr("threadkeep.runs.engine.dbos_engine._POLL_SECONDS", 0.05)
     runs, options = Runs(), EngineOptions(poll_seconds=0.05, keep_finished_seconds=0.2)
 
@@ -262,7 +264,6 @@ async def test_the_queue_is_stopped_when_nothing_is_recorded_in_it(
 
 
 async def test_files_of_dead_processes_are_removed(sqlite_url: str, tmp_path: Path) -> None:
-    """One that had no run at work leaves nothing but its file, and even that goes."""
     stray = tmp_path / "threadkeep.db.runs.0123456789abcdef.lock"
     stray.touch()
     async with engine_of(sqlite_url, Runs()):
@@ -270,7 +271,7 @@ async def test_files_of_dead_processes_are_removed(sqlite_url: str, tmp_path: Pa
 
 
 async def test_one_engine_at_a_time_takes_from_a_queue_in_a_process(sqlite_url: str, tmp_path: Path) -> None:
-    """The second is refused with a sentence when something is enqueued; what it starts itself it executes."""
+    """A second engine in a process refuses to enqueue a run, but executes the runs that it starts itself."""
     other = f"sqlite:///{tmp_path}/other.db"
     runs = Runs()
     async with engine_of(sqlite_url, Runs()) as first:
@@ -288,8 +289,8 @@ async def test_one_engine_at_a_time_takes_from_a_queue_in_a_process(sqlite_url: 
 
 
 @pytest.mark.slow
-async def test_a_process_that_works_takes_what_others_enqueue(shared_url: str) -> None:
-    """It looks for the first run itself; dbos is launched then."""
+async def test_a_worker_executes_a_run_that_another_process_enqueued(shared_url: str) -> None:
+    """A worker without DBOS finds a run that another process enqueued, and launches DBOS for it."""
     runs = Runs()
     async with engine_of(shared_url, runs) as engine:
         threads = {thread.name for thread in threading.enumerate()}
@@ -299,8 +300,8 @@ async def test_a_process_that_works_takes_what_others_enqueue(shared_url: str) -
         await eventually(lambda: not engine.holds("run"))
 
 
-async def test_the_event_loop_stays_as_it_was(sqlite_url: str) -> None:
-    """Its threads are its own, and none of the engine's is left when it is closed."""
+async def test_an_engine_leaves_no_threads(sqlite_url: str) -> None:
+    """A closed engine leaves no thread, and does not replace the executor of the event loop."""
     before = set(threading.enumerate())
     runs = Runs()
     async with engine_of(sqlite_url, runs) as engine:
@@ -315,7 +316,7 @@ async def test_the_event_loop_stays_as_it_was(sqlite_url: str) -> None:
 async def test_nothing_is_printed(
     postgres_url: str, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Neither an address, nor a password, nor what a run raised; whatever level others log at."""
+    """The engine logs and prints no address, no password and no error text, even at debug level."""
 
     async def failing(_runs: Runs, _run_id: str) -> None:
         raise ValueError("what people said")
@@ -334,7 +335,10 @@ async def test_nothing_is_printed(
 
 
 async def test_a_database_that_is_not_there(tmp_path: Path) -> None:
-    """The engine does not open, says so without the password, and can be opened elsewhere afterwards."""
+    """An engine of an unreachable database raises an error without the password.
+
+    Another engine can open afterwards.
+    """
     with pytest.raises(StoreUnavailable) as raised:
         await _open_and_close(engine_of("postgresql://u:secret@127.0.0.1:1/nowhere", Runs()))
     assert "secret" not in str(raised.value)
@@ -363,7 +367,7 @@ def _enqueue_elsewhere(url: str) -> None:
 
 
 async def test_an_engine_that_closes_during_its_launch_leaves_no_other_in_the_process(shared_url: str) -> None:
-    """The launch is waited for and undone: the next engine of this process executes runs."""
+    """Closing waits for a launch and undoes it, so that the next engine of the process executes runs."""
     runs = Runs()
     async with engine_of(shared_url, runs) as engine:
         launching = asyncio.create_task(engine.enqueue("first"))

@@ -1,4 +1,4 @@
-"""Processes that carry runs out, and are killed, paused and closed at it: no run is lost, none is carried out twice."""
+"""Tests of engines in several processes that are killed, paused and closed."""
 
 from __future__ import annotations
 
@@ -27,32 +27,32 @@ pytestmark = [pytest.mark.process, pytest.mark.slow]
 _FACTOR = int(os.environ.get("THREADKEEP_SOAK_FACTOR", "1"))
 _POLL_SECONDS = 0.02
 
-# Shorter on a busy machine would take the living for dead.
+# On a busy machine a shorter time would make living processes look dead.
 SOON = EngineOptions(concurrency=3, poll_seconds=0.1, dead_seconds=3.0, close_seconds=0.0)
 LATER = EngineOptions(concurrency=3, poll_seconds=0.1, dead_seconds=6.0, close_seconds=0.0)
-# For whom nobody is waited so long.
+# Longer than any test: a process is never considered dead.
 NEVER = EngineOptions(concurrency=3, poll_seconds=0.1, dead_seconds=600.0, close_seconds=0.0)
 
 
 @pytest.fixture
 def notes(tmp_path: Path) -> Notes:
-    """What all processes of a test note."""
+    """Return the notes that all processes of a test share."""
     return Notes(tmp_path / "notes")
 
 
 @asynccontextmanager
 async def only_asking(url: str, notes: Notes) -> AsyncIterator[Engine]:
-    """An engine of this process that carries nothing out."""
+    """Open an engine in this process that executes no runs."""
 
     async def never(run_id: str) -> None:
-        raise AssertionError(f"{run_id} was carried out here")
+        raise AssertionError(f"{run_id} was executed here")
 
     async with open_engine(parse_address(url), never, EngineOptions(works=False), troubled=notes.troubled) as engine:
         yield engine
 
 
 async def until(condition: Callable[[], bool], what: str) -> None:
-    """Return when something has come true."""
+    """Poll until a condition is true, and fail with `what` after a time limit."""
     deadline = time.monotonic() + HANG_SECONDS
     while not condition():
         assert time.monotonic() < deadline, what
@@ -60,7 +60,7 @@ async def until(condition: Callable[[], bool], what: str) -> None:
 
 
 class Workers:
-    """Processes at work; one that is killed is noted before another takes its place."""
+    """Worker processes. The death of a process is recorded before another one replaces it."""
 
     def __init__(self, job: Job, number: int) -> None:
         self.job = job
@@ -75,7 +75,7 @@ class Workers:
             self.children[index] = Child(work, self.job)
 
     def replace_dead(self) -> None:
-        """Put a new process in the place of each that has killed itself."""
+        """Start a new process for each that has killed itself."""
         for index, child in enumerate(self.children):
             if not child.process.is_alive():
                 self.kill(index)
@@ -83,7 +83,7 @@ class Workers:
 
 @contextmanager
 def working(job: Job, number: int) -> Iterator[Workers]:
-    """Processes that work inside the block."""
+    """Start worker processes, and kill them after the block."""
     workers = Workers(job, number)
     try:
         yield workers
@@ -93,16 +93,16 @@ def working(job: Job, number: int) -> Iterator[Workers]:
 
 
 async def enqueue(url: str, notes: Notes, runs: Sequence[str]) -> None:
-    """Have runs carried out."""
+    """Enqueue runs."""
     async with only_asking(url, notes) as engine:
         for run_id in runs:
             await engine.enqueue(run_id)
 
 
-async def test_processes_that_are_killed(shared_url: str, notes: Notes) -> None:
-    """At random moments, with runs at work and runs in the queue: all are executed.
+async def test_runs_of_killed_workers_are_executed(shared_url: str, notes: Notes) -> None:
+    """All runs are executed although workers are killed at random moments.
 
-    That no two processes execute one at a time is decided by the record of the run.
+    This test does not check that no run is executed twice at a time. The record of the run ensures that.
     """
     runs = [f"run{number}" for number in range(60 * _FACTOR)]
     await enqueue(shared_url, notes, runs)
@@ -120,19 +120,19 @@ async def test_processes_that_are_killed(shared_url: str, notes: Notes) -> None:
         await until(lambda: notes.of("end") >= set(runs), "all runs to end")
 
 
-async def test_the_last_process_takes_up_what_it_left_itself(sqlite_url: str, notes: Notes) -> None:
-    """There is nobody else: the run goes on when the process comes back."""
+async def test_a_restarted_worker_executes_the_run_that_it_left(sqlite_url: str, notes: Notes) -> None:
+    """A restarted worker executes the run that it left, without another worker."""
     with working(Job(sqlite_url, notes, 60.0, SOON, starts=("held",)), 1) as workers:
         await until(lambda: "held" in notes.of("begin"), "the run to begin")
         workers.kill(0, replace=False)
         workers.job = Job(sqlite_url, notes, 0.01, SOON)
         workers.children[0] = Child(work, workers.job)
-        await until(lambda: "held" in notes.of("end"), "the run to be taken up")
+        await until(lambda: "held" in notes.of("end"), "another process to execute the run")
     assert faults(notes.read(), {"held"}) == []
 
 
-async def test_a_process_that_closes_hands_over(shared_url: str, notes: Notes) -> None:
-    """What it cannot end in time is cancelled, and taken up by another at once: it need not be found dead."""
+async def test_a_closing_worker_hands_its_runs_over(shared_url: str, notes: Notes) -> None:
+    """A closing worker cancels its runs, and another one executes them at once, without waiting for its death."""
     stop = PROCESSES.Event()
     closing: Child[None] = Child(work, Job(shared_url, notes, 60.0, NEVER, starts=("one", "two")), stop)
     try:
@@ -142,21 +142,24 @@ async def test_a_process_that_closes_hands_over(shared_url: str, notes: Notes) -
             stop.set()
             await asyncio.to_thread(closing.result)
             assert notes.of("closing") == {"one", "two"}
-            await until(lambda: notes.of("end") == {"one", "two"}, "the runs to be taken up")
+            await until(lambda: notes.of("end") == {"one", "two"}, "another process to execute the runs")
     finally:
         closing.kill()
     assert faults(notes.read(), {"one", "two"}) == []
 
 
-async def test_a_process_that_stood_still_notices_that_it_lost_its_run(postgres_url: str, notes: Notes) -> None:
-    """Another has it by then; and who woke up works again, under another name."""
+async def test_a_paused_worker_notices_that_it_lost_its_run(postgres_url: str, notes: Notes) -> None:
+    """A worker that wakes after its run was taken over stops the run as lost.
+
+    It executes new runs under another name.
+    """
     with working(Job(postgres_url, notes, 60.0, SOON, starts=("held",)), 1) as sleepers:
         await until(lambda: "held" in notes.of("begin"), "the run to begin")
         pid = sleepers.children[0].pid
         os.kill(pid, signal.SIGSTOP)
         notes.add("dead", pid=pid)
         with working(Job(postgres_url, notes, 0.01, SOON), 1) as others:
-            await until(lambda: "held" in notes.of("end"), "the run to be taken up")
+            await until(lambda: "held" in notes.of("end"), "another process to execute the run")
             others.kill(0, replace=False)
         os.kill(pid, signal.SIGCONT)
         await until(lambda: "held" in notes.of("lost"), "the process to notice")
@@ -166,8 +169,8 @@ async def test_a_process_that_stood_still_notices_that_it_lost_its_run(postgres_
     assert faults(notes.read(), {"held"}) == []
 
 
-async def test_a_process_that_stands_still_keeps_its_run(sqlite_url: str, notes: Notes) -> None:
-    """On one machine a process that lives is never taken for dead, whatever it does."""
+async def test_a_paused_worker_on_sqlite_keeps_its_run(sqlite_url: str, notes: Notes) -> None:
+    """On SQLite a worker that lives is never considered dead, even if it is paused."""
     sooner = replace(SOON, dead_seconds=1.0)
     with working(Job(sqlite_url, notes, 0.6, sooner, starts=("held",)), 1) as sleepers:
         await until(lambda: "held" in notes.of("begin"), "the run to begin")
@@ -181,8 +184,8 @@ async def test_a_process_that_stands_still_keeps_its_run(sqlite_url: str, notes:
     assert faults(notes.read(), {"held"}) == []
 
 
-async def test_a_postgres_that_is_restarted(unsteady_postgres: Postgres, notes: Notes) -> None:
-    """Nobody is taken for dead for it, and all runs are carried out once."""
+async def test_workers_survive_a_restart_of_postgres(unsteady_postgres: Postgres, notes: Notes) -> None:
+    """No worker is considered dead after a restart of PostgreSQL, and each run is executed once."""
     runs = [f"run{number}" for number in range(40)]
     with unsteady_postgres.database() as url:
         await enqueue(url, notes, runs)
@@ -194,10 +197,8 @@ async def test_a_postgres_that_is_restarted(unsteady_postgres: Postgres, notes: 
     assert notes.of("lost") == set()
 
 
-async def test_who_takes_nothing_from_the_queue_goes_on_with_a_run_of_a_dead_process(
-    shared_url: str, notes: Notes
-) -> None:
-    """A command that follows one run is not kept waiting by what a dead process had begun of it."""
+async def test_a_process_that_is_not_a_worker_starts_a_run_of_a_dead_worker(shared_url: str, notes: Notes) -> None:
+    """A process that is not a worker can start a run that a dead worker had begun."""
     ended = asyncio.Event()
 
     async def execute(run_id: str) -> None:

@@ -1,4 +1,4 @@
-"""Processes that stall in a turn and go on when another one has taken it over."""
+"""Tests of processes that stall during a turn and continue after another process has taken the turn over."""
 
 from __future__ import annotations
 
@@ -31,10 +31,8 @@ from threadkeep.testing import Gate, ScriptedModel, SettableClock
 ID = "telegram:42"
 
 
-async def test_a_person_does_not_wait_for_ever_for_a_process_that_stands_still(
-    sqlite_memory: Memory, make_chat: Chats
-) -> None:
-    """It keeps its run while it lives: the repeat is told to come again, and then gets the answer."""
+async def test_a_repeat_does_not_wait_for_a_stalled_process_for_ever(sqlite_memory: Memory, make_chat: Chats) -> None:
+    """A repeat of a message whose living process stalls raises `Interrupted`. A later repeat gets the answer."""
     async with living_process() as owner:
         new = NewRun(run_id="held", workflow="chat", input={"text": "hi"}, session_id=ROOM, message_id=ID)
         await sqlite_memory.runs.order.add(new, owner=owner)
@@ -56,14 +54,14 @@ async def test_a_person_does_not_wait_for_ever_for_a_process_that_stands_still(
 async def test_a_process_that_wakes_up_late_stores_no_second_answer(
     shared_url: str, memory_options: MemoryOptions, make_chat: Chats, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On every database: it stalled, another took its message over and answered; then it goes on."""
+    """A process that wakes after another one answered its message stores nothing."""
     async with AsyncExitStack() as stack:
         memories = [await stack.enter_async_context(open_memory(shared_url, options=memory_options)) for _ in "ab"]
         gate = Gate()
         stalled = make_chat(memories[0], ScriptedModel([["hello from ", gate, "the late one"]]))
         turn = stalled.begin(said("hi", ID))
         await gate.reached()
-        # Its lease has run out.
+        # Its lease has expired.
         monkeypatch.setattr("threadkeep.runs.engine.engine._names", set())
         other = make_chat(memories[1], ScriptedModel(["hello"]), runs=WATCHFUL)
         assert (await other.ask(said("hi", ID))).response == "hello"
@@ -72,10 +70,10 @@ async def test_a_process_that_wakes_up_late_stores_no_second_answer(
         assert await kept(memories[0], ROOM) == [("user", "hi"), ("assistant", "hello")]
 
 
-async def test_a_loss_that_is_noticed_at_the_end_of_a_run_tells_only_a_stored_answer(
+async def test_a_process_that_loses_its_run_at_the_end_returns_only_a_stored_answer(
     shared_url: str, memory_options: MemoryOptions, make_chat: Chats, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The trace notices the loss while the end waits for a database that does not say who owns the run."""
+    """A process that loses its run while it cannot read the owner returns only an answer that is stored."""
     ending, noticed = list[ActiveRun](), asyncio.Event()
 
     async def not_stored(_: RunEndings, active: ActiveRun, outcome: Outcome) -> bool:
@@ -89,7 +87,7 @@ async def test_a_loss_that_is_noticed_at_the_end_of_a_run_tells_only_a_stored_an
 
     async def unreadable(*_: object, **options: object) -> Run:
         await noticed.wait()
-        await asyncio.sleep(0.3)  # until the end of the run has said its outcome
+        await asyncio.sleep(0.3)  # until the end of the run has set its outcome
         raise StoreUnavailable("The database does not answer.")
 
     async def untold(session: Session, message_id: str) -> Message | None:
@@ -130,7 +128,7 @@ async def test_a_deletion_or_reset_that_wakes_up_late_changes_nothing(
     monkeypatch: pytest.MonkeyPatch,
     where: tuple[type[Any], str],
 ) -> None:
-    """Wherever it stalled: another process did it, and the person has written again."""
+    """A deletion or reset that wakes after another process has done it changes nothing, wherever it stalled."""
     place, (change, *damaged) = where[0], where[1].split()
     gate, stalled = Gate(), list[asyncio.Task[Any]]()
     original = getattr(place, change)
@@ -142,7 +140,7 @@ async def test_a_deletion_or_reset_that_wakes_up_late_changes_nothing(
     async def stalling(*arguments: Any, **options: Any) -> Any:
         if stalled:
             return await original(*arguments, **options)
-        # A process that wakes up is not cancelled before it goes on.
+        # The change continues after its caller is cancelled, as in a process that wakes up.
         stalled.append(asyncio.create_task(woken(*arguments, **options)))
         return await asyncio.shield(stalled[0])
 
@@ -164,7 +162,7 @@ async def test_a_deletion_or_reset_that_wakes_up_late_changes_nothing(
         monkeypatch.setattr(place, change, stalling)
         changing = asyncio.create_task(late.delete(ROOM) if change == "delete" else late.reset(ROOM))
         await gate.reached()
-        # Its lease has run out.
+        # Its lease has expired.
         monkeypatch.setattr("threadkeep.runs.engine.engine._names", set())
         other = make_chat(memories[1], model, runs=WATCHFUL)
         await other.ask(said("a first run opens the engine", session_id="room:2"))

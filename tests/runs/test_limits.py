@@ -1,4 +1,4 @@
-"""What runs may take, and what they may not do twice."""
+"""Tests of the budgets of runs, and of tools that must not run twice."""
 
 from __future__ import annotations
 
@@ -67,17 +67,17 @@ def leave(amount: int) -> str:
 
 
 async def leaving_node(state: WorkflowState) -> WorkflowState:
-    """Exit, as a command line does."""
+    """Exit the process from a coroutine."""
     sys.exit(3)
 
 
 def leaving_blocking_node(state: WorkflowState) -> WorkflowState:
-    """Exit in a thread."""
+    """Exit the process from a thread."""
     sys.exit(3)
 
 
 def exiting(node: Any) -> Workflow:
-    """A graph with one node, which exits."""
+    """Return a workflow with one node, which exits."""
     builder: StateGraph[WorkflowState, RunContext, Any, Any] = StateGraph(WorkflowState, context_schema=RunContext)
     builder.add_node("leave", node)
     builder.add_edge(START, "leave")
@@ -85,7 +85,7 @@ def exiting(node: Any) -> Workflow:
 
 
 def paying(*tools: BaseTool) -> Workflow:
-    """An agent that can pay."""
+    """Return a workflow whose agent has tools that pay."""
     builder: StateGraph[WorkflowState, RunContext, WorkflowState, WorkflowState] = StateGraph(
         WorkflowState, context_schema=RunContext
     )
@@ -96,13 +96,13 @@ def paying(*tools: BaseTool) -> Workflow:
 
 
 def calling(name: str, amount: int) -> AIMessage:
-    """A model that calls a tool."""
+    """Return a model answer that calls a tool."""
     return AIMessage("", tool_calls=[{"name": name, "args": {"amount": amount}, "id": "c1"}])
 
 
 @pytest.fixture(autouse=True)
 def nothing_paid() -> None:
-    """Every test begins with an empty till."""
+    """Clear the list of payments before each test."""
     PAID.clear()
 
 
@@ -117,7 +117,7 @@ def nothing_paid() -> None:
     ],
 )
 async def test_a_run_stops_at_its_budget(every_desk: RunDesk, limit: str, budget: RunBudget, calls: int) -> None:
-    """The tighter of the workflow's and the request's; the call that is too much is not made."""
+    """The tighter of the workflow's and the request's budget applies, and no model call is made beyond it."""
     every_desk.model = ScriptedModel([MANY, MANY])
     options = replace(QUICK, prices=read_prices(["unnamed=20000/0"]))
     async with every_desk.open(STEPS % ("costly", limit, "model"), options=options) as service:
@@ -128,10 +128,10 @@ async def test_a_run_stops_at_its_budget(every_desk: RunDesk, limit: str, budget
 
 
 @pytest.mark.parametrize(("limit", "crossed"), [(150, True), (199, True), (200, False), (201, False), (None, False)])
-async def test_a_budget_that_the_last_call_crossed_is_told(
+async def test_a_budget_that_the_last_call_crossed_is_reported(
     every_desk: RunDesk, limit: int | None, crossed: bool
 ) -> None:
-    """The run is done with its answer; trace and event say what it took."""
+    """A run whose last call exceeds the budget is done; the trace and an event report the numbers."""
     every_desk.model = ScriptedModel([MANY, MANY])
     async with every_desk.open(STEPS % ("costly", "", "model")) as service:
         request = RunRequest(workflow="costly", text="go", budget=RunBudget(max_tokens=limit))
@@ -145,7 +145,7 @@ async def test_a_budget_that_the_last_call_crossed_is_told(
 
 
 async def test_a_budget_counts_estimates_where_nothing_is_reported(desk: RunDesk) -> None:
-    """Each call says so in the trace, and so does the sentence of the budget that they used up."""
+    """Estimated usage counts against the budget; the trace and the error mark it as estimated."""
     silent: Any = FakeListChatModel(responses=["many words", "more"])
     desk.model = silent
     async with desk.open(STEPS % ("costly", "max_tokens: 1", "model")) as service:
@@ -159,14 +159,17 @@ async def test_a_budget_counts_estimates_where_nothing_is_reported(desk: RunDesk
 
 
 async def test_a_cost_is_limited_only_where_something_has_a_price(desk: RunDesk) -> None:
-    """Otherwise the limit would hold nothing back."""
+    """A cost limit without any configured price is refused."""
     async with desk.open(STEPS % ("costly", "", "model")) as service:
         with pytest.raises(InvalidInput, match="THREADKEEP_PRICES"):
             await service.submit(RunRequest(workflow="costly", text="go", budget=RunBudget(max_cost=1)))
 
 
-async def test_a_child_spends_what_its_parent_has(desk: RunDesk) -> None:
-    """The whole tree counts, each call once; the parent ends by its budget, and not as one whose child failed."""
+async def test_a_child_spends_the_budget_of_its_parent(desk: RunDesk) -> None:
+    """The calls of a child count once against the budget of its parent.
+
+    The parent fails with `BudgetSpent`, not with `ChildFailed`.
+    """
     child = STEPS % ("helper", "", "model")
     parent = (STEPS % ("costly", "max_tokens: 250", "subworkflow")).replace("next: end", "workflow: helper, next: end")
     desk.model = ScriptedModel([MANY, MANY, MANY, MANY])
@@ -182,7 +185,7 @@ async def test_a_child_spends_what_its_parent_has(desk: RunDesk) -> None:
 
 
 async def test_a_run_that_used_up_its_budget_is_tried_again_with_a_larger_one(every_desk: RunDesk) -> None:
-    """In all it may take what the person says, whatever the workflow allows; what it took stays counted."""
+    """The budget of a retry replaces the workflow's limit, and earlier usage still counts against it."""
     every_desk.model = ScriptedModel([MANY, MANY])
     async with every_desk.open(STEPS % ("costly", "max_tokens: 100, max_cost: 9", "model")) as service:
         run_id = (await carried_out(service, RunRequest(workflow="costly", text="go"))).run.run_id
@@ -195,7 +198,7 @@ async def test_a_run_that_used_up_its_budget_is_tried_again_with_a_larger_one(ev
 
 
 async def test_a_child_tried_again_may_take_what_its_workflow_allows_by_now(desk: RunDesk) -> None:
-    """Its own limit was the one that it met; its parent has none."""
+    """A retry uses the current limit of the child's workflow, not the limit of the first attempt."""
     parent = (STEPS % ("costly", "", "subworkflow")).replace("next: end", "workflow: helper, next: end")
     desk.model = ScriptedModel([MANY, MANY, MANY])
     async with desk.open(STEPS % ("helper", "max_tokens: 100", "model"), parent) as service:
@@ -206,7 +209,7 @@ async def test_a_child_tried_again_may_take_what_its_workflow_allows_by_now(desk
 
 
 def test_how_tools_are_marked() -> None:
-    """By their metadata, or by the decorator on a tool or on its function."""
+    """The decorator `not_idempotent` marks a tool or its function; other tools are idempotent."""
 
     @not_idempotent
     def function(text: str) -> str:
@@ -223,7 +226,7 @@ def test_how_tools_are_marked() -> None:
 
 @pytest.mark.parametrize(("answer", "paid"), [("again", 2), ("skip", 1), ("13 went out", 1)])
 async def test_a_tool_is_not_run_twice_without_a_person(every_desk: RunDesk, answer: str, paid: int) -> None:
-    """When nobody knows how its call ended, the run waits, and the person says what to do."""
+    """A run asks a person before it repeats a tool call whose result is unknown, and does what the person answers."""
     every_desk.model = ScriptedModel([calling("pay", 13), "thank you"])
     async with every_desk.open(paying()) as service:
         asked = await carried_out(service, RunRequest(workflow="till", text="pay", session_id="room"))
@@ -246,8 +249,8 @@ async def test_a_tool_is_not_run_twice_without_a_person(every_desk: RunDesk, ans
     assert told == answer if answer.startswith("13") else told.startswith("This tool call was started before")
 
 
-async def test_what_leads_to_a_call_is_kept_before_it(desk: RunDesk) -> None:
-    """Of the workflow and of its agent, the step that the call is in: from there another process comes to it again."""
+async def test_checkpoints_are_stored_before_a_tool_call(desk: RunDesk) -> None:
+    """The workflow and its agent store a checkpoint before a tool call that must not run twice."""
     stored: list[CheckpointTuple | None] = []
 
     @not_idempotent
@@ -270,7 +273,6 @@ async def test_what_leads_to_a_call_is_kept_before_it(desk: RunDesk) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("node", [leaving_node, leaving_blocking_node, AgentNode(tools=(leave,))])
 async def test_a_node_that_exits_ends_its_run_only(desk: RunDesk, node: object, stream: bool) -> None:
-    """The process continues, and the next run of the session begins."""
     desk.model = ScriptedModel([calling("leave", 4), calling("leave", 4)])
     async with desk.open(exiting(node)) as service:
         for _ in range(2):
@@ -280,7 +282,7 @@ async def test_a_node_that_exits_ends_its_run_only(desk: RunDesk, node: object, 
 
 
 async def test_a_tool_that_asks_a_person_itself(desk: RunDesk) -> None:
-    """It is run when it has its answer, once, and nobody is asked about that."""
+    """A tool that interrupts runs once, after its answer, and the run asks no question of its own."""
     desk.model = ScriptedModel([calling("pay_when_sure", 7), "thank you"])
     async with desk.open(paying()) as service:
         asked = await carried_out(service, RunRequest(workflow="till", text="pay", session_id="room"))
@@ -290,8 +292,8 @@ async def test_a_tool_that_asks_a_person_itself(desk: RunDesk) -> None:
     assert PAID == ["7 yes"]
 
 
-async def test_what_a_tool_gave_is_not_asked_for_again(desk: RunDesk) -> None:
-    """A call that was finished gives what it gave, also where the run goes on in another process."""
+async def test_a_finished_tool_call_is_not_repeated(desk: RunDesk) -> None:
+    """A finished tool call is not repeated when its run is retried after a failed model call."""
     desk.model = ScriptedModel([calling("pay", 5), TimeoutError(), "thank you"])
     async with desk.open(paying(), options=LEAVING) as service:
         result = await carried_out(service, RunRequest(workflow="till", text="pay", session_id="room"))
@@ -299,8 +301,8 @@ async def test_what_a_tool_gave_is_not_asked_for_again(desk: RunDesk) -> None:
     assert (result.text, PAID, again.status) == ("thank you", ["5"], "failed")
 
 
-async def test_nothing_is_done_once_for_a_run_that_went_with_its_session(desk: RunDesk) -> None:
-    """It was deleted while the model thought: what may not be done twice is not done without a record, either."""
+async def test_a_deleted_run_calls_no_tool(desk: RunDesk) -> None:
+    """A run that was deleted with its session does not call a tool that must not run twice."""
     gate = Gate()
     desk.model = ScriptedModel([[gate, calling("pay", 9)], "thank you"])
     async with (

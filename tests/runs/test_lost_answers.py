@@ -1,4 +1,4 @@
-"""The database does what it was told, and the answer is lost on the way: nothing is held up by what nobody knows of."""
+"""Tests of lost replies of the database: a statement succeeds, but the process gets an error."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ ATTENTIVE = replace(QUICK, upkeep_seconds=0.1)
 type Verb = Callable[..., Coroutine[Any, Any, Any]]
 
 
-def once_unheard(verb: Verb) -> Verb:
-    """What a verb does, but for the answer to the first call."""
+def losing_the_first_reply(verb: Verb) -> Verb:
+    """Return a function that calls `verb`, and raises instead of returning the first result."""
     calls: list[None] = []
 
     async def unheard(*arguments: Any, **options: Any) -> Any:
@@ -50,7 +50,7 @@ def once_unheard(verb: Verb) -> Verb:
 
 
 def lose_the_first_reply(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first run is stored, with its question or without, and its process is told that the database is away."""
+    """Make the first write of a run succeed in the database but fail in the process."""
     order, pending = memory.runs.order, memory.pending
     record, calls = pending.record_joined, itertools.count(1)
 
@@ -58,12 +58,14 @@ def lose_the_first_reply(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> Non
         stored = await record(*arguments)
         return None if next(calls) == 1 else stored
 
-    monkeypatch.setattr(order, "add", once_unheard(order.add))
+    monkeypatch.setattr(order, "add", losing_the_first_reply(order.add))
     monkeypatch.setattr(pending, "record_joined", unheard)
 
 
-async def test_a_run_that_began_unheard_of_is_carried_out(every_desk: RunDesk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is in the name of this process, which lives: nobody else may take it over, and the next turn waits for it."""
+async def test_a_run_whose_insert_reported_an_error_is_executed(
+    every_desk: RunDesk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that was stored although `submit` failed is executed by this process, and the next turn waits for it."""
     lose_the_first_reply(every_desk.memory, monkeypatch)
     async with every_desk.open(AGENT, options=ATTENTIVE) as service, asyncio.timeout(HANG_SECONDS):
         with pytest.raises(StoreUnavailable):
@@ -73,10 +75,10 @@ async def test_a_run_that_began_unheard_of_is_carried_out(every_desk: RunDesk, m
     assert [text for _, text in await every_desk.transcript("room")] == ["one", "reply 1", "two", "reply 2"]
 
 
-async def test_a_person_who_was_answered_without_it_is_answered_once(
+async def test_a_turn_without_a_record_and_its_run_give_one_answer(
     sqlite_memory: Memory, monkeypatch: pytest.MonkeyPatch, events: RecordedEvents, make_chat: Chats
 ) -> None:
-    """The run that was recorded after all finds the answer when it comes to it, and ends no second turn."""
+    """A run whose insert reported an error finds the answer that was given without it, and ends no second turn."""
     lose_the_first_reply(sqlite_memory, monkeypatch)
     chat = make_chat(sqlite_memory, ScriptedModel(["hello", "again", "once more"]), runs=ATTENTIVE)
     async with asyncio.timeout(HANG_SECONDS):
@@ -96,15 +98,15 @@ async def test_a_person_who_was_answered_without_it_is_answered_once(
     assert [event.status for event in events.of(TurnFinished)] == ["complete", "complete"]
 
 
-async def test_a_run_waits_for_the_answer_that_is_on_its_way_without_it(
+async def test_a_run_waits_for_its_turn_without_a_record(
     sqlite_memory: Memory, monkeypatch: pytest.MonkeyPatch, make_chat: Chats
 ) -> None:
-    """The model is asked once, though the run is taken up while it thinks."""
+    """A run waits for the turn that its process executes without a record, so that the model is called once."""
     over, gate = InFlightMessages.wait_for, Gate()
     both_there, calls = asyncio.Event(), itertools.count(1)
 
     async def heard(self: InFlightMessages, run: Run) -> None:
-        # The turn without a record goes through first, then the run comes.
+        # The turn without a record calls this first, then the run.
         if next(calls) == 2:
             both_there.set()
         await over(self, run)
@@ -123,10 +125,10 @@ async def test_a_run_waits_for_the_answer_that_is_on_its_way_without_it(
     assert [text for _, text in await kept(sqlite_memory, ROOM)] == ["hi", "hello"]
 
 
-async def test_a_person_who_was_answered_in_an_outage_is_not_answered_anew(
+async def test_a_run_ends_with_the_answer_that_its_caller_got_in_an_outage(
     sqlite_memory: Memory, monkeypatch: pytest.MonkeyPatch, make_chat: Chats
 ) -> None:
-    """The database goes away inside a model call; when it is back, what the person heard is what came of the run."""
+    """After an outage during a model call, the run ends with the answer that its caller got in the outage."""
     runs = sqlite_memory.runs
     look, away = runs.run, asyncio.Event()
 
@@ -161,7 +163,7 @@ async def test_a_person_who_was_answered_in_an_outage_is_not_answered_anew(
 async def test_a_run_of_several_messages_waits_for_each(
     sqlite_memory: Memory, monkeypatch: pytest.MonkeyPatch, make_chat: Chats
 ) -> None:
-    """A message that joined it unheard of is answered once; the run answers the others, each person has their own."""
+    """A message whose join was lost is answered once and on its own; the run answers its other messages."""
     order, over, joined = sqlite_memory.runs.order, InFlightMessages.wait_for, asyncio.Event()
     asked, waited_for, first, second = itertools.count(1), asyncio.Event(), Gate(), Gate()
     came_by: list[str] = []
@@ -169,7 +171,7 @@ async def test_a_run_of_several_messages_waits_for_each(
     async def add(*arguments: Any, **options: Any) -> Any:
         added = await verb(*arguments, **options)
         number = next(asked)
-        # The first message began a run with its question.
+        # The first message began a run.
         if number == 1:
             joined.set()
         if number == 2:
@@ -178,7 +180,7 @@ async def test_a_run_of_several_messages_waits_for_each(
 
     async def heard(self: InFlightMessages, run: Run) -> None:
         if any(one.message_id == "2" for one in run.inputs):
-            # The turn without a record comes by first, then the run.
+            # The turn without a record calls this first, then the run.
             came_by.append(run.run_id)
         if len(came_by) == 2:
             waited_for.set()
@@ -209,14 +211,12 @@ async def test_a_run_of_several_messages_waits_for_each(
     assert sorted(lines) == ["hi", "one", "to one", "to two", "two", "zero"]
 
 
-async def test_whoever_asks_again_waits_for_the_try_that_goes_on(
-    desk: RunDesk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A try that the database ended is not what came out, once the database is back."""
+async def test_a_repeat_waits_for_the_running_attempt(desk: RunDesk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A repeat during a retry follows the running attempt, not the attempt that the outage ended."""
     gate = Gate()
     desk.model = ScriptedModel([StoreUnavailable("down"), [gate, "hello"]])
     request = RunRequest(workflow="desk", text="hi", session_id="room", message_id="1")
-    monkeypatch.setattr(desk.memory.runs, "run", once_unheard(desk.memory.runs.run))
+    monkeypatch.setattr(desk.memory.runs, "run", losing_the_first_reply(desk.memory.runs.run))
     async with desk.open(AGENT) as service, asyncio.timeout(HANG_SECONDS):
         first = await service.submit(request)
         await gate.reached()
@@ -227,14 +227,14 @@ async def test_whoever_asks_again_waits_for_the_try_that_goes_on(
         assert (await service.result(again.run_id)).text == "hello"
 
 
-async def test_a_person_waits_for_the_try_that_goes_on(
+async def test_a_caller_waits_for_the_running_attempt(
     sqlite_memory: Memory, monkeypatch: pytest.MonkeyPatch, make_chat: Chats
 ) -> None:
-    """The database ended a try, and was back before the person was answered without it: it is the run that answers."""
+    """After a short outage, the caller gets the answer of the retried run."""
     gate, heard, again = Gate(), list[RunStream](), asyncio.Event()
 
     @asynccontextmanager
-    async def until_it_goes_on(_session: Session, _seconds: float = 0.0) -> AsyncIterator[None]:
+    async def until_the_model_is_called(_session: Session, _seconds: float = 0.0) -> AsyncIterator[None]:
         async with asyncio.timeout(None) as limit:
             watching = asyncio.create_task(gate.reached())
             watching.add_done_callback(lambda task: None if task.cancelled() else limit.reschedule(0.0))
@@ -250,8 +250,8 @@ async def test_a_person_waits_for_the_try_that_goes_on(
         await listen(turn, live, work)
 
     monkeypatch.setattr("threadkeep.runs.chat.listen", hear)
-    monkeypatch.setattr(Session, "timeout", until_it_goes_on)
-    monkeypatch.setattr(sqlite_memory.runs, "run", once_unheard(sqlite_memory.runs.run))
+    monkeypatch.setattr(Session, "timeout", until_the_model_is_called)
+    monkeypatch.setattr(sqlite_memory.runs, "run", losing_the_first_reply(sqlite_memory.runs.run))
     model = ScriptedModel([StoreUnavailable("down"), [gate, "hello"], "again"])
     chat = make_chat(sqlite_memory, model)
     async with asyncio.timeout(HANG_SECONDS):

@@ -1,4 +1,4 @@
-"""Metering: each call of a model is counted once, as its provider reports it."""
+"""Tests of metering: each model call is counted once, as its provider reports it."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ from threadkeep.testing import ScriptedModel
 
 
 class Spent(Exception):
-    """There is no budget left."""
+    """The budget is used up."""
 
 
 class Taken(Ledger):
-    """A ledger in a list, with room for so many calls."""
+    """A ledger in a list, with a limit on the number of calls."""
 
     def __init__(self, room: int = 100) -> None:
         super().__init__([])
         self._room = room
 
     async def check(self) -> None:
-        """Raise when there were as many calls as there is room for."""
+        """Raise `Spent` if the limit is reached."""
         if len(self.usages) >= self._room:
             raise Spent
 
 
 async def metered(replies: Sequence[AIMessage | Exception], ledger: Taken, prices: Prices) -> None:
-    """Ask a model as often as it has replies."""
+    """Call a model once for each reply."""
     model = ScriptedModel(replies)
     for _ in replies:
         await model.ainvoke([HumanMessage("How are you?")], {"callbacks": [Meter(ledger, prices)]})
 
 
-async def test_what_a_provider_reports_is_taken_down() -> None:
-    """Tokens in, out and from the cache, under the name that answered, with its cost."""
+async def test_reported_usage_is_recorded() -> None:
+    """The meter records the input, output and cached tokens, the reported name of the model, and the cost."""
     ledger = Taken()
     reply = AIMessage(
         "Well.",
@@ -60,8 +60,8 @@ async def test_what_a_provider_reports_is_taken_down() -> None:
     assert usage.tokens == 1010
 
 
-async def test_what_nobody_reports_is_estimated() -> None:
-    """By Threadkeep's own counter, and marked; a model without a price has no cost."""
+async def test_unreported_usage_is_estimated() -> None:
+    """Usage that the provider does not report is estimated and marked. A model without a price has no cost."""
     ledger = Taken()
     model = FakeMessagesListChatModel(responses=[AIMessage("I am well, thank you.")])
     await model.ainvoke([HumanMessage("How are you?")], {"callbacks": [Meter(ledger, Prices({}))]})
@@ -72,7 +72,7 @@ async def test_what_nobody_reports_is_estimated() -> None:
 
 
 async def test_without_budget_no_model_is_called() -> None:
-    """What the ledger raises comes out; the calls before it count."""
+    """An error of the ledger prevents the call; the calls before it count."""
     ledger = Taken(room=2)
     with pytest.raises(Spent):
         await metered([AIMessage("1"), AIMessage("2"), AIMessage("3")], ledger, Prices({}))
@@ -80,14 +80,12 @@ async def test_without_budget_no_model_is_called() -> None:
 
 
 async def test_a_call_that_fails_counts_nothing() -> None:
-    """Nothing was reported, and nothing is guessed."""
     ledger = Taken()
     with pytest.raises(OSError, match="away"):
         await metered([OSError("away")], ledger, Prices({}))
     assert ledger.usages == []
 
 
-def test_a_model_without_a_name_has_one_in_the_table() -> None:
-    """So that it is seen that there is one."""
+def test_a_model_without_a_name_is_recorded_as_unnamed() -> None:
     usage = Meter(Taken(), Prices({})).usage(UNNAMED, [], AIMessage("hi"))
     assert usage.model == "unnamed"

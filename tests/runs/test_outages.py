@@ -1,4 +1,4 @@
-"""The database goes away under runs that are at work: they go on when it is back, and that was no try of theirs."""
+"""Tests of a database outage during a run."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from threadkeep.workflows.state import WorkflowState
 
 pytestmark = pytest.mark.xdist_group("unsteady_postgres")
 
-# So soon an outage is seen; on a busy machine a database that is there may take longer, and is asked again.
+# Short, so that an outage is detected soon. On a busy machine a statement may time out; it is retried.
 _IMPATIENT = StoreOptions(pool_timeout_seconds=0.2)
 _LONG_FOR_A_STEP = 1.5
 
 
 def halting(gate: Gate) -> Workflow:
-    """A workflow that stops at a gate, and is tried once."""
+    """Return a workflow that waits at a gate and is tried once."""
 
     async def halt(state: WorkflowState) -> WorkflowState:
         await gate.pass_through()
@@ -46,10 +46,10 @@ def halting(gate: Gate) -> Workflow:
     return python_workflow("halting", builder, version="1", options=RunOptions(max_tries=1))
 
 
-async def test_a_run_outlasts_its_database(
+async def test_a_run_continues_after_an_outage(
     unsteady_postgres: Postgres, memory_options: MemoryOptions, events: RecordedEvents
 ) -> None:
-    """Its checkpoint could not be stored, again and again; then it is answered, and said once."""
+    """A run whose checkpoint cannot be stored during an outage is done afterwards, after one attempt."""
     gate = Gate()
     options = replace(memory_options, store=_IMPATIENT)
     with unsteady_postgres.database() as url:

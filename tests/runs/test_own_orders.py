@@ -1,4 +1,4 @@
-"""Conversations under keys of agents: their turns come one after the other, as those of sessions do."""
+"""Tests of the order of turns in conversations whose key an agent determines."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ IN_TABLES, IN_STORE = "transcripts in tables", "transcripts in the graph store"
 
 
 def callback(text: str, *, chat_id: int = 7, workflow: str = "bot", **more: Any) -> RunRequest:
-    """A message of one chat, in a session of its own."""
+    """Return a message of one chat, in its own session."""
     results = telegram(bot_id="b", chat_id=chat_id)
     return RunRequest(workflow=workflow, text=text, results=results, trigger="webhook", **more)
 
 
 async def echo(messages: Sequence[BaseMessage]) -> str:
-    """Answer after others had time to ask."""
+    """Answer after other requests had time to arrive."""
     await asyncio.sleep(0.005)
     return f"to {messages[-1].text}"
 
 
 def bot(policy: str = "enqueue") -> str:
-    """A bot that keeps its conversations by itself."""
+    """Return a workflow whose agent stores its conversations in the graph store."""
     return f"{BOT % ''}\noptions: {{double_texting: {policy}}}"
 
 
@@ -50,20 +50,20 @@ def bot(policy: str = "enqueue") -> str:
 async def own_desk(
     request: pytest.FixtureRequest, shared_url: str, memory_options: MemoryOptions, events: RecordedEvents
 ) -> AsyncIterator[RunDesk]:
-    """Runs on each database in turn, with sessions in either place, and the graph store of the database."""
+    """Return a desk for each shared database, with the sessions in tables and in the graph store."""
     options = replace(memory_options, transcripts="graph_store" if request.param == IN_STORE else "tables")
     async with open_memory(shared_url, observers=[events], options=options) as memory:
         yield RunDesk(memory, ScriptedModel([echo] * 99), events, store=await memory.graph_store())
 
 
 async def spoken(memory: Memory, desk: RunDesk, key: str = KEY) -> list[str]:
-    """What a conversation has, without the active runs."""
+    """Return the texts of a conversation."""
     return [text for _, _, text in await said_in(desk.store, key)]
 
 
 @pytest.mark.slow
 async def test_parallel_callbacks_of_one_key_are_answered_in_turn(own_desk: RunDesk) -> None:
-    """Each question is followed by its answer, in whatever sessions the runs are, and in none."""
+    """Each message is followed by its answer, with the runs in different sessions and without a session."""
     async with own_desk.open(bot()) as service:
         requests = [callback(f"question {n}", sessionless=n % 3 == 0) for n in range(CALLBACKS)]
         results = await asyncio.gather(*(carried_out(service, one) for one in requests))
@@ -74,7 +74,6 @@ async def test_parallel_callbacks_of_one_key_are_answered_in_turn(own_desk: RunD
 
 
 async def test_other_keys_do_not_wait(own_desk: RunDesk) -> None:
-    """A chat whose turn goes on holds up itself alone."""
     gate = Gate()
     own_desk.model = ScriptedModel([["one", gate], "of another chat"])
     async with own_desk.open(bot()) as service:
@@ -85,8 +84,11 @@ async def test_other_keys_do_not_wait(own_desk: RunDesk) -> None:
         await service.result(first.run_id)
 
 
-async def test_messages_that_come_while_a_turn_goes_on_are_refused(own_desk: RunDesk) -> None:
-    """With `reject`, also where both are in sessions of their own; the answer names the run that is in the way."""
+async def test_messages_during_a_turn_are_refused(own_desk: RunDesk) -> None:
+    """With `reject`, a message during a turn of the same key is refused, in any session.
+
+    The error names the running run.
+    """
     gate = Gate()
     own_desk.model = ScriptedModel([["one", gate], "two"])
     async with own_desk.open(bot("reject")) as service:
@@ -101,8 +103,8 @@ async def test_messages_that_come_while_a_turn_goes_on_are_refused(own_desk: Run
         assert (await carried_out(service, callback("two", session_id="room:2"))).text == "two"
 
 
-async def test_a_newer_message_ends_the_turn_that_goes_on(own_desk: RunDesk) -> None:
-    """With `interrupt`; its question stays."""
+async def test_a_newer_message_cancels_the_running_turn(own_desk: RunDesk) -> None:
+    """With `interrupt`, a newer message cancels the running turn, whose user message stays."""
     gate = Gate()
     own_desk.model = ScriptedModel([["one", gate], "two"])
     async with own_desk.open(bot("interrupt")) as service:
@@ -115,8 +117,11 @@ async def test_a_newer_message_ends_the_turn_that_goes_on(own_desk: RunDesk) -> 
     assert (said[0], said[-2:]) == ("first", ["second", "two"])
 
 
-async def test_messages_that_wait_become_one_turn(own_desk: RunDesk) -> None:
-    """With `coalesce`: those that named no session join whatever turn waits, others one of their session."""
+async def test_waiting_messages_become_one_turn(own_desk: RunDesk) -> None:
+    """With `coalesce`, messages without a session join any waiting turn of the key.
+
+    Others join a turn of their session.
+    """
     gate = Gate()
     own_desk.model = ScriptedModel([["one", gate], "two and three", "four"])
     async with own_desk.open(bot("coalesce")) as service:
@@ -138,7 +143,7 @@ async def test_messages_that_wait_become_one_turn(own_desk: RunDesk) -> None:
 async def test_a_session_and_a_key_that_are_one_conversation_have_one_order(
     memory_options: MemoryOptions, shared_url: str, events: RecordedEvents
 ) -> None:
-    """Where all transcripts are in the graph store; a turn of the session waits for one of the key, and the reverse."""
+    """With all transcripts in the graph store, a turn of the session waits for a turn of the key, and vice versa."""
     options = replace(memory_options, transcripts="graph_store")
     async with open_memory(shared_url, observers=[events], options=options) as memory:
         desk = RunDesk(memory, ScriptedModel([echo] * 99), events, store=await memory.graph_store())
@@ -153,7 +158,7 @@ async def test_a_session_and_a_key_that_are_one_conversation_have_one_order(
 
 
 def finding_workflow() -> Workflow:
-    """A bot whose key a node of its own finds, after the run has begun."""
+    """Return a workflow whose key is determined by a node during the run."""
 
     async def find(state: WorkflowState) -> Mapping[str, Any]:
         return {"results": {"resolve_history_key": {"session_key": state["inputs"]["room"]}}}
@@ -167,8 +172,8 @@ def finding_workflow() -> Workflow:
 
 
 @pytest.mark.slow
-async def test_a_key_that_is_found_on_the_way_has_an_order_too(own_desk: RunDesk) -> None:
-    """The run waits where it comes to its conversation; it goes on when those before it are over."""
+async def test_a_key_that_a_node_determines_has_an_order(own_desk: RunDesk) -> None:
+    """A run whose node determines the key waits there for the earlier turns of the conversation."""
     async with own_desk.open(finding_workflow()) as service:
         requests = [
             RunRequest(workflow="finder", text=f"question {n}", inputs={"room": "vip"}) for n in range(CALLBACKS)
@@ -180,7 +185,7 @@ async def test_a_key_that_is_found_on_the_way_has_an_order_too(own_desk: RunDesk
 
 
 async def test_a_conversation_that_is_erased_has_no_order(own_desk: RunDesk) -> None:
-    """A run that failed there keeps its place until then: it may be tried again."""
+    """Erasing a conversation removes the positions of its runs, even of a failed run that could be retried."""
     own_desk.model = ScriptedModel([ValueError("no")])
     memory, key = own_desk.memory, "vip"
     async with own_desk.open(finding_workflow()) as service:
@@ -192,8 +197,8 @@ async def test_a_conversation_that_is_erased_has_no_order(own_desk: RunDesk) -> 
     assert await memory.runs.positions.of(failed.run.run_id) == []
 
 
-async def test_runs_that_wait_for_each_other_go_on(every_desk: RunDesk) -> None:
-    """Two runs come to two conversations from either side: one gives its turn up, and both are answered."""
+async def test_runs_that_wait_for_each_other_are_both_answered(every_desk: RunDesk) -> None:
+    """Two runs that enter two conversations in opposite order are both answered, because one gives up its position."""
     both = Gate()
     arrived = 0
 
@@ -223,7 +228,6 @@ async def test_runs_that_wait_for_each_other_go_on(every_desk: RunDesk) -> None:
 
 
 async def test_a_child_in_the_conversation_of_its_parent_does_not_wait_for_it(every_desk: RunDesk) -> None:
-    """It is a part of that turn."""
     parent = """schema: 1
 name: parent
 nodes:
@@ -238,8 +242,8 @@ nodes:
     assert await spoken(every_desk.memory, every_desk) == ["hello", "to hello", "to hello", "to to hello"]
 
 
-async def test_places_go_with_turns_that_are_over(every_desk: RunDesk) -> None:
-    """What failed keeps its place, and is tried again behind those that came meanwhile."""
+async def test_a_finished_run_has_no_position(every_desk: RunDesk) -> None:
+    """A failed run keeps its position, is retried after the later turns, and then has no position."""
     every_desk.model = ScriptedModel([ValueError("no"), "two", "one"])
     async with every_desk.open(f"{BOT % ''}\noptions: {{max_tries: 1}}") as service:
         failed = await carried_out(service, callback("one", message_id="m1", session_id="room"))

@@ -1,4 +1,4 @@
-"""Services that are paused or killed in a turn: everybody is told what is stored, as the table of turns says.
+"""Tests of services that are paused or killed during a turn: every caller gets the stored answer.
 
 The model is in another process and answers differently at every call. `THREADKEEP_RUN_DEAD_SECONDS` is short here.
 """
@@ -49,7 +49,7 @@ class HeldModel(TurnModel):
 
 
 class Place:
-    """Two services on one database, of which the first may lose its connection, and a model."""
+    """Two services on one database and a model. The first service may lose its connection."""
 
     def __init__(self, url: str, model: HeldModel, client: httpx2.AsyncClient) -> None:
         self.url = url
@@ -67,21 +67,21 @@ class Place:
             return None
         return str(response.json()["response"]).partition(" ")[0] if response.status_code == 200 else None
 
-    async def insist(self, index: int) -> str:
+    async def ask_until_answered(self, index: int) -> str:
         """Send the message until it is answered."""
         async with asyncio.timeout(HANG_SECONDS):
-            while (answer := await self.ask(index)) is None:  # noqa: ASYNC110 - another process tells nobody
+            while (answer := await self.ask(index)) is None:  # noqa: ASYNC110 - another process sets no event
                 await asyncio.sleep(0.1)
         return answer
 
     async def begin(self, index: int) -> asyncio.Task[str | None]:
-        """Send the message and return when the model is called for it."""
+        """Send the message, and return when the model is called for it."""
         asking = asyncio.create_task(self.ask(index))
         await until(lambda: len(self.model.calls) == 1)
         return asking
 
     async def answers(self) -> list[str]:
-        """The complete answers that are stored; those that are superseded have a minus before them."""
+        """Return the stored complete answers; a minus precedes the superseded ones."""
         rows = [row for row in await stored_rows(self.url, "tables") if row.role == "assistant"]
         rows = [row for row in rows if row.status == "complete"]
         return [f"{'-' if row.superseded else ''}{row.content.partition(' ')[0]}" for row in rows]
@@ -95,28 +95,28 @@ class Place:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Return when something has come true."""
+    """Wait until a condition is true."""
     async with asyncio.timeout(HANG_SECONDS):
-        while not condition():  # noqa: ASYNC110 - another process tells nobody
+        while not condition():  # noqa: ASYNC110 - another process sets no event
             await asyncio.sleep(0.02)
 
 
 async def eventually(condition: Callable[[], Coroutine[Any, Any, bool]]) -> None:
-    """Return when something has come true in another process."""
+    """Wait until a condition is true in another process."""
     async with asyncio.timeout(HANG_SECONDS):
-        while not await condition():  # noqa: ASYNC110 - another process tells nobody
+        while not await condition():  # noqa: ASYNC110 - another process sets no event
             await asyncio.sleep(0.1)
 
 
 @pytest.fixture
 async def stack() -> AsyncIterator[AsyncExitStack]:
-    """Ends what a test has started."""
+    """Return an exit stack that is closed after the test."""
     async with AsyncExitStack() as entered:
         yield entered
 
 
 async def opened(stack: AsyncExitStack, folder: Path, url: str, *, write_timeout: float = 1) -> Place:
-    """Two services; on PostgreSQL the first has a proxy before the database."""
+    """Start two services. On PostgreSQL the first has a proxy before the database."""
     model = HeldModel()
     await stack.enter_async_context(serving_model(model))
     client = await stack.enter_async_context(httpx2.AsyncClient(timeout=HANG_SECONDS, trust_env=False))
@@ -141,18 +141,19 @@ async def opened(stack: AsyncExitStack, folder: Path, url: str, *, write_timeout
     return place
 
 
-async def test_a_process_that_is_paused_in_its_model_call(
+async def test_a_service_that_is_paused_in_its_model_call(
     stack: AsyncExitStack, tmp_path: Path, postgres_url: str
 ) -> None:
-    """Another one took over and answered: the caller of the process that wakes is told that answer, too.
+    """The caller of a paused service gets the answer of the service that took over the run.
 
-    On a busy machine its write must not count as an outage, in which the caller is told the answer of the pending file.
+    The write timeout is long: on a busy machine a slow write must not count as an outage, in which the caller gets
+    the answer of the pending file.
     """
     place = await opened(stack, tmp_path, postgres_url, write_timeout=HANG_SECONDS)
     first = await place.begin(0)
     place.services[0].pause()
     stack.callback(place.services[0].wake)
-    assert await place.insist(1) == "#2"
+    assert await place.ask_until_answered(1) == "#2"
     place.model.release.set()
     place.services[0].wake()
     assert await first == "#2"
@@ -160,10 +161,10 @@ async def test_a_process_that_is_paused_in_its_model_call(
     assert await place.answers() == ["#2"]
 
 
-async def test_a_process_that_is_paused_after_its_answer_is_stored(
+async def test_a_service_that_is_paused_after_its_answer_is_stored(
     stack: AsyncExitStack, tmp_path: Path, postgres_url: str
 ) -> None:
-    """It does not know of its commit yet: the other process tells its answer, and so does it when it wakes."""
+    """A service that is paused before it learns of its commit and the other service return the same stored answer."""
     place = await opened(stack, tmp_path, postgres_url)
     assert place.proxy is not None
     place.proxy.stall_after_commit(b"#1 ")
@@ -176,24 +177,22 @@ async def test_a_process_that_is_paused_after_its_answer_is_stored(
     paused_at = time.monotonic()
     await until(lambda: time.monotonic() - paused_at > _PAUSED_SECONDS)
     assert not first.done()
-    assert await place.insist(1) == "#1"
+    assert await place.ask_until_answered(1) == "#1"
     place.services[0].wake()
     assert await first == "#1"
     assert (await place.answers(), len(place.model.calls)) == (["#1"], 1)
 
 
-async def test_a_process_that_is_killed_between_begin_and_end(
-    stack: AsyncExitStack, tmp_path: Path, shared_url: str
-) -> None:
-    """One answer, of the attempt that ends; it is the same an hour later in any process."""
+async def test_a_service_that_is_killed_during_a_turn(stack: AsyncExitStack, tmp_path: Path, shared_url: str) -> None:
+    """After a service is killed during a turn, both services return the one stored answer."""
     place = await opened(stack, tmp_path, shared_url)
     first = await place.begin(0)
     await place.services[0].kill()
     assert await first is None
-    assert await place.insist(1) == "#2"
+    assert await place.ask_until_answered(1) == "#2"
     await place.services[1].kill()
     await asyncio.gather(*(service.start() for service in place.services))
-    assert [await place.insist(index) for index in (0, 1)] == ["#2", "#2"]
+    assert [await place.ask_until_answered(index) for index in (0, 1)] == ["#2", "#2"]
     assert (await place.answers(), len(place.model.calls)) == (["#2"], 2)
 
 
@@ -201,7 +200,7 @@ async def test_a_process_that_is_killed_between_begin_and_end(
 async def test_an_answer_from_the_pending_folder_of_a_killed_process(
     stack: AsyncExitStack, tmp_path: Path, postgres_url: str, repeated: bool
 ) -> None:
-    """It was told: it stands, unless the answer of the process that took over was told to a repeat by then."""
+    """A pending answer that was returned supersedes the other service's, unless a repeat got that one before."""
     place = await opened(stack, tmp_path, postgres_url)
     assert place.proxy is not None
     first = await place.begin(0)
@@ -211,19 +210,19 @@ async def test_an_answer_from_the_pending_folder_of_a_killed_process(
     await place.services[0].kill()
     await place.stored("#2")
     if repeated:
-        assert await place.insist(1) == "#2"
+        assert await place.ask_until_answered(1) == "#2"
     place.proxy.set("open")
     await place.services[0].start()
     await place.stored(*(["-#1", "#2"] if repeated else ["#1", "-#2"]))
     expected = "#2" if repeated else "#1"
-    assert [await place.insist(index) for index in (0, 1)] == [expected, expected]
+    assert [await place.ask_until_answered(index) for index in (0, 1)] == [expected, expected]
     assert len(place.model.calls) == 2
 
 
 async def test_a_paused_process_on_a_file_keeps_its_turn(
     stack: AsyncExitStack, tmp_path: Path, sqlite_url: str
 ) -> None:
-    """It is not taken over: it answers when it wakes, and the repeat at the other process is told the same."""
+    """On SQLite the run of a paused service is not taken over; a repeat at the other service waits for its answer."""
     place = await opened(stack, tmp_path, sqlite_url)
     first = await place.begin(0)
     place.services[0].pause()

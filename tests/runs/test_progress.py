@@ -1,4 +1,4 @@
-"""How far runs came is kept beside them, as far as anybody needs it: after a failure, a stop, a question, a crash."""
+"""Tests of the checkpoints of runs: they are stored as far as a retry, an answer or another process needs them."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from threadkeep.workflows.loading import read_workflow
 
 @pytest.fixture(autouse=True)
 def ran() -> list[str]:
-    """Which tools were run."""
+    """Return the names of the executed tools, empty at the beginning."""
     tools.RAN.clear()
     return tools.RAN
 
 
 async def test_a_run_that_has_its_result_needs_no_checkpoints(every_desk: RunDesk, saver: CountingSaver) -> None:
-    """None is read, stored or removed for it, and nothing is left to be looked after."""
+    """A run that ends with a result reads, stores and deletes no checkpoint, and needs no cleanup."""
     every_desk.model = ScriptedModel([calling("plain", text="a"), "well"])
     async with every_desk.open(STEPS, options=LATE) as service:
         result = await carried_out(service, GO)
@@ -48,8 +48,8 @@ async def test_a_run_that_has_its_result_needs_no_checkpoints(every_desk: RunDes
     assert (result.status, result.text, saver.asked) == ("done", "well", [])
 
 
-async def test_progress_is_kept_while_the_next_step_goes_on(every_desk: RunDesk, saver: CountingSaver) -> None:
-    """That of the workflow and that of the agent in it; with the result all of it goes."""
+async def test_checkpoints_are_stored_during_the_next_step(every_desk: RunDesk, saver: CountingSaver) -> None:
+    """Checkpoints of the workflow and of its agent are stored during the next step, and deleted with the result."""
     gate = Gate()
     every_desk.model = ScriptedModel([calling("plain", text="a"), [gate, "well"]])
     async with every_desk.open(STEPS) as service:
@@ -72,10 +72,10 @@ async def test_progress_is_kept_while_the_next_step_goes_on(every_desk: RunDesk,
         await eventually(gone)
 
 
-async def test_a_run_that_failed_goes_on_where_it_stopped(
+async def test_a_failed_run_continues_where_it_stopped(
     every_desk: RunDesk, saver: CountingSaver, ran: list[str]
 ) -> None:
-    """With what it had done by then: no tool is run again."""
+    """A retried run does not repeat the tool calls of the failed attempt."""
     every_desk.model = ScriptedModel([calling("plain", text="a"), ValueError(), "well"])
     async with every_desk.open(STEPS, options=LATE) as service:
         failed = await carried_out(service, GO)
@@ -86,8 +86,8 @@ async def test_a_run_that_failed_goes_on_where_it_stopped(
     assert "checkpoint" in saver.asked
 
 
-async def test_a_failure_that_may_pass_costs_no_step(every_desk: RunDesk, saver: CountingSaver, ran: list[str]) -> None:
-    """The next try of the same process begins where the failed one stopped."""
+async def test_a_transient_failure_repeats_no_step(every_desk: RunDesk, saver: CountingSaver, ran: list[str]) -> None:
+    """A retry after a transient failure begins at the step that failed."""
     every_desk.model = ScriptedModel([calling("plain", text="a"), ConnectionError(), "well"])
     async with every_desk.open(STEPS, options=LATE) as service:
         result = await carried_out(service, GO)
@@ -95,10 +95,10 @@ async def test_a_failure_that_may_pass_costs_no_step(every_desk: RunDesk, saver:
     assert "checkpoint" in saver.asked
 
 
-async def test_a_run_that_is_left_to_others_goes_on_where_it_stopped(
+async def test_a_run_of_a_closed_service_continues_where_it_stopped(
     every_desk: RunDesk, saver: CountingSaver, ran: list[str]
 ) -> None:
-    """A service that ends keeps all that its runs have done."""
+    """A closing service stores the checkpoints of its runs, and the next service does not repeat tool calls."""
     gate = Gate()
     every_desk.model = ScriptedModel([calling("plain", text="a"), [gate, "never"]])
     async with every_desk.open(STEPS, options=replace(LEAVING, progress_seconds=NEVER)) as service:
@@ -111,10 +111,10 @@ async def test_a_run_that_is_left_to_others_goes_on_where_it_stopped(
     assert ran == ["plain"]
 
 
-async def test_a_run_that_asks_goes_on_with_the_answer(
+async def test_a_run_that_asks_continues_with_the_answer(
     every_desk: RunDesk, saver: CountingSaver, ran: list[str]
 ) -> None:
-    """What it had done is kept before anybody sees the question."""
+    """A run stores its checkpoint before its question is visible, and continues from it with the answer."""
     every_desk.model = ScriptedModel([calling("plain", text="a"), calling("ask_person", question="who?"), "well"])
     async with every_desk.open(STEPS, options=LATE) as service:
         asked = await carried_out(service, GO)
@@ -126,10 +126,10 @@ async def test_a_run_that_asks_goes_on_with_the_answer(
     assert ran == ["plain", "asked", "asked"]
 
 
-async def test_a_state_that_cannot_be_kept_fails_the_run_that_needs_it(
+async def test_a_state_that_cannot_be_stored_fails_the_run_that_needs_it(
     every_desk: RunDesk, saver: CountingSaver
 ) -> None:
-    """A run that asks would never hear the answer; it ends, and says by what."""
+    """A run whose question cannot be stored fails with the error of the checkpointer. It could never continue."""
     saver.failure = TypeError("no such type")
     every_desk.model = ScriptedModel([calling("ask_person", question="who?")])
     async with every_desk.open(STEPS, options=LATE) as service:
@@ -138,8 +138,8 @@ async def test_a_state_that_cannot_be_kept_fails_the_run_that_needs_it(
     assert RunTrouble(error="TypeError", work="keeping_progress") in every_desk.events.of(RunTrouble)
 
 
-async def test_what_is_kept_is_what_the_graph_would_have_kept(shared_url: str, events: RecordedEvents) -> None:
-    """On each real checkpointer: the same state, the same question, the same next step."""
+async def test_stored_states_are_those_of_langgraph(shared_url: str, events: RecordedEvents) -> None:
+    """`ProgressSaver` stores the state, the question and the next step that LangGraph stores without it."""
 
     async def ask(state: MessagesState) -> dict[str, Any]:
         return {"messages": [AIMessage(f"{interrupt('who?')} it is", id="a3")]}
@@ -174,8 +174,8 @@ async def test_what_is_kept_is_what_the_graph_would_have_kept(shared_url: str, e
         assert not await progress.leave()
 
 
-def test_the_newest_checkpoint_of_our_agents_stands_for_itself() -> None:
-    """No channel of theirs is spread over the checkpoints before it."""
+def test_the_newest_checkpoint_of_an_agent_is_complete() -> None:
+    """Agents of Threadkeep use no `DeltaChannel`, so that the newest checkpoint is complete."""
     workflow = read_workflow(STEPS)
     assert not any(
         isinstance(channel, DeltaChannel)

@@ -1,4 +1,4 @@
-"""Checkpoints that are away: no run is held up for ever, and somebody is told."""
+"""Tests of unavailable checkpoints: no run waits for them for ever, and the trouble is reported."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from threadkeep.testing import Gate, ScriptedModel
 
 @pytest.fixture(autouse=True)
 def ran() -> list[str]:
-    """Which tools were run."""
+    """Return the names of the executed tools, empty at the beginning."""
     tools.RAN.clear()
     return tools.RAN
 
 
-async def test_checkpoints_that_are_away_stop_no_run(every_desk: RunDesk, saver: CountingSaver) -> None:
-    """Nobody needs them of a run that comes to its end."""
+async def test_unavailable_checkpoints_stop_no_run(every_desk: RunDesk, saver: CountingSaver) -> None:
+    """A run that ends with a result does not wait for unavailable checkpoints."""
     saver.failure = StoreUnavailable("away")
     gate = Gate()
     every_desk.model = ScriptedModel([calling("plain", text="a"), [gate, "well"]])
@@ -49,7 +49,7 @@ async def test_checkpoints_that_are_away_stop_no_run(every_desk: RunDesk, saver:
 async def test_a_failed_run_waits_for_its_checkpoints(
     every_desk: RunDesk, saver: CountingSaver, ran: list[str]
 ) -> None:
-    """Its end is recorded when they can be kept."""
+    """The failure of a run is recorded when its checkpoints can be stored."""
     saver.failure = StoreUnavailable("away")
     every_desk.model = ScriptedModel([calling("plain", text="a"), ValueError(), "well"])
     async with every_desk.open(STEPS, options=LATE) as service:
@@ -68,10 +68,10 @@ async def test_a_failed_run_waits_for_its_checkpoints(
 
 
 @pytest.mark.parametrize("ending", ["failed", "cancelled"])
-async def test_checkpoints_that_stay_away_hold_no_run_for_ever(
+async def test_checkpoints_that_stay_unavailable_do_not_hold_a_run_for_ever(
     every_desk: RunDesk, saver: CountingSaver, ending: str
 ) -> None:
-    """While the tables answer it ends within a bound, is told of, and can be tried again."""
+    """A run whose checkpoints stay unavailable ends after a time limit, is reported, and can be retried."""
     saver.failure = StoreUnavailable("away")
     gate = Gate()
     fails = ScriptedModel([calling("plain", text="a"), ValueError(), "well"])
@@ -90,7 +90,6 @@ async def test_checkpoints_that_stay_away_hold_no_run_for_ever(
 
 
 async def test_a_run_that_waits_for_its_checkpoints_can_be_cancelled(every_desk: RunDesk, saver: CountingSaver) -> None:
-    """It goes on when they are back; whoever does not want to wait for that need not."""
     saver.failure = StoreUnavailable("away")
     every_desk.model = ScriptedModel([ConnectionError(), "never"])
     async with every_desk.open(STEPS, options=replace(LATE, keep_progress_seconds=0.0)) as service:
@@ -104,8 +103,11 @@ async def test_a_run_that_waits_for_its_checkpoints_can_be_cancelled(every_desk:
         assert (await service.result(run.run_id)).status == "cancelled"
 
 
-async def test_progress_that_cannot_be_kept_is_told_of_once(events: RecordedEvents) -> None:
-    """While runs go on, not at their ends alone; and that it can be kept again, whichever run finds that out."""
+async def test_unavailable_checkpoints_are_reported_once(events: RecordedEvents) -> None:
+    """The first run that cannot store checkpoints reports it.
+
+    The first run that can store them again reports the recovery.
+    """
     saver, keeping = CountingSaver(), ProgressWriter(events)
     saver.failure = StoreUnavailable("away")
     builder: StateGraph[MessagesState, None, Any, Any] = StateGraph(MessagesState)
@@ -131,10 +133,10 @@ async def test_progress_that_cannot_be_kept_is_told_of_once(events: RecordedEven
     ]
 
 
-async def test_a_run_that_is_stopped_twice_is_let_go_of_as_a_whole(
+async def test_a_run_that_is_cancelled_twice_stops_storing_checkpoints(
     every_desk: RunDesk, saver: CountingSaver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever goes on with it finds nothing stored behind its back."""
+    """A worker whose execution is cancelled twice stops storing checkpoints before it returns."""
     carry, close, leave = Worker.execute_owned, RunTracer.close, RunProgress.leave
     model_gate, gate, left = Gate(), Gate(), asyncio.Event()
     carrying: list[asyncio.Task[Any]] = []

@@ -1,4 +1,4 @@
-"""The checkpointer that runs have does for graphs of others what LangGraph's own does."""
+"""Tests of `ProgressSaver`: for any graph it does what LangGraph's own checkpointer does."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _around(name: str, node: Any) -> Builder:
 
 
 def calling_inside(*, in_thread: bool) -> Workflow:
-    """A graph whose node calls another graph, which asks a person, without `await`."""
+    """Return a workflow whose node calls another graph, which asks a person, without `await`."""
 
     def ask(state: WorkflowState) -> WorkflowState:
         return {"messages": [AIMessage(f"{interrupt('who?')} it is")]}
@@ -56,7 +56,7 @@ def calling_inside(*, in_thread: bool) -> Workflow:
 
 
 async def test_a_node_may_call_a_graph_without_await(desk: RunDesk, shared_url: str) -> None:
-    """In a thread of its own; the graph inside can ask a person, and goes on in another process."""
+    """A node in a thread can call a graph that asks a person and is continued by another service."""
     async with open_checkpointer(parse_address(shared_url), StoreOptions()) as saver:
         desk.saver = saver
         async with desk.open(calling_inside(in_thread=True)) as service:
@@ -67,8 +67,8 @@ async def test_a_node_may_call_a_graph_without_await(desk: RunDesk, shared_url: 
             assert (await service.result(asked.run.run_id)).text == "Ann it is"
 
 
-async def test_an_async_node_that_would_wait_for_itself_fails(desk: RunDesk) -> None:
-    """Nothing stands still."""
+async def test_an_async_node_that_blocks_on_a_graph_fails(desk: RunDesk) -> None:
+    """An async node that calls a graph without `await` fails instead of blocking the event loop."""
     async with desk.open(calling_inside(in_thread=False)) as service:
         failed = await _asked(service)
     assert (failed.status, failed.run.error) == ("failed", "InvalidStateError")
@@ -78,8 +78,8 @@ class _Spread(TypedDict):
     said: Annotated[list[str], DeltaChannel(lambda before, new: [*before, *chain.from_iterable(new)], list)]
 
 
-async def test_a_state_that_is_spread_over_checkpoints_is_kept_whole(shared_url: str) -> None:
-    """A tool may call such a graph: no newer checkpoint stands for those before it."""
+async def test_all_checkpoints_of_a_delta_channel_are_stored(shared_url: str) -> None:
+    """All checkpoints of a graph with a `DeltaChannel` are stored, because the newest one is not complete."""
 
     def saying(word: str) -> Any:
         async def say(state: _Spread) -> _Spread:
@@ -105,8 +105,8 @@ async def test_a_state_that_is_spread_over_checkpoints_is_kept_whole(shared_url:
 
 
 @pytest.mark.parametrize("in_thread", [False, True], ids=["async", "sync"])
-async def test_a_thread_is_deleted_with_what_is_not_stored_yet(shared_url: str, *, in_thread: bool) -> None:
-    """And threads of which the saver knows no progress are deleted as well."""
+async def test_a_thread_is_deleted_with_its_unstored_checkpoints(shared_url: str, *, in_thread: bool) -> None:
+    """Deleting a thread also removes its checkpoints that are not stored yet, if it has any."""
     builder: StateGraph[_Spread, None, Any, Any] = StateGraph(_Spread)
     builder.add_sequence([("say", lambda _: {"said": ["hi"]})])
     builder.add_edge(START, "say")

@@ -1,4 +1,4 @@
-"""What middleware redacted in a graph in Python is what the service stores; the raw words stand in the request only."""
+"""Tests of middleware that redacts messages: the service stores the redacted text only."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ type Made = Callable[[ScriptedModel], Any]
 
 
 def agent_of(model: ScriptedModel, *, strategy: Any = "redact", **more: Any) -> Any:
-    """An agent that redacts what it is asked and what it says; it knows of no memory."""
+    """Return an agent that redacts its input and its output and has no memory."""
     pii = PIIMiddleware("email", strategy=strategy, apply_to_output=True)
     return create_agent(model, [], middleware=[pii, *more.pop("beside", ())], **more)
 
 
 def as_the_graph(model: ScriptedModel) -> Any:
-    """The agent's own graph."""
+    """Return the agent's own graph."""
     return agent_of(model).builder
 
 
 def as_a_node(model: ScriptedModel) -> Any:
-    """The agent is a node: its messages go into the state of the graph."""
+    """Return a graph whose node is the agent, so that the agent's messages are in the state of the graph."""
     return one_node(agent_of(model))
 
 
 def in_a_function(model: ScriptedModel) -> Any:
-    """A function that returns nothing but the answer: the state of the graph keeps the raw words."""
+    """Return a graph whose function returns only the answer: the state of the graph keeps the original text."""
     agent = agent_of(model)
 
     async def answer(state: MessagesState) -> dict[str, Any]:
@@ -52,7 +52,7 @@ def in_a_function(model: ScriptedModel) -> Any:
 
 
 def in_a_blocking_function(model: ScriptedModel) -> Any:
-    """The same in a thread, with the words of the question in a message of its own."""
+    """Return a graph whose function runs in a thread and copies the user message."""
     agent = agent_of(model)
 
     def answer(state: MessagesState) -> dict[str, Any]:
@@ -63,7 +63,7 @@ def in_a_blocking_function(model: ScriptedModel) -> Any:
 
 
 def one_node(node: Any) -> Any:
-    """A graph of one node."""
+    """Return a graph with one node."""
     builder: StateGraph[Any, Any, Any, Any] = StateGraph(MessagesState)
     builder.add_node("answer", node)
     builder.add_edge(START, "answer")
@@ -72,18 +72,18 @@ def one_node(node: Any) -> Any:
 
 
 class Answering:
-    """A node that is an object with an agent."""
+    """A callable object with an agent, used as a node."""
 
     def __init__(self, agent: Any) -> None:
         self.agent = agent
 
     async def __call__(self, state: MessagesState) -> dict[str, Any]:
-        """Return the answer alone."""
+        """Return the answer only."""
         return {"messages": (await self.agent.ainvoke({"messages": state["messages"]}))["messages"][-1:]}
 
 
 def in_an_object(model: ScriptedModel) -> Any:
-    """The agent is an attribute of what is called."""
+    """Return a graph whose node is an object with the agent as an attribute."""
     return one_node(Answering(agent_of(model)))
 
 
@@ -91,23 +91,23 @@ WAYS = [as_the_graph, as_a_node, in_a_function, in_a_blocking_function, in_an_ob
 
 
 def request(text: str, message_id: str, **more: Any) -> RunRequest:
-    """A message to the graph."""
+    """Return a message to the graph."""
     return RunRequest(workflow="steps", text=text, session_id=ROOM, message_id=message_id, **more)
 
 
 async def stored(memory: Memory) -> list[tuple[str, str, str]]:
-    """What the room has, with the status."""
+    """Return the messages of the session with their status."""
     return [(one.role, one.content, one.status) for one in await memory.session(ROOM).tail(50)]
 
 
 def steps(builder: Any) -> Workflow:
-    """The graph as a workflow."""
+    """Return a graph as a workflow."""
     return python_workflow("steps", builder, version="1")
 
 
 @pytest.mark.parametrize("made", WAYS)
-async def test_the_transcript_has_what_the_model_was_sent(memory: Memory, events: RecordedEvents, made: Made) -> None:
-    """Question and answer, title and search; the next turn and a repeat of the message as well."""
+async def test_the_transcript_has_the_redacted_text(memory: Memory, events: RecordedEvents, made: Made) -> None:
+    """The message, the answer, the title, the search and a repeat have the redacted text only."""
     model = ScriptedModel(["ask c@d.co", "done"])
     desk = RunDesk(memory, model, events)
     async with desk.open(steps(made(model))) as service:
@@ -131,8 +131,10 @@ async def test_the_transcript_has_what_the_model_was_sent(memory: Memory, events
 
 
 @pytest.mark.parametrize("first", [True, False], ids=["before", "behind"])
-async def test_beside_the_memory_in_both_orders(memory: Memory, events: RecordedEvents, first: bool) -> None:
-    """An agent of the graph remembers the same session: the question is stored once, and later calls are sent it."""
+async def test_an_agent_with_its_own_memory_stores_the_message_once(
+    memory: Memory, events: RecordedEvents, first: bool
+) -> None:
+    """In either order of the middleware, an agent with its own memory stores the redacted message once."""
     model = ScriptedModel(["ask c@d.co", "done"])
     own = SessionMemory(memory, session_id=lambda config: str(config["configurable"]["session_id"]))
     pii = PIIMiddleware("email", apply_to_output=True)
@@ -144,8 +146,8 @@ async def test_beside_the_memory_in_both_orders(memory: Memory, events: Recorded
     assert [message.text for message in model.calls[1]] == [HIDDEN, "ask [REDACTED_EMAIL]", "thanks"]
 
 
-async def test_a_question_that_is_refused_leaves_no_words(memory: Memory, events: RecordedEvents) -> None:
-    """It stands there as failed; the run keeps what it was asked."""
+async def test_a_blocked_message_is_stored_without_its_text(memory: Memory, events: RecordedEvents) -> None:
+    """A message that the middleware blocks is stored as failed and empty; the run keeps its text."""
     agent = agent_of(ScriptedModel(["never"]), strategy="block")
     async with RunDesk(memory, ScriptedModel([]), events).open(steps(one_node(agent))) as service:
         ended = await carried_out(service, request(MAIL, "m:1"))
@@ -153,10 +155,10 @@ async def test_a_question_that_is_refused_leaves_no_words(memory: Memory, events
     assert await stored(memory) == [("user", "", "failed")]
 
 
-async def test_a_run_that_is_stopped_in_its_model_call_keeps_its_question(
+async def test_a_run_that_is_cancelled_in_its_model_call_has_stored_its_message(
     memory: Memory, events: RecordedEvents
 ) -> None:
-    """As the model was sent it."""
+    """A run that is cancelled in its model call has stored the redacted message."""
     gate = Gate()
     async with RunDesk(memory, ScriptedModel([]), events).open(
         steps(in_a_function(ScriptedModel([gate, "late"])))
@@ -172,7 +174,7 @@ async def test_a_run_that_is_stopped_in_its_model_call_keeps_its_question(
 async def test_a_run_whose_process_died_before_its_model_call_is_answered(
     memory: Memory, events: RecordedEvents, clock: SettableClock
 ) -> None:
-    """Nothing was stored yet but the run, which has what it was asked."""
+    """The next process answers the message from the input of the run, and stores it redacted."""
     new = NewRun(run_id="r1", workflow="steps", input={"text": MAIL}, session_id=ROOM, message_id="m:1", version="1")
     await memory.runs.order.add(new, owner="dead")
     desk = RunDesk(memory, ScriptedModel([]), events)
@@ -182,8 +184,10 @@ async def test_a_run_whose_process_died_before_its_model_call_is_answered(
     assert await stored(memory) == [("user", HIDDEN, "complete"), ("assistant", "done", "complete")]
 
 
-async def test_a_run_that_goes_on_after_its_agent_stores_no_raw_words(memory: Memory, events: RecordedEvents) -> None:
-    """The state of the graph has them, and the model is not asked again."""
+async def test_a_run_that_is_retried_after_its_agent_stores_no_original_text(
+    memory: Memory, events: RecordedEvents
+) -> None:
+    """A retry that does not call the model stores the redacted message, although the state has the original."""
     agent, failures = agent_of(ScriptedModel(["done"])), [ValueError("no")]
 
     async def answer(state: MessagesState) -> dict[str, Any]:
@@ -205,8 +209,10 @@ async def test_a_run_that_goes_on_after_its_agent_stores_no_raw_words(memory: Me
     assert await stored(memory) == [("user", HIDDEN, "complete"), ("assistant", "done", "complete")]
 
 
-async def test_a_graph_that_asks_no_model_keeps_its_question_at_the_end(memory: Memory, events: RecordedEvents) -> None:
-    """It has an agent with middleware, and did not need it."""
+async def test_a_graph_that_calls_no_model_stores_its_message_at_the_end(
+    memory: Memory, events: RecordedEvents
+) -> None:
+    """A graph that does not call its agent stores the user message when it ends."""
     agent = agent_of(ScriptedModel(["never"]))
 
     async def answer(state: MessagesState) -> dict[str, Any]:

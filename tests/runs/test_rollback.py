@@ -1,4 +1,4 @@
-"""`rollback`: the turn that goes on is ended and taken back, and the new message is answered as if it had not been."""
+"""Tests of `rollback`: a newer message cancels the running turn and supersedes its messages."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ AGENT = "schema: 1\nname: desk\nnodes:\n  answer: {kind: agent, next: end}\nopti
 
 
 def asking(text: str, message_id: str | None = None, **more: Any) -> RunRequest:
-    """A message in the room."""
+    """Return a message to the session `room`."""
     return RunRequest(workflow="desk", text=text, session_id="room", message_id=message_id, **more)
 
 
@@ -35,19 +35,19 @@ def asking(text: str, message_id: str | None = None, **more: Any) -> RunRequest:
 async def any_desk(
     request: pytest.FixtureRequest, shared_url: str, memory_options: MemoryOptions, events: RecordedEvents
 ) -> AsyncIterator[RunDesk]:
-    """Runs on each database in turn, with transcripts in tables and in the graph store."""
+    """Return a desk for each shared database, with the transcripts in tables and in the graph store."""
     options = replace(memory_options, transcripts=request.param)
     async with open_memory(shared_url, observers=[events], options=options) as memory:
         yield RunDesk(memory, ScriptedModel(), events, store=await memory.graph_store())
 
 
 async def texts(memory: Memory, *, view: Any = "active") -> list[str]:
-    """What the room has."""
+    """Return the texts of the session `room`."""
     return [message.content for message in (await memory.session("room").page(view=view)).messages]
 
 
-async def test_the_turn_that_goes_on_is_taken_back(any_desk: RunDesk) -> None:
-    """Its question and what was said of its answer are superseded, and the next model call sees nothing of it."""
+async def test_the_running_turn_is_rolled_back(any_desk: RunDesk) -> None:
+    """The messages of the running turn are superseded, and the next model call does not see them."""
     gate = Gate()
     any_desk.model = ScriptedModel(["hello", ["I will book", gate], "booked for nine"])
     async with any_desk.open(AGENT) as service:
@@ -66,8 +66,8 @@ async def test_the_turn_that_goes_on_is_taken_back(any_desk: RunDesk) -> None:
     assert (info.title, info.message_count) == ("hi", 4)
 
 
-async def test_messages_that_wait_are_taken_back_as_well(any_desk: RunDesk) -> None:
-    """Only the newest is answered; a turn that was complete before stays."""
+async def test_waiting_turns_are_rolled_back(any_desk: RunDesk) -> None:
+    """Waiting turns are superseded too, and only the newest message is answered."""
     gate = Gate()
     any_desk.model = ScriptedModel([["one", gate], "three"])
     async with any_desk.open(AGENT.replace("rollback", "enqueue")) as service:
@@ -83,8 +83,8 @@ async def test_messages_that_wait_are_taken_back_as_well(any_desk: RunDesk) -> N
     assert [message.content for message in history if message.superseded_at] == ["1", "2"]
 
 
-async def test_a_message_that_was_taken_back_is_not_answered_when_it_comes_again(any_desk: RunDesk) -> None:
-    """A platform delivers at least once: the repeat is the run that was cancelled."""
+async def test_a_repeat_of_a_rolled_back_message_is_not_answered(any_desk: RunDesk) -> None:
+    """A repeat of a message that was rolled back returns the cancelled run."""
     gate = Gate()
     any_desk.model = ScriptedModel([["one", gate], "two"])
     async with any_desk.open(AGENT) as service:
@@ -96,10 +96,10 @@ async def test_a_message_that_was_taken_back_is_not_answered_when_it_comes_again
     assert await texts(any_desk.memory) == ["2", "two"]
 
 
-async def test_a_run_that_comes_to_its_end_meanwhile_is_taken_back_all_the_same(
+async def test_a_run_that_ends_during_its_rollback_is_rolled_back(
     any_desk: RunDesk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its answer comes and is told to nobody; no process was told yet that it is to be stopped."""
+    """A run that is rolled back while it stores its answer is cancelled, and its answer is superseded."""
     end, end_with_answer = any_desk.memory.runs.end, any_desk.memory.pending.record_joined
     arrived, released = asyncio.Event(), asyncio.Event()
 
@@ -129,10 +129,10 @@ async def test_a_run_that_comes_to_its_end_meanwhile_is_taken_back_all_the_same(
     assert await texts(any_desk.memory) == ["2", "two"]
 
 
-async def test_a_turn_whose_process_died_is_taken_back_by_the_one_that_takes_it_over(
+async def test_a_turn_of_a_dead_process_is_rolled_back_by_the_next_process(
     any_desk: RunDesk, clock: SettableClock
 ) -> None:
-    """The reason stands with the run; a turn that another process has stored meanwhile stays."""
+    """The next process supersedes the messages of a rolled-back run whose process died, and only those."""
     memory, order = any_desk.memory, any_desk.memory.runs.order
     await order.add(replace(DEAD, input={"text": "1"}), owner="dead")
     room = memory.session("room")
@@ -147,10 +147,13 @@ async def test_a_turn_whose_process_died_is_taken_back_by_the_one_that_takes_it_
     assert await texts(memory) == ["a reminder", "2", "two"]
 
 
-async def test_a_key_that_a_node_of_the_dead_process_found_is_taken_back_too(
+async def test_a_turn_whose_key_a_dead_process_determined_is_rolled_back(
     any_desk: RunDesk, clock: SettableClock
 ) -> None:
-    """The process that takes the run over does not come to that node: the key is in the order of turns."""
+    """The next process does not execute the node that determined the key.
+
+    It takes the key from the position of the run.
+    """
     memory = any_desk.memory
     asked: dict[str, Json] = {"text": "1", "inputs": {"room": "vip"}}
     found = replace(finding_workflow(), options=RunOptions(double_texting="rollback"))
@@ -171,8 +174,8 @@ async def test_a_key_that_a_node_of_the_dead_process_found_is_taken_back_too(
     assert [message.content for message in await vip.tail(9)] == ["2", "two"]
 
 
-async def test_conversations_under_own_keys_are_taken_back_too(any_desk: RunDesk) -> None:
-    """Whatever session the newer message is in."""
+async def test_turns_under_keys_of_agents_are_rolled_back(any_desk: RunDesk) -> None:
+    """A rollback supersedes a turn of the same key, in whatever session the newer message is."""
     gate = Gate()
     any_desk.model = ScriptedModel(["hello", ["one", gate], "two"])
     async with any_desk.open(bot("rollback")) as service:
@@ -186,7 +189,7 @@ async def test_conversations_under_own_keys_are_taken_back_too(any_desk: RunDesk
 
 
 async def test_a_run_of_another_process_is_marked(memory: Memory) -> None:
-    """Its owner sees why it is to stop; a run that a person stopped before keeps that reason."""
+    """A rollback marks a run of another process with its reason, unless a person has cancelled the run before."""
     order = memory.runs.order
     for run_id in ("r1", "r2"):
         await order.add(NewRun(run_id=run_id, workflow="desk", input={"text": "x"}, session_id="room"), owner="other")

@@ -1,4 +1,4 @@
-"""Every model call of a workflow has its record under its run, in a session or in none, and is rebuilt from it."""
+"""Tests of the manifests of model calls in workflow runs: each call can be rebuilt from its manifest."""
 
 from __future__ import annotations
 
@@ -34,19 +34,22 @@ CHAT: Mapping[str, Json] = {"telegram_events_parser": {"bot_id": "b", "chat_id":
 
 
 async def whole_tree(service: RunService, request: RunRequest) -> Sequence[Run]:
-    """A run that was carried out, and those below it."""
+    """Return the runs of a tree after its execution."""
     return await service.tree((await carried_out(service, request)).run.run_id)
 
 
 def told(messages: Sequence[BaseMessage]) -> list[tuple[str, object]]:
-    """What a provider is told of messages."""
+    """Return the types and contents of messages, as a provider gets them."""
     return [(message.type, message.content) for message in messages]
 
 
 @pytest.mark.parametrize("sessionless", [True, False], ids=["sessionless", "session"])
 @pytest.mark.slow
 async def test_every_call_of_every_node_is_rebuilt(every_desk: RunDesk, sessionless: bool) -> None:
-    """Numbered under its run, with the name of its node; the second round has earlier turns where there are any."""
+    """Each call is numbered under its run and names its node.
+
+    The second round has earlier turns where there are any.
+    """
     memory, model = every_desk.memory, every_desk.model
     async with every_desk.open(*ALL) as service:
         for name in [*FLOWS, "agent", "bot"]:
@@ -66,8 +69,8 @@ async def test_every_call_of_every_node_is_rebuilt(every_desk: RunDesk, sessionl
     assert every_desk.events.of(ManifestsDropped) == []
 
 
-async def test_an_own_conversation_is_referred_to_and_not_copied(desk: RunDesk) -> None:
-    """Its messages are nowhere but in the graph's store; when they are gone, one sentence says so."""
+async def test_an_agents_own_conversation_is_referred_to_and_not_copied(desk: RunDesk) -> None:
+    """The manifest names the key of the conversation. Rebuilding raises `ContextGone` if its items are deleted."""
     request = RunRequest(workflow="bot", text="My cat is Miso", results=CHAT, trigger="webhook", sessionless=True)
     async with desk.open(*ALL) as service:
         await whole_tree(service, request)
@@ -83,7 +86,7 @@ async def test_an_own_conversation_is_referred_to_and_not_copied(desk: RunDesk) 
 
 
 async def test_another_process_finds_the_conversation(sqlite_url: str, events: RecordedEvents) -> None:
-    """In the graph store of the same database, with no agent at work."""
+    """Another process rebuilds the call from the graph store of the database, without an agent."""
     request = RunRequest(workflow="bot", text="Hi", results=CHAT, trigger="webhook", sessionless=True)
     async with open_memory(sqlite_url) as memory:
         desk = RunDesk(memory, ScriptedModel(["one", "two"]), events, store=await memory.graph_store())
@@ -95,10 +98,9 @@ async def test_another_process_finds_the_conversation(sqlite_url: str, events: R
         assert told(await rebuild(call)) == told(desk.model.calls[-1])
 
 
-async def test_where_transcripts_are_in_a_graph_store_calls_have_records_too(
+async def test_calls_have_manifests_with_transcripts_in_the_graph_store(
     memory_options: MemoryOptions, events: RecordedEvents
 ) -> None:
-    """Of sessions whose messages are not in the tables."""
     options = replace(memory_options, transcripts="graph_store")
     async with open_memory("sqlite://", options=options) as memory:
         desk = RunDesk(memory, ScriptedModel(["one", "two"]), events)
@@ -110,8 +112,10 @@ async def test_where_transcripts_are_in_a_graph_store_calls_have_records_too(
         assert told(await rebuild(call)) == told(desk.model.calls[-1])
 
 
-async def test_records_of_a_run_are_its_users_and_go_with_it(shared_url: str, memory_options: MemoryOptions) -> None:
-    """A child's with the session of its parent: nothing of what was said is left anywhere."""
+async def test_manifests_of_a_run_are_private_and_deleted_with_it(
+    shared_url: str, memory_options: MemoryOptions
+) -> None:
+    """Manifests are visible to the user of the run only, and are deleted with the run and its session."""
     async with open_memory(shared_url, options=memory_options) as memory:
         desk = RunDesk(memory, ScriptedModel(["one", "two"]), RecordedEvents())
         async with desk.open(*ALL) as service:
@@ -128,8 +132,8 @@ async def test_records_of_a_run_are_its_users_and_go_with_it(shared_url: str, me
         assert query(shared_url, f"SELECT * FROM {table}") == []
 
 
-async def test_records_of_runs_are_kept_as_long_as_others(desk: RunDesk, clock: SettableClock) -> None:
-    """And what calls were sent an hour longer at most."""
+async def test_manifests_of_runs_are_purged(desk: RunDesk, clock: SettableClock) -> None:
+    """Manifests of runs are purged after 30 days, and their texts an hour later."""
     async with desk.open(*ALL) as service:
         [run] = await whole_tree(service, RunRequest(workflow="agent", text="Hi", sessionless=True))
     manifests = desk.memory.manifests

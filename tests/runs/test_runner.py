@@ -1,4 +1,4 @@
-"""What becomes of runs: stopped, waiting for a person, tried again, set aside, gone on with elsewhere."""
+"""Tests of run execution: cancelling, questions to a person, retries, dead letters, and restarts of the service."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ HELLO = RunRequest(workflow="desk", text="hello", session_id="room", message_id=
 
 
 async def test_a_run_is_cancelled(every_desk: RunDesk) -> None:
-    """What was said so far is kept as interrupted, the next turn begins, and the run may be tried again."""
+    """A cancelled run stores its partial answer as interrupted, the next turn begins, and the run can be retried."""
     gate = Gate()
     every_desk.model = ScriptedModel([["half an ", gate, "answer"], "two", "whole"])
     async with every_desk.open(AGENT) as service:
@@ -54,8 +54,8 @@ async def test_a_run_is_cancelled(every_desk: RunDesk) -> None:
     assert [text for _, text in said].count("hello") == 1
 
 
-async def test_a_new_message_may_end_the_turn_that_goes_on(desk: RunDesk) -> None:
-    """With the policy interrupt, the turn before it is cancelled, with the reason on its run."""
+async def test_a_new_message_may_cancel_the_running_turn(desk: RunDesk) -> None:
+    """With `double_texting: interrupt`, a new message cancels the running turn and records the reason."""
     gate = Gate()
     desk.model = ScriptedModel([["half", gate], "two"])
     async with desk.open(f"{AGENT}\noptions: {{double_texting: interrupt}}") as service:
@@ -68,7 +68,6 @@ async def test_a_new_message_may_end_the_turn_that_goes_on(desk: RunDesk) -> Non
 
 
 async def test_a_run_waits_for_a_person(every_desk: RunDesk) -> None:
-    """Question by question; others of the session go on meanwhile."""
     async with every_desk.open(AGENT, asking_twice()) as service:
         form = await service.submit(RunRequest(workflow="form", text="register me", session_id="room"))
         asked = await service.result(form.run_id)
@@ -87,8 +86,8 @@ async def test_a_run_waits_for_a_person(every_desk: RunDesk) -> None:
     assert statuses == ["status running", "status waiting"] * 2 + ["status running", "status done"]
 
 
-async def test_of_answers_at_once_the_others_are_told_how_the_run_stands(every_desk: RunDesk) -> None:
-    """By then: not that it waits."""
+async def test_refusals_of_concurrent_answers_name_the_status_of_the_run(every_desk: RunDesk) -> None:
+    """The refusal of a concurrent answer names the status that the run has by then, not `waiting`."""
     async with every_desk.open(asking_twice()) as service:
         run_id = (await carried_out(service, RunRequest(workflow="form", text="register me"))).run.run_id
         answers = [service.resume(run_id, "Ann", mode="background") for _ in range(4)]
@@ -100,7 +99,6 @@ async def test_of_answers_at_once_the_others_are_told_how_the_run_stands(every_d
 
 
 async def test_an_answer_is_not_used_for_the_next_question_after_a_retry(every_desk: RunDesk) -> None:
-    """It stays with the question to which a person gave it."""
     failures = [ValueError()]
 
     async def ask(state: WorkflowState) -> WorkflowState:
@@ -124,7 +122,7 @@ async def test_an_answer_is_not_used_for_the_next_question_after_a_retry(every_d
 
 
 async def test_a_message_answers_one_question_once(every_desk: RunDesk) -> None:
-    """Also if it is delivered twice at once, or again when the run asks the next question."""
+    """A message that is delivered several times answers one question. Later deliveries are refused."""
     async with every_desk.open(asking_twice()) as service:
         request = RunRequest(workflow="form", text="register me", session_id="room", message_id="m1")
         run_id = (await carried_out(service, request)).run.run_id
@@ -142,7 +140,7 @@ async def test_a_message_answers_one_question_once(every_desk: RunDesk) -> None:
 
 
 async def test_a_repeat_of_a_request_answers_no_further_question(every_desk: RunDesk) -> None:
-    """It changes nothing, at once or later, whatever it says; an id of another message is refused."""
+    """A repeated `resume_once` changes nothing, even with another answer. The id of another message is refused."""
     async with every_desk.open(asking_twice()) as service:
         request = RunRequest(workflow="form", text="register me", session_id="room", message_id="m1")
         run_id = (await carried_out(service, request)).run.run_id
@@ -161,7 +159,7 @@ async def test_a_repeat_of_a_request_answers_no_further_question(every_desk: Run
 
 
 async def test_an_answer_to_named_questions_answers_no_other_question(every_desk: RunDesk) -> None:
-    """At once or later, also if the named run is a child, and without a session."""
+    """A repeated answer with question ids is refused, with and without a session, and for a child run."""
     parent = "schema: 1\nname: parent\nnodes:\n  help: {kind: subworkflow, workflow: form, next: end}\n"
     async with every_desk.open(asking_twice(), parent) as service:
         for workflow, session_id in (("form", None), ("form", "room"), ("parent", "room:2")):
@@ -181,7 +179,7 @@ async def test_an_answer_to_named_questions_answers_no_other_question(every_desk
 
 
 async def test_several_questions_at_once(desk: RunDesk) -> None:
-    """They are answered together, each by its id."""
+    """Simultaneous questions are answered together, each by its id; other answers are refused with the ids."""
 
     def asker(name: str) -> Any:
         async def ask(state: WorkflowState) -> WorkflowState:
@@ -212,7 +210,7 @@ async def test_several_questions_at_once(desk: RunDesk) -> None:
 
 @pytest.mark.parametrize("below", [False, True])
 async def test_a_repeated_answer_is_not_the_answer_to_another_question(every_desk: RunDesk, *, below: bool) -> None:
-    """Answers are named by the ids of questions, also of a child's; a wrong one is refused, and the run still waits."""
+    """An answer to a question that is answered already is refused, also for a child run, and the run still waits."""
     parent = "schema: 1\nname: parent\nnodes:\n  help: {kind: subworkflow, workflow: both, next: end}"
     async with every_desk.open(asking_both(), parent) as service:
         asked = await carried_out(service, RunRequest(workflow="parent" if below else "both", text="register me"))
@@ -234,8 +232,8 @@ async def test_a_repeated_answer_is_not_the_answer_to_another_question(every_des
         assert (await service.result(run_id)).text == "name: Ann"
 
 
-async def test_a_failure_that_may_pass_is_tried_again(every_desk: RunDesk) -> None:
-    """From where the run was: the question is stored once, and the caller sees nothing of it."""
+async def test_a_transient_failure_is_retried(every_desk: RunDesk) -> None:
+    """A run with a transient failure is retried from its checkpoint, and stores the user message once."""
     every_desk.model = ScriptedModel([TimeoutError(), ConnectionError(), "at last"])
     async with every_desk.open(AGENT) as service:
         result = await carried_out(service, HELLO)
@@ -250,8 +248,11 @@ async def test_a_failure_that_may_pass_is_tried_again(every_desk: RunDesk) -> No
     assert await every_desk.transcript("room") == [("user", "hello"), ("assistant", "at last")]
 
 
-async def test_what_fails_again_and_again_is_set_aside(desk: RunDesk) -> None:
-    """After the workflow's tries, until a person has it tried again; the next turn of the session begins."""
+async def test_a_run_that_fails_repeatedly_becomes_a_dead_letter(desk: RunDesk) -> None:
+    """A run that fails `max_tries` times becomes a dead letter until a person retries it.
+
+    The next turn of the session runs.
+    """
     desk.model = ScriptedModel([*[TimeoutError()] * 2, "two", "at last"])
     async with desk.open(f"{AGENT}\noptions: {{max_tries: 2}}") as service:
         result = await carried_out(service, HELLO)
@@ -270,7 +271,10 @@ async def test_what_fails_again_and_again_is_set_aside(desk: RunDesk) -> None:
 async def test_an_unexpected_error_of_the_worker_is_not_the_end_of_a_run(
     desk: RunDesk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The run is executed again, and set aside if that fails each time; the next turn of the session begins."""
+    """The run is executed again, and becomes a dead letter if the error persists.
+
+    The next turn of the session runs.
+    """
     end, failures = RunEndings.end, iter([True, False, True, True, True, False])
 
     async def failing(self: RunEndings, *arguments: Any) -> Outcome | None:
@@ -289,8 +293,8 @@ async def test_an_unexpected_error_of_the_worker_is_not_the_end_of_a_run(
     assert [role for role, _ in await desk.transcript("room")][-2:] == ["user", "assistant"]
 
 
-async def test_another_failure_ends_the_run_at_once(desk: RunDesk) -> None:
-    """Its kind is told, and not what it said; the same message again is another try."""
+async def test_a_permanent_failure_ends_the_run_at_once(desk: RunDesk) -> None:
+    """A permanent failure ends the run with the kind of the error only; the same message again retries the run."""
     desk.model = ScriptedModel([ValueError("secret words"), "better"])
     async with desk.open(AGENT) as service:
         result = await carried_out(service, HELLO)
@@ -303,7 +307,6 @@ async def test_another_failure_ends_the_run_at_once(desk: RunDesk) -> None:
 
 
 async def test_a_run_has_a_deadline(desk: RunDesk) -> None:
-    """What takes longer fails by it."""
     desk.model = ScriptedModel([["never", Gate()]])
     async with desk.open(AGENT) as service:
         result = await carried_out(service, replace(HELLO, deadline_seconds=0.05))
@@ -311,7 +314,7 @@ async def test_a_run_has_a_deadline(desk: RunDesk) -> None:
 
 
 async def test_a_service_that_closes_leaves_its_runs_to_the_next(every_desk: RunDesk) -> None:
-    """Which goes on from the checkpoint: nodes that are done are not run again."""
+    """The next service continues the run from its checkpoint and does not repeat finished nodes."""
     done: list[str] = []
     there, gate = asyncio.Event(), asyncio.Event()
 
@@ -343,9 +346,9 @@ async def test_a_service_that_closes_leaves_its_runs_to_the_next(every_desk: Run
 
 @pytest.mark.parametrize("way", ["wait", "background"])
 async def test_every_graph_has_its_store_and_its_thread(every_desk: RunDesk, way: Mode) -> None:
-    """Whoever asks for the run: it writes to the store, and its checkpoints go when it is over."""
+    """The graph of a run has a store and a checkpoint thread. The checkpoints are deleted when the run is done."""
 
-    # LangGraph knows no type of a node that takes both a config and a runtime.
+    # LangGraph has no type for a node with both a config and a runtime.
     async def use(state: WorkflowState, config: RunnableConfig, runtime: Runtime[RunContext]) -> WorkflowState:
         assert runtime.store is not None
         thread = config["configurable"]["thread_id"]

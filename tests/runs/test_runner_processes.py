@@ -1,4 +1,4 @@
-"""Processes that are killed in the middle of graphs: every run ends, and what was done or said is so once."""
+"""Tests of worker processes that are killed or paused: each run ends, and its effects are stored once."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ _POLL_SECONDS = 0.02
 
 @pytest.fixture
 def notes(tmp_path: Path) -> Notes:
-    """What all processes of a test note."""
+    """Return the notes that all processes of a test share."""
     return Notes(tmp_path / "notes")
 
 
 async def until(condition: Callable[[], bool], what: str) -> None:
-    """Return when something has come true."""
+    """Poll until a condition is true, and fail with `what` after a time limit."""
     deadline = time.monotonic() + HANG_SECONDS
     while not condition():
         assert time.monotonic() < deadline, what
@@ -49,7 +49,7 @@ async def until(condition: Callable[[], bool], what: str) -> None:
 
 
 async def until_all_are_cancelled(service: RunService, run_id: str) -> None:
-    """Return when no run of a tree goes on."""
+    """Wait until all runs of a tree are cancelled."""
     async with asyncio.timeout(HANG_SECONDS):
         while {run.status for run in await service.tree(run_id)} != {"cancelled"}:  # noqa: ASYNC110
             await asyncio.sleep(_POLL_SECONDS)
@@ -57,7 +57,7 @@ async def until_all_are_cancelled(service: RunService, run_id: str) -> None:
 
 @contextmanager
 def working(*desks: Desk) -> Iterator[list[Child[None]]]:
-    """A process for each desk."""
+    """Start a worker process for each desk, and kill the processes after the block."""
     children: list[Child[None]] = [Child(work, desk) for desk in desks]
     try:
         yield children
@@ -67,14 +67,14 @@ def working(*desks: Desk) -> Iterator[list[Child[None]]]:
 
 
 def has_asked_for_all(notes: Notes, pid: int) -> bool:
-    """Whether a process has asked for all that it asks for, and begun with nodes."""
+    """Return whether a process has submitted all its runs and executes nodes."""
     return {"ready", "second"} <= {note.what for note in notes.read() if note.pid == pid}
 
 
 async def test_processes_are_killed_in_the_middle_of_graphs(shared_url: str, notes: Notes) -> None:
-    """Runs of callers who wait, of queues, and children: all end, each question and answer is stored once."""
+    """After a worker is killed, all runs and their children end, and each turn is stored once."""
     mine, queued, parents = ([f"{kind}{number}" for number in range(4)] for kind in ("waited", "queued", "parent"))
-    # The first is at its nodes until it is killed, however busy the machine is.
+    # The nodes of the first worker take so long that it is killed during them, even on a busy machine.
     first, second = Desk(shared_url, notes, 60.0, tuple(mine)), Desk(shared_url, notes, 0.05)
     async with opened(Desk(shared_url, notes), ASKING) as (memory, service):
         runs = {}
@@ -84,7 +84,8 @@ async def test_processes_are_killed_in_the_middle_of_graphs(shared_url: str, not
             runs[text] = (await service.submit(request, mode="background")).run_id
         with working(first, second) as children:
             await until(
-                lambda: has_asked_for_all(notes, children[0].pid), "the first to have asked for all, and be at it"
+                lambda: has_asked_for_all(notes, children[0].pid),
+                "the first worker to have submitted its runs and to execute nodes",
             )
             children[0].kill()
             await until(lambda: notes.of("over") >= set(mine + queued + parents), "all nodes to be done")
@@ -98,13 +99,13 @@ async def test_processes_are_killed_in_the_middle_of_graphs(shared_url: str, not
             said = [(one.role, one.content) for one in await memory.session(text).tail(10)]
             assert said == [("user", text), ("assistant", f"re: {text}")]
             assert {run.status for run in await service.tree(run_id)} == {"done"}
-    # A node that was done is not run again; one that was at work is.
+    # A finished node is not repeated; a running one is.
     assert set(Counter(note.run_id for note in notes.read() if note.what == "first").values()) <= {1, 2}
     assert len([note for note in notes.read() if note.what == "second"]) > len(runs)
 
 
-async def test_a_run_that_kills_its_processes_is_set_aside(shared_url: str, notes: Notes) -> None:
-    """After three processes; the runs that were beside it are done."""
+async def test_a_run_that_kills_its_processes_becomes_a_dead_letter(shared_url: str, notes: Notes) -> None:
+    """A run that kills three processes becomes a dead letter, and the other runs are done."""
     desk, runs = Desk(shared_url, notes), {}
     async with opened(desk, ASKING) as (_, service):
         for text in ("one", "two", "poison", "three", "four"):
@@ -119,7 +120,7 @@ async def test_a_run_that_kills_its_processes_is_set_aside(shared_url: str, note
                 return all([(await service.run(run_id)).over for run_id in runs.values()])
 
             async with asyncio.timeout(HANG_SECONDS):
-                while not await all_are_over():  # noqa: ASYNC110 - another process tells nobody
+                while not await all_are_over():  # noqa: ASYNC110 - another process sets no event
                     await asyncio.sleep(_POLL_SECONDS)
         found = {text: await service.run(run_id) for text, run_id in runs.items()}
     poison = found.pop("poison")
@@ -128,8 +129,8 @@ async def test_a_run_that_kills_its_processes_is_set_aside(shared_url: str, note
     assert {text: (run.status, run.error, run.attempts) for text, run in found.items() if run.status != "done"} == {}
 
 
-async def test_a_tool_that_may_not_run_twice_and_a_kill(shared_url: str, notes: Notes) -> None:
-    """The process dies in the tool: another comes to the same call, asks a person, and pays nothing."""
+async def test_a_killed_tool_call_is_not_repeated_without_a_person(shared_url: str, notes: Notes) -> None:
+    """After a worker is killed in a tool that must not run twice, the next worker asks a person."""
     async with opened(Desk(shared_url, notes), ASKING) as (_, service):
         request = RunRequest(workflow="till", text="pay", session_id="till")
         with working(Desk(shared_url, notes, 60.0, progress_seconds=3600.0)) as children:
@@ -146,8 +147,8 @@ async def test_a_tool_that_may_not_run_twice_and_a_kill(shared_url: str, notes: 
     assert (result.text, [note.what for note in notes.read()].count("paid")) == ("re: it went out", 1)
 
 
-async def test_an_agent_goes_on_after_its_last_tool(postgres_url: str, notes: Notes) -> None:
-    """The process dies in the model call that follows: what the tool gave was kept beside it."""
+async def test_an_agent_continues_after_its_last_tool_call(postgres_url: str, notes: Notes) -> None:
+    """The worker that replaces one killed in a model call uses the stored tool result."""
 
     async def kept(run_id: str) -> bool:
         stored = [one async for one in saver.alist({"configurable": {"thread_id": run_id}})]
@@ -163,7 +164,7 @@ async def test_an_agent_goes_on_after_its_last_tool(postgres_url: str, notes: No
             run_id = (await service.submit(request, mode="background")).run_id
             await until(lambda: "slow-sunrise" in notes.of("second"), "the model to be asked again")
             async with asyncio.timeout(HANG_SECONDS):
-                while not await kept(run_id):  # noqa: ASYNC110 - nobody tells
+                while not await kept(run_id):  # noqa: ASYNC110 - there is no event to wait for
                     await asyncio.sleep(_POLL_SECONDS)
             children[0].kill()
             with working(Desk(postgres_url, notes)):
@@ -173,7 +174,7 @@ async def test_an_agent_goes_on_after_its_last_tool(postgres_url: str, notes: No
 
 
 async def test_a_tree_is_cancelled_from_another_process(shared_url: str, notes: Notes) -> None:
-    """Where it is at work, the next time that one looks; and when its process is dead, nothing of it goes on."""
+    """A cancel request ends all runs of a tree, whether their worker lives or is dead."""
     assert RunServiceOptions().watch_seconds <= 1.0
     async with opened(Desk(shared_url, notes), ASKING) as (_, service):
         with working(Desk(shared_url, notes, 60.0)) as children:
@@ -194,7 +195,7 @@ async def test_a_tree_is_cancelled_from_another_process(shared_url: str, notes: 
 
 
 def work_and_pause(desk: Desk) -> None:
-    """Carry runs out, but pause the process right before it deletes or resets a session."""
+    """Execute runs, but pause the process before it deletes or resets a session."""
     for name in ("delete", "reset"):
         original = getattr(TableTranscripts, name)
 
@@ -214,7 +215,7 @@ def work_and_pause(desk: Desk) -> None:
 async def test_a_process_that_is_paused_before_it_changes_a_session(
     postgres_url: str, notes: Notes, workflow: str
 ) -> None:
-    """Another one took the run over, and the person wrote again: the process that wakes up changes nothing."""
+    """A worker that wakes after another one executed its run does not change the session."""
     desk = Desk(postgres_url, notes)
     async with opened(desk, ASKING) as (memory, service):
         session, paused = memory.session("room"), Child(work_and_pause, desk)
@@ -229,7 +230,7 @@ async def test_a_process_that_is_paused_before_it_changes_a_session(
                         await asyncio.sleep(_POLL_SECONDS)
             await session.append([Message("user", "new", id="2")])
             os.kill(paused.pid, signal.SIGCONT)
-            await until(lambda: notes.of("woke") == {""}, "the first to go on")
+            await until(lambda: notes.of("woke") == {""}, "the first to continue")
         finally:
             paused.kill()
         assert [message.content for message in await session.tail(9)][-1:] == ["new"]

@@ -1,4 +1,4 @@
-"""Runs as callers see them: asked for, waited for, followed, asked for again."""
+"""Tests of the run service: submitting runs, waiting for results, following runs, and repeating requests."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ STREAMED = RunRequest(workflow="desk", text="hello", session_id="room", stream=T
 
 
 def asking(text: str, **more: str) -> RunRequest:
-    """A request to the desk."""
+    """Return a request to the workflow `desk`."""
     return RunRequest(workflow="desk", text=text, session_id="room", **more)  # type: ignore[arg-type]
 
 
 async def test_a_run_answers_its_question(every_desk: RunDesk) -> None:
-    """The turn is in the transcript once, the run is done, and its trace says what happened."""
+    """A run stores its turn once, ends as done, and records its steps and usage."""
     async with every_desk.open(AGENT) as service:
         result = await carried_out(service, asking("hello", message_id="m1"))
         assert (result.status, result.text, result.output) == ("done", "reply 1", {"text": "reply 1"})
@@ -47,8 +47,8 @@ async def test_a_run_answers_its_question(every_desk: RunDesk) -> None:
     assert (usage.calls, usage.tokens > 0, result.run.version is not None) == (1, True, True)
 
 
-async def test_the_time_at_which_a_person_wrote_is_kept_with_the_message(desk: RunDesk) -> None:
-    """As the platform says it, though the message came here later."""
+async def test_a_message_stores_the_time_at_which_it_was_sent(desk: RunDesk) -> None:
+    """A message stores the `sent_at` of its request; an answer and a message without it have none."""
     sent_at = datetime(2026, 1, 1, 12, tzinfo=UTC)
     async with desk.open(AGENT) as service:
         await carried_out(service, replace(asking("hello", message_id="m1"), sent_at=sent_at))
@@ -58,7 +58,7 @@ async def test_the_time_at_which_a_person_wrote_is_kept_with_the_message(desk: R
 
 
 async def test_a_repeat_is_the_same_run(desk: RunDesk) -> None:
-    """Whoever repeats a message gets the answer that it got; in another session it is another message."""
+    """A repeated message returns the run of the first; the same message id in another session is another message."""
     async with desk.open(AGENT) as service:
         first = await carried_out(service, asking("hello", message_id="m1"))
         again = await service.submit(asking("hello", message_id="m1"))
@@ -69,8 +69,8 @@ async def test_a_repeat_is_the_same_run(desk: RunDesk) -> None:
     assert len(desk.model.calls) == 2
 
 
-async def test_a_repeat_is_known_when_its_run_is_gone(every_desk: RunDesk, clock: SettableClock) -> None:
-    """The answer is that of the transcript, for who waits and for who reads along; no model is asked."""
+async def test_a_repeat_is_known_after_its_run_was_pruned(every_desk: RunDesk, clock: SettableClock) -> None:
+    """A repeat of a message whose run was pruned returns the answer of the transcript, also to a follower."""
     async with every_desk.open(AGENT) as service:
         first = await carried_out(service, asking("hello", message_id="m1", user_id="u1"))
         clock.advance(1)
@@ -91,8 +91,8 @@ async def test_a_repeat_is_known_when_its_run_is_gone(every_desk: RunDesk, clock
     assert len(every_desk.model.calls) == 1
 
 
-async def test_turns_of_a_session_come_in_their_order(every_desk: RunDesk) -> None:
-    """However many arrive while one goes on, of callers who wait and of those who do not."""
+async def test_turns_of_a_session_run_in_order_of_arrival(every_desk: RunDesk) -> None:
+    """The turns of a session run in order of arrival, whether their callers wait or not."""
     gate = Gate()
     every_desk.model = ScriptedModel([["one", gate], "two", "three", "four"])
     async with every_desk.open(AGENT) as service:
@@ -108,8 +108,8 @@ async def test_turns_of_a_session_come_in_their_order(every_desk: RunDesk) -> No
     assert [text for role, text in await every_desk.transcript("room") if role == "user"] == ["1", "2", "3", "4"]
 
 
-async def test_a_run_is_followed_while_it_goes_on(desk: RunDesk) -> None:
-    """Its events in their order, pieces of the answer as they come, the run at the end; and from any number again."""
+async def test_a_run_is_followed(desk: RunDesk) -> None:
+    """`follow` yields the events, the pieces of the answer and finally the run, or the events after a number."""
     gate = Gate()
     desk.model = ScriptedModel([["a few ", gate, "words"]])
     async with desk.open(AGENT) as service:
@@ -132,8 +132,8 @@ async def test_a_run_is_followed_while_it_goes_on(desk: RunDesk) -> None:
     assert later == [events[-1], told[-1]]
 
 
-async def test_who_follows_late_gets_the_whole_answer(desk: RunDesk) -> None:
-    """Its pieces are kept as long as the run goes on."""
+async def test_a_late_follower_receives_the_whole_answer(desk: RunDesk) -> None:
+    """A follower that begins during the run receives all pieces of the answer."""
     gate = Gate()
     desk.model = ScriptedModel([["a few ", gate, "words"]])
     async with desk.open(AGENT) as service:
@@ -146,8 +146,8 @@ async def test_who_follows_late_gets_the_whole_answer(desk: RunDesk) -> None:
     assert "".join(one.text for one in told if isinstance(one, RunPiece)) == "a few words"
 
 
-async def test_a_caller_that_goes_away_stops_nothing(desk: RunDesk) -> None:
-    """The run is nobody's request."""
+async def test_a_cancelled_caller_does_not_stop_the_run(desk: RunDesk) -> None:
+    """A run continues if the caller that waits for its result is cancelled."""
     gate = Gate()
     desk.model = ScriptedModel([["well", gate]])
     async with desk.open(AGENT) as service:
@@ -159,8 +159,11 @@ async def test_a_caller_that_goes_away_stops_nothing(desk: RunDesk) -> None:
         assert (await service.result(submitted.run_id)).text == "well"
 
 
-async def test_a_user_goes_on_with_their_session(desk: RunDesk) -> None:
-    """Without a session id: with that of the same workflow; without a user there is a new one each time."""
+async def test_a_request_without_a_session_continues_the_users_session(desk: RunDesk) -> None:
+    """A request without a session continues the user's session of the workflow.
+
+    Without a user it begins a new one.
+    """
     async with desk.open(AGENT) as service:
         mine = [await carried_out(service, RunRequest(workflow="desk", text="hi", user_id="u1")) for _ in range(2)]
         theirs = await carried_out(service, RunRequest(workflow="desk", text="hi", user_id="u2"))
@@ -172,8 +175,8 @@ async def test_a_user_goes_on_with_their_session(desk: RunDesk) -> None:
     assert [len(call) for call in desk.model.calls] == [1, 3, 1, 1, 1, 1]
 
 
-async def test_runs_are_their_users_own(desk: RunDesk) -> None:
-    """Nobody else sees them, continues their session, or gets their answers by their messages' ids."""
+async def test_runs_are_visible_to_their_user_only(desk: RunDesk) -> None:
+    """Another user cannot read, cancel or retry a run, write to its session, or get its answer by a message id."""
     async with desk.open(AGENT) as service:
         mine = await carried_out(service, asking("hello", user_id="u1", message_id="m1"))
         run_id = mine.run.run_id
@@ -190,8 +193,8 @@ async def test_runs_are_their_users_own(desk: RunDesk) -> None:
 
 
 @pytest.mark.parametrize("policy", ["reject", "coalesce"])
-async def test_messages_that_come_while_a_turn_goes_on(desk: RunDesk, policy: str) -> None:
-    """They are refused, or those that wait become one turn."""
+async def test_messages_during_a_turn_are_refused_or_coalesced(desk: RunDesk, policy: str) -> None:
+    """A message during a turn is refused with `reject`. With `coalesce`, the waiting messages become one turn."""
     gate = Gate()
     desk.model = ScriptedModel([["one", gate], "two"])
     async with desk.open(f"{AGENT}\noptions: {{double_texting: {policy}}}") as service:
@@ -212,8 +215,8 @@ async def test_messages_that_come_while_a_turn_goes_on(desk: RunDesk, policy: st
     assert said == [("user", "1"), ("assistant", "one"), ("user", "2"), ("user", "3"), ("assistant", "two")]
 
 
-async def test_what_cannot_be_asked_for(desk: RunDesk) -> None:
-    """A workflow that is not there, and requests that contradict themselves."""
+async def test_invalid_requests_are_refused(desk: RunDesk) -> None:
+    """Unknown workflows, unknown runs and contradictory requests are refused."""
     async with desk.open(AGENT) as service:
         with pytest.raises(WorkflowNotFound):
             await service.submit(RunRequest(workflow="other", text="hi"))
@@ -226,10 +229,10 @@ async def test_what_cannot_be_asked_for(desk: RunDesk) -> None:
             RunRequest(workflow="desk", deadline_seconds=seconds)
 
 
-async def test_a_reader_of_pieces_asks_the_database_now_and_then(
+async def test_a_follower_does_not_read_the_database_for_each_piece(
     desk: RunDesk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not with each piece: answers have hundreds of them, and services many readers."""
+    """A follower does not read the run from the database for each piece of the answer."""
     gates = [Gate() for _ in range(60)]
     desk.model = ScriptedModel([[part for gate in gates for part in ("word ", gate)]])
     looked: list[str] = []

@@ -1,4 +1,4 @@
-"""One question was answered in two processes: everybody is told the answer that stands, and the run has it too."""
+"""Tests of messages that two processes answered: every caller and the run get the answer that is current."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ AGENT = "schema: 1\nname: desk\nnodes:\n  answer: {kind: agent, next: end}"
 
 @pytest.fixture
 def outage(tmp_path: Path) -> Outage:
-    """A SQLite file that two memories have open, as two processes have."""
+    """Return a SQLite file that two memories open, as two processes do."""
     return Outage(tmp_path / "threadkeep.db")
 
 
@@ -36,9 +36,9 @@ def outage(tmp_path: Path) -> Outage:
 async def memory(
     outage: Outage, memory_options: MemoryOptions, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Memory]:
-    """A memory that notices a locked database soon, and delivers when the test says so.
+    """Open a memory with a short lock timeout that delivers pending turns only if the test does so.
 
-    It waits long for a database that was locked before: on a busy machine a short wait looks like another outage.
+    Its wait for a database that was locked before is long. On a busy machine a short wait looks like another outage.
     """
     monkeypatch.setattr("threadkeep.history.pending.WAIT_SECONDS_IN_AN_OUTAGE", 5.0)
     pending = replace(
@@ -50,13 +50,16 @@ async def memory(
 
 
 @pytest.mark.slow
-async def test_an_answer_of_an_outage_gives_way_to_one_that_was_told(
+async def test_an_answer_of_an_outage_is_superseded_by_a_delivered_one(
     memory: Memory, outage: Outage, make_chat: Chats
 ) -> None:
-    """A repeat is told the other one, also in the process that told its own before; the run says the same."""
+    """A pending answer is superseded by a stored answer that a caller got.
+
+    Repeats and the run return the stored one.
+    """
     gate = Gate()
     chat = make_chat(memory, ScriptedModel([[gate, "mine"]]))
-    # Held to the end: what is known of the run in this process stays known.
+    # The reference to the turn keeps the run's stream in this process until the end of the test.
     turn = chat.begin(said("hi", "1"), stream=False)
     await gate.reached()
     async with outage():
@@ -78,10 +81,8 @@ async def test_an_answer_of_an_outage_gives_way_to_one_that_was_told(
 
 
 @pytest.mark.parametrize("told", [False, True])
-async def test_an_agent_that_is_asked_again_after_an_outage_says_the_answer_that_stands(
-    memory: Memory, outage: Outage, told: bool
-) -> None:
-    """Its own waits to be written; another process stored one, which stands only if a person was told it."""
+async def test_an_agent_returns_the_current_answer_after_an_outage(memory: Memory, outage: Outage, told: bool) -> None:
+    """A stored answer of another process replaces the agent's pending one only if a caller got it."""
     model = ScriptedModel([])
     agent = create_agent(model, middleware=[SessionMemory(memory)], name="answer")
     config: RunnableConfig = {"configurable": {"thread_id": ROOM}}
@@ -102,8 +103,8 @@ async def test_an_agent_that_is_asked_again_after_an_outage_says_the_answer_that
     assert not model.calls
 
 
-async def test_a_run_says_the_answer_that_stands(every_desk: RunDesk) -> None:
-    """It ended with an answer that nobody was told; the one that a person was told in an outage came later."""
+async def test_a_run_returns_the_current_answer(every_desk: RunDesk) -> None:
+    """A run whose answer no caller got returns the later answer that a caller got in an outage."""
     request = RunRequest(workflow="desk", text="hi", session_id=ROOM, message_id="1")
     async with every_desk.open(AGENT) as service:
         run_id = (await service.submit(request, mode="background")).run_id
@@ -116,10 +117,10 @@ async def test_a_run_says_the_answer_that_stands(every_desk: RunDesk) -> None:
     assert (found.text, found.message_id, found.confidence, found.output) == ("told", "told", 0.5, {"text": "told"})
 
 
-async def test_a_run_whose_answer_was_never_stored_says_the_one_that_is(
+async def test_a_run_whose_answer_was_not_stored_returns_the_stored_one(
     memory: Memory, outage: Outage, events: RecordedEvents
 ) -> None:
-    """Nobody was told its own answer, which waited in an outage while a person had been told another one."""
+    """A run whose pending answer lost to a delivered answer returns the delivered one."""
     gate = Gate()
     desk = RunDesk(memory, ScriptedModel([[gate, "mine"]]), events)
     request = RunRequest(workflow="desk", text="hi", session_id=ROOM, message_id="1")
@@ -142,8 +143,8 @@ async def test_a_run_whose_answer_was_never_stored_says_the_one_that_is(
     assert [message.content for message in await memory.session(ROOM).tail(9)] == ["hi", "theirs"]
 
 
-async def test_a_run_that_was_answered_again_says_what_it_said(every_desk: RunDesk) -> None:
-    """Its answer was superseded as a person wished, and not by another answer that was told first."""
+async def test_a_run_whose_message_was_edited_keeps_its_answer(every_desk: RunDesk) -> None:
+    """A run whose message was edited afterwards keeps its own answer."""
     request = RunRequest(workflow="desk", text="hi", session_id=ROOM, message_id="1")
     async with every_desk.open(AGENT) as service:
         run_id = (await service.submit(request)).run_id
@@ -154,10 +155,10 @@ async def test_a_run_that_was_answered_again_says_what_it_said(every_desk: RunDe
 
 
 @pytest.mark.slow
-async def test_an_answer_that_was_told_in_an_outage_is_kept_though_its_run_was_taken_over(
+async def test_an_answer_of_an_outage_is_kept_after_its_run_was_taken_over(
     memory: Memory, outage: Outage, make_chat: Chats
 ) -> None:
-    """A run that is taken over has no caller at first; a person who joined it heard its answer all the same."""
+    """The answer that a caller of the run got in an outage stays in the history, superseded by the stored one."""
     gate = Gate()
     request = NewRun(run_id="taken", workflow="chat", input={"text": "hi"}, session_id=ROOM, message_id="1")
     await memory.runs.order.add(request, owner="dead")
@@ -179,10 +180,10 @@ async def test_an_answer_that_was_told_in_an_outage_is_kept_though_its_run_was_t
     ]
 
 
-async def test_a_repeat_is_told_its_answer_while_no_run_can_be_stored(
+async def test_a_repeat_is_answered_while_no_run_can_be_stored(
     sqlite_memory: Memory, make_chat: Chats, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The transcript can still be read: the model is not asked once more, and nobody is told another answer."""
+    """While runs cannot be stored, a repeat returns the answer of the transcript without a model call."""
     model = ScriptedModel(["first", "second"])
     chat = make_chat(sqlite_memory, model)
     first = await chat.ask(said("hi", "1", user_id="ann"))

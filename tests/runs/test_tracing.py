@@ -1,4 +1,4 @@
-"""A trace whose database takes a group and cannot say so: nothing of it is there twice."""
+"""Tests of a lost reply to a write of the trace: no event is stored twice."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from threadkeep.runs.tracing import RunTracer
 
 
 @pytest.mark.parametrize("begins", [True, False])
-async def test_an_answer_that_is_lost_doubles_nothing(
+async def test_a_lost_reply_duplicates_no_event(
     every_desk: RunDesk, monkeypatch: pytest.MonkeyPatch, *, begins: bool
 ) -> None:
-    """Neither of a run that begins here nor of one that goes on here."""
+    """A flush that is repeated after a lost reply stores no event twice, in a new run and in a continued one."""
     runs = every_desk.memory.runs
     await runs.order.add(NewRun(run_id="r1", workflow="desk", input={"text": "hi"}), owner="me")
     if not begins:

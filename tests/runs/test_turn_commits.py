@@ -1,4 +1,4 @@
-"""A turn that a caller waits for is stored in few transactions, and a process that lost it stores nothing."""
+"""Tests of the transactions of a turn: a turn needs few of them, and a process that lost its run stores nothing."""
 
 from __future__ import annotations
 
@@ -34,7 +34,10 @@ TRANSACTIONS = """
 
 
 def commits(url: str) -> int:
-    """The transactions in the log of a SQLite file: the frames that end one name the size of the file."""
+    """Return the number of transactions in the log of a SQLite file.
+
+    The header of the last frame of a transaction holds the size of the file.
+    """
     database = parse_address(url).path
     assert database is not None
     log = database.with_name(f"{database.name}-wal").read_bytes()
@@ -46,7 +49,7 @@ def commits(url: str) -> int:
 async def test_an_answer_is_stored_with_the_end_of_its_run(
     postgres_url: str, memory_options: MemoryOptions, make_chat: Chats
 ) -> None:
-    """The answer, the end, the trace and the record of the model call are of one transaction."""
+    """One transaction stores the answer, the end of the run, the trace and the manifest of the model call."""
     async with open_memory(postgres_url, options=memory_options) as memory:
         await make_chat(memory, ScriptedModel(["hello"])).ask(said("hi", ID))
         [transactions] = query(postgres_url, TRANSACTIONS)
@@ -56,7 +59,7 @@ async def test_an_answer_is_stored_with_the_end_of_its_run(
 async def test_a_trace_that_was_stored_during_the_model_call_ends_in_the_same_transaction(
     postgres_url: str, memory_options: MemoryOptions, make_chat: Chats
 ) -> None:
-    """What was stored of it is not read again: the whole of it replaces the rows."""
+    """The complete trace replaces the rows that were stored during the model call, in the transaction of the answer."""
     early, gate = replace(QUICK, late_trace_seconds=0.001), Gate()
     async with open_memory(postgres_url, options=memory_options) as memory:
         turn = make_chat(memory, ScriptedModel([[gate, "hello"]]), runs=early).begin(said("hi", ID))
@@ -80,7 +83,7 @@ async def test_a_trace_that_was_stored_during_the_model_call_ends_in_the_same_tr
 async def test_a_queued_run_ends_with_its_answer_and_looks_for_no_checkpoints(
     postgres_url: str, memory_options: MemoryOptions, events: RecordedEvents
 ) -> None:
-    """A run that no process has executed has no checkpoints to read, and none to delete at its end."""
+    """A run that was not executed before reads no checkpoints and deletes none."""
     async with open_memory(postgres_url, options=memory_options) as memory:
         saver = CountingSaver()
         desk = RunDesk(memory, ScriptedModel(["hello"]), events, saver=saver)
@@ -94,7 +97,7 @@ async def test_a_queued_run_ends_with_its_answer_and_looks_for_no_checkpoints(
 
 
 async def test_a_turn_takes_few_transactions(sqlite_url: str, memory_options: MemoryOptions, make_chat: Chats) -> None:
-    """One that begins it and one that ends it; the first turn also stores the workflow's version."""
+    """One transaction begins a turn and one ends it. The first turn also stores the version of the workflow."""
     async with open_memory(sqlite_url, options=memory_options) as memory:
         chat = make_chat(memory, ScriptedModel(["one", "two", "three"]))
         await chat.ask(said("hi", "1"))
@@ -109,7 +112,7 @@ async def test_a_turn_takes_few_transactions(sqlite_url: str, memory_options: Me
 async def test_a_window_that_moves_takes_no_transaction_of_its_own(
     sqlite_url: str, memory_options: MemoryOptions, make_chat: Chats
 ) -> None:
-    """The anchor is stored with the answer: by a run with its end, by an agent alone with the answer."""
+    """The anchor of the window is stored with the answer, by a run and by an agent without a run."""
     async with open_memory(sqlite_url, options=memory_options) as memory:
         chat = make_chat(memory, ScriptedModel([f"answer {n}" for n in range(8)]), ChatOptions(max_messages=4))
         await chat.ask(said("hi", "0"))
@@ -133,7 +136,7 @@ async def test_a_window_that_moves_takes_no_transaction_of_its_own(
 async def test_a_process_that_lost_its_run_stores_no_answer(
     shared_url: str, memory_options: MemoryOptions, make_chat: Chats, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The run is taken over during the model call: what the first process says then is not stored, nor told."""
+    """A process whose run is taken over during the model call neither stores nor returns its own answer."""
     async with AsyncExitStack() as stack:
         memories = [await stack.enter_async_context(open_memory(shared_url, options=memory_options)) for _ in "ab"]
         late, waiting, refused = Gate(), Gate(), asyncio.Event()

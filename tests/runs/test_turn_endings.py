@@ -1,4 +1,4 @@
-"""Runs that are cut off: what was asked is in the session, and what was said stands before the next turn."""
+"""Tests of runs that end early: their messages are in the session, in order and before the next turn."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ AGENT = "schema: 1\nname: slow\nnodes:\n  answer: {kind: agent, next: end}\nopti
 
 
 def slow(gate: Gate, agent: AgentNode | None = None) -> Workflow:
-    """Something is looked up before the agent is asked; a newer message ends the turn."""
+    """Return a workflow with a node before its agent, in which a newer message interrupts the turn."""
 
     async def look_up(state: WorkflowState) -> WorkflowState:
         await gate.pass_through()
@@ -41,19 +41,19 @@ def slow(gate: Gate, agent: AgentNode | None = None) -> Workflow:
 
 
 class AfterAnswer(AgentMiddleware[Any, Any, Any]):
-    """Stops where the model has answered and nothing is stored yet."""
+    """A middleware that waits after the model answered and before anything is stored."""
 
     def __init__(self, gate: Gate) -> None:
         super().__init__()
         self._gate = gate
 
     async def aafter_agent(self, state: Any, runtime: Any) -> None:
-        """Wait."""
+        """Wait for the gate."""
         await self._gate.pass_through()
 
 
-async def test_a_message_is_there_though_a_newer_one_ended_its_turn_at_once(every_desk: RunDesk) -> None:
-    """No node had come to store it; the next turn sees it all the same."""
+async def test_the_message_of_a_turn_that_is_interrupted_at_once_is_stored(every_desk: RunDesk) -> None:
+    """A message whose turn was interrupted before its agent is stored, and the next model call sees it."""
     gate = Gate()
     async with every_desk.open(slow(gate)) as service:
         first = await service.submit(FIRST)
@@ -69,7 +69,7 @@ async def test_a_message_is_there_though_a_newer_one_ended_its_turn_at_once(ever
 
 
 async def test_a_run_whose_execution_is_cancelled_twice_is_released(every_desk: RunDesk) -> None:
-    """Another process can begin it at once; its message is stored."""
+    """The run is queued without an owner, and its message is stored."""
     gate = Gate()
     every_desk.model = ScriptedModel([[gate, "never"]])
     async with every_desk.open(AGENT) as service:
@@ -86,8 +86,8 @@ async def test_a_run_whose_execution_is_cancelled_twice_is_released(every_desk: 
     assert await every_desk.transcript("room") == [("user", "my name is Ann")]
 
 
-async def test_a_message_is_there_though_its_run_was_cancelled_before_it_began(every_desk: RunDesk) -> None:
-    """It waits in the background for somebody who works; a run without a session leaves nothing."""
+async def test_the_message_of_a_run_that_is_cancelled_before_its_begin_is_stored(every_desk: RunDesk) -> None:
+    """The message of a queued run is stored when the run is cancelled. A run without a session stores nothing."""
     queued = [
         NewRun(run_id="r1", workflow="slow", input={"text": "my name is Ann"}, session_id="room", message_id="m1"),
         NewRun(run_id="r2", workflow="slow", input={"text": "hello"}),
@@ -105,7 +105,7 @@ async def test_a_message_is_there_though_its_run_was_cancelled_before_it_began(e
 
 
 async def test_simultaneous_requests_end_a_queued_run_once(every_desk: RunDesk) -> None:
-    """Each of them may begin the run in order to end it; one does, and none fails."""
+    """Several cancel requests end a queued run once, and none fails."""
     runs = every_desk.memory.runs
     for number in range(5):
         asked = {"input": {"text": "hello"}, "session_id": f"room{number}", "message_id": f"m{number}"}
@@ -118,7 +118,7 @@ async def test_simultaneous_requests_end_a_queued_run_once(every_desk: RunDesk) 
 
 
 async def test_a_cancelled_message_stands_where_its_turn_would_have_been(every_desk: RunDesk) -> None:
-    """Behind the answer to the one before it."""
+    """The message of a cancelled queued run is stored after the answer of the turn before it."""
     gate = Gate()
     agent = AGENT.replace("interrupt", "enqueue")
     every_desk.model = ScriptedModel([[gate, "one"], "three"])
@@ -127,7 +127,7 @@ async def test_a_cancelled_message_stands_where_its_turn_would_have_been(every_d
         await gate.reached()
         second = await service.submit(SECOND, mode="background")
         third = await service.submit(replace(SECOND, text="and now?", message_id="m3"))
-        for _ in range(2):  # the second is a repeat of the request
+        for _ in range(2):  # the second request is a repeat
             assert await service.cancel(second.run_id) == [second.run_id]
         gate.open()
         ends = [(await service.result(each.run_id)).status for each in (first, second, third)]
@@ -141,8 +141,8 @@ async def test_a_cancelled_message_stands_where_its_turn_would_have_been(every_d
     ]
 
 
-async def test_of_messages_that_wait_only_the_newest_is_answered(desk: RunDesk) -> None:
-    """Each ends the turns before it, also those that have not begun; all that was said is there."""
+async def test_only_the_newest_of_the_waiting_messages_is_answered(desk: RunDesk) -> None:
+    """A newer message interrupts the waiting turns too; all messages are stored."""
     order = desk.memory.runs.order
     elsewhere = NewRun(run_id="r1", workflow="slow", input={"text": "wait"}, session_id="room")
     await order.add(elsewhere, owner="another process")
@@ -156,8 +156,8 @@ async def test_of_messages_that_wait_only_the_newest_is_answered(desk: RunDesk) 
     assert await desk.transcript("room") == said
 
 
-async def test_a_newer_message_ends_no_deletion_that_waits_before_it(desk: RunDesk) -> None:
-    """It is no turn: whoever asked for it has it done, after the turn that was at work."""
+async def test_a_newer_message_does_not_cancel_a_waiting_deletion(desk: RunDesk) -> None:
+    """A waiting deletion is not a turn: a newer message does not interrupt it."""
     order = desk.memory.runs.order
     elsewhere = NewRun(run_id="r1", workflow="slow", input={"text": "wait"}, session_id="room")
     await order.add(elsewhere, owner="another process")
@@ -165,20 +165,19 @@ async def test_a_newer_message_ends_no_deletion_that_waits_before_it(desk: RunDe
         deletion = await service.submit(RunRequest(workflow=DELETE, session_id="room"))
         await service.submit(SECOND)
         assert await desk.memory.runs.finish("r1", "another process", "cancelled")
-        with pytest.raises(RunNotFound):  # it went with its session
+        with pytest.raises(RunNotFound):  # it was deleted with its session
             await service.result(deletion.run_id)
 
 
-async def test_a_message_is_there_though_its_time_was_over(desk: RunDesk) -> None:
-    """Nobody answers it, and it was said."""
+async def test_the_message_of_a_run_that_exceeds_its_deadline_is_stored(desk: RunDesk) -> None:
     async with desk.open(slow(Gate())) as service:
         late = await carried_out(service, replace(FIRST, deadline_seconds=0.01))
     assert late.run.error == "DeadlinePassed"
     assert await desk.transcript("room") == [("user", "my name is Ann")]
 
 
-async def test_what_is_no_question_is_not_kept(desk: RunDesk) -> None:
-    """A command to begin anew, and the question of an agent whose history is elsewhere."""
+async def test_commands_and_messages_with_another_history_are_not_stored(desk: RunDesk) -> None:
+    """A cancelled run stores neither a reset command nor a message of an agent with its own history."""
     for agent, text in ((AgentNode(reset_command="/new"), "/new"), (AgentNode(use_graph_chat_history=True), "hi")):
         gate = Gate()
         async with desk.open(slow(gate, agent)) as service:
@@ -189,8 +188,8 @@ async def test_what_is_no_question_is_not_kept(desk: RunDesk) -> None:
         assert await desk.transcript("room") == []
 
 
-async def test_what_was_said_stands_before_the_next_turn(every_desk: RunDesk) -> None:
-    """The model had answered when the newer message came."""
+async def test_an_interrupted_answer_is_stored_before_the_next_turn(every_desk: RunDesk) -> None:
+    """An answer that was complete when its turn was interrupted is stored as interrupted, before the next turn."""
     gate = Gate()
     every_desk.middleware = (AfterAnswer(gate),)
     async with every_desk.open(AGENT) as service:
@@ -209,8 +208,8 @@ async def test_what_was_said_stands_before_the_next_turn(every_desk: RunDesk) ->
     ]
 
 
-async def test_what_is_said_elsewhere_is_not_said_here(every_desk: RunDesk) -> None:
-    """The process closed when the model had answered; whoever goes on ends the turn with that answer."""
+async def test_a_closing_process_leaves_the_answer_to_the_next_process(every_desk: RunDesk) -> None:
+    """A process that closes after the model answered stores nothing. The next process stores that answer."""
     gate = Gate()
     every_desk.middleware = (AfterAnswer(gate),)
     async with every_desk.open(AGENT, options=LEAVING) as service:

@@ -1,4 +1,4 @@
-"""What goes on by itself: forgotten runs begin, those of the dead go on, and nothing of what is over stays behind."""
+"""Tests of the maintenance of runs: forgotten runs, runs of dead processes, and leftovers."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ AGENT = "schema: 1\nname: desk\nnodes:\n  answer: {kind: agent, next: end}"
 BUSY = replace(QUICK, reap_seconds=0.02, upkeep_seconds=0.02, forgotten_seconds=0.0)
 
 
-async def test_runs_that_nobody_carries_out(every_desk: RunDesk) -> None:
-    """One that was never begun, and one whose process is dead, are carried out; a living one's is left alone."""
+async def test_runs_without_a_living_process_are_executed(every_desk: RunDesk) -> None:
+    """Maintenance executes a run that was never begun and a run of a dead process, but not one of a living process."""
     order = every_desk.memory.runs.order
     for name, owner in (("forgotten", None), ("dead", "dead")):
         new = NewRun(run_id=name, workflow="desk", input={"text": name}, session_id=name, message_id="m")
@@ -39,7 +39,7 @@ async def test_runs_that_nobody_carries_out(every_desk: RunDesk) -> None:
         assert [(result.status, result.run.attempts) for result in results] == [("done", 1), ("done", 2)]
         assert (await service.run("alive")).status == "running"
     assert [(event.run_id, event.attempt) for event in every_desk.events.of(RunTakenOver)] == [("dead", 2)]
-    # Which of them asks the model first is nobody's promise.
+    # The order of the two model calls is not defined.
     (question, answer), (other_question, other_answer) = [
         await every_desk.transcript(name) for name in ("forgotten", "dead")
     ]
@@ -47,8 +47,8 @@ async def test_runs_that_nobody_carries_out(every_desk: RunDesk) -> None:
     assert {answer, other_answer} == {("assistant", "reply 1"), ("assistant", "reply 2")}
 
 
-async def test_children_of_the_dead(desk: RunDesk) -> None:
-    """They are their parent's; where that is over, they are, too."""
+async def test_children_of_dead_processes_end(desk: RunDesk) -> None:
+    """A child of a dead process ends with its parent, or is ended because its parent is over."""
     order, runs = desk.memory.runs.order, desk.memory.runs
     for name in ("over", "queued"):
         await order.add(NewRun(run_id=name, workflow="none", input={}), owner="dead")
@@ -67,8 +67,8 @@ async def test_children_of_the_dead(desk: RunDesk) -> None:
     assert (parent.status, parent.error) == ("interrupted", "WorkflowGone")
 
 
-async def test_what_was_behind_a_cancelled_child_begins(desk: RunDesk) -> None:
-    """In the child's own session, at once: nobody carries the child to an end that would see to it."""
+async def test_the_run_behind_a_cancelled_child_begins(desk: RunDesk) -> None:
+    """The next run of a child's session begins when the child is cancelled with its waiting parent."""
     order = desk.memory.runs.order
     await order.add(NewRun(run_id="parent", workflow="none", input={}, session_id="room"), owner="other")
     child = NewRun(run_id="child", workflow="none", input={}, session_id="hall", parent_run_id="parent")
@@ -84,8 +84,8 @@ async def test_what_was_behind_a_cancelled_child_begins(desk: RunDesk) -> None:
         await eventually(done)
 
 
-async def test_checkpoints_go_with_their_runs(desk: RunDesk, clock: SettableClock) -> None:
-    """At once when a run is done; later where it may be tried again."""
+async def test_checkpoints_of_finished_runs_are_deleted(desk: RunDesk, clock: SettableClock) -> None:
+    """The checkpoints of a run are deleted at once if it is done, and after a day if it could be retried."""
     desk.model = ScriptedModel(["well", ValueError()])
     async with desk.open(AGENT, options=BUSY) as service:
         runs = [(await carried_out(service, RunRequest(workflow="desk", text="hi"))).run for _ in range(2)]
@@ -108,7 +108,7 @@ async def test_checkpoints_go_with_their_runs(desk: RunDesk, clock: SettableCloc
 
 
 async def test_a_process_that_dies_when_its_run_is_done_leaves_no_checkpoints(desk: RunDesk) -> None:
-    """Others remove what it could not; nobody waits for that as for runs that may be tried again."""
+    """Maintenance deletes the checkpoints of a done run whose process died, without the delay for failed runs."""
     await desk.memory.runs.order.add(NewRun(run_id="run", workflow="desk", input={}), owner="dead")
     thread: RunnableConfig = {"configurable": {"thread_id": "run", "checkpoint_ns": ""}}
     await desk.memory.runs.records.checkpoints_expected("run")
@@ -122,8 +122,8 @@ async def test_a_process_that_dies_when_its_run_is_done_leaves_no_checkpoints(de
         await eventually(none)
 
 
-async def test_it_begins_with_the_engine(desk: RunDesk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that takes long to open stops nothing for good: what was left is seen to afterwards."""
+async def test_maintenance_begins_with_the_engine(desk: RunDesk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Maintenance starts after an engine that opens slowly."""
 
     @asynccontextmanager
     async def slowly(*arguments: Any, **options: Any) -> AsyncIterator[Engine]:
@@ -141,8 +141,8 @@ async def test_it_begins_with_the_engine(desk: RunDesk, monkeypatch: pytest.Monk
         await eventually(done)
 
 
-async def test_a_round_that_fails_is_told_of(desk: RunDesk) -> None:
-    """And the next one comes."""
+async def test_a_round_that_fails_is_reported(desk: RunDesk) -> None:
+    """A failed round is reported, and the next round runs."""
 
     async def down(**_: object) -> list[str]:
         raise StoreUnavailable("down")
@@ -156,11 +156,11 @@ async def test_a_round_that_fails_is_told_of(desk: RunDesk) -> None:
 
 @pytest.mark.parametrize("dead", [8.0, 2.0])
 async def test_a_short_lease_is_checked_more_often(dead: float) -> None:
-    """A process that checks too seldom starts to count anew each time, and finds no dead process on PostgreSQL."""
+    """Leases are checked at least twice per lease time, or a dead process is never detected on PostgreSQL."""
     options = RunServiceOptions(engine=EngineOptions(dead_seconds=dead))
     assert options.reaps_every < dead / 2
 
 
 async def test_a_long_lease_is_checked_every_two_seconds() -> None:
-    """On a SQLite file a dead process is known at once, however long its lease is."""
+    """On SQLite a dead process is detected at once, however long its lease is."""
     assert RunServiceOptions(engine=EngineOptions(dead_seconds=3600.0)).reaps_every == 2.0

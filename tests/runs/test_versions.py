@@ -1,4 +1,4 @@
-"""Workflows that change while runs of them wait, are at work, or have lost their process."""
+"""Tests of workflows that change while their runs wait, execute, or have lost their process."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ GO = RunRequest(workflow="saying", text="go", session_id="room")
 
 
 def saying(text: str, version: str, gate: Gate | None = None) -> Workflow:
-    """A workflow in Python that says something."""
+    """Return a Python workflow that answers with a fixed text."""
 
     async def say(state: WorkflowState) -> WorkflowState:
         if gate is not None:
@@ -41,7 +41,7 @@ def saying(text: str, version: str, gate: Gate | None = None) -> Workflow:
 
 @pytest.mark.parametrize("source", ["yaml", "python"])
 async def test_a_run_ends_with_the_version_that_it_began_with(desk: RunDesk, source: Literal["yaml", "python"]) -> None:
-    """YAML is kept with the run; where code has changed, the run stands still, and says why."""
+    """A run continues with the YAML that was stored with it. A run of changed Python code is interrupted."""
     text = "schema: 1\nname: form\nnodes:\n  ask: {kind: agent, tools: ['tests.workflows.tools:ask_person'], next: end}"
     call = AIMessage("", tool_calls=[{"name": "ask_person", "args": {"question": "sure?"}, "id": "c1"}])
     desk.model = ScriptedModel([call, "thanks"])
@@ -60,8 +60,8 @@ async def test_a_run_ends_with_the_version_that_it_began_with(desk: RunDesk, sou
         assert (result.status, result.run.error) == ("interrupted", "WorkflowVersionGone")
 
 
-async def test_what_waits_in_the_queue_is_answered_by_new_code(every_desk: RunDesk) -> None:
-    """It has done nothing with the old one, so it begins with the version that is there; what was at work does not."""
+async def test_a_queued_run_is_executed_by_new_code(every_desk: RunDesk) -> None:
+    """A queued run begins with the new code. A run that had begun with the old code is interrupted."""
     gate = Gate()
     async with every_desk.open(saying("old", "1", gate), options=LEAVING) as service:
         first, second = [await service.submit(replace(GO, message_id=name)) for name in ("m1", "m2")]
@@ -74,8 +74,8 @@ async def test_what_waits_in_the_queue_is_answered_by_new_code(every_desk: RunDe
     ]
 
 
-async def test_a_parent_that_cannot_go_on_leaves_no_child_at_work(every_desk: RunDesk, clock: SettableClock) -> None:
-    """The service closed in the middle of the child, and came back with other code of the parent."""
+async def test_a_parent_that_cannot_continue_cancels_its_child(every_desk: RunDesk, clock: SettableClock) -> None:
+    """A parent that is interrupted because its code changed cancels its child."""
     gate = Gate()
     every_desk.model = ScriptedModel([["half", gate]])
     builder: StateGraph[WorkflowState, RunContext, Any, Any] = StateGraph(WorkflowState, context_schema=RunContext)
@@ -89,14 +89,17 @@ async def test_a_parent_that_cannot_go_on_leaves_no_child_at_work(every_desk: Ru
     clock.advance(1)
     async with every_desk.open(replace(parent, version="2"), HELPER) as service:
         assert (await service.result(run.run_id)).status == "interrupted"
-    # The service has let go of the parent only when nothing of it is left.
+    # The service releases the parent only after its child has ended.
     assert [one.status for one in await every_desk.memory.runs.records.tree(run.run_id)] == ["interrupted", "cancelled"]
 
 
 @pytest.mark.process
 @pytest.mark.slow
-async def test_runs_whose_process_died_before_a_new_version_came(shared_url: str, tmp_path: Path) -> None:
-    """YAML goes on as it began; code that has changed does not; what had not begun is answered by the new code."""
+async def test_runs_whose_process_died_before_an_update(shared_url: str, tmp_path: Path) -> None:
+    """A run of a YAML workflow continues with its version.
+
+    A run of Python code is interrupted. A queued run begins with the new code.
+    """
     notes = Notes(tmp_path / "notes")
     old, new = Desk(shared_url, notes, 60.0, version="1"), Desk(shared_url, notes, version="2")
     async with opened(replace(old, seconds=0.0), ASKING) as (_, service):
@@ -107,10 +110,10 @@ async def test_runs_whose_process_died_before_a_new_version_came(shared_url: str
 
         with working(old) as children:
             yaml, python = await asked("spoken", "slow-spoken"), await asked("steps", "slow-steps")
-            await until(lambda: notes.of("second") >= {"slow-spoken", "slow-steps"}, "both to be at work")
+            await until(lambda: notes.of("second") >= {"slow-spoken", "slow-steps"}, "both runs to execute")
             waiting = await asked("steps", "next")
             children[0].kill()
-    # A caller that waits for a run executes it itself if nobody else has begun it: callers are of the new version too.
+    # A waiting caller executes a run that no worker has begun, so the caller is of the new version too.
     async with opened(new, ASKING) as (_, service):
         with working(new):
             results = [await service.result(run_id) for run_id in (yaml, python, waiting)]
@@ -119,7 +122,10 @@ async def test_runs_whose_process_died_before_a_new_version_came(shared_url: str
 
 
 async def test_a_stored_definition_imports_nothing_of_its_own(desk: RunDesk) -> None:
-    """Whoever can write the table runs no code in a worker: the operator's files decide what is imported."""
+    """A stored YAML definition imports only tools that the operator's files name.
+
+    Others may be able to write to the table.
+    """
     text = "schema: 1\nname: form\nnodes:\n  ask: {kind: agent, tools: ['tests.workflows.tools:ask_person'], next: end}"
     call = AIMessage("", tool_calls=[{"name": "ask_person", "args": {"question": "sure?"}, "id": "c1"}])
     desk.model = ScriptedModel([call, "thanks"])

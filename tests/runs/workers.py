@@ -1,4 +1,4 @@
-"""Processes that execute runs and note it, where a kill cannot take the note away."""
+"""Processes that execute runs and record them in a file, so that a kill does not lose the records."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TAKE_OVER_SECONDS = 0.2
 
 
 class Note(NamedTuple):
-    """What a process wrote of a run: `begin`, `end` or why it was stopped; or that the process is dead."""
+    """A line of a process about a run: `begin`, `end` or why it was stopped; or `dead` about a process."""
 
     pid: int
     what: str
@@ -29,7 +29,7 @@ class Note(NamedTuple):
 
 @dataclass(frozen=True)
 class Notes:
-    """One file that all processes append to. The order of its lines is that of the events."""
+    """A file that all processes append to. The order of its lines is that of the events."""
 
     path: Path
 
@@ -42,25 +42,25 @@ class Notes:
             os.close(descriptor)
 
     def troubled(self, error: str) -> None:
-        """Note an error that the engine went on from."""
+        """Record an error that the engine continued after."""
         self.add("troubled", error)
 
     def read(self) -> list[Note]:
-        """All notes so far."""
+        """Return all notes so far."""
         if not self.path.exists():
             return []
         lines = [line.split(" ") for line in self.path.read_text().splitlines()]
         return [Note(int(pid), what, run_id) for pid, what, run_id in lines]
 
     def of(self, what: str) -> set[str]:
-        """The runs of which something was noted."""
+        """Return the runs with a note of a kind."""
         return {note.run_id for note in self.read() if note.what == what}
 
 
 def faults(notes: list[Note], runs: set[str]) -> list[str]:
-    """Every promise that is broken, as a sentence: runs that were lost, or carried out twice at a time."""
+    """Return a sentence about each run that was lost or executed twice at a time."""
     ended = {note.run_id for note in notes if note.what == "end"}
-    found = [f"{run_id} was never carried out to its end" for run_id in sorted(runs - ended)]
+    found = [f"{run_id} was not executed to its end" for run_id in sorted(runs - ended)]
     holders: defaultdict[str, set[int]] = defaultdict(set)
     dead: set[int] = set()
     for note in notes:
@@ -68,7 +68,7 @@ def faults(notes: list[Note], runs: set[str]) -> list[str]:
             dead.add(note.pid)
         elif note.what == "begin":
             if others := holders[note.run_id] - dead:
-                found.append(f"{note.run_id} was begun by {note.pid} while {others} carried it out")
+                found.append(f"{note.run_id} was begun by {note.pid} while {others} executed it")
             holders[note.run_id].add(note.pid)
         else:
             holders[note.run_id].discard(note.pid)
@@ -77,7 +77,7 @@ def faults(notes: list[Note], runs: set[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class Job:
-    """What a worker is to do: `seconds` is how long a run takes."""
+    """The work of a process. `seconds` is how long a run takes."""
 
     url: str
     notes: Notes
@@ -87,7 +87,7 @@ class Job:
 
 
 def work(job: Job, stop: Event | None = None) -> None:
-    """Carry runs out until `stop` is set, or for ever."""
+    """Execute runs until `stop` is set, or for ever."""
     asyncio.run(_work(job, stop))
 
 
@@ -97,7 +97,7 @@ async def _work(job: Job, stop: Event | None) -> None:
         try:
             await asyncio.sleep(job.seconds)
         except asyncio.CancelledError:
-            job.notes.add(engine.stopping(run_id) or "cancelled by nobody", run_id)
+            job.notes.add(engine.stopping(run_id) or "cancelled without a reason", run_id)
             raise
         job.notes.add("end", run_id)
 
