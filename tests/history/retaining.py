@@ -1,4 +1,4 @@
-"""Sessions whose messages have an age, for tests of retention."""
+"""Helpers for tests of retention: sessions whose messages have an age."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ DAY = 86_400.0
 
 
 async def say(memory: Memory, clock: SettableClock, session_id: str, *days: float, user_id: str | None = None) -> None:
-    """A turn of two messages before each pause of so many days."""
+    """Append a turn of two messages before each pause of so many days."""
     for pause in days:
         turn = [
             Message(role="user", content="What now?", tokens=3),
@@ -22,21 +22,21 @@ async def say(memory: Memory, clock: SettableClock, session_id: str, *days: floa
 
 
 async def places(memory: Memory, session_id: str) -> list[int | None]:
-    """Where the messages of a session stand."""
+    """Return the seq of each message of a session."""
     return [message.seq for message in await memory.session(session_id).tail(1000)]
 
 
 async def window_places(memory: Memory, session_id: str) -> list[int | None]:
-    """Where those of its window stand."""
+    """Return the seq of each message in the window of a session."""
     window = await memory.session(session_id).window(None, None)
     return [message.seq for message in window.messages]
 
 
 async def planned(memory: Memory, rules: Retention | None = None) -> list[PlannedRemoval]:
-    """What a dry run says."""
+    """Return the removals that a dry run reports."""
     return [removal async for removal in memory.retention.plan(rules)]
 
 
 def deleting(max_age_days: float | None = None, max_messages: int | None = None) -> Retention:
-    """Rules that delete by age or by count."""
+    """Return rules that delete by age or by count."""
     return Retention(delete=RetentionLimits(max_age_days=max_age_days, max_messages=max_messages))

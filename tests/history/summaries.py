@@ -1,4 +1,4 @@
-"""A summarizer for tests, and what is true of a session's summaries whatever happens."""
+"""A summarizer for tests, and the guarantees that hold for the summaries of any session."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from threadkeep.records import Summary
 
 
 class Asked(NamedTuple):
-    """What a summarizer was asked."""
+    """The arguments of one call of a summarizer."""
 
     record: str
     earlier: str | None
@@ -21,12 +21,12 @@ class Asked(NamedTuple):
 
     @property
     def lines(self) -> list[dict[str, object]]:
-        """The record, read as the JSON that it is."""
+        """Return the record as parsed JSON lines."""
         return [json.loads(line) for line in self.record.splitlines()]
 
 
 class WrittenDown:
-    """A summarizer that says which messages it was given: `1-20`, or what a test wants."""
+    """A summarizer whose text names the messages it read, such as `1-20`, or the text that a test sets."""
 
     name = "written-down"
     prompt_version = "test-1"
@@ -37,7 +37,7 @@ class WrittenDown:
         self.answer: Callable[[Asked], str | Awaitable[str]] | None = None
 
     async def summarize(self, record: str, *, earlier: str | None, task: SummaryTask, max_tokens: int) -> str:
-        """Note what was asked, and answer."""
+        """Record the arguments, and return the text."""
         asked = Asked(record, earlier, task, max_tokens)
         self.asked.append(asked)
         if self.answer is not None:
@@ -49,12 +49,12 @@ class WrittenDown:
         return f"Messages {lines[0]['message']} to {lines[-1]['message']}."
 
     def given(self, task: SummaryTask = "messages") -> list[object]:
-        """The places of all messages that it was given, in order, each as often as it was."""
+        """Return the seq of each message that was passed, in order and with repetitions."""
         return [line["message"] for asked in self.asked if asked.task == task for line in asked.lines]
 
 
 def exchange(number: int, words: int = 40) -> list[Message]:
-    """A question and an answer of some length."""
+    """Return a question and an answer of some length."""
     return [
         Message(role="user", content=f"question {number} " + "word " * words),
         Message(role="assistant", content=f"answer {number} " + "word " * words),
@@ -62,21 +62,21 @@ def exchange(number: int, words: int = 40) -> list[Message]:
 
 
 async def talk(memory: Memory, exchanges: int, session_id: str = "room", *, words: int = 40) -> None:
-    """Some turns of a session."""
+    """Append some turns to a session."""
     session = memory.session(session_id)
     for number in range(1, exchanges + 1):
         await session.append(exchange(number, words))
 
 
 async def ranges(memory: Memory, session_id: str = "room") -> list[tuple[int, int]]:
-    """What the summaries that count stand for."""
+    """Return the ranges of the active summaries."""
     return [(summary.first_seq, summary.last_seq) for summary in await memory.summaries.active(session_id)]
 
 
 async def check_coverage(memory: Memory, session_id: str = "room") -> list[Summary]:
-    """Each message since the reset is in exactly one summary that counts, or after all of them; all can be read.
+    """Check that each message since the reset is in exactly one active summary or after all of them.
 
-    The newest question is in none.
+    The newest question must be in none.
     """
     session = memory.session(session_id)
     active = await memory.summaries.active(session_id)

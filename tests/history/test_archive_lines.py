@@ -1,4 +1,4 @@
-"""The lines of an export."""
+"""Tests of the lines of an export."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ _MESSAGES = st.builds(
 
 
 def _summary_line(**changes: Json) -> bytes:
-    """The line of a summary of three messages, with other values for some fields."""
+    """Return the line of a summary of three messages, with some fields changed."""
     summary = Summary("a", 1, 3, "Tea.", "test-model", "1", 7, id="s1", created_at=_NOW)
     values = json.loads(summary_line(ArchivedSummary(summary, 3, "m1", "m3")))
     return json.dumps({**values, **changes}).encode()
@@ -64,7 +64,6 @@ def _summary_line(**changes: Json) -> bytes:
 
 @given(message=_MESSAGES)
 def test_a_message_comes_back_from_its_line(message: Message) -> None:
-    """Every field, exactly; the line is one line."""
     line = message_line("telegram:1", message)
     assert line.count("\n") == 1
     assert parse_line(line.encode()) == MessageLine("telegram:1", message)
@@ -72,7 +71,7 @@ def test_a_message_comes_back_from_its_line(message: Message) -> None:
 
 @given(title=st.none() | _TEXTS, tags=st.lists(_TEXTS, max_size=3), metadata=st.dictionaries(_TEXTS, _JSON, max_size=3))
 def test_a_session_comes_back_from_its_line(title: str | None, tags: list[str], metadata: dict[str, Json]) -> None:
-    """What is known of it, without what its messages tell."""
+    """The line has the fields of the session, without those derived from its messages."""
     info = SessionInfo("a", "u1", title, "last", 7, 7, 3, False, tuple(tags), metadata, _NOW, _NOW)
     parsed = parse_line(session_line(info).encode())
     assert parsed == SessionLine("a", "u1", title, tuple(tags), metadata, False, 3, _NOW, _NOW)
@@ -88,7 +87,7 @@ def test_a_session_comes_back_from_its_line(title: str | None, tags: list[str], 
 def test_a_summary_comes_back_from_its_line(
     first_seq: int, text: str, level: int, created_at: datetime | None, left: int
 ) -> None:
-    """With what tells whether its messages are the same."""
+    """The line has the number and the ends of the messages, to check that they are the same."""
     summary = Summary("a", first_seq, first_seq + 4, text, "test-model", "1", 7, level, created_at=created_at)
     ends = ("m1", "m5") if left else (None, None)
     archived = ArchivedSummary(summary, left, *ends)
@@ -98,7 +97,7 @@ def test_a_summary_comes_back_from_its_line(
 
 
 def test_an_original_keeps_the_order_of_its_keys() -> None:
-    """Metadata has one order, whichever database it comes from."""
+    """Metadata is sorted, so that its order does not depend on the database."""
     message = Message(role="user", content="hi", metadata={"b": 1, "a": {"d": 1, "c": 2}}, original={"b": 1, "a": 2})
     values = json.loads(message_line("a", message))
     assert json.dumps(values["metadata"]) == '{"a": {"c": 2, "d": 1}, "b": 1}'
@@ -166,14 +165,13 @@ def test_an_original_keeps_the_order_of_its_keys() -> None:
         (_summary_line(created_at="0001-01-01T00:00:00Z"), "years"),
     ],
 )
-def test_a_line_that_is_not_of_an_export_is_refused(line: bytes, sentence: str) -> None:
-    """The sentence says why."""
+def test_an_invalid_line_is_refused(line: bytes, sentence: str) -> None:
+    """The error says why."""
     with pytest.raises(BadLine, match=sentence):
         parse_line(line)
 
 
-def test_a_refusal_quotes_no_words() -> None:
-    """What people wrote is in no error."""
+def test_an_error_about_a_line_quotes_none_of_its_text() -> None:
     with pytest.raises(BadLine) as caught:
         parse_line(b'{"type":"message","session_id":"a","role":"canary","content":"canary","metadata":"canary"}')
     assert "canary" not in str(caught.value)

@@ -1,4 +1,4 @@
-"""Compression: which messages a summary comes to stand for, and that all of them were read."""
+"""Tests of compression: the ranges of summaries, and that all their messages were read."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BUDGET = 8_000
 
 
 async def test_nothing_happens_before_the_trigger(memory: Memory) -> None:
-    """And a session that is not there is no trouble."""
+    """Compression does nothing below the trigger, or for a session that does not exist."""
     summarizer = WrittenDown()
     assert await memory.compressor.compress_now("nowhere", SMALL, summarizer, budget=BUDGET) is None
     await talk(memory, 9)
@@ -32,7 +32,7 @@ async def test_nothing_happens_before_the_trigger(memory: Memory) -> None:
 
 
 async def test_all_but_the_kept_tail_becomes_a_summary(memory: Memory, events: RecordedEvents) -> None:
-    """With its exact range, the model, the version of the prompt and its tokens; the messages stay."""
+    """The summary has its exact range, model, prompt version and tokens; the messages stay stored."""
     summarizer = WrittenDown()
     await talk(memory, 10)
     made = await memory.compressor.compress_now("room", SMALL, summarizer, budget=BUDGET)
@@ -48,7 +48,7 @@ async def test_all_but_the_kept_tail_becomes_a_summary(memory: Memory, events: R
 
 
 async def test_the_next_summary_follows_the_first(memory: Memory) -> None:
-    """It is made when the trigger is reached again, and knows what came before."""
+    """A second summary is made when the trigger is reached again; its prompt has the first one."""
     summarizer = WrittenDown()
     await talk(memory, 10)
     await memory.compressor.compress_now("room", SMALL, summarizer, budget=BUDGET)
@@ -61,8 +61,8 @@ async def test_the_next_summary_follows_the_first(memory: Memory) -> None:
     assert summarizer.asked[1].earlier == "Messages 1 to 14."
 
 
-async def test_the_trigger_may_be_a_part_of_the_budget(memory: Memory) -> None:
-    """Of the budget that the caller names; no model has to say how much it takes."""
+async def test_the_trigger_may_be_a_fraction_of_the_budget(memory: Memory) -> None:
+    """The trigger may be a fraction of the budget that the caller passes."""
     await talk(memory, 10)
     tokens = sum(message.tokens or 0 for message in await memory.session("room").tail(100))
     half = Compression(trigger=("fraction", 0.5), keep=("messages", 6))
@@ -71,8 +71,8 @@ async def test_the_trigger_may_be_a_part_of_the_budget(memory: Memory) -> None:
     assert await memory.compressor.compress_now("room", half, summarizer, budget=tokens * 2) is not None
 
 
-async def test_a_tail_in_tokens(memory: Memory) -> None:
-    """The newest turns that fit, from the beginning of a turn on."""
+async def test_the_kept_tail_may_be_limited_in_tokens(memory: Memory) -> None:
+    """The tail has the newest whole turns that fit."""
     await talk(memory, 10)
     [*_, last] = await memory.session("room").tail(100)
     keep = Compression(trigger=("messages", 20), keep=("tokens", 4 * (last.tokens or 0) + 3))
@@ -80,8 +80,8 @@ async def test_a_tail_in_tokens(memory: Memory) -> None:
     assert await ranges(memory) == [(1, 16)]
 
 
-async def test_what_a_window_left_out_is_summarised_before_the_trigger(memory: Memory) -> None:
-    """To the end of its turn, even if it would be kept; never the newest question."""
+async def test_messages_excluded_from_a_window_are_summarised_before_the_trigger(memory: Memory) -> None:
+    """Turns excluded from a window are summarised whole, except the newest question."""
     summarizer = WrittenDown()
     await talk(memory, 5)
     await memory.compressor.compress_now("room", SMALL, summarizer, budget=BUDGET, left_out_upto_seq=5)
@@ -91,8 +91,8 @@ async def test_what_a_window_left_out_is_summarised_before_the_trigger(memory: M
     assert await ranges(memory) == [(1, 6), (7, 8)]
 
 
-async def test_what_a_window_would_leave_out_next_is_summarised_now(memory: Memory) -> None:
-    """Two fifths of what it may hold stay: nothing is missing from any call, and the window need not be cut too."""
+async def test_a_full_window_is_summarised_before_it_overflows(memory: Memory) -> None:
+    """A summary is made before a window overflows; two fifths of its capacity stay as messages."""
     summarizer = WrittenDown()
     compress = memory.compressor.compress_now
     await talk(memory, 7)
@@ -108,8 +108,8 @@ async def test_what_a_window_would_leave_out_next_is_summarised_now(memory: Memo
     await check_coverage(memory)
 
 
-async def test_notes_are_read_too(memory: Memory) -> None:
-    """System rows inside the range are given as notes, and belong to the range; they do not count for the trigger."""
+async def test_system_messages_are_read_as_notes(memory: Memory) -> None:
+    """System messages in the range are passed as notes; they do not count for the trigger."""
     summarizer = WrittenDown()
     await memory.session("room").append([Message(role="system", content="The weather turns."), *exchange(1)])
     await talk(memory, 9)
@@ -124,7 +124,7 @@ async def test_notes_are_read_too(memory: Memory) -> None:
 
 
 async def test_a_range_that_is_too_long_is_read_in_parts(memory: Memory) -> None:
-    """Each part is a summary of its own; nothing is read twice, nothing is skipped."""
+    """Each part becomes a summary; no message is read twice or skipped."""
     summarizer = WrittenDown(input_tokens=2_000)
     await talk(memory, 100)
     await memory.compressor.compress_now("room", SMALL, summarizer, budget=BUDGET)
@@ -135,7 +135,7 @@ async def test_a_range_that_is_too_long_is_read_in_parts(memory: Memory) -> None
 
 
 async def test_a_message_that_is_too_long_is_read_in_pieces(memory: Memory) -> None:
-    """All of it, piece after piece; each time with what was written so far."""
+    """Each piece is passed with the text written so far."""
     summarizer = WrittenDown(input_tokens=1_000)
     words = " ".join(f"word{number}" for number in range(3_000))
     await memory.session("room").append([Message(role="user", content=words), Message(role="assistant", content="ok")])
@@ -150,8 +150,8 @@ async def test_a_message_that_is_too_long_is_read_in_pieces(memory: Memory) -> N
     await check_coverage(memory)
 
 
-async def test_of_a_huge_message_the_middle_is_not_read(sqlite_memory: Memory) -> None:
-    """A bounded number of calls; the record has a mark in its place, and the message is summarised all the same."""
+async def test_the_middle_of_a_huge_message_is_not_read(sqlite_memory: Memory) -> None:
+    """The number of calls is bounded: a mark replaces the middle of the message."""
     summarizer = WrittenDown(input_tokens=300)
     words = " ".join(f"word{number}" for number in range(20_000))
     await sqlite_memory.session("room").append([Message(role="user", content=words)])
@@ -167,8 +167,8 @@ async def test_of_a_huge_message_the_middle_is_not_read(sqlite_memory: Memory) -
     await check_coverage(sqlite_memory)
 
 
-async def test_summaries_become_one_when_they_are_too_much(memory: Memory, events: RecordedEvents) -> None:
-    """The older ones; then the new one stands for their messages, which are in no other."""
+async def test_summaries_over_the_limit_are_merged(memory: Memory, events: RecordedEvents) -> None:
+    """The oldest summaries are merged when all exceed `max_summary_tokens`; coverage stays exact."""
     summarizer = WrittenDown()
     summarizer.answer = lambda asked: f"{asked.task} " + "much " * 90
     options = Compression(trigger=("messages", 20), keep=("messages", 6), max_summary_tokens=250)
@@ -185,8 +185,8 @@ async def test_summaries_become_one_when_they_are_too_much(memory: Memory, event
     assert merged[0].lines[0]["summary_of_messages"] == "1-14"
 
 
-async def test_a_merged_text_is_made_of_its_parts_again(memory: Memory) -> None:
-    """Not of itself, until they are too much to read: then its text is, once for all that follow."""
+async def test_a_merge_reads_the_original_summaries(memory: Memory) -> None:
+    """A merge reads the original summaries until they exceed the input limit, and then the merged text."""
     summarizer = WrittenDown()
     summarizer.answer = lambda asked: f"{asked.task} " + "much " * 90
     options = Compression(trigger=("messages", 20), keep=("messages", 6), max_summary_tokens=250)
@@ -204,8 +204,8 @@ async def test_a_merged_text_is_made_of_its_parts_again(memory: Memory) -> None:
     assert levels[-1] in (3, 4)
 
 
-async def test_a_reset_hides_what_was_summarised(memory: Memory) -> None:
-    """What comes after it is summarised by itself."""
+async def test_a_reset_hides_earlier_summaries(memory: Memory) -> None:
+    """Summaries from before a reset are inactive and not passed to the next one."""
     summarizer = WrittenDown()
     await talk(memory, 10)
     await memory.compressor.compress_now("room", SMALL, summarizer, budget=BUDGET)
@@ -217,10 +217,8 @@ async def test_a_reset_hides_what_was_summarised(memory: Memory) -> None:
     assert summarizer.asked[1].earlier is None
 
 
-async def test_what_is_archived_before_it_was_summarised_stays_out(
-    shared_url: str, memory_options: MemoryOptions
-) -> None:
-    """Each summary begins after it, and none of it is read; the record names it as archived."""
+async def test_archived_messages_are_not_summarised(shared_url: str, memory_options: MemoryOptions) -> None:
+    """Archived messages are in no summary; the recollection lists them as archived."""
     summarizer = WrittenDown()
     async with open_memory(shared_url, options=memory_options) as memory:
         await talk(memory, 15)
@@ -241,10 +239,8 @@ async def test_what_is_archived_before_it_was_summarised_stays_out(
     assert summarizer.given() == [*range(11, 25), *range(31, 55)]
 
 
-async def test_what_was_deleted_before_it_was_summarised_is_no_trouble(
-    shared_url: str, memory_options: MemoryOptions
-) -> None:
-    """The next summary begins after it."""
+async def test_deleted_messages_are_not_summarised(shared_url: str, memory_options: MemoryOptions) -> None:
+    """The next summary begins after the deleted messages."""
     summarizer = WrittenDown()
     async with open_memory(shared_url, options=memory_options) as memory:
         await talk(memory, 10)
@@ -267,6 +263,6 @@ async def test_what_was_deleted_before_it_was_summarised_is_no_trouble(
     ],
 )
 def test_options_that_cannot_work_are_refused(options: dict[str, object], word: str) -> None:
-    """In a sentence that names the option."""
+    """The error names the option."""
     with pytest.raises(InvalidInput, match=f"^{word}"):
         Compression(**options)  # type: ignore[arg-type]

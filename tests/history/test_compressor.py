@@ -1,4 +1,4 @@
-"""Compression behind the turns: it waits for nobody, fails without a trace, and tries again."""
+"""Tests of the background compressor: turns do not wait for it, and failures are retried."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ BUDGET = 8_000
 
 
 def consider(memory: Memory, summarizer: WrittenDown, session_id: str = "room") -> None:
-    """What happens after each turn."""
+    """Request compression, as after each turn."""
     memory.compressor.consider(CompressionRequest(session_id, SMALL, summarizer, BUDGET))
 
 
-async def test_it_is_done_behind_the_turns(memory: Memory) -> None:
-    """The caller goes on at once; when nothing is left to do there is a summary."""
+async def test_compression_runs_in_the_background(memory: Memory) -> None:
+    """`consider` returns at once; the summary is made in the background."""
     summarizer = WrittenDown()
     await talk(memory, 10)
     consider(memory, summarizer)
@@ -40,7 +40,7 @@ async def test_it_is_done_behind_the_turns(memory: Memory) -> None:
 
 
 async def test_a_session_is_compressed_once_at_a_time(memory: Memory) -> None:
-    """What is considered meanwhile is looked at once more, later; another who tries finds it taken."""
+    """Requests during a compression lead to one later check; a direct call returns None meanwhile."""
     summarizer, gate = WrittenDown(), Gate()
     summarizer.answer = lambda asked: waiting(gate, asked)
     await talk(memory, 10)
@@ -56,7 +56,6 @@ async def test_a_session_is_compressed_once_at_a_time(memory: Memory) -> None:
 
 
 async def test_a_slow_model_of_one_session_does_not_hold_up_another(memory: Memory, events: RecordedEvents) -> None:
-    """The other one gets its summary meanwhile."""
     slow, gate, quick = WrittenDown(), Gate(), WrittenDown()
     slow.answer = lambda asked: waiting(gate, asked)
     for session_id in ("slow", "quick"):
@@ -72,7 +71,7 @@ async def test_a_slow_model_of_one_session_does_not_hold_up_another(memory: Memo
 
 
 async def waiting(gate: Gate, asked: Asked) -> str:
-    """An answer that comes when the gate opens."""
+    """Return an answer after the gate opens."""
     await gate.pass_through()
     return f"of {asked.lines[0]['message']}"
 
@@ -91,10 +90,10 @@ def _raise(error: BaseException) -> str:
         (lambda _: _raise(CompressionFailed("too_long")), "too_long", None),
     ],
 )
-async def test_a_failure_changes_nothing_and_is_told(
+async def test_a_failure_changes_nothing_and_is_reported(
     memory: Memory, events: RecordedEvents, answer: Callable[[Asked], str], reason: str, error: str | None
 ) -> None:
-    """The next try succeeds."""
+    """A failure emits an event with its reason; the next attempt succeeds."""
     summarizer = WrittenDown()
     summarizer.answer = answer
     await talk(memory, 10)
@@ -111,7 +110,7 @@ async def test_a_failure_changes_nothing_and_is_told(
 async def test_failures_are_tried_again_after_growing_pauses(
     sqlite_memory: Memory, clock: SettableClock, events: RecordedEvents
 ) -> None:
-    """A minute at first, then twice as long; never for every turn."""
+    """The first pause is one minute; each later one is twice as long."""
     summarizer = WrittenDown()
     summarizer.answer = lambda _: ""
     await talk(sqlite_memory, 10)
@@ -132,7 +131,7 @@ async def test_failures_are_tried_again_after_growing_pauses(
 
 
 async def test_failures_are_tried_again_after_some_turns(sqlite_memory: Memory, clock: SettableClock) -> None:
-    """A busy session does not wait for the time to pass: ten turns at first, then twice as many."""
+    """A busy session is retried after ten turns at first, then after twice as many."""
     summarizer = WrittenDown()
     summarizer.answer = lambda _: ""
     await talk(sqlite_memory, 10)
@@ -145,8 +144,8 @@ async def test_failures_are_tried_again_after_some_turns(sqlite_memory: Memory, 
     assert [tries.index(count) for count in (1, 2, 3)] == [0, 10, 30]
 
 
-async def test_a_model_that_writes_too_much_is_asked_for_less_at_once(sqlite_memory: Memory) -> None:
-    """The second text is taken as it is."""
+async def test_a_model_that_writes_too_much_is_called_again_with_a_lower_limit(sqlite_memory: Memory) -> None:
+    """The second text is used unchanged if it fits."""
     summarizer = WrittenDown()
     summarizer.answer = lambda _: "word " * (5_000 if len(summarizer.asked) == 1 else 10)
     await talk(sqlite_memory, 10)
@@ -159,8 +158,8 @@ async def test_a_model_that_writes_too_much_is_asked_for_less_at_once(sqlite_mem
     assert CUT_MARK not in made.text
 
 
-async def test_a_model_that_never_writes_less_has_its_summary_cut(memory: Memory, events: RecordedEvents) -> None:
-    """It has the beginning of the text and fits its room, and the messages are covered."""
+async def test_a_summary_that_stays_too_long_is_cut(memory: Memory, events: RecordedEvents) -> None:
+    """The beginning of the second text is stored within its limit, and the messages are covered."""
     summarizer = WrittenDown()
     summarizer.answer = lambda _: "word " * 5_000
     await talk(memory, 10)
@@ -174,8 +173,7 @@ async def test_a_model_that_never_writes_less_has_its_summary_cut(memory: Memory
     assert not events.of(SummaryFailed)
 
 
-async def test_one_sessions_trouble_is_not_the_others(sqlite_memory: Memory) -> None:
-    """The rest of the queue goes on."""
+async def test_a_failure_in_one_session_does_not_stop_others(sqlite_memory: Memory) -> None:
     broken, well = WrittenDown(), WrittenDown()
     broken.answer = lambda _: _raise(RuntimeError())
     for session_id in ("one", "two"):
@@ -188,7 +186,7 @@ async def test_one_sessions_trouble_is_not_the_others(sqlite_memory: Memory) -> 
 
 
 def noting(order: list[str], name: str) -> Callable[[Asked], str]:
-    """An answer that notes when it was asked for."""
+    """Return an answer that records the order of the calls."""
 
     def answer(_: Asked) -> str:
         order.append(name)
@@ -198,8 +196,8 @@ def noting(order: list[str], name: str) -> Callable[[Asked], str]:
 
 
 @pytest.mark.slow
-async def test_a_long_past_does_not_keep_others_waiting(sqlite_memory: Memory) -> None:
-    """It is read in turns with theirs, to its end."""
+async def test_a_long_session_does_not_block_others(sqlite_memory: Memory) -> None:
+    """The parts of a long session are read alternately with other sessions."""
     reader = WrittenDown(input_tokens=1_000)
     order: list[str] = []
     reader.answer = noting(order, "past")
@@ -215,10 +213,8 @@ async def test_a_long_past_does_not_keep_others_waiting(sqlite_memory: Memory) -
 
 
 @pytest.mark.parametrize("change", ["reset", "delete", "delete and begin anew"])
-async def test_a_session_that_changes_meanwhile_keeps_no_summary(
-    memory: Memory, events: RecordedEvents, change: str
-) -> None:
-    """Of what was said before a reset, or in another session of the same name."""
+async def test_a_summary_of_a_changed_session_is_discarded(memory: Memory, events: RecordedEvents, change: str) -> None:
+    """A summary is discarded if its session was reset, deleted or created again meanwhile."""
     summarizer, gate = WrittenDown(), Gate()
     summarizer.answer = lambda asked: waiting(gate, asked)
     await talk(memory, 10)
@@ -234,8 +230,7 @@ async def test_a_session_that_changes_meanwhile_keeps_no_summary(
     assert [told.reason for told in events.of(SummaryFailed)] == ["outdated"]
 
 
-async def test_turns_that_come_meanwhile_are_no_trouble(memory: Memory) -> None:
-    """They follow the range."""
+async def test_turns_during_a_compression_follow_its_range(memory: Memory) -> None:
     summarizer, gate = WrittenDown(), Gate()
     summarizer.answer = lambda asked: waiting(gate, asked)
     await talk(memory, 10)
@@ -248,10 +243,10 @@ async def test_turns_that_come_meanwhile_are_no_trouble(memory: Memory) -> None:
     await check_coverage(memory)
 
 
-async def test_a_database_that_fails_is_told(
+async def test_a_failing_database_is_reported(
     shared_url: str, memory_options: MemoryOptions, events: RecordedEvents
 ) -> None:
-    """The task lives on."""
+    """The background task survives the failure."""
     summarizer = WrittenDown()
     async with open_memory(shared_url, observers=[events], options=memory_options) as memory:
         await talk(memory, 10)
@@ -267,8 +262,8 @@ async def test_a_database_that_fails_is_told(
         assert await ranges(memory, "two") == [(1, 14)]
 
 
-async def test_what_is_queued_ends_when_the_memory_closes(shared_url: str, memory_options: MemoryOptions) -> None:
-    """A program that answers one question and stops has its session compressed all the same."""
+async def test_closing_the_memory_finishes_queued_compressions(shared_url: str, memory_options: MemoryOptions) -> None:
+    """Queued sessions are compressed before a short program ends."""
     async with open_memory(shared_url, options=memory_options) as memory:
         await talk(memory, 10)
         consider(memory, WrittenDown())
@@ -276,8 +271,8 @@ async def test_what_is_queued_ends_when_the_memory_closes(shared_url: str, memor
         assert await ranges(memory) == [(1, 14)]
 
 
-async def test_closing_does_not_wait_for_ever(memory: Memory, events: RecordedEvents, clock: SettableClock) -> None:
-    """A model that hangs is given up; the next one to come finds nothing changed, and nothing taken."""
+async def test_closing_does_not_wait_forever(memory: Memory, events: RecordedEvents, clock: SettableClock) -> None:
+    """A hanging model is abandoned after `closing_seconds`; the session can be compressed later."""
     summarizer, gate = WrittenDown(), Gate()
     summarizer.answer = lambda asked: waiting(gate, asked)
     compressor = Compressor(
@@ -297,8 +292,8 @@ async def test_closing_does_not_wait_for_ever(memory: Memory, events: RecordedEv
     assert await memory.compressor.compress_now("room", SMALL, WrittenDown(), budget=BUDGET) is not None
 
 
-async def test_too_many_sessions_crowd_out_the_oldest(sqlite_memory: Memory, events: RecordedEvents) -> None:
-    """Which is told, of those that wait; they are looked at again after their next turn."""
+async def test_a_full_queue_drops_the_oldest_sessions(sqlite_memory: Memory, events: RecordedEvents) -> None:
+    """Each session dropped from the queue emits an event; its next turn queues it again."""
     summarizer = WrittenDown()
     for number in range(1_007):
         consider(sqlite_memory, summarizer, f"room-{number}")
@@ -311,7 +306,7 @@ async def test_too_many_sessions_crowd_out_the_oldest(sqlite_memory: Memory, eve
 async def test_no_text_of_messages_is_reported(
     sqlite_memory: Memory, events: RecordedEvents, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Neither by events, nor by the log, nor by the error that a caller gets: a model's own error may quote all."""
+    """A model's error may quote the messages, so events, logs and the caller's error name only its type."""
     caplog.set_level(logging.DEBUG)
     sqlite_memory.observers.add(LogObserver())
     summarizer = WrittenDown()

@@ -1,4 +1,4 @@
-"""Law 6: whatever happens, each message is in exactly one summary that counts, or can be shown as it was said."""
+"""Tests of coverage: each message is in exactly one active summary, or can still be shown itself."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ steps = st.one_of(
 
 
 class Moody(WrittenDown):
-    """A summarizer that fails, or says much, when it is told to."""
+    """A summarizer that fails, or writes too much, depending on its mood."""
 
     mood = ""
 
     async def summarize(self, record: str, *, earlier: str | None, task: object, max_tokens: int) -> str:
-        """What the mood makes of it."""
+        """Return the text, raise, or return a text that is too long."""
         said = await super().summarize(record, earlier=earlier, task=task, max_tokens=max_tokens)  # type: ignore[arg-type]
         if self.mood == "fail" and len(self.asked) % 2:
             raise StoreUnavailable("a model's own trouble")
@@ -43,7 +43,7 @@ class Moody(WrittenDown):
 
 
 def compression_of(trigger: tuple[str, float], keep: tuple[str, float]) -> Compression | None:
-    """The options, if they can work."""
+    """Return the options, or None if they are invalid."""
     if trigger[0] == keep[0] and keep[1] >= trigger[1]:
         return None
     return Compression(trigger, keep, max_summary_tokens=200)  # type: ignore[arg-type]
@@ -58,7 +58,7 @@ async def test_each_message_is_covered_once(
     todo: list[str | list[tuple[str, int]]],
     input_tokens: int,
 ) -> None:
-    """After every step of any talk, with failures, resets and wordy models between."""
+    """Coverage holds after every step of any conversation, with failures, resets and long texts."""
     compression = compression_of(trigger, keep)
     if compression is None:
         return
@@ -82,7 +82,7 @@ async def test_each_message_is_covered_once(
 async def compress(
     memory: Memory, session_id: str, compression: Compression, summarizer: Summarizer, left_out_upto_seq: int
 ) -> None:
-    """Try to compress; what a window left out is then in a summary, but for the newest question."""
+    """Try to compress; check that messages excluded from a window are then in a summary."""
     compressor = memory.compressor
     try:
         await compressor.compress_now(
@@ -100,14 +100,14 @@ async def compress(
 
 
 def said(letter: str, words: int) -> Message:
-    """A message of some words."""
+    """Return a message of some words."""
     roles: dict[str, Role] = {"u": "user", "a": "assistant", "s": "system"}
     return Message(role=roles[letter], content=" ".join(["word"] * words))
 
 
 @pytest.mark.slow
 async def test_eight_hundred_messages_leave_none_uncovered(memory: Memory) -> None:
-    """With a trigger of 20,000 tokens: each was read once, and is in one summary or among those that are kept."""
+    """With a trigger of 20,000 tokens, each message is read once and is in one summary or in the kept tail."""
     summarizer = WrittenDown()
     session = memory.session("room")
     compression = Compression(trigger=("tokens", 20_000))
@@ -129,5 +129,5 @@ async def test_eight_hundred_messages_leave_none_uncovered(memory: Memory) -> No
 
 
 def task_is_plain(asked: Asked) -> bool:
-    """Whether nothing had to be read in pieces."""
+    """Return whether no message was read in pieces."""
     return asked.task == "messages" and all("part" not in line for line in asked.lines)

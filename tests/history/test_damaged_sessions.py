@@ -1,4 +1,4 @@
-"""One damaged item of a graph store is the trouble of its own session, and of nobody else: in Python."""
+"""Tests of damaged items in a graph store: only their own session is affected."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ everything = pytest.mark.parametrize(
 
 @asynccontextmanager
 async def opened(url: str, options: MemoryOptions, events: RecordedEvents) -> AsyncIterator[Memory]:
-    """A memory that keeps transcripts in a graph store, with two sessions."""
+    """Open a memory with transcripts in a graph store and two sessions."""
     options = replace(options, transcripts="graph_store")
     async with open_memory(url, observers=[events], options=options) as memory:
         for session_id in (ROOM, WELL):
@@ -40,15 +40,15 @@ async def opened(url: str, options: MemoryOptions, events: RecordedEvents) -> As
 
 
 def said(text: str) -> list[Message]:
-    """A turn."""
+    """Return a turn of two messages."""
     return [Message(role="user", content=text, id=f"m:{text}"), Message(role="assistant", content=f"to {text}")]
 
 
 @everything
-async def test_a_damaged_session_raises_alone_and_goes_on_when_it_is_repaired(
+async def test_a_damaged_session_raises_until_it_is_repaired(
     shared_url: str, memory_options: MemoryOptions, events: RecordedEvents, kind: str
 ) -> None:
-    """What is said meanwhile waits, and is there once in its order after the repair."""
+    """Turns recorded while a session is damaged are stored once, in order, after its repair."""
     whole: list[object] = []
     async with opened(shared_url, memory_options, events) as memory:
         damage, session = DAMAGES[kind], memory.session(ROOM, user_id="ann")
@@ -79,10 +79,10 @@ async def test_a_damaged_session_raises_alone_and_goes_on_when_it_is_repaired(
 
 
 @everything
-async def test_a_damaged_session_is_erased_by_whom_it_is(
+async def test_a_damaged_session_is_deleted_by_its_owner(
     shared_url: str, memory_options: MemoryOptions, events: RecordedEvents, kind: str
 ) -> None:
-    """And is as it never was."""
+    """Only the owner can delete a damaged session, and a new session can have its id."""
     async with opened(shared_url, memory_options, events) as memory:
         await asyncio.to_thread(DAMAGES[kind].do, shared_url, ROOM)
         assert not await memory.session(ROOM, user_id="bob").delete()
@@ -94,10 +94,10 @@ async def test_a_damaged_session_is_erased_by_whom_it_is(
 
 
 @pytest.mark.parametrize("note", [None, "text", {}, {"seq": "one"}, {"seq": -1}])
-async def test_a_damaged_note_of_an_id_is_made_up_for(
+async def test_a_damaged_id_item_is_replaced(
     shared_url: str, memory_options: MemoryOptions, events: RecordedEvents, note: Any
 ) -> None:
-    """The messages themselves say where it is: a repeat is known, and nothing is doubled."""
+    """A damaged id item is restored from the messages: repeats are detected, and nothing is stored twice."""
     async with opened(shared_url, memory_options, events) as memory:
         session = memory.session(WELL)
         await memory.session(ROOM).delete()
@@ -110,10 +110,10 @@ async def test_a_damaged_note_of_an_id_is_made_up_for(
         assert memory.damaged() == []
 
 
-async def test_retention_passes_over_a_damaged_conversation_of_an_agents_own(
+async def test_retention_skips_a_damaged_conversation(
     sqlite_memory: Memory,
 ) -> None:
-    """The others are pruned, and the damaged one is counted as left for later."""
+    """Other conversations are pruned, and the damaged one is counted as busy."""
     store = InMemoryStore()
     keeper = await sqlite_memory.namespace(LAYOUT, store)
     for session_id in (ROOM, WELL):

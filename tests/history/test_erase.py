@@ -1,4 +1,4 @@
-"""Erase means gone: no byte of a person's words is in any file or row, and the receipt says so."""
+"""Tests of erasing persons and sessions: none of their words remains in any file or row, and the receipt is true."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ ANN, BOB = "telegram:ann", "telegram:bob"
 
 @pytest.fixture
 async def memory(database_url: str, memory_options: MemoryOptions) -> AsyncIterator[Memory]:
-    """A memory over each engine."""
+    """Open a memory on each database engine, and close it after the test."""
     async with open_memory(database_url, options=memory_options) as opened:
         yield opened
 
@@ -51,8 +51,8 @@ class _Words(TypedDict):
     word: str
 
 
-def saved(saver: BaseCheckpointSaver[str]) -> Any:
-    """A graph of a user, with checkpoints under the session's id."""
+def graph_with(saver: BaseCheckpointSaver[str]) -> Any:
+    """Return a graph that saves checkpoints under the id of the session."""
     builder = StateGraph(_Words)
     builder.add_node("say", lambda state: state)
     builder.add_edge(START, "say")
@@ -60,7 +60,7 @@ def saved(saver: BaseCheckpointSaver[str]) -> Any:
 
 
 def said(words: str, sender: str | None = None) -> Message:
-    """A message of a person, as channels store it."""
+    """Return a message of a person as channels store it."""
     metadata = {} if sender is None else {"sender_id": sender, "sender_name": words}
     return Message(role="user", content=words, metadata=metadata)
 
@@ -69,14 +69,14 @@ def said(words: str, sender: str | None = None) -> Message:
 async def kept(
     request: pytest.FixtureRequest, database_url: str, memory_options: MemoryOptions
 ) -> AsyncIterator[Memory]:
-    """A memory over each engine, with transcripts in tables and in a graph store."""
+    """Open a memory on each database engine, with transcripts in tables and in a graph store."""
     options = replace(memory_options, transcripts=request.param)
     async with open_memory(database_url, options=options) as opened:
         yield opened
 
 
 async def live(memory: Memory) -> None:
-    """Fill every store that a person leaves something in."""
+    """Write data of the person to every store."""
     own = memory.session("telegram:1", user_id=ANN)
     for number in range(20):
         await own.append([said(f"{CANARY} says {number}"), Message(role="assistant", content=f"yes {CANARY}")])
@@ -96,8 +96,8 @@ async def live(memory: Memory) -> None:
     await memory.search(CANARY)
 
 
-async def test_a_person_is_gone_and_others_stay(kept: Memory) -> None:
-    """All sessions under all ids, knowledge, and the words in a group chat; the receipt counts before and after."""
+async def test_a_person_is_erased_and_others_stay(kept: Memory) -> None:
+    """Sessions under all ids of a person, facts and words in group chats are erased; the receipt counts them."""
     memory = kept
     await live(memory)
     plan = await memory.erase(user_id=ANN, dry_run=True)
@@ -131,8 +131,8 @@ async def test_a_person_is_gone_and_others_stay(kept: Memory) -> None:
     assert CANARY not in str(info)
 
 
-async def test_messages_that_wait_for_their_runs_go_with_their_person_or_session(memory: Memory) -> None:
-    """A waiting row of the outbox has the words of the message, even if its session is not stored yet."""
+async def test_pending_outbox_rows_are_erased_with_their_person_or_session(memory: Memory) -> None:
+    """A pending outbox row has the words of a message, even if its session is not stored yet."""
     await memory.persons.resolve(ANN)
     await memory.persons.resolve("telegram:ann2")
     await memory.persons.merge("telegram:ann2", into=ANN)
@@ -158,7 +158,6 @@ async def test_messages_that_wait_for_their_runs_go_with_their_person_or_session
 
 
 async def test_only_text_and_integers_name_a_sender(kept: Memory) -> None:
-    """Other values in a message's metadata are no person, and stop no erase and no export."""
     senders: tuple[Any, ...] = ([ANN], {"id": ANN}, None, True, 7, "7")
     words = [Message(role="user", content=f"words {each!r}", metadata={"sender_id": each}) for each in senders]
     await kept.session("group", user_id=BOB).append(words)
@@ -173,13 +172,14 @@ async def test_only_text_and_integers_name_a_sender(kept: Memory) -> None:
     assert await agents.session("agents'").count() == 1
 
 
-async def test_a_pending_turn_of_no_sender_stops_no_erase(sqlite_url: str, memory_options: MemoryOptions) -> None:
-    """A list in its metadata is no person."""
+async def test_a_pending_turn_with_an_invalid_sender_id_does_not_stop_an_erase(
+    sqlite_url: str, memory_options: MemoryOptions
+) -> None:
     options = replace(memory_options, store=StoreOptions(lock_timeout_seconds=0.05))
     async with open_memory(sqlite_url, options=options) as memory:
         path = parse_address(sqlite_url).path
         assert path is not None
-        assert (await memory.erase(user_id=ANN)).complete  # the database has a key for receipts from now on
+        assert (await memory.erase(user_id=ANN)).complete  # creates the signing key of the database
         async with Outage(path)():
             waiting = Message(role="user", content="waits", metadata={"sender_id": [ANN]})
             await memory.session("group", user_id=BOB).record([waiting])
@@ -187,7 +187,7 @@ async def test_a_pending_turn_of_no_sender_stops_no_erase(sqlite_url: str, memor
 
 
 async def test_the_receipt_can_be_verified(memory: Memory) -> None:
-    """Signed by the database, and no longer true when the person is back."""
+    """A receipt is signed by the database, and is no longer true after new data of the person."""
     await memory.session("telegram:1", user_id=ANN).append([said("hi")])
     receipt = EraseReceipt.from_dict((await memory.erase(user_id=ANN)).to_dict())
     assert await memory.verify_erased(receipt) == "gone"
@@ -196,8 +196,8 @@ async def test_the_receipt_can_be_verified(memory: Memory) -> None:
     assert await memory.verify_erased(receipt) == "there"
 
 
-async def test_the_receipt_is_searched_for_in_every_store(kept: Memory) -> None:
-    """What a dry run would find makes it untrue: also under a merged id, in the graph store and in a pending turn."""
+async def test_the_receipt_is_verified_in_every_store(kept: Memory) -> None:
+    """Verification searches the data that a dry run would find, in every store and under merged ids."""
     await kept.persons.resolve(ANN)
     await kept.persons.resolve("telegram:ann2")
     await kept.persons.merge("telegram:ann2", into=ANN)
@@ -224,8 +224,7 @@ async def test_the_receipt_is_searched_for_in_every_store(kept: Memory) -> None:
     assert await kept.verify_erased(receipt) == "gone"
 
 
-async def test_a_created_thread_goes_with_its_session(kept: Memory) -> None:
-    """What LangGraph's API keeps for a first run: with a session that is erased or deleted, and with its person."""
+async def test_the_state_of_a_created_thread_is_erased_with_its_session(kept: Memory) -> None:
     state = kept.channels.state
     targets: list[dict[str, Any]] = [{"session_id": "t"}, {"user_id": ANN}, {"session_id": "t"}]
     for number, target in enumerate(targets):
@@ -241,7 +240,6 @@ async def test_a_created_thread_goes_with_its_session(kept: Memory) -> None:
 
 
 async def test_a_damaged_receipt_is_unsigned(memory: Memory) -> None:
-    """Whatever stands where its signature was."""
     receipt = await memory.erase(user_id=ANN)
     for signature in ("ü", "\ud800", "", 7, None, ["a"]):
         damaged = EraseReceipt.from_dict({**receipt.to_dict(), "signature": signature})
@@ -250,8 +248,7 @@ async def test_a_damaged_receipt_is_unsigned(memory: Memory) -> None:
     assert await memory.verify_erased(old) == "unsigned"
 
 
-async def test_facts_of_all_scopes_go_with_the_words_that_they_rest_on(memory: Memory) -> None:
-    """Of the person's own sessions and of messages in sessions of others; other facts stay with their evidence."""
+async def test_facts_of_all_scopes_are_erased_with_their_evidence(memory: Memory) -> None:
     await memory.session("telegram:1", user_id=ANN).append([said(CANARY)])
     await memory.session("telegram:group").append([said(CANARY, ANN), said("bob", BOB)])
     shop, bob = Scope("workspace", "shop"), Scope("user", BOB)
@@ -270,8 +267,7 @@ async def test_facts_of_all_scopes_go_with_the_words_that_they_rest_on(memory: M
     assert [(fact.key, fact.evidence) for fact in facts] == [("stays", (Evidence("telegram:group", 2),))]
 
 
-async def test_checkpoints_of_a_shared_session_go(shared_url: str, memory_options: MemoryOptions) -> None:
-    """Their states have the person's words; those of other sessions stay."""
+async def test_checkpoints_of_a_shared_session_are_deleted(shared_url: str, memory_options: MemoryOptions) -> None:
     async with (
         open_memory(shared_url, options=memory_options) as memory,
         open_checkpointer(parse_address(shared_url), StoreOptions()) as saver,
@@ -279,7 +275,7 @@ async def test_checkpoints_of_a_shared_session_go(shared_url: str, memory_option
         await memory.session("telegram:group").append([said(CANARY, ANN), said("bob", BOB)])
         await memory.session("telegram:3", user_id=BOB).append([said("bob alone")])
         for thread in ("telegram:group", "telegram:3"):
-            await saved(saver).ainvoke({"word": CANARY}, {"configurable": {"thread_id": thread}})
+            await graph_with(saver).ainvoke({"word": CANARY}, {"configurable": {"thread_id": thread}})
         plan = {store.name: store.before for store in (await memory.erase(user_id=ANN, dry_run=True)).stores}
         receipt = await memory.erase(user_id=ANN)
         assert receipt.complete
@@ -287,8 +283,8 @@ async def test_checkpoints_of_a_shared_session_go(shared_url: str, memory_option
         assert query(shared_url, "SELECT DISTINCT thread_id FROM checkpoints") == [("telegram:3",)]
 
 
-async def test_a_user_with_the_name_of_a_namespace_takes_nothing_of_others_along(kept: Memory) -> None:
-    """Ids of users come from outside: `memories`, the namespace of conversations, or another person's session."""
+async def test_erasing_a_user_named_like_a_namespace_keeps_the_data_of_others(kept: Memory) -> None:
+    """A user id may equal a namespace or another person's session id; the data of others stays."""
     await kept.session("telegram:1", user_id=BOB).append([said("bob's").with_fields(id="m1")])
     store = await kept.graph_store()
     for namespace in ((BOB, "memories"), ("carol", "notes"), ("notes", "memories")):
@@ -307,10 +303,10 @@ async def test_a_user_with_the_name_of_a_namespace_takes_nothing_of_others_along
     assert await agents.session("telegram:1").count() == 1
 
 
-async def test_a_reader_of_the_file_holds_up_neither_the_erase_nor_writers(
+async def test_a_reader_of_the_file_blocks_neither_the_erase_nor_writers(
     sqlite_url: str, memory_options: MemoryOptions
 ) -> None:
-    """A backup, say: the WAL that it keeps is named, and a repeat empties it."""
+    """An open read transaction keeps the WAL: the receipt names it, and a repeated erase empties it."""
     async with open_memory(sqlite_url, options=memory_options) as memory:
         await memory.session("telegram:1", user_id=ANN).append([said(CANARY)])
         with closing(sqlite3.connect(sqlite_url.removeprefix("sqlite:///"))) as reader:
@@ -327,7 +323,7 @@ async def test_a_reader_of_the_file_holds_up_neither_the_erase_nor_writers(
 
 
 async def test_a_session_is_erased_alone(memory: Memory) -> None:
-    """The person's other sessions stay."""
+    """Other sessions of the person stay; branches of the session are named in the receipt."""
     await live(memory)
     receipt = await memory.erase(session_id="telegram:1")
     assert (receipt.kind, receipt.sessions, receipt.complete) == ("session", 1, True)
@@ -341,7 +337,7 @@ async def test_a_session_is_erased_alone(memory: Memory) -> None:
 
 
 async def test_sessions_of_child_runs_are_named(memory: Memory) -> None:
-    """They have texts of the session, and stay if it is erased alone."""
+    """Sessions of child runs are named in the receipt and stay when their parent's session is erased."""
     top = NewRun(run_id="r1", workflow="parent", input={"text": "hi"}, session_id="telegram:1")
     await memory.runs.order.add(top)
     for name, session_id in (("r2", "child:r2"), ("r3", None)):
@@ -359,10 +355,10 @@ STEPS = ("empty", "delete_person", "forget_evidence", "delete_checkpoints", "ove
 
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.slow
-async def test_an_erase_that_breaks_off_anywhere_goes_on(
+async def test_an_erase_that_fails_at_any_step_can_be_repeated(
     memory: Memory, database_url: str, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
-    """The repeat erases what belongs to sessions and ids whose own rows are gone, and has the counts of the first."""
+    """A repeated erase completes a failed one, and its receipt has the counts of the first."""
     await live(memory)
     beside = await memory.namespace(GraphLayout(("agents",)))
     await beside.session("telegram:1").append([said(f"{CANARY} to an agent")])
@@ -371,7 +367,7 @@ async def test_an_erase_that_breaks_off_anywhere_goes_on(
     await (await memory.graph_store()).aput(("memories", "telegram:ann2"), "k", {"text": CANARY})
     if database_url != "sqlite://":
         async with open_checkpointer(parse_address(database_url), StoreOptions()) as saver:
-            await saved(saver).ainvoke({"word": CANARY}, {"configurable": {"thread_id": "telegram:1"}})
+            await graph_with(saver).ainvoke({"word": CANARY}, {"configurable": {"thread_id": "telegram:1"}})
 
     async def broken(_: object, *__: object, **___: object) -> None:
         raise ConnectionError
@@ -414,7 +410,7 @@ def erase_in_a_process(url: str, folder: Path) -> bool:
 
 
 def erase_until_killed(url: str, folder: Path, last: int) -> None:
-    """Erase the person, and be killed while the session with this number is deleted."""
+    """Erase the person, and kill the process while it deletes the session with this number."""
     delete, numbers = Session.delete, itertools.count(1)
 
     async def watched(session: Session) -> bool:
@@ -428,14 +424,15 @@ def erase_until_killed(url: str, folder: Path, last: int) -> None:
 
 
 @pytest.mark.process
-async def test_an_erase_that_is_killed_goes_on(shared_url: str, memory_options: MemoryOptions, tmp_path: Path) -> None:
-    """Three times in the middle; the fourth process does the rest."""
+async def test_an_erase_that_is_killed_is_completed_by_the_next_process(
+    shared_url: str, memory_options: MemoryOptions, tmp_path: Path
+) -> None:
     async with open_memory(shared_url, options=memory_options) as memory:
         for number in range(40):
             await memory.session(f"telegram:{number}", user_id=ANN).append([said(f"{CANARY} {number}")])
         await memory.session("telegram:group").append([said(f"{CANARY} in the group", ANN), said("bob", BOB)])
 
-    # A process begins with the sessions that were already deleted.
+    # A process first deletes again the sessions that were already deleted.
     for last in (10, 20, 30):
         child = Child(erase_until_killed, shared_url, tmp_path / "pending", last)
         with pytest.raises(AssertionError, match="the process was killed"):
@@ -449,7 +446,7 @@ async def test_an_erase_that_is_killed_goes_on(shared_url: str, memory_options: 
 
 
 async def test_no_table_has_a_word_of_the_person(memory: Memory, database_url: str) -> None:
-    """Every column of every row, checkpoints and graph store included."""
+    """No column of any table has the words after an erase (checked on PostgreSQL only)."""
     await live(memory)
     await memory.erase(user_id=ANN)
     if not database_url.startswith("postgres"):
@@ -462,7 +459,7 @@ async def test_no_table_has_a_word_of_the_person(memory: Memory, database_url: s
 
 
 async def test_no_file_has_a_byte_of_the_person(tmp_path: Path, memory_options: MemoryOptions) -> None:
-    """SQLite's file and WAL while the service runs, the search index, pending files and checkpoints."""
+    """The SQLite file, its WAL, pending files and checkpoints are free of the words while the service runs."""
     url = f"sqlite:///{tmp_path}/data/threadkeep.db"
     outage = Outage(tmp_path / "data" / "threadkeep.db")
     options = replace(memory_options, store=StoreOptions(lock_timeout_seconds=0.05))
@@ -470,7 +467,7 @@ async def test_no_file_has_a_byte_of_the_person(tmp_path: Path, memory_options: 
         await live(memory)
         await (await memory.graph_store()).aput(("memories", ANN), "k", {"text": CANARY})
         async with open_checkpointer(parse_address(url), options.store) as saver:
-            graph = saved(saver)
+            graph = graph_with(saver)
             await graph.ainvoke({"word": CANARY}, {"configurable": {"thread_id": "telegram:1"}})
         async with outage():
             await memory.session("telegram:1", user_id=ANN).record([said(f"{CANARY} waits")])
@@ -488,7 +485,6 @@ async def test_no_file_has_a_byte_of_the_person(tmp_path: Path, memory_options: 
 async def test_no_file_of_a_separate_graph_store_has_a_byte_of_the_person(
     tmp_path: Path, memory_options: MemoryOptions, *, vacuum: bool
 ) -> None:
-    """Neither its SQLite file nor the WAL, while it is open; the receipt says complete."""
     graph_store = parse_address(f"sqlite:///{tmp_path}/graphs/store.db")
     options = replace(memory_options, graph_store=graph_store)
     async with open_memory(f"sqlite:///{tmp_path}/data/threadkeep.db", options=options) as memory:
@@ -508,7 +504,7 @@ async def test_no_file_of_a_separate_graph_store_has_a_byte_of_the_person(
 async def test_a_separate_graph_store_on_postgresql_is_named(
     tmp_path: Path, postgres_url: str, memory_options: MemoryOptions
 ) -> None:
-    """Its dead rows stay until VACUUM."""
+    """The receipt names the graph store's PostgreSQL, which has dead rows until VACUUM."""
     options = replace(memory_options, graph_store=parse_address(postgres_url))
     async with open_memory(f"sqlite:///{tmp_path}/threadkeep.db", options=options) as memory:
         await (await memory.graph_store()).aput(("memories", ANN), "k", {"text": CANARY})
@@ -518,7 +514,7 @@ async def test_a_separate_graph_store_on_postgresql_is_named(
 
 
 async def test_a_vacuum_leaves_no_byte_in_postgresqls_files(memory_options: MemoryOptions, postgres_url: str) -> None:
-    """No dead row and no statistics of the planner; the WAL is named in the receipt."""
+    """VACUUM removes dead rows and planner statistics; the receipt names the WAL."""
     [(folder,)] = query(postgres_url, "SHOW data_directory")
     async with open_memory(postgres_url, options=memory_options) as memory:
         await live(memory)
@@ -534,13 +530,13 @@ async def test_a_vacuum_leaves_no_byte_in_postgresqls_files(memory_options: Memo
 
 
 def files_with(folder: Path) -> list[str]:
-    """The files of a PostgreSQL server with a byte of the person, but for its WAL."""
+    """Return the files of a PostgreSQL server, except its WAL, that have the words of the person."""
     files = [path for path in folder.rglob("*") if path.is_file() and "pg_wal" not in path.parts]
     return [str(path) for path in files if CANARY.encode() in path.read_bytes()]
 
 
 async def test_pending_turns_of_dead_processes_are_erased(tmp_path: Path, memory_options: MemoryOptions) -> None:
-    """From a memory without background work, such as a command's; others' turns stay."""
+    """A memory without background work erases pending turns of dead processes, and keeps those of others."""
     url = f"sqlite:///{tmp_path}/threadkeep.db"
     options = replace(memory_options, background=False)
     async with open_memory(url, options=options) as memory:
@@ -560,7 +556,7 @@ async def test_pending_turns_of_dead_processes_are_erased(tmp_path: Path, memory
 
 
 async def test_a_delivered_turn_is_in_no_pending_file(tmp_path: Path, memory_options: MemoryOptions) -> None:
-    """Its words are erased, although another turn of the file still waits, because it is refused."""
+    """A delivered turn leaves the pending file even if another, refused turn in the same file still waits."""
     outage = Outage(tmp_path / "threadkeep.db")
     options = replace(memory_options, store=StoreOptions(lock_timeout_seconds=0.05))
     async with open_memory(outage.url, options=options) as memory:
@@ -574,7 +570,7 @@ async def test_a_delivered_turn_is_in_no_pending_file(tmp_path: Path, memory_opt
 
 
 async def test_unreadable_lines_of_dead_processes_are_named(tmp_path: Path, memory_options: MemoryOptions) -> None:
-    """From a memory without background work, which takes no file over."""
+    """A memory without background work reports unreadable pending lines, which it does not take over."""
     url = f"sqlite:///{tmp_path}/threadkeep.db"
     async with open_memory(url, options=replace(memory_options, background=False)) as memory:
         folder = folder_of(parse_address(url), memory_options.pending.folder)
@@ -584,5 +580,5 @@ async def test_unreadable_lines_of_dead_processes_are_named(tmp_path: Path, memo
 
 
 def bytes_below(folder: Path) -> dict[str, bytes]:
-    """The contents of all files below a folder."""
+    """Return the contents of all files below a folder."""
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}

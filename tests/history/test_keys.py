@@ -1,4 +1,4 @@
-"""Keys: the examples of the specification, and what holds for any text and any scope."""
+"""Tests of session keys: the examples of the specification, and properties for any text and any scope."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ templates = st.lists(
 
 
 def telegram(chat_id: object) -> dict[str, object]:
-    """A scope with a Telegram chat."""
+    """Return a scope with a Telegram chat."""
     return {"results": {"telegram_events_parser": {"chat_id": chat_id}}}
 
 
 def wecom(open_kf_id: object, external_userid: object) -> dict[str, object]:
-    """A scope with a WeCom account and its customer."""
+    """Return a scope with a WeCom account and its customer."""
     return {"results": {"wecom_cs_sync": {"open_kf_id": open_kf_id, "external_userid": external_userid}}}
 
 
 def refused(resolution: KeyResolution) -> list[str]:
-    """The reasons for which there is no key."""
+    """Return the reasons why there is no key."""
     assert resolution.key is None
     return [one.reason for one in resolution.refused]
 
@@ -59,7 +59,6 @@ def refused(resolution: KeyResolution) -> list[str]:
     "key", ["a", "telegram:123", "telegram:-100123", "wecom_cs:kf-001:ext-abc", "session-123", "a" * 256]
 )
 def test_valid_keys_pass(key: str) -> None:
-    """The keys of the specification are valid."""
     check_key(key)
     assert refusal(key) is None
 
@@ -89,7 +88,6 @@ def test_valid_keys_pass(key: str) -> None:
     ],
 )
 def test_invalid_keys_are_refused_with_their_reason(key: str, reason: str) -> None:
-    """An invalid key raises InvalidKey, which names the reason and does not repeat the key."""
     assert refusal(key) == reason
     with pytest.raises(InvalidKey) as caught:
         check_key(key)
@@ -97,8 +95,8 @@ def test_invalid_keys_are_refused_with_their_reason(key: str, reason: str) -> No
     assert str(caught.value).endswith(".")
 
 
-def test_the_error_does_not_repeat_what_may_be_message_text() -> None:
-    """Somebody who passes a message as a key does not find it in the log."""
+def test_the_error_does_not_repeat_the_key() -> None:
+    """A caller may pass a message as a key by mistake, and errors are logged."""
     with pytest.raises(InvalidKey) as caught:
         check_key("my secret words")
     assert "secret" not in str(caught.value)
@@ -106,7 +104,7 @@ def test_the_error_does_not_repeat_what_may_be_message_text() -> None:
 
 @given(any_texts)
 def test_exactly_the_alphabet_is_valid(key: str) -> None:
-    """A key is valid when the whole of it matches the alphabet and no part between colons is empty."""
+    """A key is valid if all of it matches the alphabet and no part between colons is empty."""
     matches = re.fullmatch(r"[A-Za-z0-9:_-]{1,256}", key) is not None and all(key.split(":"))
     assert (refusal(key) is None) == matches
 
@@ -126,14 +124,14 @@ def test_exactly_the_alphabet_is_valid(key: str) -> None:
     ],
 )
 def test_escape_examples(text: str, part: str) -> None:
-    """Every character outside A-Z, a-z, 0-9 and minus becomes its UTF-8 bytes in hex."""
+    """Each character outside A-Z, a-z, 0-9 and minus becomes its UTF-8 bytes in hex."""
     assert escape_key(text) == part
     assert unescape_key(part) == text
 
 
 @given(texts)
 def test_escape_is_reversible(text: str) -> None:
-    """Any text comes back from its escaped form, which has only characters of the alphabet and no colon."""
+    """An escaped text has only characters of the alphabet, no colon, and can be unescaped."""
     part = escape_key(text)
     assert unescape_key(part) == text
     assert re.fullmatch(r"[A-Za-z0-9_-]*", part)
@@ -141,26 +139,24 @@ def test_escape_is_reversible(text: str) -> None:
 
 @given(texts, texts)
 def test_escape_keeps_different_texts_apart(one: str, other: str) -> None:
-    """Two different texts have two different escaped forms."""
     assert (escape_key(one) == escape_key(other)) == (one == other)
 
 
 @given(st.text(st.sampled_from("_0145afAF:-é\n")))
-def test_unescape_takes_nothing_but_what_escape_gives(part: str) -> None:
-    """A part is either refused or is the one escaped form of its text."""
+def test_unescape_accepts_only_escaped_forms(part: str) -> None:
+    """`unescape_key` accepts a part only if it is the escaped form of its text."""
     with contextlib.suppress(InvalidKey):
         assert escape_key(unescape_key(part)) == part
 
 
 @pytest.mark.parametrize("part", ["_41", "_4", "_4G", "_4A", "_ff", "_c3", "telegram:123", "a b", "_40\n"])
 def test_unescape_refuses_other_spellings(part: str) -> None:
-    """What escape_key never gives is an error, not a guess."""
     with pytest.raises(InvalidKey):
         unescape_key(part)
 
 
 def test_escape_refuses_a_lone_surrogate() -> None:
-    """A lone surrogate is refused, and the error carries no copy of the text."""
+    """The error has no copy of the text."""
     with pytest.raises(InvalidKey) as caught:
         escape_key("secret\ud800")
     assert caught.value.reason == "invalid_chars"
@@ -169,7 +165,7 @@ def test_escape_refuses_a_lone_surrogate() -> None:
 
 
 def test_telegram_chat_ids_render_as_their_digits() -> None:
-    """A chat's number is its digits, and a group's number keeps its minus."""
+    """The id of a group keeps its minus."""
     assert resolve_key([TELEGRAM], telegram(12345)).key == "telegram:12345"
     assert resolve_key([TELEGRAM], telegram(-100123)).key == "telegram:-100123"
     assert resolve_key([TELEGRAM], telegram("12345")).key == "telegram:12345"
@@ -181,7 +177,7 @@ def test_wecom_customer_service_has_two_ids() -> None:
 
 
 def test_an_empty_id_is_an_empty_part() -> None:
-    """An empty customer id never becomes a bucket that customers share."""
+    """An empty customer id gives no key; otherwise customers would share a session."""
     assert resolve_key([WECOM], wecom("kf-001", "")).refused == (Refusal(WECOM, "empty_part"),)
     assert refused(resolve_key([WECOM], wecom("kf-001", " \t"))) == ["empty_part"]
     assert refused(resolve_key(["room-{{user}}"], {"user": ""})) == ["empty_part"]
@@ -189,19 +185,18 @@ def test_an_empty_id_is_an_empty_part() -> None:
 
 
 def test_values_are_escaped() -> None:
-    """A member id with an at sign makes a valid key."""
     assert resolve_key(["wecom_dm:{{user}}"], {"user": "li@corp"}).key == "wecom_dm:li_40corp"
     assert resolve_key(["{{user}}"], {"user": "a:b"}).key == "a_3ab"
 
 
 def test_literals_are_refused_and_not_escaped() -> None:
-    """What the author typed is taken as it is or not at all."""
+    """Literal text of a template is used unchanged or refused."""
     assert refused(resolve_key(["wecom_dm:li@corp", " room-1"], {})) == ["invalid_chars", "invalid_chars"]
     assert refused(resolve_key(["", "telegram:", "a" * 257], {})) == ["empty", "empty_part", "too_long"]
 
 
 def test_the_first_valid_candidate_wins() -> None:
-    """Non-strings are skipped, an unresolved template is refused, and the literal after them wins."""
+    """A value that is no string is skipped, an unresolved template is refused, and the literal after them wins."""
     resolution = resolve_key([123, "{{results.none.x}}", "room-1", "room-2"], {})
     assert resolution.key == "room-1"
     assert resolution.reason is None
@@ -209,18 +204,17 @@ def test_the_first_valid_candidate_wins() -> None:
 
 
 def test_one_string_is_one_candidate() -> None:
-    """A string given instead of a list is not taken for its letters."""
+    """A string instead of a list is not split into characters."""
     assert resolve_key(TELEGRAM, telegram(1)).key == "telegram:1"
 
 
 def test_no_candidate_gives_no_key() -> None:
-    """Without a valid candidate there is no key, and no constant in place of it."""
     assert resolve_key([], {}) == KeyResolution(None)
     assert resolve_key([None, 1], {}).reason == "empty"
 
 
 def test_the_key_template_is_rendered_and_checked() -> None:
-    """The key template has the winner in scope, unescaped, and its result is checked again."""
+    """The template can use the resolved key unescaped, and the result is checked again."""
     scope = telegram(7) | {"bot": "b@1", "conversation_key": "from another run"}
     assert resolve_key([TELEGRAM], scope, template="{{bot}}:{{conversation_key}}").key == "b_401:telegram:7"
     resolution = resolve_key([TELEGRAM], scope, template="{{conversation_key}}/{{conversation_key}}")
@@ -233,7 +227,7 @@ def test_the_key_template_is_rendered_and_checked() -> None:
 
 @pytest.mark.parametrize("path", ["thread_id", "configurable.thread_id", " thread_id "])
 def test_the_thread_id_counts_in_manual_runs_only(path: str) -> None:
-    """A webhook's thread id is new in each run, so it is missing unless the run is manual."""
+    """The thread id of a webhook is new in each run, so it is unresolved unless the run is manual."""
     scope = {"thread_id": "t-1", "configurable": {"thread_id": "t-1"}}
     assert refused(resolve_key([f"{{{{{path}}}}}"], scope)) == ["unresolved_template"]
     assert refused(resolve_key(["a"], scope, template=f"{{{{{path}}}}}")) == ["unresolved_template"]
@@ -243,8 +237,8 @@ def test_the_thread_id_counts_in_manual_runs_only(path: str) -> None:
 @pytest.mark.parametrize(
     "value", [None, True, False, [], ["a"], {}, {"a": 1}, b"a", object(), float("nan"), float("inf")]
 )
-def test_what_is_no_text_and_no_number_is_unresolved(value: object) -> None:
-    """Null, true, false, lists and objects never become a word that people share."""
+def test_a_value_that_is_no_text_or_number_is_unresolved(value: object) -> None:
+    """Otherwise many people would share a key such as `telegram:null`."""
     assert refused(resolve_key(["telegram:{{x}}"], {"x": value})) == ["unresolved_template"]
 
 
@@ -253,18 +247,18 @@ def test_what_is_no_text_and_no_number_is_unresolved(value: object) -> None:
     [(0, "k:0"), (-0.0, "k:0"), (12345.0, "k:12345"), (1.5, "k:1_2e5"), (1e22, "k:10000000000000000000000")],
 )
 def test_numbers(value: float, key: str) -> None:
-    """A whole number is its digits, however it came over the wire."""
+    """A whole number becomes its digits, also if it is a float."""
     assert resolve_key(["k:{{x}}"], {"x": value}).key == key
 
 
 @pytest.mark.parametrize("value", [10**256, 1 << 20000, 1e300, "a" * 257, "小" * 10**6], ids=range(5))
 def test_long_values_are_too_long(value: object) -> None:
-    """A value that cannot fit is refused without an error and without much work."""
+    """A very long value is refused quickly, without a Python error."""
     assert refused(resolve_key(["{{x}}"], {"x": value})) == ["too_long"]
 
 
 def test_a_value_with_a_lone_surrogate_is_refused() -> None:
-    """A broken id leaves its candidate, and the next one is tried."""
+    """The next candidate is tried."""
     resolution = resolve_key(["{{x}}", "room-1"], {"x": "\ud800"})
     assert resolution.key == "room-1"
     assert resolution.refused == (Refusal("{{x}}", "invalid_chars"),)
@@ -272,7 +266,6 @@ def test_a_value_with_a_lone_surrogate_is_refused() -> None:
 
 @pytest.mark.parametrize("path", ["items.0.id", "items[0].id", "deep.a-b.0[1]", "größe"])
 def test_paths_go_through_mappings_and_lists(path: str) -> None:
-    """A path has names and indexes."""
     scope = {"items": ({"id": "v"},), "deep": {"a-b": [["u", "v"]]}, "größe": "v"}
     assert resolve_key([f"{{{{{path}}}}}"], scope).key == "v"
 
@@ -297,18 +290,17 @@ def test_paths_go_through_mappings_and_lists(path: str) -> None:
     ],
 )
 def test_there_are_no_expressions_and_no_attributes(path: str) -> None:
-    """Attributes, letters of a text, filters and arithmetic do not resolve."""
+    """Attributes, characters of a text, filters and arithmetic do not resolve."""
     scope = {"a": 1, "text": "abc", "list": ["x"], "a|upper": "x"}
     assert resolve_key([f"{{{{{path}}}}}"], scope).key is None
 
 
 def test_a_long_template_is_refused() -> None:
-    """The work for one template is bounded."""
     assert refused(resolve_key(["{{a}}" * 1000], {"a": "b"})) == ["too_long"]
 
 
 def test_the_scope_is_only_read() -> None:
-    """The second user of one list of candidates and of one scope gets a key of their own."""
+    """Resolving changes neither the candidates nor the scope."""
     candidates = [TELEGRAM]
     scope = telegram(1)
     before = copy.deepcopy(scope)
@@ -329,7 +321,7 @@ def test_the_scope_is_only_read() -> None:
 def test_resolving_never_raises_and_gives_valid_keys_only(
     candidates: list[object], scope: dict[str, object], template: str, manual: bool
 ) -> None:
-    """For any candidates and any JSON the answer is a valid key or a reason, and the scope is as it was."""
+    """Any candidates and any JSON scope give a valid key or a reason, and stay unchanged."""
     before = copy.deepcopy((candidates, scope))
     resolution = resolve_key(candidates, scope, template=template, manual=manual)
     if resolution.key is None:
@@ -348,13 +340,13 @@ def test_different_people_have_different_keys(a: str, b: str, c: str, d: str) ->
 
 @pytest.mark.parametrize("channel", ["telegram", "wecom_cs", "wecom_aibot", "wecom_dm", "http"])
 def test_a_session_id_names_its_channel(channel: str) -> None:
-    """The part before the first colon is the channel."""
+    """The channel is the part before the first colon."""
     assert channel_of(f"{channel}:1:2") == channel
 
 
 @pytest.mark.parametrize("session_id", ["session-123", "telegram", "other:1", "telegrams:1", "TELEGRAM:1", ""])
 def test_other_session_ids_have_the_default_channel(session_id: str) -> None:
-    """What names no channel is the default, so labels stay a closed set."""
+    """An unknown prefix gives the default, so that metric labels stay a closed set."""
     assert channel_of(session_id) == "other"
 
 
@@ -365,7 +357,7 @@ WHOLE_KEY = "{{key:inputs.history_key}}"
     "key", ["telegram:123", "me@example.com", "a_40b", "acme:li@corp:1", "C024.17", "x" * 256, 12345]
 )
 def test_a_whole_key_from_outside_is_taken_whole(key: object) -> None:
-    """It is not escaped again, and a key template may widen it."""
+    """A `key:` placeholder is not escaped again, and a key template can extend it."""
     scope = {"inputs": {"history_key": key}}
     assert resolve_key([WHOLE_KEY], scope).key == str(key)
     widened = resolve_key(["{{ key: inputs.history_key }}"], scope, template="b:{{conversation_key}}")
@@ -387,14 +379,14 @@ def test_a_whole_key_from_outside_is_taken_whole(key: object) -> None:
         (True, "unresolved_template"),
     ],
 )
-def test_a_whole_key_that_names_no_conversation_is_refused(value: object, reason: str) -> None:
-    """The next candidate has its turn."""
+def test_an_invalid_whole_key_is_refused(value: object, reason: str) -> None:
+    """The next candidate is used."""
     resolution = resolve_key([WHOLE_KEY, "room"], {"inputs": {"history_key": value}})
     assert (resolution.key, [one.reason for one in resolution.refused]) == ("room", [reason])
 
 
-def test_a_whole_key_stands_alone_and_waits_for_its_thread() -> None:
-    """Beside anything else it is no placeholder; a thread that is new in each run is no key."""
+def test_a_whole_key_is_a_whole_candidate() -> None:
+    """A `key:` placeholder must be the whole candidate, and resolves the thread id in manual runs only."""
     scope = {"inputs": {"history_key": "a"}, "thread_id": "me@x"}
     assert refused(resolve_key(["b:{{key:inputs.history_key}}"], scope)) == ["unresolved_template"]
     assert refused(resolve_key(["{{key:thread_id}}"], scope)) == ["unresolved_template"]

@@ -1,4 +1,4 @@
-"""Lasting facts: lines of a summary that are carried word for word, and go with the messages that they are of."""
+"""Tests of lasting facts: lines of a summary that merges copy word for word."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ BUDGET = 8_000
 
 
 def _noting(asked: Asked) -> str:
-    """A long text, and for messages a fact that says which they are."""
+    """Return a long text, and for messages a fact that names the last one."""
     prose = f"{asked.task} " + "much " * 60
     if asked.task == "summaries":
         return f"{prose}\n\nFacts:\n- The model words it in another way."
@@ -27,8 +27,8 @@ async def _compressed(memory: Memory, times: int, summarizer: WrittenDown | None
     return summarizer
 
 
-async def test_facts_are_carried_word_for_word(memory: Memory) -> None:
-    """No model reads them again, and what it makes of them does not count."""
+async def test_facts_are_copied_word_for_word(memory: Memory) -> None:
+    """A merge copies facts without passing them to the model, and ignores facts in the model's text."""
     summarizer = await _compressed(memory, 6)
     oldest, *newer = await check_coverage(memory)
     assert oldest.first_seq < oldest.last_seq - 60
@@ -39,8 +39,8 @@ async def test_facts_are_carried_word_for_word(memory: Memory) -> None:
     assert sum(summary.tokens for summary in (oldest, *newer)) <= 250
 
 
-async def test_the_oldest_facts_go_when_they_are_too_many(memory: Memory) -> None:
-    """They are still in the summaries that were merged; repeated ones are held once."""
+async def test_the_oldest_facts_are_dropped_when_there_are_too_many(memory: Memory) -> None:
+    """A merged summary drops the oldest facts, which stay in its parts; duplicates are kept once."""
     summarizer = WrittenDown()
     summarizer.answer = lambda asked: (
         "much " * 60 + "\nFacts:\n- The same always.\n- " + f"code{asked.lines[-1].get('message')} " * 12
@@ -55,8 +55,8 @@ async def test_the_oldest_facts_go_when_they_are_too_many(memory: Memory) -> Non
     assert any("code14 " in summary.text for summary in await memory.summaries.all_of("room"))
 
 
-async def test_facts_of_superseded_messages_go_with_them(memory: Memory) -> None:
-    """Those of earlier messages stay, and no later summary is made of them."""
+async def test_facts_of_superseded_messages_are_dropped(memory: Memory) -> None:
+    """Facts of earlier messages stay; later merges do not read summaries of superseded messages."""
     await _compressed(memory, 5)
     [question] = await memory.session("room").at([69])
     await memory.session("room").edit(str(question.id), "other", new_id="new")

@@ -1,4 +1,4 @@
-"""Manifests are written behind the call: it neither waits for them nor fails, and none is in two places or in none."""
+"""Tests of manifests: they are written in the background, once each, and never fail a model call."""
 
 from __future__ import annotations
 
@@ -23,34 +23,34 @@ _DAY_SECONDS = 24 * 3600
 
 @pytest.fixture
 def outage(tmp_path: Path) -> Outage:
-    """A database that can be taken away."""
+    """Return outages of a SQLite database."""
     return Outage(tmp_path / "threadkeep.db")
 
 
 @pytest.fixture
 def in_front(memory_options: MemoryOptions) -> MemoryOptions:
-    """Nothing goes on in the background, and nobody waits long for a lock."""
+    """Return options without background work and with a very short lock timeout."""
     return replace(memory_options, background=False, store=StoreOptions(lock_timeout_seconds=0.05))
 
 
 def note(memory: Memory, *numbers: int, session_id: str = ROOM) -> None:
-    """Note calls of one run."""
+    """Record manifests of model calls of one run."""
     for number in numbers:
         memory.manifests.note(session_id, "run-1", {"n": number}, {})
 
 
 async def noted(memory: Memory) -> list[object]:
-    """The numbers of the calls of the run, in order."""
+    """Return the numbers of the recorded calls of the run, in order."""
     return [each.manifest["n"] for each in await memory.manifests.of_run("run-1")]
 
 
 def losses(events: RecordedEvents) -> list[tuple[str, int]]:
-    """What was dropped, and why."""
+    """Return the reason and the count of each dropped batch."""
     return [(event.reason, event.count) for event in events.of(ManifestsDropped)]
 
 
-async def test_whoever_reads_finds_what_was_noted(memory: Memory) -> None:
-    """At once, in order, by run and by session."""
+async def test_recorded_manifests_can_be_read_at_once(memory: Memory) -> None:
+    """Recorded manifests can be read at once and in order, by run and by session."""
     await say(memory, 1, user_id="u1")
     note(memory, 1, 2)
     assert await noted(memory) == [1, 2]
@@ -63,8 +63,8 @@ async def test_whoever_reads_finds_what_was_noted(memory: Memory) -> None:
         await memory.manifests.of_session(ROOM, limit=0)
 
 
-async def test_what_is_noted_is_written_in_the_background(shared_url: str, memory_options: MemoryOptions) -> None:
-    """Nobody has to ask: another process finds it."""
+async def test_manifests_are_written_in_the_background(shared_url: str, memory_options: MemoryOptions) -> None:
+    """Another process can read a manifest without a read in the first one."""
     async with (
         open_memory(shared_url, options=memory_options) as memory,
         open_memory(shared_url, options=memory_options) as other,
@@ -77,8 +77,7 @@ async def test_what_is_noted_is_written_in_the_background(shared_url: str, memor
                 pass
 
 
-async def test_what_waits_is_written_at_the_end(shared_url: str, in_front: MemoryOptions) -> None:
-    """A command that is soon done loses nothing."""
+async def test_pending_manifests_are_written_on_close(shared_url: str, in_front: MemoryOptions) -> None:
     async with open_memory(shared_url, options=in_front) as memory:
         await say(memory, 1)
         note(memory, 1, 2)
@@ -86,10 +85,8 @@ async def test_what_waits_is_written_at_the_end(shared_url: str, in_front: Memor
         assert await noted(memory) == [1, 2]
 
 
-async def test_an_outage_costs_no_call_and_no_manifest(
-    outage: Outage, in_front: MemoryOptions, events: RecordedEvents
-) -> None:
-    """Noting goes on, the trouble is told, and all is written once, in order, when the database is back."""
+async def test_an_outage_loses_no_manifest(outage: Outage, in_front: MemoryOptions, events: RecordedEvents) -> None:
+    """Manifests of an outage are reported, and written once and in order after it."""
     async with open_memory(outage.url, observers=[events], options=in_front) as memory:
         await say(memory, 1)
         note(memory, 1)
@@ -106,10 +103,10 @@ async def test_an_outage_costs_no_call_and_no_manifest(
     assert losses(events) == []
 
 
-async def test_the_background_outlives_an_outage(
+async def test_the_background_task_survives_an_outage(
     outage: Outage, memory_options: MemoryOptions, events: RecordedEvents
 ) -> None:
-    """It tries again by itself."""
+    """The background task retries by itself."""
     options = replace(memory_options, store=StoreOptions(lock_timeout_seconds=0.05))
     async with open_memory(outage.url, observers=[events], options=options) as memory:
         await say(memory, 1)
@@ -121,8 +118,8 @@ async def test_the_background_outlives_an_outage(
                 pass
 
 
-async def test_when_too_much_waits_the_oldest_goes(sqlite_memory: Memory, events: RecordedEvents) -> None:
-    """Counted, and without a call that waits."""
+async def test_a_full_queue_drops_the_oldest_manifests(sqlite_memory: Memory, events: RecordedEvents) -> None:
+    """Dropped manifests are counted, and no call waits."""
     await say(sqlite_memory, 1)
     note(sqlite_memory, *range(1_003))
     assert sum(count for _, count in losses(events)) == 3
@@ -130,8 +127,8 @@ async def test_when_too_much_waits_the_oldest_goes(sqlite_memory: Memory, events
     assert await noted(sqlite_memory) == list(range(3, 1_003))
 
 
-async def test_large_texts_do_not_pile_up(sqlite_memory: Memory, events: RecordedEvents) -> None:
-    """While nobody takes them; the newest is kept, however large."""
+async def test_pending_texts_are_bounded_in_bytes(sqlite_memory: Memory, events: RecordedEvents) -> None:
+    """The bytes of pending texts are bounded; the newest manifest is kept whatever its size."""
     await say(sqlite_memory, 1)
     large = "x" * 20_000_000
     for number in range(4):
@@ -140,10 +137,8 @@ async def test_large_texts_do_not_pile_up(sqlite_memory: Memory, events: Recorde
     assert await noted(sqlite_memory) == [2, 3]
 
 
-async def test_one_that_cannot_be_stored_costs_the_others_nothing(
-    sqlite_memory: Memory, events: RecordedEvents
-) -> None:
-    """It is dropped and told by its kind of error."""
+async def test_an_invalid_manifest_does_not_stop_others(sqlite_memory: Memory, events: RecordedEvents) -> None:
+    """The invalid manifest is dropped and reported with the type of its error."""
     await say(sqlite_memory, 1)
     note(sqlite_memory, 1)
     sqlite_memory.manifests.note(ROOM, "run-1", {"n": float("nan")}, {})
@@ -154,10 +149,10 @@ async def test_one_that_cannot_be_stored_costs_the_others_nothing(
     assert [event.error for event in events.of(ManifestWriteFailed)] == ["InvalidMessage"]
 
 
-async def test_a_locked_session_holds_up_its_own_calls_only(
+async def test_a_locked_session_delays_only_its_own_manifests(
     postgres_url: str, in_front: MemoryOptions, events: RecordedEvents
 ) -> None:
-    """They wait in their order, and are written when it is free."""
+    """Manifests of the locked session are written in order after the lock is released."""
     async with open_memory(postgres_url, observers=[events], options=in_front) as memory:
         await say(memory, 1)
         await say(memory, 1, "other")
@@ -174,10 +169,10 @@ async def test_a_locked_session_holds_up_its_own_calls_only(
     assert losses(events) == []
 
 
-async def test_a_deleted_session_leaves_nothing_of_what_waited(
+async def test_pending_manifests_of_a_deleted_session_are_dropped(
     shared_url: str, in_front: MemoryOptions, events: RecordedEvents, clock: SettableClock
 ) -> None:
-    """Not when it is deleted before the write, and not when its name is taken again before."""
+    """Pending manifests of a deleted session are dropped, even if a new session has its id."""
     async with open_memory(shared_url, observers=[events], options=in_front) as memory:
         await say(memory, 1)
         memory.manifests.note(ROOM, "run-1", {"n": 1}, {"d1": "secret"})
@@ -194,10 +189,10 @@ async def test_a_deleted_session_leaves_nothing_of_what_waited(
         assert query(shared_url, f"SELECT * FROM {table}") == []
 
 
-async def test_who_is_cancelled_while_writing_loses_and_doubles_nothing(
+async def test_a_cancelled_flush_neither_loses_nor_repeats_manifests(
     shared_url: str, memory_options: MemoryOptions
 ) -> None:
-    """Wherever it was: the next one finishes it."""
+    """A flush can be cancelled at any step; the next flush completes it."""
     async with open_memory(shared_url, options=replace(memory_options, background=False)) as memory:
         await say(memory, 1)
         for number in range(30):
@@ -210,10 +205,10 @@ async def test_who_is_cancelled_while_writing_loses_and_doubles_nothing(
         assert await noted(memory) == list(range(30))
 
 
-async def test_what_cannot_be_written_at_the_end_is_counted(
+async def test_manifests_that_cannot_be_written_on_close_are_reported(
     outage: Outage, in_front: MemoryOptions, events: RecordedEvents
 ) -> None:
-    """The close itself succeeds."""
+    """Closing succeeds during an outage, and reports the dropped manifests."""
     async with open_memory(outage.url, observers=[events], options=in_front) as memory:
         await say(memory, 1)
         lock = outage()
@@ -223,8 +218,8 @@ async def test_what_cannot_be_written_at_the_end_is_counted(
     assert losses(events) == [("closing", 2)]
 
 
-async def test_manifests_are_kept_as_long_as_is_said(sqlite_memory: Memory, clock: SettableClock) -> None:
-    """Thirty days, when nothing else is said; texts an hour longer at most."""
+async def test_manifests_are_kept_for_30_days_by_default(sqlite_memory: Memory, clock: SettableClock) -> None:
+    """Manifests are kept for 30 days by default, and texts for at most one hour more."""
     await say(sqlite_memory, 1)
     sqlite_memory.manifests.note(ROOM, "run-1", {"n": 1}, {"d1": "text"})
     assert await noted(sqlite_memory) == [1]
@@ -242,7 +237,7 @@ async def test_manifests_are_kept_as_long_as_is_said(sqlite_memory: Memory, cloc
 async def test_the_retention_can_be_chosen(
     in_front: MemoryOptions, clock: SettableClock, days: float | None, kept: list[int]
 ) -> None:
-    """None is for good, 0 is not at all: then nothing is written in the first place."""
+    """None keeps manifests forever; 0 writes none."""
     async with open_memory("sqlite://", options=replace(in_front, manifest_retention_days=days)) as memory:
         await say(memory, 1)
         note(memory, 1)
@@ -252,8 +247,8 @@ async def test_the_retention_can_be_chosen(
         assert await noted(memory) == kept
 
 
-async def test_much_that_is_old_goes_in_steps(sqlite_memory: Memory, clock: SettableClock) -> None:
-    """Until nothing of it is left."""
+async def test_many_old_manifests_are_all_deleted(sqlite_memory: Memory, clock: SettableClock) -> None:
+    """Old manifests are deleted in steps until none is left."""
     await say(sqlite_memory, 1)
     for _ in range(2):
         note(sqlite_memory, *range(600))
@@ -262,8 +257,8 @@ async def test_much_that_is_old_goes_in_steps(sqlite_memory: Memory, clock: Sett
     assert await sqlite_memory.manifests.purge() == 1_200
 
 
-async def test_a_retention_that_is_none_is_refused(in_front: MemoryOptions) -> None:
-    """When the memory is opened."""
+async def test_a_negative_retention_is_refused(in_front: MemoryOptions) -> None:
+    """A negative retention is refused when the memory is opened."""
     with pytest.raises(InvalidInput, match="days"):
         async with open_memory("sqlite://", options=replace(in_front, manifest_retention_days=-1)):
             pass

@@ -1,4 +1,4 @@
-"""Older turns are found while sessions change, and whatever a model of embeddings says."""
+"""Tests of finding older turns while sessions change, with any vectors of an embedding model."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ ROOM = "telegram:1"
 
 
 class Vectors:
-    """A model of embeddings that says the same of every text."""
+    """An embedding model that returns the same vector for every text."""
 
     def __init__(self, vector: list[float]) -> None:
         self._vector = vector
         self.name = "vectors"
 
     async def embed(self, texts: Sequence[str]) -> Sequence[Sequence[float]]:
-        """One for each."""
+        """Return the vector once per text."""
         return [self._vector for _ in texts]
 
     async def embed_query(self, text: str) -> Sequence[float]:
-        """The same."""
+        """Return the vector."""
         return self._vector
 
 
 class Picky(Vectors):
-    """A model that refuses a batch with poison in it."""
+    """An embedding model that refuses a batch with poison in it, until it is well."""
 
     def __init__(self) -> None:
         super().__init__([1.0, 0.0])
@@ -44,7 +44,7 @@ class Picky(Vectors):
         self.well = False
 
     async def embed(self, texts: Sequence[str]) -> Sequence[Sequence[float]]:
-        """One for each, or nothing at all."""
+        """Count the call; return one vector per text, or raise for the whole batch."""
         self.asked += 1
         if not self.well and any("poison" in text for text in texts):
             raise ValueError("what it says is nobody's business")
@@ -52,15 +52,15 @@ class Picky(Vectors):
 
 
 class Topical(Vectors):
-    """A model for which texts about bees are like the query, and no others."""
+    """An embedding model for which only texts about bees are like the query."""
 
     async def embed(self, texts: Sequence[str]) -> Sequence[Sequence[float]]:
-        """One for each."""
+        """Return the vector of the query for texts about bees, and another one for others."""
         return [self._vector if "bees" in text else [0.0, 1.0] for text in texts]
 
 
 async def say(memory: Memory, count: int, session_id: str = ROOM, *, user_id: str | None = None) -> None:
-    """Turns that have nothing in common with the vault."""
+    """Append messages that have no word in common with the vault."""
     turns = [
         Message(role="user" if number % 2 else "assistant", content=f"word{number} word{number % 37} about cake")
         for number in range(count)
@@ -69,13 +69,13 @@ async def say(memory: Memory, count: int, session_id: str = ROOM, *, user_id: st
 
 
 async def found(memory: Memory, query: str = "the code of the vault", session_id: str = ROOM) -> list[str]:
-    """What is found in a session."""
+    """Return the texts of the turns that a search in a session returns."""
     turns = await memory.older_turns.find(Search(session_id, None, query), 1_000)
     return [turn.message.content for turn in turns]
 
 
-async def test_an_append_does_no_work_of_an_index(shared_url: str, memory_options: MemoryOptions) -> None:
-    """Neither of the search nor of older turns: whoever asks next has what is new indexed."""
+async def test_an_append_does_not_update_the_indexes(shared_url: str, memory_options: MemoryOptions) -> None:
+    """The next search indexes new messages, both for full-text search and for older turns."""
     options = replace(memory_options, background=False)
     indexed = "SELECT indexed_seq, last_seq FROM chat_sessions"
     async with open_memory(shared_url, options=options) as memory:
@@ -94,8 +94,8 @@ async def test_an_append_does_no_work_of_an_index(shared_url: str, memory_option
         assert index.read == {ROOM: 21}
 
 
-async def test_a_reset_stops_nobody_who_looks(memory: Memory) -> None:
-    """One turn waits for the index while another finds that a reset has outdated it: both get an answer."""
+async def test_a_reset_during_a_search_does_not_block_it(memory: Memory) -> None:
+    """A search that waits for an index and a search that finds it outdated by a reset both return."""
     await say(memory, 4_000)
     looking = asyncio.create_task(found(memory, "cake word5"))
     while memory.older_turns.index("session", ROOM) is None:  # noqa: ASYNC110 - nothing tells of it
@@ -108,7 +108,7 @@ async def test_a_reset_stops_nobody_who_looks(memory: Memory) -> None:
 
 @pytest.mark.parametrize("scope", ["session", "user"])
 async def test_messages_before_a_reset_are_not_found(memory: Memory, scope: RecallScope) -> None:
-    """Also if messages after it were taken back."""
+    """Messages before a reset stay excluded when messages after it are taken back."""
     session = memory.session(ROOM, user_id="u1")
     await session.append([Message("user", "The vault opens with 4711."), Message("assistant", "Noted.")])
     await session.reset()
@@ -119,7 +119,7 @@ async def test_messages_before_a_reset_are_not_found(memory: Memory, scope: Reca
 
 
 async def test_the_index_of_a_user_with_many_sessions_is_kept(sqlite_memory: Memory) -> None:
-    """Each turn in another session pushes one out of those that are looked at; the others are not indexed anew."""
+    """Only the newest sessions are searched; a turn in another one does not rebuild the index of the user."""
     for number in range(103):
         await say(sqlite_memory, 2, f"room:{number}", user_id="u1")
     first = None
@@ -132,7 +132,6 @@ async def test_the_index_of_a_user_with_many_sessions_is_kept(sqlite_memory: Mem
 
 
 async def test_the_index_of_a_user_forgets_a_deleted_session(sqlite_memory: Memory) -> None:
-    """As soon as anything is looked for."""
     for name in ("room:1", "room:2"):
         await say(sqlite_memory, 2, name, user_id="u1")
     search = Search("room:2", "u1", "cake", scope="user")
@@ -141,10 +140,10 @@ async def test_the_index_of_a_user_forgets_a_deleted_session(sqlite_memory: Memo
     assert {turn.session_id for turn in await sqlite_memory.older_turns.find(search, 1_000)} == {"room:2"}
 
 
-async def test_what_was_not_asked_for_longest_goes_when_there_is_too_much(
+async def test_the_least_recently_used_indexes_are_evicted(
     sqlite_memory: Memory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The indexes of a process are bounded by their bytes; the one that is asked for is there in any case."""
+    """The indexes of a process are bounded by their bytes; the index in use is never evicted."""
     for name in ("room:1", "room:2", "room:3", "room:4"):
         await say(sqlite_memory, 20, name)
         assert await found(sqlite_memory, "cake", name)
@@ -154,23 +153,23 @@ async def test_what_was_not_asked_for_longest_goes_when_there_is_too_much(
     assert [index is not None for index in indexes] == [False, False, True, True]
 
 
-async def test_the_meaning_of_a_summary_of_archived_messages_is_found(memory: Memory) -> None:
-    """Its words are not those of the question; its vector is not stored, as it would outlive the summary."""
+async def test_a_summary_of_archived_messages_is_found_by_meaning(memory: Memory) -> None:
+    """A summary is found by its vector; the vector is not stored, since it would outlive the summary."""
     await say(memory, 30)
     for first in range(1, 26, 5):
         text = "All bees swarm in May." if first == 11 else f"Cake was baked at {first}."
         assert await memory.summaries.add(Summary(ROOM, first, first + 4, text, "m", "1", 20))
     await memory.retention.prune(Retention(archive=RetentionLimits(max_messages=2)))
     model = Topical([1.0, 0.0])
-    await look(memory, model)
+    await embed_all(memory, model)
     turns = await memory.older_turns.find(Search(ROOM, None, "Which insects fly then?"), 1_000, model)
     assert [turn.message.content for turn in turns][:1] == ["All bees swarm in May."]
     assert all(seq > 28 for seq, _ in await memory.embeddings.of_session(ROOM, "vectors"))
 
 
 @pytest.mark.parametrize("vector", [[math.nan] * 3, [math.inf, 0.0], [0.0, 0.0], [1e308] * 4, []])
-async def test_vectors_without_a_direction_are_like_nothing(memory: Memory, vector: list[float]) -> None:
-    """What words find is found all the same, and each message is embedded once."""
+async def test_vectors_without_a_direction_are_similar_to_nothing(memory: Memory, vector: list[float]) -> None:
+    """Turns are still found by words, and each message is embedded once."""
     await memory.session(ROOM).append([Message(role="user", content="the code of the vault is 4711")])
     search = Search(ROOM, None, "the code of the vault")
     for _ in range(3):
@@ -183,8 +182,8 @@ async def test_vectors_without_a_direction_are_like_nothing(memory: Memory, vect
     assert len(await memory.embeddings.of_session(ROOM, "vectors")) == 1
 
 
-async def look(memory: Memory, embedder: Vectors) -> None:
-    """Look for something, and wait until all that can be has its vector."""
+async def embed_all(memory: Memory, embedder: Vectors) -> None:
+    """Search once with the model, and wait until the messages are embedded."""
     await memory.older_turns.find(Search(ROOM, None, "cake"), 1_000, embedder)
     index = memory.older_turns.index("session", ROOM)
     assert index is not None
@@ -192,40 +191,40 @@ async def look(memory: Memory, embedder: Vectors) -> None:
     await index.embedding
 
 
-async def test_a_text_that_no_model_takes_holds_up_itself_alone(memory: Memory, events: RecordedEvents) -> None:
-    """Its batch is halved until it is found; it is told of, left alone for a while, and tried again later."""
+async def test_a_text_that_the_model_refuses_does_not_block_others(memory: Memory, events: RecordedEvents) -> None:
+    """A failing batch is halved until the bad text is isolated; the text is reported, skipped and retried later."""
     await say(memory, 40)
     await memory.session(ROOM).append([Message(role="user", content="poison")])
     await say(memory, 100)
     model = Picky()
-    await look(memory, model)
+    await embed_all(memory, model)
     assert len(await memory.embeddings.of_session(ROOM, "vectors")) == 140
     assert model.asked <= 20
     assert [(event.count, event.error) for event in events.of(EmbeddingsSkipped)] == [(1, "ValueError")]
     asked = model.asked
-    await look(memory, model)
+    await embed_all(memory, model)
     assert model.asked == asked
     model.well = True
     for _ in range(3):
-        await look(memory, model)
+        await embed_all(memory, model)
     assert len(await memory.embeddings.of_session(ROOM, "vectors")) == 141
 
 
-async def test_a_model_that_is_down_is_not_asked_for_every_text(memory: Memory, events: RecordedEvents) -> None:
-    """After a dozen failures in a row the rest waits for the next question."""
+async def test_a_failing_model_is_not_called_for_every_text(memory: Memory, events: RecordedEvents) -> None:
+    """After a dozen failures in a row, the remaining texts wait for the next search."""
     await memory.session(ROOM).append([Message(role="user", content=f"poison {number}") for number in range(200)])
     model = Picky()
-    await look(memory, model)
+    await embed_all(memory, model)
     assert model.asked <= 12
     model.well = True
     for _ in range(4):
-        await look(memory, model)
+        await embed_all(memory, model)
     assert len(await memory.embeddings.of_session(ROOM, "vectors")) == 200
     assert len(events.of(EmbeddingsSkipped)) == 1
 
 
-async def test_nothing_is_kept_of_a_deleted_session(shared_url: str, memory_options: MemoryOptions) -> None:
-    """Its index goes at once where it is deleted, elsewhere when it is next looked at; a user's too."""
+async def test_the_indexes_of_a_deleted_session_are_deleted(shared_url: str, memory_options: MemoryOptions) -> None:
+    """Its indexes are deleted at once in the same process, and at the next search in other processes."""
     async with (
         open_memory(shared_url, options=memory_options) as here,
         open_memory(shared_url, options=memory_options) as elsewhere,
@@ -245,7 +244,7 @@ async def test_nothing_is_kept_of_a_deleted_session(shared_url: str, memory_opti
 
 
 async def test_other_tasks_run_while_long_messages_are_indexed(sqlite_memory: Memory) -> None:
-    """Each takes a while by itself: an event loop that indexed a page of them at once would do nothing else."""
+    """Indexing yields to the event loop after each long message, not after each page."""
     long = "The garden has beans, roses and a pond. " * 500
     await sqlite_memory.session(ROOM).append([Message(role="user", content=long) for _ in range(100)])
     passes = 0
@@ -267,8 +266,8 @@ async def test_other_tasks_run_while_long_messages_are_indexed(sqlite_memory: Me
     assert passes >= len(index.tokens) - 1
 
 
-async def test_questions_at_once_index_messages_once_and_in_order(sqlite_memory: Memory) -> None:
-    """Long messages are analysed in a thread, and each question indexes what is new."""
+async def test_concurrent_searches_index_messages_once_and_in_order(sqlite_memory: Memory) -> None:
+    """Concurrent searches index each new message once, though long messages are analyzed in a thread."""
     session = sqlite_memory.session(ROOM)
     padding = "It was said at length. " * 300
     for number in range(4):
@@ -280,10 +279,10 @@ async def test_questions_at_once_index_messages_once_and_in_order(sqlite_memory:
     assert list(index.tokens) == [f"{ROOM}#{seq}" for seq in range(1, 13)]
 
 
-async def test_the_newest_messages_of_a_long_talk_are_found_at_once(
+async def test_the_newest_messages_of_a_long_conversation_are_found_at_once(
     memory: Memory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While the older ones are indexed, also what is said meanwhile; then all of them are found."""
+    """Newest messages are found while older ones are indexed in the background; then all are found."""
     monkeypatch.setattr("threadkeep.history.older_turns._TIMEOUT_SECONDS", 0)
     session = memory.session(ROOM)
     await session.append([Message(role="user", content="the code of the cellar is 1147")])
@@ -302,8 +301,8 @@ async def test_the_newest_messages_of_a_long_talk_are_found_at_once(
     assert "the code of the cellar is 1147" in await found(memory, "the code of the cellar")
 
 
-async def test_an_edit_costs_no_new_index(memory: Memory) -> None:
-    """Else the question that is asked again would not find what was said long ago."""
+async def test_an_edit_keeps_the_index(memory: Memory) -> None:
+    """An edit does not discard the index; otherwise regenerating would not find old messages."""
     session = memory.session(ROOM)
     await session.append([Message(role="user", content="the code of the vault is 4711")])
     await say(memory, 6)
@@ -318,8 +317,8 @@ async def test_an_edit_costs_no_new_index(memory: Memory) -> None:
     assert "the code of the vault!" not in await found(memory)
 
 
-async def test_what_a_person_took_back_in_a_chat_is_not_quoted(memory: Memory) -> None:
-    """The message stays in the transcript, with a note after it; also when it was indexed before."""
+async def test_a_message_recalled_in_a_chat_is_not_found(memory: Memory) -> None:
+    """The message stays in the transcript with a note after it, but leaves the index."""
     session = memory.session(ROOM)
     await session.append([Message("user", "the code of the vault is 4711", "m1"), Message("user", "the vault is big")])
     assert "the code of the vault is 4711" in await found(memory)
@@ -332,7 +331,7 @@ async def test_what_a_person_took_back_in_a_chat_is_not_quoted(memory: Memory) -
 async def test_erased_words_leave_the_indexes_of_other_processes(
     shared_url: str, memory_options: MemoryOptions, taken_back: bool
 ) -> None:
-    """An index that has them is made again at the next look; also if they were left out of it before."""
+    """An index with erased words is discarded at the next search, also if they were excluded from it before."""
     async with (
         open_memory(shared_url, options=memory_options) as here,
         open_memory(shared_url, options=memory_options) as elsewhere,
@@ -350,10 +349,10 @@ async def test_erased_words_leave_the_indexes_of_other_processes(
         assert elsewhere.older_turns.index("session", "group:1") is not index
 
 
-async def test_of_the_sessions_of_a_user_the_newest_messages_are_indexed(
+async def test_only_the_newest_messages_of_a_user_are_indexed(
     sqlite_memory: Memory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All of them together are bounded, however many sessions there are."""
+    """The number of indexed messages of a user is bounded over all sessions."""
     monkeypatch.setattr("threadkeep.history.older_turns._MOST_OF_USER", 50)
     for number in range(5):
         await say(sqlite_memory, 20, f"room:{number}", user_id="u1")
@@ -364,10 +363,8 @@ async def test_of_the_sessions_of_a_user_the_newest_messages_are_indexed(
     assert index.first == {"room:2": 11, "room:3": 1, "room:4": 1}
 
 
-async def test_of_the_summaries_of_a_user_the_newest_are_indexed(
-    memory: Memory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """All of them together are bounded: those of the newest session go first, and count in the memory of the index."""
+async def test_only_the_newest_summaries_of_a_user_are_indexed(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The number of summaries is bounded over all sessions, and they count in the size of the index."""
     monkeypatch.setattr("threadkeep.history.conversation_index._MOST_SUMMARIES", 5)
     for name in ("room:1", "room:2", "room:3"):
         await say(memory, 20, name, user_id="u1")
@@ -390,7 +387,7 @@ async def test_of_the_summaries_of_a_user_the_newest_are_indexed(
 
 
 async def test_long_messages_fill_the_indexes_sooner(sqlite_memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What bounds them is about their memory: a message of thousands of words is not one like any other."""
+    """The size of an index depends on the length of its messages."""
     monkeypatch.setattr("threadkeep.history.older_turns._MOST_BYTES", 1_000_000)
     for name in ("room:1", "room:2", "room:3"):
         words = " ".join(f"word{number} of {name}" for number in range(2_000))
@@ -401,7 +398,7 @@ async def test_long_messages_fill_the_indexes_sooner(sqlite_memory: Memory, monk
 
 
 async def test_vectors_and_long_words_fill_the_indexes_sooner(sqlite_memory: Memory) -> None:
-    """A vector of a model takes more memory than the words of its turn, and a word of thousands of letters too."""
+    """The size of an index includes its vectors and the length of its words."""
     await say(sqlite_memory, 20)
     await found(sqlite_memory, "cake")
     index = sqlite_memory.older_turns.index("session", ROOM)

@@ -1,4 +1,4 @@
-"""Pending writes: what no database takes is kept, in order, and written exactly once."""
+"""Tests of pending writes: turns that the database does not accept are kept in order and written exactly once."""
 
 from __future__ import annotations
 
@@ -28,43 +28,43 @@ _LOCK_SECONDS = 0.05
 
 
 def says(words: str) -> list[Message]:
-    """A turn of one message."""
+    """Return a turn of one message."""
     return [Message(role="user", content=words)]
 
 
 async def stored(memory: Memory, session_id: str = "room") -> list[str]:
-    """What a session has in the database."""
+    """Return the texts that a session has in the database."""
     return [message.content for message in await memory.session(session_id).tail(1000)]
 
 
 @pytest.fixture
 def outage(tmp_path: Path) -> Outage:
-    """Ways to take the database of `memory` away."""
+    """Return outages of the database of `memory`."""
     return Outage(tmp_path / "threadkeep.db")
 
 
 @pytest.fixture
 def impatient(memory_options: MemoryOptions) -> MemoryOptions:
-    """Options of a memory that finds a locked database locked very soon."""
+    """Return options with a very short lock timeout."""
     return replace(memory_options, store=StoreOptions(lock_timeout_seconds=_LOCK_SECONDS))
 
 
 @pytest.fixture
 async def memory(outage: Outage, impatient: MemoryOptions, events: RecordedEvents) -> AsyncIterator[Memory]:
-    """A memory over a SQLite file, with its schema."""
+    """Open a memory on a SQLite file, and close it after the test."""
     async with open_memory(outage.url, observers=[events], options=impatient) as opened:
         yield opened
 
 
 async def delivered(memory: Memory, events: RecordedEvents) -> None:
-    """Return when nothing waits any more."""
+    """Wait until there are no pending turns."""
     await events.until(lambda: not memory.pending.entries)
 
 
-async def test_a_turn_that_a_locked_database_does_not_take_waits_and_is_written(
+async def test_a_turn_during_a_lock_is_pending_and_is_written_later(
     memory: Memory, outage: Outage, events: RecordedEvents
 ) -> None:
-    """None instead of a receipt; visible while it waits; there when the lock is gone."""
+    """`record` returns None; the turn is listed as pending, and is written when the lock is released."""
     session = memory.session("telegram:1")
     async with outage():
         assert await session.record(says("hi")) is None
@@ -83,7 +83,7 @@ async def test_a_turn_that_a_locked_database_does_not_take_waits_and_is_written(
 
 
 async def test_the_turns_of_a_session_keep_their_order(memory: Memory, outage: Outage, events: RecordedEvents) -> None:
-    """Those of the outage first, then what came while they were still waiting, then the rest."""
+    """Turns of the outage are written first, then turns recorded while those were pending, then the rest."""
     session = memory.session("room")
     await session.record(says("0"))
     async with outage():
@@ -95,8 +95,8 @@ async def test_the_turns_of_a_session_keep_their_order(memory: Memory, outage: O
     assert await stored(memory) == [str(number) for number in range(30)]
 
 
-async def test_a_database_that_fails_is_not_asked_by_every_turn(memory: Memory, outage: Outage) -> None:
-    """After the first failure turns go to disk at once, of all sessions: nobody who talks waits for the timeout."""
+async def test_a_failing_database_is_not_tried_by_every_turn(memory: Memory, outage: Outage) -> None:
+    """After the first failure, turns of all sessions go to disk at once, without waiting for the lock timeout."""
     async with outage():
         await memory.session("room:0").record(says("finds out"))
         async with asyncio.timeout(_LOCK_SECONDS * 150):
@@ -104,8 +104,7 @@ async def test_a_database_that_fails_is_not_asked_by_every_turn(memory: Memory, 
         assert len(memory.pending.entries) == 201
 
 
-async def test_how_many_wait_is_told(memory: Memory, outage: Outage, events: RecordedEvents) -> None:
-    """Up with every turn, down to 0."""
+async def test_the_count_of_pending_turns_is_reported(memory: Memory, outage: Outage, events: RecordedEvents) -> None:
     async with outage():
         for number in range(3):
             await memory.session(f"room:{number}").record(says("hi"))
@@ -115,10 +114,9 @@ async def test_how_many_wait_is_told(memory: Memory, outage: Outage, events: Rec
     assert events.of(PendingWrites)[-1].backend == "sqlite"
 
 
-async def test_what_waits_is_tried_soon_while_people_speak(
+async def test_a_new_turn_triggers_the_delivery_of_pending_turns(
     outage: Outage, impatient: MemoryOptions, events: RecordedEvents
 ) -> None:
-    """However long the outage was: the next turn that has to wait says that somebody is there."""
     slow = replace(impatient.pending, first_pause_seconds=4 * HANG_SECONDS, longest_pause_seconds=4 * HANG_SECONDS)
     options = replace(impatient, pending=slow)
     async with open_memory(outage.url, observers=[events], options=options) as memory:
@@ -129,10 +127,7 @@ async def test_what_waits_is_tried_soon_while_people_speak(
         assert await memory.session("room").record(says("three")) is not None
 
 
-async def test_a_call_has_one_answer_to_a_question_while_another_one_waits(
-    outage: Outage, impatient: MemoryOptions
-) -> None:
-    """Another process has told its answer meanwhile: that one stands, and the one that waits gives way to it."""
+async def test_a_pending_answer_gives_way_to_a_delivered_one(outage: Outage, impatient: MemoryOptions) -> None:
     slow = replace(impatient.pending, first_pause_seconds=HANG_SECONDS, longest_pause_seconds=HANG_SECONDS)
     async with (
         open_memory(outage.url, options=replace(impatient, pending=slow)) as memory,
@@ -149,8 +144,8 @@ async def test_a_call_has_one_answer_to_a_question_while_another_one_waits(
         assert [message.content for message in (await session.recall()).messages] == ["hi", "theirs"]
 
 
-async def test_two_answers_of_an_outage_are_one(outage: Outage, impatient: MemoryOptions) -> None:
-    """The second one adopts the first: both callers are told that one, and a model call has it once."""
+async def test_two_answers_during_an_outage_become_one(outage: Outage, impatient: MemoryOptions) -> None:
+    """The second answer to a question adopts the first: both callers get the first, and a window has it once."""
     slow = replace(impatient.pending, first_pause_seconds=HANG_SECONDS, longest_pause_seconds=HANG_SECONDS)
     async with open_memory(outage.url, options=replace(impatient, pending=slow)) as memory:
         session = memory.session("room")
@@ -168,8 +163,8 @@ async def test_two_answers_of_an_outage_are_one(outage: Outage, impatient: Memor
         assert [message.content for message in await session.tail(5)] == ["hi", "one"]
 
 
-async def test_an_answer_that_is_told_while_it_waits_stands(outage: Outage, impatient: MemoryOptions) -> None:
-    """Its run had no caller when it ended. One came before it was written, and was told it; the disk knows that too."""
+async def test_an_answer_delivered_while_it_is_pending_stays(outage: Outage, impatient: MemoryOptions) -> None:
+    """A pending answer that is delivered to a caller is marked in the pending file, and supersedes another one."""
     slow = replace(impatient.pending, first_pause_seconds=HANG_SECONDS, longest_pause_seconds=HANG_SECONDS)
     async with (
         open_memory(outage.url, options=replace(impatient, pending=slow)) as memory,
@@ -190,10 +185,10 @@ async def test_an_answer_that_is_told_while_it_waits_stands(outage: Outage, impa
         assert read_entries(entry.file.path) == []
 
 
-async def test_an_answer_that_is_told_while_it_is_written_stands(
+async def test_an_answer_delivered_while_it_is_written_stays(
     outage: Outage, impatient: MemoryOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It gave way to another one a moment before."""
+    """An answer that is delivered to a caller during its write stays, although the write let another answer win."""
     slow = replace(impatient.pending, first_pause_seconds=HANG_SECONDS, longest_pause_seconds=HANG_SECONDS)
     async with (
         open_memory(outage.url, options=replace(impatient, pending=slow)) as memory,
@@ -205,7 +200,7 @@ async def test_an_answer_that_is_told_while_it_is_written_stands(
         async with outage():
             assert await session.record([mine], answers="1") is None
         await elsewhere.session("room").record([theirs], answers="1")
-        append = memory._backend.transcripts.append  # noqa: SLF001 - nothing else stands still in the middle of a delivery
+        append = memory._backend.transcripts.append  # noqa: SLF001 - the only way to act in the middle of a delivery
 
         async def told_meanwhile(turn: Turn) -> Receipt:
             receipt = await append(turn)
@@ -217,10 +212,10 @@ async def test_an_answer_that_is_told_while_it_is_written_stands(
         assert [message.content for message in await session.tail(5)] == ["hi", "mine"]
 
 
-async def test_a_first_try_that_succeeds_after_all_is_one_turn(
+async def test_a_first_attempt_that_succeeds_late_stores_one_turn(
     outage: Outage, memory_options: MemoryOptions, events: RecordedEvents
 ) -> None:
-    """The caller's patience ends before the lock does: the try goes on behind it, and the retry finds its ids."""
+    """A write that succeeds after the caller's timeout and its retry store one turn, by the ids of the messages."""
     options = replace(memory_options, pending=replace(memory_options.pending, write_timeout_seconds=_LOCK_SECONDS))
     async with open_memory(outage.url, observers=[events], options=options) as memory:
         async with outage():
@@ -231,10 +226,10 @@ async def test_a_first_try_that_succeeds_after_all_is_one_turn(
         assert [message.seq for message in await memory.session("room").tail(5)] == [1, 2, 3]
 
 
-async def test_what_waits_is_delivered_after_a_restart(
+async def test_pending_turns_are_delivered_after_a_restart(
     outage: Outage, impatient: MemoryOptions, events: RecordedEvents
 ) -> None:
-    """The memory closes with turns that wait; the next one that opens delivers them, in front of its own."""
+    """The next memory that opens delivers the pending turns before its own turns."""
     async with AsyncExitStack() as away:
         async with open_memory(outage.url, options=impatient) as memory:
             await away.enter_async_context(outage())
@@ -250,30 +245,29 @@ async def test_what_waits_is_delivered_after_a_restart(
 
 
 def pending_folder(options: MemoryOptions) -> Path:
-    """The folder of the one database that is used here."""
+    """Return the pending folder of the only database in this module."""
     assert options.pending.folder is not None
     return next(iter(options.pending.folder.glob("*")), options.pending.folder)
 
 
 def kept(options: MemoryOptions) -> list[str]:
-    """The turns that wait on disk."""
+    """Return the ids of the turns in the pending files."""
     return [entry.entry_id for path in spool_files(pending_folder(options)) for entry in read_entries(path)]
 
 
-def test_what_waits_survives_a_kill(outage: Outage, impatient: MemoryOptions) -> None:
-    """A real process keeps turns and is killed; who starts next delivers each of them once, in order."""
-    asyncio.run(opened_once(outage.url, impatient))
+def test_pending_turns_survive_a_kill(outage: Outage, impatient: MemoryOptions) -> None:
+    asyncio.run(deliver_and_read(outage.url, impatient))
     with locked(outage.path):
         child = Child(record_and_wait, outage.url, impatient)
         while len(kept(impatient)) < 5:
             assert child.process.is_alive()
         child.kill()
-    assert asyncio.run(opened_once(outage.url, impatient)) == [f"turn {number}" for number in range(5)]
+    assert asyncio.run(deliver_and_read(outage.url, impatient)) == [f"turn {number}" for number in range(5)]
     assert spool_files(pending_folder(impatient)) == []
 
 
 def record_and_wait(url: str, options: MemoryOptions) -> None:
-    """What the process does until it is killed."""
+    """Record five turns, and wait until the process is killed."""
 
     async def record() -> None:
         async with open_memory(url, options=options) as memory:
@@ -284,8 +278,8 @@ def record_and_wait(url: str, options: MemoryOptions) -> None:
     asyncio.run(record())
 
 
-async def opened_once(url: str, options: MemoryOptions) -> list[str]:
-    """Open a database, let it deliver what waits, and say what it has."""
+async def deliver_and_read(url: str, options: MemoryOptions) -> list[str]:
+    """Open a database, wait until pending turns are delivered, and return its messages."""
     events = RecordedEvents()
     async with open_memory(url, observers=[events], options=options) as memory:
         await delivered(memory, events)
@@ -295,7 +289,6 @@ async def opened_once(url: str, options: MemoryOptions) -> list[str]:
 async def test_a_postgres_that_stops_and_starts_misses_nothing(
     unsteady_postgres: Postgres, impatient: MemoryOptions, events: RecordedEvents
 ) -> None:
-    """Turns before, while and after it is away are there once each, in order."""
     options = replace(impatient, store=StoreOptions(pool_timeout_seconds=0.2))
     with unsteady_postgres.database() as url:
         async with open_memory(url, observers=[events], options=options) as memory:
@@ -310,10 +303,9 @@ async def test_a_postgres_that_stops_and_starts_misses_nothing(
             assert await stored(memory) == ["before", "while 0", "while 1", "while 2", "after"]
 
 
-async def test_a_turn_that_is_refused_holds_only_its_own_writer_up(
+async def test_a_refused_turn_blocks_only_its_own_writer(
     memory: Memory, outage: Outage, events: RecordedEvents
 ) -> None:
-    """A stranger wrote to the session in the outage: the owner's turns and other sessions go on."""
     owner, stranger = memory.session("room", user_id="u1"), memory.session("room", user_id="u2")
     await owner.record(says("mine"))
     async with outage():
@@ -329,10 +321,9 @@ async def test_a_turn_that_is_refused_holds_only_its_own_writer_up(
     assert await stored(memory, "other") == ["hi"]
 
 
-async def test_a_dropped_turn_is_gone_and_told(
+async def test_a_dropped_turn_is_deleted_and_reported(
     memory: Memory, outage: Outage, events: RecordedEvents, impatient: MemoryOptions
 ) -> None:
-    """From memory and disk; the turn behind it goes on."""
     async with outage():
         await memory.session("room").record(says("unwanted"))
         await memory.session("room").record(says("wanted"))
@@ -346,13 +337,13 @@ async def test_a_dropped_turn_is_gone_and_told(
     assert await stored(memory) == ["wanted"]
 
 
-async def test_what_is_being_written_is_not_dropped_meanwhile(memory: Memory, outage: Outage) -> None:
-    """Who drops a turn waits for the try that is under way: dropped is what was not written, and stays so."""
+async def test_a_turn_is_not_dropped_while_it_is_written(memory: Memory, outage: Outage) -> None:
+    """`drop` waits for the running attempt, and returns True only if the turn was not written."""
     async with outage():
         await memory.session("room").record(says("unwanted"))
         [entry] = memory.pending.entries
         delivering = asyncio.ensure_future(memory.pending.deliver("room"))
-        while not entry.tries:  # until it asks the database
+        while not entry.tries:  # until the first attempt
             await stored(memory)
         dropping = asyncio.ensure_future(memory.pending.drop(entry.entry_id))
         await asyncio.sleep(0)
@@ -365,7 +356,7 @@ async def test_what_is_being_written_is_not_dropped_meanwhile(memory: Memory, ou
 async def test_a_turn_dropped_while_it_is_delivered_does_not_stop_the_delivery(
     outage: Outage, memory_options: MemoryOptions, events: RecordedEvents
 ) -> None:
-    """The delivery waits for the lock with a turn that a person gives up: later outages are still survived."""
+    """After a drop during an attempt that waits for the lock, turns of later outages are still delivered."""
     options = replace(memory_options, pending=replace(memory_options.pending, write_timeout_seconds=_LOCK_SECONDS))
     async with open_memory(outage.url, observers=[events], options=options) as memory:
         async with outage():
@@ -381,10 +372,9 @@ async def test_a_turn_dropped_while_it_is_delivered_does_not_stop_the_delivery(
         assert (await stored(memory))[-2:] == ["after", "wanted"]
 
 
-async def test_deleting_a_session_drops_what_waits_for_it(
+async def test_deleting_a_session_drops_its_pending_turns(
     memory: Memory, outage: Outage, events: RecordedEvents
 ) -> None:
-    """It does not come back by itself."""
     await memory.session("room").record(says("old"))
     async with outage():
         await memory.session("room").record(says("waits"))
@@ -395,8 +385,7 @@ async def test_deleting_a_session_drops_what_waits_for_it(
     assert await stored(memory, "other") == ["waits too"]
 
 
-async def test_what_can_never_be_stored_is_refused_and_not_kept(memory: Memory, outage: Outage) -> None:
-    """Also in an outage: it would wait for ever."""
+async def test_an_invalid_turn_is_refused_and_not_kept(memory: Memory, outage: Outage) -> None:
     async with outage():
         await memory.session("room").record(says("finds out"))
         with pytest.raises(InvalidMessage):
@@ -404,10 +393,9 @@ async def test_what_can_never_be_stored_is_refused_and_not_kept(memory: Memory, 
         assert len(memory.pending.entries) == 1
 
 
-async def test_characters_that_no_database_keeps_wait_like_others(
+async def test_invalid_characters_of_a_pending_turn_are_replaced(
     memory: Memory, outage: Outage, events: RecordedEvents
 ) -> None:
-    """They are cleaned when they are written."""
     async with outage():
         assert await memory.session("room").record(says("a\x00b\ud800c\u2028d")) is None
     await delivered(memory, events)
@@ -417,7 +405,7 @@ async def test_characters_that_no_database_keeps_wait_like_others(
 async def test_many_turns_at_once_are_all_delivered_and_the_file_is_empty(
     memory: Memory, outage: Outage, events: RecordedEvents, impatient: MemoryOptions
 ) -> None:
-    """Also those that are being put on disk at the very moment when the database comes back."""
+    """Turns that are being written to disk when the database recovers are delivered too."""
     async with outage():
         await memory.session("room:0").record(says("finds out"))
         recording = [asyncio.ensure_future(memory.session(f"room:{n}").record(says("hi"))) for n in range(200)]
@@ -430,10 +418,10 @@ async def test_many_turns_at_once_are_all_delivered_and_the_file_is_empty(
     assert await asyncio.to_thread(path.read_bytes) == b""
 
 
-async def test_a_turn_written_on_its_way_to_the_disk_does_not_stay_there(
+async def test_a_turn_stored_during_the_write_to_disk_leaves_the_pending_file(
     memory: Memory, outage: Outage, events: RecordedEvents, impatient: MemoryOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The disk is slow and the database comes back: what is stored is forgotten on disk too."""
+    """A turn that is stored while a slow disk still writes it is removed from the pending file."""
     at_the_disk, disk_is_ready = threading.Event(), threading.Event()
     keep = SpoolFile.keep
 
@@ -454,14 +442,14 @@ async def test_a_turn_written_on_its_way_to_the_disk_does_not_stay_there(
     assert await recording is None
     assert await delivering
     await delivered(memory, events)
-    async with memory.pending._files.writing:  # noqa: SLF001 - whoever still writes has written then
+    async with memory.pending._files.writing:  # noqa: SLF001 - waits for a running write
         assert await asyncio.to_thread(kept, impatient) == []
 
 
-async def test_without_a_disk_turns_wait_in_memory_and_it_is_told(
+async def test_without_a_disk_turns_are_pending_in_memory_and_the_caller_gets_an_error(
     outage: Outage, tmp_path: Path, impatient: MemoryOptions, events: RecordedEvents
 ) -> None:
-    """The folder went away after the start: the caller knows, and the turn is written when the database is back."""
+    """If the folder was deleted after the start, `record` raises, and the turn is written after the outage."""
     folder = tmp_path / "waiting"
     options = replace(impatient, pending=replace(impatient.pending, folder=folder))
     async with open_memory(outage.url, observers=[events], options=options) as memory:
@@ -479,7 +467,7 @@ async def test_without_a_disk_turns_wait_in_memory_and_it_is_told(
 async def test_a_database_in_memory_writes_no_files(
     tmp_path: Path, memory_options: MemoryOptions, events: RecordedEvents
 ) -> None:
-    """What waits for it would not outlive it."""
+    """Pending turns of a database in memory would not outlive it."""
     async with open_memory("sqlite://", observers=[events], options=memory_options) as memory:
         await memory.session("room").record(says("hi"))
     assert not await asyncio.to_thread((tmp_path / "pending").exists)

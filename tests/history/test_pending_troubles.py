@@ -1,4 +1,4 @@
-"""Pending writes when everything goes wrong at once: callers who leave, turns with a trouble of their own, no disk."""
+"""Tests of pending writes in combined failures: cancelled callers, turns that raise, and no disk."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _POISON = "<|poison|>"
 
 
 def says(words: str) -> list[Message]:
-    """A turn of one message."""
+    """Return a turn of one message."""
     return [Message(role="user", content=words)]
 
 
 def count_or_raise(text: str) -> int:
-    """A counter of somebody's own that cannot count everything."""
+    """Count characters, or raise as an application's counter may."""
     if text == _POISON:
         raise ValueError("a special token")
     return len(text)
@@ -41,28 +41,28 @@ def count_or_raise(text: str) -> int:
 
 @pytest.fixture
 def outage(tmp_path: Path) -> Outage:
-    """Ways to take the database of `memory` away."""
+    """Return outages of the database of `memory`."""
     return Outage(tmp_path / "threadkeep.db")
 
 
 @pytest.fixture
 def options(memory_options: MemoryOptions) -> MemoryOptions:
-    """Options of a memory that finds a locked database locked very soon."""
+    """Return options with a very short lock timeout and a counter that can raise."""
     store = StoreOptions(lock_timeout_seconds=_LOCK_SECONDS)
     return replace(memory_options, store=store, counter=count_or_raise)
 
 
 @pytest.fixture
 async def memory(outage: Outage, options: MemoryOptions, events: RecordedEvents) -> AsyncIterator[Memory]:
-    """A memory over a SQLite file, with its schema."""
+    """Open a memory on a SQLite file, and close it after the test."""
     async with open_memory(outage.url, observers=[events], options=options) as opened:
         yield opened
 
 
-async def test_a_turn_with_a_trouble_of_its_own_holds_up_its_session_only(
+async def test_a_turn_that_raises_blocks_only_its_session(
     memory: Memory, outage: Outage, events: RecordedEvents
 ) -> None:
-    """Whatever it raises: the turns of all other sessions are written, and what holds it up can be read."""
+    """Turns of other sessions are written, and the entry has the type of the error."""
     async with outage():
         await memory.session("other").record(says("finds out"))
         await memory.session("poisoned").record(says(_POISON))
@@ -74,10 +74,10 @@ async def test_a_turn_with_a_trouble_of_its_own_holds_up_its_session_only(
     assert [message.content for message in await memory.session("room").tail(5)] == ["hi", "again"]
 
 
-async def test_a_caller_who_is_cancelled_loses_nothing(
+async def test_a_cancelled_record_loses_nothing(
     memory: Memory, outage: Outage, events: RecordedEvents, options: MemoryOptions
 ) -> None:
-    """Wherever in the recording it is: the turn waits on disk, and is written."""
+    """`record` can be cancelled at any step: the turn is pending on disk and is written later."""
     session = memory.session("room")
     async with outage():
         for steps in range(8):
@@ -87,7 +87,7 @@ async def test_a_caller_who_is_cancelled_loses_nothing(
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task
-        # The first one was cancelled before it had begun.
+        # The first task was cancelled before it began.
         await events.until(lambda: len([entry for entry in memory.pending.entries if entry.file]) == 7)
         assert options.pending.folder is not None
         on_disk = [entry for path in options.pending.folder.rglob("*.jsonl") for entry in read_entries(path)]
@@ -96,10 +96,10 @@ async def test_a_caller_who_is_cancelled_loses_nothing(
     assert sorted(message.content for message in await session.tail(20)) == [str(number) for number in range(1, 8)]
 
 
-async def test_what_waited_in_memory_goes_to_disk_when_there_is_one_again(
+async def test_a_turn_pending_in_memory_goes_to_disk_later(
     outage: Outage, options: MemoryOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The caller is told that the turn is on no disk; both turns are there for the next process."""
+    """The caller gets an error while the turn is on no disk; the next write puts both turns on disk."""
     create = SpoolFile.create
     refusals = iter([OSError(28, "No space left on device")])
 
@@ -120,8 +120,8 @@ async def test_what_waited_in_memory_goes_to_disk_when_there_is_one_again(
     assert [entry.turn.messages[0].content for entry in read_entries(path)] == ["one", "two"]
 
 
-async def test_a_reset_covers_what_was_waiting(memory: Memory, outage: Outage, events: RecordedEvents) -> None:
-    """A turn that waits is written before the reset, and no later window shows it."""
+async def test_a_reset_covers_pending_turns(memory: Memory, outage: Outage, events: RecordedEvents) -> None:
+    """A pending turn is written before the reset, and no later window has it."""
     session = memory.session("room")
     await session.append(says("before"))
     async with outage():
@@ -132,8 +132,7 @@ async def test_a_reset_covers_what_was_waiting(memory: Memory, outage: Outage, e
     assert [message.content for message in (await session.recall()).messages] == ["after"]
 
 
-async def test_a_deletion_that_fails_leaves_what_waits(memory: Memory, outage: Outage, events: RecordedEvents) -> None:
-    """The session is still there, and so is the turn."""
+async def test_a_failed_deletion_keeps_pending_turns(memory: Memory, outage: Outage, events: RecordedEvents) -> None:
     session = memory.session("room")
     await session.append(says("one"))
     async with outage():
@@ -145,10 +144,8 @@ async def test_a_deletion_that_fails_leaves_what_waits(memory: Memory, outage: O
     assert [message.content for message in await session.tail(5)] == ["one", "two"]
 
 
-async def test_words_of_a_refused_turn_are_shown_to_nobody(
-    memory: Memory, outage: Outage, events: RecordedEvents
-) -> None:
-    """Another user's turn that waited for this session is not part of it, whoever reads."""
+async def test_a_refused_turn_is_not_recalled(memory: Memory, outage: Outage, events: RecordedEvents) -> None:
+    """A pending turn that another user wrote to the session is in no recollection."""
     await memory.session("room", user_id="ann").append(says("mine"))
     async with outage():
         await memory.session("room", user_id="bob").record(says("not mine"))
@@ -158,17 +155,17 @@ async def test_words_of_a_refused_turn_are_shown_to_nobody(
 
 @contextlib.asynccontextmanager
 async def outage_after_opening(outage: Outage, options: MemoryOptions) -> AsyncIterator[Memory]:
-    """A memory whose database goes away after it was opened, and stays away until it is closed."""
+    """Open a memory whose database is unavailable from then on until it is closed."""
     async with contextlib.AsyncExitStack() as away, open_memory(outage.url, options=options) as memory:
         await away.enter_async_context(outage())
         yield memory
 
 
 @pytest.mark.parametrize("what", ["the file", "the folder", "the file, and another is in its place"])
-async def test_a_turn_is_in_a_file_that_can_be_found(
+async def test_a_removed_pending_file_is_written_again(
     memory: Memory, outage: Outage, options: MemoryOptions, what: str
 ) -> None:
-    """The pending file was removed or replaced meanwhile: a new one has this turn, and those that waited before."""
+    """If the pending file was removed or replaced, a new file has this turn and the earlier pending turns."""
     assert options.pending.folder is not None
     folder = folder_of(parse_address(outage.url), options.pending.folder)
     async with outage():
@@ -190,8 +187,8 @@ async def test_a_turn_is_in_a_file_that_can_be_found(
 
 
 @pytest.mark.parametrize("how", ["file", "read-only parent"])
-async def test_an_unusable_folder_is_found_at_start(tmp_path: Path, options: MemoryOptions, how: str) -> None:
-    """Not by the first turn of an outage."""
+async def test_an_unusable_pending_folder_is_refused_at_start(tmp_path: Path, options: MemoryOptions, how: str) -> None:
+    """Opening fails, rather than the first turn of an outage."""
     place = tmp_path / "no-folder"
     place.write_text("not a folder")
     folder = place if how == "file" else place / "below"
@@ -202,7 +199,6 @@ async def test_an_unusable_folder_is_found_at_start(tmp_path: Path, options: Mem
 
 
 async def test_a_stray_directory_is_no_pending_file(outage: Outage, options: MemoryOptions) -> None:
-    """A start does not fail because of it."""
     assert options.pending.folder is not None
     folder = folder_of(parse_address(outage.url), options.pending.folder)
     (folder / "stray.pending.jsonl").mkdir(parents=True)
@@ -211,7 +207,7 @@ async def test_a_stray_directory_is_no_pending_file(outage: Outage, options: Mem
 
 
 async def test_damaged_lines_are_kept_until_a_person_drops_them(outage: Outage, options: MemoryOptions) -> None:
-    """Of ten turns two are damaged: eight are written, two are listed, also after the next start."""
+    """Eight of ten turns are written; the two damaged ones are listed, also after a restart."""
     assert options.pending.folder is not None
     folder = folder_of(parse_address(outage.url), options.pending.folder)
     spool = SpoolFile.create(folder)
@@ -238,7 +234,6 @@ async def test_damaged_lines_are_kept_until_a_person_drops_them(outage: Outage, 
 
 
 async def test_a_repaired_line_is_delivered_by_the_next_start(outage: Outage, options: MemoryOptions) -> None:
-    """Or by a newer version that can read it."""
     assert options.pending.folder is not None
     folder = folder_of(parse_address(outage.url), options.pending.folder)
     spool = SpoolFile.create(folder)
@@ -258,7 +253,7 @@ async def test_a_repaired_line_is_delivered_by_the_next_start(outage: Outage, op
 async def test_a_busy_session_leaves_the_pending_state(
     outage: Outage, options: MemoryOptions, events: RecordedEvents
 ) -> None:
-    """After the outage its new turns go to the database again, although each came before all earlier ones were in."""
+    """After an outage, a session with steady new turns returns to direct writes."""
     options = replace(options, pending=replace(options.pending, first_pause_seconds=0.5))
     async with outage_after_opening(outage, options) as memory:
         await memory.session("room").record(says("during the outage"))
@@ -274,7 +269,7 @@ async def test_a_busy_session_leaves_the_pending_state(
 
 
 async def test_closing_makes_a_last_delivery(outage: Outage, options: MemoryOptions) -> None:
-    """A turn that waits for the next try is written before the process ends."""
+    """A turn that waits for its retry is written before the process ends."""
     options = replace(options, pending=replace(options.pending, first_pause_seconds=60))
     async with open_memory(outage.url, options=options) as memory, outage():
         await memory.session("room").record(says("hi"))

@@ -1,4 +1,4 @@
-"""What people say is in the database and in pending turns, and nowhere else: no event, log line or error has it."""
+"""Tests of privacy: no event, log line or error has the words of a person."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _CANARY = "canary7f3a"
 
 
 def says(place: str) -> Message:
-    """A message with the canary in everything that a person may write."""
+    """Return a message with the canary in every field that a person can write."""
     words = f"{_CANARY}-{place}"
     return Message(role="user", content=words, metadata={words: [words]}, original={"text": words})
 
 
 class Told:
-    """Everything that is told, as text."""
+    """A collector of events, errors and log output as text."""
 
     def __init__(self, caplog: pytest.LogCaptureFixture) -> None:
         self._caplog = caplog
@@ -41,14 +41,14 @@ class Told:
         self._events.notify(event)
 
     async def attempt(self, work: Awaitable[object]) -> None:
-        """Do something that fails, and keep what a log would show of it."""
-        with pytest.raises(Exception) as failed:  # noqa: PT011 - whatever it is, its text is what is looked at
+        """Await something that must fail, and keep its traceback."""
+        with pytest.raises(Exception) as failed:  # noqa: PT011 - the test checks the text of any error
             await work
         self._errors += traceback.format_exception(failed.value)
 
     @property
     def text(self) -> str:
-        """All of it."""
+        """Return all collected text."""
         assert self._events.all
         assert self._errors
         return "\n".join([*map(repr, self._events.all), *self._errors, self._caplog.text])
@@ -56,20 +56,20 @@ class Told:
 
 @pytest.fixture
 def told(caplog: pytest.LogCaptureFixture) -> Told:
-    """What a memory tells while everything is logged."""
+    """Return a collector, with every log at its lowest level."""
     caplog.set_level(logging.DEBUG)
     return Told(caplog)
 
 
-async def test_nothing_of_what_is_said_is_told(database_url: str, memory_options: MemoryOptions, told: Told) -> None:
-    """Every verb, also where it is refused, at the lowest level of every log."""
+async def test_no_words_are_reported(database_url: str, memory_options: MemoryOptions, told: Told) -> None:
+    """No method of a memory reports a person's words, also when it refuses a call."""
     async with open_memory(database_url, observers=[told, LogObserver()], options=memory_options) as memory:
         await use_everything(memory, told)
     assert _CANARY not in told.text
 
 
 async def use_everything(memory: Memory, told: Told) -> None:
-    """Write, read, search, change, and do what is refused."""
+    """Write, read, search and change, and make calls that are refused."""
     session = memory.session("telegram:1", user_id="u1")
     await session.append([replace(says("append"), id="m1"), says("append\x00")])
     await session.append([replace(says("duplicate"), id="m1"), says("new")])
@@ -97,7 +97,7 @@ async def use_everything(memory: Memory, told: Told) -> None:
 
 
 async def prune_everything(memory: Memory, told: Told) -> None:
-    """Archive and delete, and do what is refused."""
+    """Archive and delete, and make calls that are refused."""
     await memory.search(_CANARY)
     for rules in (
         Retention(archive=RetentionLimits(max_messages=3)),
@@ -109,10 +109,8 @@ async def prune_everything(memory: Memory, told: Told) -> None:
     await told.attempt(asyncio.to_thread(lambda: Retention.from_dict({_CANARY: {}})))
 
 
-async def test_nothing_of_what_is_said_is_told_in_an_outage(
-    tmp_path: Path, memory_options: MemoryOptions, told: Told
-) -> None:
-    """While turns wait, are refused at their delivery, dropped and delivered."""
+async def test_no_words_are_reported_in_an_outage(tmp_path: Path, memory_options: MemoryOptions, told: Told) -> None:
+    """Pending turns are recorded, refused, dropped and delivered without reporting their words."""
     outage = Outage(tmp_path / "threadkeep.db")
     options = replace(memory_options, store=StoreOptions(lock_timeout_seconds=0.05))
     events = RecordedEvents()
@@ -129,10 +127,10 @@ async def test_nothing_of_what_is_said_is_told_in_an_outage(
     assert _CANARY not in told.text
 
 
-async def test_nothing_of_what_is_said_is_told_when_tables_are_damaged(
+async def test_no_words_are_reported_when_tables_are_damaged(
     shared_url: str, memory_options: MemoryOptions, told: Told
 ) -> None:
-    """The engine refuses rows, and its own words would quote them."""
+    """The errors of the database engine, which quote rows, are not reported."""
     async with open_memory(shared_url, observers=[told, LogObserver()], options=memory_options) as memory:
         await memory.session("room").append([says("before")])
         await asyncio.to_thread(damage, shared_url)
@@ -143,5 +141,5 @@ async def test_nothing_of_what_is_said_is_told_when_tables_are_damaged(
 
 
 def damage(url: str) -> None:
-    """Take the table of messages away."""
+    """Drop the table of messages."""
     execute(url, "DROP TABLE chat_messages CASCADE" if url.startswith("postgres") else "DROP TABLE chat_messages")

@@ -1,4 +1,4 @@
-"""Retention: what is beyond the limits goes, exactly that, and everything else is as it was."""
+"""Tests of retention: exactly the messages beyond the limits are archived or deleted."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from threadkeep.testing import SettableClock
 
 
 async def test_messages_that_are_too_old_are_deleted(memory: Memory, clock: SettableClock) -> None:
-    """Ten days between turns, thirty days to live: of five turns three stay, with their numbers."""
+    """The remaining messages keep their seq."""
     await say(memory, clock, "a", 10, 10, 10, 10, 1)
     await say(memory, clock, "young", 1)
     assert await planned(memory, deleting(max_age_days=30)) == [PlannedRemoval("a", "delete", 1, 4, 4, 4 * 3)]
@@ -29,7 +29,7 @@ async def test_messages_that_are_too_old_are_deleted(memory: Memory, clock: Sett
 
 
 async def test_only_the_newest_messages_stay_in_windows(memory: Memory, clock: SettableClock) -> None:
-    """What is archived is out of windows for that reason; it is still there and can be counted and read."""
+    """Archived messages are excluded from windows, and can still be counted, read and found."""
     await say(memory, clock, "a", 1, 1, 1, 1, 1)
     rules = Retention(archive=RetentionLimits(max_messages=4))
     assert await memory.retention.prune(rules) == Pruned(archived=Amount(1, 6, 18))
@@ -42,8 +42,8 @@ async def test_only_the_newest_messages_stay_in_windows(memory: Memory, clock: S
     assert await planned(memory, rules) == []
 
 
-async def test_a_session_that_is_idle_goes_as_a_whole(memory: Memory, clock: SettableClock) -> None:
-    """As if somebody had deleted it; the others are left alone, however old their beginning is."""
+async def test_an_idle_session_is_deleted_as_a_whole(memory: Memory, clock: SettableClock) -> None:
+    """Sessions with recent activity stay, however old their first messages are."""
     await say(memory, clock, "idle", 1)
     await say(memory, clock, "busy", 40)
     await say(memory, clock, "busy", 1)
@@ -57,7 +57,7 @@ async def test_a_session_that_is_idle_goes_as_a_whole(memory: Memory, clock: Set
 
 
 async def test_an_idle_session_can_be_archived_as_a_whole(memory: Memory, clock: SettableClock) -> None:
-    """It begins afresh when somebody comes back, and its past can be read."""
+    """A later turn begins a new window, and the archived messages can be read."""
     await say(memory, clock, "idle", 40)
     rules = Retention(archive=RetentionLimits(max_idle_days=30))
     assert await memory.retention.prune(rules) == Pruned(archived=Amount(1, 2, 6))
@@ -67,10 +67,8 @@ async def test_an_idle_session_can_be_archived_as_a_whole(memory: Memory, clock:
     assert await places(memory, "idle") == [1, 2, 3, 4]
 
 
-async def test_a_session_that_lost_all_its_messages_is_deleted_when_it_is_idle(
-    memory: Memory, clock: SettableClock
-) -> None:
-    """Its name is not kept for ever: first the messages go by their age, later the session."""
+async def test_an_empty_session_is_deleted_when_it_is_idle(memory: Memory, clock: SettableClock) -> None:
+    """Messages are deleted by their age first, and the empty session by its idle time."""
     await say(memory, clock, "a", 20)
     rules = Retention(delete=RetentionLimits(max_age_days=10, max_idle_days=30))
     assert await memory.retention.prune(rules) == Pruned(deleted=Amount(1, 2, 6))
@@ -82,8 +80,8 @@ async def test_a_session_that_lost_all_its_messages_is_deleted_when_it_is_idle(
     assert [info async for info in memory.sessions()] == []
 
 
-async def test_what_is_deleted_is_not_archived_too(memory: Memory, clock: SettableClock) -> None:
-    """Both rules at once: the oldest are deleted, those between are archived, and each is counted once."""
+async def test_deleted_messages_are_not_archived_too(memory: Memory, clock: SettableClock) -> None:
+    """With both rules, each message is counted once, as deleted or as archived."""
     await say(memory, clock, "a", 10, 10, 10, 10, 1)
     rules = Retention(
         archive=RetentionLimits(max_age_days=15), delete=RetentionLimits(max_age_days=35, max_messages=1000)
@@ -104,8 +102,8 @@ async def test_what_is_deleted_is_not_archived_too(memory: Memory, clock: Settab
     }
 
 
-async def test_the_newest_question_stays_however_few_messages_may(memory: Memory, clock: SettableClock) -> None:
-    """A turn may be at work on it; thirty steps of an agent do not push it out of the session."""
+async def test_the_newest_question_stays_with_any_limit(memory: Memory, clock: SettableClock) -> None:
+    """A run may be answering it; its thirty steps do not push it out of the session."""
     await say(memory, clock, "a", 1, 1)
     await memory.session("a").append([Message(role="assistant", content=f"step {n}") for n in range(30)])
     await memory.retention.prune(deleting(max_messages=10))
@@ -115,8 +113,8 @@ async def test_the_newest_question_stays_however_few_messages_may(memory: Memory
     assert await places(memory, "a") == [35, 36]
 
 
-async def test_limits_of_its_own_stand_in_the_place_of_all_rules(memory: Memory, clock: SettableClock) -> None:
-    """A session may be kept for good, or for less long than others; without own limits the rules hold again."""
+async def test_the_limits_of_a_session_replace_the_rules(memory: Memory, clock: SettableClock) -> None:
+    """The limits of a session replace the rules; without them the rules apply again."""
     for name in ("a", "b", "c"):
         await say(memory, clock, name, 0, 0)
     clock.advance(20 * DAY)
@@ -135,8 +133,8 @@ async def test_limits_of_its_own_stand_in_the_place_of_all_rules(memory: Memory,
         await memory.retention.of("nobody")
 
 
-async def test_own_limits_hold_also_where_there_are_no_rules(memory: Memory, clock: SettableClock) -> None:
-    """And only the sessions that have them are looked at."""
+async def test_the_limits_of_a_session_apply_without_rules(memory: Memory, clock: SettableClock) -> None:
+    """Only sessions with limits of their own are pruned."""
     for name in ("a", "b"):
         await say(memory, clock, name, 1, 1)
     assert not await memory.retention.has_work()
@@ -146,8 +144,8 @@ async def test_own_limits_hold_also_where_there_are_no_rules(memory: Memory, clo
     assert await places(memory, "a") == [1, 2, 3, 4]
 
 
-async def test_summaries_of_what_went_stay_and_say_their_range(memory: Memory, clock: SettableClock) -> None:
-    """Deleted or archived, wholly or half: each place is named; the next summary begins after what is out."""
+async def test_summaries_of_removed_messages_stay(memory: Memory, clock: SettableClock) -> None:
+    """Each excluded range has its reason, and the next summary begins after the removed messages."""
     await say(memory, clock, "a", 1, 1, 1, 1, 1)
     summary = Summary("a", 1, 4, "They had tea.", "m", "1", 5)
     assert await memory.summaries.add(summary)
@@ -170,10 +168,8 @@ async def test_summaries_of_what_went_stay_and_say_their_range(memory: Memory, c
     )
 
 
-async def test_what_was_archived_before_it_was_summarised_is_in_no_summary(
-    memory: Memory, clock: SettableClock
-) -> None:
-    """The first summary begins after what is out."""
+async def test_archived_messages_are_in_no_summary(memory: Memory, clock: SettableClock) -> None:
+    """The first summary begins after the archived messages."""
     await say(memory, clock, "a", 1, 1, 1)
     await memory.retention.prune(Retention(archive=RetentionLimits(max_messages=4)))
     assert (await memory.summaries.uncovered("a")).after_seq == 2
@@ -184,7 +180,6 @@ async def test_what_was_archived_before_it_was_summarised_is_in_no_summary(
 
 
 async def test_nothing_is_pruned_by_default(memory: Memory, clock: SettableClock) -> None:
-    """No rules, no limits of its own: everything is for good."""
     await say(memory, clock, "a", 4000, 4000)
     assert await planned(memory) == []
     assert await memory.retention.prune() == Pruned()

@@ -1,4 +1,4 @@
-"""Retention beside a plain reading of its rules: whatever was said, and however the limits are."""
+"""Property tests of retention against a plain implementation of its rules."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ type Turns = list[tuple[list[Role], float]]
 
 @dataclass(frozen=True)
 class Talk:
-    """A session as the test knows it: roles and times of its messages, and the place of its reset."""
+    """A session as the test knows it: roles and times of its messages, and the seq of its reset."""
 
     name: str
     roles: list[Role]
@@ -46,7 +46,7 @@ class Talk:
     reset_seq: int
 
     def borders(self, rules: Retention, now: datetime) -> tuple[int | None, int]:
-        """Where the deleted and the archived end, by a plain reading of the rules; None for a session that goes."""
+        """Return the last deleted and the last archived seq; the first is None if the session is deleted."""
         if self._is_idle(rules.delete, now):
             return None, 0
         deleted = self._border(rules.delete, now)
@@ -70,7 +70,7 @@ class Talk:
 
 
 async def hold(memory: Memory, clock: SettableClock, turns: Turns, reset_after: int | None) -> Talk:
-    """Hold a talk in a session of its own."""
+    """Append the turns to a new session."""
     talk = Talk(f"room:{next(_NUMBERS)}", [], [], 0)
     for number, (roles, pause) in enumerate(turns, start=1):
         messages = [Message(role=role, content=f"{role} says", tokens=3) for role in roles]
@@ -90,7 +90,7 @@ async def hold(memory: Memory, clock: SettableClock, turns: Turns, reset_after: 
     reset_after=st.none() | st.integers(1, 8),
     max_messages=st.none() | st.integers(0, 6),
 )
-async def test_what_is_left_is_what_the_rules_say(
+async def test_pruning_matches_the_plain_rules(
     memory: Memory,
     clock: SettableClock,
     talks: list[Turns],
@@ -98,7 +98,7 @@ async def test_what_is_left_is_what_the_rules_say(
     reset_after: int | None,
     max_messages: int | None,
 ) -> None:
-    """The plan is what is done; what is left keeps its places, and windows are those of the messages that are left."""
+    """The plan matches the removal; remaining messages keep their seq, and windows have only those."""
     held = [await hold(memory, clock, turns, reset_after) for turns in talks]
     names = [talk.name for talk in held]
     plan = [one async for one in memory.retention.plan(rules, session_ids=names)]
@@ -116,10 +116,10 @@ async def test_what_is_left_is_what_the_rules_say(
 
 @settings(max_examples=settings().max_examples // 4)
 @given(talks=st.lists(_TURNS, min_size=1, max_size=2), limits=_LIMITS, reset_after=st.none() | st.integers(1, 8))
-async def test_of_conversations_in_a_graph_store_the_same_is_deleted(
+async def test_pruning_in_a_graph_store_matches_the_plain_rules(
     memory: Memory, clock: SettableClock, talks: list[Turns], limits: RetentionLimits, reset_after: int | None
 ) -> None:
-    """However their chunks lie; nothing is archived in them."""
+    """Deletion does not depend on the chunks, and nothing is archived."""
     beside = await memory.namespace(GraphLayout(chunk_size=3), await memory.graph_store())
     held = [await hold(beside, clock, turns, reset_after) for turns in talks]
     names = [talk.name for talk in held]
@@ -139,7 +139,7 @@ async def test_of_conversations_in_a_graph_store_the_same_is_deleted(
 
 
 async def check(memory: Memory, talk: Talk, deleted: int, archived: int, limits: Limits) -> None:
-    """Places, counters and windows of what is left of a talk."""
+    """Check the seqs, counters and windows of the remaining messages."""
     session = memory.session(talk.name)
     left = await session.tail(1000)
     assert [message.seq for message in left] == list(range(deleted + 1, len(talk.roles) + 1))

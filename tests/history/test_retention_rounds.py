@@ -1,4 +1,4 @@
-"""Rounds of retention: over all sessions or some, broken off and gone on with, by hand and on a schedule."""
+"""Tests of retention rounds: over all or some sessions, interrupted, manual and scheduled."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from threadkeep.testing import SettableClock
 
 
 async def test_a_round_can_be_of_some_sessions_or_of_one_user(memory: Memory, clock: SettableClock) -> None:
-    """The others are left alone; a session that is not there is told."""
+    """Other sessions are left alone; an unknown session raises."""
     for name, user in (("a", "u1"), ("b", "u1"), ("c", "u2")):
         await say(memory, clock, name, 1, 1, user_id=user)
     rules = deleting(max_messages=2)
@@ -36,7 +36,7 @@ async def test_a_round_can_be_of_some_sessions_or_of_one_user(memory: Memory, cl
 async def test_more_sessions_than_a_page_are_all_seen(
     sqlite_memory: Memory, clock: SettableClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also when the last page is full."""
+    """The last page may be full."""
     monkeypatch.setattr("threadkeep.history.retention._PAGE_SESSIONS", 2)
     for number in range(4):
         await say(sqlite_memory, clock, f"room:{number}", 1, 1)
@@ -45,13 +45,13 @@ async def test_more_sessions_than_a_page_are_all_seen(
 
 @pytest.fixture
 def quick_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No step takes so long that the next one is shorter."""
+    """Keep the step size constant, whatever the duration of a step."""
     monkeypatch.setattr("threadkeep.history.retention._LONG_STEP_SECONDS", 1000.0)
 
 
 @pytest.mark.usefixtures("quick_steps")
-async def test_progress_is_told_after_each_step(memory: Memory) -> None:
-    """In whole steps, and the sum is what was done."""
+async def test_progress_is_reported_after_each_step(memory: Memory) -> None:
+    """Progress is reported in whole steps, and the last report equals the result."""
     await memory.session("a").append([Message(role="user", content="x", tokens=1) for _ in range(500)])
     await memory.session("a").append([Message(role="user", content="y", tokens=1)])
     told: list[Pruned] = []
@@ -61,7 +61,7 @@ async def test_progress_is_told_after_each_step(memory: Memory) -> None:
 
 
 async def test_long_steps_become_shorter(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A database that is slow or busy is held for less at a time, down to some messages."""
+    """The next steps of a slow database are halved down to a minimum."""
     monkeypatch.setattr("threadkeep.history.retention._LONG_STEP_SECONDS", 0.0)
     await memory.session("a").append([Message(role="user", content="x", tokens=1) for _ in range(426)])
     told: list[Pruned] = []
@@ -70,8 +70,8 @@ async def test_long_steps_become_shorter(memory: Memory, monkeypatch: pytest.Mon
 
 
 @pytest.mark.usefixtures("quick_steps")
-async def test_a_round_that_is_broken_off_goes_on_the_next_time(memory: Memory) -> None:
-    """Whole steps were taken, the rest is as it was; the end is the same."""
+async def test_an_interrupted_round_is_completed_by_the_next(memory: Memory) -> None:
+    """An interrupted round has done whole steps; the next round does the rest."""
     await memory.session("a").append([Message(role="user", content="x", tokens=1) for _ in range(500)])
 
     def stop(done: Pruned) -> None:
@@ -86,8 +86,8 @@ async def test_a_round_that_is_broken_off_goes_on_the_next_time(memory: Memory) 
 
 
 @pytest.mark.usefixtures("quick_steps")
-async def test_who_stops_a_round_is_heard_before_each_step(memory: Memory) -> None:
-    """Another process may have taken it over."""
+async def test_a_round_can_be_stopped_before_each_step(memory: Memory) -> None:
+    """`may_continue` is called before each step, since another process may have taken over."""
     await memory.session("a").append([Message(role="user", content="x", tokens=1) for _ in range(500)])
     await memory.session("b").append([Message(role="user", content="x", tokens=1) for _ in range(500)])
     answers = iter([True, True, True, False, False])
@@ -100,10 +100,10 @@ async def test_who_stops_a_round_is_heard_before_each_step(memory: Memory) -> No
     assert next(answers, None) is None
 
 
-async def test_an_idle_session_in_which_a_turn_waits_to_be_written_stays(
+async def test_an_idle_session_with_a_pending_turn_stays(
     memory: Memory, clock: SettableClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Somebody has spoken; the database does not know it yet."""
+    """A pending turn counts as activity, although the database does not have it yet."""
     await say(memory, clock, "a", 40)
     monkeypatch.setattr(type(memory.pending), "_deliver_own", _nothing)
     memory.pending.database_fails = True
@@ -116,8 +116,8 @@ async def _nothing(*_: object) -> bool:
     return False
 
 
-async def test_a_round_is_told_as_counts(memory: Memory, events: RecordedEvents, clock: SettableClock) -> None:
-    """One event for each kind of thing it did, none for nothing."""
+async def test_a_round_is_reported_as_counts(memory: Memory, events: RecordedEvents, clock: SettableClock) -> None:
+    """A round emits one event for each action, and none if it did nothing."""
     await say(memory, clock, "a", 1, 1, 1)
     rules = Retention(archive=RetentionLimits(max_messages=2), delete=RetentionLimits(max_messages=4))
     await memory.retention.prune(rules)
@@ -128,10 +128,10 @@ async def test_a_round_is_told_as_counts(memory: Memory, events: RecordedEvents,
     ]
 
 
-async def test_an_open_memory_makes_rounds_by_itself(
+async def test_an_open_memory_prunes_on_a_schedule(
     shared_url: str, memory_options: MemoryOptions, events: RecordedEvents, clock: SettableClock
 ) -> None:
-    """One of the processes each time, and again when it is due."""
+    """One of the processes prunes at each interval."""
     retention = RetentionOptions(rules=deleting(max_messages=2), interval_seconds=0.01)
     options = replace(memory_options, retention=retention)
     async with (
@@ -149,10 +149,10 @@ async def test_an_open_memory_makes_rounds_by_itself(
     assert events.of(PruningFailed) == []
 
 
-async def test_a_round_that_fails_is_told_and_made_again(
+async def test_a_failed_round_is_reported_and_retried(
     sqlite_memory: Memory, memory_options: MemoryOptions, events: RecordedEvents, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The schedule outlives any failure."""
+    """The schedule continues after any failure."""
     retention = RetentionOptions(rules=deleting(max_messages=2), interval_seconds=0.01)
     failures = count()
 
@@ -165,8 +165,8 @@ async def test_a_round_that_fails_is_told_and_made_again(
     assert events.of(PruningFailed)[0] == PruningFailed(error="OSError")
 
 
-async def test_two_rounds_at_once_take_each_message_once(shared_url: str, memory_options: MemoryOptions) -> None:
-    """Whoever comes second at a step leaves the session to the other; together they do what one would have done."""
+async def test_two_concurrent_rounds_delete_each_message_once(shared_url: str, memory_options: MemoryOptions) -> None:
+    """A round that finds a session locked leaves it to the other; together they delete each message once."""
     options = replace(memory_options, background=False)
     async with open_memory(shared_url, options=options) as one, open_memory(shared_url, options=options) as other:
         for name in ("a", "b", "c"):
@@ -178,8 +178,8 @@ async def test_two_rounds_at_once_take_each_message_once(shared_url: str, memory
             assert await other.session(name).count() == 10
 
 
-async def test_appends_go_on_while_a_session_is_pruned(shared_url: str, memory_options: MemoryOptions) -> None:
-    """In the same session and in others: every turn is stored whole, and what is left has no gap."""
+async def test_appends_work_while_a_session_is_pruned(shared_url: str, memory_options: MemoryOptions) -> None:
+    """Each turn is stored whole, and the remaining messages have no gap."""
     async with open_memory(shared_url, options=replace(memory_options, background=False)) as memory:
         for _ in range(4):
             await memory.session("a").append([Message(role="user", content="old", tokens=1) for _ in range(500)])

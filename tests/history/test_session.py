@@ -1,4 +1,4 @@
-"""Sessions and the memory that gives them, through the public names."""
+"""Tests of sessions and of the memory that opens them, through the public API."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from threadkeep.testing import SettableClock
 
 
 def turn(words: str) -> list[Message]:
-    """A question and its answer."""
+    """Return a question and its answer."""
     return [Message(role="user", content=words), Message(role="assistant", content=f"you said {words}")]
 
 
 async def test_the_example_of_the_interface(memory: Memory) -> None:
-    """Every line that a user is promised."""
+    """The example of the interface specification works."""
     session = memory.session("telegram:123", user_id="u1")
     receipt = await session.append(
         [Message(role="user", content="hi", id="telegram:42"), Message(role="assistant", content="hello")]
@@ -58,8 +58,8 @@ async def test_the_example_of_the_interface(memory: Memory) -> None:
     assert await session.delete()
 
 
-async def test_a_session_that_nobody_wrote_to_is_not_there(memory: Memory) -> None:
-    """Asking for it makes nothing."""
+async def test_a_session_without_messages_does_not_exist(memory: Memory) -> None:
+    """Reading a session does not create it."""
     session = memory.session("room")
     assert await session.tail(5) == []
     assert await session.count() == 0
@@ -75,8 +75,7 @@ async def test_a_session_that_nobody_wrote_to_is_not_there(memory: Memory) -> No
 
 
 @pytest.mark.parametrize("user_id", ["", " ", "a\nb", "x" * 513, "a\x00"])
-async def test_a_user_id_that_cannot_be_kept_is_refused(sqlite_memory: Memory, user_id: str) -> None:
-    """It would be another one when it is read again."""
+async def test_an_invalid_user_id_is_refused(sqlite_memory: Memory, user_id: str) -> None:
     with pytest.raises(InvalidInput, match="user_id"):
         sqlite_memory.session("room", user_id=user_id)
     with pytest.raises(InvalidInput, match="user_id"):
@@ -86,7 +85,7 @@ async def test_a_user_id_that_cannot_be_kept_is_refused(sqlite_memory: Memory, u
 
 
 async def test_a_user_sees_own_sessions_only(memory: Memory) -> None:
-    """Reads of another's find nothing; writes raise and store nothing."""
+    """Reads of another user's session return nothing; writes raise and store nothing."""
     await memory.session("room", user_id="u1").append([Message(role="user", content="mine", id="m1")])
     other = memory.session("room", user_id="u2")
     assert await other.tail(5) == []
@@ -106,10 +105,8 @@ async def test_a_user_sees_own_sessions_only(memory: Memory) -> None:
     assert (info.title, info.message_count, info.reset_seq) == ("mine", 1, 0)
 
 
-async def test_a_session_that_its_user_creates_meanwhile_is_not_that_of_another(
-    memory: Memory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Another process stores the first turn between the two reads."""
+async def test_a_session_created_during_a_read_is_not_refused(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A session that another process creates between the two reads is not taken for another user's."""
     session = memory.session("room", user_id="ann")
     await session.append([Message("user", "hi", "m1")])
 
@@ -120,8 +117,8 @@ async def test_a_session_that_its_user_creates_meanwhile_is_not_that_of_another(
     assert (await session.question()).id == "m1"
 
 
-async def test_the_owner_is_who_is_named_at_the_first_turn(memory: Memory) -> None:
-    """A session that began without a user belongs to nobody, and stays so."""
+async def test_the_first_turn_sets_the_owner(memory: Memory) -> None:
+    """A session that began without a user never gets an owner."""
     await memory.session("room").append(turn("hi"))
     with pytest.raises(WrongUser):
         await memory.session("room", user_id="u1").append(turn("mine"))
@@ -129,7 +126,6 @@ async def test_the_owner_is_who_is_named_at_the_first_turn(memory: Memory) -> No
 
 
 async def test_pages_have_limits(memory: Memory) -> None:
-    """Below 0 and beyond the longest page is a mistake of the caller."""
     session = memory.session("room")
     await session.append(turn("hi"))
     assert await session.tail(0) == []
@@ -139,7 +135,6 @@ async def test_pages_have_limits(memory: Memory) -> None:
 
 
 async def test_pages_walk_to_the_beginning(memory: Memory) -> None:
-    """Three at a time over ten."""
     session = memory.session("room")
     for number in range(5):
         await session.append(turn(str(number)))
@@ -154,7 +149,7 @@ async def test_pages_walk_to_the_beginning(memory: Memory) -> None:
 
 
 async def test_all_sessions_come_page_by_page(memory: Memory, clock: SettableClock) -> None:
-    """Newest activity first, each once, whatever the size of a page."""
+    """Sessions are listed once each, newest activity first, for any page size."""
     for number in range(7):
         clock.advance(1)
         await memory.session(f"room:{number}", user_id=f"u{number % 2}").append(turn(f"topic {number}"))
@@ -165,22 +160,20 @@ async def test_all_sessions_come_page_by_page(memory: Memory, clock: SettableClo
     assert [info.session_id async for info in memory.sessions(query="topic 3")] == ["room:3"]
 
 
-async def test_a_page_of_no_sessions_is_refused(memory: Memory) -> None:
-    """It would never come to an end."""
+async def test_a_page_size_below_1_is_refused(memory: Memory) -> None:
     with pytest.raises(InvalidInput, match="at least 1"):
         [info async for info in memory.sessions(page_size=0)]
 
 
-async def test_sessions_of_one_moment_come_each_once(memory: Memory) -> None:
-    """Also when the clock stands still."""
+async def test_sessions_with_equal_times_are_listed_once_each(memory: Memory) -> None:
     for number in range(5):
         await memory.session(f"room:{number}").append(turn("hi"))
     found = [info.session_id async for info in memory.sessions(page_size=2)]
     assert sorted(found) == [f"room:{number}" for number in range(5)]
 
 
-async def test_what_is_known_of_a_session_can_be_changed(memory: Memory, clock: SettableClock) -> None:
-    """Each field on its own; it is no activity."""
+async def test_the_fields_of_a_session_can_be_updated(memory: Memory, clock: SettableClock) -> None:
+    """Each field can be updated alone, and an update does not count as activity."""
     session = memory.session("room", user_id="u1")
     await session.append(turn("hi"))
     clock.advance(60)
@@ -192,8 +185,8 @@ async def test_what_is_known_of_a_session_can_be_changed(memory: Memory, clock: 
     assert [info.session_id async for info in memory.sessions(active=True)] == []
 
 
-async def test_a_clock_that_is_turned_back_does_not_turn_activity_back(memory: Memory, clock: SettableClock) -> None:
-    """The order of messages is their seq, and a session's last activity never gets older."""
+async def test_a_clock_that_goes_back_does_not_change_the_last_activity(memory: Memory, clock: SettableClock) -> None:
+    """Messages stay in the order of their seq, and the last activity never gets older."""
     session = memory.session("room")
     await session.append(turn("first"))
     latest = clock()
@@ -203,8 +196,7 @@ async def test_a_clock_that_is_turned_back_does_not_turn_activity_back(memory: M
     assert (await session.info()).updated_at == latest
 
 
-async def test_messages_of_json_come_back_as_they_were(memory: Memory) -> None:
-    """What is read from a session is JSON and back without a difference."""
+async def test_a_stored_message_survives_json_unchanged(memory: Memory) -> None:
     session = memory.session("room")
     await session.append(
         [Message(role="user", content="é 中 \u2028 😀", metadata={"a": [1, {"b": None}]}, confidence=0.1)]
@@ -214,8 +206,8 @@ async def test_messages_of_json_come_back_as_they_were(memory: Memory) -> None:
     assert json.loads(message.to_json())["created_at"] == "2026-01-01T12:00:00+00:00"
 
 
-async def test_reads_and_writes_are_told_with_their_channel(memory: Memory, events: RecordedEvents) -> None:
-    """One event each, with the time it took and never a user."""
+async def test_reads_and_writes_are_reported_with_their_channel(memory: Memory, events: RecordedEvents) -> None:
+    """Each read and write emits one event with its channel and duration, and never with the user id."""
     session = memory.session("wecom_cs:kf-1:ext-1", user_id="u1")
     await session.append(turn("hi"))
     await session.record(turn("again"))
@@ -228,7 +220,7 @@ async def test_reads_and_writes_are_told_with_their_channel(memory: Memory, even
 
 
 async def test_an_empty_turn_is_refused(memory: Memory) -> None:
-    """By both ways of writing; nothing is made."""
+    """`append` and `record` refuse an empty turn and do not create the session."""
     with pytest.raises(InvalidMessage, match="at least one message"):
         await memory.session("room").append([])
     with pytest.raises(InvalidMessage, match="at least one message"):
@@ -237,7 +229,7 @@ async def test_an_empty_turn_is_refused(memory: Memory) -> None:
 
 
 async def test_everything_is_there_after_a_restart(shared_url: str, memory_options: MemoryOptions) -> None:
-    """Messages, resets, owners, changes and numbers go on where they were."""
+    """Messages, the reset, the owner, tags and the seq are the same after a restart."""
     async with open_memory(shared_url, options=memory_options) as memory:
         session = memory.session("room", user_id="u1")
         await session.append(turn("before"))
@@ -254,8 +246,8 @@ async def test_everything_is_there_after_a_restart(shared_url: str, memory_optio
             await memory.session("room", user_id="u2").append(turn("not mine"))
 
 
-async def test_what_was_appended_before_the_end_is_stored(shared_url: str, memory_options: MemoryOptions) -> None:
-    """Turns whose callers were cancelled by the end of the program are whole or absent, and the memory closes."""
+async def test_cancelled_turns_are_stored_whole_or_not_at_all(shared_url: str, memory_options: MemoryOptions) -> None:
+    """Turns whose callers are cancelled are stored whole or not at all, and the memory closes."""
     async with open_memory(shared_url, options=memory_options) as memory:
         tasks = [asyncio.ensure_future(memory.session("room").append(turn(str(number)))) for number in range(50)]
         await asyncio.sleep(0)
@@ -269,7 +261,7 @@ async def test_what_was_appended_before_the_end_is_stored(shared_url: str, memor
 
 
 async def test_two_memories_of_one_process_share_a_database(shared_url: str, memory_options: MemoryOptions) -> None:
-    """What one stores the other reads and continues."""
+    """Each memory reads and continues the turns of the other."""
     async with (
         open_memory(shared_url, options=memory_options) as one,
         open_memory(shared_url, options=memory_options) as two,
@@ -283,7 +275,7 @@ async def test_two_memories_of_one_process_share_a_database(shared_url: str, mem
 async def test_nothing_is_written_outside_of_the_database(
     sqlite_url: str, tmp_path: Path, memory_options: MemoryOptions
 ) -> None:
-    """While the database takes every turn there is no pending file."""
+    """No pending file is written while the database accepts every turn."""
     async with open_memory(sqlite_url, options=memory_options) as memory:
         await memory.session("room").record(turn("hi"))
         assert await asyncio.to_thread(lambda: sorted(path.name for path in tmp_path.rglob("*.jsonl"))) == []
@@ -293,7 +285,7 @@ async def test_nothing_is_written_outside_of_the_database(
     "given", ["hi", b"hi", None, 5, {"role": "user"}, [None], [("user", "hi")], Message("user", "")]
 )
 async def test_only_messages_can_be_appended(memory: Memory, given: list[Message]) -> None:
-    """Anything else is refused with a sentence that says what to pass, and nothing is stored."""
+    """A value of another type is refused with an error that says what to pass; nothing is stored."""
     session = memory.session("room")
     for store in (session.append, session.record):
         with pytest.raises(InvalidMessage, match="list of Message objects"):
@@ -301,8 +293,8 @@ async def test_only_messages_can_be_appended(memory: Memory, given: list[Message
     assert await session.count() == 0
 
 
-async def test_an_invalid_workspace_or_answer_never_waits_for_the_database(memory: Memory) -> None:
-    """It could not be kept on disk either, and closing the memory would fail."""
+async def test_an_invalid_workspace_or_answer_is_never_pending(memory: Memory) -> None:
+    """An invalid value raises at once, since it could not be written to a pending file either."""
     with pytest.raises(InvalidInput, match="A workspace is text or None, not object"):
         memory.session("room", workspace=object())  # type: ignore[arg-type]
     with pytest.raises(InvalidMessage, match="answers is the id of a message or None, not bytes"):
@@ -315,7 +307,7 @@ async def test_an_invalid_workspace_or_answer_never_waits_for_the_database(memor
     [{"tags": "vip"}, {"tags": [1]}, {"tags": 5}, {"title": 5}, {"metadata": "x"}, {"metadata": [1]}, {"active": "no"}],
 )
 async def test_a_session_gets_no_values_of_a_wrong_type(memory: Memory, changes: dict[str, Any]) -> None:
-    """SQLite would store them as they are, and an import would refuse the session's export."""
+    """SQLite would store such values, and an import would then refuse the export of the session."""
     session = memory.session("room")
     await session.append(turn("hi"))
     before = await session.info()
@@ -325,8 +317,8 @@ async def test_a_session_gets_no_values_of_a_wrong_type(memory: Memory, changes:
 
 
 @pytest.mark.parametrize("wrong", [5, 1.5, b"x", True, ["x"]])
-async def test_a_text_of_a_wrong_type_is_named(memory: Memory, wrong: Any) -> None:
-    """A number would match a text in SQLite, and be an error of the driver on PostgreSQL."""
+async def test_an_error_names_the_type_that_was_passed_for_a_text(memory: Memory, wrong: Any) -> None:
+    """Without the check, a number would match a text in SQLite and raise a driver error on PostgreSQL."""
     session = memory.session("room")
     await session.append(turn("hi"))
     for call in (
@@ -346,8 +338,7 @@ async def test_a_text_of_a_wrong_type_is_named(memory: Memory, wrong: Any) -> No
 
 
 @pytest.mark.parametrize("wrong", ["5", 1.5, b"x", True, [1]])
-async def test_a_number_of_a_wrong_type_is_named(memory: Memory, wrong: Any) -> None:
-    """The sentence says that it is a whole number, and what was given."""
+async def test_an_error_names_the_type_that_was_passed_for_a_number(memory: Memory, wrong: Any) -> None:
     session = memory.session("room")
     await session.append(turn("hi"))
     for call in (
@@ -368,8 +359,8 @@ async def test_a_number_of_a_wrong_type_is_named(memory: Memory, wrong: Any) -> 
 
 
 @pytest.mark.parametrize("wrong", [7, 1.5, [object()]])
-async def test_an_argument_of_a_wrong_type_is_no_python_error(sqlite_memory: Memory, wrong: Any) -> None:
-    """The error says what the argument must be, wherever it is given."""
+async def test_an_argument_of_a_wrong_type_raises_invalid_input(sqlite_memory: Memory, wrong: Any) -> None:
+    """Each public method raises InvalidInput, which says what the argument must be."""
     memory, session = sqlite_memory, sqlite_memory.session("room")
     await session.append([Message("user", "hi")])
     no_number: Any = [wrong]
@@ -424,7 +415,7 @@ async def test_an_argument_of_a_wrong_type_is_no_python_error(sqlite_memory: Mem
 
 @pytest.mark.parametrize(("before", "messages"), [(-(10**30), 0), (-1, 0), (0, 0), (2, 1), (10**30, 2)])
 async def test_a_page_ends_before_any_number(memory: Memory, before: int, messages: int) -> None:
-    """Also before one that no database has."""
+    """`before` may be any integer, also one that no database can store."""
     session = memory.session("room")
     await session.append(turn("hi"))
     assert len((await session.page(before)).messages) == messages
@@ -435,7 +426,7 @@ async def test_a_page_ends_before_any_number(memory: Memory, before: int, messag
 async def test_duplicates_are_in_the_order_of_the_turn(
     database_url: str, memory_options: MemoryOptions, transcripts: Any
 ) -> None:
-    """Wherever the messages are, and in whatever order they were stored before."""
+    """A receipt lists duplicates in the order of the new turn, not in the order of the stored messages."""
     async with open_memory(database_url, options=replace(memory_options, transcripts=transcripts)) as memory:
         session = memory.session("room")
         await session.append([Message("user", "one", id="1"), Message("user", "two", id="2")])
@@ -444,7 +435,6 @@ async def test_duplicates_are_in_the_order_of_the_turn(
 
 
 async def test_an_answer_in_the_session_of_another_user_is_not_marked_as_delivered(memory: Memory) -> None:
-    """It is not found either."""
     await memory.session("room", user_id="ann").append([Message("user", "hi", "q"), Message("assistant", "yes", "a")])
     assert await memory.session("room", user_id="bob").tell("a") is None
     answer = await memory.session("room", user_id="ann").tell("a")
@@ -453,7 +443,6 @@ async def test_an_answer_in_the_session_of_another_user_is_not_marked_as_deliver
 
 
 async def test_answers_in_the_session_of_another_user_are_not_found(memory: Memory) -> None:
-    """As with all other reads, even if the caller knows the question."""
     mine = memory.session("room", user_id="u1")
     await mine.append([Message("user", "q", id="q"), Message("assistant", "a", id="a", answers="q")])
     [question, answer] = await mine.tail(2)
@@ -463,7 +452,7 @@ async def test_answers_in_the_session_of_another_user_are_not_found(memory: Memo
 
 @pytest.mark.parametrize("wrong", [None, 5, {"max_messages": 5}, Retention()])
 def test_a_retention_has_limits_only(wrong: Any) -> None:
-    """Anything else is refused at once, not by each retention round."""
+    """Invalid limits are refused when the retention is created, not in each retention round."""
     with pytest.raises(InvalidInput, match="are RetentionLimits"):
         Retention(archive=wrong)
     with pytest.raises(InvalidInput, match="are RetentionLimits"):

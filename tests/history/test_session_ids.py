@@ -1,4 +1,4 @@
-"""Any text is a session id; what can name no conversation is refused at once."""
+"""Tests of session ids: nearly any text is valid, and an invalid one is refused at once."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from threadkeep.history.keys import PLACEHOLDER, channel_of, check_session_id
         (None, "invalid_chars"),
     ],
 )
-async def test_what_can_name_no_conversation_is_refused(sqlite_memory: Memory, session_id: str, reason: str) -> None:
-    """At once, with the reason and the cure, and without repeating what may be somebody's words."""
+async def test_an_invalid_session_id_is_refused(sqlite_memory: Memory, session_id: str, reason: str) -> None:
+    """The error has the reason, and does not repeat the id, which may be a person's words."""
     with pytest.raises(InvalidKey) as caught:
         sqlite_memory.session(session_id)
     assert caught.value.reason == reason
@@ -40,7 +40,7 @@ async def test_what_can_name_no_conversation_is_refused(sqlite_memory: Memory, s
 
 @given(st.text(st.characters(exclude_categories=["Cc", "Cs"]), min_size=1, max_size=256))
 def test_any_other_text_is_a_session_id(session_id: str) -> None:
-    """Exactly as it is given; blanks alone, a template and a channel without an id are the only exceptions."""
+    """Only blank text, a template and a channel without an id are refused."""
     channel = channel_of(session_id) != "other"
     assume(session_id.strip() and not PLACEHOLDER.search(session_id) and not (channel and "" in session_id.split(":")))
     check_session_id(session_id)
@@ -54,7 +54,7 @@ async def test_any_text_is_a_session_id_everywhere(
     kind: str,
     transcripts: Literal["tables", "graph_store"],
 ) -> None:
-    """Lists, searches, windows and deletions know the session by the very text that it was given."""
+    """Lists, searches, windows and deletions use the exact text of the id."""
     ids = [
         "me@example.com",
         "C024.1700000000.12",

@@ -1,4 +1,4 @@
-"""What a process remembers of a session's rows: a call sees the same as without it, whatever others do in between."""
+"""Tests of cached session rows: a call sees the same with and without the cache."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LIMITS = (Limits(4, None), Limits(20, 4_000), Limits(None, 60), Limits(None, No
 
 @pytest.fixture
 async def three(shared_url: str, memory_options: MemoryOptions) -> AsyncIterator[tuple[Memory, Memory, Memory]]:
-    """A memory that remembers rows, one of another process, and one that remembers nothing."""
+    """Open a memory with a cache, one for another process, and one without a cache."""
     options = replace(memory_options, background=False)
     bare = replace(options, context_cache_bytes=0)
     async with (
@@ -38,13 +38,13 @@ async def three(shared_url: str, memory_options: MemoryOptions) -> AsyncIterator
 
 
 async def recalled(memory: Memory, limits: Limits, profile: str, known: frozenset[str]) -> Recollection:
-    """What a model call is made of whose question waits to be written."""
+    """Return the recollection for a model call whose question is not written yet."""
     past = Past(limits, "question", known_ids=known, profile=profile)
     return await memory.session(ROOM).recall(past)
 
 
 async def check_same(here: Memory, forgetful: Memory) -> None:
-    """A call of each kind of agent sees the same with and without remembered rows."""
+    """Check that calls with each kind of limits recall the same with and without the cache."""
     known = frozenset(f"id-{number}" for number in range(0, 40, 3))
     for limits in _LIMITS:
         profile = "" if limits.max_messages == 4 else "chat"
@@ -52,7 +52,7 @@ async def check_same(here: Memory, forgetful: Memory) -> None:
 
 
 class Elsewhere:
-    """Acts of another process in the session."""
+    """Changes to the session by another process."""
 
     def __init__(self, memory: Memory, random: Random) -> None:
         self._memory = memory
@@ -60,7 +60,7 @@ class Elsewhere:
         self._number = 0
 
     async def say(self, count: int = 2) -> None:
-        """Say something, also notes of the system."""
+        """Append messages, with system messages among them."""
         roles: tuple[Role, ...] = ("user", "assistant", "user", "assistant", "system")
         said = []
         for _ in range(count):
@@ -72,11 +72,11 @@ class Elsewhere:
         await self._memory.session(ROOM).append(said)
 
     async def say_much(self) -> None:
-        """Say more than one page."""
+        """Append more than one page of messages."""
         await self.say(230)
 
     async def reset(self) -> None:
-        """Begin anew."""
+        """Reset the session."""
         await self._memory.session(ROOM).reset()
 
     async def take_back(self) -> None:
@@ -84,18 +84,18 @@ class Elsewhere:
         await self._memory.session(ROOM).take_back(self._random.choice((1, 3)))
 
     async def edit(self) -> None:
-        """Say something else in the place of an earlier message, after which all is superseded."""
+        """Edit an earlier message, which supersedes all later ones."""
         users = [one for one in await self._memory.session(ROOM).tail(9) if one.role == "user" and one.id]
         if users:
             self._number += 1
             await self._memory.session(ROOM).edit(str(users[0].id), "better", new_id=f"id-{self._number}")
 
     async def erase(self) -> None:
-        """Erase the words of one person in the conversation of many."""
+        """Erase the words of one person in the shared session."""
         await self._memory.erase(user_id=ANN)
 
     async def archive(self) -> None:
-        """Keep the newest messages alone in windows."""
+        """Archive all but the newest messages."""
         await self._memory.retention.prune(Retention(archive=RetentionLimits(max_messages=self._random.choice((3, 9)))))
 
     async def forget_old(self) -> None:
@@ -103,13 +103,13 @@ class Elsewhere:
         await self._memory.retention.prune(deleting(max_messages=self._random.choice((3, 9))))
 
     async def delete(self) -> None:
-        """Delete the session, and begin one of this name."""
+        """Delete the session, and create another one with its id."""
         await self._memory.session(ROOM).delete()
         self._number = 0
         await self.say(3)
 
     async def move_anchor(self) -> None:
-        """Let the window begin later."""
+        """Move the start of the window to a later message."""
         newest = await self._memory.session(ROOM).tail(1)
         if newest:
             await self._memory.contexts.move_anchor(ROOM, "chat", max((newest[0].seq or 1) - 2, 1))
@@ -117,10 +117,8 @@ class Elsewhere:
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.slow
-async def test_a_call_sees_what_is_stored_whatever_another_process_did(
-    three: tuple[Memory, Memory, Memory], seed: int
-) -> None:
-    """Rows that are remembered are never stale: what is recalled with them is what is recalled without."""
+async def test_cached_rows_are_never_stale(three: tuple[Memory, Memory, Memory], seed: int) -> None:
+    """Cached rows are never stale: a recollection equals one without the cache."""
     here, there, forgetful = three
     random = Random(seed)
     other = Elsewhere(there, random)
@@ -137,7 +135,7 @@ async def test_a_call_sees_what_is_stored_whatever_another_process_did(
 
 
 async def test_a_restored_session_is_read_again(three: tuple[Memory, Memory, Memory]) -> None:
-    """An export that was edited comes back with the same times, ids and places, and other words."""
+    """A restored session may have the same times, ids and seqs with other words."""
     here, there, forgetful = three
     session = there.session(ROOM)
     await session.append([Message("user", "my name is Ann", id="1"), Message("assistant", "Hello.", id="2")])
@@ -150,8 +148,8 @@ async def test_a_restored_session_is_read_again(three: tuple[Memory, Memory, Mem
     await check_same(here, forgetful)
 
 
-async def test_an_agent_sees_what_others_did_since_its_last_call(three: tuple[Memory, Memory, Memory]) -> None:
-    """Through the middleware: an edit, a reset and a deletion of another process are in the next call."""
+async def test_an_agent_sees_the_changes_of_other_processes(three: tuple[Memory, Memory, Memory]) -> None:
+    """An edit, a reset and a deletion by another process are visible in the next model call."""
     here, there, _ = three
     model = ScriptedModel([f"answer {number}" for number in range(6)])
     agent = make_agent(model, [SessionMemory(here)])
@@ -172,10 +170,10 @@ async def test_an_agent_sees_what_others_did_since_its_last_call(three: tuple[Me
     assert [text for _, text in seen(model.calls[-1])] == ["question 5"]
 
 
-async def test_known_rows_are_not_read_again(
+async def test_cached_rows_are_not_read_again(
     three: tuple[Memory, Memory, Memory], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second call reads the newest known row, and what came after it."""
+    """A second call reads only the newest cached row and the rows after it."""
     here, there, _ = three
     await there.session(ROOM).append([Message("user", f"message {number}") for number in range(50)])
     await recalled(here, Limits(None, None), "chat", frozenset())
@@ -193,8 +191,8 @@ async def test_known_rows_are_not_read_again(
     assert (len(found.messages), counts) == (51, [2])
 
 
-async def test_remembered_rows_are_bounded_in_bytes(shared_url: str, memory_options: MemoryOptions) -> None:
-    """The sessions that were used last stay; a deleted one goes at once."""
+async def test_cached_rows_are_bounded_in_bytes(shared_url: str, memory_options: MemoryOptions) -> None:
+    """The most recently used sessions stay in the cache; a deleted session leaves it at once."""
     options = replace(memory_options, context_cache_bytes=40_000)
     async with open_memory(shared_url, options=options) as memory:
         for number in range(12):
@@ -208,8 +206,7 @@ async def test_remembered_rows_are_bounded_in_bytes(shared_url: str, memory_opti
         assert memory.session_cache.get("room:11") is None
 
 
-def test_a_cache_has_a_number_of_bytes() -> None:
-    """A wrong number is refused, with the cure."""
+def test_a_negative_cache_size_is_refused() -> None:
     assert SessionCache(0).bytes == 0
     with pytest.raises(InvalidInput, match="whole number from 0"):
         MemoryOptions(context_cache_bytes=-1)

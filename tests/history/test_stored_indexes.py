@@ -1,6 +1,6 @@
-"""The index of a long session is stored, so that the next process does not make it again; it says nothing outdated.
+"""Tests of stored recall indexes: a restart does not index old messages again, and deleted words leave the index.
 
-With transcripts in tables it is a row, with transcripts in a graph store it is an item there.
+An index is a row if transcripts are in tables, and an item if they are in a graph store.
 """
 
 from __future__ import annotations
@@ -46,19 +46,19 @@ WAITING = "SELECT 1 FROM pg_locks WHERE NOT granted AND locktype = 'transactioni
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Indexes of ten turns are stored."""
+    """Lower the limits so that an index of ten turns is stored."""
     monkeypatch.setattr(stored_indexes, "_LEAST_STORED", 10)
     monkeypatch.setattr(stored_indexes, "_LEAST_JOINED", 5)
 
 
 @pytest.fixture(params=[ROW, ITEM])
 def options(request: pytest.FixtureRequest, memory_options: MemoryOptions) -> MemoryOptions:
-    """The options of a memory whose transcripts, and so the indexes, are in tables or in a graph store."""
+    """Return options of a memory with transcripts (and their indexes) in tables or in a graph store."""
     return replace(memory_options, transcripts=request.param)
 
 
 def kept(url: str, options: MemoryOptions) -> list[tuple[str, int]]:
-    """The sessions with a stored index, each with the last `seq` in it."""
+    """Return the sessions with a stored index, each with the last `seq` in it."""
     if options.transcripts == ROW:
         rows = query(url, "SELECT session_id, last_seq FROM chat_recall_indexes ORDER BY session_id")
         return [(str(session_id), int(str(last_seq))) for session_id, last_seq in rows]
@@ -71,7 +71,7 @@ def kept(url: str, options: MemoryOptions) -> list[tuple[str, int]]:
 
 @pytest.fixture
 def indexed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The `seq` of each message that is indexed from its text."""
+    """Collect the `seq` of each message that is indexed from its text."""
     seqs: list[int] = []
     add = RecallIndex.add
 
@@ -93,7 +93,7 @@ async def stored(older: OlderTurns) -> None:
 
 
 async def fill(memory: Memory) -> None:
-    """A session of thirteen messages whose index is stored."""
+    """Write a session of thirteen messages, and wait until its index is stored."""
     await say(memory, 6)
     await memory.session(ROOM).append([Message("user", VAULT, author="Ann")])
     await say(memory, 6)
@@ -104,7 +104,7 @@ async def fill(memory: Memory) -> None:
 async def test_the_next_process_indexes_only_what_is_new(
     shared_url: str, options: MemoryOptions, indexed: list[int]
 ) -> None:
-    """It finds the same, in the same order, and goes on with what is said next."""
+    """A new process loads the stored index, returns the same turns, and indexes only new messages."""
     async with open_memory(shared_url, options=options) as memory:
         await fill(memory)
         assert kept(shared_url, options) == [(ROOM, 13)]
@@ -129,7 +129,7 @@ async def test_the_next_process_indexes_only_what_is_new(
 
 
 async def test_an_index_is_stored_again_when_an_eighth_is_new(shared_url: str, options: MemoryOptions) -> None:
-    """Not for each message, since all of it is written."""
+    """An index is written as a whole, so it is not stored after each message."""
     async with open_memory(shared_url, options=options) as memory:
         await say(memory, 16)
         await found(memory)
@@ -143,7 +143,7 @@ async def test_an_index_is_stored_again_when_an_eighth_is_new(shared_url: str, o
 
 
 def damage(url: str, options: MemoryOptions, number: int) -> None:
-    """The stored index is of another version, is cut off, has nothing in it, is nested too deep, or is no data."""
+    """Damage the stored index: wrong version, cut off, empty, nested too deep, or no valid data."""
     empty, nested = pack([Packed({"tokens": []}, {})]), zlib.compress((10**6).to_bytes(8) + b"[" * 10**6)
     if options.transcripts == ROW:
         literal = "decode('{}', 'hex')" if url.startswith("postgres") else "x'{}'"
@@ -161,10 +161,9 @@ def damage(url: str, options: MemoryOptions, number: int) -> None:
     rewrite(url, INDEX_KEY, items[number])
 
 
-async def test_an_index_of_other_code_is_made_again(
+async def test_an_outdated_or_damaged_index_is_built_again(
     shared_url: str, options: MemoryOptions, indexed: list[int]
 ) -> None:
-    """As is one that is damaged; each is replaced."""
     async with open_memory(shared_url, options=options) as memory:
         await fill(memory)
     for number in range(5):
@@ -180,8 +179,7 @@ async def test_an_index_of_other_code_is_made_again(
             assert indexed == []
 
 
-async def test_what_was_taken_away_since_is_not_found(shared_url: str, options: MemoryOptions) -> None:
-    """A superseded message is left out of the stored index, and a reset makes another one."""
+async def test_superseded_and_reset_messages_are_not_found(shared_url: str, options: MemoryOptions) -> None:
     async with open_memory(shared_url, options=options) as memory:
         await fill(memory)
         session = memory.session(ROOM)
@@ -200,7 +198,7 @@ async def test_what_was_taken_away_since_is_not_found(shared_url: str, options: 
 async def test_nothing_is_stored_of_a_session_that_was_erased_meanwhile(
     shared_url: str, options: MemoryOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The words of a person leave the stored index, and an index that was packed before is not stored after."""
+    """An erase deletes the stored index, and an index that was packed before the erase is not stored after it."""
     async with open_memory(shared_url, options=options) as memory:
         await fill(memory)
         await memory.session(ROOM).append([Message("user", "Zanzibar", metadata={"sender_id": "ann"})])
@@ -230,10 +228,10 @@ async def test_nothing_is_stored_of_a_session_that_was_erased_meanwhile(
         assert "Zanzibar" not in await found(memory, "Zanzibar")
 
 
-async def test_an_index_that_waited_for_the_session_is_stored_only_if_it_is_as_it_was(
+async def test_an_index_is_not_stored_if_the_session_changed_while_it_waited_for_the_lock(
     shared_url: str, memory_options: MemoryOptions
 ) -> None:
-    """Of a session that another transaction locks, and changes in the end."""
+    """An index that waits for a row lock on its session is dropped if the other transaction changes the session."""
     if not shared_url.startswith("postgres"):
         pytest.skip("On SQLite a transaction locks the file.")
     options = replace(memory_options, background=False)
@@ -257,7 +255,7 @@ async def test_an_index_that_waited_for_the_session_is_stored_only_if_it_is_as_i
 async def test_an_index_that_cannot_be_stored_is_reported(
     memory: Memory, events: RecordedEvents, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """There is one event, which names the kind of the error; the search finds the same."""
+    """A failed save emits one event with the type of the error; the search still returns its turns."""
 
     async def refuse(*_: object) -> None:
         raise StoreUnavailable("the disk is full")
@@ -269,8 +267,9 @@ async def test_an_index_that_cannot_be_stored_is_reported(
     ]
 
 
-async def test_a_stored_index_goes_with_messages_of_the_session(shared_url: str, memory_options: MemoryOptions) -> None:
-    """By retention, and with the session."""
+async def test_a_stored_index_is_deleted_with_messages_of_the_session(
+    shared_url: str, memory_options: MemoryOptions
+) -> None:
     options = replace(memory_options, background=False)
     async with open_memory(shared_url, options=options) as memory:
         await fill(memory)
@@ -286,7 +285,7 @@ async def test_a_stored_index_goes_with_messages_of_the_session(shared_url: str,
 
 @pytest.fixture
 def long(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of more than eight messages the newest four are indexed first."""
+    """Index only the newest four messages first if a session has more than eight."""
     monkeypatch.setattr(older_turns, "_NEWEST", (1, 4))
 
 
@@ -294,7 +293,7 @@ def long(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_the_newest_turns_are_found_while_the_stored_index_is_loaded(
     shared_url: str, options: MemoryOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If that takes longer than an answer should wait; then all of them."""
+    """If loading takes longer than the timeout, the newest turns are searched first, and all turns afterwards."""
     async with open_memory(shared_url, options=options) as memory:
         await fill(memory)
         await memory.session(ROOM).append([Message("user", "The bees are on the roof.")])
@@ -323,7 +322,7 @@ def is_read(memory: Memory) -> bool:
 
 
 async def found_by_ann(memory: Memory, *queries: str) -> list[list[tuple[str, str]]]:
-    """The sessions and texts of what is found in all sessions of a user, when they are indexed."""
+    """Search all sessions of a user until all are indexed; return session ids and texts per query."""
     results: list[list[tuple[str, str]]] = []
     for words in queries:
         search = Search("room:2", "ann", words, scope="user")
@@ -335,13 +334,13 @@ async def found_by_ann(memory: Memory, *queries: str) -> list[list[tuple[str, st
 
 
 def is_whole(memory: Memory) -> bool:
-    """Return whether all sessions of a user are indexed, and stored."""
+    """Return whether all sessions of a user are indexed, and their index is stored."""
     index = memory.older_turns.index("user", "ann")
     return index is None or (index.newest is None and (index.storing is None or index.storing.done()))
 
 
 async def fill_of_ann(memory: Memory) -> None:
-    """Three sessions of a user; the indexes of the two longer ones are stored."""
+    """Write three sessions of a user; the indexes of the two longer ones are stored."""
     await say(memory, 3, "room:1", user_id="ann")
     await say(memory, 6, user_id="ann")
     await memory.session(ROOM, user_id="ann").append([Message("user", VAULT, "vault", author="Ann")])
@@ -357,7 +356,7 @@ ASKED = ("the code of the vault", "word3", "what did Ann say?", "cake")
 async def test_the_index_of_a_user_is_joined_from_the_stored_ones(
     shared_url: str, options: MemoryOptions, indexed: list[int]
 ) -> None:
-    """The next process finds the same, and what others said since; sessions that have grown are stored again."""
+    """A new process returns the same turns as before, and stores the indexes of sessions that have grown."""
     async with open_memory(shared_url, options=options) as memory:
         await fill_of_ann(memory)
         before = await found_by_ann(memory, *ASKED)
@@ -368,7 +367,7 @@ async def test_the_index_of_a_user_is_joined_from_the_stored_ones(
     ):
         indexed.clear()
         assert await found_by_ann(memory, *ASKED) == before
-        # The newest messages, which are found until the others are, and then the short session.
+        # The newest messages are indexed first; then the session too short for a stored index.
         assert (len(indexed), indexed[5:]) == (1 + 4 + 3, [1, 2, 3])
         indexed.clear()
         await other.session("room:1").append([Message("user", "The bees are on the roof.")])
@@ -384,8 +383,7 @@ async def test_the_index_of_a_user_is_joined_from_the_stored_ones(
 
 
 @pytest.mark.usefixtures("long")
-async def test_a_joined_index_has_nothing_that_was_taken_away(shared_url: str, options: MemoryOptions) -> None:
-    """Edited before the start and after it, reset, and deleted."""
+async def test_a_joined_index_has_no_deleted_messages(shared_url: str, options: MemoryOptions) -> None:
     async with open_memory(shared_url, options=options) as memory:
         await fill_of_ann(memory)
         await memory.session(ROOM).edit("vault", "The vault is empty.")
@@ -408,10 +406,10 @@ async def test_a_joined_index_has_nothing_that_was_taken_away(shared_url: str, o
 
 
 @pytest.mark.usefixtures("long")
-async def test_erased_and_archived_words_leave_what_a_user_has_stored(
+async def test_erased_and_archived_words_leave_the_stored_indexes_of_a_user(
     shared_url: str, memory_options: MemoryOptions
 ) -> None:
-    """At once, in each of the sessions; the next process joins what is left."""
+    """Erase and archiving delete the stored index of the session at once; the next process joins the others."""
     options = replace(memory_options, background=False)
     async with open_memory(shared_url, options=options) as memory:
         await fill_of_ann(memory)
@@ -435,8 +433,9 @@ async def test_erased_and_archived_words_leave_what_a_user_has_stored(
         assert kept(shared_url, options) == []
 
 
-async def test_an_index_in_a_graph_store_goes_with_its_words(shared_url: str, memory_options: MemoryOptions) -> None:
-    """With those of a person, with all before a reset, with the beginning of a conversation, and with the session."""
+async def test_an_index_in_a_graph_store_is_deleted_with_its_words(
+    shared_url: str, memory_options: MemoryOptions
+) -> None:
     options = replace(memory_options, transcripts=ITEM, background=False)
     async with open_memory(shared_url, options=options) as memory:
         await fill(memory)
@@ -446,19 +445,19 @@ async def test_an_index_in_a_graph_store_goes_with_its_words(shared_url: str, me
         async with open_memory(shared_url, options=options) as other:
             assert (await other.erase(user_id="ann")).complete
         assert kept(shared_url, options) == []
-        await filled_again(memory)
+        await fill_again(memory)
         assert kept(shared_url, options) != []
         await session.reset()
         assert kept(shared_url, options) == []
-        await filled_again(memory)
+        await fill_again(memory)
         assert kept(shared_url, options) != []
         await session.delete()
         assert kept(shared_url, options) == []
         assert query(shared_url, "SELECT key FROM store") == []
 
 
-async def filled_again(memory: Memory) -> None:
-    """The index of a session has grown, and is stored."""
+async def fill_again(memory: Memory) -> None:
+    """Append messages and wait until the larger index is stored."""
     await say(memory, 20)
     await found(memory)
     await stored(memory.older_turns)
@@ -467,7 +466,6 @@ async def filled_again(memory: Memory) -> None:
 async def test_an_agents_own_conversation_has_a_stored_index(
     shared_url: str, memory_options: MemoryOptions, indexed: list[int]
 ) -> None:
-    """It goes when the beginning of the conversation is deleted."""
     layout = GraphLayout(("agents",), chunk_size=4)
     options = replace(memory_options, transcripts=ITEM, background=False)
     async with open_memory(shared_url, options=memory_options) as memory:
@@ -488,7 +486,7 @@ async def test_an_agents_own_conversation_has_a_stored_index(
 async def test_words_that_another_program_deletes_are_in_no_stored_index(
     shared_url: str, memory_options: MemoryOptions, indexed: list[int], change: str, *, restarted: bool
 ) -> None:
-    """Nothing of them is quoted; the index is not used and is deleted at once, and none with them is stored."""
+    """Words deleted by another program are not returned; the outdated index is deleted, and no new one has them."""
     options = replace(memory_options, transcripts=ITEM, background=False)
     async with open_memory(shared_url, options=options) as memory:
         await memory.session(ROOM).append([Message("user", VAULT)])
@@ -518,7 +516,7 @@ async def test_words_that_another_program_deletes_are_in_no_stored_index(
 
 
 def delete_as_others(url: str, change: str) -> None:
-    """What another program may do to the first chunk."""
+    """Change the first chunk as another program may do."""
     key = f"{ROOM}:chunk:000000"
     if change == "chunk deleted":
         execute(url, f"DELETE FROM store WHERE key = '{key}'")
@@ -534,10 +532,10 @@ def delete_as_others(url: str, change: str) -> None:
     rewrite(url, key, changes[change])
 
 
-async def test_what_others_leave_of_a_deleted_conversation_goes_at_the_next_start(
+async def test_the_index_of_a_conversation_deleted_by_others_is_deleted_after_a_restart(
     shared_url: str, memory_options: MemoryOptions
 ) -> None:
-    """They delete the metadata and the chunks, and know nothing of an index."""
+    """If another program deletes the metadata and the chunks, a search after the next start deletes the index."""
     options = replace(memory_options, transcripts=ITEM, background=False)
     async with open_memory(shared_url, options=options) as memory:
         await fill(memory)
@@ -551,10 +549,9 @@ async def test_what_others_leave_of_a_deleted_conversation_goes_at_the_next_star
         assert query(shared_url, "SELECT session_id FROM chat_sessions") == []
 
 
-async def test_what_others_leave_of_a_deleted_conversation_goes_with_the_session(
+async def test_the_index_of_a_conversation_deleted_by_others_is_deleted_with_the_session(
     shared_url: str, memory_options: MemoryOptions
 ) -> None:
-    """Also if it is deleted before the next start; nothing would name it after that."""
     options = replace(memory_options, transcripts=ITEM, background=False)
     async with open_memory(shared_url, options=options) as memory:
         await fill(memory)
@@ -563,10 +560,10 @@ async def test_what_others_leave_of_a_deleted_conversation_goes_with_the_session
         assert query(shared_url, "SELECT key FROM store") == []
 
 
-async def test_what_others_leave_of_a_deleted_conversation_goes_at_a_question_in_its_successor(
+async def test_a_search_in_a_new_conversation_deletes_the_index_of_the_old_one(
     shared_url: str, memory_options: MemoryOptions
 ) -> None:
-    """A shorter conversation with the same id."""
+    """A search in a new, shorter conversation with the same id deletes the old index."""
     options = replace(memory_options, transcripts=ITEM, background=False)
     async with open_memory(shared_url, options=options) as memory:
         await fill(memory)
@@ -580,7 +577,6 @@ async def test_what_others_leave_of_a_deleted_conversation_goes_at_a_question_in
 async def test_an_index_is_stored_in_a_store_of_the_application(
     sqlite_url: str, memory_options: MemoryOptions, indexed: list[int]
 ) -> None:
-    """Of any kind, by its own interface."""
     options = replace(memory_options, transcripts=ITEM, graph_store=InMemoryStore())
     async with open_memory(sqlite_url, options=options) as memory:
         await fill(memory)

@@ -1,4 +1,4 @@
-"""Messages taken back, replaced and asked again, and sessions branched, through the public names."""
+"""Tests of superseding and branching through the public API: take back, edit and regenerate."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ROOM = "room"
 
 
 async def test_messages_are_taken_back_and_stay_in_the_history(memory: Memory) -> None:
-    """The newest first in time, oldest first in the list; every reader of active messages misses them."""
+    """Messages taken back leave windows, searches, counts and the active view."""
     session = await _said(memory, "q1", "a1", "q2", "a2 refund")
     [taken] = await session.take_back()
     assert (taken.id, taken.content, taken.seq) == ("a2 refund", "a2 refund", 4)
@@ -49,16 +49,15 @@ async def test_messages_are_taken_back_and_stay_in_the_history(memory: Memory) -
     assert found.superseded_at is not None
 
 
-async def test_those_who_take_back_at_once_get_different_messages(memory: Memory) -> None:
-    """As a queue gives each item to one of those who wait."""
+async def test_concurrent_take_backs_get_different_messages(memory: Memory) -> None:
     session = await _said(memory, *(f"q{number}" for number in range(5)))
     taken = await asyncio.gather(*(session.take_back() for _ in range(7)))
     assert sorted(message.content for one in taken for message in one) == [f"q{number}" for number in range(5)]
     assert sorted(map(len, taken)) == [0, 0, 1, 1, 1, 1, 1]
 
 
-async def test_a_message_is_edited_with_all_that_follows(memory: Memory) -> None:
-    """The new version has the role and the metadata, an id of its own, and stands behind all."""
+async def test_an_edit_supersedes_all_later_messages(memory: Memory) -> None:
+    """The new version keeps the role and metadata, has a new id and the next seq, and supersedes later messages."""
     session = memory.session(ROOM, user_id="u1")
     await session.append([Message("user", "q1", "q1", metadata={"page": "/a"}), Message("assistant", "a1", "a1")])
     await session.append([Message("user", "q2", "q2")])
@@ -73,8 +72,8 @@ async def test_a_message_is_edited_with_all_that_follows(memory: Memory) -> None
     assert (await session.edit("q1b", "best")).id not in (None, "q1b")
 
 
-async def test_what_cannot_be_changed_is_refused(memory: Memory) -> None:
-    """With an error that says why; nothing is changed."""
+async def test_an_invalid_change_is_refused(memory: Memory) -> None:
+    """The error says why, and nothing is changed."""
     session = await _said(memory, "q1", "a1", user_id="u1")
     other = memory.session(ROOM, user_id="u2")
     with pytest.raises(MessageNotFound, match="threadkeep sessions show"):
@@ -104,8 +103,8 @@ async def test_what_cannot_be_changed_is_refused(memory: Memory) -> None:
         await session.edit("a1", "again")
 
 
-async def test_a_question_is_answered_again(memory: Memory) -> None:
-    """`regenerate` gives what the agent is called with; the new answer belongs to the same question."""
+async def test_regenerate_has_a_question_answered_again(memory: Memory) -> None:
+    """`regenerate` returns the input for the agent, and the new answer belongs to the same question."""
     model = ScriptedModel(["first", "second", "other"])
     agent = create_agent(model, middleware=[SessionMemory(memory)])
     session = memory.session(ROOM)
@@ -125,7 +124,7 @@ async def test_a_question_is_answered_again(memory: Memory) -> None:
 
 
 async def test_a_run_is_regenerated_by_its_id(memory: Memory) -> None:
-    """All after its question goes, also what was said later; None is the newest question."""
+    """All messages after the question of the run are superseded; None means the newest question."""
     session = memory.session(ROOM)
     for number in (1, 2, 3):
         await session.append(
@@ -145,8 +144,8 @@ async def test_a_run_is_regenerated_by_its_id(memory: Memory) -> None:
         await session.regenerate("q3")
 
 
-async def test_with_a_checkpointer_a_model_is_not_sent_what_was_superseded(memory: Memory) -> None:
-    """The state keeps it; regenerated and edited questions are answered all the same."""
+async def test_superseded_messages_in_a_checkpoint_are_not_sent(memory: Memory) -> None:
+    """The checkpoint keeps superseded messages, but they are excluded from model calls."""
     model = ScriptedModel(["first", "second", "third", "fourth"])
     agent = create_agent(model, middleware=[SessionMemory(memory)], checkpointer=InMemorySaver())
     session = memory.session(ROOM)
@@ -163,8 +162,8 @@ async def test_with_a_checkpointer_a_model_is_not_sent_what_was_superseded(memor
     assert [{"first_seq": 1, "last_seq": 5, "reason": "superseded"}] in excluded
 
 
-async def test_an_answer_that_comes_too_late_counts_for_nothing(memory: Memory) -> None:
-    """Its question was taken back while the model was at work; the caller gets it, and it is kept."""
+async def test_an_answer_to_a_question_taken_back_is_superseded(memory: Memory) -> None:
+    """The answer to a question that was taken back meanwhile is returned, and stored as superseded."""
     session = memory.session(ROOM)
 
     async def taking_back(_: Sequence[object]) -> str:
@@ -180,8 +179,8 @@ async def test_an_answer_that_comes_too_late_counts_for_nothing(memory: Memory) 
     assert repeated["messages"][-1].content == "too late"
 
 
-async def test_a_branch_goes_on_by_itself(memory: Memory) -> None:
-    """A session with an id of its own, or the given one; both can be talked in."""
+async def test_a_branch_is_independent_of_its_parent(memory: Memory) -> None:
+    """A branch has a new or the given id; turns in it do not change its parent."""
     session = await _said(memory, "q1", "a1", "q2", "a2", user_id="u1")
     branch = await session.branch(at=2)
     assert await _texts(branch) == ["q1", "a1"]
@@ -196,8 +195,8 @@ async def test_a_branch_goes_on_by_itself(memory: Memory) -> None:
     assert [hit.session_id for hit in found] == [branch.session_id]
 
 
-async def test_a_window_says_what_was_superseded(memory: Memory) -> None:
-    """Those places are apart from what the limits leave out, and are not counted as dropped."""
+async def test_a_window_lists_superseded_messages(memory: Memory) -> None:
+    """Superseded messages have a reason of their own and do not count as dropped."""
     session = await _said(memory, *(f"q{number}" for number in range(1, 11)))
     await session.edit("q7", "new", new_id="n")
     await _said(memory, "last")
@@ -211,8 +210,8 @@ async def test_a_window_says_what_was_superseded(memory: Memory) -> None:
     assert (await session.window()).manifest.excluded[-1] == Exclusion(12, 12, "superseded")
 
 
-async def test_summaries_of_superseded_messages_count_no_more(memory: Memory) -> None:
-    """The earlier ones stay; what a merged one has taken up counts again; the rest is to be summarised anew."""
+async def test_summaries_of_superseded_messages_are_inactive(memory: Memory) -> None:
+    """Earlier summaries and the valid parts of a merged one are active; later messages can be summarised again."""
     session = await _said(memory, *(f"q{number}" for number in range(1, 13)))
     for first, last in ((1, 4), (5, 8), (9, 10)):
         assert await memory.summaries.add(_summary(first, last))
@@ -227,8 +226,8 @@ async def test_summaries_of_superseded_messages_count_no_more(memory: Memory) ->
     assert await memory.summaries.add(_summary(5, 13))
 
 
-async def test_a_summary_of_what_was_superseded_meanwhile_is_not_stored(memory: Memory) -> None:
-    """Its writer read the messages before."""
+async def test_a_summary_of_an_outdated_revision_is_not_stored(memory: Memory) -> None:
+    """A summary that was made before the edit has an outdated revision."""
     session = await _said(memory, "q1", "q2", "q3")
     revision = (await session.info()).revision
     await session.edit("q2", "new")
@@ -236,8 +235,8 @@ async def test_a_summary_of_what_was_superseded_meanwhile_is_not_stored(memory: 
     assert await memory.summaries.add(_summary(1, 2), revision=(await session.info()).revision)
 
 
-async def test_a_window_begins_afresh_when_most_of_it_was_superseded(memory: Memory) -> None:
-    """The place where it began moves back with what is left; a late move of the turn before is not made."""
+async def test_the_anchor_is_reset_when_most_of_the_window_was_superseded(memory: Memory) -> None:
+    """The anchor is reset if too few messages remain after it; a move with an outdated revision is ignored."""
     session = await _said(memory, *(f"q{number}" for number in range(1, 21)))
     await memory.contexts.move_anchor(ROOM, "chat", 10)
     await session.take_back(2)
@@ -253,7 +252,6 @@ async def test_a_window_begins_afresh_when_most_of_it_was_superseded(memory: Mem
 
 
 async def test_older_turns_that_were_superseded_are_not_recalled(memory: Memory) -> None:
-    """Nor are their vectors kept."""
     session = await _said(memory, "my cat is called Mittens", "a1", *(f"q{number}" for number in range(1, 7)))
     model = ScriptedModel(["x", "y"])
     recalled = RecalledTurns(memory)
@@ -267,7 +265,7 @@ async def test_older_turns_that_were_superseded_are_not_recalled(memory: Memory)
 
 
 async def test_a_call_before_a_superseding_is_rebuilt_as_it_was(memory: Memory) -> None:
-    """The messages are still there, and so is the record of what was sent."""
+    """The manifest and the superseded messages are still stored."""
     model = ScriptedModel(["a1", "a2"])
     agent = create_agent(model, middleware=[SessionMemory(memory)])
     for number in (1, 2):
@@ -277,10 +275,12 @@ async def test_a_call_before_a_superseding_is_rebuilt_as_it_was(memory: Memory) 
     assert ["q1", "a1", "q2"] in [[message.content for message in call] for call in calls]
 
 
-async def test_what_waits_to_be_written_is_written_before(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that the newest messages are the newest; while the database takes nothing, nothing is taken back."""
+async def test_pending_turns_are_written_before_messages_are_taken_back(
+    memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`take_back` writes pending turns first, and fails if the database does not accept them."""
     session = await _said(memory, "q1")
-    append = memory._backend.transcripts.append  # noqa: SLF001 - the database is away behind the memory's back
+    append = memory._backend.transcripts.append  # noqa: SLF001 - simulates an outage of writes only
 
     async def away(_: object) -> None:
         raise StoreUnavailable("away")
@@ -295,7 +295,7 @@ async def test_what_waits_to_be_written_is_written_before(memory: Memory, monkey
 
 
 async def test_the_times_of_superseding_are_those_of_the_clock(memory: Memory, clock: SettableClock) -> None:
-    """They are times with a zone, and the new version is as old as what it supersedes became."""
+    """A superseded message and its new version have the same time, from the clock."""
     session = await _said(memory, "q1")
     clock.advance(60)
     edited = await session.edit("q1", "new")
@@ -305,7 +305,7 @@ async def test_the_times_of_superseding_are_those_of_the_clock(memory: Memory, c
 
 
 async def _said(memory: Memory, *words: str, user_id: str | None = None) -> Session:
-    """A session in which some words were said, each the id of its message; those of the assistant begin with `a`."""
+    """Return a session with a message per word, which is also its id; words with `a` are the assistant's."""
     session = memory.session(ROOM, user_id=user_id)
     await session.append([Message("assistant" if word.startswith("a") else "user", word, word) for word in words])
     return session

@@ -1,4 +1,4 @@
-"""Superseding beside a plain model of it: whatever is said, taken back, edited, asked again, reset and branched."""
+"""Property tests of superseding against a plain model: edits, take-backs, resets, summaries and branches."""
 
 from __future__ import annotations
 
@@ -57,22 +57,22 @@ class Plain:
 
     @property
     def active(self) -> list[Said]:
-        """Those that are not superseded."""
+        """Return the messages that are not superseded."""
         return [one for one in self.said if one.superseded is None]
 
     def append(self, ids: list[str], roles: list[Role]) -> None:
-        """Say something."""
+        """Add messages."""
         for message_id, role in zip(ids, roles, strict=True):
             self.said.append(Said(message_id, role, len(self.said) + 1))
 
     def supersede(self, gone: list[Said], by: str | None = None) -> None:
-        """Let others take the place of the first of some messages, and nothing that of the rest."""
+        """Supersede the messages; `by` replaces the first of them."""
         self.step += 1
         for place, one in enumerate(gone):
             one.superseded, one.by = self.step, by if place == 0 else None
 
     def branched(self, at: int) -> Plain:
-        """The session as it was when the message at a place was still active."""
+        """Return the session as it was while the message with this seq was active."""
         until = self.said[at - 1].superseded
         kept = [
             one for one in self.said[:at] if one.superseded is None or (until is not None and one.superseded >= until)
@@ -83,13 +83,13 @@ class Plain:
 
 @pytest.fixture
 async def graph_memory(database_url: str, memory_options: MemoryOptions) -> AsyncIterator[Memory]:
-    """A memory whose sessions are in the graph store of its database."""
+    """Open a memory with transcripts in the graph store of its database."""
     async with open_memory(database_url, options=replace(memory_options, transcripts="graph_store")) as opened:
         yield opened
 
 
 async def check(session: Session, plain: Plain) -> None:
-    """Compare all that can be read of a session."""
+    """Compare everything that can be read of a session."""
     active = plain.active
     assert [(m.id, m.seq) for m in await session.tail(99)] == [(one.id, one.seq) for one in active]
     history = await session.tail(99, view="history")
@@ -124,7 +124,7 @@ async def check(session: Session, plain: Plain) -> None:
 
 
 async def check_summaries(memory: Memory, session: Session, plain: Plain) -> None:
-    """Those that count follow each other, and each says exactly which active messages it was made of."""
+    """Check that active summaries are contiguous, and that each has exactly its active messages."""
     counting = await memory.summaries.active(session.session_id)
     last = plain.reset_seq
     for summary in counting:
@@ -137,7 +137,7 @@ async def check_summaries(memory: Memory, session: Session, plain: Plain) -> Non
 async def run(
     memory: Memory, session: Session, steps: list[tuple[Kind, object]], clock: SettableClock, summarises: bool
 ) -> None:
-    """Carry the steps out, and compare after each."""
+    """Execute the steps, and compare after each."""
     plain = Plain()
     for kind, value in steps:
         clock.advance(1)
@@ -193,7 +193,7 @@ async def _reset(_: Memory, session: Session, plain: Plain, __: object, ___: boo
 
 
 async def _summarise(memory: Memory, session: Session, plain: Plain, length: object, summarises: bool) -> None:
-    """Make a summary of the next messages, or one of all summaries."""
+    """Add a summary of the next messages, or merge all summaries."""
     assert isinstance(length, int)
     if not (summarises and plain.said):
         return
@@ -254,20 +254,20 @@ def _ranges(seqs: list[int]) -> list[tuple[int, int]]:
 
 
 @given(steps=st.lists(_STEPS, min_size=1, max_size=14))
-async def test_a_session_is_as_the_plain_model_says(
+async def test_a_session_in_tables_matches_the_plain_model(
     memory: Memory, clock: SettableClock, steps: list[tuple[Kind, object]]
 ) -> None:
-    """In the tables, with summaries."""
+    """The session is in tables and has summaries."""
     session = memory.session(f"room:{next(_NUMBERS)}")
     await run(memory, session, steps, clock, summarises=True)
 
 
 @settings(max_examples=settings().max_examples // 2)
 @given(steps=st.lists(_STEPS, min_size=1, max_size=14))
-async def test_a_conversation_is_as_the_plain_model_says(
+async def test_a_conversation_of_an_agent_matches_the_plain_model(
     memory: Memory, clock: SettableClock, steps: list[tuple[Kind, object]]
 ) -> None:
-    """In a graph store, however the chunks lie."""
+    """The result does not depend on the chunks."""
     beside = await memory.namespace(GraphLayout(chunk_size=3), await memory.graph_store())
     session = beside.session(f"room:{next(_NUMBERS)}")
     await run(beside, session, steps, clock, summarises=False)
@@ -275,9 +275,9 @@ async def test_a_conversation_is_as_the_plain_model_says(
 
 @settings(max_examples=settings().max_examples // 2)
 @given(steps=st.lists(_STEPS, min_size=1, max_size=14))
-async def test_a_session_in_a_graph_store_is_as_the_plain_model_says(
+async def test_a_session_in_a_graph_store_matches_the_plain_model(
     graph_memory: Memory, clock: SettableClock, steps: list[tuple[Kind, object]]
 ) -> None:
-    """With rows in the tables, on which its summaries hang."""
+    """The session also has a row in the tables, to which its summaries refer."""
     session = graph_memory.session(f"room:{next(_NUMBERS)}")
     await run(graph_memory, session, steps, clock, summarises=True)

@@ -1,4 +1,4 @@
-"""Messages taken back by several processes at once, and by one that is killed while it does so."""
+"""Tests of taking messages back in several processes at once, and in a process that is killed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.parametrize("keeping", ["tables", "graph_store"])
 
 
 def options(keeping: Keeping) -> MemoryOptions:
-    """How each process opens the memory."""
+    """Return the options with which each process opens the memory."""
     return MemoryOptions(background=False, transcripts=keeping)
 
 
@@ -36,7 +36,7 @@ async def say(url: str, keeping: Keeping, count: int) -> None:
 
 
 async def read(url: str, keeping: Keeping) -> tuple[list[str], list[str], int]:
-    """What is active, what is superseded, and how many messages the session counts."""
+    """Return the active messages, the superseded ones, and the count of the session."""
     async with open_memory(url, options=options(keeping)) as memory:
         session = memory.session(ROOM)
         active = [message.content for message in await session.tail(1000)]
@@ -46,7 +46,7 @@ async def read(url: str, keeping: Keeping) -> tuple[list[str], list[str], int]:
 
 
 def take_back(url: str, keeping: Keeping, times: int) -> list[str]:
-    """Take messages back, one at a time, and return them."""
+    """Take messages back one at a time, and return them."""
 
     async def taking() -> list[str]:
         async with open_memory(url, options=options(keeping)) as memory:
@@ -57,7 +57,7 @@ def take_back(url: str, keeping: Keeping, times: int) -> list[str]:
 
 
 def test_processes_that_take_back_at_once_get_different_messages(shared_url: str, keeping: Keeping) -> None:
-    """Each has connections of its own; every message goes to one of them, and none is lost."""
+    """Each message goes to exactly one process."""
     count = PROCESSES * EACH - 5
     asyncio.run(say(shared_url, keeping, count))
     taken = run_together(take_back, [(shared_url, keeping, EACH)] * PROCESSES)
@@ -67,7 +67,7 @@ def test_processes_that_take_back_at_once_get_different_messages(shared_url: str
 
 
 def die_while_taking_back(url: str, keeping: Keeping, moment: str) -> None:
-    """Take nearly all messages back, and be killed at a moment of the write."""
+    """Take nearly all messages back, and kill the process during or after the write."""
 
     async def taking() -> None:
         async with open_memory(url, options=options(keeping)) as memory:
@@ -78,14 +78,14 @@ def die_while_taking_back(url: str, keeping: Keeping, moment: str) -> None:
 
 
 def arm(moment: str) -> None:
-    """Have this process killed in the middle of superseding, or right after it."""
+    """Make this process kill itself during superseding or right after it."""
 
     def kill(*_: object, **__: object) -> Any:
         os.kill(os.getpid(), signal.SIGKILL)
 
     if moment == "marked":
         SupersedingWriter.refresh = kill  # type: ignore[method-assign]
-        put = table._TableWriting.put  # noqa: SLF001 - where a process dies is nobody's promise
+        put = table._TableWriting.put  # noqa: SLF001 - no public API reaches the middle of a write
 
         async def put_and_die(self: Any, *arguments: Any, **named: Any) -> None:
             await put(self, *arguments, **named)
@@ -103,7 +103,7 @@ def arm(moment: str) -> None:
 def test_a_process_that_is_killed_takes_back_all_or_nothing(
     shared_url: str, keeping: Keeping, moment: str, left: int
 ) -> None:
-    """Over the borders of chunks, and with what is derived; the next process goes on as if nothing had been."""
+    """The change covers several chunks and derived fields; the next process continues normally."""
     asyncio.run(say(shared_url, keeping, MESSAGES))
     child = Child(die_while_taking_back, shared_url, keeping, moment)
     child.process.join()

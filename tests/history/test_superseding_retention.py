@@ -1,4 +1,4 @@
-"""Retention where messages were superseded: limits count active messages, and what goes takes the others along."""
+"""Tests of retention with superseded messages: limits count active messages only."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from threadkeep.testing import SettableClock
 
 @pytest.fixture(params=["tables", "graph store"])
 async def keeper(request: pytest.FixtureRequest, memory: Memory) -> Memory:
-    """A memory of sessions in the tables, and one of conversations of an agent's own."""
+    """Return a memory with sessions in tables, or one with conversations of an agent."""
     if request.param == "tables":
         return memory
     return await memory.namespace(GraphLayout(chunk_size=3), await memory.graph_store())
 
 
-async def test_so_many_active_messages_stay(keeper: Memory) -> None:
-    """Superseded ones among them do not count, and the older ones go with what is older."""
+async def test_the_limit_counts_active_messages(keeper: Memory) -> None:
+    """Superseded messages do not count for the limit, and are deleted with older active ones."""
     session = keeper.session("room")
     await _say(keeper, *range(1, 11))
     await session.edit("m7", "new", new_id="m7b")
@@ -44,8 +44,7 @@ async def test_so_many_active_messages_stay(keeper: Memory) -> None:
     assert await planned(keeper, deleting(max_messages=2)) == []
 
 
-async def test_nothing_is_deleted_before_there_are_more_active_messages(keeper: Memory) -> None:
-    """However many were said and taken back."""
+async def test_nothing_is_deleted_below_the_limit_of_active_messages(keeper: Memory) -> None:
     await _say(keeper, *range(1, 9))
     await keeper.session("room").take_back(5)
     assert await planned(keeper, deleting(max_messages=3)) == []
@@ -56,7 +55,7 @@ async def test_nothing_is_deleted_before_there_are_more_active_messages(keeper: 
 async def test_messages_superseded_while_they_are_deleted_are_counted_once(
     shared_url: str, memory_options: MemoryOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By another process, after retention has read how many messages it deletes."""
+    """Another process takes messages back after retention has read the number to delete."""
     counted = retention._of_one_step  # noqa: SLF001 - between its read and its write
 
     async def take_back() -> None:
@@ -77,8 +76,8 @@ async def test_messages_superseded_while_they_are_deleted_are_counted_once(
         assert (info.message_count, info.last_message, info.deleted_seq, info.last_seq) == (0, None, 6, 10)
 
 
-async def test_a_session_without_active_messages_has_no_last_one(keeper: Memory, clock: SettableClock) -> None:
-    """The superseded messages that are left go with their time."""
+async def test_a_session_without_active_messages_has_no_last_message(keeper: Memory, clock: SettableClock) -> None:
+    """Remaining superseded messages are deleted by their age."""
     session = keeper.session("room")
     await _say(keeper, 1, 2)
     clock.advance(10 * DAY)
@@ -94,8 +93,8 @@ async def test_a_session_without_active_messages_has_no_last_one(keeper: Memory,
     assert (await session.info()).message_count == 1
 
 
-async def test_so_many_active_messages_stay_in_windows(memory: Memory) -> None:
-    """Archived ones still count as messages of the session."""
+async def test_the_archive_limit_counts_active_messages(memory: Memory) -> None:
+    """Archived messages still count as messages of the session."""
     session = memory.session("room")
     await _say(memory, *range(1, 9))
     await session.edit("m6", "new", new_id="m6b")

@@ -1,4 +1,4 @@
-"""Pending writes seen from outside their process."""
+"""Tests of pending writes as other processes see them."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ def _entry(name: str) -> PendingTurn:
 
 @pytest.fixture
 def file(tmp_path: Path) -> SpoolFile:
-    """A file of this process with two turns."""
+    """Return a pending file of this process with two turns."""
     file = SpoolFile.create(tmp_path)
     file.keep(_entry("first"))
     file.keep(_entry("second"))
     return file
 
 
-def test_what_a_living_process_keeps_is_seen_and_not_dropped(tmp_path: Path, file: SpoolFile) -> None:
-    """It would write the turn all the same."""
+def test_a_turn_of_a_running_process_is_listed_and_not_dropped(tmp_path: Path, file: SpoolFile) -> None:
+    """A running process would write the turn in any case."""
     [waiting] = waiting_files(tmp_path)
     assert waiting.live
     assert [entry.entry_id for entry in waiting.entries] == ["first", "second"]
@@ -38,8 +38,8 @@ def test_what_a_living_process_keeps_is_seen_and_not_dropped(tmp_path: Path, fil
     file.close()
 
 
-def test_what_a_dead_process_kept_can_be_dropped(tmp_path: Path, file: SpoolFile) -> None:
-    """One turn goes, the others stay; the file goes with the last."""
+def test_a_turn_of_a_dead_process_can_be_dropped(tmp_path: Path, file: SpoolFile) -> None:
+    """Dropping the last turn deletes the file."""
     file.close()
     assert not waiting_files(tmp_path)[0].live
 
@@ -54,8 +54,8 @@ def test_what_a_dead_process_kept_can_be_dropped(tmp_path: Path, file: SpoolFile
     assert not file.path.exists()
 
 
-def test_why_a_turn_still_waits_is_seen_from_outside(tmp_path: Path, file: SpoolFile) -> None:
-    """The name of its last error is on disk."""
+def test_the_last_error_of_a_turn_is_listed(tmp_path: Path, file: SpoolFile) -> None:
+    """The type of the last error is in the pending file."""
     entry = _entry("second")
     entry.error = "WrongUser"
     file.failed(entry)
@@ -64,7 +64,7 @@ def test_why_a_turn_still_waits_is_seen_from_outside(tmp_path: Path, file: Spool
 
 
 def test_a_file_that_was_taken_over_unread_is_kept(file: SpoolFile) -> None:
-    """Closing it does not lose what it keeps."""
+    """Closing a file that was taken over but not read keeps its turns."""
     file.close()
     taken = SpoolFile.take_over(file.path)
     assert taken is not None
@@ -72,7 +72,6 @@ def test_a_file_that_was_taken_over_unread_is_kept(file: SpoolFile) -> None:
     assert len(read_entries(file.path)) == 2
 
 
-def test_a_folder_that_is_not_there_keeps_nothing(tmp_path: Path) -> None:
-    """Nothing has ever waited."""
+def test_a_missing_folder_has_no_turns(tmp_path: Path) -> None:
     assert waiting_files(tmp_path / "none") == []
     assert drop_waiting(tmp_path / "none", "first") is None

@@ -1,4 +1,4 @@
-"""Windows through `session.window`: the exact cases, and any transcript against the plain rules."""
+"""Tests of `session.window`: exact cases, and any transcript against the plain rules."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ from threadkeep.store.transcripts import Recent
 
 
 def user(content: str, tokens: int | None = None) -> Message:
-    """What a person said."""
+    """Return a message of the user."""
     return Message(role="user", content=content, tokens=tokens)
 
 
 def assistant(content: str, tokens: int | None = None) -> Message:
-    """What the agent said."""
+    """Return a message of the assistant."""
     return Message(role="assistant", content=content, tokens=tokens)
 
 
 def dialogue(count: int) -> list[Message]:
-    """Messages 1 … count, user and assistant in turn."""
+    """Return `count` messages, user and assistant in turn."""
     return [(user if number % 2 else assistant)(f"message {number}") for number in range(1, count + 1)]
 
 
 def places(window: Window) -> list[int | None]:
-    """Where the messages of a window stand."""
+    """Return the seq of each message of a window."""
     return [message.seq for message in window.messages]
 
 
 async def test_twenty_of_twenty_five_messages(memory: Memory) -> None:
-    """A limit of 20: numbers 6 to 25, oldest first; the manifest names the five that are out."""
+    """The newest 20 messages are included, oldest first; the manifest lists the other five."""
     session = memory.session("room")
     for message in dialogue(25):
         await session.append([message])
@@ -52,7 +52,7 @@ async def test_twenty_of_twenty_five_messages(memory: Memory) -> None:
 
 
 async def test_ten_long_messages_by_four_characters_a_token(memory: Memory) -> None:
-    """`len // 4` and 500 tokens: messages 9 and 10, 237 + 250."""
+    """With 500 tokens at `len // 4`, messages 9 and 10 fit, with 237 + 250 tokens."""
     session = memory.session("room")
     await session.append([user(f"This is message {number}. " * 50) for number in range(1, 11)])
     window = await session.window(max_messages=20, max_tokens=500, counter="chars4")
@@ -61,8 +61,8 @@ async def test_ten_long_messages_by_four_characters_a_token(memory: Memory) -> N
     assert window.manifest.counter == "chars4"
 
 
-async def test_it_stops_at_the_first_message_that_does_not_fit(memory: Memory) -> None:
-    """180, 150 and 200 tokens from the newest, 500 to spend: two messages, 330 tokens."""
+async def test_a_window_ends_at_the_first_message_that_does_not_fit(memory: Memory) -> None:
+    """An older, smaller message is not included after one that does not fit."""
     session = memory.session("room")
     await session.append([user("small", 1), user("old", 200), assistant("middle", 150), user("new", 180)])
     window = await session.window(max_tokens=500)
@@ -74,7 +74,7 @@ async def test_it_stops_at_the_first_message_that_does_not_fit(memory: Memory) -
     ("max_tokens", "expected"), [(530, [1, 2, 3]), (529, [2, 3]), (330, [2, 3]), (329, [3]), (180, [3])]
 )
 async def test_messages_that_take_exactly_the_budget_fit(memory: Memory, max_tokens: int, expected: list[int]) -> None:
-    """One token less, and the oldest is out; nothing is cut."""
+    """With one token less, the oldest message is excluded; no message is cut."""
     session = memory.session("room")
     await session.append([user("old", 200), assistant("middle", 150), user("new", 180)])
     window = await session.window(max_tokens=max_tokens)
@@ -82,8 +82,8 @@ async def test_messages_that_take_exactly_the_budget_fit(memory: Memory, max_tok
 
 
 @pytest.mark.parametrize(("max_messages", "max_tokens"), [(0, 4000), (20, 0), (0, 0), (0, None)])
-async def test_a_limit_of_0_means_none(memory: Memory, max_messages: int, max_tokens: int | None) -> None:
-    """Not everything."""
+async def test_a_limit_of_0_gives_an_empty_window(memory: Memory, max_messages: int, max_tokens: int | None) -> None:
+    """A limit of 0 gives an empty window; it does not mean no limit."""
     session = memory.session("room")
     await session.append(dialogue(4))
     window = await session.window(max_messages=max_messages, max_tokens=max_tokens)
@@ -91,7 +91,7 @@ async def test_a_limit_of_0_means_none(memory: Memory, max_messages: int, max_to
 
 
 async def test_without_limits_everything_is_there(memory: Memory) -> None:
-    """Also what is more than one page of rows."""
+    """A window without limits may have more than one page of rows."""
     session = memory.session("room")
     await session.append(dialogue(450))
     window = await session.window(max_messages=None, max_tokens=None)
@@ -101,13 +101,13 @@ async def test_without_limits_everything_is_there(memory: Memory) -> None:
 
 @pytest.mark.parametrize(("max_messages", "max_tokens"), [(-1, 10), (10, -1)])
 async def test_limits_below_0_are_refused(memory: Memory, max_messages: int, max_tokens: int) -> None:
-    """With the name of the limit."""
+    """The error names the limit."""
     with pytest.raises(InvalidInput, match=r"max_(messages|tokens) must be a whole number"):
         await memory.session("room").window(max_messages=max_messages, max_tokens=max_tokens)
 
 
-async def test_a_newest_user_message_that_is_too_big_is_cut_and_said_so(memory: Memory) -> None:
-    """It stands alone, with the mark, within the budget."""
+async def test_a_newest_user_message_over_the_budget_is_cut(memory: Memory) -> None:
+    """The message is alone in the window, ends with the mark, and fits the budget; the stored one stays whole."""
     session = memory.session("room")
     await session.append([*dialogue(4), user("word " * 1000)])
     window = await session.window(max_tokens=50, counter="chars4")
@@ -121,8 +121,7 @@ async def test_a_newest_user_message_that_is_too_big_is_cut_and_said_so(memory: 
     assert len(stored.content) == 5000
 
 
-async def test_system_rows_never_count_and_are_never_in_it(memory: Memory) -> None:
-    """Twenty messages between a hundred notes are twenty messages."""
+async def test_system_messages_neither_count_nor_appear(memory: Memory) -> None:
     session = memory.session("room")
     for message in dialogue(20):
         notes = [Message(role="system", content="a note") for _ in range(5)]
@@ -132,7 +131,7 @@ async def test_system_rows_never_count_and_are_never_in_it(memory: Memory) -> No
 
 
 async def test_windows_start_after_the_last_reset(memory: Memory) -> None:
-    """Nothing before it, however much would fit; the manifest names the range, also when nothing has followed yet."""
+    """The manifest lists the range before the reset, also if no message has followed."""
     session = memory.session("room")
     await session.append(dialogue(6))
     await session.reset()
@@ -148,7 +147,7 @@ async def test_windows_start_after_the_last_reset(memory: Memory) -> None:
 
 
 async def test_thirty_assistant_messages_after_the_last_user_message(memory: Memory) -> None:
-    """The user message stands first, its room counts, and the gap behind it is named."""
+    """The last user message is included first and counts; the gap after it is listed."""
     session = memory.session("room")
     await session.append([user("old question"), assistant("old answer"), user("the question")])
     await session.append([assistant(f"step {number}") for number in range(1, 31)])
@@ -158,8 +157,8 @@ async def test_thirty_assistant_messages_after_the_last_user_message(memory: Mem
     assert window.manifest.excluded == (Exclusion(1, 2, "over_limit"), Exclusion(4, 14, "over_limit"))
 
 
-async def test_before_a_message_is_as_if_nothing_had_followed(memory: Memory) -> None:
-    """The window that a model call had then, with the user message of then."""
+async def test_before_gives_the_window_of_an_earlier_call(memory: Memory) -> None:
+    """`before` gives the window of an earlier call, with the newest user message of that time."""
     session = memory.session("room")
     await session.append([user("first"), *[assistant(f"step {number}") for number in range(30)]])
     then = await session.window(max_messages=20, max_tokens=None)
@@ -170,8 +169,8 @@ async def test_before_a_message_is_as_if_nothing_had_followed(memory: Memory) ->
     assert (await session.window(before=1)).messages == ()
 
 
-async def test_counts_are_those_taken_when_messages_were_stored(memory: Memory) -> None:
-    """Given ones are trusted; a counter that is named here counts everything anew."""
+async def test_stored_token_counts_are_used(memory: Memory) -> None:
+    """Stored token counts are used, unless the caller passes a counter."""
     session = memory.session("room")
     await session.append([user("x" * 400, tokens=7), assistant("y" * 40)])
     stored = await session.tail(2)
@@ -181,14 +180,14 @@ async def test_counts_are_those_taken_when_messages_were_stored(memory: Memory) 
 
 
 async def test_another_user_has_an_empty_window(memory: Memory) -> None:
-    """And no hint of what is there."""
+    """The manifest does not reveal that the session has messages."""
     await memory.session("room", user_id="u1").append(dialogue(4))
     window = await memory.session("room", user_id="u2").window()
     assert (window.messages, window.manifest.excluded, window.manifest.dropped) == ((), (), 0)
 
 
-async def test_a_window_that_leaves_something_out_is_told(memory: Memory, events: RecordedEvents) -> None:
-    """Once for each such window, with numbers only."""
+async def test_a_truncated_window_is_reported(memory: Memory, events: RecordedEvents) -> None:
+    """Each window with excluded messages emits one event, which has numbers only."""
     session = memory.session("telegram:1")
     await session.append([*dialogue(25), user("z" * 9000)])
     await session.window(max_messages=None, max_tokens=None)
@@ -207,7 +206,7 @@ async def test_a_window_that_leaves_something_out_is_told(memory: Memory, events
 async def test_a_window_reads_no_more_than_it_needs(
     memory: Memory, monkeypatch: pytest.MonkeyPatch, max_messages: int | None, max_tokens: int | None, rows: int
 ) -> None:
-    """However long the session: one page of rows, and not more of them than messages are wanted."""
+    """A window reads one page, with at most as many rows as it may have messages."""
     session = memory.session("room")
     for _ in range(5):
         await session.append(dialogue(200))
@@ -233,7 +232,7 @@ _BUDGET = st.none() | st.integers(0, 90)
 
 
 @given(messages=_MESSAGES, max_messages=_LIMIT, max_tokens=_BUDGET, data=st.data(), page_rows=st.integers(1, 4))
-async def test_any_window_is_what_the_rules_make_of_all_that_is_stored(
+async def test_any_window_matches_the_plain_rules(
     sqlite_memory: Memory,
     messages: list[tuple[Role, int, bool]],
     max_messages: int | None,
@@ -241,7 +240,7 @@ async def test_any_window_is_what_the_rules_make_of_all_that_is_stored(
     data: st.DataObject,
     page_rows: int,
 ) -> None:
-    """Whatever the roles, sizes and resets, and however few rows a page has: the same as with every row at hand."""
+    """A window read in pages of any size equals the plain rules applied to all rows."""
     session = sqlite_memory.session("room")
     await session.delete()
     reset_seq = 0
@@ -260,7 +259,7 @@ async def test_any_window_is_what_the_rules_make_of_all_that_is_stored(
 
 
 async def by_the_rules(session: Session, limits: Limits, reset_seq: int, before: int | None) -> Window:
-    """The window over every stored row."""
+    """Return the window that the plain rules choose from all stored rows."""
     stored = (await session.page(before=before, limit=100)).messages
     rows = [row for row in reversed(stored) if row.role != "system" and (row.seq or 0) > reset_seq]
     return choose(rows, limits, extent=Extent(reset_seq=reset_seq))
