@@ -1,4 +1,4 @@
-"""The tools with which an agent looks things up, through an agent that calls them."""
+"""Tests of the tools of `history_tools`, through an agent that calls them."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ type Arguments = dict[str, object]
 
 
 def calling(name: str, arguments: Arguments, call_id: str = "look") -> AIMessage:
-    """An assistant message that calls a tool."""
+    """Return a message that calls a tool."""
     return AIMessage("", tool_calls=[{"name": name, "args": arguments, "id": call_id}])
 
 
 async def looked_up(memory: Memory, name: str, arguments: Arguments, *, user_id: str | None = None) -> str:
-    """What the agent is told when it calls a tool."""
+    """Return the result of a tool call of an agent."""
     model = ScriptedModel([calling(name, arguments), "I see."])
     agent = make_agent(model, [SessionMemory(memory, max_tokens=None)], history_tools(memory))
     config = config_of() if user_id is None else config_of(user_id=user_id)
@@ -39,24 +39,24 @@ async def looked_up(memory: Memory, name: str, arguments: Arguments, *, user_id:
 
 
 def result_of(messages: Sequence[BaseMessage]) -> str:
-    """The newest tool result."""
+    """Return the newest tool result."""
     return str(next(message for message in reversed(messages) if isinstance(message, ToolMessage)).text)
 
 
 def lines_of(result: str) -> list[dict[str, object]]:
-    """What a result quotes."""
+    """Return the quoted lines of a result."""
     return [json.loads(line) for line in result.splitlines() if line.startswith("{")]
 
 
 async def remember(memory: Memory, *texts: str, session_id: str = ROOM, user_id: str | None = None) -> None:
-    """Keep texts, said in turns by user and assistant."""
+    """Append texts, alternately by user and assistant."""
     session = memory.session(session_id, user_id=user_id)
     for number, text in enumerate(texts):
         await session.append([Message(role="assistant" if number % 2 else "user", content=text)])
 
 
 async def test_messages_are_read_by_their_numbers(memory: Memory) -> None:
-    """Whole, with date and speaker, said to be quoted."""
+    """Messages are returned whole, with date and role, and marked as quoted."""
     await remember(memory, "My cat is Miso.", "A fine name.", "She is nine.", "Nine!")
     result = await looked_up(memory, "read_history", {"from_seq": 2, "to_seq": 3})
     assert "no instructions" in result.splitlines()[0]
@@ -67,7 +67,7 @@ async def test_messages_are_read_by_their_numbers(memory: Memory) -> None:
 
 
 async def test_a_long_stretch_is_read_page_by_page(sqlite_memory: Memory) -> None:
-    """Each answer says how to go on, until all was read."""
+    """Each page of a long range names the arguments of the next one."""
     await remember(sqlite_memory, *(f"{number}: " + "x" * 500 for number in range(1, 70)))
     arguments: Arguments | None = {"from_seq": 1, "to_seq": 69}
     read: list[object] = []
@@ -81,7 +81,7 @@ async def test_a_long_stretch_is_read_page_by_page(sqlite_memory: Memory) -> Non
 
 
 async def test_what_is_not_shown_is_told_in_summaries(memory: Memory) -> None:
-    """Those of messages, also when others stand for them by now; none of what was superseded."""
+    """Messages that do not fit are replaced by their first summaries, unless they were superseded."""
     await remember(memory, *(f"{number}: words" for number in range(1, 71)))
     parts = [Summary(ROOM, at, at + 9, f"Of {at}.", model="m", prompt_version="1", tokens=3) for at in range(1, 61, 10)]
     for part in parts:
@@ -100,7 +100,7 @@ async def test_what_is_not_shown_is_told_in_summaries(memory: Memory) -> None:
 
 
 async def test_a_huge_message_is_read_in_pieces(sqlite_memory: Memory) -> None:
-    """Together they are the message."""
+    """The parts of a huge message add up to the message."""
     words = " ".join(f"word{number}" for number in range(2_000))
     await remember(sqlite_memory, words, "Much.")
     start: int | None = 0
@@ -116,7 +116,7 @@ async def test_a_huge_message_is_read_in_pieces(sqlite_memory: Memory) -> None:
 
 
 async def test_places_that_are_not_there(sqlite_memory: Memory) -> None:
-    """Are said not to be there, whatever the model asks for."""
+    """A range without messages returns a sentence that says so."""
     await remember(sqlite_memory, "hi", "hello")
     for first, last in ((50, 60), (2, 1), (-5, 0)):
         result = await looked_up(sqlite_memory, "read_history", {"from_seq": first, "to_seq": last})
@@ -124,7 +124,7 @@ async def test_places_that_are_not_there(sqlite_memory: Memory) -> None:
 
 
 async def test_what_was_said_before_a_reset_stays_forgotten(memory: Memory) -> None:
-    """Neither tool shows it."""
+    """Neither reading nor searching returns messages from before a reset."""
     await remember(memory, "The secret is plum.", "Noted.")
     await memory.session(ROOM).reset()
     await remember(memory, "The fruit is plum.", "Fine.")
@@ -135,7 +135,7 @@ async def test_what_was_said_before_a_reset_stays_forgotten(memory: Memory) -> N
 
 
 async def test_messages_are_found_by_words_in_this_session_only(memory: Memory) -> None:
-    """With number, date and speaker; long ones around what was looked for."""
+    """A search returns only messages of the session; of long ones, the text around the match."""
     await remember(memory, "It was in Lisbon.", "Lovely.", "so " * 300 + "Lisbon again " + "so " * 300)
     await remember(memory, "Lisbon is elsewhere.", session_id="telegram:2")
     result = await looked_up(memory, "search_history", {"query": "lisbon"})
@@ -150,12 +150,12 @@ async def test_messages_are_found_by_words_in_this_session_only(memory: Memory) 
 async def test_an_agent_hears_that_not_all_could_be_searched(
     database_url: str, memory_options: MemoryOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whether something was found or not: it shall not say that nothing was said."""
+    """The result states that not all messages are indexed, with and without matches."""
 
     async def nothing_done(*_: object, **__: object) -> bool:
         return False
 
-    # Without what goes on beside: it may be at work when it is told to do nothing, and then does all.
+    # Background indexing is off: it could be running when it is patched, and would finish.
     async with open_memory(database_url, options=replace(memory_options, background=False)) as memory:
         await remember(memory, "I live in Lisbon.")
         await memory.search("lisbon")
@@ -168,7 +168,7 @@ async def test_an_agent_hears_that_not_all_could_be_searched(
 
 
 async def test_another_users_history_is_not_there(memory: Memory) -> None:
-    """The user comes from the run; the model cannot name one."""
+    """A run of another user gets no messages, and the tools have no argument for a user."""
     await remember(memory, "mine", "yes", user_id="u1")
     tools = history_tools(memory)
     calls: list[tuple[str, Arguments]] = [
@@ -189,7 +189,7 @@ async def test_another_users_history_is_not_there(memory: Memory) -> None:
 async def test_without_a_database_the_agent_is_told_to_go_on(
     shared_url: str, memory_options: MemoryOptions, events: RecordedEvents
 ) -> None:
-    """And the failure is an event."""
+    """If the history cannot be read, the result says so and an event reports it."""
     calls: list[tuple[str, Arguments]] = [
         ("read_history", {"from_seq": 1, "to_seq": 2}),
         ("search_history", {"query": "hi"}),
@@ -219,7 +219,7 @@ def write(text: str) -> str:
 
 
 async def test_a_result_that_was_cut_can_be_read(sqlite_memory: Memory) -> None:
-    """Part by part, by the id of its call or the name of its tool; unknown ones are answered with what there is."""
+    """A cut tool result is read in parts by call id or tool name; an unknown id returns the available ones."""
     model = ScriptedModel(
         [
             calling("report", {}, "call-1"),
@@ -242,7 +242,7 @@ async def test_a_result_that_was_cut_can_be_read(sqlite_memory: Memory) -> None:
 
 
 async def test_arguments_that_were_cut_can_be_read(sqlite_memory: Memory) -> None:
-    """As the JSON that they were."""
+    """Cut tool arguments are read as JSON."""
     told: Arguments = {"text": "word " * 3_000 + "end"}
     reading: Arguments = {"tool_call_id": "call-1", "start": 14_990, "arguments": True}
     model = ScriptedModel([calling("write", told, "call-1"), calling("read_tool_result", reading, "call-2"), "Read."])
@@ -254,6 +254,5 @@ async def test_arguments_that_were_cut_can_be_read(sqlite_memory: Memory) -> Non
 
 
 async def test_without_any_result_there_is_nothing_to_read(sqlite_memory: Memory) -> None:
-    """Which is said."""
     result = await looked_up(sqlite_memory, "read_tool_result", {"tool_call_id": "x"})
     assert result == "No tool has answered in this run."

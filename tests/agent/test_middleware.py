@@ -1,4 +1,4 @@
-"""`SessionMemory`: what an agent made by `create_agent` remembers, and what its session keeps."""
+"""Tests of `SessionMemory` with agents of `create_agent`: what the model receives and what is stored."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from threadkeep.testing import ScriptedModel
 
 
 async def test_an_agent_remembers_the_turn_before(memory: Memory) -> None:
-    """On every database: the second call sees the first turn, and all four messages are in the transcript."""
+    """The second call contains the first turn, and all four messages are stored."""
     model = ScriptedModel(["hello Ann", "you are Ann"])
     agent = make_agent(model, [SessionMemory(memory)])
     assert await ask(agent, "I am Ann") == "hello Ann"
@@ -44,7 +44,7 @@ async def test_an_agent_remembers_the_turn_before(memory: Memory) -> None:
 
 
 async def test_of_25_messages_the_model_sees_the_newest_20_and_the_question(memory: Memory) -> None:
-    """On every database: the system message first, then messages 6 to 25 behind a mark, then the question."""
+    """A call has the system message, a mark for omitted messages, the newest 20 messages and the question."""
     await memory.session(ROOM).append(numbered(25))
     model = ScriptedModel(["fine"])
     await ask(make_agent(model, [SessionMemory(memory)], system_prompt="be kind"), "and now?")
@@ -56,7 +56,7 @@ async def test_of_25_messages_the_model_sees_the_newest_20_and_the_question(memo
 
 
 async def test_what_was_left_out_is_counted(small_memory: Memory, events: RecordedEvents) -> None:
-    """Of 25 messages 5 are out: the context says so, and that history was truncated is told once."""
+    """Events report the number of omitted messages once."""
     await small_memory.session(ROOM).append(numbered(25))
     await ask(make_agent(ScriptedModel(["fine"]), [SessionMemory(small_memory)], system_prompt="be kind"), "and now?")
     (built,) = events.of(ContextBuilt)
@@ -66,7 +66,7 @@ async def test_what_was_left_out_is_counted(small_memory: Memory, events: Record
 
 
 async def test_a_loop_with_tools_sees_history_and_its_own_steps(memory: Memory) -> None:
-    """On every database: both calls see the earlier turn; only the question and the final answer are kept."""
+    """Each call of a tool loop contains the history; only question and final answer are stored."""
     model = ScriptedModel(["hello", adding(content="Let me add."), "3"])
     agent = make_agent(model, [SessionMemory(memory)], [add])
     await ask(agent, "hi")
@@ -78,7 +78,6 @@ async def test_a_loop_with_tools_sees_history_and_its_own_steps(memory: Memory) 
 
 
 async def test_sessions_do_not_see_each_other(small_memory: Memory) -> None:
-    """What is said in one thread stays there."""
     model = ScriptedModel(["one", "two"])
     agent = make_agent(model, [SessionMemory(small_memory)])
     await ask(agent, "first room", thread_id="telegram:1")
@@ -91,7 +90,7 @@ async def test_sessions_do_not_see_each_other(small_memory: Memory) -> None:
 async def test_a_limit_of_none_at_all_leaves_earlier_turns_out(
     small_memory: Memory, max_messages: int | None, max_tokens: int | None
 ) -> None:
-    """Zero of either limit: the model sees the question alone, and the turn is kept all the same."""
+    """A limit of 0 sends only the question, and the turn is stored."""
     await small_memory.session(ROOM).append(numbered(4))
     model = ScriptedModel(["fine"])
     await ask(
@@ -102,7 +101,7 @@ async def test_a_limit_of_none_at_all_leaves_earlier_turns_out(
 
 
 async def test_no_limits_give_the_model_everything(small_memory: Memory) -> None:
-    """None for both limits: all 250 messages, more than one page of the database."""
+    """Without limits the model receives all 250 messages, more than one page of the database."""
     await small_memory.session(ROOM).append(numbered(250))
     model = ScriptedModel(["fine"])
     await ask(make_agent(model, [SessionMemory(small_memory, max_messages=None, max_tokens=None)]), "and now?")
@@ -110,7 +109,7 @@ async def test_no_limits_give_the_model_everything(small_memory: Memory) -> None
 
 
 async def test_a_reset_is_honoured(memory: Memory) -> None:
-    """On every database: after a reset the model sees nothing from before it, the transcript keeps all."""
+    """After a reset the model receives nothing older, and the transcript keeps all messages."""
     model = ScriptedModel(["hello", "who are you?"])
     agent = make_agent(model, [SessionMemory(memory)])
     await ask(agent, "I am Ann")
@@ -121,7 +120,7 @@ async def test_a_reset_is_honoured(memory: Memory) -> None:
 
 
 async def test_the_words_of_a_message_with_images_are_kept(small_memory: Memory) -> None:
-    """The model gets the image with the question; the transcript keeps the text, and a mark for later calls."""
+    """The model receives the image once; the transcript has the text and a mark."""
     model = ScriptedModel(["a cat", "yes"])
     agent = make_agent(model, [SessionMemory(small_memory)])
     image = {"type": "image", "base64": "aGk=", "mime_type": "image/png"}
@@ -134,7 +133,7 @@ async def test_the_words_of_a_message_with_images_are_kept(small_memory: Memory)
 
 
 async def test_an_image_without_words_is_answered_and_kept(small_memory: Memory) -> None:
-    """A question may have no text at all; its place in the transcript is kept."""
+    """A question without text is answered and stored as a mark."""
     model = ScriptedModel(["a cat"])
     image = {"type": "image", "base64": "aGk=", "mime_type": "image/png"}
     await make_agent(model, [SessionMemory(small_memory)]).ainvoke({"messages": [HumanMessage([image])]}, config_of())
@@ -143,7 +142,7 @@ async def test_an_image_without_words_is_answered_and_kept(small_memory: Memory)
 
 
 async def test_original_messages_come_back_as_they_were(small_memory: Memory) -> None:
-    """With `keep_originals` the next call gets the image and the metadata of the earlier turn again."""
+    """With `keep_originals`, later calls contain images and metadata of earlier turns."""
     said = AIMessage("a cat", response_metadata={"model_provider": "scripted"}, additional_kwargs={"mood": "sure"})
     model = ScriptedModel([said, "yes"])
     agent = make_agent(model, [SessionMemory(small_memory, keep_originals=True)])
@@ -163,7 +162,7 @@ async def test_original_messages_come_back_as_they_were(small_memory: Memory) ->
 
 
 async def test_messages_are_kept_with_their_ids_and_run(small_memory: Memory) -> None:
-    """The platform's id, the answer's own id, one run for both, and what the caller knows about the question."""
+    """Question and answer have their ids and one run id; `message_metadata` is stored with the question."""
     agent = make_agent(ScriptedModel(["hello"]), [SessionMemory(small_memory)])
     config = config_of(message_metadata={"chat_type": "group"})
     state = await agent.ainvoke(input_of("hi", "telegram:42"), config)
@@ -175,7 +174,7 @@ async def test_messages_are_kept_with_their_ids_and_run(small_memory: Memory) ->
 
 
 async def test_several_messages_at_once_are_one_question(small_memory: Memory) -> None:
-    """A person who writes in short pieces: all are kept in order, and answered once."""
+    """Several messages of one input are stored in order and answered once."""
     model = ScriptedModel(["hello Ann"])
     agent = make_agent(model, [SessionMemory(small_memory)])
     await agent.ainvoke({"messages": [HumanMessage("hi"), HumanMessage("I am Ann")]}, config_of())
@@ -184,7 +183,7 @@ async def test_several_messages_at_once_are_one_question(small_memory: Memory) -
 
 
 async def test_example_turns_in_the_input_are_no_part_of_the_session(small_memory: Memory) -> None:
-    """Only the newest human messages are the question; examples before it reach the model and are not stored."""
+    """Examples before the question are sent to the model and not stored."""
     model = ScriptedModel(["4"])
     examples = [SystemMessage("count"), HumanMessage("one and one"), AIMessage("2"), HumanMessage("two and two")]
     await make_agent(model, [SessionMemory(small_memory)]).ainvoke({"messages": examples}, config_of())
@@ -198,13 +197,12 @@ async def test_example_turns_in_the_input_are_no_part_of_the_session(small_memor
 
 
 async def test_an_empty_answer_is_not_stored(small_memory: Memory) -> None:
-    """A model that says nothing leaves the question alone in the transcript."""
     await ask(make_agent(ScriptedModel([AIMessage("")]), [SessionMemory(small_memory)]), "hi")
     assert await kept(small_memory) == [("user", "hi")]
 
 
 async def test_a_proactive_message_is_part_of_the_history(small_memory: Memory) -> None:
-    """What was said to the person by another way stands between the turns."""
+    """A message that was appended between turns is sent in its position."""
     model = ScriptedModel(["hello", "the news"])
     agent = make_agent(model, [SessionMemory(small_memory)])
     await ask(agent, "hi")
@@ -219,7 +217,7 @@ async def test_a_proactive_message_is_part_of_the_history(small_memory: Memory) 
 
 
 async def test_two_agents_over_one_memory_share_the_session(small_memory: Memory) -> None:
-    """Each has its own SessionMemory and its own model; both see what the other said."""
+    """Two agents over one memory receive each other's turns."""
     first, second = ScriptedModel(["one"]), ScriptedModel(["two"])
     await ask(make_agent(first, [SessionMemory(small_memory)]), "to the first")
     await ask(make_agent(second, [SessionMemory(small_memory)]), "to the second")
@@ -227,7 +225,7 @@ async def test_two_agents_over_one_memory_share_the_session(small_memory: Memory
 
 
 async def test_history_is_what_the_model_gets_and_nobody_else(small_memory: Memory) -> None:
-    """The result of a run has the run's own messages only."""
+    """The final state contains only the run's own messages."""
     await small_memory.session(ROOM).append(numbered(4))
     agent = make_agent(ScriptedModel([adding(), "3"]), [SessionMemory(small_memory)], [add])
     state: dict[str, Any] = await agent.ainvoke(input_of("1 + 2?"), config_of())
@@ -236,7 +234,7 @@ async def test_history_is_what_the_model_gets_and_nobody_else(small_memory: Memo
 
 @pytest.mark.parametrize("checkpointed", [False, True])
 async def test_what_an_agent_says_by_itself_is_kept(memory: Memory, checkpointed: bool) -> None:
-    """On every database: a run that a system message sets off (by a clock, say) is part of the conversation."""
+    """The answer to a system message without a question is stored and sent with later turns."""
     model = ScriptedModel(["hello", "good morning", "rain"])
     saver = InMemorySaver() if checkpointed else None
     agent = make_agent(model, [SessionMemory(memory)], checkpointer=saver)

@@ -1,4 +1,4 @@
-"""Runs that stop for a person and go on later, here or in another process."""
+"""Tests of runs that are interrupted for a person and resumed, in the same process or another one."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ ASKING = AIMessage("One moment.", tool_calls=[{"name": "ask_person", "args": {"q
 
 
 def with_approval(memory: Memory, model: ScriptedModel, saver: InMemorySaver) -> Agent:
-    """An agent that asks before it adds."""
+    """Return an agent that requests approval of its tool calls."""
     approval = HumanInTheLoopMiddleware(interrupt_on={"add": True})
     return make_agent(model, [SessionMemory(memory), approval], [add], checkpointer=saver)
 
 
 def with_question(memory: Memory, model: ScriptedModel, saver: InMemorySaver) -> Agent:
-    """An agent whose tool stops for an answer."""
+    """Return an agent whose tool interrupts the run."""
     return make_agent(model, [SessionMemory(memory)], [ask_person], checkpointer=saver)
 
 
@@ -67,7 +67,7 @@ async def test_a_resumed_run_is_one_turn(
     resume: Command[str],
     result: str,
 ) -> None:
-    """On every database: the question is kept before the interrupt, the answer after it, each once."""
+    """The question is stored before the interrupt and the answer after it, once each."""
     model = ScriptedModel(["hello", calling, "done"])
     agent = make(memory, model, InMemorySaver())
     await ask(agent, "hi")
@@ -90,14 +90,14 @@ async def test_another_process_resumes_a_run(
     resume: Command[str],
     result: str,
 ) -> None:
-    """All objects are new but the database and the checkpointer: same turn, same run, one question, one answer."""
+    """A run that another process resumes stores its answer with the run id of its question."""
     saver = InMemorySaver()
     async with open_memory(shared_url, options=memory_options) as memory:
         agent = make(memory, ScriptedModel(["hello", calling]), saver)
         await ask(agent, "hi")
         await agent.ainvoke(input_of("do it"), config_of())
     async with open_memory(shared_url, options=memory_options) as memory:
-        # Said while the run waited, so it is no part of what the run is answering.
+        # The run was interrupted before this message, so its call does not contain it.
         await memory.session(ROOM).append([Message(role="assistant", content="the news")])
         model = ScriptedModel(["done"])
         await make(memory, model, saver).ainvoke(resume, config_of())
@@ -113,7 +113,7 @@ async def test_another_process_resumes_a_run(
 async def test_another_process_finds_a_question_that_was_summarised(
     memory_options: MemoryOptions, shared_url: str, first: bool
 ) -> None:
-    """`SummarizationMiddleware` has removed it from the state: the model gets it, and the answer is its answer."""
+    """A resumed run sends its question although `SummarizationMiddleware` removed it from the state."""
     saver = InMemorySaver()
 
     def agent_of(memory: Memory, replies: Sequence[AIMessage | str]) -> tuple[Agent, ScriptedModel]:
@@ -143,7 +143,7 @@ async def test_another_process_finds_a_question_that_was_summarised(
 async def test_another_user_cannot_resume_a_run(
     memory_options: MemoryOptions, shared_url: str, same_process: bool
 ) -> None:
-    """No model is called for them, and nothing is stored or recorded in a session that is not theirs."""
+    """A resumption by another user calls no model and stores nothing."""
     saver, model = InMemorySaver(), ScriptedModel([ASKING, "done", "mine"])
     async with open_memory(shared_url, options=memory_options) as memory:
         agent = with_question(memory, model, saver)
@@ -162,7 +162,7 @@ async def test_another_user_cannot_resume_a_run(
 async def test_it_works_with_the_checkpointer_of_the_same_database(
     request: pytest.FixtureRequest, tmp_path: Path, kind: str
 ) -> None:
-    """Transcript and checkpoints in one database, opened by the settings, closed and opened again in between."""
+    """Transcript and checkpoints in one database survive closing and reopening."""
     settings = load_settings(database_url=url_of(request, kind))
     options = dataclasses.replace(settings.memory_options(), pending=PendingOptions(folder=tmp_path / "pending"))
     url = settings.database_url.get_secret_value()
@@ -186,7 +186,7 @@ LATER: dict[str, list[AIMessage | str | BaseException]] = {
 async def test_an_older_question_that_comes_again_is_resumed(
     request: pytest.FixtureRequest, tmp_path: Path, kind: str, later: str
 ) -> None:
-    """In another process, after a turn that the state has too: the call has nothing of it, and it gets the answer."""
+    """A repeated older question that is interrupted is resumed in another process, without later turns in its call."""
     settings = load_settings(database_url=url_of(request, kind))
     options = dataclasses.replace(settings.memory_options(), pending=PendingOptions(folder=tmp_path / "pending"))
     url = settings.database_url.get_secret_value()
@@ -207,7 +207,7 @@ async def test_an_older_question_that_comes_again_is_resumed(
 
 
 async def test_a_run_that_is_never_resumed_stands_in_nobodys_way(small_memory: Memory) -> None:
-    """The person says something else instead: the call that got no result is answered for the model."""
+    """A new question after an interrupt sends a placeholder result for the pending tool call."""
     model = ScriptedModel([ASKING, "never mind", "fine"])
     agent = with_question(small_memory, model, InMemorySaver())
     await ask(agent, "do it")
@@ -219,7 +219,7 @@ async def test_a_run_that_is_never_resumed_stands_in_nobodys_way(small_memory: M
 
 
 async def test_a_rejected_call_is_answered(small_memory: Memory) -> None:
-    """A person's no reaches the model as the call's result."""
+    """A rejected tool call reaches the model as the call's result."""
     model = ScriptedModel([adding(), "as you wish"])
     agent = with_approval(small_memory, model, InMemorySaver())
     await ask(agent, "do it")

@@ -1,4 +1,7 @@
-"""LangChain's own middleware beside `SessionMemory`, in both orders: docs/how-to/other-middleware.md has the table."""
+"""Tests of LangChain's own middleware with `SessionMemory`, in both orders.
+
+docs/how-to/other-middleware.md has the table.
+"""
 
 from __future__ import annotations
 
@@ -45,10 +48,10 @@ QUIET: dict[str, Any] = {"max_retries": 1, "initial_delay": 0.0, "jitter": False
 
 
 class Tooled(ScriptedModel):
-    """A scripted model that takes tools, and says that it is a provider's."""
+    """A scripted model that accepts tools and names a provider."""
 
     def bind_tools(self, tools: Any, **kwargs: Any) -> Any:
-        """Return the model: the script says which tools it calls."""
+        """Return the model itself; the script determines its tool calls."""
         return self
 
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> Any:
@@ -56,15 +59,15 @@ class Tooled(ScriptedModel):
 
 
 class Picking(ScriptedModel):
-    """A model that picks the tool `add`."""
+    """A model that selects the tool `add`."""
 
     def with_structured_output(self, schema: Any, **kwargs: Any) -> Any:
-        """Return what gives the answer of a model that was asked for tools."""
+        """Return a runnable that selects the tool `add`."""
         return RunnableLambda(lambda _: {"tools": ["add"]})
 
 
 class ClosingPipe:
-    """A pipe of a shell that is closed at its end."""
+    """A shell's pipe that closes itself at its end."""
 
     def __init__(self, pipe: IO[str]) -> None:
         self._pipe = pipe
@@ -78,10 +81,13 @@ class ClosingPipe:
 
 
 class ClosingPolicy(HostExecutionPolicy):
-    """Shells whose pipes are closed. LangChain leaves that to the garbage collector, at any time in any test."""
+    """An execution policy whose shells close their pipes.
+
+    LangChain leaves them to the garbage collector, which may run in any later test.
+    """
 
     def spawn(self, **options: Any) -> subprocess.Popen[str]:
-        """Return the process of a shell."""
+        """Start a shell and return its process."""
         process = super().spawn(**options)
         assert process.stdout is not None
         assert process.stderr is not None
@@ -110,25 +116,28 @@ TRANSPARENT: dict[str, Callable[[], Any]] = {
     "ToolRetryMiddleware": lambda: ToolRetryMiddleware(max_retries=1),
 }
 pytestmark = [
-    # test_middleware_warnings.py is about these.
+    # test_middleware_warnings.py tests these warnings.
     pytest.mark.filterwarnings("ignore::threadkeep.MiddlewareWarning"),
 ]
 
 
 def agent_of(memory: Memory, model: ScriptedModel, other: Any, first: bool, **options: Any) -> Any:
-    """Return an agent with the other middleware before the memory, or behind it."""
+    """Return an agent with the other middleware before or after the memory."""
     remembering = SessionMemory(memory)
     order = [other, remembering] if first else [remembering, other]
     return create_agent(model, options.pop("tools", [add]), middleware=order, **options)
 
 
 async def said(memory: Memory) -> list[tuple[str, str, str]]:
-    """Return role, status and text of what is stored."""
+    """Return role, status and text of the stored messages."""
     return [(one.role, one.status, one.content) for one in await memory.session(ROOM).tail(50)]
 
 
 def test_the_page_has_every_middleware() -> None:
-    """A new one of LangChain is missing in the table until somebody has looked at it."""
+    """The documentation lists each middleware of LangChain.
+
+    A new one fails this test until it is added.
+    """
     members = {name: getattr(middlewares, name) for name in dir(middlewares)}
     classes = {name for name, one in members.items() if isinstance(one, type) and issubclass(one, AgentMiddleware)}
     names = classes - {"AgentMiddleware"}
@@ -141,7 +150,7 @@ def test_the_page_has_every_middleware() -> None:
 @pytest.mark.parametrize("checkpointed", [True, False], ids=["checkpointer", "none"])
 @pytest.mark.parametrize("name", TRANSPARENT)
 async def test_nothing_is_doubled_or_lost(small_memory: Memory, name: str, checkpointed: bool, first: bool) -> None:
-    """Two turns: each message once in the transcript, and once in the second call."""
+    """Each message of two turns is stored once and sent once in the next call."""
     model = Tooled(replies=[adding(), "3", "fine"])
     saver = InMemorySaver() if checkpointed else None
     agent = agent_of(small_memory, model, TRANSPARENT[name](), first, checkpointer=saver)
@@ -155,7 +164,7 @@ async def test_nothing_is_doubled_or_lost(small_memory: Memory, name: str, check
 
 @pytest.mark.parametrize("first", [True, False], ids=["before", "behind"])
 async def test_what_is_redacted_is_stored_and_sent_redacted(small_memory: Memory, first: bool) -> None:
-    """In the question and in the answer, and in later calls."""
+    """A redacted question and answer are stored redacted and sent redacted in later calls."""
     model = ScriptedModel(["write to c@d.co", "fine"])
     pii = PIIMiddleware("email", apply_to_output=True)
     agent = agent_of(small_memory, model, pii, first, tools=[])
@@ -168,7 +177,7 @@ async def test_what_is_redacted_is_stored_and_sent_redacted(small_memory: Memory
 
 @pytest.mark.parametrize("first", [True, False], ids=["before", "behind"])
 async def test_an_apology_for_a_failed_model_is_stored_as_failed(small_memory: Memory, first: bool) -> None:
-    """The retry gives up and speaks in the model's place; no later call is sent that."""
+    """The retry middleware's error message is stored as failed and not sent in later calls."""
     model = ScriptedModel([DOWN, DOWN, "hello"])
     agent = agent_of(small_memory, model, ModelRetryMiddleware(**QUIET), first, tools=[])
     state = await agent.ainvoke(input_of("hi"), config_of())
@@ -180,7 +189,6 @@ async def test_an_apology_for_a_failed_model_is_stored_as_failed(small_memory: M
 
 @pytest.mark.parametrize("first", [True, False], ids=["before", "behind"])
 async def test_the_answer_of_a_fallback_is_complete(small_memory: Memory, first: bool) -> None:
-    """One model failed, another one answered."""
     fallback = ModelFallbackMiddleware(ScriptedModel(["from the other"]))
     await agent_of(small_memory, ScriptedModel([DOWN]), fallback, first, tools=[]).ainvoke(input_of("hi"), config_of())
     assert (await said(small_memory))[-1] == ("assistant", "complete", "from the other")
@@ -199,7 +207,7 @@ async def test_the_answer_of_a_fallback_is_complete(small_memory: Memory, first:
 async def test_the_notice_of_a_call_limit_is_stored_as_failed(
     small_memory: Memory, limit: Callable[[], Any], first: bool
 ) -> None:
-    """It stands in the place of an answer."""
+    """The notice of a call limit, which replaces an answer, is stored as failed."""
     second = adding().model_copy(update={"tool_calls": [{**adding().tool_calls[0], "id": "call-2"}]})
     agent = agent_of(small_memory, Tooled(replies=[adding(), second, "never"]), limit(), first)
     state = await agent.ainvoke(input_of("1 + 2?"), config_of())
@@ -213,7 +221,7 @@ async def test_the_notice_of_a_call_limit_is_stored_as_failed(
 async def test_a_summary_of_other_middleware_is_no_question(
     small_memory: Memory, checkpointed: bool, first: bool
 ) -> None:
-    """It is in the call, once, and never in the transcript; the questions are stored once each."""
+    """A summary in the state is not stored, each question is stored once, and no text is sent twice."""
     summarizing = SummarizationMiddleware(
         ScriptedModel([f"summary {n}" for n in range(9)]), trigger=("messages", 4), keep=("messages", 2)
     )
@@ -236,7 +244,7 @@ class Score(BaseModel):
 
 
 async def test_a_repeated_message_gives_the_structured_response_again(memory: Memory) -> None:
-    """On every database: the state has the same keys, and the model is not called."""
+    """A repeat returns the same structured response and does not call the model."""
     call = AIMessage("", tool_calls=[{"name": "Score", "args": {"points": 3}, "id": "c"}])
     model = Tooled(replies=[call])
     agent: Any = create_agent(model, [], middleware=[SessionMemory(memory)], response_format=Score)

@@ -1,4 +1,4 @@
-"""In-run memory: the reducer that bounds the messages in a graph's state."""
+"""Tests of `bounded_messages`, the reducer that limits the messages of a graph's state."""
 
 from __future__ import annotations
 
@@ -25,38 +25,35 @@ from threadkeep.context.cut import CUT_MARK
 
 
 def texts(messages: list[BaseMessage]) -> list[str]:
-    """The texts of messages."""
+    """Return the texts of messages."""
     return [text_of(message) for message in messages]
 
 
 def calling(*ids: str, content: str = "") -> AIMessage:
-    """An assistant message that calls a tool once for each id."""
+    """Return an assistant message that calls a tool once for each id."""
     return AIMessage(content, tool_calls=[{"name": "look_up", "args": {}, "id": call} for call in ids])
 
 
 def test_what_fits_is_kept() -> None:
-    """[hello] + [hi there] in 10 messages and 1000 characters."""
     reduce = bounded_messages(max_messages=10, max_chars=1000)
     assert texts(reduce([HumanMessage("hello")], [AIMessage("hi there")])) == ["hello", "hi there"]
     assert reduce.trim_report() == TrimReport(before=2, after=2, trimmed_by_chars=0, trimmed_by_count=0)
 
 
 def test_characters_go_from_the_oldest() -> None:
-    """[50 × X] + [short] in 10 characters: 50 characters trimmed."""
     reduce = bounded_messages(max_messages=10, max_chars=10)
     assert texts(reduce([HumanMessage("X" * 50)], [HumanMessage("short")])) == ["short"]
     assert reduce.trim_report() == TrimReport(before=2, after=1, trimmed_by_chars=50, trimmed_by_count=0)
 
 
 def test_messages_go_from_the_oldest() -> None:
-    """[one, two] + [three] in 2 messages: 1 trimmed."""
     reduce = bounded_messages(max_messages=2, max_chars=1000)
     assert texts(reduce([HumanMessage("one"), AIMessage("two")], [HumanMessage("three")])) == ["two", "three"]
     assert reduce.trim_report() == TrimReport(before=3, after=2, trimmed_by_chars=0, trimmed_by_count=1)
 
 
 def test_characters_are_trimmed_before_messages() -> None:
-    """What characters have taken is not taken again by the count."""
+    """Messages that the character limit removed are not counted for the message limit."""
     reduce = bounded_messages(max_messages=1, max_chars=8)
     left = [HumanMessage("12345678"), AIMessage("1234")]
     assert texts(reduce(left, [HumanMessage("abcd")])) == ["abcd"]
@@ -64,14 +61,12 @@ def test_characters_are_trimmed_before_messages() -> None:
 
 
 def test_a_system_message_is_pinned() -> None:
-    """[SYS, one, two] + [three, four] in 3 messages: [SYS, three, four]."""
     reduce = bounded_messages(max_messages=3)
     left = [SystemMessage("SYS"), HumanMessage("one"), AIMessage("two")]
     assert texts(reduce(left, [HumanMessage("three"), AIMessage("four")])) == ["SYS", "three", "four"]
 
 
 def test_the_newest_user_message_is_cut_and_never_dropped() -> None:
-    """SYS of 50, A of 60 and B of 60 in 70 characters: SYS and B, cut with the mark."""
     reduce = bounded_messages(max_chars=70)
     kept = texts(reduce([SystemMessage("S" * 50), HumanMessage("A" * 60)], [HumanMessage("B" * 60)]))
     assert kept == ["S" * 50, "B" * 13 + CUT_MARK]
@@ -79,32 +74,32 @@ def test_the_newest_user_message_is_cut_and_never_dropped() -> None:
 
 
 def test_a_system_message_over_the_limit_leaves_the_mark_of_the_newest_user_message() -> None:
-    """Neither of the two is ever dropped."""
+    """A system message over the limit stays whole, and the newest user message is cut to its mark."""
     reduce = bounded_messages(max_messages=1, max_chars=10)
     assert texts(reduce([SystemMessage("S" * 50)], [HumanMessage("B" * 60)])) == ["S" * 50, CUT_MARK]
 
 
 @pytest.mark.parametrize("max_messages", [1, 0, -3])
 def test_less_than_one_message_is_one(max_messages: int) -> None:
-    """The newest user message."""
+    """A message limit below one keeps the newest user message."""
     reduce = bounded_messages(max_messages=max_messages)
     assert texts(reduce([HumanMessage("one"), AIMessage("two")], [HumanMessage("three")])) == ["three"]
 
 
 def test_no_characters_means_no_such_limit() -> None:
-    """Zero is unlimited."""
+    """A character limit of 0 means no limit."""
     reduce = bounded_messages(max_chars=0)
     assert texts(reduce([], [HumanMessage("X" * 100_000)])) == ["X" * 100_000]
 
 
 def test_an_answer_is_cut_beside_its_question() -> None:
-    """It is not dropped: the next node wants to see it."""
+    """An answer over the limit is cut and not dropped, because the next node reads it."""
     reduce = bounded_messages(max_chars=30)
     assert texts(reduce([HumanMessage("why?")], [AIMessage("z" * 100)])) == ["why?", "z" * 19 + CUT_MARK]
 
 
 def test_tool_calls_stay_with_their_results() -> None:
-    """The older group goes as one, the newest stays as one though it is more than the limit."""
+    """A call and its results are dropped together; the newest group stays even if it exceeds the limit."""
     reduce = bounded_messages(max_messages=3)
     left: list[BaseMessage] = [HumanMessage("q"), calling("1"), ToolMessage("a", tool_call_id="1"), calling("2", "3")]
     kept = reduce(left, [ToolMessage("b", tool_call_id="2"), ToolMessage("c", tool_call_id="3")])
@@ -112,7 +107,6 @@ def test_tool_calls_stay_with_their_results() -> None:
 
 
 def test_a_huge_tool_result_is_cut_in_the_middle() -> None:
-    """Its call and the question stay."""
     reduce = bounded_messages(max_chars=60)
     kept = texts(reduce([HumanMessage("q"), calling("1")], [ToolMessage("b" * 500 + "e", tool_call_id="1")]))
     assert kept[0] == "q"
@@ -123,7 +117,7 @@ def test_a_huge_tool_result_is_cut_in_the_middle() -> None:
 
 
 def test_an_update_with_a_known_id_replaces() -> None:
-    """And a RemoveMessage removes, as in LangGraph's own reducer."""
+    """A known id replaces its message, and RemoveMessage removes it, as in LangGraph's reducer."""
     reduce = bounded_messages()
     left = [HumanMessage("one", id="1"), AIMessage("two", id="2")]
     assert texts(reduce(left, [AIMessage("zwei", id="2")])) == ["one", "zwei"]
@@ -131,7 +125,7 @@ def test_an_update_with_a_known_id_replaces() -> None:
 
 
 def test_a_memory_can_be_begun_anew() -> None:
-    """With LangGraph's own sign for it; what follows is bounded."""
+    """LangGraph's REMOVE_ALL_MESSAGES clears the state; later messages are limited."""
     reduce = bounded_messages(max_messages=2)
     left = [HumanMessage("one"), AIMessage("two")]
     anew = [RemoveMessage(id=REMOVE_ALL_MESSAGES), HumanMessage("a"), AIMessage("b"), HumanMessage("c")]
@@ -140,7 +134,7 @@ def test_a_memory_can_be_begun_anew() -> None:
 
 
 def test_plain_inputs_are_taken() -> None:
-    """Tuples, dicts, text and single messages, as graph authors write them."""
+    """Tuples, dictionaries, text and single messages are accepted."""
     reduce = bounded_messages(max_messages=3)
     kept = reduce([("user", "one"), {"role": "assistant", "content": "two"}], ("user", "three"))
     assert [type(message) for message in kept] == [HumanMessage, AIMessage, HumanMessage]
@@ -148,7 +142,7 @@ def test_plain_inputs_are_taken() -> None:
 
 
 def test_a_report_can_be_asked_for_without_reducing() -> None:
-    """It leaves the last one alone."""
+    """A report for given messages does not change the last report."""
     reduce = bounded_messages(max_messages=1)
     reduce([], [HumanMessage("one")])
     assert reduce.trim_report([HumanMessage("one")], [HumanMessage("two")]) == TrimReport(2, 1, 0, 1)
@@ -156,7 +150,7 @@ def test_a_report_can_be_asked_for_without_reducing() -> None:
 
 
 async def test_it_is_a_reducer_of_a_graph() -> None:
-    """The state stays bounded from step to step."""
+    """As a graph's reducer, it limits the state after each step."""
 
     class State(TypedDict):
         messages: Annotated[list[AnyMessage], bounded_messages(max_messages=2, max_chars=8000)]
@@ -176,7 +170,7 @@ async def test_it_is_a_reducer_of_a_graph() -> None:
 
 @st.composite
 def runs(draw: st.DrawFn) -> list[BaseMessage]:
-    """Messages of a run, with tool loops."""
+    """Draw the messages of a run with tool loops."""
     messages: list[BaseMessage] = []
     for kind in draw(st.lists(st.sampled_from(["system", "user", "assistant", "step"]), max_size=9)):
         text = draw(st.text("ab 中", max_size=60))
@@ -190,7 +184,10 @@ def runs(draw: st.DrawFn) -> list[BaseMessage]:
 
 @given(run=runs(), split=st.integers(0, 20), max_messages=st.integers(-1, 9), max_chars=st.integers(0, 200))
 def test_the_rules_hold_for_any_run(run: list[BaseMessage], split: int, max_messages: int, max_chars: int) -> None:
-    """Limits held, system messages and the newest user message there, groups whole, order kept, deterministic."""
+    """The reducer keeps its limits, system messages, the newest question, whole groups and the order.
+
+    It is deterministic and idempotent.
+    """
     reduce = bounded_messages(max_messages, max_chars)
     kept = reduce(run[:split], run[split:])
     assert kept == reduce(run[:split], run[split:])
@@ -212,7 +209,7 @@ def test_the_rules_hold_for_any_run(run: list[BaseMessage], split: int, max_mess
 
 
 def test_a_state_with_two_reducers_is_refused_with_langgraphs_own_words() -> None:
-    """A node that declares another reducer for the same messages is a mistake that LangGraph names."""
+    """A node that declares another reducer for the same key raises LangGraph's error."""
 
     class Small(TypedDict):
         messages: Annotated[list[AnyMessage], bounded_messages(max_messages=2)]

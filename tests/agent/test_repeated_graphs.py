@@ -1,4 +1,4 @@
-"""The same message id again, in graphs whose state has the earlier answers: no model is asked, nothing is stored."""
+"""Tests of repeated message ids in graphs whose state has earlier answers: no model call, no new message."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def agent(memory: Memory, model: ScriptedModel, name: str | None = None, **optio
 
 
 async def test_an_agent_that_gets_the_state_of_another_is_asked(small_memory: Memory) -> None:
-    """Agents one after the other in plain Python, and the first one once more."""
+    """Agents that run one after the other in Python each answer and store one message."""
     models = [ScriptedModel(["draft"]), ScriptedModel(["remarks"]), ScriptedModel(["final"])]
     names = ["writer", "critic", "writer"]
     state: Any = input_of("q")
@@ -48,7 +48,7 @@ async def test_an_agent_that_gets_the_state_of_another_is_asked(small_memory: Me
 
 
 async def test_an_agent_that_gets_its_own_end_again_repeats_it(small_memory: Memory) -> None:
-    """A client sends the whole state once more."""
+    """An agent that receives its whole final state returns it unchanged and does not call the model."""
     model = ScriptedModel(["hello", "again"])
     one = agent(small_memory, model, "a")
     state = await one.ainvoke(input_of("q", "m1"), config_of())
@@ -59,7 +59,7 @@ async def test_an_agent_that_gets_its_own_end_again_repeats_it(small_memory: Mem
 
 @pytest.mark.parametrize("count", [2, 3])
 async def test_each_of_several_agents_says_its_answer_again(small_memory: Memory, count: int) -> None:
-    """With a checkpointer, whose state has all answers when the first agent is called again."""
+    """Each agent of a repeated run returns its stored answer, although the state has all answers."""
     models = [ScriptedModel([f"a{number}", "new"]) for number in range(count)]
     agents = [agent(small_memory, model, f"n{number}") for number, model in enumerate(models)]
     graph = in_line(*agents, saver=InMemorySaver())
@@ -71,7 +71,6 @@ async def test_each_of_several_agents_says_its_answer_again(small_memory: Memory
 
 
 async def test_a_writer_who_speaks_twice_repeats_both(small_memory: Memory) -> None:
-    """Writer, critic, writer."""
     writes, criticises = ScriptedModel(["draft", "final", "new"]), ScriptedModel(["remarks", "new"])
     writer = agent(small_memory, writes, "writer")
     graph = in_line(writer, agent(small_memory, criticises, "critic"), writer, saver=InMemorySaver())
@@ -84,7 +83,7 @@ async def test_a_writer_who_speaks_twice_repeats_both(small_memory: Memory) -> N
 
 
 async def test_nodes_say_their_answers_again(small_memory: Memory) -> None:
-    """Nodes of `memory_node`, one after the other."""
+    """Each `memory_node` of a repeated run returns its stored answer."""
     models = [ScriptedModel([f"a{number}", "new"]) for number in range(2)]
     graph = in_line(*(memory_node(small_memory, model) for model in models), saver=InMemorySaver())
     states = [await graph.ainvoke(input_of("q", "m1"), config_of()) for _ in range(2)]
@@ -93,7 +92,7 @@ async def test_nodes_say_their_answers_again(small_memory: Memory) -> None:
 
 
 async def test_a_text_of_the_program_is_not_stored_with_a_repeated_question(small_memory: Memory) -> None:
-    """A checkpointer's state has the task that the first attempt sent to a member, directly after the question."""
+    """A task for another agent that follows the question in the state is not stored on repeat."""
 
     @tool
     def delegate() -> Command[Any]:
@@ -120,7 +119,7 @@ async def test_a_text_of_the_program_is_not_stored_with_a_repeated_question(smal
 async def test_a_repeated_answer_is_streamed(
     small_memory: Memory, checkpointed: bool, kind: str, blocking: bool, subgraphs: bool
 ) -> None:
-    """Once, although a checkpointer's state has it before the repeat; also within a graph."""
+    """A repeated answer is streamed once, although the checkpointed state already has it."""
     model = ScriptedModel(["one", "never"])
     speaker: Any = agent(small_memory, model, "speaker") if kind == "agent" else memory_node(small_memory, model)
     graph = in_line(speaker, saver=InMemorySaver() if checkpointed else None)
@@ -143,7 +142,7 @@ class Votes(TypedDict):
 
 
 async def test_branches_say_their_answers_again(small_memory: Memory) -> None:
-    """Three voters of one name, and a judge."""
+    """Parallel branches of one agent return their stored answers on repeat."""
     votes, judges = ScriptedModel(["v1", "v2", "v3", "new"]), ScriptedModel(["judged", "new"])
     graph: Any = StateGraph(Votes)
     voter, judge = agent(small_memory, votes, "voter"), agent(small_memory, judges, "judge")
@@ -164,7 +163,7 @@ async def test_branches_say_their_answers_again(small_memory: Memory) -> None:
 @pytest.mark.parametrize("text", ["", "here"])
 @pytest.mark.parametrize("saved", [False, True])
 async def test_a_structured_response_comes_again(small_memory: Memory, text: str, saved: bool) -> None:
-    """With text beside the tool call, and without."""
+    """A repeat returns the structured response, with and without text beside the tool call."""
     call = AIMessage(text, tool_calls=[{"name": "Place", "args": {"city": "Rome"}, "id": "c1"}])
     model = ScriptedModel([call, call])
     saver = InMemorySaver() if saved else None
@@ -179,7 +178,7 @@ async def test_a_structured_response_comes_again(small_memory: Memory, text: str
 
 
 async def test_structured_responses_of_two_agents_stay_where_they_are(small_memory: Memory) -> None:
-    """A repeat with a checkpointer does not change the state."""
+    """A repeat does not change the checkpointed state."""
     calls = [
         AIMessage("", tool_calls=[{"name": "Place", "args": {"city": city}, "id": city}]) for city in ("Rome", "Bern")
     ]
@@ -193,8 +192,6 @@ async def test_structured_responses_of_two_agents_stay_where_they_are(small_memo
 
 
 async def test_a_direct_result_of_a_tool_comes_again(small_memory: Memory) -> None:
-    """Of a tool that is marked with `return_direct`."""
-
     @tool(return_direct=True)
     def look() -> str:
         """Look."""
@@ -208,7 +205,7 @@ async def test_a_direct_result_of_a_tool_comes_again(small_memory: Memory) -> No
 
 
 async def test_an_older_message_gets_its_own_answer(small_memory: Memory) -> None:
-    """Although a later turn stands behind it in the state."""
+    """A repeated older message returns its own answer, although the state has a later turn."""
     model = ScriptedModel(["a1", "a2", "a3"])
     one = agent(small_memory, model, "a", checkpointer=InMemorySaver())
     asked = [HumanMessage("q1", id="m1"), HumanMessage("q2", id="m2"), HumanMessage("q1", id="m1")]
@@ -218,7 +215,7 @@ async def test_an_older_message_gets_its_own_answer(small_memory: Memory) -> Non
 
 
 async def test_nodes_give_older_messages_their_own_answers(memory: Memory) -> None:
-    """On every database: with a checkpointer, whose state has a later turn behind the repeated one."""
+    """A `memory_node` returns an older message's own answer, although the state has a later turn."""
     models = [ScriptedModel([f"a{number}", f"b{number}", f"c{number}"]) for number in range(2)]
     graph = in_line(*(memory_node(memory, model) for model in models), saver=InMemorySaver())
     for message_id, last in (("m1", "a1"), ("m2", "b1"), ("m1", "a1"), ("m1", "a1"), ("m2", "b1"), ("m3", "c1")):
@@ -231,7 +228,7 @@ async def test_nodes_give_older_messages_their_own_answers(memory: Memory) -> No
 
 @pytest.mark.parametrize("kind", ["agent", "node"])
 async def test_a_newer_message_gets_its_own_answer_after_an_older_one_was_answered(memory: Memory, kind: str) -> None:
-    """On every database: the older one failed at first, so that its answer is behind the newer one's in the state."""
+    """A repeat returns its own answer, although an older message's later answer is last in the state."""
     model = ScriptedModel([ConnectionError(), "two", "one"])
     speaker: Any = agent(memory, model, "speaker") if kind == "agent" else memory_node(memory, model)
     graph = in_line(speaker, saver=InMemorySaver())
@@ -243,7 +240,7 @@ async def test_a_newer_message_gets_its_own_answer_after_an_older_one_was_answer
 
 
 async def test_repeats_of_several_older_messages_get_their_own_answers(memory: Memory) -> None:
-    """With a checkpointer; and the next call of the model has each answer once."""
+    """Several older messages return their own answers, and the next call contains each answer once."""
     model = ScriptedModel(["one", "two", "three"])
     agent = make_agent(model, [SessionMemory(memory)], checkpointer=InMemorySaver())
     for _ in range(2):

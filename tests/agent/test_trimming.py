@@ -1,4 +1,4 @@
-"""The public `count_tokens` and `trim` over LangChain messages."""
+"""Tests of the public `count_tokens` and `trim` with LangChain messages."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A
 
 
 def odd_counter(text: str) -> int:
-    """A counter that does not grow with the text."""
+    """Return a count that does not grow with the text."""
     return len(text) + (7 if len(text) % 3 else 0)
 
 
 def calling(*ids: str, content: str = "", x: str = "é") -> AIMessage:
-    """An assistant message that calls a tool once for each id."""
+    """Return an assistant message that calls a tool once for each id."""
     return AIMessage(content, tool_calls=[{"name": "look_up", "args": {"x": x}, "id": call} for call in ids])
 
 
 def test_texts_messages_and_lists_are_counted() -> None:
-    """With the same figures for the same words."""
+    """Texts, messages and lists with the same words have the same count."""
     words = "What is the weather like?"
     assert count_tokens(words) == estimate(words)
     assert count_tokens(Message(role="user", content=words)) == estimate(words)
@@ -42,7 +42,7 @@ def test_texts_messages_and_lists_are_counted() -> None:
 
 
 def test_tool_calls_and_results_are_counted() -> None:
-    """Name and JSON arguments, not escaped; once, though a provider repeats them in the content."""
+    """A tool call counts its name and unescaped JSON once, even if the content repeats it."""
     call = 'look_up{"x": "é"}'
     assert count_tokens(calling("1", content="hm"), counter=len) == len("hm") + len(call)
     blocks = AIMessage(
@@ -54,7 +54,7 @@ def test_tool_calls_and_results_are_counted() -> None:
 
 
 def test_base64_is_not_counted_as_text() -> None:
-    """An image has a fixed figure, whatever its size; unknown blocks are counted as JSON without their data."""
+    """An image has a fixed count; an unknown block counts as JSON without its data."""
     assert count_tokens(HumanMessage(["look", IMAGE]), counter=len) == 4 + MEDIA_TOKENS
     unknown = {"type": "hologram", "data": "A" * 100_000}
     assert count_tokens(HumanMessage([unknown]), counter=len) == len('{"type": "hologram"}') + MEDIA_TOKENS
@@ -62,14 +62,14 @@ def test_base64_is_not_counted_as_text() -> None:
 
 
 def test_trimming_keeps_system_first_and_the_newest_that_fit() -> None:
-    """Every system message, wherever it stood."""
+    """All system messages are kept and moved to the beginning."""
     messages = [HumanMessage("a" * 50), SystemMessage("s"), AIMessage("b"), SystemMessage("t"), HumanMessage("c")]
     assert [m.content for m in trim(messages, 10, counter=len)] == ["s", "t", "b", "c"]
     assert trim(messages, 1000) == [messages[1], messages[3], messages[0], messages[2], messages[4]]
 
 
 def test_history_has_all_that_the_steps_of_the_turn_leave() -> None:
-    """As much of it as fits, to the last token, whatever follows the newest user message."""
+    """The history fills the budget that the turn's steps leave, to the last token."""
     history = [kind(f"{n:02}" * 5) for n in range(10) for kind in (HumanMessage, AIMessage)]
     turn = [HumanMessage("q" * 10), calling("1"), ToolMessage("r" * 10, tool_call_id="1")]
     spent = count_tokens(turn, counter=len)
@@ -80,13 +80,12 @@ def test_history_has_all_that_the_steps_of_the_turn_leave() -> None:
 
 
 def test_an_image_stays_beside_a_cut_text() -> None:
-    """Only text can be cut."""
+    """Cutting a message shortens its text and keeps its image."""
     (cut,) = trim([HumanMessage([{"type": "text", "text": "x" * 100}, IMAGE])], MEDIA_TOKENS + 20, counter=len)
     assert cut.content == [{"type": "text", "text": "x" * 13 + CUT_MARK}, IMAGE]
 
 
 def test_a_tool_result_is_cut_in_the_middle_with_a_mark_that_says_how_much_went() -> None:
-    """Its beginning and its end are read by the model."""
     messages = [HumanMessage("q"), calling("1"), ToolMessage("a" * 500 + "z" * 500, tool_call_id="1")]
     kept = trim(messages, 80, counter=len)
     assert text_of(kept[2]).startswith("a")
@@ -97,13 +96,13 @@ def test_a_tool_result_is_cut_in_the_middle_with_a_mark_that_says_how_much_went(
 
 
 def blocks_of(message: BaseMessage) -> list[object]:
-    """The content of a message that is made of blocks."""
+    """Return the content of a message that consists of blocks."""
     assert isinstance(message.content, list)
     return list(message.content)
 
 
 def test_long_arguments_are_cut_where_a_call_says_them() -> None:
-    """Each key stays; an argument that is no text is cut as JSON; what a provider repeats in the content agrees."""
+    """Cut arguments keep each key, and the copies in the content are cut in the same way."""
     arguments: dict[str, object] = {"path": "a.txt", "text": "a" * 300 + "z" * 300, "lines": list(range(200)), "n": 5}
     blocks: list[str | dict[str, object]] = [
         {"type": "reasoning", "summary": []},
@@ -130,7 +129,7 @@ def test_long_arguments_are_cut_where_a_call_says_them() -> None:
 
 
 def test_media_go_when_hardly_any_text_has_room_beside_them() -> None:
-    """The oldest first, with a mark in its place; only as many as must; then the text is cut as well."""
+    """Media are replaced by marks, oldest first and only as many as necessary, before text is cut further."""
     recording = {"type": "input_audio", "input_audio": {"data": "A" * 99}}
     question = HumanMessage([IMAGE, "x" * 100, IMAGE, recording, {"type": "file", "data": "A"}])
     (cut,) = trim([question], 2 * MEDIA_TOKENS + 140, counter=len)
@@ -149,7 +148,7 @@ def test_media_go_when_hardly_any_text_has_room_beside_them() -> None:
 
 
 def test_what_a_provider_wants_to_see_again_is_no_media() -> None:
-    """Of an assistant's message images go, its reasoning does not."""
+    """Images are removed from an assistant's message; its reasoning is not."""
     thought = {"type": "thinking", "thinking": "hmm", "signature": "s"}
     said = AIMessage([thought, {"type": "text", "text": "see"}, IMAGE], tool_calls=calling("1").tool_calls)
     kept = trim([HumanMessage("q"), said, ToolMessage("r", tool_call_id="1")], 100, counter=len)
@@ -158,7 +157,7 @@ def test_what_a_provider_wants_to_see_again_is_no_media() -> None:
 
 
 def test_the_least_budget_is_used_to_its_last_token() -> None:
-    """What the error says is needed is enough, and one token less is not."""
+    """The budget that the error requires is enough, and one token less is not."""
     steps = [HumanMessage("words " * 200), calling("c1"), ToolMessage("result " * 300, tool_call_id="c1")]
     budget = next(budget for budget in range(1, 2_000) if _fits(steps, budget))
     with pytest.raises(BudgetTooSmall) as refused:
@@ -176,7 +175,7 @@ def _fits(messages: list[BaseMessage], budget: int) -> bool:
 
 
 def test_limits_that_cannot_be_are_refused() -> None:
-    """With sentences that carry numbers and the cure."""
+    """Invalid limits raise errors that contain the numbers."""
     with pytest.raises(InvalidInput, match="max_messages must be a whole number from 0"):
         trim([], 10, max_messages=-1)
     with pytest.raises(BudgetTooSmall, match="have 20 tokens and the budget is 10"):
@@ -185,7 +184,7 @@ def test_limits_that_cannot_be_are_refused() -> None:
 
 @st.composite
 def conversations(draw: st.DrawFn) -> list[BaseMessage]:
-    """Messages in several scripts, with loops of tool calls and orphans."""
+    """Draw messages in several scripts, with tool loops and results without calls."""
     messages: list[BaseMessage] = []
     for kind in draw(st.lists(st.sampled_from(["system", "user", "assistant", "step", "orphan"]), max_size=9)):
         text = draw(st.text("ab 中👍é\n", max_size=80))
@@ -215,7 +214,10 @@ counters: st.SearchStrategy[TokenCounter | None] = st.sampled_from([None, len, c
 def test_the_rules_hold_for_any_conversation(
     messages: list[BaseMessage], budget: int, counter: TokenCounter | None, limit: int | None
 ) -> None:
-    """Budget held by the counter, no orphan, newest user there, system whole, order kept, deterministic, idempotent."""
+    """Trimming keeps the budget, system messages, the newest question and the order.
+
+    It leaves no result without a call, and is deterministic and idempotent.
+    """
     for number, message in enumerate(messages):
         message.id = str(number)
     try:

@@ -27,6 +27,6 @@ def asking(number: int) -> CandidateState:
 
 
 async def ask_all(graph: CandidateGraph, *given: CandidateState) -> dict[str, Any]:
-    """Send events one after the other on one thread and return the state."""
+    """Send events one after the other on one thread and return the last state."""
     states = [await graph.ainvoke(one, CONFIG) for one in given]
     return cast("dict[str, Any]", states[-1])

@@ -1,4 +1,4 @@
-"""What an event asks: its parts in order, as one prompt with one id."""
+"""Tests of the prompt of an event: its parts, their order and its id."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from threadkeep.agent.prompts import prompt_of
 
 
 def text_of(event: dict[str, Any]) -> str | None:
-    """The text of an event's prompt."""
+    """Return the text of an event's prompt."""
     prompt = prompt_of(event)
     return None if prompt is None else prompt.text
 
 
 def id_of(event: dict[str, Any]) -> str | None:
-    """The id of an event's prompt."""
+    """Return the id of an event's prompt."""
     prompt = prompt_of(event)
     assert prompt is not None
     return prompt.message_id
 
 
 def annotation(value: object, **fields: object) -> dict[str, object]:
-    """A prompt annotation."""
+    """Return a prompt annotation."""
     return {"kind": "prompt", "value": value, **fields}
 
 
@@ -46,14 +46,14 @@ def annotation(value: object, **fields: object) -> dict[str, object]:
     ],
 )
 def test_the_text_is_found(event: dict[str, Any]) -> None:
-    """In the message, in the event, or in an annotation."""
+    """The text is taken from the message, the event or an annotation."""
     assert text_of(event) == "Hi"
 
 
 @pytest.mark.parametrize(
     ("times", "order"),
     [
-        # As text the first would stand after the second.
+        # Compared as text, the first time would be the later one.
         (("2026-01-01T10:00:00.5Z", "2026-01-01T10:00:00Z"), "b a"),
         (("2026-01-01T10:00:00+02:00", "2026-01-01T09:00:00Z"), "a b"),
         (("2026-01-01T10:00:00", "2026-01-01T09:59:59Z"), "b a"),
@@ -63,14 +63,14 @@ def test_the_text_is_found(event: dict[str, Any]) -> None:
     ],
 )
 def test_annotations_stand_in_the_order_of_their_times(times: tuple[object, object], order: str) -> None:
-    """Whatever the form of the time; those without one come last."""
+    """Annotations are sorted by time in any format; those without a time are last."""
     annotations = [annotation(name, id=name, createdAt=time) for name, time in zip("ab", times, strict=True)]
     assert text_of({"annotations": annotations}) == order.replace(" ", "\n\n")
 
 
 @given(order=st.permutations(["a", "b", "c", "d"]))
 def test_the_order_in_which_annotations_arrive_makes_no_difference(order: list[str]) -> None:
-    """The same prompt, with the same id."""
+    """The order of annotations in the event changes neither text nor id."""
     times = {"a": "2026-01-01T10:00:00Z", "b": "2026-01-01T10:00:00Z", "c": "2026-01-01T10:00:01Z", "d": None}
     event = {"text": "Hi", "annotations": [annotation(one, id=one, created_at=times[one]) for one in order]}
     assert text_of(event) == "Hi\n\na\n\nb\n\nc\n\nd"
@@ -91,12 +91,12 @@ def test_the_order_in_which_annotations_arrive_makes_no_difference(order: list[s
     ],
 )
 def test_the_id_is_the_messages_or_the_events(event: dict[str, Any], expected: str | None) -> None:
-    """Words alone make none: the same words twice are two messages."""
+    """The id is that of the message or the event; text alone makes no id."""
     assert id_of(event) == expected
 
 
 def test_without_an_id_annotations_tell_events_apart() -> None:
-    """By their ids, their times and what they say."""
+    """Without an id, the id of the prompt depends on ids, times and texts of the annotations."""
     events: list[dict[str, Any]] = [
         {"annotations": [annotation("Hi", id="a")]},
         {"annotations": [annotation("Hi", id="b")]},
@@ -122,7 +122,7 @@ def test_without_an_id_annotations_tell_events_apart() -> None:
     ],
 )
 def test_a_wrong_field_is_named_and_not_quoted(event: dict[str, Any], place: str | None) -> None:
-    """A number is taken as its digits."""
+    """An error names the invalid field without its value; a number is converted to text."""
     if place is None:
         assert text_of(event) == "5.5"
         return
@@ -134,7 +134,7 @@ def test_a_wrong_field_is_named_and_not_quoted(event: dict[str, Any], place: str
 
 @pytest.mark.parametrize("event", ["canary", ["canary"], 7])
 def test_an_event_is_an_object(event: Any) -> None:
-    """Anything else is refused, and not quoted."""
+    """An event that is no object raises an error without its value."""
     with pytest.raises(InvalidInput, match="An event must be a JSON object") as caught:
         prompt_of(event)
     assert "canary" not in str(caught.value)

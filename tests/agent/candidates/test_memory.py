@@ -1,4 +1,4 @@
-"""The candidate graph's memory: from turn to turn of a thread, bounded."""
+"""Tests of the candidate graph's memory: messages of a thread, within limits."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from threadkeep.testing import Gate, ScriptedModel, SettableClock
 
 @pytest.fixture
 async def checkpointer(database_url: str) -> AsyncIterator[BaseCheckpointSaver[str]]:
-    """A checkpointer over an empty database of each kind in turn."""
+    """Open a checkpointer over an empty database of each engine."""
     async with create_checkpointer(load_settings(database_url=database_url)) as opened:
         yield opened
 
 
 async def test_turns_are_remembered_from_run_to_run(checkpointer: BaseCheckpointSaver[str]) -> None:
-    """On every database; the system prompt stands first, from turn two too, and once."""
+    """Each call contains the earlier turns, with the system prompt first and once."""
     model = ScriptedModel(["answer 1", "answer 2", "answer 3"])
     graph = candidate_graph(model, system_prompt="Be brief.", checkpointer=checkpointer)
     for number in (1, 2, 3):
@@ -44,7 +44,7 @@ async def test_turns_are_remembered_from_run_to_run(checkpointer: BaseCheckpoint
 
 
 async def test_parallel_events_of_a_thread_are_all_remembered(checkpointer: BaseCheckpointSaver[str]) -> None:
-    """In order of arrival, each with its answer; another thread waits for none of them."""
+    """Concurrent events of a thread are answered in order of arrival, without delay of another thread."""
     model = ScriptedModel([lambda messages: f"answer to {messages[-1].text}"] * 11)
     graph = candidate_graph(model, max_messages=40, checkpointer=checkpointer)
     other = graph.with_config({"configurable": {"thread_id": "room:2"}})
@@ -58,7 +58,7 @@ async def test_parallel_events_of_a_thread_are_all_remembered(checkpointer: Base
 
 
 async def test_a_run_that_is_cancelled_lets_the_next_one_begin() -> None:
-    """It waits for its thread, or holds it; also a reader who goes away in mid-stream."""
+    """A cancelled run and a closed stream release their thread."""
     gate = Gate()
     model = ScriptedModel([[gate, "slow"], "two", "three"])
     graph = candidate_graph(model, checkpointer=InMemorySaver())
@@ -73,7 +73,7 @@ async def test_a_run_that_is_cancelled_lets_the_next_one_begin() -> None:
 
 
 async def test_messages_of_a_run_say_when_they_were_made() -> None:
-    """The prompt, the question and the answer, by the graph's clock; a question that comes again keeps its time."""
+    """Each message has its creation time by the graph's clock; a repeated question keeps its time."""
     clock = SettableClock()
     graph = candidate_graph(
         ScriptedModel([ConnectionError("down"), "yes"]),
@@ -90,7 +90,7 @@ async def test_messages_of_a_run_say_when_they_were_made() -> None:
 
 
 async def test_a_flat_prompt_has_the_turns_before() -> None:
-    """The prompts of several annotations and the answers to them, as far as the limits go, the system prompt first."""
+    """A flat prompt contains the system prompt and the earlier turns within the limits."""
     model = ScriptedModel(f"answer {number}" for number in itertools.count(1))
     graph = candidate_graph(model, system_prompt="Be brief.", flat=True, max_messages=4, checkpointer=InMemorySaver())
     prompts: list[Any] = [{"kind": "prompt", "id": part, "value": f"part {part}"} for part in "ab"]
@@ -103,14 +103,13 @@ async def test_a_flat_prompt_has_the_turns_before() -> None:
 
 
 async def test_what_no_database_keeps_does_not_stop_a_turn(checkpointer: BaseCheckpointSaver[str]) -> None:
-    """PostgreSQL takes no NUL in JSON."""
+    """A NUL character, which PostgreSQL cannot store in JSON, is replaced."""
     graph = candidate_graph(ScriptedModel(["yes\x00"]), checkpointer=checkpointer)
     state = await graph.ainvoke({"event": {"text": "well\x00?"}}, CONFIG)
     assert (state["combinedPrompt"], state["llmText"]) == ("well\ufffd?", "yes\ufffd")
 
 
 async def test_without_a_checkpointer_runs_know_nothing_of_each_other() -> None:
-    """The memory is that of one run."""
     model = ScriptedModel(["answer 1", "answer 2"])
     graph = candidate_graph(model)
     await graph.ainvoke(asking(1))
@@ -119,7 +118,7 @@ async def test_without_a_checkpointer_runs_know_nothing_of_each_other() -> None:
 
 
 async def test_a_state_that_is_handed_on_is_a_memory_too() -> None:
-    """Whoever keeps the state needs no checkpointer."""
+    """A caller may pass the state of one run to the next instead of a checkpointer."""
     model = ScriptedModel(["answer 1", "answer 2"])
     graph = candidate_graph(model, system_prompt="Be brief.")
     first = await graph.ainvoke(asking(1))
@@ -129,7 +128,7 @@ async def test_a_state_that_is_handed_on_is_a_memory_too() -> None:
 
 
 async def test_the_system_prompt_stands_first_whatever_is_there() -> None:
-    """Other system messages come after it and before what was said; a new prompt takes the place of the old one."""
+    """The system prompt is first, before other system messages, and a new prompt replaces the old one."""
     model = ScriptedModel(["one", "two", "three"])
     saver = InMemorySaver()
     earlier = [HumanMessage("earlier"), SystemMessage("The user is called Mia.")]
@@ -144,7 +143,7 @@ async def test_the_system_prompt_stands_first_whatever_is_there() -> None:
 
 
 async def test_the_memory_is_bounded_by_messages() -> None:
-    """Twenty turns: never more than eight messages, the prompt and the question among them."""
+    """No call and no state has more than `max_messages` messages with prompt and question."""
     model = ScriptedModel(f"answer {number}" for number in itertools.count())
     graph = candidate_graph(model, system_prompt="Be brief.", checkpointer=InMemorySaver())
     for number in range(20):
@@ -156,7 +155,7 @@ async def test_the_memory_is_bounded_by_messages() -> None:
 
 
 async def test_the_memory_is_bounded_by_characters() -> None:
-    """A question that is too long is cut with the mark, and its answer is proposed whole."""
+    """A question over `max_chars` is cut with a mark; the candidate has the whole answer."""
     model = ScriptedModel(["a" * 60])
     graph = candidate_graph(model, system_prompt="S" * 20, max_chars=50)
     state = await graph.ainvoke({"event": {"text": "q" * 100}})
@@ -167,14 +166,14 @@ async def test_the_memory_is_bounded_by_characters() -> None:
 
 @pytest.mark.parametrize("max_messages", [1, 0])
 async def test_a_memory_of_one_message_still_proposes_the_answer(max_messages: int) -> None:
-    """The question is what stays."""
+    """With a limit of one message, the state keeps the question and the candidate has the answer."""
     state = await candidate_graph(ScriptedModel(["answer"]), max_messages=max_messages).ainvoke(asking(1))
     assert texts(state["messages"]) == ["question 1"]
     assert state["candidate"]["text"] == "answer"
 
 
 async def test_an_event_that_asks_nothing_leaves_the_memory_alone() -> None:
-    """And nothing of the turn before it stands beside."""
+    """An event without a question changes no messages and clears the outputs of the previous turn."""
     graph = candidate_graph(ScriptedModel(["answer 1"]), checkpointer=InMemorySaver())
     await graph.ainvoke(asking(1), CONFIG)
     state = await graph.ainvoke({"event": {"id": "e2"}}, CONFIG)
@@ -183,7 +182,6 @@ async def test_an_event_that_asks_nothing_leaves_the_memory_alone() -> None:
 
 
 async def test_a_graph_can_be_compiled_again_from_its_builder() -> None:
-    """With a checkpointer of another's choice."""
     model = ScriptedModel(["answer 1", "answer 2"])
     graph = candidate_graph(model).builder.compile(checkpointer=InMemorySaver())
     await graph.ainvoke(asking(1), CONFIG)
@@ -192,7 +190,7 @@ async def test_a_graph_can_be_compiled_again_from_its_builder() -> None:
 
 
 async def test_a_candidate_graph_is_a_node_of_another_graph() -> None:
-    """With the keys that both states have; its memory is that of the thread of the whole."""
+    """As a subgraph, the candidate graph shares the keys of both states and the thread of the outer graph."""
 
     class Outer(TypedDict):
         event: Mapping[str, Any]
@@ -216,7 +214,7 @@ async def test_a_candidate_graph_is_a_node_of_another_graph() -> None:
 
 
 async def test_two_graphs_have_limits_of_their_own() -> None:
-    """In one process, on one thread of one checkpointer."""
+    """Two graphs with different limits may use one thread."""
     saver = InMemorySaver()
     model = ScriptedModel(["answer 1", "answer 2", "answer 3"])
     large, small = (candidate_graph(model, max_messages=limit, checkpointer=saver) for limit in (6, 2))
@@ -240,7 +238,7 @@ turns = st.lists(
 async def test_the_rules_hold_for_any_conversation(
     turns: list[tuple[int, str, str]], max_messages: int, max_chars: int, system: str
 ) -> None:
-    """Each call: the system prompt first and whole, the question last, no id twice, the limits held."""
+    """Each call has the system prompt first, the question last, unique ids, and keeps its limits."""
     replies = [OSError() if reply == "error" else reply for _, text, reply in turns if text.strip()]
     model = ScriptedModel(itertools.chain(replies, itertools.repeat("late")))
     graph = candidate_graph(

@@ -1,4 +1,4 @@
-"""The candidate graph: what an event becomes, and with which outcome."""
+"""Tests of the outcomes of the candidate graph and of the candidates it adds to events."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ CANARY = "canary-91be"
 
 
 def prompt(text: str, id_: str = "", created_at: str | None = None) -> dict[str, Any]:
-    """A prompt annotation."""
+    """Return a prompt annotation."""
     return {"id": id_, "kind": "prompt", "value": text, "created_at": created_at}
 
 
 def texts(messages: Sequence[BaseMessage]) -> list[tuple[str, str]]:
-    """Who said what."""
+    """Return the type and text of each message."""
     return [(message.type, message.text) for message in messages]
 
 
 async def test_an_answer_becomes_a_candidate(clock: SettableClock) -> None:
-    """Of kind text, proposed, with what went in and what came out beside it."""
+    """The candidate has kind, status and source, and the state has the prompt and the model's text."""
     model = ScriptedModel(["Blue, mostly."])
     event: dict[str, Any] = {
         "id": "e1",
@@ -58,7 +58,7 @@ async def test_an_answer_becomes_a_candidate(clock: SettableClock) -> None:
 
 
 async def test_the_prompt_is_the_text_then_the_annotations_in_order() -> None:
-    """By time and then by id, in one human message; one that repeats the text is left out."""
+    """The prompt is the text and the annotations, sorted by time and id, without duplicates."""
     model = ScriptedModel(["ok"])
     event: dict[str, Any] = {
         "text": "Say hello.",
@@ -85,7 +85,7 @@ async def test_the_prompt_is_the_text_then_the_annotations_in_order() -> None:
     ],
 )
 async def test_an_event_that_asks_nothing_is_skipped(event: dict[str, Any]) -> None:
-    """No model is called, and nothing is remembered."""
+    """An event without a question calls no model and stores no message."""
     model = ScriptedModel()
     state = await candidate_graph(model, system_prompt="Be brief.").ainvoke({"event": event})
     assert state["outcome"] == "SKIP"
@@ -97,7 +97,7 @@ async def test_an_event_that_asks_nothing_is_skipped(event: dict[str, Any]) -> N
 
 @pytest.mark.parametrize("reply", ["", " \n\t "])
 async def test_a_blank_reply_is_ok_without_a_candidate(reply: str) -> None:
-    """And without an assistant message."""
+    """A blank reply yields the outcome OK without candidate and assistant message."""
     state = await candidate_graph(ScriptedModel([reply])).ainvoke({"event": {"text": "Hi"}})
     assert state["outcome"] == "OK"
     assert state["candidate"] is None
@@ -108,7 +108,7 @@ async def test_a_blank_reply_is_ok_without_a_candidate(reply: str) -> None:
 async def test_a_models_error_is_the_outcome_error(
     events: RecordedEvents, clock: SettableClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It names the error's class, says what to do, and quotes nobody, neither in state nor in events nor in the log."""
+    """The error names its class and the cure; state, events and log contain no text of the exception."""
     model = ScriptedModel([ValueError(f"bad request: {CANARY}")])
     graph = candidate_graph(model, clock=clock, observers=[events])
     with caplog.at_level("DEBUG"):
@@ -130,7 +130,6 @@ async def test_a_models_error_is_the_outcome_error(
 
 
 async def test_a_model_that_takes_too_long_is_an_error() -> None:
-    """After `timeout_seconds`."""
     model = ScriptedModel([["never", Gate()]])
     state = await candidate_graph(model, timeout_seconds=0.01).ainvoke({"event": {"text": "Hi"}})
     assert state["outcome"] == "ERROR"
@@ -138,7 +137,7 @@ async def test_a_model_that_takes_too_long_is_an_error() -> None:
 
 
 async def test_a_cancelled_run_is_cancelled() -> None:
-    """It is no outcome."""
+    """A cancelled run raises CancelledError and has no outcome."""
     gate = Gate()
     run = asyncio.create_task(candidate_graph(ScriptedModel([["never", gate]])).ainvoke({"event": {"text": "Hi"}}))
     await gate.reached()
@@ -148,7 +147,7 @@ async def test_a_cancelled_run_is_cancelled() -> None:
 
 
 async def test_an_interrupt_is_langgraphs_own() -> None:
-    """What stops a graph to ask a person is no failure of the model."""
+    """An interrupt in the model is passed to LangGraph and is not an error."""
     model = ScriptedModel([GraphInterrupt([Interrupt("may I?")])])
     state = await candidate_graph(model).ainvoke({"event": {"text": "Hi"}})
     assert [one.value for one in state["__interrupt__"]] == ["may I?"]
@@ -156,7 +155,7 @@ async def test_an_interrupt_is_langgraphs_own() -> None:
 
 
 async def test_what_happened_before_stays_in_the_event() -> None:
-    """Candidates and errors of others are not lost."""
+    """Candidates and errors of other sources stay in the event."""
     given: dict[str, Any] = {"text": "Hi", "candidates": [{"id": "other"}], "errors": [{"source": "router"}]}
     state = await candidate_graph(ScriptedModel(["Hello"])).ainvoke({"event": given})
     assert [one["id"] for one in state["event"]["candidates"]][:1] == ["other"]
@@ -166,7 +165,7 @@ async def test_what_happened_before_stays_in_the_event() -> None:
 
 
 async def test_a_wrong_event_is_refused_without_quoting_it() -> None:
-    """The sentence names the field."""
+    """The error names the invalid field without its value."""
     event: dict[str, Any] = {"annotations": [prompt("first"), prompt("second", created_at=CANARY)]}
     with pytest.raises(InvalidInput, match=r"event\.annotations\.1\.created_at cannot be used") as caught:
         await candidate_graph(ScriptedModel()).ainvoke({"event": event})
@@ -174,7 +173,7 @@ async def test_a_wrong_event_is_refused_without_quoting_it() -> None:
 
 
 async def test_a_flat_prompt_is_one_text() -> None:
-    """`(role) content`, joined by blank lines, the system prompt first."""
+    """A flat prompt is one text of `(role) content` parts, with the system prompt first."""
     model = ScriptedModel(["Hello."])
     state = await candidate_graph(model, system_prompt="Be brief.", flat=True).ainvoke({"event": {"text": "Hi"}})
     assert texts(model.calls[0]) == [("human", "(system) Be brief.\n\n(user) Hi")]
@@ -182,7 +181,7 @@ async def test_a_flat_prompt_is_one_text() -> None:
 
 
 async def test_a_template_makes_another_text() -> None:
-    """With the new prompt where it says input."""
+    """A template determines the positions of system prompt, history and input in the flat prompt."""
     model = ScriptedModel(["Hello."])
     template = PromptTemplate("{{system}}\nSo far: {{history}}\nNow: {{input}}")
     graph = candidate_graph(model, system_prompt="Be brief.", flat=template)
@@ -193,15 +192,13 @@ async def test_a_template_makes_another_text() -> None:
 
 
 async def test_a_model_of_texts_will_do() -> None:
-    """It takes a text and gives one."""
+    """A model that takes and returns text works."""
     state = await candidate_graph(FakeListLLM(responses=["Hello."]), flat=True).ainvoke({"event": {"text": "Hi"}})
     assert texts(state["messages"]) == [("human", "Hi"), ("ai", "Hello.")]
     assert state["candidate"]["text"] == "Hello."
 
 
 async def test_any_runnable_will_do() -> None:
-    """A chain, a model with retries, a function."""
-
     def count(messages: LanguageModelInput) -> AIMessage:
         return AIMessage(f"{len(cast('list[BaseMessage]', messages))} messages")
 
@@ -211,7 +208,7 @@ async def test_any_runnable_will_do() -> None:
 
 
 async def test_the_debug_fields_are_events(events: RecordedEvents) -> None:
-    """Each update of the memory, and what the model was sent: numbers, and no text."""
+    """Each change of the messages and each prompt is an event with counts and without text."""
     graph = candidate_graph(ScriptedModel(["No."]), max_messages=3, max_chars=20, observers=[events])
     history: list[BaseMessage] = [HumanMessage("x" * 8), AIMessage("y" * 6), HumanMessage("z" * 2)]
     await graph.ainvoke({"event": {"text": CANARY}, "messages": history})
@@ -228,7 +225,7 @@ async def test_the_debug_fields_are_events(events: RecordedEvents) -> None:
 
 
 async def test_the_answers_words_are_streamed_once() -> None:
-    """As LangGraph streams them, without the whole message again."""
+    """The answer is streamed in parts without the whole message after them."""
     graph = candidate_graph(ScriptedModel(["one two three"]))
     stream = cast(
         "AsyncIterator[tuple[BaseMessage, dict[str, Any]]]",
@@ -239,7 +236,7 @@ async def test_the_answers_words_are_streamed_once() -> None:
 
 
 async def test_what_no_database_keeps_is_replaced() -> None:
-    """In the prompt and in the answer."""
+    """Characters that databases cannot store are replaced in prompt and answer."""
     model = ScriptedModel(["no\x00pe \ud800"])
     state = await candidate_graph(model).ainvoke({"event": {"text": "a\x00b"}})
     assert state["combinedPrompt"] == "a\ufffdb"
@@ -248,7 +245,7 @@ async def test_what_no_database_keeps_is_replaced() -> None:
 
 
 async def test_tool_calls_that_nobody_ran_do_not_spoil_the_next_call() -> None:
-    """They are answered before a model sees them."""
+    """Tool calls without results get placeholder results before the next model call."""
     calling = AIMessage("Let me look.", tool_calls=[{"name": "look_up", "args": {}, "id": "c1"}])
     model = ScriptedModel([calling, "Done."])
     graph = candidate_graph(model)

@@ -1,4 +1,4 @@
-"""The same event twice: one question, one answer, whatever happened in between."""
+"""Tests of repeated events in the candidate graph: one question and one answer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from threadkeep.testing import Gate, ScriptedModel, SettableClock
 
 
 async def test_the_same_event_again_gets_the_same_answer(clock: SettableClock) -> None:
-    """No second message, no second call, the same candidate."""
+    """A repeated event returns the same state and does not call the model."""
     model = ScriptedModel(["answer"])
     graph = candidate_graph(model, checkpointer=InMemorySaver(), clock=clock)
     first = await graph.ainvoke(asking(1), CONFIG)
@@ -26,7 +26,7 @@ async def test_the_same_event_again_gets_the_same_answer(clock: SettableClock) -
 
 
 async def test_an_event_is_tried_again_after_an_error() -> None:
-    """The question is there once, and the error is gone."""
+    """After an error, a repeated event calls the model, stores its question once and removes the error."""
     model = ScriptedModel([ConnectionError("down"), "answer"])
     graph = candidate_graph(model, system_prompt="Be brief.", checkpointer=InMemorySaver())
     failed = await graph.ainvoke(asking(1), CONFIG)
@@ -38,7 +38,7 @@ async def test_an_event_is_tried_again_after_an_error() -> None:
 
 
 async def test_an_event_that_comes_back_late_is_asked_last() -> None:
-    """Its question moves to the end, and its old answer makes room."""
+    """A repeated older event moves its question to the end and drops its old answer."""
     model = ScriptedModel(["answer 1", "answer 2", "answer 1 again"])
     graph = candidate_graph(model, checkpointer=InMemorySaver())
     state = await ask_all(graph, asking(1), asking(2), asking(1))
@@ -47,7 +47,7 @@ async def test_an_event_that_comes_back_late_is_asked_last() -> None:
 
 
 async def test_an_event_with_another_text_is_asked_anew() -> None:
-    """One message with its id is there, and it has the new text."""
+    """An event with a known id and another text replaces the message and calls the model."""
     model = ScriptedModel(["answer", "better answer"])
     graph = candidate_graph(model, checkpointer=InMemorySaver())
     await graph.ainvoke(asking(1), CONFIG)
@@ -58,7 +58,7 @@ async def test_an_event_with_another_text_is_asked_anew() -> None:
 
 
 async def test_the_same_words_are_two_messages() -> None:
-    """Without an id they are no repeat."""
+    """Equal texts without an id are two messages."""
     model = ScriptedModel(["one", "two"])
     graph = candidate_graph(model, checkpointer=InMemorySaver())
     state = await ask_all(graph, {"event": {"text": "ok"}}, {"event": {"text": "ok"}})
@@ -66,7 +66,7 @@ async def test_the_same_words_are_two_messages() -> None:
 
 
 async def test_annotations_with_ids_make_an_event_known() -> None:
-    """An event without an id of its own is known by its annotations."""
+    """An event without an id is recognized by its annotations."""
     model = ScriptedModel(["one", "two"])
     graph = candidate_graph(model, checkpointer=InMemorySaver())
     event: dict[str, Any] = {
@@ -79,7 +79,7 @@ async def test_annotations_with_ids_make_an_event_known() -> None:
 
 
 async def test_a_run_that_broke_off_goes_on_from_its_checkpoint() -> None:
-    """At the model call, with the question remembered once."""
+    """A stopped run continues at the model call and keeps its question once."""
     gate = Gate()
     saver = InMemorySaver()
     model = ScriptedModel([["never", gate], "answer"])
