@@ -1,4 +1,4 @@
-"""Checks that hold for every model call and its record, for any history."""
+"""Checks of the guarantees that hold for each model call and its manifest."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ROLES = {"human": "user", "ai": "assistant"}
 
 @dataclass(frozen=True)
 class Sent:
-    """A model call: the messages that the model received, and the call's record."""
+    """The messages of a model call, and its manifest."""
 
     messages: Sequence[BaseMessage]
     manifest: ContextManifest
@@ -40,7 +40,7 @@ async def sent_calls(
 
 
 def check_budget(sent: Sent, budget: int, counter: TokenCounter) -> None:
-    """Check that the call is within its budget, and that its record has the counter's tokens of each message."""
+    """Check that the call is within its budget and that its manifest has the token count of each message."""
     counted = [count_tokens(message, counter=counter) for message in sent.messages]
     assert counted == [entry.tokens for entry in sent.manifest.entries]
     assert sum(counted) == sent.manifest.tokens <= budget
@@ -77,7 +77,7 @@ def check_order(sent: Sent) -> None:
 
 
 def check_input(sent: Sent, question: BaseMessage) -> None:
-    """Check that the newest user message is sent whole, or its beginning with the mark, as the record says."""
+    """Check that the newest user message is sent whole, or cut with a mark as the manifest states."""
     [place] = [place for place, entry in enumerate(sent.manifest.entries) if entry.id == id_of(question)]
     entry, there = sent.manifest.entries[place], sent.messages[place]
     assert entry.section == "input"
@@ -143,7 +143,7 @@ def check_state(sent: Sent, state: Sequence[BaseMessage], question: BaseMessage,
 
 
 def _ids_of(message: BaseMessage, rows: Sequence[Message]) -> set[str | None]:
-    """Return the ids under which a message may stand in a manifest: an answer may be known by its place."""
+    """Return the ids that a message may have in a manifest."""
     alike = (row for row in rows if row.role == _ROLES.get(message.type))
     return {id_of(message), *(row.id for row in alike if row.role == "assistant" or row.content == text_of(message))}
 
@@ -163,7 +163,7 @@ async def check_call(
     counter: TokenCounter,
     summaries: Iterable[range] = (),
 ) -> None:
-    """Check everything that needs only the call, its record and the transcript."""
+    """Check all guarantees that need only the call, its manifest and the transcript."""
     check_budget(sent, budget, counter)
     check_shape(sent.messages)
     check_order(sent)
@@ -174,7 +174,7 @@ async def check_call(
 
 
 async def check_summaries(memory: Memory, sent: Sent) -> None:
-    """What the record says that summaries stand for is in a summary that was sent: whole, unless it is told as cut."""
+    """Check that each summarized range of the manifest is in a summary that was sent, whole unless cut."""
     gaps = {(gap.first_seq, gap.last_seq) for gap in sent.manifest.excluded if gap.reason == "summarised"}
     known = {one.id: one for one in await memory.summaries.all_of(sent.manifest.session_id or "")} if gaps else {}
     shown: set[tuple[int, int]] = set()

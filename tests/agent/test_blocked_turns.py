@@ -1,4 +1,4 @@
-"""Runs that fail before or after their model call: other middleware blocks them, or breaks."""
+"""Tests of runs that other middleware blocks, or that fail in other middleware."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ MAIL = "write to a@b.co"
 
 
 def blocking(memory: Memory, model: ScriptedModel, *, first: bool, **options: Any) -> Any:
-    """Return an agent whose middleware blocks e-mail addresses, before the memory or behind it."""
+    """Return an agent with middleware that blocks e-mail addresses, before or after the memory."""
     pii = PIIMiddleware("email", strategy="block", **options.pop("pii", {}))
     order = [pii, SessionMemory(memory)] if first else [SessionMemory(memory), pii]
     return make_agent(model, order, **options)
 
 
 class Failing(AgentMiddleware[AgentState[Any], Any, Any]):
-    """Looks something up before the model, and fails as often as it is told to."""
+    """Middleware that fails the given number of times before the model call."""
 
     def __init__(self, failures: int) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class Failing(AgentMiddleware[AgentState[Any], Any, Any]):
 
 
 class Approving(AgentMiddleware[AgentState[Any], Any, Any]):
-    """Asks a person before the first model call, in one of its hooks."""
+    """Middleware that interrupts the run in one of its hooks before the first model call."""
 
     def __init__(self, hook: str) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class Approving(AgentMiddleware[AgentState[Any], Any, Any]):
 async def test_a_blocked_question_is_stored_as_failed_without_its_text(
     memory: Memory, checkpointed: bool, first: bool
 ) -> None:
-    """On every database: at once, and once however often it comes; later calls are not sent it."""
+    """A blocked question is stored once, without its text, and not sent in later calls."""
     model = ScriptedModel(["fine"])
     saver = InMemorySaver() if checkpointed else None
     agent = blocking(memory, model, first=first, checkpointer=saver)
@@ -88,7 +88,7 @@ async def test_a_blocked_question_is_stored_as_failed_without_its_text(
 async def test_a_blocked_turn_keeps_no_other_turn_waiting(
     small_memory: Memory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The end of the run is known although its error is still held."""
+    """The next turn begins although a reference to the blocked run's error exists."""
     monkeypatch.setattr("threadkeep.agent.root_runs._IDLE_SECONDS", 10 * HANG_SECONDS)
     agent = blocking(small_memory, ScriptedModel(["fine"]), first=True)
     with pytest.raises(PIIDetectionError) as held:
@@ -101,7 +101,7 @@ async def test_a_blocked_turn_keeps_no_other_turn_waiting(
 
 
 async def test_a_message_that_passes_at_the_second_try_is_stored(memory: Memory) -> None:
-    """On every database: the words are not lost because a lookup failed the first time."""
+    """A retry stores the text of a question whose first run failed in other middleware."""
     agent = make_agent(ScriptedModel(["fine"]), [SessionMemory(memory), Failing(1)])
     with pytest.raises(ConnectionError):
         await agent.ainvoke(input_of("hello", "m1"), config_of())
@@ -113,7 +113,7 @@ async def test_a_message_that_passes_at_the_second_try_is_stored(memory: Memory)
 
 @pytest.mark.parametrize("first", [True, False], ids=["before", "behind"])
 async def test_a_blocked_answer_is_never_stored(small_memory: Memory, first: bool) -> None:
-    """Not as a cut off one either, when the memory settles what did not end."""
+    """A blocked answer is not stored, not even as interrupted."""
     middleware = SessionMemory(small_memory)
     pii = PIIMiddleware("email", strategy="block", apply_to_output=True)
     model = ScriptedModel(["mail c@d.co", "fine"])
@@ -132,9 +132,9 @@ async def test_a_blocked_answer_is_never_stored(small_memory: Memory, first: boo
 async def test_an_interrupt_before_the_model_is_no_failure(
     memory: Memory, hook: str, new: str | None, first: bool
 ) -> None:
-    """On every database: until the person decides, the checkpoint alone has the question, which a guard may reject.
+    """Before an interrupted run is resumed, only a run in its model call has stored its question.
 
-    Only a model call that has begun has stored it. Then the turn is whole, also after another message in between.
+    Other middleware may still reject it. The resumed run stores the whole turn.
     """
     model = ScriptedModel(["fine"])
     order = [Approving(hook), SessionMemory(memory)] if first else [SessionMemory(memory), Approving(hook)]
@@ -149,7 +149,7 @@ async def test_an_interrupt_before_the_model_is_no_failure(
 
 
 async def test_a_second_agent_that_is_blocked_changes_nothing_of_the_first(memory: Memory) -> None:
-    """On every database: the question and the first answer stay as they are."""
+    """A failure before the second agent's model call changes neither the question nor the first answer."""
     graph: Any = StateGraph(MessagesState)
     graph.add_node("first", make_agent(ScriptedModel(["one"]), [SessionMemory(memory)]))
     graph.add_node("second", make_agent(ScriptedModel(["two"]), [SessionMemory(memory), Failing(9)]))

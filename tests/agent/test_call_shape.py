@@ -1,4 +1,4 @@
-"""The shape that providers expect of a call: a user message first, questions apart, no empty text."""
+"""Tests of the shape of a call: a user message first, an answer after each question, no empty text."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from threadkeep.testing import ScriptedModel
 
 
 def talk_of(call: Sequence[BaseMessage]) -> list[tuple[str, str]]:
-    """The types and texts of a call, without its system message."""
+    """Return types and texts of a call without its system message."""
     return [one for one in seen(call) if one[0] != "system"]
 
 
 async def check_records(memory: Memory, model: ScriptedModel) -> None:
-    """Every call is rebuilt from its record as it was sent."""
+    """Check that each manifest rebuilds its call."""
     stored = await memory.manifests.of_session(ROOM, limit=200)
     assert [seen(await rebuild(one)) for one in reversed(stored)] == [seen(call) for call in model.calls]
 
@@ -32,7 +32,7 @@ async def check_records(memory: Memory, model: ScriptedModel) -> None:
 async def test_a_call_begins_with_a_user_message_whatever_the_limits(
     memory: Memory, window: WindowKind, most: int, budget: int
 ) -> None:
-    """Where the window begins with an answer, a mark stands before it; the budget counts the mark."""
+    """A call whose window begins with an answer has a mark before it, which counts towards the budget."""
     await memory.session(ROOM).append(numbered(10))
     model = ScriptedModel(["one", "two", "three"])
     limits = SessionMemory(memory, max_messages=most, max_tokens=budget, window=window, counter="chars4")
@@ -47,7 +47,7 @@ async def test_a_call_begins_with_a_user_message_whatever_the_limits(
 
 
 async def test_what_the_agent_said_first_is_sent_behind_a_mark(memory: Memory) -> None:
-    """In a new session, and after a reset; the transcript has no mark."""
+    """An answer that begins a session, or follows a reset, is sent after a mark that is not stored."""
     session = memory.session(ROOM)
     await session.append([Message("assistant", "The news of today.")])
     model = ScriptedModel(["yes", "no"])
@@ -80,7 +80,7 @@ async def test_what_the_agent_said_first_is_sent_behind_a_mark(memory: Memory) -
 async def test_a_state_that_begins_with_an_answer_is_sent_behind_a_mark(
     sqlite_memory: Memory, state: list[AnyMessage]
 ) -> None:
-    """Whichever node spoke before."""
+    """A state that begins with an answer or tool call of another node is sent after a mark."""
     model = ScriptedModel(["fine"])
     await make_agent(model, [SessionMemory(sqlite_memory)]).ainvoke({"messages": state}, config_of())
     talk = talk_of(model.calls[0])
@@ -89,7 +89,7 @@ async def test_a_state_that_begins_with_an_answer_is_sent_behind_a_mark(
 
 
 async def test_a_summary_begins_a_call_by_itself(sqlite_memory: Memory) -> None:
-    """It is a user message already, and no mark follows it."""
+    """A summary is a user message, so that no mark is necessary before it."""
     await sqlite_memory.session(ROOM).append(numbered(4))
     assert await sqlite_memory.summaries.add(Summary(ROOM, 1, 3, "They said three things.", "m", "1", 5))
     model = ScriptedModel(["fine"])
@@ -101,7 +101,7 @@ async def test_a_summary_begins_a_call_by_itself(sqlite_memory: Memory) -> None:
 
 @pytest.mark.parametrize("answer", ["", RuntimeError("down")], ids=["empty", "failed"])
 async def test_a_question_without_an_answer_is_marked(memory: Memory, answer: str | Exception) -> None:
-    """In each later call, and nowhere in the transcript."""
+    """Each later call contains a mark after the unanswered question; the transcript does not."""
     model = ScriptedModel([answer, "two", "three"])
     agent = make_agent(model, [SessionMemory(memory)])
     with suppress(RuntimeError):
@@ -118,7 +118,7 @@ async def test_a_question_without_an_answer_is_marked(memory: Memory, answer: st
 
 
 async def test_messages_of_one_question_are_not_marked(memory: Memory) -> None:
-    """A person says it in two messages; a program appends what it knows."""
+    """No mark separates several messages of one question."""
     model = ScriptedModel(["one", "two"])
     agent = make_agent(model, [SessionMemory(memory)])
     await memory.session(ROOM).append([Message("user", "before"), Message("user", "and before")])
@@ -128,7 +128,7 @@ async def test_messages_of_one_question_are_not_marked(memory: Memory) -> None:
 
 
 async def test_a_mark_goes_with_its_question(sqlite_memory: Memory) -> None:
-    """It counts as no message, neither among those that are sent nor among those that are out."""
+    """A mark is omitted with its question and counted as no message."""
     model = ScriptedModel(["", "two", "three"])
     agent = make_agent(model, [SessionMemory(sqlite_memory, max_messages=2, window="sliding")])
     for words in ("one?", "two?", "three?"):
@@ -140,7 +140,7 @@ async def test_a_mark_goes_with_its_question(sqlite_memory: Memory) -> None:
 
 
 async def test_empty_text_is_not_sent(memory: Memory) -> None:
-    """Providers refuse text blocks without text; a message in which nothing else is goes, with its reason."""
+    """Text blocks without text are removed, because providers reject them; an empty message is excluded."""
     empty: dict[str, object] = {"type": "text", "text": " \n"}
     words: dict[str, object] = {"type": "text", "text": "look"}
     call = {"name": "add", "args": {"a": 1, "b": 2}, "id": "c"}

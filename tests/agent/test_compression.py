@@ -1,4 +1,4 @@
-"""Compression under an agent: what its model is sent, and that each message is there, in short, or named."""
+"""Tests of compression in agents: each message is sent, summarized or listed as excluded."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ HINDI = "और कुछ शब्द " * 6
 
 
 class Called(ScriptedModel):
-    """A model with the name of a known one."""
+    """A scripted model with the name of a known model."""
 
     model_name: str = "claude-2.1"
 
 
 def compressing(memory: Memory, summarizer: WrittenDown | None, *, max_tokens: int | None = 2_000) -> SessionMemory:
-    """The middleware with compression, and no limit on the number of messages."""
+    """Return the middleware with compression and without a message limit."""
     options = Compression(trigger=("messages", 30), keep=("messages", 8), summarizer=summarizer)
     return SessionMemory(memory, max_messages=None, max_tokens=max_tokens, compression=options)
 
 
 def accounted(values: Mapping[str, Json]) -> list[int]:
-    """The places of earlier messages that a manifest accounts for, each as often as it does."""
+    """Return the sequence numbers that a manifest lists, with duplicates."""
     manifest = ContextManifest.from_dict(values)
     sent = [entry.seq for entry in manifest.entries if entry.seq is not None]
     out = [seq for gap in manifest.excluded for seq in range(gap.first_seq, gap.last_seq + 1)]
@@ -42,7 +42,7 @@ def accounted(values: Mapping[str, Json]) -> list[int]:
 @pytest.mark.parametrize("max_tokens", [1_200, 2_000, None])
 @pytest.mark.slow
 async def test_each_call_accounts_for_every_message(sqlite_memory: Memory, max_tokens: int | None) -> None:
-    """Sent as it was said, in a summary that is sent, or out for a reason; each once."""
+    """Each message is sent, in a summary that is sent, or excluded with a reason, exactly once."""
     model = ScriptedModel(f"answer {number} {WORDS}" for number in range(100))
     agent = make_agent(model, [compressing(sqlite_memory, WrittenDown(), max_tokens=max_tokens)])
     for number in range(60):
@@ -58,7 +58,7 @@ async def test_each_call_accounts_for_every_message(sqlite_memory: Memory, max_t
 
 
 async def test_a_summary_stands_where_its_messages_stood(sqlite_memory: Memory) -> None:
-    """With its range; what follows it begins with a question."""
+    """A summary with its range precedes the window, which begins with a question."""
     model = ScriptedModel(f"answer {number}" for number in range(100))
     agent = make_agent(model, [compressing(sqlite_memory, WrittenDown())], system_prompt="Be kind.")
     for number in range(16):
@@ -72,7 +72,7 @@ async def test_a_summary_stands_where_its_messages_stood(sqlite_memory: Memory) 
 
 
 async def test_the_room_of_a_window_is_in_tokens_as_they_are_stored(sqlite_memory: Memory) -> None:
-    """A model of another tokenizer has a summary in time too: its window holds fewer of the stored tokens."""
+    """A model with another tokenizer gets summaries in time, because the window is measured in stored tokens."""
     model = Called(replies=[f"ответ {number} {RUSSIAN}" for number in range(100)])
     options = Compression(trigger=("messages", 1_000), keep=("messages", 4), summarizer=WrittenDown())
     session = SessionMemory(sqlite_memory, max_messages=None, max_tokens=2_000, compression=options)
@@ -87,7 +87,7 @@ async def test_the_room_of_a_window_is_in_tokens_as_they_are_stored(sqlite_memor
 
 
 async def test_the_room_of_a_window_depends_on_the_chat_alone(sqlite_memory: Memory) -> None:
-    """A long prompt and facts in another script change nothing: only messages of the chat are stored."""
+    """A long prompt and facts in another script do not change the size of the window."""
     for number in range(12):
         await sqlite_memory.knowledge.remember(Scope("workspace", "shop"), f"fact {number}", WORDS)
     model = Called(replies=[f"उत्तर {number} {HINDI}" for number in range(100)])
@@ -108,7 +108,7 @@ async def test_the_room_of_a_window_depends_on_the_chat_alone(sqlite_memory: Mem
 
 
 async def test_no_turn_waits_for_a_summary(sqlite_memory: Memory) -> None:
-    """While one is being written the agent answers, with its window alone."""
+    """The agent answers while a summary is being written."""
     summarizer, gate = WrittenDown(), Gate()
 
     async def wait(asked: Asked) -> str:
@@ -129,7 +129,7 @@ async def test_no_turn_waits_for_a_summary(sqlite_memory: Memory) -> None:
 
 
 async def test_without_a_summarizer_the_agents_own_model_writes(sqlite_memory: Memory) -> None:
-    """Outside of the run: nobody who reads its stream hears of it."""
+    """Without a summarizer the agent's model writes the summary, and no stream contains it."""
     model = ScriptedModel(f"answer {number}" for number in range(100))
     agent = make_agent(model, [compressing(sqlite_memory, None)])
     heard = [await stream(agent, f"question {number}") for number in range(15)]
@@ -140,7 +140,7 @@ async def test_without_a_summarizer_the_agents_own_model_writes(sqlite_memory: M
 
 
 async def test_an_agent_with_less_room_says_which_summaries_it_leaves_out(sqlite_memory: Memory) -> None:
-    """Those that were made for a larger budget are sent whole, the newest of them; the others' messages are named."""
+    """An agent with a smaller budget sends whole summaries and lists the excluded ones."""
     summarizer = WrittenDown()
     summarizer.answer = lambda asked: f"Summary {len(summarizer.asked)}. " + "fact " * 100
     session = sqlite_memory.session(ROOM)

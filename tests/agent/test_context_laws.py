@@ -1,4 +1,4 @@
-"""The laws of the context, for any transcript, any state of a run and any loop of tools."""
+"""Tests of the context's guarantees for any transcript, state and tool loop."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def measure(size: int, note: str = "", pages: list[str] | None = None) -> str | 
 
 
 def calls_of(sizes: Sequence[int], name: str) -> list[dict[str, object]]:
-    """Tool calls that have results of these sizes; below zero, as many images, asked for at length."""
+    """Return tool calls with results of these sizes; a negative size means images and long arguments."""
     return [
         {"name": "measure", "args": {"size": size} | (_AT_LENGTH if size < 0 else {}), "id": f"{name}-{n}"}
         for n, size in enumerate(sizes)
@@ -50,7 +50,7 @@ _AT_LENGTH = {"note": "as I said, " * 900, "pages": ["one", "two" * 500]}
 
 @dataclass(frozen=True)
 class Scene:
-    """What was stored, what the run is given, what its model asks of tools, and within which limits."""
+    """The stored messages, the run's state, the tool calls and the limits of a case."""
 
     stored: tuple[Message, ...]
     state: tuple[AnyMessage, ...]
@@ -63,14 +63,14 @@ class Scene:
 
 @st.composite
 def stored_messages(draw: st.DrawFn) -> list[Message]:
-    """A transcript: speakers in any order, notes among them."""
+    """Draw a transcript with roles in any order."""
     roles: list[Role] = ["user", "assistant", "user", "assistant", "system"]
     contents = draw(st.lists(texts, max_size=14))
     return [Message(draw(st.sampled_from(roles)), content, id=f"stored-{n}") for n, content in enumerate(contents)]
 
 
 def looping(name: str, text: str, sizes: Sequence[int]) -> list[AnyMessage]:
-    """An assistant message with tool calls, and their results."""
+    """Return an assistant message with tool calls, and their results."""
     said = AIMessage(text, id=name, tool_calls=calls_of(sizes, name))
     results = [
         ToolMessage("word " * size, tool_call_id=f"{name}-{n}", id=f"{name}-r{n}") for n, size in enumerate(sizes)
@@ -79,12 +79,12 @@ def looping(name: str, text: str, sizes: Sequence[int]) -> list[AnyMessage]:
 
 
 def imagined(name: str, text: str, images: int = 1) -> HumanMessage:
-    """A user message with images."""
+    """Return a user message with images."""
     return HumanMessage([{"type": "text", "text": text}, *[IMAGE] * images], id=name)
 
 
 def misspelt(name: str, text: str) -> AnyMessage:
-    """An assistant message whose tool call is no JSON."""
+    """Return an assistant message with an invalid tool call."""
     call = {"name": "measure", "args": "{", "id": "x", "error": None, "type": "invalid_tool_call"}
     return AIMessage(text, id=name, invalid_tool_calls=[call])
 
@@ -105,7 +105,7 @@ _KINDS: dict[str, Callable[[str, str, Sequence[int]], list[AnyMessage]]] = {
 
 @st.composite
 def earlier_steps(draw: st.DrawFn, stored: Sequence[Message]) -> list[AnyMessage]:
-    """What a checkpoint may hold of earlier turns: loops, calls nobody answered, results of nothing, images."""
+    """Draw the earlier part of a checkpointed state: valid and incomplete tool calls, images and stored messages."""
     messages: list[AnyMessage] = []
     spoken = [row for row in stored if row.role != "system"]
     for number, kind in enumerate(draw(st.lists(st.sampled_from([*_KINDS, "stored", "stored"]), max_size=8))):
@@ -122,7 +122,7 @@ def earlier_steps(draw: st.DrawFn, stored: Sequence[Message]) -> list[AnyMessage
 
 @st.composite
 def scenes(draw: st.DrawFn) -> Scene:
-    """Anything that may be."""
+    """Draw a case."""
     stored = draw(stored_messages())
     text = draw(texts.filter(str.strip))
     images = draw(st.sampled_from((0, 0, 1, 5)))
@@ -140,18 +140,18 @@ def scenes(draw: st.DrawFn) -> Scene:
 
 
 def model_of(scene: Scene) -> ScriptedModel:
-    """A model that plays the scene's loop, then answers."""
+    """Return a model that makes the tool calls of the case, then answers, twice."""
     loop = loop_of(scene)
     return ScriptedModel([*loop, "done", *loop, "done"])
 
 
 def loop_of(scene: Scene) -> list[AIMessage]:
-    """What its model asks of tools, call after call."""
+    """Return the messages with tool calls of the case."""
     return [AIMessage("", tool_calls=calls_of(sizes, f"step-{n}")) for n, sizes in enumerate(scene.loop)]
 
 
 async def play(memory: Memory, scene: Scene, model: ScriptedModel) -> list[AnyMessage]:
-    """Run the agent in a new session; answers its state at the end."""
+    """Run the agent in a new session and return its final messages."""
     if scene.stored:
         await memory.session(ROOM).append(scene.stored)
     limits = SessionMemory(
@@ -167,7 +167,7 @@ async def play(memory: Memory, scene: Scene, model: ScriptedModel) -> list[AnyMe
 
 
 async def check_scene(url: str, scene: Scene) -> None:
-    """Every call of the run keeps the laws."""
+    """Check that each call of the run keeps the guarantees."""
     counter: TokenCounter = counter_named(scene.counter)
     model = model_of(scene)
     async with open_memory(url) as memory:
@@ -188,5 +188,5 @@ async def check_scene(url: str, scene: Scene) -> None:
 @given(scene=scenes())
 @pytest.mark.slow
 async def test_no_call_breaks_a_law(scene: Scene) -> None:
-    """Budget, order, tools, input, coverage: for any transcript, state and loop, on SQLite."""
+    """Each call keeps budget, order, shape, input and coverage, for any transcript, state and tool loop."""
     await check_scene("sqlite://", scene)

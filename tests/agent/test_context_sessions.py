@@ -1,4 +1,4 @@
-"""The laws of the context over whole sessions: turns, resets, summaries, notes, retention and loops in any order."""
+"""Tests of the context's guarantees over whole sessions with turns, resets, summaries, notes and retention."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ texts = st.builds(lambda text, times: text * times, st.sampled_from(_TEXTS), st.
 
 @dataclass(frozen=True)
 class Act:
-    """One thing that happens in a session, with a text that it may need."""
+    """An action in a session, with its text and number of tool calls."""
 
     kind: str
     text: str
@@ -55,7 +55,7 @@ class Act:
 
 @dataclass(frozen=True)
 class Session:
-    """What happens in a session, and how its agent remembers."""
+    """The actions of a session and the options of its agent."""
 
     acts: tuple[Act, ...]
     budget: int
@@ -76,14 +76,14 @@ SMALL = Compression(
 
 
 class NamedModel(ScriptedModel):
-    """A model with a name, of which a factor can be learned."""
+    """A model with a name, so that a token factor can be learned for it."""
 
     def __init__(self, replies: Sequence[AIMessage]) -> None:
         super().__init__(replies)
 
     @property
     def model_name(self) -> str:
-        """As providers are told it."""
+        """Return the name that is sent to the provider."""
         return "some-model"
 
 
@@ -105,7 +105,7 @@ sessions = st.builds(
 
 
 async def summarise(memory: Memory) -> None:
-    """Let a summary stand for all but the newest four messages that none stands for yet."""
+    """Add a summary of all but the newest four messages without a summary."""
     uncovered = await memory.summaries.uncovered(ROOM)
     last = uncovered.last_seq - 4
     if last > uncovered.after_seq:
@@ -115,7 +115,7 @@ async def summarise(memory: Memory) -> None:
 
 
 async def happen(memory: Memory, act: Act) -> None:
-    """What is no turn of the agent."""
+    """Perform an action that is not a turn of the agent."""
     session = memory.session(ROOM)
     match act.kind:
         case "reset":
@@ -133,14 +133,14 @@ async def happen(memory: Memory, act: Act) -> None:
 
 
 def asked(act: Act, number: int) -> HumanMessage:
-    """The question of a turn, with an image if something is shown."""
+    """Return the question of a turn, with an image for `show`."""
     text = f"{number}: {act.text}"
     content: Any = [{"type": "text", "text": text}, _IMAGE] if act.kind == "show" else text
     return HumanMessage(content, id=f"question-{number}")
 
 
 def model_of(session: Session) -> ScriptedModel:
-    """A model that calls tools as often as each act says, then answers."""
+    """Return a model that makes the tool calls of each action, then answers."""
     replies: list[AIMessage] = []
     usage = UsageMetadata(input_tokens=900, output_tokens=5, total_tokens=905)
     for number, act in enumerate(session.acts):
@@ -153,7 +153,7 @@ def model_of(session: Session) -> ScriptedModel:
 async def check_turn(
     memory: Memory, model: ScriptedModel, state: Sequence[BaseMessage], before: int, session: Session
 ) -> None:
-    """Each call of the turn keeps the laws, and is rebuilt from its record."""
+    """Check that each call of the turn keeps the guarantees and is rebuilt from its manifest."""
     question = next(message for message in reversed(state) if isinstance(message, HumanMessage))
     rows = await rows_of(memory, ROOM)
     summaries = [range(s.first_seq, s.last_seq + 1) for s in await memory.summaries.all_of(ROOM)]
@@ -165,7 +165,7 @@ async def check_turn(
 
 
 async def play(url: str, session: Session) -> None:
-    """Let everything happen, and check each turn."""
+    """Perform all actions and check each turn."""
     async with open_memory(url) as memory:
         model = model_of(session)
         remembering = SessionMemory(
@@ -191,12 +191,12 @@ async def play(url: str, session: Session) -> None:
 
 @given(session=sessions)
 async def test_every_call_of_a_session_keeps_the_laws(session: Session) -> None:
-    """Whatever happened before, on SQLite."""
+    """Each call of a random session on SQLite keeps the guarantees of the context."""
     await play("sqlite://", session)
 
 
 async def test_every_call_of_one_session_keeps_the_laws_on_every_database(database_url: str) -> None:
-    """A session in which all of it happens."""
+    """Each call of a session with all kinds of actions keeps the guarantees of the context."""
     kinds = ("ask", "ask", "note", "show", "greet", "ask", "summarise", "ask", "archive", "ask", "ask", "delete", "ask")
     acts = [
         Act(kind, _TEXTS[number % 5] * (1, 9, 40, 3)[number % 4], number % 3)

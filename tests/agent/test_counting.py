@@ -1,4 +1,4 @@
-"""What messages count: every provider's shapes of text, calls, results, reasoning and media."""
+"""Tests of counting tokens of messages in all providers' formats."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ MEDIA: dict[str, dict[str, Any]] = {
 
 
 def pdf(pages: int) -> str:
-    """A PDF of some empty pages, in base64."""
+    """Return a PDF of empty pages in base64."""
     writer = PdfWriter()
     for _ in range(pages):
         writer.add_blank_page(width=100, height=100)
@@ -60,13 +60,13 @@ PDFS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("block", MEDIA.values(), ids=MEDIA)
 def test_media_have_a_fixed_figure(block: dict[str, Any]) -> None:
-    """In every provider's shape, whatever the size of the data."""
+    """Media have a fixed count in every provider's format, whatever their size."""
     assert count_tokens(HumanMessage([{"type": "text", "text": "look"}, block]), counter=len) == 4 + MEDIA_TOKENS
 
 
 @pytest.mark.parametrize("block", MEDIA.values(), ids=MEDIA)
 def test_media_in_a_tools_result_have_the_same_figure(block: dict[str, Any]) -> None:
-    """In a tool message's blocks, and in a result that a user message carries."""
+    """Media in a tool message and in a `tool_result` block have the same count."""
     assert count_tokens(ToolMessage([block], tool_call_id="1"), counter=len) == MEDIA_TOKENS
     result = {"type": "tool_result", "tool_use_id": "1", "content": [{"type": "text", "text": "here"}, block]}
     assert count_tokens(HumanMessage([result]), counter=len) == 4 + MEDIA_TOKENS
@@ -74,12 +74,11 @@ def test_media_in_a_tools_result_have_the_same_figure(block: dict[str, Any]) -> 
 
 @pytest.mark.parametrize("shape", [name for name in PDFS if "broken" not in name])
 def test_a_pdf_counts_by_its_pages(shape: str) -> None:
-    """In every provider's shape."""
     assert count_tokens(HumanMessage([PDFS[shape]]), counter=len) == 3 * PDF_PAGE_TOKENS
 
 
 def test_a_pdf_that_cannot_be_read_counts_as_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Because it is broken, or because the extra is missing."""
+    """A broken PDF, or any PDF without the extra, has the fixed count of a file."""
     for name in ("a broken file", "broken base64"):
         assert count_tokens(HumanMessage([PDFS[name]]), counter=len) == MEDIA_TOKENS
     monkeypatch.setitem(sys.modules, "pypdf", None)
@@ -87,7 +86,7 @@ def test_a_pdf_that_cannot_be_read_counts_as_a_file(monkeypatch: pytest.MonkeyPa
 
 
 def test_an_image_of_low_detail_counts_less() -> None:
-    """In both of OpenAI's shapes."""
+    """Both OpenAI formats of a low-detail image have a smaller count."""
     nested: dict[str, Any] = {"type": "image_url", "image_url": {"url": ADDRESS, "detail": "low"}}
     flat: dict[str, Any] = {"type": "input_image", "image_url": ADDRESS, "detail": "low"}
     assert [count_tokens(HumanMessage([block]), counter=len) for block in (nested, flat)] == [LOW_DETAIL_TOKENS] * 2
@@ -111,12 +110,12 @@ def test_an_image_of_low_detail_counts_less() -> None:
     ],
 )
 def test_text_in_any_block_is_counted_as_text(block: dict[str, Any], text: str) -> None:
-    """Without what stands around it, where the shape is known; else as the JSON that it is."""
+    """A known block counts its text only; an unknown block counts as JSON."""
     assert count_tokens(HumanMessage([block]), counter=len) == len(text)
 
 
 def test_base64_deep_in_an_unknown_block_is_not_text() -> None:
-    """Under the names that it usually has, as an address, as bytes, and where it is long under any name."""
+    """Nested binary data of an unknown block has a fixed count: usual keys, data URLs, bytes and long base64."""
     block: dict[str, Any] = {
         "image": {"format": "png", "source": {"bytes": b"\x89PNG" * 100}},
         "parts": [{"data": DATA}, {"link": ADDRESS}, {"anything": DATA}],
@@ -126,14 +125,14 @@ def test_base64_deep_in_an_unknown_block_is_not_text() -> None:
 
 
 def test_what_only_the_provider_can_read_counts_by_its_length() -> None:
-    """Reasoning that is sent back encrypted is charged for, though nobody here can count it."""
+    """Encrypted reasoning is counted by its length, because the provider charges for it."""
     encrypted = AIMessage([{"type": "reasoning", "summary": [], "encrypted_content": "x" * 600}])
     redacted = AIMessage([{"type": "redacted_thinking", "data": "x" * 600}])
     assert count_tokens(encrypted, counter=len) == count_tokens(redacted, counter=len) == 100
 
 
 def test_a_call_in_the_content_counts_once() -> None:
-    """Whether the message knows it as a tool call or not."""
+    """A tool call in the content counts once if it is also in `tool_calls`."""
     call: dict[str, Any] = {"type": "function_call", "id": "fc_1", "call_id": "1", "name": "f", "arguments": '{"x": 1}'}
     known = AIMessage([call], tool_calls=[{"name": "f", "args": {"x": 1}, "id": "1"}])
     assert count_tokens(known, counter=len) == len('f{"x": 1}')
@@ -142,13 +141,13 @@ def test_a_call_in_the_content_counts_once() -> None:
 
 
 def test_a_call_that_the_model_spelt_wrongly_is_counted() -> None:
-    """It is sent back as it was."""
+    """An invalid tool call is counted, because it is sent back to the model."""
     message = AIMessage("", invalid_tool_calls=[{"name": "f", "args": '{"x": ', "id": "1", "error": "no JSON"}])
     assert count_tokens(message, counter=len) == len('f{"x": ')
 
 
 def test_the_model_chooses_the_counter() -> None:
-    """Older models of OpenAI's count otherwise than current ones; a counter that is given stands above it."""
+    """The counter is that of the model, unless a counter is given."""
     chinese = "退款需要多长时间？订单还没有到。"
     for model in ("gpt-4", "openai:gpt-4o", "claude-sonnet-5", None):
         assert count_tokens([HumanMessage(chinese)], model=model) == counter_for(model)(chinese)
@@ -174,7 +173,7 @@ _BLOCKS = st.builds(
 @given(st.lists(_BLOCKS | st.text(max_size=20), max_size=4))
 @pytest.mark.slow
 def test_any_blocks_can_be_counted(blocks: list[str | dict[str, Any]]) -> None:
-    """The same each time, never below zero, and nothing is changed by it."""
+    """Counting any blocks is deterministic, not negative, and does not change them."""
     before = copy.deepcopy(blocks)
     for kind in (HumanMessage, AIMessage, SystemMessage):
         message = kind(blocks)

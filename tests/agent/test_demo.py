@@ -1,4 +1,4 @@
-"""The demo model: it repeats what it was told, from its context and from nothing else."""
+"""Tests of the demo model: it quotes the user's statements in its call and nothing else."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def weather(city: str) -> str:
 
 
 async def conversation(*said: str) -> tuple[str, ...]:
-    """The model's answers to a person who says these things one after the other."""
+    """Return the model's answers to the user's texts, sent one after the other."""
     messages: list[BaseMessage] = []
     for text in said:
         messages.append(HumanMessage(text))
@@ -54,7 +54,7 @@ async def conversation(*said: str) -> tuple[str, ...]:
     ],
 )
 async def test_a_question_is_answered_with_what_was_told(told: str, asked: str, expected: str) -> None:
-    """In many languages, the statement that shares words with the question is quoted, and the others are not."""
+    """The statement that shares words with the question is quoted, in many languages, and no other one."""
     *_, answer = await conversation("The weather is bad today", told, "Paul plays guitar. 今天下雨了。", asked)
     assert expected in answer
     assert "weather" not in answer
@@ -62,19 +62,18 @@ async def test_a_question_is_answered_with_what_was_told(told: str, asked: str, 
 
 
 async def test_a_statement_is_quoted_word_for_word() -> None:
-    """The quote is what the user said, letter for letter."""
     _, answer = await conversation("My cat's name is MÖHRCHEN-7 (really)!", "What is the name of my cat?")
     assert answer == "You told me: “My cat's name is MÖHRCHEN-7 (really)!” I see 3 messages."
 
 
 async def test_equally_good_statements_are_quoted_in_their_order() -> None:
-    """A correction stands after what it corrects."""
+    """Statements that match equally well are quoted in order, so that a correction is last."""
     *_, answer = await conversation("My desk is red", "My desk is blue", "My desk is red", "What colour is my desk?")
     assert answer.startswith("You told me: “My desk is blue”, “My desk is red”.")
 
 
 async def test_a_question_without_a_match_gets_the_latest_statements() -> None:
-    """When no words are shared, the model says so and quotes the last things it was told."""
+    """Without a match, the model says so and quotes the last three statements."""
     *_, answer = await conversation("One fish", "Two birds", "Three dogs", "Four cats", "Who am I?")
     assert "nothing about that" in answer
     assert "“Two birds”, “Three dogs”, “Four cats”" in answer
@@ -83,13 +82,12 @@ async def test_a_question_without_a_match_gets_the_latest_statements() -> None:
 
 @pytest.mark.parametrize("opening", ["What is my name?", "hello", "Do I like tea?"])
 async def test_without_statements_the_model_says_so(opening: str) -> None:
-    """A greeting and a question are nothing that it was told."""
+    """Greetings and questions are no statements."""
     *_, answer = await conversation(opening, "What is my name?")
     assert answer == "You have not told me anything yet. I see 3 messages."
 
 
 async def test_statements_are_acknowledged() -> None:
-    """A statement is noted shortly, and a greeting is answered."""
     assert await conversation("hello!", "I like tea.", "ok") == (
         "Hello. I see 1 message.",
         "Noted. I see 3 messages.",
@@ -110,18 +108,18 @@ async def test_statements_are_acknowledged() -> None:
     ],
 )
 async def test_a_statement_is_not_taken_for_a_question(statement: str) -> None:
-    """Words that questions begin with may begin statements too."""
+    """A statement may begin with a question word."""
     assert await conversation(statement) == ("Noted. I see 1 message.",)
 
 
 async def test_a_message_may_tell_and_ask() -> None:
-    """A statement before the question in the same message counts."""
+    """A statement before the question in the same message is quoted."""
     (answer,) = await conversation("My dog is Rex. I am Bob. Who is my dog?")
     assert answer == "You told me: “My dog is Rex.” I see 1 message."
 
 
 def test_only_the_users_words_are_things_told() -> None:
-    """System texts, tool results, the model's own answers and earlier questions are never quoted."""
+    """System messages, tool results, answers and questions are never quoted."""
     messages = [
         SystemMessage("The secret word is apple."),
         HumanMessage("Is the secret word cherry?"),
@@ -149,13 +147,13 @@ def test_only_the_users_words_are_things_told() -> None:
     ],
 )
 async def test_it_says_how_many_messages_it_sees(asked: str) -> None:
-    """Asked for the count, it gives the count of this call and nothing else."""
+    """A question about the number of messages is answered with that number alone."""
     *_, answer = await conversation("I like tea", asked)
     assert answer == "I see 3 messages."
 
 
 def test_it_has_no_memory_of_its_own() -> None:
-    """What is not in the call is not known, however often the model has heard it."""
+    """The model knows nothing of its previous calls."""
     model = DemoModel()
     model.invoke("My name is Li.")
     assert str(model.invoke("What is my name?").text) == "You have not told me anything yet. I see 1 message."
@@ -163,7 +161,7 @@ def test_it_has_no_memory_of_its_own() -> None:
 
 
 async def test_it_streams_word_by_word() -> None:
-    """The words add up to the answer, and the usage at the end is that of the whole answer."""
+    """The chunks add up to the answer and its usage."""
     messages: list[BaseMessage] = [
         SystemMessage("Be kind."),
         HumanMessage("My name is Li"),
@@ -183,7 +181,7 @@ async def test_it_streams_word_by_word() -> None:
 
 
 async def test_it_works_in_an_agent_with_tools() -> None:
-    """An agent of LangChain runs with it, in one step, and streams its words."""
+    """An agent of LangChain with tools answers in one step and streams the answer."""
     agent: Any = create_agent(DemoModel(), [weather], system_prompt="My favourite colour is grey.")
     told = [
         HumanMessage("My favourite colour is teal"),
@@ -199,14 +197,13 @@ async def test_it_works_in_an_agent_with_tools() -> None:
 
 
 def test_long_statements_are_quoted_in_part() -> None:
-    """A pasted book is not read back."""
     answer = str(DemoModel().invoke([HumanMessage("tea " * 5000), HumanMessage("What about tea?")]).text)
     assert len(answer) < 500
 
 
 @given(st.lists(st.text(st.characters()), min_size=1, max_size=4))
 def test_any_text_gets_an_answer(texts: list[str]) -> None:
-    """Whatever is said, the answer is the same each time and ends with the count."""
+    """Any text is answered deterministically, with the number of messages."""
     messages = [HumanMessage(text) for text in texts]
     answer = str(DemoModel().invoke(messages).text)
     assert answer.endswith(f"I see {len(texts)} message{'' if len(texts) == 1 else 's'}.")

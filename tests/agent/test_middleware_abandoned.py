@@ -1,4 +1,4 @@
-"""Runs that are cut off after the model has answered, and those that only look so."""
+"""Tests of runs that stop after the model has answered, and of slow runs that do not."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ONCE_EACH = [("user", "hi", "complete"), ("assistant", "hello", "complete")]
 
 
 class Slow(AgentMiddleware):
-    """Takes its time after each answer."""
+    """Middleware that waits at a gate after each answer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -31,13 +31,13 @@ class Slow(AgentMiddleware):
 
 
 class Again(AgentMiddleware):
-    """Sends the first answer back."""
+    """Middleware that requests a second answer."""
 
     done = False
 
     @hook_config(can_jump_to=["model"])
     async def aafter_model(self, state: object, runtime: object) -> dict[str, Any] | None:
-        """Ask once more."""
+        """Jump back to the model once."""
         if self.done:
             return None
         self.done = True
@@ -45,7 +45,7 @@ class Again(AgentMiddleware):
 
 
 async def clear_away() -> None:
-    """Do at once what takes seconds: a loop forgets cancelled timers, and the contexts they hold, by the heap."""
+    """Make the event loop drop cancelled timers, with the contexts that they hold, and collect garbage."""
     for _ in range(500):
         asyncio.get_running_loop().call_later(60, gc.collect).cancel()
     await asyncio.sleep(0)
@@ -54,7 +54,7 @@ async def clear_away() -> None:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Answers wait for a moment only."""
+    """Store an unfinished answer after a millisecond."""
     monkeypatch.setattr("threadkeep.agent.participation.ABANDONED_SECONDS", 0.001)
 
 
@@ -62,7 +62,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_slow_hook_after_the_answer_changes_nothing(
     small_memory: Memory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The run is alive, however long nothing is heard of it: the answer is stored once, as complete."""
+    """The answer of a slow run is stored once, as complete."""
     monkeypatch.setattr("threadkeep.agent.participation._MOST_CHECKS", 1_000_000)
     slow = Slow()
     run = asyncio.create_task(ask(make_agent(ScriptedModel(["hello"]), [SessionMemory(small_memory), slow]), "hi"))
@@ -78,7 +78,7 @@ async def test_a_slow_hook_after_the_answer_changes_nothing(
 async def test_the_complete_answer_is_kept_after_the_patience_was_over(
     small_memory: Memory, monkeypatch: pytest.MonkeyPatch, checkpointed: bool
 ) -> None:
-    """What was stored for fear of losing it takes nothing from the answer: a repeat of the question gets that."""
+    """An answer that was stored early as interrupted is also stored as complete, and a repeat returns it."""
     monkeypatch.setattr("threadkeep.agent.participation._MOST_CHECKS", 1)
     slow = Slow()
     model = ScriptedModel(["hello"])
@@ -101,7 +101,7 @@ async def test_the_complete_answer_is_kept_after_the_patience_was_over(
 
 
 async def test_a_draft_that_is_sent_back_is_not_stored(small_memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While the model is asked again nothing waits to be stored, however long it takes."""
+    """A draft is not stored while the model is called again, however long that takes."""
     monkeypatch.setattr("threadkeep.agent.participation.ABANDONED_SECONDS", 0.3)
     monkeypatch.setattr("threadkeep.agent.participation._MOST_CHECKS", 1)
     gate = Gate()
@@ -116,7 +116,7 @@ async def test_a_draft_that_is_sent_back_is_not_stored(small_memory: Memory, mon
 
 @pytest.mark.parametrize("checkpointed", [False, True])
 async def test_an_answer_that_was_cut_off_is_there_for_the_next_turn(small_memory: Memory, checkpointed: bool) -> None:
-    """The person stopped the run, whose answer is stored at once, and says something else."""
+    """The answer of a cancelled run is stored as interrupted and sent with the next turn."""
     saver = InMemorySaver() if checkpointed else None
     slow = Slow()
     model = ScriptedModel(["one two", "fine"])
@@ -140,7 +140,7 @@ async def test_an_answer_that_was_cut_off_is_there_for_the_next_turn(small_memor
 
 
 async def test_a_turn_does_not_end_another_that_lives(small_memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Turns overlap on a session: the one that is held up after its answer keeps its place."""
+    """A later turn does not end an earlier run that waits after its answer."""
     monkeypatch.setattr("threadkeep.agent.root_runs._IDLE_SECONDS", 0.2)
     slow = Slow()
     memory = SessionMemory(small_memory)
@@ -162,7 +162,7 @@ async def test_a_turn_does_not_end_another_that_lives(small_memory: Memory, monk
 async def test_a_message_under_an_id_that_cannot_be_kept_is_one(
     small_memory: Memory, bad_id: str, checkpointed: bool
 ) -> None:
-    """Delivered twice it is one question with one answer, and the model sees it once; also beside a next one."""
+    """A message with an invalid id that is sent twice is stored and sent once."""
     model = ScriptedModel(["hello", "fine"])
     saver = InMemorySaver() if checkpointed else None
     agent = make_agent(model, [SessionMemory(small_memory)], checkpointer=saver)

@@ -1,4 +1,4 @@
-"""The budget of `SessionMemory`: whatever happens in the loop, no model call is sent more."""
+"""Tests of the budget of `SessionMemory`: no model call exceeds it."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ def read_book(title: str) -> str:
 
 
 def reading(*titles: str) -> AIMessage:
-    """An assistant message that reads several books at once."""
+    """Return a message that reads several books at once."""
     return AIMessage("", tool_calls=[{"name": "read_book", "args": {"title": t}, "id": f"call-{t}"} for t in titles])
 
 
 def check(model: ScriptedModel, budget: int) -> None:
-    """No call was sent more tokens than the budget."""
+    """Check that no call exceeds the budget."""
     assert model.calls
     for call in model.calls:
         assert count_tokens(call) <= budget
 
 
 async def test_a_long_history_is_cut_to_the_budget(memory: Memory) -> None:
-    """On every database: the newest of many messages, as many as fit beside the system message and the question."""
+    """A call contains as many of the newest messages as fit with system message and question."""
     await memory.session(ROOM).append([m.with_fields(content=f"{m.content} " + "word " * 40) for m in numbered(20)])
     model = ScriptedModel(["fine"])
     agent = make_agent(model, [SessionMemory(memory, max_tokens=300)], system_prompt="be kind")
@@ -61,7 +61,7 @@ async def test_a_long_history_is_cut_to_the_budget(memory: Memory) -> None:
 
 
 async def test_huge_tool_results_are_cut_in_the_middle(small_memory: Memory) -> None:
-    """Three books at once: every call is answered, every result is there in part, the budget holds."""
+    """Each of several huge tool results is sent in part, and the question is kept."""
     await small_memory.session(ROOM).append(numbered(10))
     model = ScriptedModel([reading("A", "B", "C"), reading("D"), "done"])
     agent = make_agent(model, [SessionMemory(small_memory, max_tokens=500)], [read_book], system_prompt="be kind")
@@ -75,7 +75,7 @@ async def test_huge_tool_results_are_cut_in_the_middle(small_memory: Memory) -> 
 
 
 async def test_a_huge_question_is_cut_with_a_mark(small_memory: Memory) -> None:
-    """The question is cut for the model and kept whole in the transcript; in later calls of the loop, too."""
+    """A huge question is cut for all calls of the run and stored whole."""
     await small_memory.session(ROOM).append(numbered(10))
     model = ScriptedModel([adding(), "done"])
     agent = make_agent(model, [SessionMemory(small_memory, max_tokens=300)], [add], system_prompt="be kind")
@@ -87,7 +87,7 @@ async def test_a_huge_question_is_cut_with_a_mark(small_memory: Memory) -> None:
 
 
 async def test_a_huge_message_of_the_past_does_not_empty_the_history(small_memory: Memory) -> None:
-    """A newest message that alone is over the budget is there in part."""
+    """A stored message larger than the budget does not make the call exceed it."""
     await small_memory.session(ROOM).append([*numbered(2), Message(role="user", content=HUGE)])
     model = ScriptedModel(["fine"])
     await ask(make_agent(model, [SessionMemory(small_memory, max_tokens=300)]), "and now?")
@@ -95,7 +95,7 @@ async def test_a_huge_message_of_the_past_does_not_empty_the_history(small_memor
 
 
 async def test_a_system_prompt_over_the_budget_is_an_error(small_memory: Memory) -> None:
-    """The model is not called, the error names both numbers, and the question is kept."""
+    """The error names the budget, no model is called, and the question is stored."""
     model = ScriptedModel(["never"])
     agent = make_agent(model, [SessionMemory(small_memory, max_tokens=50)], system_prompt="be kind " * 200)
     with pytest.raises(BudgetTooSmall, match="50"):
@@ -105,7 +105,7 @@ async def test_a_system_prompt_over_the_budget_is_an_error(small_memory: Memory)
 
 
 async def test_the_budget_is_counted_by_the_counter_in_use(small_memory: Memory) -> None:
-    """A counter by name, and any function of a text."""
+    """The budget applies to the configured counter, given by name or as a function."""
     await small_memory.session(ROOM).append([m.with_fields(content=f"{m.content} " + "x" * 90) for m in numbered(20)])
     for counter, budget in (("chars4", 100), (len, 400), (chars4, 100)):
         model = ScriptedModel(["fine"])
@@ -116,7 +116,7 @@ async def test_the_budget_is_counted_by_the_counter_in_use(small_memory: Memory)
 
 
 async def test_messages_of_a_checkpointed_state_count_too(small_memory: Memory) -> None:
-    """With a checkpointer every call stays within both limits however long the thread."""
+    """Calls with a checkpointed state keep both limits."""
     model = ScriptedModel(itertools.cycle([adding(), "word " * 30]))
     limits = SessionMemory(small_memory, max_messages=4, max_tokens=200)
     agent = make_agent(model, [limits], [add], checkpointer=InMemorySaver())
@@ -128,7 +128,7 @@ async def test_messages_of_a_checkpointed_state_count_too(small_memory: Memory) 
 
 @pytest.mark.parametrize("max_tokens", [None, 0])
 async def test_the_number_of_messages_holds_without_a_budget(small_memory: Memory, max_tokens: int | None) -> None:
-    """The limit of messages is one for what comes from the transcript and from a checkpointed state alike."""
+    """The message limit applies to transcript and checkpointed state together."""
     model = ScriptedModel(itertools.repeat("fine"))
     limits = SessionMemory(small_memory, max_messages=4, max_tokens=max_tokens)
     agent = make_agent(model, [limits], checkpointer=InMemorySaver())
@@ -139,7 +139,7 @@ async def test_the_number_of_messages_holds_without_a_budget(small_memory: Memor
 
 
 async def test_what_the_loop_pushes_out_is_counted(small_memory: Memory, events: RecordedEvents) -> None:
-    """History that the window had room for and the call had not: the context counts it, and it is told once a turn."""
+    """Events count the history that tool results displaced, and report its truncation once per turn."""
     await small_memory.session(ROOM).append(
         [m.with_fields(content=f"{m.content} " + "word " * 20) for m in numbered(4)]
     )
@@ -163,7 +163,7 @@ words = st.text(st.sampled_from("ab 中文🎉é\n"), max_size=400)
 async def test_no_conversation_is_sent_over_its_budget(
     history: list[str], question: str, results: list[int], budget: int
 ) -> None:
-    """Property: any history, any question, any sizes of tool results."""
+    """No call exceeds its budget, for any history, question and tool results."""
 
     @tool
     def measure(size: int) -> str:

@@ -1,4 +1,4 @@
-"""`SessionMemory` beside a checkpointer: the transcript owns history, and the state has what else happened."""
+"""Tests of `SessionMemory` with a checkpointer: the transcript has the history, the state has the steps."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from threadkeep.testing import ScriptedModel
 
 
 async def test_history_is_not_doubled(memory: Memory) -> None:
-    """On every database: what is both in the transcript and in the state is sent once, with its tool calls."""
+    """A message in both transcript and state is sent once, with its tool calls."""
     model = ScriptedModel([adding(), "3", "I added"])
     agent = make_agent(model, [SessionMemory(memory)], [add], checkpointer=InMemorySaver())
     await ask(agent, "1 + 2?")
@@ -35,7 +35,7 @@ async def test_history_is_not_doubled(memory: Memory) -> None:
 
 
 async def test_what_was_said_elsewhere_stands_in_its_place(small_memory: Memory) -> None:
-    """Messages of other channels, before and between the runs, are put in order among those of the state."""
+    """Messages from other channels are merged in order with those of the state."""
     session = small_memory.session(ROOM)
     model = ScriptedModel([adding(), "3", "fine", "yes"])
     agent = make_agent(model, [SessionMemory(small_memory)], [add], checkpointer=InMemorySaver())
@@ -64,7 +64,7 @@ async def test_what_was_said_elsewhere_stands_in_its_place(small_memory: Memory)
 
 
 async def test_a_new_thread_state_gets_the_whole_transcript(small_memory: Memory) -> None:
-    """Checkpoints that were thrown away cost nothing: the transcript fills in."""
+    """An empty state receives the whole transcript."""
     limits = SessionMemory(small_memory)
     first = make_agent(ScriptedModel(["hello"]), [limits], checkpointer=InMemorySaver())
     await ask(first, "I am Ann")
@@ -74,7 +74,7 @@ async def test_a_new_thread_state_gets_the_whole_transcript(small_memory: Memory
 
 
 async def test_a_reset_also_hides_what_the_state_still_has(memory: Memory) -> None:
-    """On every database: after a reset the model sees nothing from before it, tool calls of that time included."""
+    """After a reset the model receives nothing older, including tool calls of the state."""
     model = ScriptedModel(["hello", adding(), "3", "who?", "the same"])
     agent = make_agent(model, [SessionMemory(memory)], [add], checkpointer=InMemorySaver(), system_prompt="be kind")
     await ask(agent, "I am Ann")
@@ -89,7 +89,7 @@ async def test_a_reset_also_hides_what_the_state_still_has(memory: Memory) -> No
 
 
 async def test_a_reset_in_the_middle_of_a_run_leaves_its_question(small_memory: Memory) -> None:
-    """A tool that resets the session: the run goes on with its question and steps, without the turns before."""
+    """A reset by a tool keeps the run's question and steps and removes earlier turns."""
 
     @tool
     async def forget() -> str:
@@ -108,7 +108,6 @@ async def test_a_reset_in_the_middle_of_a_run_leaves_its_question(small_memory: 
 
 
 async def test_system_messages_of_the_state_outlive_a_reset(small_memory: Memory) -> None:
-    """Instructions in the state are no history."""
     model = ScriptedModel(["hello", "who?"])
     agent = make_agent(model, [SessionMemory(small_memory)], checkpointer=InMemorySaver())
     await agent.ainvoke({"messages": [SystemMessage("be kind"), HumanMessage("I am Ann")]}, config_of())
@@ -118,7 +117,7 @@ async def test_system_messages_of_the_state_outlive_a_reset(small_memory: Memory
 
 
 async def test_what_is_left_out_is_counted_once(small_memory: Memory, events: RecordedEvents) -> None:
-    """Turns that both transcript and state have count once when the limit leaves them out."""
+    """A turn in both transcript and state counts once if the limit omits it."""
     await small_memory.session(ROOM).append(numbered(3))
     model = ScriptedModel(["one", "two", "three", "four"])
     agent = make_agent(model, [SessionMemory(small_memory, max_messages=4)], checkpointer=InMemorySaver())
@@ -128,7 +127,7 @@ async def test_what_is_left_out_is_counted_once(small_memory: Memory, events: Re
 
 
 async def test_a_long_state_makes_no_long_record(small_memory: Memory) -> None:
-    """What of it had no room is named by stretches: where each begins and ends, and how many messages it has."""
+    """The manifest lists omitted messages of the state as ranges with their sizes."""
     steps = [
         message
         for n in range(400)
@@ -152,7 +151,7 @@ async def test_a_long_state_makes_no_long_record(small_memory: Memory) -> None:
 
 
 async def test_a_tool_may_put_a_human_message_after_the_question(small_memory: Memory) -> None:
-    """Tools hand over images that way: the question is still the person's, and the answer its answer."""
+    """A human message that a tool adds, such as an image, does not replace the person's question."""
 
     @tool
     def take_photo() -> Command[str]:

@@ -1,4 +1,4 @@
-"""Recorded graphs: what a graph without memory of its own is given of the session, and what is stored of it."""
+"""Tests of recorded graphs: what a graph without its own memory receives, and what is stored."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def graph_of(memory: Memory, *replies: Any, **options: Any) -> tuple[Any, Script
 
 
 async def test_a_call_begins_with_a_user_message(memory: Memory) -> None:
-    """On every database: also where the window begins with an answer; the mark is not in the result."""
+    """A call whose window begins with an answer has a mark before it, which is not in the result."""
     await memory.session(ROOM).append(numbered(6))
     graph, model = graph_of(memory, "one", max_messages=3)
     state = await graph.ainvoke(input_of("hi"), config_of())
@@ -43,7 +43,7 @@ async def test_a_call_begins_with_a_user_message(memory: Memory) -> None:
 
 
 async def test_a_question_without_an_answer_is_marked(memory: Memory) -> None:
-    """On every database: the run failed; the next questions see that it has no answer."""
+    """Later calls contain a mark after the question of a failed run."""
     graph, model = graph_of(memory, ConnectionError("down"), "two", "three")
     for words in ("one?", "two?", "three?"):
         with suppress(ConnectionError):
@@ -57,7 +57,7 @@ async def test_a_question_without_an_answer_is_marked(memory: Memory) -> None:
 
 
 async def test_an_answer_before_an_added_human_message_is_stored(sqlite_memory: Memory) -> None:
-    """A node adds the human message after the answer; a repeat of the question asks no model."""
+    """An answer followed by an added human message is stored, and a repeat calls no model."""
     model = ScriptedModel(["one", "two"])
     graph = StateGraph(MessagesState)
     graph.add_node("agent", create_agent(model, []))
@@ -72,7 +72,7 @@ async def test_an_answer_before_an_added_human_message_is_stored(sqlite_memory: 
 
 
 async def test_a_summary_stands_for_what_it_covers(sqlite_memory: Memory) -> None:
-    """As in the calls of an agent with memory."""
+    """A summary replaces its messages in the call."""
     session = sqlite_memory.session(ROOM)
     await session.append(numbered(5))
     assert await sqlite_memory.summaries.add(Summary(ROOM, 1, 4, "They counted to four.", "m", "1", 5))
@@ -84,7 +84,7 @@ async def test_a_summary_stands_for_what_it_covers(sqlite_memory: Memory) -> Non
 
 
 async def test_a_graph_answers_while_the_database_does_not(memory_options: MemoryOptions, tmp_path: Path) -> None:
-    """Without the earlier turns; its turn is stored later. A repeat of the question does not run the graph again."""
+    """Without a database, the graph answers without history and stores its turn later; a repeat does not run it."""
     pending = dataclasses.replace(memory_options.pending, write_timeout_seconds=0.3, first_pause_seconds=60.0)
     options = dataclasses.replace(memory_options, pending=pending, store=StoreOptions(lock_timeout_seconds=0.2))
     async with open_memory(f"sqlite:///{tmp_path}/t.db", options=options) as memory:
@@ -107,7 +107,7 @@ async def test_a_graph_answers_while_the_database_does_not(memory_options: Memor
 async def test_a_checkpointer_does_not_bring_back_what_was_superseded(
     tmp_path: Path, memory_options: MemoryOptions, is_sync: bool
 ) -> None:
-    """Regenerated, edited, taken back, forgotten by a reset: removed from the state before the next turn."""
+    """Messages that were superseded, taken back or reset are removed from the state before the next turn."""
     model = ScriptedModel([f"a{number}" for number in range(9)])
     agent = create_agent(model, [], name="team", checkpointer=InMemorySaver())
     url = f"sqlite:///{tmp_path}/threadkeep.db"
@@ -133,7 +133,7 @@ async def test_a_checkpointer_does_not_bring_back_what_was_superseded(
 
 
 def graph_with(memory: Memory, *replies: Any, gate: Gate | None = None) -> tuple[Any, ScriptedModel]:
-    """Return a recorded graph with an agent that has memory, which waits at a gate first, and the agent's model."""
+    """Return a recorded graph with a gate before an agent with memory, and the agent's model."""
     model = ScriptedModel(list(replies))
 
     async def wait(_: MessagesState) -> None:
@@ -149,7 +149,7 @@ def graph_with(memory: Memory, *replies: Any, gate: Gate | None = None) -> tuple
 @pytest.mark.parametrize("closed", [True, False])
 @pytest.mark.parametrize("mode", ["messages", "values", "updates"])
 async def test_a_reader_that_leaves_holds_up_no_turn(memory: Memory, mode: str, closed: bool) -> None:
-    """Whether it closes the stream or not, wherever it stops: the graph ends, and the next question is answered."""
+    """After a reader stops at any point of a stream, closed or not, the next question is answered."""
     for stop in range(4):
         room = f"telegram:{stop}"
         graph, model = graph_with(memory, adding(), ["one ", "two ", "three"], "fine")
@@ -171,7 +171,7 @@ async def test_a_reader_that_leaves_holds_up_no_turn(memory: Memory, mode: str, 
 
 
 async def test_a_graph_that_is_called_beside_an_open_stream_is_no_part_of_it(memory: Memory) -> None:
-    """Its turn is its own, also after the stream has ended."""
+    """A graph that is called during another graph's stream has its own turn."""
     gate = Gate()
     graph, _ = graph_with(memory, "hello", gate=gate)
     agent: Any = create_agent(ScriptedModel([["one ", "two"]]), [])

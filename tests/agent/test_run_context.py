@@ -1,4 +1,4 @@
-"""The session and the user of a run, named by LangGraph's runtime context."""
+"""Tests of session and user ids that come from LangGraph's runtime context."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from threadkeep.testing import ScriptedModel
 
 @dataclass
 class Caller:
-    """A context as LangGraph's documentation shows it."""
+    """A context as in LangGraph's documentation."""
 
     user_id: str | None = None
     session_id: object = None
@@ -37,7 +37,7 @@ class Caller:
 
 
 class Model(BaseModel):
-    """A context that is checked."""
+    """A context with validation."""
 
     user_id: str
     session_id: str
@@ -55,7 +55,7 @@ class Model(BaseModel):
     ids=["dict", "dict-thread", "dataclass", "dataclass-thread", "pydantic"],
 )
 async def test_a_context_names_session_and_user(small_memory: Memory, context: Any) -> None:
-    """In every form that a context has; tools and all hooks see the same session."""
+    """All forms of a context name session and user, for every hook."""
     model = ScriptedModel([adding(), "two", "again"])
     agent = make_agent(model, [SessionMemory(small_memory)], [add])
     await agent.ainvoke(input_of("1 + 1?"), context=context)
@@ -68,7 +68,7 @@ async def test_a_context_names_session_and_user(small_memory: Memory, context: A
 
 
 async def test_the_config_comes_before_the_context(small_memory: Memory) -> None:
-    """A run's own thread is its session, whatever context it inherits; what the config lacks comes from the context."""
+    """The config takes precedence; values it lacks come from the context."""
     agent = make_agent(ScriptedModel(["one", "two"]), [SessionMemory(small_memory)])
     await agent.ainvoke(
         input_of("hi"), {"configurable": {"thread_id": "a"}}, context={"session_id": "b", "user_id": "ann"}
@@ -82,7 +82,7 @@ async def test_the_config_comes_before_the_context(small_memory: Memory) -> None
 
 @pytest.mark.parametrize("context", [None, {}, {"user_id": "ann"}, Caller("ann"), {"session_id": ""}, object()])
 async def test_a_context_without_a_session_names_none(small_memory: Memory, context: Any) -> None:
-    """The error says how to name one; the model is not called."""
+    """A context without a session id raises an error and calls no model."""
     model = ScriptedModel(["never"])
     with pytest.raises(InvalidKey, match="session_id") as caught:
         await make_agent(model, [SessionMemory(small_memory)]).ainvoke(input_of("hi"), context=context)
@@ -92,7 +92,7 @@ async def test_a_context_without_a_session_names_none(small_memory: Memory, cont
 
 @pytest.mark.parametrize("named", [{"a": 1}, ["a"], 1.5, True, b"a", object()])
 async def test_ids_are_text_numbers_or_uuids(small_memory: Memory, named: object) -> None:
-    """The words that Python has for another object would name one session for many people."""
+    """Other types are rejected, because their text form could be equal for different users."""
     agent = make_agent(ScriptedModel(["never"]), [SessionMemory(small_memory)])
     with pytest.raises(InvalidKey, match="a whole number or a UUID"):
         await agent.ainvoke(input_of("hi"), context={"session_id": named})
@@ -101,7 +101,10 @@ async def test_ids_are_text_numbers_or_uuids(small_memory: Memory, named: object
 
 
 async def test_the_empty_user_of_langgraphs_server_is_nobody(small_memory: Memory) -> None:
-    """Which it names without authentication. Elsewhere an empty id is an error: a look-up of the caller has failed."""
+    """The empty user id of LangGraph's server without authentication is no user.
+
+    Elsewhere an empty user id raises an error.
+    """
     agent = make_agent(ScriptedModel(["one", "two", "three"]), [SessionMemory(small_memory)])
     nobody = {"thread_id": "a", "user_id": "", "langgraph_auth_user_id": ""}
     await agent.ainvoke(input_of("hi"), {"configurable": nobody})
@@ -113,7 +116,6 @@ async def test_the_empty_user_of_langgraphs_server_is_nobody(small_memory: Memor
 
 
 async def test_a_number_and_a_uuid_name_a_session(small_memory: Memory) -> None:
-    """By their usual text."""
     agent = make_agent(ScriptedModel(["one", "two"]), [SessionMemory(small_memory)])
     await agent.ainvoke(input_of("hi"), context=Caller(session_id=UUID(int=7)))
     await agent.ainvoke(input_of("hi"), context=Caller(session_id=-100123))
@@ -121,31 +123,31 @@ async def test_a_number_and_a_uuid_name_a_session(small_memory: Memory) -> None:
 
 
 def of_both(config: RunnableConfig, runtime: Runtime[Any]) -> str | None:
-    """A function of the config and the runtime."""
+    """Return an id from the config and the runtime."""
     return f"{config['configurable']['tenant']}/{runtime.context['chat']}"
 
 
 def of_any(*arguments: Any) -> str | None:
-    """A function that takes whatever there is."""
+    """Return an id from any arguments."""
     return of_both(*arguments)
 
 
 class OfBoth:
-    """An object that is called as a function."""
+    """A callable object."""
 
     def __call__(self, config: RunnableConfig, runtime: Runtime[Any]) -> str | None:
-        """Find the id."""
+        """Return an id from the config and the runtime."""
         return of_both(config, runtime)
 
 
 def of_config(config: RunnableConfig, separator: str = "/") -> str | None:
-    """A function of the config with an option of its own."""
+    """Return an id from the config, with an optional separator."""
     return f"acme{separator}{config['configurable']['chat']}"
 
 
 @pytest.mark.parametrize("function", [of_both, of_any, OfBoth(), of_config], ids=["two", "any", "object", "default"])
 async def test_functions_get_the_runtime_if_they_take_it(small_memory: Memory, function: Any) -> None:
-    """A second parameter that has a value already stays as it is."""
+    """A function receives the runtime as its second argument unless that parameter has a default."""
     options = SessionMemory(small_memory, session_id=function, user_id=lambda config, runtime: runtime.context["who"])
     agent = make_agent(ScriptedModel(["one"]), [options])
     await agent.ainvoke(
@@ -155,7 +157,7 @@ async def test_functions_get_the_runtime_if_they_take_it(small_memory: Memory, f
 
 
 def test_what_is_no_function_is_refused_when_the_agent_is_built() -> None:
-    """With the option's name."""
+    """A value that is no function raises an error that names the option."""
     with pytest.raises(InvalidInput, match="session_id is a function"):
         TurnOptions(session_id="telegram:1")  # type: ignore[arg-type]
     with pytest.raises(InvalidInput, match="user_id is a function"):
@@ -163,7 +165,7 @@ def test_what_is_no_function_is_refused_when_the_agent_is_built() -> None:
 
 
 async def test_nodes_and_tools_know_the_context_too(small_memory: Memory) -> None:
-    """A plain node with memory; tools that look up what was said."""
+    """A `memory_node` and `history_tools` use the session of the context."""
     context: Any = {"session_id": "a/b", "user_id": "ann"}
     graph: Any = StateGraph(MessagesState)
     graph.add_node("chat", memory_node(small_memory, ScriptedModel(["a parasol"])))
