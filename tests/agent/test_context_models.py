@@ -1,4 +1,4 @@
-"""What a context owes to the model that is called, and to sources that are no history."""
+"""Tests of contexts that depend on the called model, and of sources that are not history."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PICTURE = {"type": "image", "base64": "aGk=", "mime_type": "image/png"}
 
 
 class Known(ScriptedModel):
-    """A model that says its name, and who its provider is."""
+    """A model that reports a name and a provider."""
 
     model_name: str = "model-1"
     _provider: str = PrivateAttr()
@@ -52,7 +52,7 @@ class Known(ScriptedModel):
 async def test_reasoning_is_sent_only_to_the_provider_that_signed_it(
     sqlite_memory: Memory, provider: str, stays: bool
 ) -> None:
-    """The model is another one since the last turn; who is not known by name is taken for the one that spoke last."""
+    """Reasoning is removed for another provider; an unknown provider is assumed to be the last one."""
     said = AIMessage([THINKING, {"type": "text", "text": "Yes."}], response_metadata={"model_provider": "anthropic"})
     memory = SessionMemory(sqlite_memory, keep_originals=True)
     await ask(make_agent(ScriptedModel([said]), [memory]), "Is it?")
@@ -67,7 +67,7 @@ async def test_reasoning_is_sent_only_to_the_provider_that_signed_it(
 async def test_only_texts_teach_how_texts_are_counted(
     sqlite_memory: Memory, content: str | list[str | dict[Any, Any]], learns: bool
 ) -> None:
-    """What a provider charges for an image says nothing of words."""
+    """Calls with images do not change the token factor."""
     reply = AIMessage("Yes.", usage_metadata={"input_tokens": 3000, "output_tokens": 2, "total_tokens": 3002})
     agent = make_agent(Known([reply]), [SessionMemory(sqlite_memory)])
     messages: Sequence[BaseMessage] = [HumanMessage(content)]
@@ -77,7 +77,7 @@ async def test_only_texts_teach_how_texts_are_counted(
 
 
 async def test_a_factor_belongs_to_the_estimate_that_it_was_learned_of(memory: Memory) -> None:
-    """What was learned when the model had the default estimate corrects no other one."""
+    """A factor learned with the default estimate is not used with a model's own estimate."""
     await memory.token_factors.save("claude-2.1", 3.0, 40)
     usage = {"input_tokens": 3_000, "output_tokens": 2, "total_tokens": 3_002}
     model = Known([AIMessage("Yes.", usage_metadata=usage)])
@@ -95,7 +95,7 @@ async def test_a_factor_belongs_to_the_estimate_that_it_was_learned_of(memory: M
 async def test_a_budget_is_in_tokens_of_todays_counter(
     sqlite_url: str, memory_options: MemoryOptions, tokens: int | None
 ) -> None:
-    """Whatever was stored with the messages: by another counter, or a caller's own number."""
+    """The budget uses the current counter, whatever token counts are stored."""
     before = replace(memory_options, counter=chars4)
     async with open_memory(sqlite_url, options=before) as memory:
         for _ in range(10):
@@ -109,14 +109,14 @@ async def test_a_budget_is_in_tokens_of_todays_counter(
 
 
 class Shelf(BaseRetriever):
-    """Answers every question with one passage."""
+    """A retriever that returns one passage for every question."""
 
     def _get_relevant_documents(self, query: str, *, run_manager: CallbackManagerForRetrieverRun) -> list[Document]:
         return [Document("Parcels take three days.", id="doc-1")]
 
 
 async def test_a_knowledge_base_is_no_history(sqlite_memory: Memory) -> None:
-    """Without earlier turns its passages are there all the same."""
+    """Passages of a knowledge base are sent even if no earlier turns are."""
     model = ScriptedModel(["one", "Three days."])
     agent = make_agent(model, [SessionMemory(sqlite_memory, max_messages=0, sources=[RetrievedSnippets(Shelf())])])
     await ask(agent, "Hello")

@@ -1,4 +1,4 @@
-"""The anchor of the window when the database goes away for a while."""
+"""Tests of the window's anchor during a database outage."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ pytestmark = pytest.mark.xdist_group("unsteady_postgres")
 
 @pytest.fixture
 def unsteady_url(unsteady_postgres: Postgres) -> Iterator[str]:
-    """A database on a PostgreSQL that the test may stop."""
+    """Create a database on a PostgreSQL server that the test may stop."""
     with unsteady_postgres.database() as url:
         yield url
 
 
 @pytest.fixture
 async def failing(unsteady_url: str, memory_options: MemoryOptions) -> AsyncIterator[Memory]:
-    """A memory over it that notices an outage after a moment."""
+    """Open a memory on that server that detects an outage within a second."""
     store = StoreOptions(lock_timeout_seconds=1.0, pool_timeout_seconds=1.0)
     pending = dataclasses.replace(memory_options.pending, write_timeout_seconds=1.0)
     options = dataclasses.replace(memory_options, store=store, pending=pending)
@@ -40,7 +40,7 @@ async def failing(unsteady_url: str, memory_options: MemoryOptions) -> AsyncIter
 
 @pytest.mark.slow
 async def test_after_an_outage_the_window_begins_where_it_did(failing: Memory, unsteady_postgres: Postgres) -> None:
-    """In the outage the agent answers without history; after it the calls go on from the anchor, with what was said."""
+    """After an outage calls begin at the same anchor and include the turn of the outage."""
     model = ScriptedModel(f"answer {number}" for number in range(40))
     agent = make_agent(model, [SessionMemory(failing, max_messages=20)], system_prompt="Be brief.")
     for number in range(14):

@@ -1,4 +1,4 @@
-"""What a turn's own calls, results and images become when they are too big: cut, never silently gone."""
+"""Tests of large tool calls, results and images within a turn: they are cut with a mark, never dropped silently."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def show(images: int) -> list[dict[str, object]]:
 
 
 def using(name: str, size: int, note: str = "") -> AIMessage:
-    """An assistant message that uses the tool."""
+    """Return a message that calls `use`."""
     return AIMessage("", tool_calls=[{"name": "use", "args": {"name": name, "size": size, "note": note}, "id": name}])
 
 
 def forgetful(steps: Mapping[str, AIMessage]) -> Callable[[Sequence[BaseMessage]], AIMessage | str]:
-    """A model that takes each step once, as far as it can see: what it does not see it does again."""
+    """Return a model function that makes each call until the messages contain its result."""
 
     def reply(messages: Sequence[BaseMessage]) -> AIMessage | str:
         answered = {message.tool_call_id for message in messages if isinstance(message, ToolMessage)}
@@ -51,7 +51,7 @@ def forgetful(steps: Mapping[str, AIMessage]) -> Callable[[Sequence[BaseMessage]
 
 
 async def loop(memory: Memory, steps: Sequence[AIMessage], max_tokens: int = 4_000) -> ScriptedModel:
-    """A forgetful agent's turn; answers its model, which has what it was sent."""
+    """Run a turn of a forgetful agent and return its model."""
     known = {str(step.tool_calls[0]["id"]): step for step in steps}
     model = ScriptedModel(itertools.repeat(forgetful(known), 2 * len(steps) + 2))
     agent = make_agent(model, [SessionMemory(memory, max_tokens=max_tokens)], [use, show], system_prompt="Be brief.")
@@ -60,7 +60,7 @@ async def loop(memory: Memory, steps: Sequence[AIMessage], max_tokens: int = 4_0
 
 
 async def test_a_result_stays_in_part_beside_those_that_follow(small_memory: Memory) -> None:
-    """An agent that fetched much and reckons then still sees both."""
+    """A huge result is sent in part beside the result that follows it."""
     model = await loop(small_memory, [using("fetch", 20_000), using("reckon", 1)])
     assert len(model.calls) == 3
     fetched, reckoned = (message for message in model.calls[2] if isinstance(message, ToolMessage))
@@ -78,7 +78,7 @@ async def test_a_result_stays_in_part_beside_those_that_follow(small_memory: Mem
 async def test_an_agent_that_does_again_what_it_does_not_see_ends(
     sizes: list[int], notes: list[int], budget: int
 ) -> None:
-    """Each step once, however big its arguments and its result are."""
+    """Each call and result stays visible, so that an agent that repeats invisible calls ends."""
     steps = [using(f"t{n}", size, "as said " * note) for n, (size, note) in enumerate(zip(sizes, notes, strict=False))]
     async with open_memory("sqlite://") as memory:
         model = await loop(memory, steps, budget)
@@ -88,7 +88,7 @@ async def test_an_agent_that_does_again_what_it_does_not_see_ends(
 
 
 async def test_what_was_cut_stays_as_it_is_for_the_next_calls(small_memory: Memory) -> None:
-    """Most calls begin with the call before up to its newest step: a provider's cache has them."""
+    """Cut results stay unchanged in later calls, so that a provider's cache can be used."""
     sizes = [30_000, *[40, 600, 10, 250, 80, 5_000, 90, 30] * 5]
     model = await loop(small_memory, [using(f"t{n}", size) for n, size in enumerate(sizes)])
     pairs = [(told(before[:-2]), told(after)) for before, after in itertools.pairwise(model.calls[1:])]
@@ -96,7 +96,7 @@ async def test_what_was_cut_stays_as_it_is_for_the_next_calls(small_memory: Memo
 
 
 async def test_long_arguments_of_a_call_are_cut_in_the_middle(small_memory: Memory) -> None:
-    """The newest call stays, with all its arguments by name; the record tells it."""
+    """Long arguments of the newest call are cut, its other arguments stay, and the manifest rebuilds it."""
     said = using("book", 1, "one " + "word " * 9_000 + "end")
     model = await loop(small_memory, [said])
     call = model.calls[1][-2]
@@ -114,7 +114,7 @@ async def test_long_arguments_of_a_call_are_cut_in_the_middle(small_memory: Memo
 
 
 async def test_images_go_where_they_have_no_room(small_memory: Memory) -> None:
-    """Of a result and of a question, the oldest first; what was said beside them stays."""
+    """Images over the budget are replaced by marks, oldest first, and text beside them stays."""
     showing = AIMessage("", tool_calls=[{"name": "show", "args": {"images": 5}, "id": "s"}])
     model = await loop(small_memory, [showing])
     mark = {"type": "text", "text": "[image left out]"}
@@ -131,7 +131,7 @@ async def test_images_go_where_they_have_no_room(small_memory: Memory) -> None:
 
 
 async def test_history_stays_out_while_a_turn_is_cut(small_memory: Memory) -> None:
-    """It does not come and go with the room that steps leave, and the next turn has it again."""
+    """History that was dropped for a turn stays out of its later calls, and the next turn has it again."""
     await small_memory.session(ROOM).append(numbered(6))
     model = await loop(small_memory, [using("fetch", 20_000), using("reckon", 1), using("reckon-2", 1)])
     assert [len(call) for call in model.calls] == [8, 4, 6, 8]
@@ -141,6 +141,6 @@ async def test_history_stays_out_while_a_turn_is_cut(small_memory: Memory) -> No
 
 
 async def test_a_call_that_cannot_be_short_enough_is_an_error(small_memory: Memory) -> None:
-    """It says what is needed: an agent that does not see its call makes it again."""
+    """A tool call that exceeds the budget even when cut raises an error that names the required tokens."""
     with pytest.raises(BudgetTooSmall, match=r"newest tool call and its results need at least \d+ tokens"):
         await loop(small_memory, [using("a" * 400, 1)], 12)

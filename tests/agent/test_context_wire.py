@@ -1,4 +1,4 @@
-"""A manifest gives back what went over the wire: the same bytes, through a real client of OpenAI's protocol."""
+"""Tests that a manifest rebuilds the same request bytes, through a real client of OpenAI's protocol."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def look_up(term: str) -> str:
 
 @pytest.fixture
 def recorder() -> Iterator[Recorder]:
-    """A provider whose model calls `look_up`."""
+    """Start a provider whose model calls `look_up`."""
     with recording("look_up") as started:
         yield started
 
 
 def model_at(recorder: Recorder) -> ChatOpenAI:
-    """A real client of the recorder."""
+    """Return a real client of the recorder."""
     return ChatOpenAI(model="gpt-test", base_url=recorder.address, api_key=SecretStr("sk-test"), max_retries=0)
 
 
@@ -48,7 +48,7 @@ async def talk(
     originals: bool = False,
     checkpointed: bool = False,
 ) -> None:
-    """One turn for each input, in a small window and with older turns quoted."""
+    """Run a turn for each input, with a small window and recalled turns."""
     remembering = SessionMemory(
         memory, max_messages=None, max_tokens=1_500, keep_originals=originals, sources=[RecalledTurns(memory)]
     )
@@ -65,7 +65,7 @@ async def talk(
 
 
 async def check(memory: Memory, recorder: Recorder) -> list[ContextManifest]:
-    """What each call sent is sent again by what its record gives back; answers the records."""
+    """Check that each rebuilt call sends the same bytes, and return the manifests."""
     sent = recorder.messages
     stored = [*reversed(await memory.manifests.of_session(ROOM, limit=200))]
     assert len(stored) == len(sent) > 0
@@ -77,18 +77,18 @@ async def check(memory: Memory, recorder: Recorder) -> list[ContextManifest]:
 
 
 def looking_up(*terms: str) -> list[dict[str, str]]:
-    """Calls of the tool in one step."""
+    """Return the arguments of several calls in one step."""
     return [{"term": term} for term in terms]
 
 
 def questions(count: int) -> list[str]:
-    """Questions about few things, some of them long."""
+    """Return questions about a few subjects, some of them long."""
     things = ("parcels", "invoices", "几个字", "the garden")
     return [f"question {n} about {things[n % 4]} " + "and more " * (n * 7 % 40) for n in range(count)]
 
 
 async def test_talks_with_tools_are_sent_again_byte_by_byte(memory: Memory, recorder: Recorder) -> None:
-    """Texts, several calls in a step, several steps, results that are cut, windows that are, older turns quoted."""
+    """Calls with tools, cut results, cut windows and recalled turns are rebuilt byte by byte."""
     for number in range(18):
         steps = [looking_up("a", "of"), looking_up("a long one"), looking_up("x" * 20, "y" * 16)][: number % 4]
         recorder.replies += [*steps, f"answer {number} " + "as I said " * (20 + number * 5 % 30)]
@@ -101,7 +101,7 @@ async def test_talks_with_tools_are_sent_again_byte_by_byte(memory: Memory, reco
 
 
 async def test_contexts_with_summaries_are_sent_again_byte_by_byte(memory: Memory, recorder: Recorder) -> None:
-    """Also those from before a summary was made, and before it became a part of another."""
+    """Calls from before and after a summary was made or merged are rebuilt byte by byte."""
     await talk(memory, recorder, questions(4))
     first = Summary(ROOM, 1, 4, "They spoke of “parcels”.", "by hand", "1", 9)
     await memory.summaries.add(first)
@@ -118,7 +118,7 @@ async def test_contexts_with_summaries_are_sent_again_byte_by_byte(memory: Memor
 async def test_what_no_transcript_has_is_sent_again_byte_by_byte(
     memory: Memory, recorder: Recorder, originals: bool, checkpointed: bool
 ) -> None:
-    """Several system messages, an image, a name, an input that is cut, characters that no database takes."""
+    """System messages, images, names, cut inputs and replaced characters are rebuilt byte by byte."""
     inputs: list[str | Sequence[AnyMessage]] = [
         [HumanMessage([{"type": "text", "text": "what is this?"}, _IMAGE])],
         [SystemMessage("Rule two."), HumanMessage("and now?")],
@@ -134,7 +134,7 @@ async def test_what_no_transcript_has_is_sent_again_byte_by_byte(
 
 
 async def test_a_tool_result_that_was_cut_is_sent_again_as_it_was_cut(memory: Memory, recorder: Recorder) -> None:
-    """Two big ones in one step, each with its mark and what it says was cut."""
+    """Two cut results of one step are rebuilt with their marks."""
     recorder.replies += [looking_up("x" * 20, "y" * 22), "read"]
     await talk(memory, recorder, ["read both"])
     [_, manifest] = await check(memory, recorder)

@@ -1,4 +1,4 @@
-"""A session that is deleted while its agent thinks is gone: the answer does not bring it back."""
+"""Tests of sessions that are deleted during a model call: the answer does not create them again."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from threadkeep.testing import ScriptedModel
 
 
 def agent_with(memory: Memory, event: Callable[[], Awaitable[object]]) -> Agent:
-    """An agent to whose session something is done while its model thinks."""
+    """Return an agent whose session is changed during its model call."""
     return make_agent(ScriptedModel(replies=["answer"]), [SessionMemory(memory), Meanwhile(event)])
 
 
 async def test_an_answer_does_not_bring_its_session_back(memory: Memory, events: RecordedEvents) -> None:
-    """The caller gets the answer, and it is told that the session does not."""
+    """The caller receives the answer, the session stays deleted, and an event reports the discarded answer."""
     session = memory.session(ROOM)
     await session.append(numbered(6))
     assert await ask(agent_with(memory, session.delete), "question") == "answer"
@@ -39,7 +39,7 @@ async def test_an_answer_does_not_bring_its_session_back(memory: Memory, events:
 async def test_another_process_may_have_deleted_it(
     shared_url: str, memory_options: MemoryOptions, transcripts: TranscriptLocation
 ) -> None:
-    """Nothing in this process knows of that: the question is looked for where the answer is stored."""
+    """An answer is not stored if another process deleted the session during the model call."""
     options = replace(memory_options, transcripts=transcripts)
     async with open_memory(shared_url, options=options) as memory, open_memory(shared_url, options=options) as other:
         assert await ask(agent_with(memory, other.session(ROOM).delete), "question") == "answer"
@@ -50,7 +50,7 @@ async def test_another_process_may_have_deleted_it(
 async def test_a_run_that_goes_on_elsewhere_does_not_bring_it_back(
     shared_url: str, memory_options: MemoryOptions, events: RecordedEvents
 ) -> None:
-    """It stopped for a person, the session was deleted meanwhile, and another process takes the run up."""
+    """A run that another process resumes after the session was deleted does not create it again."""
     saver = InMemorySaver()
     async with open_memory(shared_url, options=memory_options) as memory:
         model = ScriptedModel([adding()])
@@ -66,7 +66,7 @@ async def test_a_run_that_goes_on_elsewhere_does_not_bring_it_back(
 
 
 async def test_an_answer_stays_out_of_a_session_that_was_begun_anew(memory: Memory) -> None:
-    """Who deletes a session and speaks again is not answered what was asked before."""
+    """An answer is not stored in a session that was deleted and created again."""
     session = memory.session(ROOM)
 
     async def delete_and_speak() -> None:
@@ -80,7 +80,7 @@ async def test_an_answer_stays_out_of_a_session_that_was_begun_anew(memory: Memo
 async def test_an_answer_that_waits_does_not_bring_its_session_back(
     tmp_path: Path, memory_options: MemoryOptions, events: RecordedEvents
 ) -> None:
-    """It waits for the database, also through a restart, and another process deletes the session: it waits no more."""
+    """A pending answer is discarded after a restart if another process deleted its session."""
     outage = Outage(tmp_path / "threadkeep.db")
     options = replace(memory_options, store=StoreOptions(lock_timeout_seconds=0.05))
     elsewhere = replace(options, pending=replace(options.pending, folder=tmp_path / "elsewhere"))
@@ -97,7 +97,7 @@ async def test_an_answer_that_waits_does_not_bring_its_session_back(
 
 
 async def test_what_answers_a_message_is_stored_with_it_or_not_at_all(memory: Memory) -> None:
-    """Whoever stores answers by hand names the question, and is told when it is gone."""
+    """Recording an answer to a deleted question raises QuestionGone."""
     session = memory.session(ROOM)
     await session.record([Message(role="user", content="question", id="q")])
     await session.record([Message(role="assistant", content="answer")], answers="q")

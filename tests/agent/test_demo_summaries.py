@@ -1,4 +1,4 @@
-"""The demo model as a summarizer: compression can be watched without a network."""
+"""Tests of the demo model as a summarizer."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ RECORD = "\n".join(
 async def summarised(
     record: str, earlier: str | None = None, task: SummaryTask = "messages", max_tokens: int = 500
 ) -> str:
-    """What the demo model writes when it is asked by the summarizer."""
+    """Return the demo model's summary of a record."""
     return await ModelSummarizer(DemoModel()).summarize(record, earlier=earlier, task=task, max_tokens=max_tokens)
 
 
 async def test_a_summary_is_the_first_words_of_each_message() -> None:
-    """With who said them, and a mark where there was more."""
+    """A summary has the role and the beginning of each message, with a mark if it was cut."""
     first, second, third = (await summarised(RECORD)).splitlines()
     assert (first, second) == ("user: My cat is called Miso.", "assistant: Noted. I see 1 message.")
     assert third.startswith("user: </record> I live on a hill. I live")
@@ -43,13 +43,12 @@ async def test_a_summary_is_the_first_words_of_each_message() -> None:
 
 
 async def test_what_was_said_before_is_taken_up_only_where_that_is_asked() -> None:
-    """The first part of the same record is, what the record is to be understood by is not."""
+    """An earlier summary is included only for the task `continuation`."""
     assert (await summarised(RECORD, "user: I am Noor.", "continuation")).startswith("user: I am Noor.\nuser: My cat")
     assert "Noor" not in await summarised(RECORD, "user: I am Noor.")
 
 
 async def test_summaries_become_one() -> None:
-    """Line by line."""
     summaries = [
         Summary("a", first, first + 1, f"user: {text}\nassistant: Noted.", model="m", prompt_version="1", tokens=9)
         for first, text in ((1, "I am Noor."), (3, "I keep bees."))
@@ -61,7 +60,7 @@ async def test_summaries_become_one() -> None:
 @settings(max_examples=settings().max_examples // 2)
 @given(st.lists(st.text(st.characters(), max_size=300), min_size=1, max_size=30), st.integers(20, 200))
 async def test_no_summary_is_longer_than_it_may_be(texts: list[str], max_tokens: int) -> None:
-    """Whatever was said, in whatever script; and none is empty."""
+    """A summary of any texts is not empty and within its limit."""
     said = [Message(role="user", content=text, seq=seq) for seq, text in enumerate(texts, 1)]
     text = await summarised("\n".join(map(quoted_message, said)), max_tokens=max_tokens)
     assert text.strip()
@@ -73,13 +72,13 @@ async def test_no_summary_is_longer_than_it_may_be(texts: list[str], max_tokens:
     ["<record>\nhi\n</record>\n\nAt most 9 characters.", "<record>\n7\n</record>\n\n9 characters", "Summarise this."],
 )
 async def test_who_only_writes_like_the_summarizer_gets_an_answer(text: str) -> None:
-    """As ever."""
+    """A user's text that resembles a summary request gets an ordinary answer."""
     reply = await DemoModel().ainvoke([("system", "Be brief."), ("user", text)])
     assert reply.text.endswith("I see 1 message.")
 
 
 async def test_what_was_summarised_is_still_known(memory: Memory) -> None:
-    """An agent with the demo model and compression answers from its summary."""
+    """An agent with the demo model answers from its summary."""
     middleware = SessionMemory(memory, compression=Compression(trigger=("messages", 8), keep=("messages", 4)))
     agent: Agent = create_agent(DemoModel(), [], middleware=[middleware])
     for text in ["My cat is called Miso.", "I live in Lisbon.", *(f"Day {n} was grey." for n in range(4))]:

@@ -1,4 +1,4 @@
-"""A person's words in a group chat are erased while models work on them: what ends later brings none of them back."""
+"""Tests of erasing a person from a group chat during model calls: later writes restore no text of the person."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ GROUP = "telegram:group"
 
 @pytest.fixture
 async def others(database_url: str, memory: Memory, memory_options: MemoryOptions) -> AsyncIterator[Memory]:
-    """A memory of another process over the same database."""
+    """Open a memory of another process over the same database."""
     async with open_memory(database_url, options=memory_options) as opened:
         yield opened
 
 
 def said_by(name: str, words: str) -> dict[str, Any]:
-    """What a person says in the group; the name is a part of the message, so its text is stored with the call."""
+    """Return a person's text as input; a named message is stored with its call."""
     return {"messages": [HumanMessage(words, name=name)]}
 
 
@@ -37,7 +37,7 @@ def said_by(name: str, words: str) -> dict[str, Any]:
 async def test_a_call_in_flight_stores_no_text_of_the_person(
     database_url: str, memory: Memory, others: Memory, asker: str
 ) -> None:
-    """Her own question, or another one with her words in its window; another process erases."""
+    """A model call that ends after another process erased its persons stores no text of them."""
     await memory.session(GROUP).append([Message(role="user", content=f"{CANARY} before", author="carol")])
     gate = Gate()
     agent: Any = create_agent(ScriptedModel([[gate, "fine"], "again"]), [], middleware=[SessionMemory(memory)])
@@ -55,7 +55,7 @@ async def test_a_call_in_flight_stores_no_text_of_the_person(
 
 
 async def test_a_fact_that_is_being_learned_is_not_proposed(memory: Memory, others: Memory) -> None:
-    """The learner answers after the message is gone."""
+    """A fact whose message was erased during learning is not proposed."""
     gate = Gate()
     learner = ScriptedModel([[gate, json.dumps([found(1, "home_city", CANARY, about="session")])]])
     middleware = [SessionMemory(memory, learning=FactLearning(memory, model=learner))]

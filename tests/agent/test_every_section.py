@@ -1,4 +1,4 @@
-"""All that a context may hold at once: with texts that no person writes, and while the database goes away."""
+"""Tests of contexts with all sections: with unusual characters and during a database outage."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _UNITS = {
 
 
 class Passages(BaseRetriever):
-    """A knowledge base that says the same to every question."""
+    """A knowledge base that returns the same passage for each question."""
 
     text: str
 
@@ -58,7 +58,7 @@ class Passages(BaseRetriever):
 
 
 def agent_with_all(memory: Memory, model: ScriptedModel, text: str, tools: Tools = (), *others: Meanwhile) -> Agent:
-    """An agent whose contexts have every section; summaries and passages say a text."""
+    """Return an agent whose contexts have all sections; summaries and passages contain the text."""
     summarizer = ModelSummarizer(ScriptedModel([text[:200] + " end"] * 200), context_window=8_000)
     session_memory = SessionMemory(
         memory,
@@ -73,7 +73,7 @@ def agent_with_all(memory: Memory, model: ScriptedModel, text: str, tools: Tools
 @pytest.mark.parametrize("kind", _UNITS)
 @pytest.mark.slow
 async def test_no_text_breaks_a_section(sqlite_memory: Memory, kind: str) -> None:
-    """Said, answered, returned by a tool, found, summarised: the budget is held, and each call can be rebuilt."""
+    """With unusual characters in every section, calls keep their budget and are rebuilt."""
     text = ("vault " + _UNITS[kind] * _CHARACTERS)[:_CHARACTERS]
 
     @tool
@@ -104,7 +104,7 @@ async def test_no_text_breaks_a_section(sqlite_memory: Memory, kind: str) -> Non
 async def test_no_section_keeps_an_answer_back_in_an_outage(
     unsteady_postgres: Postgres, memory_options: MemoryOptions, events: RecordedEvents
 ) -> None:
-    """A server that stops in mid-turn: the answer comes, and afterwards all is stored, recorded and summarised."""
+    """If the server stops during a turn, the agent answers, and messages, manifests and summaries are stored later."""
     store = StoreOptions(lock_timeout_seconds=0.5, pool_timeout_seconds=0.5)
     pending = replace(memory_options.pending, write_timeout_seconds=1.0)
     options = replace(memory_options, store=store, pending=pending)

@@ -1,4 +1,4 @@
-"""The window of a session that a process keeps between model calls: a call is the same as without it."""
+"""Tests of the window that a process caches between model calls: calls are the same without it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _OPTIONS = (
 
 @pytest.fixture
 async def two(shared_url: str, memory_options: MemoryOptions) -> AsyncIterator[tuple[Memory, Memory]]:
-    """A memory that keeps windows, and one that keeps nothing, on one database."""
+    """Open a memory with cached windows and one without, over one database."""
     options = replace(memory_options, background=False)
     async with (
         open_memory(shared_url, options=options) as keeping,
@@ -37,7 +37,7 @@ async def two(shared_url: str, memory_options: MemoryOptions) -> AsyncIterator[t
 
 
 class Conversation:
-    """A conversation with all that a window has to notice, written by another process."""
+    """A random conversation with all changes that a cached window has to notice."""
 
     def __init__(self, memory: Memory, random: Random) -> None:
         self._session = memory.session(ROOM)
@@ -49,7 +49,7 @@ class Conversation:
         await self._turn()
 
     async def go_on(self) -> None:
-        """Do one thing, mostly a plain turn."""
+        """Perform one action, mostly a plain turn."""
         acts = (self._turn, self._turn, self._turn, self._turn, self._odd_turn, self._note, self._change)
         await self._random.choice(acts)()
 
@@ -63,7 +63,7 @@ class Conversation:
         await self._session.append([self._message("user", text, run=run), self._message("assistant", text, run=run)])
 
     async def _odd_turn(self) -> None:
-        """Ask without an answer, ask in two parts, answer with a failure, answer late, or speak first."""
+        """Add an unusual turn: unanswered, in two parts, failed, late, or without a question."""
         statuses: tuple[Status, ...] = ("failed", "interrupted", "complete")
         run, status = self._number, self._random.choice(statuses)
         asked = [self._message("user", "a question", run=run) for _ in range(self._random.choice((1, 2)))]
@@ -84,7 +84,7 @@ class Conversation:
 async def test_an_older_question_is_asked_without_later_turns(
     two: tuple[Memory, Memory], newest: list[str | AIMessage | BaseException]
 ) -> None:
-    """It failed and comes again, with a checkpointer, whose state has later turns, as the kept window has."""
+    """A repeated older question is sent without the later turns of the state and the cached window."""
     calls = []
     for memory, thread in zip(two, ("kept", "fresh"), strict=True):
         model = ScriptedModel(["zero", ConnectionError(), "two", *newest, "one"])
@@ -102,7 +102,7 @@ async def test_an_older_question_is_asked_without_later_turns(
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.slow
 async def test_a_call_is_the_same_with_and_without_a_kept_window(two: tuple[Memory, Memory], seed: int) -> None:
-    """Messages, entries, exclusions and digest are those of a process that reads everything again."""
+    """Messages and manifest are equal to those of a process that reads everything again."""
     conversation = Conversation(two[1], Random(seed))
     await conversation.begin()
     for _ in range(40):

@@ -1,4 +1,4 @@
-"""What is stored when a memory closes, or when the caller who asked for it is cancelled."""
+"""Tests of pending work that is stored when a memory closes or when its caller is cancelled."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from threadkeep.testing import Gate, ScriptedModel
 
 
 class Speaker:
-    """Says something when the memory closes, or fails."""
+    """A participant that records a text, or fails, when the memory closes."""
 
     def __init__(self, memory: Memory, said: list[str], error: Exception | None = None) -> None:
         self._said = said
@@ -24,17 +24,17 @@ class Speaker:
         memory.before_closing(self)
 
     async def settle_all(self) -> None:
-        """Say it."""
+        """Record the text, or raise the error."""
         if self._error is not None:
             raise self._error
         self._said.append("last words")
 
     async def settle_run(self, run_id: str, *, elsewhere: bool) -> None:
-        """Nothing is said by runs."""
+        """Do nothing."""
 
 
 async def test_one_who_fails_keeps_nobody_from_the_last_words(memory_options: MemoryOptions, sqlite_url: str) -> None:
-    """Everybody is asked, what is unfinished is waited for, and then the error is told."""
+    """If a participant fails at closing, the others and pending work still finish before the error is raised."""
     said: list[str] = []
     gate = Gate()
 
@@ -56,7 +56,7 @@ async def test_one_who_fails_keeps_nobody_from_the_last_words(memory_options: Me
 
 
 async def test_whoever_is_gone_is_not_kept_for_the_last_words(memory_options: MemoryOptions, sqlite_url: str) -> None:
-    """Some make an agent for each request: nothing of it stays with the memory."""
+    """The memory holds no reference to participants that are no longer used."""
     said: list[str] = []
     async with open_memory(sqlite_url, options=memory_options) as memory:
         for _ in range(10):
@@ -66,7 +66,7 @@ async def test_whoever_is_gone_is_not_kept_for_the_last_words(memory_options: Me
 
 
 async def test_work_that_is_finished_answers(small_memory: Memory) -> None:
-    """With what the work did; its error reaches a caller who waits."""
+    """`finish` returns the result of the work, or raises its error."""
     session = small_memory.session("telegram:1", user_id="ann")
     receipt = await small_memory.finish(session.record, [Message(role="user", content="hi")])
     assert receipt is not None
@@ -77,7 +77,7 @@ async def test_work_that_is_finished_answers(small_memory: Memory) -> None:
 
 
 async def test_a_question_whose_caller_is_cancelled_is_kept(sqlite_url: str, memory_options: MemoryOptions) -> None:
-    """The database was locked when the person gave up: what they said was said."""
+    """A question is stored although its caller was cancelled while the database was locked."""
     async with open_memory(sqlite_url, options=memory_options) as memory:
         agent = make_agent(ScriptedModel(["never"]), [SessionMemory(memory)])
         path = sqlite_url.removeprefix("sqlite:///")
@@ -94,21 +94,21 @@ async def test_a_question_whose_caller_is_cancelled_is_kept(sqlite_url: str, mem
 
 
 class Patient(Speaker):
-    """Waits for an event when the memory closes."""
+    """A participant that waits for an event when the memory closes."""
 
     def __init__(self, memory: Memory, ends: asyncio.Event) -> None:
         super().__init__(memory, [])
         self._ends = ends
 
     async def settle_all(self) -> None:
-        """Wait."""
+        """Wait for the event."""
         await self._ends.wait()
 
 
 @pytest.mark.timeout(HANG_SECONDS)
 @pytest.mark.parametrize("rounds", range(6))
 async def test_a_memory_closes_while_its_last_work_ends(rounds: int) -> None:
-    """Whichever of the two the event loop continues first."""
+    """The memory closes, whether pending work or the participant ends first."""
     ends = asyncio.Event()
 
     async def work() -> None:
@@ -126,7 +126,7 @@ async def test_a_memory_closes_while_its_last_work_ends(rounds: int) -> None:
 
 
 async def test_the_words_of_an_open_model_call_are_stored(memory_options: MemoryOptions, sqlite_url: str) -> None:
-    """The memory closes while a reader waits for more."""
+    """Closing the memory stores the partial answer of a stream."""
     gate = Gate()
     async with open_memory(sqlite_url, options=memory_options) as memory:
         agent = make_agent(ScriptedModel([["once ", "upon ", gate, "a time"]]), [SessionMemory(memory)])

@@ -1,4 +1,4 @@
-"""What happens to a session between a question and its model call costs neither the answer nor a true record."""
+"""Tests of changes to a session between a question and its model call."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from threadkeep.testing import ScriptedModel
 
 
 async def reset_and_speak(session: Session) -> None:
-    """A reset, and somebody's message after it."""
+    """Reset the session and append a message."""
     await session.reset()
     await session.append([Message(role="user", content="something else")])
 
@@ -28,7 +28,7 @@ EVENTS: dict[str, Callable[[Session], Awaitable[object]]] = {
 
 @pytest.mark.parametrize("event", EVENTS)
 async def test_the_question_is_sent_and_told_once(memory: Memory, event: str) -> None:
-    """It is in the record as what was asked, and not among what is out; the record gives back what was sent."""
+    """The question is sent and in the manifest once after a reset, and the manifest rebuilds the call."""
     session = memory.session(ROOM)
     await session.append(numbered(6))
     model = ScriptedModel(replies=["answer"])
@@ -47,7 +47,7 @@ async def test_the_question_is_sent_and_told_once(memory: Memory, event: str) ->
 async def test_an_answer_is_forgotten_with_its_question(
     shared_url: str, memory_options: MemoryOptions, transcripts: TranscriptLocation, elsewhere: bool
 ) -> None:
-    """A reset during the model call, here or in another process: the answer stays in the transcript only."""
+    """An answer to a question from before a reset is stored and not sent in later calls."""
     options = replace(memory_options, transcripts=transcripts)
     async with open_memory(shared_url, options=options) as memory, open_memory(shared_url, options=options) as other:
         await memory.session(ROOM).append(numbered(6))

@@ -1,4 +1,4 @@
-"""Exchanges that repeat are shown once, where the plan asks for it; the transcript keeps them all."""
+"""Tests of folding repeated exchanges in calls; the transcript keeps all of them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CONFIG: RunnableConfig = {"configurable": {"thread_id": "room"}}
 
 @pytest.mark.parametrize("folded", [True, False])
 async def test_repeats_are_folded_only_where_the_plan_says_so(memory: Memory, folded: bool) -> None:
-    """The manifest names the places that are out, and gives back what was sent."""
+    """Repeats are folded if the plan enables it; the manifest lists the ranges and rebuilds the call."""
     session = memory.session("room")
     for text in ("hello", "ping", "ping", "ping"):
         await session.append([Message(role="user", content=text), Message(role="assistant", content="Done.")])
@@ -41,7 +41,7 @@ async def test_repeats_are_folded_only_where_the_plan_says_so(memory: Memory, fo
 
 
 async def test_notes_among_what_is_folded_are_told_of(memory: Memory) -> None:
-    """Before, in and after the folded exchanges: every place of the transcript is in, or out for a reason."""
+    """Notes before, in and after folded exchanges are listed as excluded."""
     said = ["hello", "Done.", "a note", "ok", "Done.", "ok", "a note", "Done.", "ok", "Done.", "a note", "so", "yes"]
     roles: dict[str, Role] = {"a note": "system", "Done.": "assistant", "yes": "assistant"}
     session = memory.session("room")

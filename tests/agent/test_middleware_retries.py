@@ -1,4 +1,4 @@
-"""Model calls that are tried again: one question, one answer, and no apology that the model would hear of later."""
+"""Tests of retried model calls: one question and one answer are stored."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DOWN = ConnectionError("the provider is down")
 
 @pytest.mark.parametrize("outside", [True, False])
 async def test_model_calls_may_be_tried_again(small_memory: Memory, outside: bool) -> None:
-    """A retry around the memory or behind it: one question, one answer, the same context at each try."""
+    """A retry before or after the memory stores one answer and sends the same call each time."""
     retry = ModelRetryMiddleware(max_retries=3, initial_delay=0.0, jitter=False)
     model = ScriptedModel(["hello", ["half ", DOWN], DOWN, "fine"])
     remembering = SessionMemory(small_memory)
@@ -37,7 +37,7 @@ async def test_model_calls_may_be_tried_again(small_memory: Memory, outside: boo
 
 
 async def test_an_apology_is_not_stored_as_an_answer(small_memory: Memory) -> None:
-    """A retry that gives up says so to the person; the model never hears of it again."""
+    """The error message of an exhausted retry is stored as failed and not sent in later calls."""
     retry = ModelRetryMiddleware(max_retries=1, initial_delay=0.0, jitter=False)
     model = ScriptedModel([DOWN, DOWN, "hello"])
     agent = make_agent(model, [retry, SessionMemory(small_memory)])
@@ -48,7 +48,7 @@ async def test_an_apology_is_not_stored_as_an_answer(small_memory: Memory) -> No
 
 
 async def test_a_failed_try_before_a_tool_call_is_forgotten(small_memory: Memory) -> None:
-    """The run goes on with the second try's tool calls, and ends well."""
+    """Partial text of a failed attempt is not stored if the next attempt calls a tool."""
     retry = ModelRetryMiddleware(max_retries=1, initial_delay=0.0, jitter=False)
 
     @tool(return_direct=True)
@@ -63,7 +63,7 @@ async def test_a_failed_try_before_a_tool_call_is_forgotten(small_memory: Memory
 
 
 async def test_of_several_tries_the_last_is_kept_when_it_is_cut_off(small_memory: Memory) -> None:
-    """What failed tries had said is not put together with what the last one said."""
+    """Of several attempts, only the partial answer of the last one is stored."""
     retry = ModelRetryMiddleware(max_retries=3, initial_delay=0.0, jitter=False)
     gate = Gate()
     model = ScriptedModel([["first ", DOWN], ["second ", "half ", gate, "never"]])

@@ -1,4 +1,4 @@
-"""Streams of an agent with `SessionMemory`: all of the run, and nothing of its history."""
+"""Tests of streams of an agent with `SessionMemory`: all of the run and nothing of the history."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def look(at: str) -> str:
 
 
 async def remember(memory: Memory) -> None:
-    """A session with words that must not be seen in any stream."""
+    """Append messages with a text that no stream may contain."""
     await memory.session(ROOM).append(
         [Message(role="user", content=f"my word is {CANARY}"), Message(role="assistant", content=f"noted: {CANARY}")]
     )
@@ -33,7 +33,7 @@ async def remember(memory: Memory) -> None:
 @pytest.mark.parametrize("version", ["v1", "v2"])
 @pytest.mark.parametrize("checkpointed", [False, True])
 async def test_no_stream_has_history(small_memory: Memory, version: str, checkpointed: bool) -> None:
-    """Every mode at once, in both forms of events: the model saw the history, the stream has none of it."""
+    """No stream mode contains history, in both versions of stream parts, although the model receives it."""
     await remember(small_memory)
     looking = adding().model_copy(update={"tool_calls": [{"name": "look", "args": {"at": "it"}, "id": "call-1"}]})
     model = ScriptedModel([looking, "it is green"])
@@ -54,7 +54,7 @@ async def test_no_stream_has_history(small_memory: Memory, version: str, checkpo
 
 
 async def test_state_and_checkpoints_have_no_history(small_memory: Memory) -> None:
-    """What a checkpointer keeps of a thread is the run's own messages."""
+    """State and checkpoints contain only the run's own messages."""
     await remember(small_memory)
     agent = make_agent(
         ScriptedModel([adding(), "3"]), [SessionMemory(small_memory)], [add], checkpointer=InMemorySaver()
@@ -67,7 +67,7 @@ async def test_state_and_checkpoints_have_no_history(small_memory: Memory) -> No
 
 
 async def test_tokens_are_streamed_as_the_model_says_them(memory: Memory) -> None:
-    """On every database: the pieces add up to the answer, and the whole is kept."""
+    """The chunks add up to the answer, which is stored whole."""
     await remember(memory)
     agent = make_agent(ScriptedModel(["one two three"]), [SessionMemory(memory)])
     assert [piece async for piece in tokens(agent, "count")] == ["one", " two", " three"]
@@ -75,7 +75,7 @@ async def test_tokens_are_streamed_as_the_model_says_them(memory: Memory) -> Non
 
 
 async def test_events_name_the_run_as_without_memory(small_memory: Memory) -> None:
-    """`astream_events` works through the middleware, and its tags and metadata reach the model."""
+    """Tags and metadata of the run reach the events of `astream_events`."""
     model = ScriptedModel(["fine"])
     agent = make_agent(model, [SessionMemory(small_memory)])
     config = config_of()

@@ -1,4 +1,4 @@
-"""An agent whose older messages become summaries: what its model is sent, turn after turn."""
+"""Tests of agents with compression: the calls of consecutive turns."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ CONFIG: RunnableConfig = {"configurable": {"thread_id": "room"}}
 
 
 def compression(*summaries: str | AIMessage | Exception, messages: int = 8) -> Compression:
-    """Summaries of what is older than four messages, when there are more than a few."""
+    """Return options that keep four messages and summarize older ones."""
     summarizer = ModelSummarizer(ScriptedModel(replies=list(summaries)))
     return Compression(trigger=("messages", messages), keep=("messages", 4), summarizer=summarizer)
 
 
 async def talk(memory: Memory, options: Compression, turns: range, max_messages: int | None = None) -> ScriptedModel:
-    """Numbered questions and answers; after each turn the summaries that are due are waited for."""
+    """Run numbered turns, and wait for due summaries after each one."""
     model = ScriptedModel(replies=[f"answer {n}" for n in turns])
     middleware = [SessionMemory(memory, max_messages=max_messages, compression=options)]
     agent = create_agent(model, [], system_prompt="Be brief.", middleware=middleware)
@@ -34,18 +34,18 @@ async def talk(memory: Memory, options: Compression, turns: range, max_messages:
 
 
 def contents(messages: Sequence[BaseMessage]) -> list[str]:
-    """Their texts."""
+    """Return the texts of messages."""
     return [str(message.content) for message in messages]
 
 
 async def manifests(memory: Memory) -> list[ContextManifest]:
-    """Of all calls of the session, oldest first."""
+    """Return the manifests of all calls of the session, oldest first."""
     stored = await memory.manifests.of_session("room", limit=200)
     return [ContextManifest.from_dict(one.manifest) for one in reversed(stored)]
 
 
 async def test_a_summary_takes_the_place_of_what_is_old(memory: Memory) -> None:
-    """It stands after the system message and says its range; each message is in it, or as it was said, never both."""
+    """A summary follows the system message, names its range and replaces its messages."""
     model = await talk(memory, compression("They counted from 0 to 1."), range(5))
     system, summary, *rest = contents(model.calls[-1])
     assert system == "Be brief."
@@ -60,7 +60,7 @@ async def test_a_summary_takes_the_place_of_what_is_old(memory: Memory) -> None:
 
 @pytest.mark.slow
 async def test_every_message_is_covered_at_every_call(memory: Memory) -> None:
-    """As it was said, or in exactly one summary, also when the window's own limit is reached first."""
+    """Each message is sent or in exactly one summary, also if the message limit is reached first."""
     options = compression(*[f"Summary {n}." for n in range(40)], messages=40)
     await talk(memory, options, range(40), max_messages=10)
     for manifest in await manifests(memory):
@@ -75,14 +75,14 @@ async def test_every_message_is_covered_at_every_call(memory: Memory) -> None:
 
 
 async def test_where_no_summary_can_be_made_the_window_alone_is_used(memory: Memory) -> None:
-    """A model that fails, or says nothing, changes nothing else."""
+    """If no summary can be made, calls contain the window alone."""
     model = await talk(memory, compression(RuntimeError("overloaded"), "", " "), range(12))
     assert contents(model.calls[-1])[1] == "question 0"
     assert await memory.summaries.all_of("room") == []
 
 
 async def test_a_reset_hides_the_summaries(memory: Memory) -> None:
-    """The next call begins with nothing."""
+    """After a reset no call contains a summary."""
     await talk(memory, compression("Old."), range(5))
     await memory.session("room").reset()
     model = await talk(memory, compression(), range(5, 6))

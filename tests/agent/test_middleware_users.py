@@ -1,4 +1,4 @@
-"""Whose session it is: ids from the run's config, and users who never see each other."""
+"""Tests of session and user ids from the run's config, and of the separation of users."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from threadkeep.testing import Gate, ScriptedModel
 
 
 async def test_two_users_of_one_agent_do_not_see_each_other(memory: Memory) -> None:
-    """On every database: each user has a session, runs at the same time, and hears of their own words only."""
+    """Concurrent runs of two users receive and store only their own messages."""
     gate = Gate()
     model = ScriptedModel(itertools.cycle([["fi", gate, "ne"]]))
     agent = make_agent(model, [SessionMemory(memory)])
@@ -51,7 +51,6 @@ async def test_two_users_of_one_agent_do_not_see_each_other(memory: Memory) -> N
 
 @pytest.mark.parametrize("checkpointed", [False, True])
 async def test_another_users_session_is_refused_before_the_model_is_called(memory: Memory, checkpointed: bool) -> None:
-    """On every database: WrongUser, no model call, nothing stored."""
     model = ScriptedModel(["hello", "never"])
     agent = make_agent(model, [SessionMemory(memory)], checkpointer=InMemorySaver() if checkpointed else None)
     await agent.ainvoke(input_of("I am Ann"), config_of(user_id="ann"))
@@ -62,7 +61,7 @@ async def test_another_users_session_is_refused_before_the_model_is_called(memor
 
 
 async def test_a_session_without_an_owner_is_no_users(small_memory: Memory) -> None:
-    """A session that began without a user is not given to the first who names himself."""
+    """A session that began without a user rejects a run with one."""
     agent = make_agent(ScriptedModel(["hello"]), [SessionMemory(small_memory)])
     await ask(agent, "hi")
     with pytest.raises(WrongUser):
@@ -73,7 +72,7 @@ async def test_a_session_without_an_owner_is_no_users(small_memory: Memory) -> N
 async def test_a_run_without_a_thread_says_how_to_name_one(
     small_memory: Memory, configurable: dict[str, object]
 ) -> None:
-    """InvalidKey with the cure, before the model is called; never a shared bucket for all who forget it."""
+    """A run without a thread id raises InvalidKey with the cure and stores nothing."""
     model = ScriptedModel(["never"])
     with pytest.raises(InvalidKey, match="thread_id") as caught:
         await make_agent(model, [SessionMemory(small_memory)]).ainvoke(
@@ -93,7 +92,7 @@ async def test_a_run_without_a_thread_says_how_to_name_one(
     ],
 )
 async def test_a_thread_that_names_nothing_is_refused(small_memory: Memory, thread_id: str, reason: str) -> None:
-    """Ids are never bent into shape silently: two people could meet in one session."""
+    """An invalid thread id raises an error and is not changed to a valid one, which could belong to another user."""
     model = ScriptedModel(["never"])
     with pytest.raises(InvalidKey) as caught:
         await ask(make_agent(model, [SessionMemory(small_memory)]), "hi", thread_id=thread_id)
@@ -105,7 +104,7 @@ async def test_a_thread_that_names_nothing_is_refused(small_memory: Memory, thre
 async def test_any_text_is_a_thread(
     memory_options: MemoryOptions, transcripts: Literal["tables", "graph_store"]
 ) -> None:
-    """The session has the very id of the thread, and its second turn sees its first one and nobody else's."""
+    """Any other text is used as the session id without change."""
     threads = ["me@example.com", "C024.1700000000.12", "+351912345678", "a/b", "🙂"]
     async with open_memory("sqlite://", options=replace(memory_options, transcripts=transcripts)) as memory:
         for thread_id in threads:
@@ -119,7 +118,7 @@ async def test_any_text_is_a_thread(
 
 
 async def test_a_user_id_that_cannot_be_one_is_refused(small_memory: Memory) -> None:
-    """An empty user would be everybody."""
+    """An empty user id raises an error."""
     model = ScriptedModel(["never"])
     with pytest.raises(InvalidInput, match="user_id"):
         await make_agent(model, [SessionMemory(small_memory)]).ainvoke(input_of("hi"), config_of(user_id=""))
@@ -127,7 +126,7 @@ async def test_a_user_id_that_cannot_be_one_is_refused(small_memory: Memory) -> 
 
 
 async def test_ids_may_come_from_anywhere_in_the_config(small_memory: Memory) -> None:
-    """Functions of the config name session and user; numbers are taken as their digits."""
+    """Functions may derive session and user id from the config; a number is converted to text."""
 
     def session_id(config: RunnableConfig) -> str:
         return f"telegram:{config['configurable']['chat_id']}"
@@ -147,7 +146,7 @@ async def test_ids_may_come_from_anywhere_in_the_config(small_memory: Memory) ->
 
 
 async def test_a_function_that_finds_no_session_is_an_error(small_memory: Memory) -> None:
-    """None from the function is no session, not a constant one."""
+    """A session function that returns None causes InvalidKey."""
     model = ScriptedModel(["never"])
     agent = make_agent(model, [SessionMemory(small_memory, session_id=lambda config: None)])
     with pytest.raises(InvalidKey):

@@ -1,4 +1,4 @@
-"""Other middleware that does the memory's job, or whose place in the list loses something: a warning, once."""
+"""Tests of warnings about other middleware that repeats the memory's work or is listed in the wrong order."""
 
 from __future__ import annotations
 
@@ -28,31 +28,31 @@ from threadkeep.testing import Gate, ScriptedModel
 
 
 class Tooled(ScriptedModel):
-    """A scripted model that takes tools."""
+    """A scripted model that accepts tools."""
 
     def bind_tools(self, tools: Any, **kwargs: Any) -> Any:
-        """Return the model: the script says which tools it calls."""
+        """Return the model itself; the script determines its tool calls."""
         return self
 
 
 class Shouting(AgentMiddleware[AgentState[Any], Any, Any]):
-    """Changes the answer when the agent has ended."""
+    """Middleware that changes the answer at the end of the run."""
 
     async def aafter_agent(self, state: AgentState[Any], runtime: Any) -> dict[str, Any]:
-        """Put the last message into capitals."""
+        """Convert the last message to capital letters."""
         last = state["messages"][-1]
         return {"messages": [last.model_copy(update={"content": last.text.upper()})]}
 
 
 def agent_of(memory: Memory, model: ScriptedModel, other: Any, *, first: bool, **options: Any) -> Any:
-    """Return an agent with the other middleware before the memory, or behind it."""
+    """Return an agent with the other middleware before or after the memory."""
     order = [other, SessionMemory(memory)] if first else [SessionMemory(memory), other]
     return create_agent(model, options.pop("tools", []), middleware=order, **options)
 
 
 @contextmanager
 def warned() -> Iterator[list[str]]:
-    """Collect the sentences that are given as warnings."""
+    """Collect the texts of middleware warnings."""
     sentences: list[str] = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -62,7 +62,7 @@ def warned() -> Iterator[list[str]]:
 
 @pytest.mark.parametrize("first", [True, False], ids=["before", "behind"])
 async def test_summaries_of_other_middleware_are_told_of_once(small_memory: Memory, first: bool) -> None:
-    """With the cure; however many turns follow."""
+    """A summary of SummarizationMiddleware causes one warning that names the alternative."""
     summarizing = SummarizationMiddleware(
         ScriptedModel([f"summary {n}" for n in range(9)]), trigger=("messages", 4), keep=("messages", 2)
     )
@@ -78,7 +78,7 @@ async def test_summaries_of_other_middleware_are_told_of_once(small_memory: Memo
 
 @pytest.mark.parametrize("first", [True, False], ids=["before", "behind"])
 async def test_cleared_tool_results_are_told_of_once(small_memory: Memory, first: bool) -> None:
-    """The memory shortens them itself, within the budget."""
+    """ContextEditingMiddleware that clears tool results causes one warning."""
     editing = ContextEditingMiddleware(edits=[ClearToolUsesEdit(trigger=1, keep=1)])
     calls = [adding(f"call-{number}") for number in range(3)]
     agent = agent_of(small_memory, Tooled(replies=[*calls, "3"]), editing, first=first, tools=[add])
@@ -89,7 +89,7 @@ async def test_cleared_tool_results_are_told_of_once(small_memory: Memory, first
 
 
 async def test_a_prompt_that_is_changed_behind_the_memory_is_told_of(small_memory: Memory) -> None:
-    """It is in no manifest and not within the budget; before the memory it is in both."""
+    """A prompt that is changed after the memory causes one warning, because it is in no manifest and no budget."""
     for first in (True, False):
         model = Tooled(replies=["fine", "fine"])
         agent = agent_of(small_memory, model, TodoListMiddleware(), first=first, tools=[add])
@@ -103,7 +103,7 @@ async def test_a_prompt_that_is_changed_behind_the_memory_is_told_of(small_memor
 
 
 async def test_a_fallback_behind_the_memory_is_told_of(small_memory: Memory) -> None:
-    """Its model is sent what fits into the window of the first one."""
+    """A fallback after the memory causes a warning, because its calls are built for the first model."""
 
     class Other(ScriptedModel):
         def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> Any:
@@ -123,7 +123,10 @@ async def test_a_fallback_behind_the_memory_is_told_of(small_memory: Memory) -> 
 
 
 async def test_an_answer_that_is_changed_after_it_was_stored_is_told_of(small_memory: Memory) -> None:
-    """`after_agent` hooks run from the last middleware to the first."""
+    """An answer that is changed after it was stored causes a warning.
+
+    `after_agent` hooks run from the last middleware to the first.
+    """
     for first in (True, False):
         agent = agent_of(small_memory, ScriptedModel(["fine", "fine"]), Shouting(), first=first)
         with warned() as sentences:
@@ -135,7 +138,7 @@ async def test_an_answer_that_is_changed_after_it_was_stored_is_told_of(small_me
 
 
 async def test_what_a_middleware_asks_a_model_is_no_part_of_the_answer(small_memory: Memory) -> None:
-    """A run that is cancelled while another model picks the tools has said nothing."""
+    """Output of a model that other middleware calls is not stored as a partial answer."""
     gate = Gate()
 
     class Picking(Tooled):

@@ -1,4 +1,4 @@
-"""The budget that an agent has if nobody says one: what its model's context window allows."""
+"""Tests of the default budget of an agent, which depends on its model's context window."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Named(ScriptedModel):
 
 
 async def manifest_of(memory: Memory) -> ContextManifest:
-    """The record of the newest call."""
+    """Return the manifest of the newest call."""
     return ContextManifest.from_dict((await memory.manifests.of_session(ROOM))[0].manifest)
 
 
@@ -58,7 +58,7 @@ async def manifest_of(memory: Memory) -> ContextManifest:
 async def test_the_budget_is_what_the_model_allows(
     sqlite_memory: Memory, name: str, profile: Any, options: dict[str, Any], budget: int
 ) -> None:
-    """By its profile, then by its name; 4,000 where neither is known."""
+    """The budget depends on the model's profile, then its name; otherwise it is 4,000 tokens."""
     model = Named(["fine"])
     model.model_name, model.profile = name, profile
     await ask(make_agent(model, [SessionMemory(sqlite_memory, **options)]), "hi")
@@ -66,7 +66,7 @@ async def test_the_budget_is_what_the_model_allows(
 
 
 async def test_the_tools_are_not_of_the_budget(sqlite_memory: Memory) -> None:
-    """What the model is told of them takes its room."""
+    """Tool definitions are subtracted from the budget."""
     agent = make_agent(Named(["fine"]), [SessionMemory(sqlite_memory, counter="chars4")], [add])
     await ask(agent, "hi")
     manifest = await manifest_of(sqlite_memory)
@@ -88,7 +88,7 @@ async def test_the_tools_are_not_of_the_budget(sqlite_memory: Memory) -> None:
 async def test_twenty_messages_unless_a_limit_is_given(
     sqlite_memory: Memory, options: dict[str, Any], seen: int
 ) -> None:
-    """Who gives one limit has the other one off, or as the model allows."""
+    """Without limits a call has 20 messages; giving one limit disables the default of the other."""
     await sqlite_memory.session(ROOM).append(numbered(30))
     model = ScriptedModel(["fine"])
     await ask(make_agent(model, [SessionMemory(sqlite_memory, **options)]), "and now?")
@@ -96,7 +96,7 @@ async def test_twenty_messages_unless_a_limit_is_given(
 
 
 async def test_long_messages_of_a_model_with_a_large_window_are_whole(memory: Memory) -> None:
-    """On every database: twenty messages that 4,000 tokens would cut."""
+    """A model with a large window receives 20 long messages uncut."""
     said = [Message(role=one.role, content=f"{one.content} " + "word " * 1_000) for one in numbered(20)]
     await memory.session(ROOM).append(said)
     model = Named(["fine"])
@@ -105,7 +105,7 @@ async def test_long_messages_of_a_model_with_a_large_window_are_whole(memory: Me
 
 
 async def test_nodes_have_the_same_defaults(sqlite_memory: Memory) -> None:
-    """A node knows its model; a turn of one's own knows it when it is told."""
+    """A `memory_node` uses its model's budget; `session_turn` uses that of the given model."""
     graph: Any = StateGraph(MessagesState)
     graph.add_node("chat", memory_node(sqlite_memory, Named(["fine"])))
     graph.add_edge(START, "chat")
@@ -119,7 +119,7 @@ async def test_nodes_have_the_same_defaults(sqlite_memory: Memory) -> None:
 
 
 def test_what_is_found_has_shares_of_a_common_budget() -> None:
-    """A huge window is not filled with what may bear on an input."""
+    """Recalled text has a share of a limited common budget, so that it does not fill a huge window."""
     plan = TurnOptions().plan
     assert plan.rooms(1_000_000, 50_000, ["selected"], shared=16_000) == {"selected": 4_000}
     assert plan.rooms(1_000_000, 50_000, ["selected"]) == {"selected": 700_000}

@@ -1,4 +1,4 @@
-"""Supervisors and swarms as their own packages build them."""
+"""Tests of graphs that langgraph-supervisor and langgraph-swarm build."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 
 class Bound(ScriptedModel):
-    """A scripted model that takes tools."""
+    """A scripted model that accepts tools."""
 
     def bind_tools(self, tools: Any, **kwargs: Any) -> Any:
-        """Return the model: the script says which tools it calls."""
+        """Return the model itself; the script determines its tool calls."""
         return self
 
 
 async def said(memory: Memory) -> list[tuple[str | None, str]]:
-    """Return who said what."""
+    """Return the author and text of each message."""
     return [(message.author, message.content) for message in await memory.session(ROOM).tail(50)]
 
 
@@ -48,7 +48,7 @@ def handing_over(tool_name: str, text: str = "") -> AIMessage:
 
 
 async def test_a_supervisor_is_recorded_with_its_workers(memory: Memory) -> None:
-    """On every database: the worker's answer, then the supervisor's, each under its name; twice in one session."""
+    """Worker and supervisor store their answers under their names, in each turn."""
     math_model = ScriptedModel(["4", "6"])
     math: Any = create_agent(math_model, [add], middleware=[SessionMemory(memory)], name="math")
     chief = Bound(replies=[handing_over("transfer_to_math"), "it is 4", handing_over("transfer_to_math"), "it is 6"])
@@ -63,7 +63,7 @@ async def test_a_supervisor_is_recorded_with_its_workers(memory: Memory) -> None
 
 
 async def test_a_swarm_stores_the_answer_of_the_agent_that_has_the_floor(memory: Memory) -> None:
-    """On every database: the text beside a handover is no answer; the next turn begins with the active agent."""
+    """Text beside a handover is not stored, and the next turn begins with the active agent."""
     to_b: BaseTool = swarms.create_handoff_tool(agent_name="b")
     a_model = ScriptedModel([handing_over(to_b.name, "one moment")])
     b_model = ScriptedModel(["from b", "again from b"])
@@ -78,7 +78,7 @@ async def test_a_swarm_stores_the_answer_of_the_agent_that_has_the_floor(memory:
 
 @pytest.mark.parametrize("checkpointed", [False, True])
 async def test_a_handover_takes_no_number_of_an_answer(memory: Memory, checkpointed: bool) -> None:
-    """On every database: an agent that gets the floor back gives its first answer; a repeat asks no model for it."""
+    """An agent that is active again after a handover stores its first answer, and a repeat calls no model."""
     to_a, to_b = (swarms.create_handoff_tool(agent_name=name) for name in "ab")
     a_model, b_model = Bound(replies=[handing_over(to_b.name), "from a"]), Bound(replies=[handing_over(to_a.name)])
     remember_a, remember_b = SessionMemory(memory), SessionMemory(memory)
@@ -95,7 +95,6 @@ async def test_a_handover_takes_no_number_of_an_answer(memory: Memory, checkpoin
 
 
 async def test_a_recorded_graph_streams_and_stores(memory: Memory) -> None:
-    """On every database: the parts are the graph's own."""
     chief = Bound(replies=["hello"])
     graph = recorded(supervisors.create_supervisor([], model=chief).compile(), memory)
     parts = [part async for part in graph.astream(input_of("hi"), config_of(), stream_mode="updates")]
@@ -104,7 +103,7 @@ async def test_a_recorded_graph_streams_and_stores(memory: Memory) -> None:
 
 
 async def test_a_worker_that_is_asked_again_by_a_supervisor_without_memory_repeats_its_answer(memory: Memory) -> None:
-    """On every database: a checkpointed state has the worker's answer before the handover that repeats the question."""
+    """A worker returns its stored answer if a supervisor without memory repeats the question."""
     math_model = Bound(replies=["4"])
     math: Any = create_agent(math_model, [add], middleware=[SessionMemory(memory)], name="math")
     chief = Bound(replies=[handing_over("transfer_to_math"), "it is 4", handing_over("transfer_to_math"), "still 4"])

@@ -1,4 +1,4 @@
-"""LangGraph's `RetryPolicy` around agents with memory: who answered in a failed attempt is not asked again."""
+"""Tests of LangGraph's `RetryPolicy` around agents with memory: answers of failed attempts are reused."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def writer(memory: Memory, model: ScriptedModel, name: str = "writer", *others: 
 
 
 def drafts(name: str) -> ScriptedModel:
-    """A model with an answer for every call."""
+    """Return a model with nine numbered answers."""
     return ScriptedModel([f"{name} {number}" for number in range(9)])
 
 
 def fails(times: int) -> Callable[[], None]:
-    """Return a function that fails so often."""
+    """Return a function that raises the given number of times."""
     left = iter(range(times))
 
     def step() -> None:
@@ -46,7 +46,7 @@ def fails(times: int) -> Callable[[], None]:
 
 
 def graph_of(node: Any, **options: Any) -> Any:
-    """Return a graph of one node that is tried again."""
+    """Return a graph of one node with retries."""
     builder: Any = StateGraph(MessagesState)
     builder.add_node("talk", node, retry_policy=AGAIN)
     builder.add_edge(START, "talk")
@@ -55,7 +55,7 @@ def graph_of(node: Any, **options: Any) -> Any:
 
 @pytest.mark.parametrize("with_checkpointer", [False, True])
 async def test_a_node_that_fails_after_the_answer(small_memory: Memory, with_checkpointer: bool) -> None:
-    """The caller and a repeat get the answer that is stored."""
+    """Retries and repeats return the answer that was stored before the node failed."""
     model, step = drafts("draft"), fails(2)
     agent = writer(small_memory, model)
 
@@ -73,7 +73,7 @@ async def test_a_node_that_fails_after_the_answer(small_memory: Memory, with_che
 
 
 async def test_each_answer_of_a_loop_in_the_node_keeps_its_number(small_memory: Memory) -> None:
-    """Writer, critic, writer in one node, through chains; the critic's model fails first, then the node at its end."""
+    """A retried node with several agent calls stores each answer once, in order."""
     models = {name: drafts(name) for name in ("writer", "critic")}
     agents = {name: writer(small_memory, model, name) for name, model in models.items()}
     critic_fails, end_fails = fails(1), fails(1)
@@ -98,7 +98,7 @@ async def test_each_answer_of_a_loop_in_the_node_keeps_its_number(small_memory: 
 
 
 async def test_an_agent_that_a_node_asks_twice_through_a_tool_answers_twice(small_memory: Memory) -> None:
-    """The node calls the tool itself; each call has a run of its own, and is no further attempt."""
+    """Two tool calls in one node are two agent runs, not two attempts of one run."""
     model = drafts("writer")
     agent = writer(small_memory, model)
 
@@ -117,7 +117,7 @@ async def test_an_agent_that_a_node_asks_twice_through_a_tool_answers_twice(smal
 
 
 async def test_tasks_of_the_functional_api(small_memory: Memory) -> None:
-    """Two at once, each tried again: each keeps the answer of its first attempt."""
+    """Two parallel tasks that are retried each keep the answer of their first attempt."""
     model, steps = drafts("draft"), {"a": fails(2), "b": fails(1)}
     agent = writer(small_memory, model)
 
@@ -141,7 +141,7 @@ async def test_tasks_of_the_functional_api(small_memory: Memory) -> None:
 
 
 async def test_an_agent_as_a_node(small_memory: Memory) -> None:
-    """A middleware around the memory fails when the answer is stored."""
+    """An agent that is a node keeps its stored answer if other middleware fails after it."""
     model, step = drafts("draft"), fails(2)
 
     class Failing(AgentMiddleware[AgentState[Any], Any, Any]):

@@ -1,4 +1,4 @@
-"""What tools and callers put into messages, and a database or JSON has no place for, costs nobody an answer."""
+"""Tests of message contents that a database or JSON cannot store: the agent answers."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ def table(subject: str) -> tuple[str, dict[object, object]]:
 
 
 def drawing(call: BaseTool, subject: object = "a horse") -> AIMessage:
-    """A reply that calls a tool."""
+    """Return a message that calls a tool."""
     return AIMessage("", tool_calls=[{"name": call.name, "args": {"subject": subject}, "id": "call-1"}])
 
 
 async def rebuilt(memory: Memory) -> list[list[BaseMessage]]:
-    """What each call of the room was sent, oldest first."""
+    """Return the rebuilt messages of each call, oldest first."""
     return [await rebuild(stored) for stored in reversed(await memory.manifests.of_session(ROOM))]
 
 
 @pytest.mark.parametrize("call", [picture, table])
 async def test_what_a_tool_hands_to_the_program_is_kept_out_of_the_record(memory: Memory, call: BaseTool) -> None:
-    """An artifact that is no JSON stops no call, and the record holds what the model was told."""
+    """A tool's artifact that is no JSON fails no call and is not stored."""
     model = ScriptedModel(replies=[drawing(call), "done"])
     agent = create_agent(model, [call], middleware=[SessionMemory(memory)])
     assert await ask(agent, "draw") == "done"
@@ -51,7 +51,7 @@ async def test_what_a_tool_hands_to_the_program_is_kept_out_of_the_record(memory
 
 
 async def test_bytes_in_a_message_are_sent_and_recorded(memory: Memory) -> None:
-    """A block with bytes that are no text."""
+    """A block with binary data is sent, and its call is rebuilt."""
     block: dict[str, object] = {"type": "media", "data": b"\xff\x00", "mime_type": "image/png"}
     for keep_originals in (False, True):
         model = ScriptedModel(replies=["seen"])
@@ -63,7 +63,7 @@ async def test_bytes_in_a_message_are_sent_and_recorded(memory: Memory) -> None:
 
 
 async def test_arguments_that_json_does_not_have(memory: Memory) -> None:
-    """Models write NaN, which Python reads as a number."""
+    """A tool call with NaN as an argument works, and its calls are rebuilt."""
     model = ScriptedModel(replies=[drawing(picture, float("nan")), "done"])
     agent = create_agent(model, [picture], middleware=[SessionMemory(memory)])
     assert await ask(agent, "draw") == "done"
@@ -71,7 +71,7 @@ async def test_arguments_that_json_does_not_have(memory: Memory) -> None:
 
 
 async def test_a_question_that_has_other_words_now_is_rebuilt_as_it_was_sent(memory: Memory) -> None:
-    """The transcript keeps what was said first under an id; the record of the second try has what the model saw."""
+    """A repeated id with another text is rebuilt with the text that the model received."""
     model = ScriptedModel(replies=[RuntimeError("down"), "done"])
     agent = create_agent(model, middleware=[SessionMemory(memory)])
     with pytest.raises(RuntimeError):
@@ -101,7 +101,7 @@ async def _texts(memory: Memory, digests: list[str]) -> list[str]:
     ids=["completions", "responses", "version-1"],
 )
 async def test_the_words_of_a_refusal_are_the_answer(memory: Memory, refusal: AIMessage) -> None:
-    """On every database: stored, told again without a call, and sent to the model later on."""
+    """The text of a refusal is stored, returned on repeat, and sent in later calls."""
     model = ScriptedModel([refusal, "Gladly."])
     agent = make_agent(model, [SessionMemory(memory)])
     await ask(agent, "q", message_id="m1")
@@ -116,7 +116,6 @@ async def test_the_words_of_a_refusal_are_the_answer(memory: Memory, refusal: AI
 
 
 async def test_the_words_of_a_refusal_are_the_answer_of_a_recorded_graph(memory: Memory) -> None:
-    """On every database: with the wire shape of chat completions."""
     refusal = AIMessage("", additional_kwargs={"refusal": "I can't help with that."})
     graph = recorded(create_agent(ScriptedModel([refusal]), [], name="desk"), memory)
     await graph.ainvoke(input_of("q", "m1"), config_of())

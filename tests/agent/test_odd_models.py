@@ -1,4 +1,4 @@
-"""What providers report, are called, and are told of tools may be anything; the agent answers."""
+"""Tests of models with unusual usage reports, names and tools: the agent answers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LONG = "many words " * 400
 
 
 class Reporting(AgentMiddleware[AgentState[Any], Any, Any]):
-    """Stands for a provider that reports whatever it likes."""
+    """Middleware that replaces the usage report of each answer."""
 
     def __init__(self, usage: object) -> None:
         super().__init__()
@@ -29,17 +29,17 @@ class Reporting(AgentMiddleware[AgentState[Any], Any, Any]):
     async def awrap_model_call(
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]]
     ) -> ModelResponse[Any]:
-        """Say it with the answer."""
+        """Call the model and replace the usage report."""
         response = await handler(request)
         object.__setattr__(response.result[-1], "usage_metadata", self._usage)
         return response
 
 
 class Anything(ScriptedModel):
-    """A model that takes tools of every shape."""
+    """A model that accepts tools of every shape."""
 
     def bind_tools(self, tools: Sequence[object], **_options: object) -> Runnable[Any, AIMessage]:
-        """Take them."""
+        """Ignore the tools."""
         return self.bind()
 
 
@@ -64,7 +64,7 @@ class Named(ScriptedModel):
     ],
 )
 async def test_absurd_reports(sqlite_memory: Memory, usage: object, kept: tuple[int, int, int] | None) -> None:
-    """What is a count is kept; what is none is as if nothing had been said."""
+    """Valid counts of a usage report are stored, invalid ones ignored."""
     model = ScriptedModel(replies=["answer"])
     agent = create_agent(model, middleware=[SessionMemory(sqlite_memory), Reporting(usage)])
     assert await ask(agent, LONG) == "answer"
@@ -82,7 +82,7 @@ _COUNTS = ("input_tokens", "output_tokens", "cached_tokens")
     ids=["search", "mark", "object"],
 )
 async def test_tools_that_only_a_provider_knows(sqlite_memory: Memory, told: dict[str, object]) -> None:
-    """They are handed on and counted as the JSON that they are."""
+    """Provider-specific tools are passed on and counted as JSON."""
     agent = create_agent(Anything(replies=["answer"]), [told], middleware=[SessionMemory(sqlite_memory)])
     assert await ask(agent, "hi") == "answer"
     [stored] = await sqlite_memory.manifests.of_session(ROOM)
@@ -92,7 +92,7 @@ async def test_tools_that_only_a_provider_knows(sqlite_memory: Memory, told: dic
 
 
 async def test_other_tools_of_the_same_number_are_counted_anew(sqlite_memory: Memory) -> None:
-    """A middleware may choose the tools for each call."""
+    """If middleware selects other tools for a call, they are counted again."""
 
     @tool
     def short() -> str:
@@ -104,12 +104,12 @@ async def test_other_tools_of_the_same_number_are_counted_anew(sqlite_memory: Me
         return "done"
 
     class Choosing(AgentMiddleware[AgentState[Any], Any, Any]):
-        """One tool for each call, the other one after the first result."""
+        """Middleware that selects one tool for the first call and another one for later calls."""
 
         async def awrap_model_call(
             self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]]
         ) -> ModelResponse[Any]:
-            """Choose."""
+            """Select the tool by the number of messages."""
             return await handler(request.override(tools=[short if len(request.messages) == 1 else long]))
 
     calling = AIMessage("", tool_calls=[{"name": "short", "args": {}, "id": "call-1"}])
@@ -122,7 +122,7 @@ async def test_other_tools_of_the_same_number_are_counted_anew(sqlite_memory: Me
 
 @pytest.mark.parametrize("name", ["".join(map(chr, range(0x4E00, 0x5E00))), "nul\0", "half \ud800", "😀"])
 async def test_names_that_no_table_takes(memory: Memory, name: str) -> None:
-    """What is learned of a model is kept under a name that can be, and found again under it."""
+    """The factor of a model with an unusual name is stored under a valid name and found again."""
     usage = {"input_tokens": 2_000, "output_tokens": 1, "total_tokens": 2_001}
     model = Named(replies=[AIMessage("answer", usage_metadata=usage) for _ in range(2)])
     model.model_name = name

@@ -1,4 +1,4 @@
-"""One flat text for a model call: exact, complete, and deaf to what people write into it."""
+"""Tests of prompts as one flat text: complete, and without effect of placeholders in messages."""
 
 from __future__ import annotations
 
@@ -18,13 +18,12 @@ HELLO: list[BaseMessage] = [
 
 
 def test_messages_are_flattened_with_their_roles() -> None:
-    """`(role) content`, joined by a blank line."""
     assert flatten_messages(HELLO) == "(system) Be brief.\n\n(user) Hi\n\n(assistant) Hello\n\n(user) How are you?"
     assert flatten_messages([]) == ""
 
 
 def test_every_kind_of_message_has_a_role() -> None:
-    """Chat messages and tool results too; of blocks the text counts."""
+    """Chat messages and tool results have roles; of blocks, the text is used."""
     messages = [
         ChatMessage(content="Be brief.", role="developer"),
         HumanMessage([{"type": "text", "text": "What is "}, {"type": "text", "text": "this?"}]),
@@ -35,7 +34,7 @@ def test_every_kind_of_message_has_a_role() -> None:
 
 
 def test_a_template_is_filled_as_it_stands() -> None:
-    """Every place, wherever and however often it is named."""
+    """Each placeholder is filled, however often it occurs."""
     template = PromptTemplate("{{system}}\n[{{ summary }}|{{context}}]\n{{history}}\n---\n{{input}}\n{ } {{input}}\n")
     assert template.render(HELLO, summary="They met.", context="Berlin") == (
         "Be brief.\n[They met.|Berlin]\n(user) Hi\n\n(assistant) Hello\n---\nHow are you?\n{ } How are you?\n"
@@ -43,20 +42,20 @@ def test_a_template_is_filled_as_it_stands() -> None:
 
 
 def test_a_template_without_a_place_for_the_system_keeps_it_in_the_history() -> None:
-    """Nothing is left out."""
+    """Without a placeholder for system messages, the history contains them."""
     text = PromptTemplate("{{history}}\n\n{{input}}").render(HELLO)
     assert text == "(system) Be brief.\n\n(user) Hi\n\n(assistant) Hello\n\nHow are you?"
 
 
 def test_what_came_after_the_question_follows_it() -> None:
-    """A tool's result, say."""
+    """Messages after the question follow it in the text."""
     messages = [*HELLO, AIMessage("Let me see."), ToolMessage("fine", tool_call_id="c1")]
     text = PromptTemplate("{{history}} / {{input}}").render(messages[1:])
     assert text == "(user) Hi\n\n(assistant) Hello / How are you?\n\n(assistant) Let me see.\n\n(tool) fine"
 
 
 def test_without_a_question_all_is_history() -> None:
-    """And the input is empty."""
+    """Without a question the input is empty."""
     assert PromptTemplate("{{history}}|{{input}}").render([AIMessage("Hello")]) == "(assistant) Hello|"
     assert PromptTemplate("{{history}}|{{input}}").render([]) == "|"
 
@@ -72,14 +71,14 @@ def test_without_a_question_all_is_history() -> None:
     ],
 )
 def test_a_template_that_would_leave_something_out_is_refused(text: str, sentence: str) -> None:
-    """When it is made, not at the first message."""
+    """A template with missing or unknown placeholders raises an error at its creation."""
     with pytest.raises(InvalidInput, match=sentence):
         PromptTemplate(text)
 
 
 @pytest.mark.parametrize("name", ["summary", "context"])
 def test_what_has_no_place_is_refused(name: str) -> None:
-    """A summary or a context is not dropped silently; nothing is not in need of a place."""
+    """A summary or context without a placeholder raises an error unless it is empty."""
     template = PromptTemplate("{{history}} {{input}}")
     with pytest.raises(InvalidInput, match=rf"no \{{\{{{name}\}}\}}"):
         template.render(HELLO, **{name: "canary"})
@@ -100,7 +99,7 @@ literals = st.text("ab \n()<>中", max_size=10)
 def test_what_people_write_is_never_taken_for_a_place(
     said: list[tuple[type[BaseMessage], str]], question: str, system: str, around: tuple[str, str, str, str]
 ) -> None:
-    """The text is the template's own, with the words as they are in its places, for any words."""
+    """Placeholders in messages are not filled."""
     history = [kind(content=text) for kind, text in said]
     a, b, c, d = around
     template = PromptTemplate(f"{a}{{{{system}}}}{b}{{{{history}}}}{c}{{{{input}}}}{d}")

@@ -1,4 +1,4 @@
-"""A manifest gives back the exact messages that its model call was sent."""
+"""Tests of rebuilding the exact messages of a model call from its manifest."""
 
 from __future__ import annotations
 
@@ -29,30 +29,30 @@ def look_up(term: str) -> str:
 
 
 def calling(number: int) -> AIMessage:
-    """A reply that calls the tool."""
+    """Return a message that calls the tool."""
     return AIMessage("", tool_calls=[{"name": "look_up", "args": {"term": "x"}, "id": f"call-{number}"}])
 
 
 async def talk(memory: Memory, model: ScriptedModel, texts: Sequence[str | AnyMessage]) -> None:
-    """One turn for each text."""
+    """Run a turn for each text."""
     agent = create_agent(model, [look_up], system_prompt="Be brief.", middleware=[SessionMemory(memory)])
     for text in texts:
         await agent.ainvoke({"messages": [text if isinstance(text, BaseMessage) else HumanMessage(text)]}, CONFIG)
 
 
 async def rebuilt(memory: Memory) -> list[list[BaseMessage]]:
-    """What each call of the session was sent, oldest first."""
+    """Return the rebuilt messages of each call of the session, oldest first."""
     stored = await memory.manifests.of_session("telegram:1", limit=200)
     return [await rebuild(manifest) for manifest in reversed(stored)]
 
 
 def told(messages: Sequence[BaseMessage]) -> list[tuple[str, object, object]]:
-    """What a provider would be told of messages."""
+    """Return the parts of messages that a provider receives."""
     return [(message.type, message.content, getattr(message, "tool_calls", None)) for message in messages]
 
 
 async def test_every_call_is_rebuilt(memory: Memory) -> None:
-    """Of talks that outgrow the window, with tool calls whose results are cut, in each turn."""
+    """Calls of a session larger than the window, with cut tool results, are rebuilt."""
     model = ScriptedModel(replies=[reply for n in range(15) for reply in (calling(n), f"answer {n}")])
     await talk(memory, model, [f"question {number} " + "and more " * 30 for number in range(15)])
     calls = await rebuilt(memory)
@@ -61,7 +61,7 @@ async def test_every_call_is_rebuilt(memory: Memory) -> None:
 
 
 async def test_what_no_transcript_has_is_rebuilt_too(memory: Memory) -> None:
-    """A system message in the state, an image, an input that is cut, characters that no database takes."""
+    """A system message of the state, an image, a cut input and a name are rebuilt."""
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
     asked: list[str | AnyMessage] = [
         HumanMessage([{"type": "text", "text": "what is this?"}, image]),
@@ -76,7 +76,7 @@ async def test_what_no_transcript_has_is_rebuilt_too(memory: Memory) -> None:
 
 
 async def test_a_manifest_holds_no_text_and_survives_json(memory: Memory) -> None:
-    """Neither of people nor of tools; read from its JSON it says the same, once it is told its memory."""
+    """A manifest contains no text, and is rebuilt from its JSON if the memory is given."""
     model = ScriptedModel(replies=[calling(1), "the answer is plain"])
     await talk(memory, model, ["my secret question"])
     stored = (await memory.manifests.of_session("telegram:1"))[0]
@@ -91,7 +91,7 @@ async def test_a_manifest_holds_no_text_and_survives_json(memory: Memory) -> Non
 
 
 async def test_a_context_of_a_session_that_was_begun_anew_is_not_made_up(memory: Memory) -> None:
-    """Other words at the same places are not taken for those that were sent."""
+    """Rebuilding raises ContextGone after the session was deleted, even if new messages have the same positions."""
     await talk(memory, ScriptedModel(replies=["one", "two"]), ["first", "second"])
     stored = (await memory.manifests.of_session("telegram:1"))[0]
     await memory.session("telegram:1").delete()
@@ -107,7 +107,7 @@ async def test_a_context_of_a_session_that_was_begun_anew_is_not_made_up(memory:
 async def test_what_was_cut_of_the_newest_before_the_question_is_rebuilt_as_it_was_cut(
     sqlite_memory: Memory, earlier: tuple[Role, ...]
 ) -> None:
-    """However little room it has: it is there in part, so that the window is never empty, and the record knows that."""
+    """The newest message before the question is sent cut if it does not fit, and rebuilt with the same cut."""
     said = [Message(role=role, content=f"{role} {place} " + "says much " * 100) for place, role in enumerate(earlier)]
     await sqlite_memory.session("telegram:1").append(said)
     model = ScriptedModel(["ok", "yes"])
@@ -135,7 +135,7 @@ _ANSWERS: list[list[dict[str, object]]] = [
 async def test_answers_with_blocks_of_a_provider_are_rebuilt_as_they_were_sent(
     memory: Memory, blocks: list[str | dict[str, object]], provider: str | None
 ) -> None:
-    """With the original kept: sent whole to its own provider, reduced to its text to another one."""
+    """A stored original is rebuilt whole for its own provider, and as text for another one."""
     answer = AIMessage(blocks, response_metadata={"model_provider": provider} if provider else {})
     model = ScriptedModel([answer, AIMessage("yes", response_metadata={"model_provider": "openai"}), "three", "four"])
     agent = create_agent(model, [], middleware=[SessionMemory(memory, keep_originals=True)])
@@ -145,7 +145,7 @@ async def test_answers_with_blocks_of_a_provider_are_rebuilt_as_they_were_sent(
 
 
 async def test_a_question_that_lost_its_image_is_rebuilt_without_it(memory: Memory) -> None:
-    """A repeat under the same id has the same words; the original that is kept has the image."""
+    """A question that is repeated without its image is rebuilt without it, although the original has one."""
     model = ScriptedModel([RuntimeError("down"), "a horse"])
     agent = create_agent(model, [], middleware=[SessionMemory(memory, keep_originals=True)])
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}

@@ -1,4 +1,4 @@
-"""Recorded graphs in tools, in other recorded graphs, and with agents that have memory: who holds the session."""
+"""Tests of recorded graphs in tools, in other recorded graphs, and beside agents with memory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def team_of(memory: Memory, model: ScriptedModel) -> Any:
 
 
 async def test_a_tool_asks_a_recorded_graph(small_memory: Memory) -> None:
-    """As an agent with memory there: it neither waits for the session nor writes into it."""
+    """A recorded graph that a tool calls neither waits for the session nor stores in it."""
     asked = ScriptedModel(["rainy"])
     team = team_of(small_memory, asked)
 
@@ -43,7 +43,7 @@ async def test_a_tool_asks_a_recorded_graph(small_memory: Memory) -> None:
 
 
 async def test_a_recorded_graph_in_a_recorded_graph_is_one_turn(small_memory: Memory) -> None:
-    """The question and the answer are stored once, and the inner graph gets the earlier turns once."""
+    """Nested recorded graphs store one turn, and the inner one receives the history once."""
     model = ScriptedModel(["one", "two"])
     graph = recorded(in_line(team_of(small_memory, model)), small_memory)
     for words in ("q1", "q2"):
@@ -53,7 +53,7 @@ async def test_a_recorded_graph_in_a_recorded_graph_is_one_turn(small_memory: Me
 
 
 async def test_a_recorded_graph_holds_its_session_to_its_end(small_memory: Memory) -> None:
-    """Its agents with memory do not let the next turn in."""
+    """A concurrent turn does not begin between the agents of a recorded graph."""
     replies = iter(range(100))
 
     async def reply(_: Any) -> str:
@@ -70,7 +70,7 @@ async def test_a_recorded_graph_holds_its_session_to_its_end(small_memory: Memor
 
 
 async def test_a_recorded_graph_stores_what_its_agents_redact(small_memory: Memory) -> None:
-    """And later calls are sent that."""
+    """A question that an inner agent redacts is stored and later sent redacted."""
     model = ScriptedModel(["ok", "yes"])
     agent = create_agent(model, [], middleware=[PIIMiddleware("email")], name="s")
     graph = recorded(in_line(agent), small_memory)
@@ -81,14 +81,14 @@ async def test_a_recorded_graph_stores_what_its_agents_redact(small_memory: Memo
 
 
 async def test_a_detector_of_the_program_is_warned_of(small_memory: Memory) -> None:
-    """The wrapper cannot find what it finds."""
+    """A custom PII detector causes a warning, because the wrapper cannot apply it."""
     own = PIIMiddleware("badge", detector=r"B-\d+")
     with pytest.warns(MiddlewareWarning, match="badge"):
         recorded(create_agent(ScriptedModel([]), [], middleware=[own]), small_memory)
 
 
 async def test_an_agent_behind_a_recorded_graph_is_asked(small_memory: Memory) -> None:
-    """Both are nodes of one graph."""
+    """An agent after a recorded graph in one graph answers too."""
     graph = in_line(team_of(small_memory, ScriptedModel(["first"])), writer(small_memory, "second"))
     state = await graph.ainvoke(input_of("q"), config_of())
     assert state["messages"][-1].text == "second"
@@ -96,7 +96,7 @@ async def test_an_agent_behind_a_recorded_graph_is_asked(small_memory: Memory) -
 
 
 async def test_a_recorded_graph_behind_an_agent_takes_part_in_its_turn(small_memory: Memory) -> None:
-    """It gets the earlier turns, and its answer is stored beside the agent's."""
+    """A recorded graph after an agent receives the history and stores its own answer in the same turn."""
     model = ScriptedModel(["second", "fourth"])
     graph = in_line(writer(small_memory, "first", "third"), team_of(small_memory, model))
     for words in ("q1", "q2"):

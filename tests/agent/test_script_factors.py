@@ -1,4 +1,4 @@
-"""Factors by script: models of unknown families, which need more tokens for Thai, and not for English."""
+"""Tests of token factors by script, for models of unknown families that need more tokens for some scripts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ENGLISH, _THAI = ("English: prose", "English: chat"), ("Thai: prose", "Thai: ch
 
 
 class Unknown(ScriptedModel):
-    """A model of a family without an estimate; its tokenizer is that of Claude 2."""
+    """A model of a family without an estimate, with the tokenizer of Claude 2."""
 
     model_name: str = "mistral-large-2"
     _counts: dict[str, int] = PrivateAttr(default_factory=lambda: {"ok": 1})
@@ -33,7 +33,7 @@ class Unknown(ScriptedModel):
         super().__init__(repeat(self._reply))
 
     def question(self, titles: Sequence[str], rng: random.Random) -> str:
-        """Return a question of samples of these rows."""
+        """Return a question of samples from these rows."""
         counts, texts = real_counts()["published"]["claude2"], rows("published")
         samples = rng.choices([pair for title in titles for pair in zip(texts[title], counts[title], strict=True)], k=6)
         words = "\n".join(text for text, _ in samples)
@@ -47,7 +47,7 @@ class Unknown(ScriptedModel):
 
 
 async def converse(memory: Memory, model: Unknown) -> None:
-    """Hold a chat in Thai, one in English, and one in both, in turns."""
+    """Run a chat in Thai, one in English and one in both, in random order."""
     agent, rng = make_agent(model, [SessionMemory(memory, max_tokens=20_000)]), random.Random(5)
     for _ in range(_CALLS):
         titles = rng.choice([_THAI, _ENGLISH, (*_THAI, *_ENGLISH)])
@@ -55,13 +55,13 @@ async def converse(memory: Memory, model: Unknown) -> None:
 
 
 async def manifest_of(memory: Memory, model: Unknown, words: str, room: str = "new room") -> Mapping[str, Json]:
-    """Ask in a session, and return the record of the call."""
+    """Ask in a session, and return the manifest of the call."""
     await ask(make_agent(model, [SessionMemory(memory)]), words, thread_id=room)
     return (await memory.manifests.of_session(room))[0].manifest
 
 
 async def test_thai_and_english_are_both_counted_within_a_tenth(memory: Memory) -> None:
-    """The reports of mixed chats correct each of them by its own factor."""
+    """Usage reports of mixed chats yield a separate factor for each script."""
     model, rng = Unknown(), random.Random(6)
     await converse(memory, model)
     for titles in (_THAI, _ENGLISH):
@@ -71,7 +71,6 @@ async def test_thai_and_english_are_both_counted_within_a_tenth(memory: Memory) 
 
 
 async def test_the_system_prompt_is_counted_in_its_script(memory: Memory) -> None:
-    """A prompt in Thai teaches the factor of other scripts, and questions in English that of Latin letters."""
     model, rng = Unknown(), random.Random(6)
     for number in range(_CALLS):
         prompt = model.question(_THAI, rng) if number % 2 else None
@@ -84,7 +83,6 @@ async def test_the_system_prompt_is_counted_in_its_script(memory: Memory) -> Non
 
 
 async def test_both_factors_are_there_after_a_restart(shared_url: str, memory_options: MemoryOptions) -> None:
-    """Under the name of the model; the counter's name shows both."""
     model, rng = Unknown(), random.Random(6)
     async with open_memory(shared_url, options=memory_options) as memory:
         await converse(memory, model)
@@ -98,7 +96,7 @@ async def test_both_factors_are_there_after_a_restart(shared_url: str, memory_op
 
 
 async def test_two_processes_learn_of_two_models(shared_url: str, memory_options: MemoryOptions) -> None:
-    """Neither takes from the other; of one model, both factors are those of the last save."""
+    """Two processes store factors of different models without overwriting each other's."""
     one, other, rng = Unknown(), Unknown(), random.Random(6)
     other.model_name = "grok-9"
     async with (
@@ -115,7 +113,7 @@ async def test_two_processes_learn_of_two_models(shared_url: str, memory_options
 
 
 async def test_a_model_of_a_known_family_has_one_factor(memory: Memory) -> None:
-    """Its estimate is right for each script, so what is left is the same for all."""
+    """A model with its own estimate has one factor for all scripts."""
     model, rng = Unknown(), random.Random(6)
     model.model_name = "claude-3-opus"
     made = [await manifest_of(memory, model, model.question((*_THAI, *_ENGLISH), rng)) for _ in range(3)]
@@ -125,7 +123,7 @@ async def test_a_model_of_a_known_family_has_one_factor(memory: Memory) -> None:
 
 
 async def test_each_message_costs_the_sum_of_its_scripts(memory: Memory) -> None:
-    """English ones cost what they did, Thai ones three times as much; the budget holds accordingly fewer of them."""
+    """Each script of a message is counted with its own factor, and the budget uses these counts."""
     await memory.token_factors.save("mistral-large-2", 1.0, 20, 3.0)
     model, thai, english = Unknown(), "พัสดุของฉันจะมาถึงเมื่อไร" * 5, "When does my parcel arrive?" * 5
     agent = make_agent(model, [SessionMemory(memory, max_tokens=2_000)])

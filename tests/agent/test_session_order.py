@@ -1,4 +1,4 @@
-"""The order of turns of one session in one process, whatever memories and event loops its callers have."""
+"""Tests of the order of turns of one session in one process with several memories and event loops."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from threadkeep.testing import Gate, ScriptedModel
 async def test_memories_of_one_database_share_the_order(
     request: pytest.FixtureRequest, kind: str, memory_options: MemoryOptions
 ) -> None:
-    """A script has a blocking memory, and an asynchronous one of the same database beside it."""
+    """A turn waits for a turn of another memory of the same database in the same process."""
     url = url_of(request, kind)
     begun, go_on = threading.Event(), threading.Event()
 
@@ -50,7 +50,7 @@ async def test_memories_of_one_database_share_the_order(
 
 
 async def test_a_call_that_is_cancelled_while_it_waits_has_ended(memory: Memory) -> None:
-    """The middleware holds nothing of it, and the turns before and behind it are stored."""
+    """A call that is cancelled while waiting leaves no open run, and other turns are stored."""
     gate = Gate()
     model, middleware = ScriptedModel([[gate, "one"], "three"]), SessionMemory(memory)
     agent = make_agent(model, [middleware])
@@ -72,7 +72,7 @@ async def test_a_call_that_is_cancelled_while_it_waits_has_ended(memory: Memory)
 def test_a_cell_waits_for_no_turn_that_needs_its_loop(
     tmp_path: Path, memory_options: MemoryOptions, waiting: int
 ) -> None:
-    """Turns that the blocked event loop answers could not end before the cell does."""
+    """A blocking call does not wait for turns of the event loop that it blocks."""
     loop = Loop()
     gate = Gate()
     url = f"sqlite:///{tmp_path}/threadkeep.db"
@@ -106,7 +106,6 @@ def test_a_cell_waits_for_no_turn_that_needs_its_loop(
 async def test_a_long_wait_for_an_earlier_turn_is_reported_once(
     memory: Memory, events: RecordedEvents, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Later looks at the same wait report nothing."""
     monkeypatch.setattr("threadkeep.agent.root_runs._REPORT_SECONDS", 0.1)
     gate = Gate()
     agent = make_agent(ScriptedModel([[gate, "one"], "two"]), [SessionMemory(memory)])

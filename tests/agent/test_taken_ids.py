@@ -1,4 +1,4 @@
-"""Answers whose message id the session has already, as LangChain's cache of answers gives: stored under a new id."""
+"""Tests of answers whose message id exists already, as with LangChain's cache: they get a new id."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ CONFIG: Any = config_of()
 
 @pytest.fixture
 def cached() -> Iterator[None]:
-    """LangChain's cache of answers, which gives each answer with the id that it had first."""
+    """Enable LangChain's cache, which returns each answer with its first id."""
     set_llm_cache(InMemoryCache())
     yield
     set_llm_cache(None)
 
 
 def alike() -> ScriptedModel:
-    """A model whose answers all have one id."""
+    """Return a model whose answers all have one id."""
     return ScriptedModel([AIMessage(text, id="fixed") for text in ("one", "two", "three")])
 
 
@@ -55,7 +55,7 @@ def graph_of(memory: Memory, kind: str) -> Any:
 
 @pytest.mark.parametrize("kind", ["agent", "checkpointer", "recorded", "node"])
 async def test_each_question_keeps_its_own_answer(small_memory: Memory, kind: str) -> None:
-    """The caller gets the answer under the id that is stored, and a repeat gets it again."""
+    """The caller receives the answer under its stored id, also on repeat."""
     graph, session = graph_of(small_memory, kind), small_memory.session(ROOM)
     for number, text in enumerate(["one", "two", "three"]):
         state = await graph.ainvoke(input_of(f"q{number}", f"m{number}"), CONFIG)
@@ -70,7 +70,7 @@ async def test_each_question_keeps_its_own_answer(small_memory: Memory, kind: st
 
 
 async def test_a_turn_around_any_call_keeps_its_own_answer(small_memory: Memory) -> None:
-    """`session_turn` gives the reply under the stored id."""
+    """`session_turn` returns the reply with its stored id."""
     for number in range(2):
         async with session_turn(small_memory, [HumanMessage(f"q{number}")], CONFIG) as turn:
             turn.answer(AIMessage(f"a{number}", id="fixed"))
@@ -81,7 +81,7 @@ async def test_a_turn_around_any_call_keeps_its_own_answer(small_memory: Memory)
 
 @pytest.mark.usefixtures("cached")
 async def test_a_cached_answer_is_stored_each_time(small_memory: Memory) -> None:
-    """The same words again; after `regenerate`, whose superseded answer has the id; and after a reset."""
+    """A cached answer is stored for a repeated text, after `regenerate`, and after a reset."""
     model = FakeListChatModel(responses=["r1", "r2"])
     agent: Any = create_agent(model, [], middleware=[SessionMemory(small_memory, max_messages=0)])
     session = small_memory.session(ROOM)
@@ -101,7 +101,7 @@ async def test_a_cached_answer_is_stored_each_time(small_memory: Memory) -> None
 async def test_a_pending_answer_whose_id_is_taken_is_stored_when_the_database_is_back(
     tmp_path: Path, memory_options: MemoryOptions
 ) -> None:
-    """Once, also if its file is delivered again."""
+    """A pending answer with an existing id is stored once after an outage, even if it is delivered twice."""
     outage = Outage(tmp_path / "threadkeep.db")
     pending = replace(memory_options.pending, write_timeout_seconds=0.3, first_pause_seconds=60.0)
     async with open_memory(outage.url, options=replace(memory_options, pending=pending)) as memory:
@@ -120,7 +120,7 @@ async def test_a_pending_answer_whose_id_is_taken_is_stored_when_the_database_is
 
 
 async def test_a_run_tells_the_id_that_is_stored(tmp_path: Path) -> None:
-    """Over the service's chat, whose answer is stored with the end of its run."""
+    """The service's chat returns the stored id of an answer."""
     async with opened_app(alike(), settings_for(tmp_path, database_url=f"sqlite:///{tmp_path}/threadkeep.db")) as app:
         for number, text in enumerate(["one", "two"]):
             answer = await app.chat.ask(ChatRequest(f"q{number}", session_id="room:1", message_id=f"m{number}"))

@@ -1,4 +1,4 @@
-"""What cannot work is refused when an agent is built, not when somebody has asked something."""
+"""Tests of invalid options, which raise an error when an agent is built."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from threadkeep.context.plan import ContextPlan
 
 @pytest.mark.parametrize("limits", [(-1, 4_000), (20, -5), (True, None), (2.5, None), (20, "many")])
 async def test_limits_that_are_no_numbers_from_0(sqlite_memory: Memory, limits: tuple[int, int]) -> None:
-    """The sentence names the limit."""
+    """The error names the invalid limit."""
     most_messages, most_tokens = limits
     with pytest.raises(InvalidInput, match=r"max_(messages|tokens) must be a whole number from 0"):
         SessionMemory(sqlite_memory, max_messages=most_messages, max_tokens=most_tokens)
 
 
 def test_a_window_without_room_for_a_prompt() -> None:
-    """The sentence names the three numbers."""
+    """The error names the three numbers."""
     with pytest.raises(BudgetTooSmall, match=r"4000 tokens, less 4000 for the reply and 512"):
         TurnOptions(context_window=4_000, max_output_tokens=4_000)
 
 
 @pytest.mark.parametrize("share", ["half", float("nan"), True, 1.5, -0.1, None])
 def test_shares_and_steps_that_are_no_part(share: float) -> None:
-    """A sentence, and no error of Python's own."""
+    """A share or step outside of its range raises InvalidInput."""
     with pytest.raises(InvalidInput, match="from 0 to 1"):
         ContextPlan(shares={"window": share})
     with pytest.raises(InvalidInput, match="between 0 and 1"):
@@ -45,13 +45,13 @@ def test_shares_and_steps_that_are_no_part(share: float) -> None:
     ],
 )
 def test_options_of_another_kind(sqlite_memory: Memory, options: dict[str, Any], word: str) -> None:
-    """The sentence names the option and what it is."""
+    """The error names the option."""
     with pytest.raises(InvalidInput, match=word):
         SessionMemory(sqlite_memory, **options)
 
 
 @pytest.mark.parametrize(("name", "value"), [("counter", 5), ("clock", "noon"), ("transcripts", "table")])
 def test_a_memory_with_options_of_another_kind(name: str, value: Any) -> None:
-    """Before a database is opened."""
+    """An invalid memory option raises an error when the options are created."""
     with pytest.raises(InvalidInput, match=name):
         MemoryOptions(**{name: value})

@@ -1,4 +1,4 @@
-"""Answers that were cut off before `PIIMiddleware` saw them are not stored as the model gave them."""
+"""Tests of answers that stop before `PIIMiddleware` has redacted them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ REST = "It says when they are there. " * 6
 
 
 class Waiting(AgentMiddleware[AgentState[Any], Any, Any]):
-    """Waits after the model, before the answer is redacted."""
+    """Middleware that waits at a gate before the answer is redacted."""
 
     def __init__(self, gate: Gate) -> None:
         super().__init__()
@@ -30,13 +30,13 @@ class Waiting(AgentMiddleware[AgentState[Any], Any, Any]):
 
 
 def redacting(memory: Memory, model: ScriptedModel, pii: Any, *, first: bool, behind: Any = ()) -> Any:
-    """An agent that redacts what it says, before the memory or behind it."""
+    """Return an agent that redacts its answers, with the memory before or after the redaction."""
     own = SessionMemory(memory)
     return make_agent(model, [*([pii, own] if first else [own, pii]), *behind])
 
 
 async def cut_off(agent: Any, gate: Gate) -> None:
-    """Ask, and go away when the gate is reached."""
+    """Ask, and cancel the run at the gate."""
     asking = asyncio.create_task(stream(agent, "where?"))
     async with asyncio.timeout(HANG_SECONDS):
         await gate.reached()
@@ -47,7 +47,7 @@ async def cut_off(agent: Any, gate: Gate) -> None:
 
 @pytest.mark.parametrize("first", [True, False], ids=["before", "behind"])
 async def test_a_stream_that_is_cut_off_is_stored_redacted(memory: Memory, first: bool) -> None:
-    """On every database: without its end, which may be half an address."""
+    """A partial answer is stored redacted, without its end, which may be part of an address."""
     gate = Gate()
     model = ScriptedModel([[MAIL, REST, "and ask x@y", gate, ".co"], "fine"])
     agent = redacting(memory, model, PIIMiddleware("email", apply_to_output=True), first=first)
@@ -62,7 +62,7 @@ async def test_a_stream_that_is_cut_off_is_stored_redacted(memory: Memory, first
 
 
 async def test_a_short_stream_that_is_cut_off_leaves_no_text(small_memory: Memory) -> None:
-    """As LangChain would have shown nothing of it."""
+    """A short partial answer is not stored."""
     gate = Gate()
     model = ScriptedModel([["c@d", gate, ".co"]])
     await cut_off(redacting(small_memory, model, PIIMiddleware("email", apply_to_output=True), first=True), gate)
@@ -71,7 +71,7 @@ async def test_a_short_stream_that_is_cut_off_leaves_no_text(small_memory: Memor
 
 @pytest.mark.parametrize("first", [True, False], ids=["before", "behind"])
 async def test_an_answer_that_is_cut_off_before_it_is_redacted(small_memory: Memory, first: bool) -> None:
-    """The model had finished: the whole answer is stored, redacted."""
+    """A complete answer of a cancelled run is stored whole and redacted."""
     gate = Gate()
     pii = PIIMiddleware("email", apply_to_output=True)
     agent = redacting(small_memory, ScriptedModel([MAIL + REST]), pii, first=first, behind=[Waiting(gate)])
@@ -81,7 +81,7 @@ async def test_an_answer_that_is_cut_off_before_it_is_redacted(small_memory: Mem
 
 
 async def test_data_that_only_the_program_finds_is_not_stored(small_memory: Memory) -> None:
-    """The memory does not have its detector."""
+    """A partial answer is not stored if the middleware has a custom detector."""
     gate = Gate()
     pii = PIIMiddleware("badge", detector=r"B-\d+", apply_to_output=True)
     agent = redacting(small_memory, ScriptedModel([["B-12 " + REST, gate, "x"]]), pii, first=False)
@@ -90,7 +90,7 @@ async def test_data_that_only_the_program_finds_is_not_stored(small_memory: Memo
 
 
 async def test_without_such_middleware_nothing_is_left_out(small_memory: Memory) -> None:
-    """What was said is stored to its last letter."""
+    """Without redaction the whole partial answer is stored."""
     gate = Gate()
     await cut_off(make_agent(ScriptedModel([[MAIL, gate, "x"]]), [SessionMemory(small_memory)]), gate)
     assert (await kept_with_status(small_memory))[1] == ("assistant", MAIL, "interrupted")
