@@ -1,4 +1,4 @@
-"""A bot on Telegram, from the webhook to the answer, against a platform in another process."""
+"""Tests of a bot on Telegram, from the webhook to the reply, with a fake platform in another process."""
 
 from __future__ import annotations
 
@@ -43,36 +43,36 @@ ADDRESS: dict[str, Json] = {"chat_id": "7", "message_id": "101"}
 
 
 class Troubles:
-    """An observer that keeps the errors of channels."""
+    """An observer that collects the errors of channels."""
 
     def __init__(self) -> None:
         self.errors: list[str] = []
 
     def notify(self, event: Event, /) -> None:
-        """Keep it."""
+        """Record the error of an event."""
         if isinstance(event, ChannelTrouble):
             self.errors.append(event.error)
 
 
 async def _has_tried(desk: BotDesk, count: int) -> bool:
-    """Whether this many messages of the outbox are being sent or have been tried."""
+    """Return whether this many messages of the outbox are being sent or have been tried."""
     return sum(entry.tries > 0 for entry in await desk.memory.channels.outbox.entries()) >= count
 
 
-async def _stand(desk: BotDesk, *statuses: OutboxStatus) -> bool:
-    """Whether the messages of the outbox stand so, in order."""
+async def _has_statuses(desk: BotDesk, *statuses: OutboxStatus) -> bool:
+    """Return whether the messages of the outbox have these statuses, in order."""
     return await desk.statuses() == list(statuses)
 
 
 def _stored(text: str, number: int) -> str:
-    """A message as a row of the outbox keeps it."""
+    """Return a message in the form in which a row of the outbox stores it."""
     message = Telegram().channel().read_update(update(text, number))
     assert isinstance(message, IncomingMessage)
     return stored_message(message)
 
 
-async def test_a_message_is_answered(shared_url: str, tmp_path: Path, telegram: FakeTelegram) -> None:
-    """In the chat, as a reply; the person's words alone are the turn, with their time and who said them."""
+async def test_a_message_gets_a_reply(shared_url: str, tmp_path: Path, telegram: FakeTelegram) -> None:
+    """The bot sends a reply in the chat. The stored turn has the text, the time and the sender of the message."""
     async with opened_bot(shared_url, tmp_path, telegram, ScriptedModel(["Hello **Anna**."])) as desk:
         await desk.say("Hi, I am Anna.")
         assert await desk.answered() == ["Hello Anna."]
@@ -92,8 +92,7 @@ async def test_a_message_is_answered(shared_url: str, tmp_path: Path, telegram: 
     assert telegram.calls("sendChatAction")[0] == {"action": "typing", "chat_id": 7}
 
 
-async def test_the_platform_hears_at_once_whatever_the_model_does(tmp_path: Path, telegram: FakeTelegram) -> None:
-    """The answer comes when it is there."""
+async def test_the_webhook_does_not_wait_for_the_model(tmp_path: Path, telegram: FakeTelegram) -> None:
     gate = Gate()
     async with opened_bot("sqlite://", tmp_path, telegram, ScriptedModel([[gate, "late"]])) as desk:
         async with asyncio.timeout(4):
@@ -104,10 +103,11 @@ async def test_the_platform_hears_at_once_whatever_the_model_does(tmp_path: Path
         assert await desk.answered() == ["late"]
 
 
-async def test_an_update_that_comes_many_times_is_one_turn(
-    shared_url: str, tmp_path: Path, telegram: FakeTelegram
-) -> None:
-    """At one moment, while its answer is made, and afterwards; the same words again are another turn."""
+async def test_a_repeated_update_is_one_turn(shared_url: str, tmp_path: Path, telegram: FakeTelegram) -> None:
+    """Repeats are recognized at the same moment, during the turn and after it.
+
+    The same text with another id is a new turn.
+    """
     gate = Gate()
     model = ScriptedModel([[gate, "one"], "two"])
     async with opened_bot(shared_url, tmp_path, telegram, model) as desk:
@@ -123,8 +123,8 @@ async def test_an_update_that_comes_many_times_is_one_turn(
     assert len(model.calls) == 2
 
 
-async def test_a_callback_of_somebody_else_is_refused(tmp_path: Path, telegram: FakeTelegram) -> None:
-    """Without a word that helps; and there is no bot of another name."""
+async def test_a_callback_without_the_secret_is_refused(tmp_path: Path, telegram: FakeTelegram) -> None:
+    """The response has no content, and an unknown bot is 404."""
     async with opened_bot("sqlite://", tmp_path, telegram, ScriptedModel()) as desk:
         response = await desk.client.post("/channels/one", json=update("hi"))
         assert (response.status_code, response.content) == (403, b"")
@@ -140,10 +140,10 @@ async def test_a_callback_of_somebody_else_is_refused(tmp_path: Path, telegram: 
 
 
 @pytest.mark.slow
-async def test_two_bots_have_two_histories_with_one_person(
+async def test_two_bots_have_separate_histories_with_one_person(
     shared_url: str, tmp_path: Path, telegram: FakeTelegram
 ) -> None:
-    """In the one private chat id that a person has with all bots; each model sees its own."""
+    """The private chat of a person has the same id for all bots; each model sees only the history of its bot."""
     model = ScriptedModel(repeat("ok"))
     others = [{"name": "two", "token": "4343:AAother"}]
     async with opened_bot(shared_url, tmp_path, telegram, model, others=others) as desk:
@@ -155,8 +155,8 @@ async def test_two_bots_have_two_histories_with_one_person(
     assert [str(message.content) for message in model.calls[1] if message.type != "system"] == ["b"]
 
 
-async def test_callbacks_come_from_anywhere_without_a_key(tmp_path: Path, telegram: FakeTelegram) -> None:
-    """By a name that is not loopback's; everything else still wants a key."""
+async def test_callbacks_need_no_api_key(tmp_path: Path, telegram: FakeTelegram) -> None:
+    """A callback may have any host name; all other requests still need a key."""
     environment = {"api_keys": "ops:secret"}
     async with opened_bot("sqlite://", tmp_path, telegram, ScriptedModel(["hi"]), environment=environment) as desk:
         desk.client.headers["host"] = "bots.example.com"
@@ -165,8 +165,8 @@ async def test_callbacks_come_from_anywhere_without_a_key(tmp_path: Path, telegr
         await desk.answered()
 
 
-async def test_a_long_answer_is_several_messages(tmp_path: Path, telegram: FakeTelegram) -> None:
-    """In order; only the first one answers the person's."""
+async def test_a_long_reply_is_split_into_messages(tmp_path: Path, telegram: FakeTelegram) -> None:
+    """The parts are in order, and only the first refers to the person's message."""
     text = "\n\n".join(f"{number:03d} " + "x" * 494 for number in range(20))
     async with opened_bot("sqlite://", tmp_path, telegram, ScriptedModel([text])) as desk:
         await desk.say("Tell me all.")
@@ -174,8 +174,8 @@ async def test_a_long_answer_is_several_messages(tmp_path: Path, telegram: FakeT
     assert ["reply_parameters" in call for call in telegram.calls()] == [True, False, False]
 
 
-async def test_a_topic_gets_its_answer_in_the_topic(tmp_path: Path, telegram: FakeTelegram) -> None:
-    """And has a conversation of its own."""
+async def test_a_topic_gets_its_reply_in_the_topic(tmp_path: Path, telegram: FakeTelegram) -> None:
+    """A topic is a session of its own."""
     async with opened_bot("sqlite://", tmp_path, telegram, ScriptedModel(["ok"])) as desk:
         await desk.say("/ask", chat=GROUP, is_topic_message=True, message_thread_id=5)
         await desk.answered()
@@ -184,8 +184,8 @@ async def test_a_topic_gets_its_answer_in_the_topic(tmp_path: Path, telegram: Fa
     assert (call["chat_id"], call["message_thread_id"]) == (-100123, 5)
 
 
-async def test_what_a_message_replies_to_is_shown_to_the_model(tmp_path: Path, telegram: FakeTelegram) -> None:
-    """And is no part of the transcript, which has it already, or somebody else said it."""
+async def test_a_quoted_message_is_shown_to_the_model(tmp_path: Path, telegram: FakeTelegram) -> None:
+    """The quoted message is not stored in the transcript."""
     model = ScriptedModel(["Because of snow."])
     quoted = {"message_id": 41, "from": {"id": 9, "is_bot": False}, "text": "The parcel is late."}
     async with opened_bot("sqlite://", tmp_path, telegram, model) as desk:
@@ -195,8 +195,8 @@ async def test_what_a_message_replies_to_is_shown_to_the_model(tmp_path: Path, t
     assert "The parcel is late." in str([message.content for message in model.calls[0]])
 
 
-async def test_a_busy_platform_is_waited_for(tmp_path: Path, telegram: FakeTelegram) -> None:
-    """For the second that it says, which is longer than other pauses; the answer is sent once."""
+async def test_the_wait_of_a_busy_platform_is_kept(tmp_path: Path, telegram: FakeTelegram) -> None:
+    """The next try is after the seconds in `retry_after`, and the reply arrives once."""
     telegram.refuse(429, retry_after=1)
     telegram.refuse(502)
     async with opened_bot("sqlite://", tmp_path, telegram, ScriptedModel(["hello"])) as desk:
@@ -210,8 +210,8 @@ async def test_a_busy_platform_is_waited_for(tmp_path: Path, telegram: FakeTeleg
     assert not entry.uncertain
 
 
-async def test_a_format_that_is_refused_is_sent_as_plain_text(tmp_path: Path, telegram: FakeTelegram) -> None:
-    """With the marks that the model wrote."""
+async def test_a_reply_with_a_refused_format_is_sent_as_plain_text(tmp_path: Path, telegram: FakeTelegram) -> None:
+    """The plain text has the marks of the model."""
     telegram.refuse(400, "Bad Request: can't parse entities: a reason")
     async with opened_bot("sqlite://", tmp_path, telegram, ScriptedModel(["**hello**"])) as desk:
         await desk.say("hi")
@@ -219,10 +219,11 @@ async def test_a_format_that_is_refused_is_sent_as_plain_text(tmp_path: Path, te
     assert "parse_mode" not in telegram.calls()[0]
 
 
-async def test_an_answer_that_may_have_arrived_is_sent_again_and_says_so(
-    tmp_path: Path, telegram: FakeTelegram
-) -> None:
-    """Telegram took it, and the connection broke before it said so; it knows no id to drop a repeat by."""
+async def test_a_reply_that_may_have_arrived_is_sent_again(tmp_path: Path, telegram: FakeTelegram) -> None:
+    """Telegram accepted the reply before the connection broke, and has no id to detect repeats.
+
+    The entry is marked uncertain.
+    """
     telegram.refuse(0)
     async with opened_bot("sqlite://", tmp_path, telegram, ScriptedModel(["hello"])) as desk:
         await desk.say("hi")
@@ -233,15 +234,15 @@ async def test_an_answer_that_may_have_arrived_is_sent_again_and_says_so(
 
 @contextmanager
 def _hanging_platform() -> Iterator[str]:
-    """The address of a platform that takes connections and never answers."""
+    """Accept connections and never respond; yield the address."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield f"http://127.0.0.1:{server.getsockname()[1]}"
 
 
-async def test_a_platform_that_hangs_holds_up_no_other_bot(
+async def test_a_hanging_platform_does_not_block_other_bots(
     tmp_path: Path, telegram: FakeTelegram, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each bot of a process sends as many answers at once as the option says."""
+    """The limit of concurrent deliveries applies to each bot."""
     monkeypatch.setattr(opening, "_FINISH_SECONDS", 0.05)
     other = {"name": "two", "token": "4343:AAother"}
     with _hanging_platform() as hanging:
@@ -254,10 +255,10 @@ async def test_a_platform_that_hangs_holds_up_no_other_bot(
             await until(lambda: len(telegram.texts()) == 1)
 
 
-async def test_a_part_that_takes_longer_than_its_claim_is_tried_again(
+async def test_a_part_that_exceeds_its_claim_is_retried(
     tmp_path: Path, telegram: FakeTelegram, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another process could send it then, too."""
+    """After the claim, another process may send the part, so the try is ended."""
     monkeypatch.setattr(opening, "_FINISH_SECONDS", 0.05)
     with _hanging_platform() as hanging:
         settings = {"api": hanging, "options": replace(SOON, claim_seconds=0.2)}
@@ -268,10 +269,10 @@ async def test_a_part_that_takes_longer_than_its_claim_is_tried_again(
     assert (entry.error, entry.uncertain) == ("TimeoutError", True)
 
 
-async def test_an_answer_is_sent_once_though_the_database_is_away(
+async def test_a_reply_is_sent_once_during_a_database_outage(
     shared_url: str, tmp_path: Path, telegram: FakeTelegram, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What has arrived is recorded when the database is back."""
+    """The delivery is recorded when the database is available again."""
     note_part, failures = Outbox.note_part, iter(range(5))
 
     async def away(*args: Any, **named: Any) -> bool:
@@ -288,8 +289,8 @@ async def test_an_answer_is_sent_once_though_the_database_is_away(
     assert (entry.status, entry.tries, entry.uncertain) == ("delivered", 1, False)
 
 
-async def test_a_refused_answer_stays_for_a_person(tmp_path: Path, telegram: FakeTelegram) -> None:
-    """The person blocked the bot; when they are back it is tried again. The next message is not held back."""
+async def test_a_refused_reply_is_kept_as_failed(tmp_path: Path, telegram: FakeTelegram) -> None:
+    """The person has blocked the bot. A later reply is still sent, and the refused one can be retried."""
     telegram.refuse(403, "Forbidden: bot was blocked by the user")
     async with opened_bot("sqlite://", tmp_path, telegram, ScriptedModel(["one", "two"])) as desk:
         await desk.say("hi")
@@ -303,8 +304,8 @@ async def test_a_refused_answer_stays_for_a_person(tmp_path: Path, telegram: Fak
         assert await desk.answered(2) == ["two", "one"]
 
 
-async def test_a_group_that_becomes_a_supergroup_goes_on(tmp_path: Path, telegram: FakeTelegram) -> None:
-    """Its history is that of the old id; an answer that is on its way finds the new one."""
+async def test_a_group_that_becomes_a_supergroup_keeps_its_session(tmp_path: Path, telegram: FakeTelegram) -> None:
+    """The session keeps the old id, and a pending reply is sent to the new id."""
     group, moved = {"id": -5, "type": "group"}, {"id": -100123, "type": "supergroup"}
     gate = Gate()
     async with opened_bot("sqlite://", tmp_path, telegram, ScriptedModel([[gate, "one"], "two"])) as desk:
@@ -327,10 +328,10 @@ async def test_a_group_that_becomes_a_supergroup_goes_on(tmp_path: Path, telegra
     assert [call["chat_id"] for call in telegram.calls()] == [-100123, -100123]
 
 
-async def test_who_pressed_start_alone_owns_the_conversation(
+async def test_a_person_who_only_pressed_start_can_be_messaged(
     shared_url: str, tmp_path: Path, telegram: FakeTelegram
 ) -> None:
-    """A message that is sent to them, which is no reply, begins their session; they are answered in it."""
+    """An unprompted message starts their session, which they own, and they get replies in it."""
     async with opened_bot(shared_url, tmp_path, telegram, ScriptedModel(["Fine."])) as desk:
         await desk.say("/start", 1)
         await desk.answered(1)
@@ -346,10 +347,10 @@ async def test_who_pressed_start_alone_owns_the_conversation(
     assert ["reply_parameters" in call for call in telegram.calls()] == [True, False, True]
 
 
-async def test_a_session_without_an_owner_becomes_the_persons(
+async def test_a_session_without_an_owner_gets_the_person_as_owner(
     shared_url: str, tmp_path: Path, telegram: FakeTelegram
 ) -> None:
-    """If no person has said anything in it: an earlier version stored what the bot's side said without an owner."""
+    """An earlier version stored sent messages without an owner. A session with user messages is not taken over."""
     async with opened_bot(shared_url, tmp_path, telegram, ScriptedModel(["Fine.", "Hi."])) as desk:
         await desk.memory.session(SESSION).append([Message(role="assistant", content="News!", id="news")])
         await desk.say("How are you?", 1)
@@ -363,10 +364,10 @@ async def test_a_session_without_an_owner_becomes_the_persons(
 
 
 @pytest.mark.parametrize("by_command", [True, False])
-async def test_who_pressed_start_alone_is_forgotten_too(
+async def test_the_address_of_a_person_without_a_session_is_erased(
     shared_url: str, tmp_path: Path, telegram: FakeTelegram, by_command: bool
 ) -> None:
-    """By themselves or by an operator: the address of a chat that is no session."""
+    """The person (`/forget`) or an operator can erase the address of a chat without a session."""
     async with opened_bot(shared_url, tmp_path, telegram, ScriptedModel([])) as desk:
         await desk.say("/start", 1)
         await desk.answered(1)
@@ -379,10 +380,8 @@ async def test_who_pressed_start_alone_is_forgotten_too(
         assert await desk.memory.channels.outbox.recipient(SESSION) is None
 
 
-async def test_answers_that_were_not_delivered_are_erased_with_their_person(
-    tmp_path: Path, telegram: FakeTelegram
-) -> None:
-    """Those in a group, which say who asked, and the confirmation of a deletion; nobody can be told them again."""
+async def test_undelivered_replies_are_erased_with_their_person(tmp_path: Path, telegram: FakeTelegram) -> None:
+    """Undelivered replies in a group name the person who asked; they and the confirmation of a deletion are erased."""
     async with opened_bot("sqlite://", tmp_path, telegram, ScriptedModel(["ok"]), group_messages="all") as desk:
         await desk.say("hello", 1, chat=GROUP)
         await desk.answered(1)
@@ -400,8 +399,8 @@ async def test_answers_that_were_not_delivered_are_erased_with_their_person(
         assert await outbox.entries(limit=9) == []
 
 
-async def test_commands_are_answered_and_are_no_turns(shared_url: str, tmp_path: Path, telegram: FakeTelegram) -> None:
-    """A new conversation sees nothing of the one before, which stays in the transcript."""
+async def test_commands_get_a_reply_and_are_not_stored(shared_url: str, tmp_path: Path, telegram: FakeTelegram) -> None:
+    """After `/new`, the model sees no earlier messages, which stay in the transcript."""
     model = ScriptedModel(repeat("ok"))
     async with opened_bot(shared_url, tmp_path, telegram, model) as desk:
         await desk.say("My cat is Miso.", 1)
@@ -425,8 +424,8 @@ async def test_commands_are_answered_and_are_no_turns(shared_url: str, tmp_path:
     assert all("Miso" not in str(message.content) for message in model.calls[-1])
 
 
-async def test_a_person_has_their_conversation_deleted(shared_url: str, tmp_path: Path, telegram: FakeTelegram) -> None:
-    """After they were asked; in a group nobody deletes for the others."""
+async def test_a_person_can_delete_their_conversation(shared_url: str, tmp_path: Path, telegram: FakeTelegram) -> None:
+    """`/forget` asks for a confirmation, and does nothing in a group."""
     async with opened_bot(shared_url, tmp_path, telegram, ScriptedModel(repeat("ok"))) as desk:
         await desk.say("My cat is Miso.", 1)
         await desk.answered(1)
@@ -463,14 +462,14 @@ for question in ("Which size?", "Which colour?"):
 
 
 @pytest.mark.parametrize("message_id", [None, "elsewhere:1"])
-async def test_the_answer_of_a_run_that_asked_reaches_the_person(
+async def test_the_reply_of_a_resumed_run_is_delivered(
     shared_url: str,
     tmp_path: Path,
     telegram: FakeTelegram,
     monkeypatch: pytest.MonkeyPatch,
     message_id: str | None,
 ) -> None:
-    """The question at once, and the answer when somebody has answered the question."""
+    """The bot sends the question at once, and the reply after another client has resumed the run."""
     (tmp_path / "form_asking.py").write_text(ASKING)
     monkeypatch.syspath_prepend(str(tmp_path))
     given: dict[str, Any] = {"environment": {"workflows": "asking=form_asking:graph"}, "workflow": "asking"}
@@ -487,7 +486,7 @@ async def test_the_answer_of_a_run_that_asked_reaches_the_person(
 async def asking_bot(
     url: str, folder: Path, telegram: FakeTelegram, monkeypatch: pytest.MonkeyPatch, question: str = "'Ship it?'"
 ) -> AsyncIterator[BotDesk]:
-    """A bot whose workflow asks a person something."""
+    """Open a bot whose workflow asks a person a question."""
     name = f"asking_{uuid4().hex}"
     (folder / f"{name}.py").write_text(ASKING.replace("{'question': 'Ship it?'}", question))
     monkeypatch.syspath_prepend(str(folder))
@@ -497,10 +496,10 @@ async def asking_bot(
         yield desk
 
 
-async def test_a_person_answers_the_question_of_a_run_in_the_chat(
+async def test_a_message_in_the_chat_resumes_a_waiting_run(
     shared_url: str, tmp_path: Path, telegram: FakeTelegram, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once, however often the message is delivered; the commands work meanwhile."""
+    """A repeated update resumes the run once, and commands work while the run waits."""
     async with asking_bot(shared_url, tmp_path, telegram, monkeypatch) as desk:
         await desk.say("Order it.", 1)
         assert await desk.answered() == ["Ship it?"]
@@ -519,10 +518,10 @@ async def test_a_person_answers_the_question_of_a_run_in_the_chat(
     assert telegram.calls()[2]["reply_parameters"]["message_id"] == 103
 
 
-async def test_a_new_conversation_ends_the_wait(
+async def test_new_cancels_the_waiting_run(
     shared_url: str, tmp_path: Path, telegram: FakeTelegram, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The next message begins a run; a late repeat of the command ends no other wait."""
+    """The next message starts a run. A late repeat of the command cancels no later run."""
     async with asking_bot(shared_url, tmp_path, telegram, monkeypatch) as desk:
         await desk.say("Order it.", 1)
         await desk.answered()
@@ -537,10 +536,10 @@ async def test_a_new_conversation_ends_the_wait(
         assert [run.status for run in found] == ["done", "cancelled"]
 
 
-async def test_a_question_that_a_text_cannot_answer_is_said_to_be_answered_elsewhere(
+async def test_a_question_without_a_text_answer_is_for_an_operator(
     tmp_path: Path, telegram: FakeTelegram, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The conversation goes on; the run waits for an operator, whose answer reaches the person."""
+    """The person can continue the conversation, and gets the reply when an operator resumes the run."""
     async with asking_bot("sqlite://", tmp_path, telegram, monkeypatch, "{'approve': ['refund']}") as desk:
         await desk.say("Refund it.", 1)
         assert await desk.answered() == [TEXTS["en"].asked_elsewhere]
@@ -552,10 +551,10 @@ async def test_a_question_that_a_text_cannot_answer_is_said_to_be_answered_elsew
         assert "approve" in (await desk.answered(3))[2]
 
 
-async def test_several_questions_at_once_are_followed_by_what_the_person_can_do(
+async def test_several_questions_are_followed_by_a_hint(
     tmp_path: Path, telegram: FakeTelegram, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Go on in the chat, as the next message does, or cancel the run with /new."""
+    """The hint says that `/new` cancels the run."""
     (tmp_path / "asking_twice.py").write_text(ASKING_TWICE)
     monkeypatch.syspath_prepend(str(tmp_path))
     given: dict[str, Any] = {"environment": {"workflows": "asking=asking_twice:graph"}, "workflow": "asking"}
@@ -570,10 +569,10 @@ async def test_several_questions_at_once_are_followed_by_what_the_person_can_do(
         assert [run.status for run in found] == ["cancelled"]
 
 
-async def test_a_persons_reply_reaches_the_tool_that_asks(
+async def test_a_message_answers_the_question_of_a_tool(
     shared_url: str, tmp_path: Path, telegram: FakeTelegram, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The agent goes on where it was, twice, and its next turn sees the whole conversation."""
+    """The agent continues after each of two answers, and its next turn sees the whole conversation."""
     workflow = tmp_path / "asker.yaml"
     tools = "tools: ['tests.workflows.tools:ask_person'], next: end"
     workflow.write_text(f"schema: 1\nname: asker\nnodes:\n  answer: {{kind: agent, {tools}}}")
@@ -596,10 +595,10 @@ async def test_a_persons_reply_reaches_the_tool_that_asks(
     assert [call["reply_parameters"]["message_id"] for call in telegram.calls()] == [101, 102, 103, 104]
 
 
-async def test_in_a_group_the_person_who_was_asked_answers(
+async def test_in_a_group_only_the_asked_person_resumes_a_run(
     tmp_path: Path, telegram: FakeTelegram, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A message of somebody else begins a run."""
+    """A message of another person starts a run of its own."""
     other = {"id": 8, "is_bot": False, "first_name": "Ben"}
     async with asking_bot("sqlite://", tmp_path, telegram, monkeypatch) as desk:
         await desk.say("Order it.", 1, chat=GROUP)
@@ -612,17 +611,20 @@ async def test_in_a_group_the_person_who_was_asked_answers(
 
 
 @pytest.mark.slow
-async def test_a_deletion_that_comes_three_times_is_confirmed_once(
+async def test_a_repeated_deletion_is_confirmed_once(
     shared_url: str, tmp_path: Path, telegram: FakeTelegram, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is requested once and stored before Telegram is answered; the conversation can go on."""
+    """The deletion is requested once, and stored before Telegram gets its response.
+
+    The person can continue afterwards.
+    """
     submit = RunService.submit
     deletions: list[str | None] = []
 
     async def counted(runs: RunService, request: RunRequest, **options: Any) -> Submitted:
         if request.workflow == DELETE:
             deletions.append(request.session_id)
-            await asyncio.sleep(0.1)  # other deliveries arrive in the meantime
+            await asyncio.sleep(0.1)  # other deliveries arrive meanwhile
         return await submit(runs, request, **options)
 
     monkeypatch.setattr(RunService, "submit", counted)
@@ -641,7 +643,7 @@ async def test_a_deletion_that_comes_three_times_is_confirmed_once(
 async def test_a_deletion_that_fails_is_not_confirmed(
     shared_url: str, tmp_path: Path, telegram: FakeTelegram, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The person reads that it failed and what to do; the same command deletes later."""
+    """The person reads that the deletion failed, and can send the same command later."""
     delete, failures = Session.delete, [RuntimeError("broken")]
 
     async def failing(session: Session, **options: Any) -> bool:
@@ -663,8 +665,8 @@ async def test_a_deletion_that_fails_is_not_confirmed(
     assert deleted[2:] == ["Our conversation is deleted."]
 
 
-async def test_a_deletion_leaves_a_record_for_as_long_as_its_answer(tmp_path: Path, telegram: FakeTelegram) -> None:
-    """It stops a repeated update, names nobody, and is removed with the confirmation."""
+async def test_the_record_of_a_deletion_is_removed_with_its_reply(tmp_path: Path, telegram: FakeTelegram) -> None:
+    """The record detects a repeated update and names no person."""
     options = replace(SOON, keep_seconds=1)
     async with opened_bot("sqlite://", tmp_path, telegram, ScriptedModel(["ok"]), options=options) as desk:
         await desk.say("My cat is Miso.", 1)
@@ -681,10 +683,10 @@ async def test_a_deletion_leaves_a_record_for_as_long_as_its_answer(tmp_path: Pa
 
 
 @pytest.mark.slow
-async def test_a_deletion_that_comes_to_two_services_deletes_once(
+async def test_a_deletion_sent_to_two_services_deletes_once(
     shared_url: str, tmp_path: Path, telegram: FakeTelegram, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second one requests it when the first one has deleted, and the person has written again."""
+    """The second service handles the update after the first has deleted and the person has written again."""
     submit, gate, requests = RunService.submit, Gate(), list[RunRequest]()
 
     async def late(runs: RunService, request: RunRequest, **options: Any) -> Submitted:
@@ -716,7 +718,7 @@ async def test_a_deletion_that_comes_to_two_services_deletes_once(
 
 
 async def test_a_pressed_button_is_acknowledged(tmp_path: Path, telegram: FakeTelegram) -> None:
-    """Telegram shows that a button waits until the bot answers the press, also where it is a command."""
+    """Telegram shows a press as pending until the bot acknowledges it, even for a command."""
     message = {"message_id": 9, "date": SENT_AT, "chat": {"id": 7, "type": "private"}}
     press = {"from": {"id": 7, "is_bot": False, "first_name": "Anna"}, "message": message}
     kinds = {"allowed_updates": ["message", "callback_query"]}
@@ -728,10 +730,10 @@ async def test_a_pressed_button_is_acknowledged(tmp_path: Path, telegram: FakeTe
     assert acknowledged == {"press-1", "press-2"}
 
 
-async def test_an_album_without_words_is_answered_with_one_sentence(
+async def test_an_album_without_a_caption_gets_one_reply(
     tmp_path: Path, telegram: FakeTelegram, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its pictures come as messages of their own."""
+    """Each picture of an album is a separate message."""
     monkeypatch.setattr(intake, "_ALBUM_PAUSE", timedelta(seconds=0.05))
     async with opened_bot("sqlite://", tmp_path, telegram, ScriptedModel(["nice"])) as desk:
         for number in (1, 2, 3):
@@ -741,10 +743,10 @@ async def test_an_album_without_words_is_answered_with_one_sentence(
         assert await desk.answered(2) == ["I can only read text.", "nice"]
 
 
-async def test_the_other_pictures_of_an_album_with_a_caption_get_no_answer(
+async def test_other_pictures_of_a_captioned_album_get_no_reply(
     shared_url: str, tmp_path: Path, telegram: FakeTelegram, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The answer to the caption is enough, wherever it comes. A second caption is a message of its own."""
+    """The caption may be on any picture. A second caption is a turn of its own."""
     monkeypatch.setattr(intake, "_ALBUM_PAUSE", timedelta(seconds=60))
     async with opened_bot(shared_url, tmp_path, telegram, ScriptedModel(repeat("nice"))) as desk:
         for number, caption in ((1, {}), (2, {"caption": "Look!"}), (3, {}), (4, {"caption": "And this!"})):
@@ -755,8 +757,8 @@ async def test_the_other_pictures_of_an_album_with_a_caption_get_no_answer(
     assert "I can only read text." not in sent
 
 
-async def test_texts_are_of_the_language_and_of_the_operator(tmp_path: Path, telegram: FakeTelegram) -> None:
-    """A picture is answered politely, or not at all where the text is empty."""
+async def test_texts_depend_on_the_language_and_the_settings(tmp_path: Path, telegram: FakeTelegram) -> None:
+    """An empty text turns a reply off."""
     photo = update("", 1, photo=[{"file_id": "f"}])
     del photo["message"]["text"]
     settings = {"language": "zh", "texts": {"help": "自助"}}
@@ -771,8 +773,7 @@ async def test_texts_are_of_the_language_and_of_the_operator(tmp_path: Path, tel
         assert len(telegram.texts()) == 3
 
 
-async def test_messages_of_others_and_long_ones_start_nothing(tmp_path: Path, telegram: FakeTelegram) -> None:
-    """Of people who are not on the list, and beyond the limit."""
+async def test_unlisted_persons_and_long_messages_start_no_run(tmp_path: Path, telegram: FakeTelegram) -> None:
     model = ScriptedModel(["ok"])
     limits = {"allowed_users": ["7"], "max_characters": 10}
     async with opened_bot("sqlite://", tmp_path, telegram, model, **limits) as desk:
@@ -784,8 +785,8 @@ async def test_messages_of_others_and_long_ones_start_nothing(tmp_path: Path, te
     assert len(model.calls) == 1
 
 
-async def test_who_writes_too_fast_is_told_once(tmp_path: Path, telegram: FakeTelegram) -> None:
-    """Another person goes on, and a message that Telegram repeats counts once. Pictures and stickers count too."""
+async def test_a_person_over_the_rate_limit_gets_one_warning(tmp_path: Path, telegram: FakeTelegram) -> None:
+    """The limit is for each person. Repeated updates count once, and stickers count too."""
     model = ScriptedModel(repeat("ok"))
     async with opened_bot("sqlite://", tmp_path, telegram, model, messages_per_minute=2) as desk:
         for number in (1, 1, 1, 2, 3, 4):
@@ -800,8 +801,8 @@ async def test_who_writes_too_fast_is_told_once(tmp_path: Path, telegram: FakeTe
     assert len(model.calls) == 3
 
 
-async def test_a_bot_may_join_the_messages_that_come_during_a_turn(tmp_path: Path, telegram: FakeTelegram) -> None:
-    """Its policy goes before that of the workflow; the newest message gets the answer to all."""
+async def test_a_bot_can_coalesce_messages_during_a_turn(tmp_path: Path, telegram: FakeTelegram) -> None:
+    """The policy of the bot overrides that of the workflow; the one reply refers to the newest message."""
     gate = Gate()
     model = ScriptedModel([[gate, "one"], "all"])
     async with opened_bot("sqlite://", tmp_path, telegram, model, double_texting="coalesce") as desk:
@@ -815,16 +816,16 @@ async def test_a_bot_may_join_the_messages_that_come_during_a_turn(tmp_path: Pat
     assert telegram.calls()[1]["reply_parameters"]["message_id"] == 103
 
 
-async def test_a_model_that_fails_is_told_of_and_stored_as_nothing(tmp_path: Path, telegram: FakeTelegram) -> None:
-    """The person hears that there is no answer; the transcript has no apology."""
+async def test_a_failed_model_call_is_reported_but_not_stored(tmp_path: Path, telegram: FakeTelegram) -> None:
+    """The person gets an apology, which is not in the transcript."""
     async with opened_bot("sqlite://", tmp_path, telegram, ScriptedModel([ValueError("no")])) as desk:
         await desk.say("hi")
         assert await desk.answered() == ["I could not answer that. Please try again later."]
         assert await desk.transcript() == [("user", "hi")]
 
 
-async def test_what_a_dead_process_left_is_answered(shared_url: str, tmp_path: Path, telegram: FakeTelegram) -> None:
-    """It noted that an answer is owed, and died before the run; the platform sent the message again."""
+async def test_a_repeated_update_completes_a_lost_turn(shared_url: str, tmp_path: Path, telegram: FakeTelegram) -> None:
+    """A process recorded the message and died before the run; Telegram repeats the update."""
     async with opened_bot(shared_url, tmp_path, telegram, ScriptedModel(["ok"])) as desk:
         outbox = desk.memory.channels.outbox
         await outbox.add("one", SESSION, "telegram:4242:1", address={"chat_id": "7", "message_id": "101"})
@@ -832,8 +833,10 @@ async def test_what_a_dead_process_left_is_answered(shared_url: str, tmp_path: P
         assert await desk.answered() == ["ok"]
 
 
-async def test_a_row_that_cannot_be_read_stops_nothing(shared_url: str, tmp_path: Path, telegram: FakeTelegram) -> None:
-    """Another version stored it: it is reported once and expires, and the rows behind it are taken."""
+async def test_an_unreadable_row_does_not_block_other_rows(
+    shared_url: str, tmp_path: Path, telegram: FakeTelegram
+) -> None:
+    """A row of another version is reported once and expires; the rows behind it are processed."""
     options = DeliveryOptions(poll_seconds=0.05, take_again_seconds=0.1)
     async with opened_bot(shared_url, tmp_path, telegram, ScriptedModel(["ok"]), options=options) as desk:
         troubles = Troubles()
@@ -841,17 +844,17 @@ async def test_a_row_that_cannot_be_read_stops_nothing(shared_url: str, tmp_path
         outbox = desk.memory.channels.outbox
         for number, stored in ((1, '{"words": "hi"}'), (2, "[]"), (3, _stored("hi", 3))):
             await outbox.add("one", SESSION, f"telegram:4242:{number}", address=ADDRESS, message=stored)
-        await until(lambda: _stand(desk, "waiting", "waiting", "delivered"))
+        await until(lambda: _has_statuses(desk, "waiting", "waiting", "delivered"))
         assert telegram.texts() == ["ok"]
         assert sorted(troubles.errors) == ["KeyError", "TypeError"]
         assert await outbox.end_unasked(older_than=timedelta(0)) == 2
         assert await desk.statuses() == ["nothing", "nothing", "delivered"]
 
 
-async def test_messages_of_a_dead_process_meet_no_limit_and_commands_are_not_executed_late(
+async def test_recovered_messages_skip_the_limit_and_recovered_commands_expire(
     shared_url: str, tmp_path: Path, telegram: FakeTelegram
 ) -> None:
-    """They were counted when they arrived; a late reset would concern what was said since."""
+    """The messages were counted on arrival. A late reset would affect later messages."""
     options = DeliveryOptions(poll_seconds=0.05, take_again_seconds=0.1)
     model = ScriptedModel(["one", "two"])
     async with opened_bot(shared_url, tmp_path, telegram, model, options=options, messages_per_minute=1) as desk:
@@ -860,15 +863,15 @@ async def test_messages_of_a_dead_process_meet_no_limit_and_commands_are_not_exe
         outbox = desk.memory.channels.outbox
         for number, text in ((2, "/new"), (3, "hi")):
             await outbox.add("one", SESSION, f"telegram:4242:{number}", address=ADDRESS, message=_stored(text, number))
-        await until(lambda: _stand(desk, "delivered", "waiting", "delivered"))
+        await until(lambda: _has_statuses(desk, "delivered", "waiting", "delivered"))
         assert telegram.texts() == ["one", "two"]
         assert (await desk.memory.session(SESSION).info()).reset_seq == 0
 
 
-async def test_an_answer_that_nobody_sent_is_sent_at_the_next_start(
+async def test_an_unsent_reply_is_sent_at_the_next_start(
     shared_url: str, tmp_path: Path, telegram: FakeTelegram
 ) -> None:
-    """The run ended, and its process before the platform took the answer."""
+    """The process ended after the run, before Telegram accepted the reply."""
     async with opened_bot(shared_url, tmp_path, telegram, ScriptedModel(["ok"]), options=DeliveryOptions()) as desk:
         telegram.refuse(500)
         await desk.say("hi")
@@ -878,10 +881,10 @@ async def test_an_answer_that_nobody_sent_is_sent_at_the_next_start(
         assert await desk.answered() == ["ok"]
 
 
-async def test_polling_takes_updates_in_order_and_goes_on_where_it_was(
+async def test_polling_takes_updates_in_order_and_continues_later(
     shared_url: str, tmp_path: Path, telegram: FakeTelegram
 ) -> None:
-    """Without a public address; a second start takes nothing twice."""
+    """A second start takes no update twice."""
     telegram.push(*(update(f"message {number}", number) for number in (1, 2, 3)))
     model = ScriptedModel(f"answer {number}" for number in range(1, 100))
     async with opened_bot(shared_url, tmp_path, telegram, model, receive="polling", secret="") as desk:
@@ -894,8 +897,8 @@ async def test_polling_takes_updates_in_order_and_goes_on_where_it_was(
     assert said == ["message 1", "message 2", "message 3", "message 4"]
 
 
-async def test_a_bot_that_was_quiet_for_a_week_goes_on(tmp_path: Path, telegram: FakeTelegram) -> None:
-    """Telegram then chooses the id of the next update at random, which may be a lower one."""
+async def test_polling_continues_after_a_quiet_week(tmp_path: Path, telegram: FakeTelegram) -> None:
+    """After a week, Telegram chooses the next update id at random, and it may be lower."""
     url = f"sqlite:///{tmp_path}/history.db"
     settings = {"receive": "polling", "secret": ""}
     async with opened_bot(url, tmp_path, telegram, ScriptedModel(["one", "two"]), **settings) as desk:
@@ -908,10 +911,10 @@ async def test_a_bot_that_was_quiet_for_a_week_goes_on(tmp_path: Path, telegram:
 
 
 @pytest.mark.slow
-async def test_history_in_the_graphs_store_is_switched_off_and_on_again(
+async def test_graph_chat_history_can_be_switched_off_and_on(
     shared_url: str, tmp_path: Path, telegram: FakeTelegram
 ) -> None:
-    """The transcript of the bot has every turn; the conversation in the store goes on where it was."""
+    """The transcript has all turns; the conversation in the store continues without the turn in between."""
     file = tmp_path / "bot.yaml"
     model = ScriptedModel(f"a{number}" for number in range(1, 9))
     seen: list[list[str]] = []
@@ -930,7 +933,10 @@ async def test_history_in_the_graphs_store_is_switched_off_and_on_again(
 
 
 async def test_a_bot_learns_its_name(tmp_path: Path, telegram: FakeTelegram) -> None:
-    """Without a configured name: a command that names it is its own, and people may talk to each other."""
+    """A bot without a configured name asks Telegram for it.
+
+    A command with that name is for the bot; other messages of a group are not.
+    """
     group = {"chat": {"id": -5, "type": "group"}}
     named = {"entities": [{"type": "bot_command", "offset": 0, "length": 13}]}
     telegram.push(update("How are you?", 1, **group), update("/help@FakeBot", 2, **group, **named))

@@ -1,4 +1,4 @@
-"""A command line over an empty database."""
+"""Fixtures: a command line over an empty database."""
 
 from __future__ import annotations
 
@@ -25,5 +25,5 @@ def any_cli(
     monkeypatch: pytest.MonkeyPatch,
     capsysbinary: pytest.CaptureFixture[bytes],
 ) -> CommandLine:
-    """Return the command line over an empty database of each kind in turn."""
+    """Return the command line over an empty database of each kind."""
     return CommandLine(tmp_path, url_of(request, str(request.param)), monkeypatch=monkeypatch, captured=capsysbinary)

@@ -1,4 +1,4 @@
-"""Commands as processes of their own, forked from what is imported already: an interpreter would take seconds."""
+"""Commands in forked processes, because a new interpreter takes seconds to import everything."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MODES = ("r", "w", "w")
 def fork(
     program: Program, arguments: Sequence[str], ends: Sequence[Connection], environment: Mapping[str, str]
 ) -> ForkServerProcess:
-    """A process that runs a program with these ends as stdin, stdout and stderr, which are closed here."""
+    """Start a program with these ends as stdin, stdout and stderr, and close them in this process."""
     given = (program, tuple(arguments), tuple(ends), dict(environment), Path.cwd())
     process: ForkServerProcess = PROCESSES.Process(target=_run, args=given, daemon=True)
     process.start()
@@ -51,7 +51,7 @@ def _run(
 
 
 class ForkedCommand:
-    """A program with pipes to all its ends, used as `subprocess.Popen` is."""
+    """A program with pipes for its streams, and the interface of `subprocess.Popen`."""
 
     def __init__(self, program: Program, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
         their_input, our_input = PROCESSES.Pipe(duplex=False)
@@ -64,22 +64,22 @@ class ForkedCommand:
 
     @property
     def returncode(self) -> int | None:
-        """The exit status, or the number of the signal that ended it, below zero; None while it runs."""
+        """The exit status, the negative number of the signal that ended the process, or None while it runs."""
         return self._process.exitcode
 
     def send_signal(self, number: signal.Signals) -> None:
-        """Send it a signal."""
+        """Send a signal to the process."""
         assert self._process.pid is not None
         os.kill(self._process.pid, number)
 
     def wait(self) -> int:
-        """The exit status, when it has ended."""
+        """Wait until the process ends; return its exit status."""
         self._process.join(HANG_SECONDS)
         assert self.returncode is not None, "the command takes too long"
         return self.returncode
 
     def communicate(self, given: str = "") -> tuple[str, str]:
-        """Give it the rest of its input; answers all that it still writes to stdout and stderr, when it has ended."""
+        """Write the rest of the input, wait until the process ends, and return its remaining stdout and stderr."""
         with ThreadPoolExecutor(2) as readers:
             reading = [readers.submit(file.read) for file in (self.stdout, self.stderr)]
             self.stdin.write(given)
@@ -92,12 +92,12 @@ class ForkedCommand:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End it, if it still runs, and close our ends."""
+        """Kill the process if it still runs, and close our ends."""
         self._process.kill()
         self._process.join()
         for file in (self.stdout, self.stderr):
             file.close()
-        with contextlib.suppress(BrokenPipeError):  # of what was never read
+        with contextlib.suppress(BrokenPipeError):
             self.stdin.close()
 
 

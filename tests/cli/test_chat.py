@@ -1,4 +1,4 @@
-"""`threadkeep chat` as people start it: in a terminal, and by a pipe."""
+"""Tests of `threadkeep chat` in a terminal and by a pipe."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.process
 
 
 def scripted_chat(_: Sequence[str] = ()) -> int:
-    """A chat with a model that stops in the middle of its first answer; it owns its terminal, if it has one."""
+    """Chat with a model that stops in the middle of its first reply; make the terminal, if any, the controlling one."""
     if os.isatty(0):
         os.setsid()
         fcntl.ioctl(0, termios.TIOCSCTTY, 0)
@@ -38,7 +38,7 @@ def scripted_chat(_: Sequence[str] = ()) -> int:
 
 
 class Screen:
-    """A process in a terminal of its own, as a person sees it."""
+    """A process in a pseudo-terminal, and the text that it shows."""
 
     def __init__(self, program: Program) -> None:
         self._shown = b""
@@ -53,7 +53,7 @@ class Screen:
         os.write(self._terminal, keys.encode())
 
     def wait_for(self, text: str) -> str:
-        """What is shown up to a text; the next call looks behind it."""
+        """Return the output up to a text; the next call starts after it."""
         deadline = time.monotonic() + HANG_SECONDS
         while text.encode() not in self._shown:
             ready, _, _ = select.select([self._terminal], [], [], max(deadline - time.monotonic(), 0))
@@ -66,7 +66,7 @@ class Screen:
         return (before + found).decode(errors="replace")
 
     def end(self) -> int | None:
-        """The exit code, when the process is gone. What it still shows is thrown away."""
+        """Discard the remaining output and return the exit code of the process."""
         with contextlib.suppress(OSError):
             while os.read(self._terminal, 65_536):
                 pass
@@ -77,7 +77,7 @@ class Screen:
 
 @pytest.fixture
 def screen(cli: CommandLine) -> Iterator[Screen]:
-    """The scripted chat in a terminal."""
+    """Run the scripted chat in a terminal."""
     screen = Screen(scripted_chat)
     yield screen
     screen.process.kill()
@@ -92,7 +92,7 @@ def _stored(cli: CommandLine, session_id: str = "a") -> list[tuple[str, str, str
 
 
 def test_a_person_chats_in_a_terminal(cli: CommandLine, screen: Screen) -> None:
-    """Ctrl-C stops an answer and keeps the prompt, Up brings an earlier line back, Ctrl-D leaves."""
+    """Ctrl-C stops a reply, Up recalls an earlier line, and Ctrl-D ends the chat."""
     screen.wait_for("you ")
     screen.type("hello\r")
     screen.wait_for("Slowly, ")
@@ -124,8 +124,8 @@ def test_a_person_chats_in_a_terminal(cli: CommandLine, screen: Screen) -> None:
     assert history.stat().st_mode & 0o777 == 0o600
 
 
-def test_an_input_history_of_an_earlier_version_is_closed_to_others(cli: CommandLine) -> None:
-    """It has what people typed."""
+def test_permissions_of_an_old_input_history_are_restricted(cli: CommandLine) -> None:
+    """A history from an earlier version was readable by others."""
     history = cli.folder / "state" / "threadkeep" / "chat_history"
     history.parent.mkdir(parents=True)
     history.write_text("\n+hello\n")
@@ -141,16 +141,15 @@ def test_an_input_history_of_an_earlier_version_is_closed_to_others(cli: Command
     assert history.stat().st_mode & 0o777 == 0o600
 
 
-def test_ctrl_c_at_the_prompt_leaves(screen: Screen) -> None:
-    """Without a word of complaint."""
+def test_ctrl_c_at_the_prompt_ends_the_chat(screen: Screen) -> None:
     screen.wait_for("you ")
     screen.type("\x03")
     assert "Traceback" not in screen.wait_for("threadkeep chat --session a")
     assert screen.end() == 0
 
 
-def test_a_pipe_gets_plain_answers_and_the_memory_stays(cli: CommandLine) -> None:
-    """One line a turn; another process goes on where the first ended."""
+def test_a_pipe_gets_plain_replies_and_the_memory_persists(cli: CommandLine) -> None:
+    """Each line is one turn, and a second process continues the session."""
     first = cli.process("chat", "--session", "a", given="Hello!\nMy name is Ada.\n")
     assert (first.exit_code, first.err) == (0, "")
     assert len(first.out.splitlines()) == 2
@@ -164,8 +163,7 @@ def test_a_pipe_gets_plain_answers_and_the_memory_stays(cli: CommandLine) -> Non
     assert (stats["messages"], stats["turns"]) == (6, 1)
 
 
-def test_the_model_and_the_system_message_can_be_given(cli: CommandLine) -> None:
-    """In place of those of the settings, for this chat."""
+def test_options_override_the_model_and_the_system_message(cli: CommandLine) -> None:
     cli.set(THREADKEEP_MODEL="nobody:x", THREADKEEP_SYSTEM_PROMPT="Be a sailor.")
     outcome = cli.process("chat", "--session", "a", "-m", "demo", "-s", "Be a pirate.", given="hello\n")
     assert outcome.exit_code == 0, outcome.err
@@ -175,8 +173,7 @@ def test_the_model_and_the_system_message_can_be_given(cli: CommandLine) -> None
     assert "sailor" not in shown
 
 
-def test_sigterm_ends_a_chat_and_keeps_what_was_said(cli: CommandLine) -> None:
-    """Also of the answer that was on its way."""
+def test_sigterm_ends_a_chat_and_stores_the_partial_reply(cli: CommandLine) -> None:
     with ForkedCommand(scripted_chat, (), os.environ) as process:
         process.stdin.write("hello\n")
         process.stdin.flush()
@@ -188,8 +185,7 @@ def test_sigterm_ends_a_chat_and_keeps_what_was_said(cli: CommandLine) -> None:
     assert _stored(cli) == [("user", "hello", "complete"), ("assistant", "Slowly, ", "interrupted")]
 
 
-def test_ctrl_c_ends_a_chat_whose_pipe_is_silent(cli: CommandLine) -> None:
-    """It does not wait for another line."""
+def test_ctrl_c_ends_a_chat_that_waits_for_its_pipe(cli: CommandLine) -> None:
     with cli.fork("chat") as process:
         process.stdin.write("hello\n")
         process.stdin.flush()
@@ -199,8 +195,7 @@ def test_ctrl_c_ends_a_chat_whose_pipe_is_silent(cli: CommandLine) -> None:
         assert "Traceback" not in process.stderr.read()
 
 
-def test_a_chat_that_cannot_begin_says_why(cli: CommandLine) -> None:
-    """The model's name is wrong."""
+def test_a_chat_with_an_unknown_model_is_refused(cli: CommandLine) -> None:
     cli.set(THREADKEEP_MODEL="nobody:x")
     outcome = cli("chat", "--json", given="hello\n")
     assert outcome.exit_code == 1

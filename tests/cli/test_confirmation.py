@@ -1,4 +1,4 @@
-"""The confirmation of commands that delete something, at a terminal."""
+"""Tests of the confirmation, at a terminal, of commands that delete something."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from threadkeep.cli import main
 
 
 def _until_it_reads(pid: int) -> None:
-    """Wait until a process sleeps: a signal just before it reads would not interrupt the read, in any program."""
+    """Wait until a process sleeps, because a signal just before a read would not interrupt the read."""
     asleep = 0
     while asleep < 10:
         asleep = asleep + 1 if psutil.Process(pid).status() == psutil.STATUS_SLEEPING else 0
@@ -27,7 +27,6 @@ def _until_it_reads(pid: int) -> None:
 
 @pytest.mark.parametrize("command", ["channels outbox drop 1", "erase user ann", "pending drop all"])
 def test_one_ctrl_c_at_a_confirmation_ends_the_command(cli: CommandLine, command: str) -> None:
-    """As a person expects it; nothing is done."""
     ours, theirs = pty.openpty()
     process = fork(main, command.split(), [Connection(os.dup(theirs)) for _ in range(3)], os.environ)
     os.close(theirs)

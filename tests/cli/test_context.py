@@ -1,4 +1,4 @@
-"""`threadkeep context show`: what a model call would see now, and why not the rest."""
+"""Tests of `threadkeep context show`: the window of the next model call, and the reasons for exclusions."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from threadkeep.context.tokens import estimate
 
 @pytest.fixture
 def long_session(cli: CommandLine) -> CommandLine:
-    """A session of 25 messages."""
+    """Store a session of 25 messages."""
     cli.store("a", *[f"Message number {number}." for number in range(1, 26)])
     return cli
 
 
-def test_the_window_is_what_the_settings_allow(long_session: CommandLine) -> None:
-    """Numbers 6 to 25 of 25, and the reason why 1 to 5 are out."""
+def test_the_window_has_the_limits_of_the_settings(long_session: CommandLine) -> None:
+    """Messages 6 to 25 are in the window; 1 to 5 are over the limit of messages."""
     view = long_session("context", "show", "--session", "a", "--json").json
     assert [message["seq"] for message in view["messages"]] == [None, *range(6, 26)]
     assert view["messages"][0]["content"] == OPENING
@@ -31,8 +31,8 @@ def test_the_window_is_what_the_settings_allow(long_session: CommandLine) -> Non
     assert "Message number 5." not in shown
 
 
-def test_the_system_prompt_takes_its_part_of_the_budget(long_session: CommandLine) -> None:
-    """The window gets what is left."""
+def test_the_system_prompt_counts_against_the_budget(long_session: CommandLine) -> None:
+    """The window gets the remaining tokens."""
     prompt = "You are a patient librarian. " * 5
     long_session.set(THREADKEEP_SYSTEM_PROMPT=prompt)
     budget = estimate(prompt) + 15
@@ -49,7 +49,6 @@ def test_the_system_prompt_takes_its_part_of_the_budget(long_session: CommandLin
 
 
 def test_a_system_prompt_over_the_budget_is_a_failure(long_session: CommandLine) -> None:
-    """So would every call of the model be."""
     long_session.set(THREADKEEP_SYSTEM_PROMPT="You are a patient librarian. " * 50)
     outcome = long_session("context", "show", "--session", "a", "--max-tokens", "20")
     assert outcome.exit_code == 1
@@ -57,7 +56,7 @@ def test_a_system_prompt_over_the_budget_is_a_failure(long_session: CommandLine)
 
 
 def test_a_cut_message_is_marked(cli: CommandLine) -> None:
-    """The newest user message alone is over the budget."""
+    """A newest user message over the budget is cut."""
     question = "A very long question. " * 100
     cli.store("a", question)
     shown = cli("context", "show", "--session", "a", "--max-tokens", "30").out
@@ -67,8 +66,7 @@ def test_a_cut_message_is_marked(cli: CommandLine) -> None:
     assert view["messages"][0]["content"].endswith("… [cut]")
 
 
-def test_what_is_before_a_reset_is_out(long_session: CommandLine) -> None:
-    """With that reason."""
+def test_messages_before_a_reset_are_excluded(long_session: CommandLine) -> None:
     long_session("sessions", "reset", "a")
     outcome = long_session("context", "show", "--session", "a")
     assert "out: 1–25, before the reset" in outcome.out
@@ -76,14 +74,13 @@ def test_what_is_before_a_reset_is_out(long_session: CommandLine) -> None:
 
 
 @pytest.mark.parametrize("variables", [{"THREADKEEP_HISTORY_ENABLED": "false"}, {"THREADKEEP_HISTORY_MAX_TOKENS": "0"}])
-def test_without_history_nothing_is_in(long_session: CommandLine, variables: dict[str, str]) -> None:
-    """0 means none."""
+def test_without_history_no_message_is_included(long_session: CommandLine, variables: dict[str, str]) -> None:
     long_session.set(**variables)
     assert long_session("context", "show", "--session", "a", "--json").json["messages"] == []
 
 
-def test_a_session_that_is_not_there_is_a_failure(cli: CommandLine) -> None:
-    """Another user's is not there; and which database it is not in is said."""
+def test_an_unknown_session_is_a_failure(cli: CommandLine) -> None:
+    """The error names the database. A session of another user is unknown, too."""
     cli.store("a", "hi", user_id="u1")
     outcome = cli("context", "show", "--session", "b")
     assert outcome.exit_code == 1

@@ -1,4 +1,4 @@
-"""`threadkeep context show` of calls that were made: what each saw, and what changed from one to another."""
+"""Tests of `threadkeep context show`: the context of recorded model calls, and the difference between two calls."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ SHOW = ("context", "show", "--session", "a")
 
 
 class NamedModel(ScriptedModel):
-    """A model whose provider knows it by a name."""
+    """A model with a name that its provider reports."""
 
     def __init__(self, replies: Sequence[AIMessage]) -> None:
         super().__init__(replies)
 
     @property
     def model_name(self) -> str:
-        """The name."""
+        """Return the name."""
         return "small-1"
 
 
@@ -45,12 +45,12 @@ def look_up(term: str) -> str:
 
 
 def asking(term: str) -> AIMessage:
-    """A reply that calls the tool."""
+    """Return a reply that calls the tool."""
     return AIMessage("", tool_calls=[{"name": "look_up", "args": {"term": term}, "id": f"call-{term}"}])
 
 
 def reporting(text: str, input_tokens: int, cached: int) -> AIMessage:
-    """A reply with the provider's own count."""
+    """Return a reply with the token count of the provider."""
     return AIMessage(
         text,
         usage_metadata={
@@ -71,7 +71,7 @@ def talk(
     max_tokens: int = 4000,
     tool_memory: int = 1,
 ) -> None:
-    """One turn of an agent for each text, in the session `a` of the user `ann`."""
+    """Run one turn of an agent for each text, in the session `a` of the user `ann`."""
 
     async def talking(memory: Memory) -> None:
         middleware = SessionMemory(memory, max_messages=max_messages, max_tokens=max_tokens, tool_memory=tool_memory)
@@ -83,12 +83,12 @@ def talk(
 
 
 def seqs(view: dict[str, list[dict[str, int]]]) -> list[int]:
-    """The places of the messages of a view that are in the transcript."""
+    """Return the sequence numbers of the messages of a view that are in the transcript."""
     return [message["seq"] for message in view["messages"] if message["seq"] is not None]
 
 
 def test_each_call_is_shown_with_its_texts(any_cli: CommandLine) -> None:
-    """The newest is 1; on both engines."""
+    """Call 1 is the newest."""
     talk(any_cli, ScriptedModel(["one", "two", "three"]), ["first", "second", "third"])
     for number, words in ((1, "third"), (2, "second"), (3, "first")):
         view = any_cli(*SHOW, "--call", str(number), "--json").json
@@ -105,8 +105,7 @@ def test_each_call_is_shown_with_its_texts(any_cli: CommandLine) -> None:
     assert "third" not in shown
 
 
-def test_a_call_long_ago_is_found_page_by_page(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many came after it."""
+def test_an_old_call_is_found_on_later_pages(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("threadkeep.cli.context._PAGE", 2)
     talk(cli, ScriptedModel(["ok"] * 5), [f"question {number}" for number in range(5)])
     found = [cli(*SHOW, "--call", str(number), "--json").json["messages"][-1]["content"] for number in range(1, 6)]
@@ -114,8 +113,8 @@ def test_a_call_long_ago_is_found_page_by_page(cli: CommandLine, monkeypatch: py
     assert "--call takes 1 (the newest) to 5" in cli(*SHOW, "--call", "7").err
 
 
-def test_the_calls_of_a_run_are_counted_from_its_first(cli: CommandLine) -> None:
-    """With its tool calls as steps, and a result that was cut; without a number it is the last."""
+def test_calls_of_a_run_are_numbered_from_the_first(cli: CommandLine) -> None:
+    """The view shows tool calls and shortened results as steps. Without a number, the view is of the last call."""
     talk(cli, ScriptedModel([asking("atlas"), "done"]), ["look it up"], max_tokens=300)
     run_id = cli(*SHOW, "--call", "1", "--json").json["run_id"]
     first = cli("context", "show", "--run", run_id, "--call", "1", "--json").json
@@ -133,8 +132,8 @@ def test_the_calls_of_a_run_are_counted_from_its_first(cli: CommandLine) -> None
     assert cli("context", "show", "--run", run_id, "--session", "b").exit_code == 1
 
 
-def test_what_a_provider_counted_is_shown_beside_the_estimate(cli: CommandLine) -> None:
-    """With what came from its cache, and what was learned of it since."""
+def test_the_token_count_of_the_provider_is_shown(cli: CommandLine) -> None:
+    """The output also has the cached tokens and the factor learned since."""
     long = "Tell me of the sea. " * 60
     talk(cli, NamedModel([reporting("Wet.", 500, 0), reporting("Blue.", 1000, 400)]), [long, long])
     view = cli(*SHOW, "--call", "1", "--json").json
@@ -147,8 +146,8 @@ def test_what_a_provider_counted_is_shown_beside_the_estimate(cli: CommandLine) 
     assert "the provider counted 1,000, 400 of them from its cache (40 %); the reply had 7" in shown
 
 
-def test_without_a_call_it_is_the_last_one_and_the_next(cli: CommandLine) -> None:
-    """The last as it was, the next as it would be, beside its input; to people and to programs."""
+def test_the_last_and_the_next_call_are_the_default(cli: CommandLine) -> None:
+    """Without `--call`, the last recorded call and a preview of the next are shown; with `--next`, only the preview."""
     talk(cli, ScriptedModel(["one", "two"]), ["first", "second"])
     view = cli(*SHOW, "--json").json
     assert (view["call"], view["next_call"]["call"]) == (1, None)
@@ -169,7 +168,7 @@ def test_without_a_call_it_is_the_last_one_and_the_next(cli: CommandLine) -> Non
 
 
 def test_the_next_call_begins_where_the_window_does(cli: CommandLine) -> None:
-    """At the anchor that the calls of such an agent share, after what is summarised."""
+    """The preview uses the window of the settings, starts at its anchor, and omits summarized messages."""
     talk(cli, ScriptedModel(["ok"] * 6), [f"question {n}" for n in range(6)], max_messages=6)
     cli.set(THREADKEEP_HISTORY_MAX_MESSAGES="6")
     assert seqs(cli(*SHOW, "--next", "--json").json) == [9, 10, 11, 12]
@@ -191,7 +190,7 @@ def test_the_next_call_begins_where_the_window_does(cli: CommandLine) -> None:
 
 
 def test_two_calls_are_compared(cli: CommandLine) -> None:
-    """What came, and how much of the beginning is the same, which a prompt cache can reuse."""
+    """The difference lists new messages and the length of the common prefix, which a prompt cache can reuse."""
     talk(cli, ScriptedModel(["one", "two", "three"]), ["first", "second", "third"])
     difference = cli(*SHOW, "--diff", "--json").json
     assert [message["content"] for message in difference["came"]] == ["two", "third"]
@@ -206,8 +205,8 @@ def test_two_calls_are_compared(cli: CommandLine) -> None:
     assert "All parts that do not depend on the input" in shown
 
 
-def test_steps_of_the_turn_before_are_a_section_of_their_own(cli: CommandLine) -> None:
-    """Drawn in their place, with what was cut of them."""
+def test_steps_of_the_previous_turn_have_their_own_section(cli: CommandLine) -> None:
+    """The steps are listed between the messages of their turn, with the tokens before shortening."""
     talk(cli, ScriptedModel([asking("atlas"), "one", "ok"]), ["question 0", "question 1"])
     view = cli(*SHOW, "--json").json
     assert [section["name"] for section in view["sections"]] == ["system", "window", "earlier_steps", "input"]
@@ -223,8 +222,8 @@ def test_steps_of_the_turn_before_are_a_section_of_their_own(cli: CommandLine) -
     assert [message["reason"] for message in went] == ["changed"]
 
 
-def test_what_went_from_one_call_to_the_next_is_told_with_its_reason(cli: CommandLine) -> None:
-    """Messages before a window that was cut back, and steps of a turn that is over."""
+def test_removed_messages_are_listed_with_their_reason(cli: CommandLine) -> None:
+    """Reasons are the limit of the window (`over_limit`) and steps of a finished turn (`turn_over`)."""
     talk(
         cli,
         ScriptedModel([asking("atlas"), "one", "ok", "ok", "ok", "ok"]),
@@ -243,7 +242,7 @@ def test_what_went_from_one_call_to_the_next_is_told_with_its_reason(cli: Comman
 
 
 def test_calls_within_a_run_are_compared(cli: CommandLine) -> None:
-    """The second call of the run against its first."""
+    """`--run … --diff` compares the second call of the run with its first."""
     talk(cli, ScriptedModel([asking("atlas"), "done"]), ["look it up"])
     run_id = cli(*SHOW, "--call", "1", "--json").json["run_id"]
     difference = cli("context", "show", "--run", run_id, "--diff", "--json").json
@@ -252,8 +251,8 @@ def test_calls_within_a_run_are_compared(cli: CommandLine) -> None:
     assert cli("context", "show", "--run", run_id, "--call", "1", "--diff", "1").out.endswith("Nothing changed.\n")
 
 
-def test_a_text_that_is_not_there_any_more_is_said_to_be_gone(cli: CommandLine, tmp_path: Path) -> None:
-    """The rest is shown as ever."""
+def test_a_deleted_text_is_marked_in_the_view(cli: CommandLine, tmp_path: Path) -> None:
+    """The view shows the remaining texts, and a note in place of a deleted text."""
     talk(cli, ScriptedModel(["one"]), ["first"])
     with closing(sqlite3.connect(tmp_path / "threadkeep.db")) as connection, connection:
         connection.execute("DELETE FROM chat_context_texts")
@@ -263,8 +262,8 @@ def test_a_text_that_is_not_there_any_more_is_said_to_be_gone(cli: CommandLine, 
     assert cli(*SHOW, "--call", "1", "--json").json["messages"][0]["content"] is None
 
 
-def test_it_works_while_another_process_talks(any_cli: CommandLine) -> None:
-    """The database is open there, with all that goes on in the background."""
+def test_context_show_works_while_a_memory_is_open(any_cli: CommandLine) -> None:
+    """Another process can read the database while a memory with background tasks has it open."""
     talk(any_cli, ScriptedModel(["one"]), ["first"])
 
     async def looking(_: Memory) -> Outcome:
@@ -290,18 +289,17 @@ def test_it_works_while_another_process_talks(any_cli: CommandLine) -> None:
         ((*SHOW, "--max-tokens", "500", "--call", "1"), 2, "Use only one of the two groups"),
     ],
 )
-def test_what_is_not_there_is_said_with_the_cure(
+def test_an_unknown_call_is_reported_with_the_cure(
     cli: CommandLine, arguments: tuple[str, ...], exit_code: int, cure: str
 ) -> None:
-    """In one sentence."""
     talk(cli, ScriptedModel(["one", "two", "three"]), ["first", "second", "third"])
     outcome = cli(*arguments)
     assert outcome.exit_code == exit_code
     assert cure in outcome.err
 
 
-def test_a_call_that_a_run_does_not_have_is_said(cli: CommandLine) -> None:
-    """With those it has; and a run of another user has none."""
+def test_an_unknown_call_of_a_run_is_reported(cli: CommandLine) -> None:
+    """The error names the existing calls; runs of another user have none."""
     talk(cli, ScriptedModel([asking("atlas"), "done"]), ["look it up"])
     run_id = cli(*SHOW, "--call", "1", "--json").json["run_id"]
     outcome = cli("context", "show", "--run", run_id, "--call", "3", "--json")
@@ -312,16 +310,14 @@ def test_a_call_that_a_run_does_not_have_is_said(cli: CommandLine) -> None:
     assert cli("context", "show", "--run", run_id, "--user", "ann").exit_code == 0
 
 
-def test_where_nothing_is_kept_the_setting_is_named(cli: CommandLine) -> None:
-    """It is the cure."""
+def test_disabled_manifests_are_reported_with_their_setting(cli: CommandLine) -> None:
     cli.store("a", "hi", "hello")
     assert "there was none yet" in cli(*SHOW, "--call", "1").err
     cli.set(THREADKEEP_MANIFEST_RETENTION_DAYS="0")
     assert "THREADKEEP_MANIFEST_RETENTION_DAYS is 0" in cli(*SHOW, "--call", "1").err
 
 
-def test_every_reason_has_words() -> None:
-    """Whatever a record may say."""
+def test_every_reason_has_its_own_text() -> None:
     manifest = ContextManifest(session_id="a", run_id="r", counter="estimate", budget=4000, max_messages=20)
     words = [in_words(reason, manifest) for reason in get_args(ExclusionReason.__value__)]
     assert len(set(words)) == len(words) > 8

@@ -1,4 +1,4 @@
-"""How `threadkeep context show` fits a terminal, and what it says of quotes and summaries."""
+"""Tests of how `threadkeep context show` fits a terminal, and how it shows quotes, summaries and facts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BEES = "我妹妹在图书馆的屋顶上养蜜蜂 (bees), 星期六在河边的
 
 @pytest.fixture
 def asked(cli: CommandLine) -> CommandLine:
-    """A session with a summary of its first four messages, and two calls that each quote older turns."""
+    """Store a session with a summary of its first four messages, and two calls that each quote older turns."""
 
     async def talking(memory: Memory) -> None:
         await memory.session("b", user_id="ann").append([Message(role="user", content="Bees sleep in winter.")])
@@ -47,17 +47,17 @@ class Screen(io.StringIO):
     """A stdout that is a terminal."""
 
     def isatty(self) -> bool:
-        """True: it is one."""
+        """Return True."""
         return True
 
 
 def rows(shown: str, section: str) -> list[str]:
-    """The rows of a section."""
+    """Return the rows of a section."""
     return [line for line in shown.splitlines() if f" {section} " in line[:16]]
 
 
-def test_it_is_said_where_facts_come_from(cli: CommandLine) -> None:
-    """How many there are of each scope, and the messages that say them."""
+def test_the_source_of_facts_is_shown(cli: CommandLine) -> None:
+    """The row has the number of facts of each scope, and the messages that they come from."""
 
     async def talking(memory: Memory) -> None:
         ann, shop = Scope("user", "ann"), Scope("workspace", "shop")
@@ -75,8 +75,8 @@ def test_it_is_said_where_facts_come_from(cli: CommandLine) -> None:
     assert entry["facts"][1]["evidence"] == [{"session_id": "room:9", "seq": 1}]
 
 
-def test_it_is_said_which_facts_are_left_out_and_why(cli: CommandLine) -> None:
-    """By their ids: the record has no text."""
+def test_excluded_facts_are_shown_with_their_reason(cli: CommandLine) -> None:
+    """The output has the ids of the facts, because the record has no text."""
     ids: list[str] = []
 
     async def talking(memory: Memory) -> None:
@@ -93,8 +93,8 @@ def test_it_is_said_which_facts_are_left_out_and_why(cli: CommandLine) -> None:
     assert f"workspace: 1 had no room ({ids[2]})" in shown
 
 
-def test_it_is_said_which_messages_are_quoted_and_summarised(asked: CommandLine) -> None:
-    """By their places; those of another session with its id."""
+def test_quoted_and_summarized_messages_are_shown(asked: CommandLine) -> None:
+    """Messages are shown by their positions, with the session id if they are of another session."""
     shown = asked(*SHOW, "--call", "2").out
     (summary,), (selected,) = rows(shown, "summary"), rows(shown, "selected")
     assert "summary of 1–4: They spoke of 蜜蜂." in summary
@@ -104,8 +104,8 @@ def test_it_is_said_which_messages_are_quoted_and_summarised(asked: CommandLine)
     assert "; 1 of b: [" in selected
 
 
-def test_rows_that_came_and_went_are_told_apart(asked: CommandLine) -> None:
-    """Each says what it holds, and why it went stands above."""
+def test_added_and_removed_rows_differ(asked: CommandLine) -> None:
+    """The two rows show different content, and a line above the removed one has the reason."""
     lines = asked(*SHOW, "--diff").out.splitlines()
     came, went = (next(line for line in lines if line.startswith(mark) and "selected" in line) for mark in "+-")
     assert came[1:] != went[1:]
@@ -114,7 +114,7 @@ def test_rows_that_came_and_went_are_told_apart(asked: CommandLine) -> None:
 
 @pytest.mark.parametrize("width", [60, 80, 120])
 def test_a_message_is_one_line(asked: CommandLine, monkeypatch: pytest.MonkeyPatch, width: int) -> None:
-    """Cut to the width that is there, of which a Chinese character takes two."""
+    """A line is cut to the width of the terminal, in which a Chinese character takes two columns."""
     monkeypatch.setattr("threadkeep.cli.terminal._PIPE_WIDTH", width)
     for arguments in (("--call", "1"), ("--call", "2"), ("--diff",)):
         shown = asked(*SHOW, *arguments).out
@@ -125,8 +125,7 @@ def test_a_message_is_one_line(asked: CommandLine, monkeypatch: pytest.MonkeyPat
         assert "\x1b" not in shown
 
 
-def test_what_is_longer_than_the_terminal_goes_on_beside_its_label(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a column of its own, wrapped between words."""
+def test_long_values_are_wrapped_beside_their_label(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = Screen()
     monkeypatch.setattr(sys, "stdout", screen)
     monkeypatch.setenv("COLUMNS", "40")
@@ -138,8 +137,7 @@ def test_what_is_longer_than_the_terminal_goes_on_beside_its_label(monkeypatch: 
     ]
 
 
-def test_what_was_left_out_of_a_run_is_said_by_stretches(capsys: pytest.CaptureFixture[str]) -> None:
-    """A line for each, however many messages it has."""
+def test_excluded_messages_of_a_run_are_shown_as_ranges(capsys: pytest.CaptureFixture[str]) -> None:
     left_out = (LeftOut("m1", "over_budget", "m900", 900), LeftOut(None, "empty"), LeftOut("m907", "duplicate"))
     manifest = ContextManifest(session_id="a", run_id="r", counter="estimate", budget=4000, left_out=left_out)
     show_excluded(manifest)

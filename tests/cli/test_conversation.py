@@ -1,4 +1,4 @@
-"""A chat at the terminal, line by line, with a model that follows a script."""
+"""Tests of a chat at the terminal, line by line, with a scripted model."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ _LOOK = ContextLook(ChatOptions().turn_options())
 
 
 class TypedLines:
-    """The lines that a person types, and then leaves."""
+    """The lines that a person types before the input ends."""
 
     def __init__(self, lines: Iterable[str]) -> None:
         self._lines = iter(lines)
 
     async def next_line(self) -> str | None:
-        """The next line."""
+        """Return the next line, or None at the end."""
         return next(self._lines, None)
 
 
@@ -49,7 +49,10 @@ async def _talk(
     keep_on: bool = True,
     interrupt: Gate | None = None,
 ) -> tuple[bool, list[Stored]]:
-    """Whether all went well, and what is stored at the end; Ctrl-C is pressed when the model is at a gate."""
+    """Run a chat; return whether it succeeded, and the stored messages.
+
+    Press Ctrl-C when the model is at a gate.
+    """
     async with open_memory("sqlite://") as memory:
         chats = Chats()
         chat = chats(memory, model)
@@ -70,28 +73,27 @@ def _conversation(memory: Memory, chat: Chat, *, as_json: bool = False) -> Conve
 
 
 async def test_each_line_is_a_turn(capsys: pytest.CaptureFixture[str]) -> None:
-    """Blank lines are none; the answer is shown as it comes."""
+    """Blank lines are skipped, and the reply is streamed."""
     well, stored = await _talk(["hi", "", "  ", "and you?"], ScriptedModel(["Hello there.", "I am well."]))
     assert well
     assert capsys.readouterr().out == "Hello there.\nI am well.\n"
     assert [content for _, content, _ in stored] == ["hi", "Hello there.", "and you?", "I am well."]
 
 
-async def test_the_words_of_a_model_cannot_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    """They are stored as they are, and shown without their escape sequences."""
+async def test_a_model_cannot_control_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    """Escape sequences are stored unchanged and shown as replacement characters."""
     _, stored = await _talk(["hi"], ScriptedModel(["A \x1b[2J B"]))
     assert capsys.readouterr().out == "A \ufffd[2J B\n"
     assert stored[1][1] == "A \x1b[2J B"
 
 
 async def test_an_answer_that_does_not_stream_is_shown_as_a_whole(capsys: pytest.CaptureFixture[str]) -> None:
-    """Not every provider streams."""
     await _talk(["hi"], ScriptedModel(["Hello there."], disable_streaming=True))
     assert capsys.readouterr().out == "Hello there.\n"
 
 
 async def test_ctrl_c_stops_the_answer_and_keeps_the_prompt(capsys: pytest.CaptureFixture[str]) -> None:
-    """What was said of it is stored as interrupted; the next turn goes on as ever."""
+    """The part so far is stored as interrupted, and the next turn works."""
     gate = Gate()
     model = ScriptedModel([["This is ", gate, "never said"], "Back again."])
     well, stored = await _talk(["tell me", "still there?"], model, interrupt=gate)
@@ -104,7 +106,7 @@ async def test_ctrl_c_stops_the_answer_and_keeps_the_prompt(capsys: pytest.Captu
 
 
 async def test_ctrl_c_ends_a_chat_by_pipe() -> None:
-    """Nobody is there to type another line."""
+    """A pipe is not read further after Ctrl-C."""
     gate = Gate()
     model = ScriptedModel([["This is ", gate]])
     well, stored = await _talk(["tell me", "not asked"], model, interrupt=gate, keep_on=False)
@@ -113,7 +115,7 @@ async def test_ctrl_c_ends_a_chat_by_pipe() -> None:
 
 
 async def test_a_failing_model_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
-    """The question is stored, the chat goes on, and a pipe learns of it by the exit code."""
+    """The question is stored and the chat continues. A pipe reports the failure by its exit code."""
     for keep_on in (True, False):
         model = ScriptedModel([RuntimeError("it quotes what you said"), "Now it works."])
         well, stored = await _talk(["hi", "again"], model, keep_on=keep_on)
@@ -126,7 +128,7 @@ async def test_a_failing_model_is_one_sentence(capsys: pytest.CaptureFixture[str
 
 
 async def test_with_json_each_turn_is_one_object(capsys: pytest.CaptureFixture[str]) -> None:
-    """An answer, or the problem in its place; commands answer in JSON too."""
+    """The object is a reply or a problem; the commands of the chat return JSON, too."""
     model = ScriptedModel(["Hello there.", RuntimeError("no")])
     await _talk(["hi", "again", "/stats", "/context", "/reset", "/help"], model, as_json=True)
     answer, problem, stats, context, reset, shown = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
@@ -142,7 +144,7 @@ async def test_with_json_each_turn_is_one_object(capsys: pytest.CaptureFixture[s
 
 
 async def test_the_last_call_and_the_next_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    """The one as it was, the other as it would be."""
+    """`/context` shows the recorded context of the last call and a preview of the next."""
     await _talk(["first", "second", "/context"], ScriptedModel(["One.", "Two."]))
     out = capsys.readouterr().out
     assert "Call 1 of run " in out
@@ -150,8 +152,8 @@ async def test_the_last_call_and_the_next_are_shown(capsys: pytest.CaptureFixtur
     assert "The built-in chat's next call would see messages 1 to 4 and its input" in out
 
 
-async def test_a_reset_hides_what_was_said(capsys: pytest.CaptureFixture[str]) -> None:
-    """The next call of the model does not see it; the command itself is no turn."""
+async def test_a_reset_hides_earlier_messages(capsys: pytest.CaptureFixture[str]) -> None:
+    """The next call of the model omits the earlier messages; the command itself is not stored."""
     model = ScriptedModel(["One.", "Two."])
     _, stored = await _talk(["first", "/reset", "/context", "second"], model)
     assert [[str(message.content) for message in call] for call in model.calls] == [["first"], ["second"]]
@@ -159,8 +161,8 @@ async def test_a_reset_hides_what_was_said(capsys: pytest.CaptureFixture[str]) -
     assert "messages 1 to 2" in capsys.readouterr().out
 
 
-async def test_commands_are_told_and_unknown_ones_too(capsys: pytest.CaptureFixture[str]) -> None:
-    """Nothing of them reaches the model."""
+async def test_commands_are_not_sent_to_the_model(capsys: pytest.CaptureFixture[str]) -> None:
+    """Unknown commands are reported, and commands take any case."""
     model = ScriptedModel(["One."])
     _, stored = await _talk(["/stats", "/hlep", "/help", "hi", "/STATS", "/quit", "never"], model)
     captured = capsys.readouterr()
@@ -171,10 +173,10 @@ async def test_commands_are_told_and_unknown_ones_too(capsys: pytest.CaptureFixt
     assert len(stored) == 2
 
 
-async def test_trouble_with_the_memory_is_said_at_the_end_of_the_turn(
+async def test_memory_failures_are_shown_after_the_turn(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
-    """The answer comes all the same."""
+    """The reply is shown although the database fails."""
 
     async def fail(*_: object, **__: object) -> None:
         raise StoreUnavailable("The database is down.")
@@ -198,8 +200,7 @@ async def test_trouble_with_the_memory_is_said_at_the_end_of_the_turn(
     assert "does not use earlier messages" in captured.err
 
 
-def test_each_notice_is_given_once() -> None:
-    """However often it happened in a turn."""
+def test_equal_notices_are_shown_once() -> None:
     notices = Notices()
     for _ in range(3):
         notices.notify(WriteDeferred(backend="sqlite", messages=1))

@@ -1,4 +1,4 @@
-"""One damaged item of a graph store is the trouble of its own session, and of nobody else: on the command line."""
+"""Tests of damaged items of a graph store on the command line: one affects no other session."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WELL = "well"
 
 @pytest.fixture
 def damaged(any_cli: CommandLine) -> CommandLine:
-    """The command line over a graph store with a damaged session of each kind, and one that is well."""
+    """Return the command line over a graph store with a damaged session of each kind, and an intact one."""
     any_cli.set(THREADKEEP_TRANSCRIPTS="graph_store")
 
     async def say(memory: Memory) -> None:
@@ -30,7 +30,7 @@ def damaged(any_cli: CommandLine) -> CommandLine:
 
 
 def test_damaged_sessions_are_named(damaged: CommandLine) -> None:
-    """By lists, searches and exports, which have the others; and by the doctor, who is not well with them."""
+    """Lists, searches, exports and the doctor name the damaged sessions; the intact session is in all of them."""
     listed = damaged("sessions", "list", "--limit", "200", "--json")
     assert listed.exit_code == 0
     assert WELL in [each["session_id"] for each in listed.json["sessions"]]
@@ -44,7 +44,7 @@ def test_damaged_sessions_are_named(damaged: CommandLine) -> None:
     exported = damaged("sessions", "export", "--all")
     assert exported.exit_code == 1
     assert f"remember {WELL}" in exported.out
-    # One of them has all its messages where its row says that they are.
+    # One of the damaged sessions has all its messages.
     assert exported.err.count("Left out: Session") == len(SESSIONS) - 1
     for session_id in SESSIONS:
         shown = damaged("sessions", "show", session_id)
@@ -58,7 +58,7 @@ def test_damaged_sessions_are_named(damaged: CommandLine) -> None:
 
 
 def test_damaged_sessions_are_deleted(damaged: CommandLine) -> None:
-    """All of them at once; then the doctor is well again."""
+    """All damaged sessions are deleted in one command, and the doctor then reports no failure."""
     assert damaged("sessions", "delete", *SESSIONS, "--user", "bob", "--yes").exit_code == 1
     deleted = damaged("sessions", "delete", *SESSIONS, "--yes", "--json")
     assert (deleted.exit_code, set(deleted.json["deleted"])) == (0, set(SESSIONS))
@@ -68,8 +68,8 @@ def test_damaged_sessions_are_deleted(damaged: CommandLine) -> None:
     assert (doctor.exit_code, finding["detail"]) == (0, "1 conversation can be read.")
 
 
-def test_messages_that_are_missing_are_found_by_the_doctor(cli: CommandLine) -> None:
-    """They stop nobody: what is there is read, and what is not is counted."""
+def test_missing_messages_are_a_warning_of_the_doctor(cli: CommandLine) -> None:
+    """The remaining messages can be read and exported."""
     cli.set(THREADKEEP_TRANSCRIPTS="graph_store")
     cli.remember(_two_turns, transcripts="graph_store")
     rewrite(cli.url, "room:chunk:000000", lambda chunk: {**chunk, "messages": chunk["messages"][1:]})

@@ -1,4 +1,4 @@
-"""`threadkeep doctor`: what is wrong is found, and each finding has a cure."""
+"""Tests of `threadkeep doctor`: each problem has a finding, and each finding a cure."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ _Usage = namedtuple("_Usage", "total used free")
 
 
 def _finding(outcome: Outcome, check: str) -> Any:
-    """The finding of a check that is not ok, or its first."""
+    """Return the finding of a check: the first whose level is not `ok`, or else its first."""
     findings = [finding for finding in outcome.json["findings"] if finding["check"] == check]
     return next((finding for finding in findings if finding["level"] != "ok"), findings[0])
 
 
 def _failed(cli: CommandLine) -> list[str]:
-    """The names of the checks that fail."""
+    """Return the names of the checks that fail."""
     return [finding["check"] for finding in cli("doctor", "--json").json["findings"] if finding["level"] == "fail"]
 
 
-def test_a_sound_installation_is_well(any_cli: CommandLine) -> None:
-    """Every check says something, and the exit code is 0."""
+def test_a_sound_installation_passes_every_check(any_cli: CommandLine) -> None:
+    """All checks pass, and the exit code is 0."""
     any_cli.store("a", "hi", "hello")
     outcome = any_cli("doctor", "--json")
     assert (outcome.exit_code, outcome.json["ok"]) == (0, True)
@@ -53,7 +53,7 @@ def test_a_sound_installation_is_well(any_cli: CommandLine) -> None:
 
 
 def test_every_finding_that_is_not_ok_has_a_cure(cli: CommandLine) -> None:
-    """Here: no history, lost durability, a model that cannot be made."""
+    """Disabled history, weaker durability and an unknown model each have a cure."""
     cli("migrate")
     cli.set(THREADKEEP_HISTORY_ENABLED="false", THREADKEEP_SQLITE_SYNCHRONOUS="normal", THREADKEEP_MODEL="nobody:x")
     outcome = cli("doctor", "--json")
@@ -66,7 +66,7 @@ def test_every_finding_that_is_not_ok_has_a_cure(cli: CommandLine) -> None:
 
 
 def test_a_variable_that_is_no_setting_is_found(cli: CommandLine) -> None:
-    """Also where another cannot be used: it may be why."""
+    """`doctor` names an unknown variable and suggests a setting, even if another setting is invalid."""
     cli.set(THREADKEEP_MODLE="demo")
     for port, exit_code in (("8700", 0), ("high", 1)):
         cli.set(THREADKEEP_PORT=port)
@@ -76,8 +76,7 @@ def test_a_variable_that_is_no_setting_is_found(cli: CommandLine) -> None:
         assert told == ["THREADKEEP_MODLE is not a setting and has no effect; did you mean THREADKEEP_MODEL?"]
 
 
-def test_a_system_prompt_that_leaves_no_room_is_found(cli: CommandLine) -> None:
-    """The service would not start, and says why in the same words."""
+def test_a_system_prompt_larger_than_the_budget_is_found(cli: CommandLine) -> None:
     cli.set(THREADKEEP_SYSTEM_PROMPT="Be kind. " * 99, THREADKEEP_HISTORY_MAX_TOKENS="50")
     outcome = cli("doctor", "--json")
     assert outcome.exit_code == 1
@@ -86,8 +85,8 @@ def test_a_system_prompt_that_leaves_no_room_is_found(cli: CommandLine) -> None:
     assert "THREADKEEP_HISTORY_MAX_TOKENS" in finding["cure"]
 
 
-def test_runs_that_need_somebody_are_found(any_cli: CommandLine) -> None:
-    """Those that nobody carries out, and those that wait to be tried again."""
+def test_queued_and_dead_lettered_runs_are_found(any_cli: CommandLine) -> None:
+    """A run that waits too long for a worker and a run that is set aside are warnings with a cure."""
     any_cli("migrate")
     finding = _finding(any_cli("doctor", "--json"), "runs")
     assert (finding["level"], finding["detail"]) == ("ok", "0 queued, 0 running, 0 waiting for a person.")
@@ -109,8 +108,8 @@ def test_runs_that_need_somebody_are_found(any_cli: CommandLine) -> None:
     assert (finding["level"], "1 set aside" in finding["detail"]) == ("warn", True)
 
 
-def test_a_database_that_is_not_there_yet_is_no_trouble(cli: CommandLine, tmp_path: Path) -> None:
-    """And looking does not make it."""
+def test_a_missing_database_file_passes(cli: CommandLine, tmp_path: Path) -> None:
+    """`doctor` does not create the file."""
     outcome = cli("doctor", "--json")
     assert outcome.exit_code == 0
     assert "first start creates it" in _finding(outcome, "database")["detail"]
@@ -118,7 +117,7 @@ def test_a_database_that_is_not_there_yet_is_no_trouble(cli: CommandLine, tmp_pa
 
 
 def test_a_database_that_cannot_be_created_is_found(cli: CommandLine, tmp_path: Path) -> None:
-    """Before a start fails: here a file stands where its folder would be."""
+    """The finding names the path of a file that exists where a folder is needed."""
     (tmp_path / "taken").touch()
     cli.set(THREADKEEP_DATABASE_URL=f"sqlite:///{tmp_path}/taken/threadkeep.db")
     outcome = cli("doctor", "--json")
@@ -130,7 +129,7 @@ def test_a_database_that_cannot_be_created_is_found(cli: CommandLine, tmp_path: 
 
 @pytest.mark.parametrize("transcripts", ["tables", "graph_store"])
 def test_an_unreachable_database_is_reported_once(any_cli: CommandLine, tmp_path: Path, transcripts: str) -> None:
-    """Also if it is the graph store's own, and although the graph store cannot be read without it."""
+    """Only one check fails if the database or the separate database of the graph store cannot be opened."""
     letter, other = tmp_path / "letter.db", tmp_path / "other.db"
     letter.write_text("A letter to a friend. " * 500)
     bad = f"{any_cli.url}-gone" if any_cli.url.startswith("postgres") else f"sqlite:///{letter}"
@@ -145,7 +144,7 @@ def test_an_unreachable_database_is_reported_once(any_cli: CommandLine, tmp_path
 
 
 def test_settings_that_cannot_be_used_are_found_first(cli: CommandLine) -> None:
-    """With the variable's name; nothing else can be looked at."""
+    """An invalid setting is the only finding, and the finding names its variable."""
     cli.set(THREADKEEP_PORT="many")
     outcome = cli("doctor", "--json")
     assert outcome.exit_code == 1
@@ -155,7 +154,7 @@ def test_settings_that_cannot_be_used_are_found_first(cli: CommandLine) -> None:
 
 
 def test_a_broken_file_is_found(cli: CommandLine, tmp_path: Path) -> None:
-    """It is no database."""
+    """The finding says that the file is not an SQLite database."""
     (tmp_path / "threadkeep.db").write_text("A letter to a friend. " * 500)
     outcome = cli("doctor", "--json")
     assert outcome.exit_code == 1
@@ -165,7 +164,7 @@ def test_a_broken_file_is_found(cli: CommandLine, tmp_path: Path) -> None:
 
 
 def test_damage_in_a_file_is_found(cli: CommandLine, tmp_path: Path) -> None:
-    """Pages that the other checks do not read; the cure names what can still be saved."""
+    """A damaged page of an index fails the integrity check, and no message text is quoted."""
     cli.store("a", *[f"number {n} " * 50 for n in range(200)])
     file = tmp_path / "threadkeep.db"
     with closing(sqlite3.connect(file)) as connection:
@@ -185,7 +184,7 @@ def test_damage_in_a_file_is_found(cli: CommandLine, tmp_path: Path) -> None:
 
 
 def test_messages_that_are_missing_are_found(any_cli: CommandLine) -> None:
-    """Each session that has other messages than it says is named, with how many."""
+    """The finding names each session with missing messages, and how many of its messages are left."""
     any_cli.store("a", "one", "two", "three")
     any_cli.store("b", "one")
     assert _finding(any_cli("doctor", "--json"), "integrity")["level"] == "ok"
@@ -196,11 +195,11 @@ def test_messages_that_are_missing_are_found(any_cli: CommandLine) -> None:
     assert "a (2 of 3)" in _finding(outcome, "integrity")["detail"]
 
 
-def test_what_postgres_knows_to_be_wrong_is_found(cli: CommandLine, postgres_url: str) -> None:
-    """An index that was never finished, and with amcheck one that is damaged."""
+def test_invalid_and_damaged_postgres_indexes_are_found(cli: CommandLine, postgres_url: str) -> None:
+    """An invalid index is found always, a damaged index only with the extension amcheck."""
     cli.set(THREADKEEP_DATABASE_URL=postgres_url)
     assert "with the extension amcheck" in _finding(cli("doctor", "--json"), "integrity")["detail"]
-    # The extension itself is in no wheel: a function of its name stands for it.
+    # No wheel contains the extension; a function of the same name replaces it.
     execute(
         postgres_url,
         "CREATE FUNCTION bt_index_check(i regclass) RETURNS void LANGUAGE plpgsql AS $$ BEGIN"
@@ -213,10 +212,8 @@ def test_what_postgres_knows_to_be_wrong_is_found(cli: CommandLine, postgres_url
     assert "the index idx_chat_messages_id is not valid" in _finding(cli("doctor", "--json"), "integrity")["detail"]
 
 
-def test_every_database_that_is_configured_is_looked_at(
-    cli: CommandLine, tmp_path: Path, empty_postgres_url: str
-) -> None:
-    """That of the graph store, and the file that the engine of runs has."""
+def test_every_configured_database_is_checked(cli: CommandLine, tmp_path: Path, empty_postgres_url: str) -> None:
+    """The database of the graph store and the file of the run engine are checked too."""
     cli.store("a", "hi")
     graph_store = tmp_path / "store.db"
     cli.set(THREADKEEP_GRAPH_STORE_BACKEND="sqlite", THREADKEEP_GRAPH_STORE_SQLITE_PATH=str(graph_store))
@@ -237,8 +234,10 @@ def test_every_database_that_is_configured_is_looked_at(
 @pytest.mark.parametrize(
     ("kept", "other", "place"), [("tables", "graph_store", "its tables"), ("graph_store", "tables", "a graph store")]
 )
-def test_messages_in_the_other_place_are_found(any_cli: CommandLine, kept: str, other: str, place: str) -> None:
-    """Nobody can read them; with the setting that they were kept with all is well."""
+def test_messages_in_the_other_transcript_store_are_found(
+    any_cli: CommandLine, kept: str, other: str, place: str
+) -> None:
+    """The check fails if THREADKEEP_TRANSCRIPTS hides stored messages, and names the value that shows them."""
     any_cli.set(THREADKEEP_TRANSCRIPTS=kept)
     line = json.dumps({"type": "message", "session_id": "a", "role": "user", "content": "hi"})
     assert any_cli("sessions", "import", "-", given=line).exit_code == 0
@@ -251,7 +250,7 @@ def test_messages_in_the_other_place_are_found(any_cli: CommandLine, kept: str, 
 
 
 def test_a_newer_schema_is_found(cli: CommandLine, tmp_path: Path) -> None:
-    """The cure is another version of Threadkeep."""
+    """The cure is an upgrade of Threadkeep."""
     cli("migrate")
     with closing(sqlite3.connect(tmp_path / "threadkeep.db")) as connection, connection:
         connection.execute("INSERT INTO threadkeep_migrations VALUES (999, 'x', 'now')")
@@ -263,8 +262,8 @@ def test_a_newer_schema_is_found(cli: CommandLine, tmp_path: Path) -> None:
     assert finding["cure"].startswith("Upgrade Threadkeep")
 
 
-def test_an_older_schema_is_told(cli: CommandLine, empty_postgres_url: str) -> None:
-    """It is no failure: every start brings it up to date."""
+def test_an_older_schema_is_reported(cli: CommandLine, empty_postgres_url: str) -> None:
+    """An older schema is not a failure, because every start migrates it."""
     cli.set(THREADKEEP_DATABASE_URL=empty_postgres_url)
     outcome = cli("doctor", "--json")
     assert outcome.exit_code == 0
@@ -272,7 +271,7 @@ def test_an_older_schema_is_told(cli: CommandLine, empty_postgres_url: str) -> N
 
 
 def test_a_stopped_postgres_is_found(cli: CommandLine, unsteady_postgres: Postgres) -> None:
-    """In a few seconds, without the password."""
+    """The check fails within a few seconds and prints no log lines."""
     with unsteady_postgres.database() as url:
         cli.set(THREADKEEP_DATABASE_URL=url, THREADKEEP_POSTGRES_POOL_TIMEOUT="0.5")
         assert cli("doctor").exit_code == 0
@@ -286,8 +285,8 @@ def test_a_stopped_postgres_is_found(cli: CommandLine, unsteady_postgres: Postgr
     assert outcome.err == ""
 
 
-def test_a_lock_that_does_not_go_away_is_found(cli: CommandLine, tmp_path: Path) -> None:
-    """Somebody is in a write transaction."""
+def test_a_lasting_write_lock_is_found(cli: CommandLine, tmp_path: Path) -> None:
+    """The check of writing fails while another connection is in a write transaction."""
     cli("migrate")
     cli.set(THREADKEEP_LOCK_TIMEOUT="0.05")
     connection = sqlite3.connect(tmp_path / "threadkeep.db", isolation_level=None)
@@ -300,8 +299,8 @@ def test_a_lock_that_does_not_go_away_is_found(cli: CommandLine, tmp_path: Path)
     assert finding["cure"]
 
 
-def test_what_waits_to_be_written_is_found(cli: CommandLine) -> None:
-    """How many, since when, why, and whether a process is left that would write it."""
+def test_pending_writes_are_found(cli: CommandLine) -> None:
+    """The finding has the number of turns, their age and error, and how many of their processes have ended."""
     cli("migrate")
     keep(cli, error="WrongUser").close()
     living = keep(cli, "entry-2")
@@ -316,8 +315,8 @@ def test_what_waits_to_be_written_is_found(cli: CommandLine) -> None:
     assert "canary" not in outcome.out
 
 
-def test_what_waits_for_a_replaced_file_says_to_restart(cli: CommandLine) -> None:
-    """The process that has the old file open writes nothing until then."""
+def test_writes_pending_for_a_replaced_file_need_a_restart(cli: CommandLine) -> None:
+    """The process with the old file open writes nothing until it restarts."""
     cli("migrate")
     living = keep(cli, error="DatabaseFileReplaced")
     finding = _finding(cli("doctor", "--json"), "pending writes")
@@ -325,8 +324,8 @@ def test_what_waits_for_a_replaced_file_says_to_restart(cli: CommandLine) -> Non
     assert "restart" in finding["cure"]
 
 
-def test_what_waits_for_another_database_is_found(cli: CommandLine) -> None:
-    """Nobody would deliver it as things are."""
+def test_writes_pending_for_another_database_are_found(cli: CommandLine) -> None:
+    """Pending writes of other databases are reported, but are not a failure."""
     cli("migrate")
     keep(cli, url="sqlite:////elsewhere/other.db").close()
     outcome = cli("doctor", "--json")
@@ -337,18 +336,17 @@ def test_what_waits_for_another_database_is_found(cli: CommandLine) -> None:
 @pytest.mark.parametrize(
     ("free", "level", "code"), [(5 * 1024**3, "ok", 0), (500 * 1024**2, "warn", 0), (1, "fail", 1)]
 )
-def test_a_full_disk_is_found(
+def test_little_free_disk_space_is_found(
     cli: CommandLine, monkeypatch: pytest.MonkeyPatch, free: int, level: str, code: int
 ) -> None:
-    """Before it is quite full."""
+    """500 MB of free space are a warning; 1 byte is a failure."""
     monkeypatch.setattr("shutil.disk_usage", lambda _: _Usage(10 * 1024**3, 0, free))
     outcome = cli("doctor", "--json")
     assert outcome.exit_code == code
     assert _finding(outcome, "disk")["level"] == level
 
 
-def test_a_search_index_that_lags_is_told(cli: CommandLine, tmp_path: Path) -> None:
-    """It is no failure: it catches up by itself."""
+def test_a_search_index_that_lags_is_a_warning(cli: CommandLine, tmp_path: Path) -> None:
     cli.store("a", "hi")
     with closing(sqlite3.connect(tmp_path / "threadkeep.db")) as connection, connection:
         connection.execute("UPDATE chat_sessions SET indexed_seq = -20000")
@@ -358,8 +356,8 @@ def test_a_search_index_that_lags_is_told(cli: CommandLine, tmp_path: Path) -> N
     assert _finding(outcome, "search")["level"] == "warn"
 
 
-def test_the_model_is_asked_only_when_told_to(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A call may cost money."""
+def test_the_model_is_called_only_with_an_option(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`doctor` calls the model only with --call-model, and does not print the text of its error."""
     assert "can be created" in _finding(cli("doctor", "--json"), "model")["detail"]
     assert "answers in" in _finding(cli("doctor", "--call-model", "--json"), "model")["detail"]
 
@@ -373,8 +371,8 @@ def test_the_model_is_asked_only_when_told_to(cli: CommandLine, monkeypatch: pyt
     assert "secret" not in outcome.out
 
 
-def test_what_was_learned_of_models_is_told(any_cli: CommandLine) -> None:
-    """The factor of each, and from how many calls; one at its limit is looked at."""
+def test_learned_token_factors_are_shown(any_cli: CommandLine) -> None:
+    """The finding shows the factor of each model and its number of calls; a factor at its limit is a warning."""
     any_cli("migrate")
     finding = _finding(any_cli("doctor", "--json"), "token factors")
     assert (finding["level"], "None learned yet" in finding["detail"]) == ("ok", True)
@@ -382,7 +380,7 @@ def test_what_was_learned_of_models_is_told(any_cli: CommandLine) -> None:
     async def learning(memory: Memory) -> None:
         await memory.token_factors.save("small-1", 1.124, 34)
         await memory.token_factors.save("other-2", 0.9, 1)
-        await memory.token_factors.save("claude-2.1", 3.0, 40)  # of another estimate
+        await memory.token_factors.save("claude-2.1", 3.0, 40)  # learned for an older estimate
         await memory.token_factors.save("claude-2.1 estimate_claude2", 1.2, 2)
         await memory.token_factors.save("grok-4", 1.05, 7, 3.744)
 
@@ -402,16 +400,15 @@ def test_what_was_learned_of_models_is_told(any_cli: CommandLine) -> None:
     assert (outcome.exit_code, _finding(outcome, "token factors")["level"]) == (0, "warn")
 
 
-def test_a_context_window_without_room_is_found(cli: CommandLine) -> None:
-    """With the same sentence that stops the start of the service."""
+def test_a_context_window_smaller_than_the_reply_is_found(cli: CommandLine) -> None:
     cli.set(THREADKEEP_CONTEXT_WINDOW="4000", THREADKEEP_MAX_OUTPUT_TOKENS="4000")
     outcome = cli("doctor", "--json")
     assert outcome.exit_code == 1
     assert "A context window of 4000 tokens, less 4000 for the reply" in _finding(outcome, "settings")["detail"]
 
 
-def test_the_model_of_summaries_is_looked_at(cli: CommandLine) -> None:
-    """Whether it can be made, and whether anything asks it."""
+def test_the_summary_model_is_checked(cli: CommandLine) -> None:
+    """A summary model without a trigger is a warning; an unknown model is a failure."""
     cli.set(THREADKEEP_SUMMARY_MODEL="demo")
     assert _finding(cli("doctor", "--json"), "summary model")["level"] == "warn"
     cli.set(THREADKEEP_SUMMARY_TRIGGER="messages:40")
@@ -423,7 +420,7 @@ def test_the_model_of_summaries_is_looked_at(cli: CommandLine) -> None:
 
 
 def test_a_read_only_mount_is_found(cli: CommandLine) -> None:
-    """Nothing can be written, and an erase says so; what is there can be read and copied."""
+    """`doctor` and `erase` both say that the database cannot be written."""
     cli("migrate")
     folder = cli.folder
     mount = f"mount --bind {folder} {folder} && mount -o remount,bind,ro {folder}"

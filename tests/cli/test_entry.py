@@ -1,4 +1,4 @@
-"""The command line as a whole: its start, its exit codes, its errors."""
+"""Tests of the command line as a whole: start, exit codes and errors."""
 
 from __future__ import annotations
 
@@ -19,12 +19,10 @@ from threadkeep.version import __version__
 
 
 def test_the_version_is_shown(cli: CommandLine) -> None:
-    """Name and number, on stdout."""
     assert cli("--version").out == f"threadkeep {__version__}\n"
 
 
 def test_every_verb_is_in_the_help(cli: CommandLine) -> None:
-    """A newcomer sees what there is."""
     shown = cli("--help").out
     assert "--install-completion" in shown
     for noun in ("serve", "chat", "sessions", "context", "doctor", "migrate", "bench", "pending"):
@@ -40,7 +38,6 @@ def test_every_verb_is_in_the_help(cli: CommandLine) -> None:
     + [f"sessions {verb}" for verb in ("list", "show", "search", "export", "import", "reset", "delete")],
 )
 def test_every_verb_takes_json(cli: CommandLine, command: str) -> None:
-    """Programs can use each of them."""
     outcome = cli(*command.split(), "--help")
     assert outcome.exit_code == 0
     assert "--json" in outcome.out
@@ -63,8 +60,8 @@ def test_every_verb_takes_json(cli: CommandLine, command: str) -> None:
     ],
     ids=" ".join,
 )
-def test_wrong_use_is_told_and_exits_with_2(cli: CommandLine, arguments: list[str]) -> None:
-    """On stderr, in words or as a JSON object."""
+def test_a_usage_error_exits_with_2(cli: CommandLine, arguments: list[str]) -> None:
+    """The error is on stderr, in plain text or as a JSON object."""
     outcome = cli(*arguments)
     assert (outcome.exit_code, outcome.out) == (2, "")
     assert outcome.err
@@ -89,8 +86,8 @@ def test_wrong_use_is_told_and_exits_with_2(cli: CommandLine, arguments: list[st
     ],
     ids=" ".join,
 )
-def test_an_option_without_a_character_is_refused(cli: CommandLine, arguments: list[str]) -> None:
-    """The variable of a script may be unset: the command must not answer as if nothing were stored."""
+def test_an_empty_option_is_refused(cli: CommandLine, arguments: list[str]) -> None:
+    """An unset variable of a script must not give the result of an empty database."""
     cli.store("room", "hi", user_id="u1")
     outcome = cli(*arguments)
     option = [word for word in arguments if word.startswith("--")][-1].rstrip("=")
@@ -99,7 +96,7 @@ def test_an_option_without_a_character_is_refused(cli: CommandLine, arguments: l
 
 
 def test_a_failure_is_one_sentence_and_exits_with_1(cli: CommandLine) -> None:
-    """With its cure, on one line; as a JSON object for programs."""
+    """The sentence has a cure; with --json the error is a JSON object."""
     outcome = cli("sessions", "show", "telegram:1")
     assert outcome.exit_code == 1
     assert outcome.err == (
@@ -115,8 +112,7 @@ def test_a_failure_is_one_sentence_and_exits_with_1(cli: CommandLine) -> None:
     ("url", "sentence"),
     [("sqlite://relative.db", "relative path"), ("mysql://host/db", "not supported"), ("nothing", "database URL")],
 )
-def test_settings_that_cannot_be_used_name_their_variable(cli: CommandLine, url: str, sentence: str) -> None:
-    """The same sentence as everywhere."""
+def test_an_invalid_setting_is_named(cli: CommandLine, url: str, sentence: str) -> None:
     cli.set(THREADKEEP_DATABASE_URL=url)
     outcome = cli("sessions", "list")
     assert outcome.exit_code == 1
@@ -125,7 +121,7 @@ def test_settings_that_cannot_be_used_name_their_variable(cli: CommandLine, url:
 
 
 def test_every_command_takes_a_database(cli: CommandLine, tmp_path: Path, empty_postgres_url: str) -> None:
-    """By its URL or the path of a file, before the verb or after it, and for this command alone."""
+    """`--database` takes a URL or a path, before or after the command, and applies to one call only."""
     cli.store("a", "hi")
     other = f"sqlite:///{tmp_path}/a%20folder/other.db"
     (tmp_path / "a folder").mkdir()
@@ -142,7 +138,7 @@ def test_every_command_takes_a_database(cli: CommandLine, tmp_path: Path, empty_
 
 @pytest.mark.process
 def test_short_commands_import_little(cli: CommandLine) -> None:
-    """A list of sessions is there before a memory would be imported; a version before anything else is."""
+    """`sessions list` imports no agent or history package, and `--version` does not import the store."""
     cli.store("a", "hi")
     code = (
         "import sys\n"
@@ -165,7 +161,10 @@ def test_short_commands_import_little(cli: CommandLine) -> None:
 
 
 def test_the_shell_completes_commands_and_session_ids(any_cli: CommandLine) -> None:
-    """Of the database that is named, the newest first; where there is none it completes nothing, and says nothing."""
+    """Session ids come from the configured database, newest first.
+
+    Without a database there are none, and no error.
+    """
     any_cli.store("room-1", "hi")
     any_cli.store("room-2", "hi")
     any_cli.store("hall_1", "hi")
@@ -186,8 +185,8 @@ def test_the_shell_completes_commands_and_session_ids(any_cli: CommandLine) -> N
     assert not (any_cli.folder / "nowhere.db").exists()
 
 
-def test_no_command_is_without_the_option() -> None:
-    """Nor one that is added later."""
+def test_every_command_has_the_database_option() -> None:
+    """All present and future commands have `--database`."""
     waiting: list[object] = [commands()]
     while waiting:
         command = waiting.pop()
@@ -196,10 +195,8 @@ def test_no_command_is_without_the_option() -> None:
         waiting += command.commands.values() if isinstance(command, TyperGroup) else []
 
 
-def test_an_error_that_nobody_foresaw_shows_its_place_and_not_its_words(
-    cli: CommandLine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """No traceback, and nothing of what it quotes."""
+def test_an_unexpected_error_shows_its_location_only(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The output has neither a traceback nor the text of the error."""
 
     def fail(**_: object) -> None:
         raise KeyError("what somebody said")
@@ -213,10 +210,9 @@ def test_an_error_that_nobody_foresaw_shows_its_place_and_not_its_words(
     assert "Traceback" not in outcome.err
 
 
-def test_without_the_extra_one_sentence_names_the_cure(
+def test_a_missing_extra_is_named_with_its_install_command(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The library alone installs no command line."""
     real_import = builtins.__import__
 
     def without_typer(name: str, *more: object) -> ModuleType:
@@ -233,7 +229,7 @@ def test_without_the_extra_one_sentence_names_the_cure(
 
 @pytest.mark.process
 def test_help_imports_neither_langchain_nor_a_driver() -> None:
-    """So that it is there at once."""
+    """`--help` stays fast."""
     code = (
         "import sys\n"
         "from threadkeep.cli import main\n"
@@ -245,8 +241,8 @@ def test_help_imports_neither_langchain_nor_a_driver() -> None:
 
 
 @pytest.mark.process
-def test_libraries_say_nothing_beside_the_problem(cli: CommandLine) -> None:
-    """What the connection pool logs of a server that is down is not for people, and would break JSON."""
+def test_libraries_print_nothing_beside_the_problem(cli: CommandLine) -> None:
+    """Log lines of the connection pool would break the JSON output."""
     cli.set(THREADKEEP_DATABASE_URL="postgresql://somebody:secret@127.0.0.1:1/db", THREADKEEP_POSTGRES_POOL_TIMEOUT="1")
     outcome = cli.process("sessions", "list", "--json")
     assert (outcome.exit_code, outcome.out) == (1, "")
@@ -255,10 +251,10 @@ def test_libraries_say_nothing_beside_the_problem(cli: CommandLine) -> None:
 
 
 @pytest.mark.process
-def test_a_listener_that_goes_away_is_no_error(cli: CommandLine, tmp_path: Path) -> None:
-    """`threadkeep sessions export --all | head -1` says nothing on stderr."""
+def test_a_closed_pipe_prints_no_error(cli: CommandLine, tmp_path: Path) -> None:
+    """`threadkeep sessions export --all | head -1` prints nothing on stderr."""
     cli.store("a", *["word " * 200] * 200)
-    # The shell says the exit code: another part of this process may collect the status of its children.
+    # The shell prints the exit code, because other code may reap the children of this process.
     command = [sys.executable, "-m", "threadkeep", "sessions", "export", "--all"]
     with start(["sh", "-c", '"$@"; echo "exit code $?" >&2', "sh", *command], {}) as process:
         assert process.stdout is not None
@@ -270,9 +266,9 @@ def test_a_listener_that_goes_away_is_no_error(cli: CommandLine, tmp_path: Path)
 
 @pytest.mark.process
 def test_an_unbuffered_export_is_complete_or_an_error(cli: CommandLine) -> None:
-    """A write that reaches the limit of a file is partial; without a buffer, the rest was lost and the exit code 0."""
+    """An unbuffered write to a full file is partial. The command must then fail instead of losing the rest."""
     cli.store("a", "word " * 40_000)
-    # The limit applies to the database too, whose files for reading are smaller.
+    # The limit also applies to the database, whose files are smaller.
     shell = ["sh", "-c", 'ulimit -f 200; exec "$0" -m threadkeep sessions export --all >export', sys.executable]
     with start(shell, {"PYTHONUNBUFFERED": "1"}) as process:
         _, err = process.communicate()
@@ -283,7 +279,7 @@ def test_an_unbuffered_export_is_complete_or_an_error(cli: CommandLine) -> None:
 @pytest.mark.process
 @pytest.mark.parametrize("arguments", ["--help", "--version", "sessions list"])
 def test_a_short_output_that_cannot_be_written_is_one_sentence(cli: CommandLine, arguments: str) -> None:
-    """Python wrote the rest once more at the end: a stray "Exception ignored", and the exit code 120."""
+    """Without care, Python writes again at exit, prints "Exception ignored" and exits with 120."""
     cli.store("a", "Hello.")
     with start(["sh", "-c", f'exec "$0" -m threadkeep {arguments} >/dev/full', sys.executable], {}) as process:
         _, err = process.communicate()
@@ -292,7 +288,7 @@ def test_a_short_output_that_cannot_be_written_is_one_sentence(cli: CommandLine,
 
 
 @pytest.mark.process
-def test_closed_streams_and_narrow_encodings_are_no_bugs(cli: CommandLine) -> None:
+def test_closed_streams_and_narrow_encodings_are_supported(cli: CommandLine) -> None:
     """Closed streams are like the null device; characters that stdout's encoding lacks are escaped."""
     cli.store("room", "你好")
     shell = ["sh", "-c", 'exec "$0" -m threadkeep sessions list <&- >&-', sys.executable]
@@ -325,7 +321,7 @@ def test_closed_streams_and_narrow_encodings_are_no_bugs(cli: CommandLine) -> No
     ],
 )
 def test_a_mistyped_database_is_not_created(cli: CommandLine, command: str) -> None:
-    """A command that only reads, or changes what exists, has nothing to do with a new file."""
+    """A command that reads or changes existing data does not create a database file."""
     typo = cli.folder / "typo.db"
     refused = cli(*command.split(), "--database", f"sqlite:///{typo}")
     assert (refused.exit_code, refused.out) == (1, "")
@@ -349,7 +345,7 @@ def test_a_mistyped_database_is_not_created(cli: CommandLine, command: str) -> N
     ],
 )
 def test_a_missing_input_file_exits_with_1(cli: CommandLine, command: str) -> None:
-    """The call is correct; the file may appear later."""
+    """A missing file is not a usage error: the command is correct, and the file may appear later."""
     missing = cli.folder / "missing"
     refused = cli(*command.split(), str(missing))
     assert (refused.exit_code, refused.out.count("Traceback")) == (1, 0)

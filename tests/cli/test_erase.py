@@ -1,4 +1,4 @@
-"""`threadkeep erase`: a dry run, the erase with its receipt, and the check of the receipt."""
+"""Tests of `threadkeep erase`: the dry run, the erase with its receipt, and the verification of the receipt."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.cli.running import CommandLine
 
 
 def test_a_person_is_erased_with_a_receipt(any_cli: CommandLine) -> None:
-    """After a dry run that writes nothing; the receipt can be verified, and a changed one is refused."""
+    """A dry run erases nothing. The receipt can be verified, and a changed receipt is refused."""
     any_cli.store("room", "canary words", "noted", user_id="ann")
     assert any_cli("erase", "user", "ann").exit_code == 2
     plan = any_cli("erase", "user", "ann", "--dry-run", "--json").json
@@ -26,7 +26,7 @@ def test_a_person_is_erased_with_a_receipt(any_cli: CommandLine) -> None:
 
 
 def test_a_receipt_that_cannot_be_written_stops_the_erase(cli: CommandLine) -> None:
-    """Before anything is erased; a file that fails afterwards leaves the receipt on the output."""
+    """The path is checked before anything is erased. If writing fails afterwards, the receipt is on stdout."""
     cli.store("a", "hi", "hello", user_id="ann")
     for subject in (("user", "ann"), ("session", "a")):
         refused = cli("erase", *subject, "--yes", "--receipt", str(cli.folder / "nodir" / "r.json"))
@@ -42,7 +42,7 @@ def test_a_receipt_that_cannot_be_written_stops_the_erase(cli: CommandLine) -> N
 
 
 def test_a_session_is_erased(cli: CommandLine) -> None:
-    """Only that one."""
+    """Other sessions stay."""
     cli.store("a", "hi", "hello")
     cli.store("b", "hi", "hello")
     assert cli("erase", "session", "a", "--yes").out.endswith("Erased.\n")
@@ -50,7 +50,7 @@ def test_a_session_is_erased(cli: CommandLine) -> None:
 
 
 def test_an_id_without_data_is_not_reported_as_erased(cli: CommandLine) -> None:
-    """The id may be mistyped; a second erase reports the same."""
+    """The output asks to check the id, which may be mistyped."""
     cli.store("a", "hi", "hello", user_id="ann")
     for subject in (("user", "anm"), ("session", "b")):
         for options in (["--yes"], ["--dry-run"]):

@@ -1,4 +1,4 @@
-"""`threadkeep facts` and `threadkeep persons`: what is known, and what a person may do with it."""
+"""Tests of `threadkeep facts` and `threadkeep persons`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ANN = ("--user", "ann")
 
 
 def test_a_fact_is_added_listed_shown_and_forgotten(any_cli: CommandLine) -> None:
-    """Confirmed by the same value, replaced by another, gone with all of them."""
+    """The same value confirms a fact, another replaces it, and `forget` deletes it with its history."""
     cli = any_cli
     assert cli("facts", "list").err == "There are no such facts.\n"
     assert "diet of user ann is remembered" in cli("facts", "add", "diet", "vegetarian", *ANN).out
@@ -45,7 +45,7 @@ def test_a_fact_is_added_listed_shown_and_forgotten(any_cli: CommandLine) -> Non
 
 
 def test_a_key_is_one_fact_in_every_spelling(cli: CommandLine) -> None:
-    """The commands say the stored spelling, and take any."""
+    """The commands accept any spelling and show the normalized one."""
     assert "home_city of user ann is remembered" in cli("facts", "add", "Home City", "Lisbon", *ANN).out
     assert "home_city was known" in cli("facts", "add", "home-city", "Lisbon", *ANN).out
     assert "home_city: Lisbon" in cli("facts", "show", "Home City", *ANN).out
@@ -53,7 +53,7 @@ def test_a_key_is_one_fact_in_every_spelling(cli: CommandLine) -> None:
 
 
 def test_facts_are_listed_by_scope_kind_and_text(cli: CommandLine) -> None:
-    """Page by page, and with the messages that they come from."""
+    """Lists have pages; `facts show` names the messages that a fact comes from."""
 
     async def remembering(memory: Memory) -> None:
         for scope, key in ((Scope("user", "ann"), "a"), (Scope("workspace", "shop"), "b"), (Scope("user", "bob"), "c")):
@@ -86,8 +86,7 @@ def test_facts_are_listed_by_scope_kind_and_text(cli: CommandLine) -> None:
         ("list", "--cursor", "x"),
     ],
 )
-def test_wrong_use_is_told_with_the_cure(cli: CommandLine, arguments: tuple[str, ...]) -> None:
-    """And nothing is done."""
+def test_a_usage_error_changes_no_fact(cli: CommandLine, arguments: tuple[str, ...]) -> None:
     cli("facts", "add", "diet", "vegetarian", *ANN)
     outcome = cli("facts", *arguments)
     assert outcome.exit_code == 2
@@ -96,15 +95,14 @@ def test_wrong_use_is_told_with_the_cure(cli: CommandLine, arguments: tuple[str,
     assert fact["value"] == "vegetarian"
 
 
-def test_a_session_that_is_not_there_has_no_facts(cli: CommandLine) -> None:
-    """The database is named."""
+def test_a_fact_of_an_unknown_session_is_refused(cli: CommandLine) -> None:
     outcome = cli("facts", "add", "topic", "bees", "--session", "room:1")
     assert outcome.exit_code == 1
     assert "no session" in outcome.err
 
 
 def test_facts_move_to_another_database(any_cli: CommandLine, sqlite_url: str) -> None:
-    """With their history; imported twice they are there once, and the bytes of both exports are the same."""
+    """The history moves too. A second import stores nothing, and both exports have the same bytes."""
     cli = any_cli
     for value in ("vegetarian", "vegan", "vegan"):
         cli("facts", "add", "diet", value, *ANN)
@@ -122,7 +120,7 @@ def test_facts_move_to_another_database(any_cli: CommandLine, sqlite_url: str) -
 def test_a_fact_that_changes_during_an_export_is_in_it(
     any_cli: CommandLine, monkeypatch: pytest.MonkeyPatch, late: bool
 ) -> None:
-    """With its value at that time and the later one; each value once, and an import ends the earlier one."""
+    """The export has the old and the new value once, and an import ends the old one."""
     cli = any_cli
     for key in "abc":
         cli("facts", "add", key, "old", *ANN)
@@ -161,10 +159,8 @@ def test_a_fact_that_changes_during_an_export_is_in_it(
         ({"more": 1}, "not an exported fact"),
     ],
 )
-def test_a_damaged_line_is_named_and_not_repeated(
-    cli: CommandLine, change: dict[str, object] | None, words: str
-) -> None:
-    """Nothing of it is stored."""
+def test_a_damaged_line_is_named_but_not_quoted(cli: CommandLine, change: dict[str, object] | None, words: str) -> None:
+    """The import stores nothing."""
     cli("facts", "add", "diet", "canary", *ANN)
     line = json.loads(cli("facts", "export").out)
     cli("facts", "forget", "diet", *ANN, "--yes")
@@ -177,7 +173,7 @@ def test_a_damaged_line_is_named_and_not_repeated(
 
 
 def test_persons_are_listed_merged_and_unmerged(any_cli: CommandLine) -> None:
-    """Facts of both are found under each id, until the merge is undone."""
+    """Both ids have the facts of both, until the merge is undone."""
     cli = any_cli
 
     async def meeting(memory: Memory) -> None:
@@ -199,7 +195,7 @@ def test_persons_are_listed_merged_and_unmerged(any_cli: CommandLine) -> None:
 
 
 def test_a_proposed_fact_is_listed_accepted_and_undone(cli: CommandLine) -> None:
-    """With the message that it comes from."""
+    """The list names the message that a proposal comes from."""
 
     async def proposing(memory: Memory) -> None:
         await memory.session("room:1", user_id="ann").append([Message(role="user", content="I live in Lisbon")])

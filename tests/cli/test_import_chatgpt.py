@@ -1,4 +1,4 @@
-"""`threadkeep import chatgpt`: an export, of which each conversation is a tree with the branch that was shown."""
+"""Tests of `threadkeep import chatgpt`, which imports the shown branch of each conversation tree."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BEGAN = 1_750_000_000.25
 
 
 def node(key: str, parent: str | None, role: str, text: str | None, **fields: Any) -> dict[str, Any]:
-    """A node of a tree: a message of somebody, with other fields if they are given."""
+    """Return a node of a tree: a message of a role, with other fields if given."""
     content = {"content_type": "text", "parts": [] if text is None else [text]}
     message = {
         "id": key,
@@ -30,7 +30,7 @@ def node(key: str, parent: str | None, role: str, text: str | None, **fields: An
 
 
 def conversation(key: str, nodes: list[dict[str, Any]], current: str | None, **fields: Any) -> dict[str, Any]:
-    """A conversation as an export has it, with the root that has no message."""
+    """Return a conversation in the form of an export, with a root node that has no message."""
     root: dict[str, Any] = {"id": "root", "message": None, "parent": None, "children": []}
     mapping = {one["id"]: one for one in [root, *nodes]}
     for one in nodes:
@@ -82,13 +82,16 @@ SHORT = conversation("22222222-2222-4222-8222-222222222222", [node("q", "root", 
 
 
 def contents(cli: CommandLine, session_id: str) -> list[tuple[str, str]]:
-    """The roles and texts of a session."""
+    """Return the roles and texts of the messages of a session."""
     shown = cli("sessions", "show", session_id, "--json").json
     return [(message["role"], message["content"]) for message in shown["messages"]]
 
 
-def test_the_branch_that_was_shown_becomes_a_session(any_cli: CommandLine, tmp_path: Path) -> None:
-    """With its title, ids and times; what nobody said is left out and counted; the second time all is known."""
+def test_the_shown_branch_becomes_a_session(any_cli: CommandLine, tmp_path: Path) -> None:
+    """The session has title, ids and times.
+
+    Messages that are no utterances are counted, and a second import adds nothing.
+    """
     file = tmp_path / "conversations.json"
     file.write_text(json.dumps([CAT, SHORT], indent=1))
     outcome = any_cli("import", "chatgpt", str(file), "--user", "me", "--json")
@@ -119,8 +122,8 @@ def test_the_branch_that_was_shown_becomes_a_session(any_cli: CommandLine, tmp_p
     assert any_cli("import", "chatgpt", str(file), "--user", "me", "--json").json["known"] == 5
 
 
-def test_what_was_shown_is_what_is_stored(cli: CommandLine, tmp_path: Path) -> None:
-    """Names for their marks and no marks of sources; a message without a time has that of the one before it."""
+def test_references_are_stored_as_shown(cli: CommandLine, tmp_path: Path) -> None:
+    """References become their text, or nothing. A message without a time gets the time of the message before it."""
     marks: list[Any] = [
         {"matched_text": "\ue200entity\ue202city\ue202Lisbon\ue201", "alt": "Lisbon"},
         {"matched_text": "\ue200cite\ue202turn0search1\ue201", "alt": None},
@@ -135,7 +138,7 @@ def test_what_was_shown_is_what_is_stored(cli: CommandLine, tmp_path: Path) -> N
         node("no-content", "nobody", "user", None, content=None, metadata=None),
         node("thanks", "no-content", "user", "Thanks.", create_time=None),
     ]
-    # Lisbon was shown: of two ends without a current one, the newer.
+    # Without a current node, the branch with the newer end was shown: the one with Lisbon.
     older = node("a", "asked", "assistant", "Go home.", create_time=BEGAN)
     newer = node("z", "thanks", "assistant", "Gladly.", create_time=BEGAN + 90)
     file = tmp_path / "conversations.json"
@@ -154,8 +157,8 @@ def test_what_was_shown_is_what_is_stored(cli: CommandLine, tmp_path: Path) -> N
     assert [datetime.fromisoformat(message["created_at"]).timestamp() - BEGAN for message in shown] == [0, 1, 1, 90]
 
 
-def test_the_zip_is_read_as_it_came(cli: CommandLine, tmp_path: Path) -> None:
-    """Also where the conversations are in several files."""
+def test_a_zip_is_read_without_unpacking(cli: CommandLine, tmp_path: Path) -> None:
+    """The conversations may be in several files of the archive."""
     file = tmp_path / "export.zip"
     with zipfile.ZipFile(file, "w") as archive:
         archive.writestr("user.json", "{}")
@@ -164,8 +167,8 @@ def test_the_zip_is_read_as_it_came(cli: CommandLine, tmp_path: Path) -> None:
     assert cli("import", "chatgpt", str(file), "--json").json["sessions"] == 2
 
 
-def test_conversations_that_are_not_in_shape_are_named(cli: CommandLine, tmp_path: Path) -> None:
-    """And the others stored, also those before the place where a file ends too early."""
+def test_invalid_conversations_are_named(cli: CommandLine, tmp_path: Path) -> None:
+    """The other conversations are stored, even if the file is truncated after them."""
     gap = conversation("3", [node("q", "root", "user", "hi")], "nowhere")
     circle = conversation("4", [node("a", "root", "user", "hi"), node("b", "a", "assistant", "ho")], "b")
     circle["mapping"]["a"]["parent"] = "b"
@@ -184,8 +187,8 @@ def test_conversations_that_are_not_in_shape_are_named(cli: CommandLine, tmp_pat
     ]
 
 
-def test_a_long_export_is_read_piece_by_piece(cli: CommandLine, tmp_path: Path) -> None:
-    """Conversations longer than what is read at once, with letters of several bytes at the borders."""
+def test_a_long_export_is_read_in_chunks(cli: CommandLine, tmp_path: Path) -> None:
+    """A conversation may be longer than a chunk, and a chunk may end within a multibyte character."""
     long = [conversation(f"long-{number}", [node("q", "root", "user", "ñ€😀" * 200_000)], "q") for number in range(3)]
     file = tmp_path / "conversations.json"
     file.write_text(json.dumps([*long, SHORT], ensure_ascii=False), encoding="utf-8")

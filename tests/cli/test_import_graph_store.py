@@ -1,4 +1,4 @@
-"""`threadkeep import graph-store`: histories that are one item of a LangGraph store each."""
+"""Tests of `threadkeep import graph-store`, which imports histories of one item each from a LangGraph store."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NAMESPACE = ("agent_chat_history",)
 
 @pytest.fixture(params=["sqlite-file", "postgres"])
 def source(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """A database of each kind in turn for a store, as a command names it."""
+    """Return a database of each kind for a store, in the form that the command takes."""
     if request.param == "postgres":
         return str(request.getfixturevalue("empty_postgres_url"))
     return str(tmp_path / "store.sqlite")
@@ -57,7 +57,10 @@ def fill(source: str, items: dict[str, dict[str, object]], namespace: tuple[str,
 
 
 def test_histories_become_conversations_of_the_graph_store(any_cli: CommandLine, source: str) -> None:
-    """In the same namespace, where agents that keep their own history look for them; the second time all is known."""
+    """Conversations keep their namespace, where agents with their own history read them.
+
+    A second import adds nothing.
+    """
     fill(source, {"telegram:1": dict(HISTORY), "other": {"color": "blue"}})
     outcome = any_cli("import", "graph-store", source, "--json")
     assert outcome.exit_code == 0, outcome.err
@@ -82,8 +85,8 @@ def test_histories_become_conversations_of_the_graph_store(any_cli: CommandLine,
     assert (again["stored"], again["known"]) == (0, 4)
 
 
-def test_they_become_sessions_where_that_is_asked_for(cli: CommandLine, source: str) -> None:
-    """From another namespace and with another field for the text; fields that are the same stand beside each other."""
+def test_histories_become_sessions_with_an_option(cli: CommandLine, source: str) -> None:
+    """Options name the namespace and the field of the text."""
     message = {"role": "user", "body": "hi", "content": "hi"}
     fill(source, {"room-1": {"version": 1, "messages": [message]}}, ("bots", "history"))
     arguments = ("--namespace", "bots.history", "--value-field", "body", "--sessions", "--json")
@@ -93,8 +96,8 @@ def test_they_become_sessions_where_that_is_asked_for(cli: CommandLine, source: 
     assert "namespace" not in listed
 
 
-def test_items_in_chunks_are_passed_over(cli: CommandLine, tmp_path: Path) -> None:
-    """Threadkeep reads those itself."""
+def test_histories_in_chunks_are_skipped(cli: CommandLine, tmp_path: Path) -> None:
+    """Threadkeep reads these items without an import."""
     file = str(tmp_path / "store.sqlite")
     chunk = {"conversation_key": "a", "chunk_key": "chunk:000000", "start_seq": 1, "end_seq": 1, "messages": []}
     fill(file, {"a:chunk:000000": chunk, "a__meta__": {"conversation_key": "a", "last_seq": 1, "version": 1}})

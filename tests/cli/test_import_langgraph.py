@@ -1,4 +1,4 @@
-"""`threadkeep import langgraph`: checkpoints that LangGraph's own savers wrote, brought into sessions."""
+"""Tests of `threadkeep import langgraph`, which imports checkpoints of LangGraph's savers into sessions."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ type Saving = Callable[[BaseCheckpointSaver[str]], Awaitable[object]]
 
 @pytest.fixture(params=["sqlite-file", "postgres"])
 def source(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """A database of each kind in turn for a checkpointer, as a command names it."""
+    """Return a database of each kind for a checkpointer, in the form that the command takes."""
     if request.param == "postgres":
         return str(request.getfixturevalue("empty_postgres_url"))
     return str(tmp_path / "checkpoints.sqlite")
 
 
 def save(source: str, saving: Saving) -> None:
-    """Do something with LangGraph's own saver of a database."""
+    """Call a function with LangGraph's own saver of a database."""
 
     async def working() -> None:
         if "://" in source:
@@ -57,7 +57,7 @@ def save(source: str, saving: Saving) -> None:
 
 
 async def talk(saver: BaseCheckpointSaver[str]) -> None:
-    """Two turns of one thread, the first with a tool, and one of another."""
+    """Run two turns of one thread, the first with a tool call, and one turn of another thread."""
     model = ScriptedModel([adding(), "It is 3.", "Twice.", "Hello, Bo."])
     agent = make_agent(model, [], [add], checkpointer=saver, system_prompt="Be brief.")
     await ask(agent, "1 + 2?", message_id="q1", thread_id="telegram:1")
@@ -66,7 +66,7 @@ async def talk(saver: BaseCheckpointSaver[str]) -> None:
 
 
 def contents(cli: CommandLine, session_id: str) -> list[tuple[str, str]]:
-    """The roles and texts of a session."""
+    """Return the roles and texts of the messages of a session."""
 
     async def reading(memory: Memory) -> list[tuple[str, str]]:
         return await kept(memory, session_id)
@@ -75,7 +75,7 @@ def contents(cli: CommandLine, session_id: str) -> list[tuple[str, str]]:
 
 
 def test_threads_become_sessions(any_cli: CommandLine, source: str) -> None:
-    """With the words in order and the ids of the messages; calls and results of tools are left out and counted."""
+    """Sessions have the messages in order, with their ids. Tool calls and tool results are skipped and counted."""
     save(source, talk)
     outcome = any_cli("import", "langgraph", source, "--json")
     assert outcome.exit_code == 0, outcome.err
@@ -101,23 +101,22 @@ def test_threads_become_sessions(any_cli: CommandLine, source: str) -> None:
     assert any_cli.info("telegram:1").title == "1 + 2?"
 
 
-def test_a_second_import_brings_what_is_new(cli: CommandLine, source: str) -> None:
-    """Nothing is stored twice, also when the conversation went on in between."""
+def test_a_second_import_stores_only_new_messages(cli: CommandLine, source: str) -> None:
     save(source, talk)
     assert cli("import", "langgraph", source, "--json").json["stored"] == 6
 
-    async def go_on(saver: BaseCheckpointSaver[str]) -> None:
+    async def continue_thread(saver: BaseCheckpointSaver[str]) -> None:
         agent = make_agent(ScriptedModel(["Yes."]), [], [add], checkpointer=saver)
         await ask(agent, "Sure?", thread_id="telegram:1")
 
-    save(source, go_on)
+    save(source, continue_thread)
     again = cli("import", "langgraph", source, "--json").json
     assert (again["stored"], again["known"]) == (2, 6)
     assert contents(cli, "telegram:1")[-3:] == [("assistant", "Twice."), ("user", "Sure?"), ("assistant", "Yes.")]
 
 
-def test_a_checkpointer_that_stays_shows_old_turns_once(any_cli: CommandLine, source: str) -> None:
-    """`SessionMemory` beside it: old turns are sent once and stored once, and a repeated import adds nothing."""
+def test_a_checkpointer_beside_session_memory_repeats_no_turn(any_cli: CommandLine, source: str) -> None:
+    """With `SessionMemory` and the checkpointer, imported turns are sent once and stored once."""
     save(source, talk)
     assert any_cli("import", "langgraph", source).exit_code == 0
     model = ScriptedModel(["You asked 1 + 2."])
@@ -153,8 +152,8 @@ def test_a_checkpointer_that_stays_shows_old_turns_once(any_cli: CommandLine, so
     assert contents(any_cli, "telegram:1") == whole
 
 
-def test_an_import_that_was_broken_off_goes_on(cli: CommandLine, source: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was stored is known, and the rest follows."""
+def test_an_interrupted_import_can_be_repeated(cli: CommandLine, source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second import recognizes the stored messages and stores the rest."""
     save(source, talk)
     real_restore, batches = Memory.restore, iter([True])
 
@@ -174,8 +173,8 @@ def test_an_import_that_was_broken_off_goes_on(cli: CommandLine, source: str, mo
     assert len(contents(cli, "telegram:1")) == 4
 
 
-def test_the_checkpoints_are_only_read(cli: CommandLine, tmp_path: Path) -> None:
-    """Also those of a file that may not be written."""
+def test_an_import_does_not_change_the_checkpoints(cli: CommandLine, tmp_path: Path) -> None:
+    """A file without write permission can be imported, too."""
     file = tmp_path / "checkpoints.sqlite"
     save(str(file), talk)
     before = file.read_bytes()
@@ -184,8 +183,8 @@ def test_the_checkpoints_are_only_read(cli: CommandLine, tmp_path: Path) -> None
     assert file.read_bytes() == before
 
 
-def test_what_nobody_said_is_left_out(cli: CommandLine, tmp_path: Path) -> None:
-    """System messages, summaries, empty answers; an image without words leaves a mark."""
+def test_messages_that_are_no_utterances_are_skipped(cli: CommandLine, tmp_path: Path) -> None:
+    """System messages, summaries and empty replies are skipped; an image without text becomes `[image]`."""
     messages: list[AnyMessage] = [
         SystemMessage("Be brief."),
         HumanMessage("Here is a summary.", additional_kwargs={"lc_source": "summarization"}),
@@ -204,13 +203,13 @@ def test_what_nobody_said_is_left_out(cli: CommandLine, tmp_path: Path) -> None:
 
 
 class Plain(TypedDict):
-    """A state without LangGraph's reducer: what is in it is as it was put there, without ids."""
+    """A state without LangGraph's reducer, whose messages get no ids."""
 
     messages: Annotated[list[Any], operator.add]
 
 
 class Deltas(TypedDict):
-    """A state of which a checkpoint holds only what is new."""
+    """A state whose checkpoints hold only new messages."""
 
     messages: Annotated[list[AnyMessage], DeltaChannel(_messages_delta_reducer)]
 
@@ -222,8 +221,8 @@ def _state_graph(saver: BaseCheckpointSaver[str], state: type[Any]) -> Any:
     return graph.compile(checkpointer=saver)
 
 
-def test_messages_in_other_forms_are_known(cli: CommandLine, source: str) -> None:
-    """Tuples and dicts of a state with another reducer; without ids they are known at the next import all the same."""
+def test_tuples_and_dicts_are_recognized_at_the_next_import(cli: CommandLine, source: str) -> None:
+    """Messages of a state with another reducer have no ids. A second import still recognizes them."""
 
     async def saying(saver: BaseCheckpointSaver[str]) -> None:
         graph = _state_graph(saver, Plain)
@@ -237,9 +236,7 @@ def test_messages_in_other_forms_are_known(cli: CommandLine, source: str) -> Non
     assert cli("import", "langgraph", source, "--json").json["known"] == 3
 
 
-def test_a_state_that_checkpoints_hold_in_pieces_is_put_together(cli: CommandLine, source: str) -> None:
-    """As LangGraph's DeltaChannel writes it."""
-
+def test_a_delta_channel_is_assembled_from_its_checkpoints(cli: CommandLine, source: str) -> None:
     async def saying(saver: BaseCheckpointSaver[str]) -> None:
         graph = _state_graph(saver, Deltas)
         for number in range(3):
@@ -251,7 +248,7 @@ def test_a_state_that_checkpoints_hold_in_pieces_is_put_together(cli: CommandLin
 
 
 def test_another_channel_can_be_named(cli: CommandLine, tmp_path: Path) -> None:
-    """And is asked for where no state has the usual one."""
+    """The error of an import without messages suggests `--channel`."""
 
     class Other(TypedDict):
         history: list[AnyMessage]
@@ -272,8 +269,8 @@ def test_another_channel_can_be_named(cli: CommandLine, tmp_path: Path) -> None:
     assert cli("import", "langgraph", file, "--channel", "history", "--json").json["stored"] == 1
 
 
-def test_no_code_that_a_checkpoint_names_is_run(cli: CommandLine, tmp_path: Path) -> None:
-    """The messages beside it are brought in; what the environment says of LangGraph's strictness does not matter."""
+def test_no_code_named_in_a_checkpoint_is_executed(cli: CommandLine, tmp_path: Path) -> None:
+    """The messages are imported, and LANGGRAPH_STRICT_MSGPACK makes no difference."""
     file, witness = tmp_path / "checkpoints.sqlite", tmp_path / "witness"
     call = ormsgpack.Ext(0, ormsgpack.packb(("os", "system", f"touch {witness}")))
 
@@ -292,8 +289,8 @@ def test_no_code_that_a_checkpoint_names_is_run(cli: CommandLine, tmp_path: Path
     assert not witness.exists()
 
 
-def test_a_thread_that_cannot_be_read_is_named_and_the_rest_is_stored(cli: CommandLine, tmp_path: Path) -> None:
-    """Damaged bytes, metadata that is no JSON, encrypted bytes, and an id that no session can have."""
+def test_an_unreadable_thread_is_named_and_the_others_stored(cli: CommandLine, tmp_path: Path) -> None:
+    """Damaged bytes, invalid metadata, encrypted bytes and an id that is too long are refused."""
     file = tmp_path / "checkpoints.sqlite"
 
     async def saying(saver: BaseCheckpointSaver[str]) -> None:
@@ -322,7 +319,7 @@ def test_a_thread_that_cannot_be_read_is_named_and_the_rest_is_stored(cli: Comma
 
 
 def test_checkpoints_without_their_writes_are_refused_with_the_cure(cli: CommandLine, source: str) -> None:
-    """Both savers keep a second table, from which some states are put together."""
+    """The error suggests calling `setup()`, because some states also need the table of writes."""
     save(source, talk)
     if "://" in source:
         with psycopg.connect(source) as connection:
@@ -336,7 +333,7 @@ def test_checkpoints_without_their_writes_are_refused_with_the_cure(cli: Command
 
 
 def test_a_checkpointer_in_the_database_of_threadkeep_is_read(any_cli: CommandLine) -> None:
-    """From the database into itself; the progress of runs, which lies among the threads, is no conversation."""
+    """The command can import from the database that it stores in. Checkpoints of runs are not conversations."""
 
     async def saying() -> None:
         async with create_checkpointer(load_settings()) as saver:
@@ -353,8 +350,8 @@ def test_a_checkpointer_in_the_database_of_threadkeep_is_read(any_cli: CommandLi
     assert contents(any_cli, "t") == [("user", "hi")]
 
 
-def test_progress_is_said(cli: CommandLine, tmp_path: Path) -> None:
-    """In plain lines where no terminal is, and not at all for programs."""
+def test_progress_is_shown_on_stderr(cli: CommandLine, tmp_path: Path) -> None:
+    """Without a terminal, progress is in plain lines; with --json there is none."""
     file = str(tmp_path / "checkpoints.sqlite")
     save(file, talk)
     assert "Importing: 100 %" in cli("import", "langgraph", file).err

@@ -1,4 +1,4 @@
-"""`threadkeep import openai-agents`: files that the SDK's own sessions wrote, brought into sessions."""
+"""Tests of `threadkeep import openai-agents`, which imports databases of the SDK's own sessions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from agents.items import TResponseInputItem
     from agents.memory import SQLiteSession
 
-# As the SDK keeps a run with a tool: answers of models that give no id of their own all have the same.
+# A run with a tool, as the SDK stores it. Replies of models without ids all have the same id.
 ITEMS: list[dict[str, object]] = [
     {"role": "user", "content": "What is the weather in Lisbon?"},
     {"type": "reasoning", "id": "rs_1", "summary": []},
@@ -51,13 +51,13 @@ def write(session: SQLiteSession, items: list[dict[str, object]]) -> None:
 
 
 def contents(cli: CommandLine, session_id: str) -> list[tuple[str, str]]:
-    """The roles and texts of a session."""
+    """Return the roles and texts of the messages of a session."""
     shown = cli("sessions", "show", session_id, "--json").json
     return [(message["role"], message["content"]) for message in shown["messages"]]
 
 
-def test_sessions_are_stored_as_they_were(any_cli: CommandLine, tmp_path: Path) -> None:
-    """With what was said in order, and times; the second time all of it is known."""
+def test_sessions_of_the_sdk_are_imported(any_cli: CommandLine, tmp_path: Path) -> None:
+    """Messages keep their order and their times. A second import adds nothing."""
     from agents import SQLiteSession
 
     file = tmp_path / "agents.db"
@@ -81,8 +81,8 @@ def test_sessions_are_stored_as_they_were(any_cli: CommandLine, tmp_path: Path) 
     assert (again["stored"], again["known"]) == (0, 6)
 
 
-def test_a_branch_of_an_advanced_session_is_taken(cli: CommandLine, tmp_path: Path) -> None:
-    """The main one, or another that is named; what branches share is in both."""
+def test_a_branch_of_an_advanced_session_is_imported(cli: CommandLine, tmp_path: Path) -> None:
+    """The default is the main branch; another branch also has the messages that both share."""
     from agents.extensions.memory import AdvancedSQLiteSession
 
     file = tmp_path / "agents.db"
@@ -103,8 +103,8 @@ def test_a_branch_of_an_advanced_session_is_taken(cli: CommandLine, tmp_path: Pa
     assert [text for _, text in contents(cli, "s")] == ["First?", "One.", "Third?", "Three."]
 
 
-def test_a_damaged_item_is_left_out(cli: CommandLine, tmp_path: Path) -> None:
-    """As the SDK itself does; the rest is stored."""
+def test_a_damaged_item_is_skipped(cli: CommandLine, tmp_path: Path) -> None:
+    """The SDK skips such items, too; the rest is stored."""
     from agents import SQLiteSession
 
     file = tmp_path / "agents.db"

@@ -1,4 +1,4 @@
-"""What is given to `threadkeep import` is recognised, and named where it is of another kind."""
+"""Tests of `threadkeep import` with files of the wrong kind."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NAMES = {
 
 @pytest.fixture
 def files(tmp_path: Path, cli: CommandLine) -> dict[str, Path]:
-    """A file of each kind."""
+    """Write a file of each kind."""
     from agents import SQLiteSession
 
     async def databases() -> None:
@@ -50,7 +50,7 @@ def files(tmp_path: Path, cli: CommandLine) -> dict[str, Path]:
 
 @pytest.mark.parametrize("command", [kind for kind in NAMES if kind != "threadkeep"])
 def test_a_file_of_another_kind_is_named(command: str, files: dict[str, Path], cli: CommandLine) -> None:
-    """In one sentence with the command for it, and nothing is stored; one of the right kind is taken."""
+    """The error names the right command, and nothing is stored; a file of the right kind is imported."""
     for kind, file in files.items():
         outcome = cli("import", command, str(file))
         if kind == command:
@@ -59,8 +59,8 @@ def test_a_file_of_another_kind_is_named(command: str, files: dict[str, Path], c
             assert (outcome.exit_code, outcome.err) == (2, NAMES[kind].format(file) + "\n")
 
 
-def test_a_database_of_threadkeep_is_named_as_such(cli: CommandLine) -> None:
-    """Also where its checkpointer lies in it."""
+def test_a_database_of_threadkeep_with_checkpoints_is_recognized(cli: CommandLine) -> None:
+    """A database of Threadkeep is recognized even if it also has checkpoints."""
 
     async def checkpoints() -> None:
         async with create_checkpointer(load_settings()):
@@ -73,15 +73,13 @@ def test_a_database_of_threadkeep_is_named_as_such(cli: CommandLine) -> None:
     assert (outcome.exit_code, outcome.err) == (2, NAMES["threadkeep"].format(file) + "\n")
 
 
-def test_the_first_form_of_the_import_knows_them_too(files: dict[str, Path], cli: CommandLine) -> None:
+def test_sessions_import_recognizes_other_files(files: dict[str, Path], cli: CommandLine) -> None:
     """`sessions import` is the same as `import jsonl`."""
     outcome = cli("sessions", "import", str(files["langgraph"]))
     assert (outcome.exit_code, outcome.err) == (2, NAMES["langgraph"].format(files["langgraph"]) + "\n")
 
 
-def test_a_database_is_named_without_its_password(cli: CommandLine, empty_postgres_url: str) -> None:
-    """A URL with one stands in no sentence."""
-
+def test_a_recognized_database_is_named_without_its_password(cli: CommandLine, empty_postgres_url: str) -> None:
     async def working() -> None:
         async with AsyncPostgresSaver.from_conn_string(empty_postgres_url) as saver:
             await saver.setup()
@@ -96,8 +94,8 @@ def test_a_database_is_named_without_its_password(cli: CommandLine, empty_postgr
 
 
 @pytest.mark.parametrize("command", [kind for kind in NAMES if kind not in ("threadkeep", "jsonl")])
-def test_what_is_not_known_is_refused(command: str, cli: CommandLine, tmp_path: Path) -> None:
-    """Other text, an empty file, an empty database, a file that is not there, a folder."""
+def test_an_unknown_file_is_refused(command: str, cli: CommandLine, tmp_path: Path) -> None:
+    """Covered are other text, an empty file, a missing file and a folder."""
     (tmp_path / "text").write_text("dear diary")
     (tmp_path / "empty").write_text("")
     for name in ("text", "empty"):

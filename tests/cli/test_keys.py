@@ -1,4 +1,4 @@
-"""`threadkeep keys`: added, listed, rotated and revoked."""
+"""Tests of `threadkeep keys`: add, list, rotate and revoke."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from tests.cli.running import CommandLine
 
 
 def test_a_key_is_added_rotated_and_revoked(any_cli: CommandLine) -> None:
-    """It is shown once; the list has its state and no secret."""
+    """The key is shown once; the list has its state, but not the key."""
     added = any_cli("keys", "add", "phone", "--scope", "read", "--user", "ann", "--days", "30", "--json").json
     assert (added["scope"], added["user_id"]) == ("read", "ann")
     assert added["key"].startswith("tk_")
@@ -22,13 +22,12 @@ def test_a_key_is_added_rotated_and_revoked(any_cli: CommandLine) -> None:
     assert any_cli("keys", "add", "x", "--scope", "all").exit_code == 2
 
 
-def test_mcp_names_its_user_or_none(cli: CommandLine) -> None:
-    """An empty one is refused at the start, not at each call."""
+def test_mcp_refuses_an_empty_user(cli: CommandLine) -> None:
+    """The command fails at its start, not at the first call."""
     refused = cli("mcp", "--user", "")
     assert (refused.exit_code, "--user needs" in refused.err) == (2, True)
 
 
-def test_times_have_limits(cli: CommandLine) -> None:
-    """No date is that far away."""
+def test_expiry_times_have_limits(cli: CommandLine) -> None:
     assert cli("keys", "add", "bot", "--days", "inf").exit_code == 2
     assert cli("keys", "rotate", "bot", "--hours", "1e9").exit_code == 2

@@ -1,4 +1,4 @@
-"""`threadkeep knowledge`: consent, trust, messages on their way, tests of the server."""
+"""Tests of `threadkeep knowledge`: consent, trust, deliveries and the test of the server."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ ENDPOINT = "http://127.0.0.1:9"
 
 @pytest.fixture
 def cli(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> CommandLine:
-    """Commands for a server that is not there."""
+    """Return the command line with settings for a server that is not running."""
     monkeypatch.setenv("THREADKEEP_GRAPHITI_ENABLED", "true")
     monkeypatch.setenv("THREADKEEP_GRAPHITI_ENDPOINT", ENDPOINT)
     monkeypatch.setenv("THREADKEEP_WORKSPACE", "shop")
     return cli
 
 
-def test_off_is_said(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the variable that turns it on."""
+def test_disabled_graphiti_is_reported(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The output names the variable that enables it."""
     monkeypatch.setenv("THREADKEEP_GRAPHITI_ENABLED", "false")
     assert "THREADKEEP_GRAPHITI_ENABLED=true" in cli("knowledge", "status").out
     refused = cli("knowledge", "consent", "--grant", "--yes")
@@ -30,8 +30,8 @@ def test_off_is_said(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "Graphiti is off" in refused.err
 
 
-def test_consent_is_given_shown_and_withdrawn(cli: CommandLine) -> None:
-    """For the endpoint of the settings, and for what they send."""
+def test_consent_is_granted_shown_and_withdrawn(cli: CommandLine) -> None:
+    """The consent is for the endpoint and the data classes of the settings."""
     assert "There is no decision yet" in cli("knowledge", "consent").err
     assert "--yes" in cli("knowledge", "consent", "--grant").err
     granted = cli("knowledge", "consent", "--grant", "--yes", "--by", "ops", "--json").json["consents"]
@@ -52,8 +52,8 @@ def test_consent_is_given_shown_and_withdrawn(cli: CommandLine) -> None:
     assert "Trusted: no workspace." in cli("knowledge", "trust", "--withdraw").out
 
 
-def test_consent_is_asked_for_all_that_the_settings_send(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also for what is switched on later."""
+def test_consent_covers_all_data_classes_of_the_settings(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A data class that is enabled later needs a new consent."""
     cli("knowledge", "consent", "--grant", "--yes")
     monkeypatch.setenv("THREADKEEP_DIRECTIVES", "true")
     assert "not allowed: promoted_facts" in cli("knowledge", "status").out
@@ -62,8 +62,8 @@ def test_consent_is_asked_for_all_that_the_settings_send(cli: CommandLine, monke
     assert "not allowed" not in cli("knowledge", "status").out
 
 
-def test_messages_are_listed_dropped_and_retried(cli: CommandLine) -> None:
-    """What was given up can be sent again, but for what was dropped."""
+def test_deliveries_are_listed_dropped_and_retried(cli: CommandLine) -> None:
+    """A dropped delivery cannot be retried."""
     cli("knowledge", "consent", "--grant", "--data", "chat_text", "--data", "promoted_facts", "--yes")
     cli("knowledge", "trust", "shop")
     told = cli("knowledge", "promote", "decision", "Use PostgreSQL.", "--workspace", "shop")
@@ -83,8 +83,7 @@ def test_messages_are_listed_dropped_and_retried(cli: CommandLine) -> None:
     assert cli("knowledge", "deliveries", "retry", "999").exit_code == 1
 
 
-def test_a_server_that_is_not_there_is_told_with_the_cure(cli: CommandLine) -> None:
-    """In each step of the test; the exit code says it too."""
+def test_an_unreachable_server_is_reported_with_the_cure(cli: CommandLine) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
     tested = cli("knowledge", "test")
@@ -94,7 +93,7 @@ def test_a_server_that_is_not_there_is_told_with_the_cure(cli: CommandLine) -> N
 
 
 def test_earlier_turns_are_queued_by_the_command(cli: CommandLine) -> None:
-    """As far as that is allowed."""
+    """Only allowed turns are queued: the consent must include the data class `backfill`."""
 
     async def talking(memory: Memory) -> None:
         turn = [Message(role="user", content="q"), Message(role="assistant", content="a")]

@@ -1,4 +1,4 @@
-"""`threadkeep migrate`: the schema, brought up to date or only looked at."""
+"""Tests of `threadkeep migrate` and `threadkeep bench`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from threadkeep.store.search import SearchIndex
 
 
 def test_a_new_database_gets_its_schema(cli: CommandLine) -> None:
-    """The second time there is nothing to do."""
+    """A second migration applies nothing."""
     first = cli("migrate", "--json")
     assert first.exit_code == 0
     assert first.json["schema"] == 0
@@ -32,7 +32,7 @@ def test_a_new_database_gets_its_schema(cli: CommandLine) -> None:
 
 
 def test_a_check_changes_nothing(cli: CommandLine, tmp_path: Path) -> None:
-    """Not even a file is made; that migrations wait is said with the exit code too."""
+    """The check creates no file, and exits with 1 if migrations are pending."""
     outcome = cli("migrate", "--check", "--json")
     assert outcome.exit_code == 1
     assert outcome.json["waiting"]
@@ -43,10 +43,9 @@ def test_a_check_changes_nothing(cli: CommandLine, tmp_path: Path) -> None:
     assert cli("migrate", "--check").exit_code == 0
 
 
-def test_an_empty_postgres_is_brought_up_to_date(
+def test_an_empty_postgres_database_is_migrated(
     request: pytest.FixtureRequest, cli: CommandLine, empty_postgres_url: str
 ) -> None:
-    """Like SQLite."""
     cli.set(THREADKEEP_DATABASE_URL=empty_postgres_url)
     assert cli("migrate", "--check").exit_code == 1
     assert cli("migrate").exit_code == 0
@@ -55,7 +54,7 @@ def test_an_empty_postgres_is_brought_up_to_date(
 
 @pytest.fixture
 def lines_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Progress is not only told now and then."""
+    """Write a progress line for every step."""
     monkeypatch.setattr("threadkeep.cli.terminal.LINE_SECONDS", 0.0)
     monkeypatch.setattr("threadkeep.cli.database._SLICE_SECONDS", 0.0)
     monkeypatch.setattr("threadkeep.store.search._STEP_MESSAGES", 2)
@@ -63,7 +62,7 @@ def lines_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("lines_at_once")
 def test_the_search_index_is_filled(any_cli: CommandLine) -> None:
-    """With progress on stderr; what is full is left alone."""
+    """Progress is on stderr; a full index is not filled again."""
     for name in ("a", "b"):
         any_cli.store(name, "one", "two")
     assert any_cli("migrate", "--check", "--json").json["unindexed"] == 4
@@ -82,8 +81,8 @@ def test_the_search_index_is_filled(any_cli: CommandLine) -> None:
 
 
 @pytest.mark.usefixtures("lines_at_once")
-def test_filling_that_is_broken_off_goes_on_the_next_time(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The database takes no more after the first step: what is indexed is indexed, and it says how much."""
+def test_an_interrupted_fill_of_the_index_continues_later(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a database error, the output has the number of indexed messages, and the next call indexes the rest."""
     for name in ("a", "b"):
         cli.store(name, "one", "two")
     step, errors = SearchIndex._step, iter([None, StoreUnavailable("The disk is full.")])  # noqa: SLF001
@@ -101,10 +100,8 @@ def test_filling_that_is_broken_off_goes_on_the_next_time(cli: CommandLine, monk
     assert cli("migrate", "--json").json["indexed"] == 2
 
 
-def test_what_is_said_after_the_filling_is_nothing_that_it_left(
-    cli: CommandLine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A service may be at work: the exit code says what is wrong, and that is not."""
+def test_messages_that_arrive_later_are_not_unindexed(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A service may store messages during the migration; they are no failure."""
     cli.store("a", "one")
 
     async def later(driver: Driver) -> Condition:
@@ -115,10 +112,10 @@ def test_what_is_said_after_the_filling_is_nothing_that_it_left(
     assert (outcome.exit_code, outcome.json["indexed"], outcome.json["unindexed"]) == (0, 1, 0)
 
 
-def test_what_others_keep_locked_is_left_out(
+def test_locked_sessions_are_skipped_by_the_index(
     cli: CommandLine, monkeypatch: pytest.MonkeyPatch, postgres_url: str
 ) -> None:
-    """On PostgreSQL: it does not wait for ever, and says with the exit code that the index is not complete."""
+    """On PostgreSQL, the command does not wait forever, and exits with 1 if the index is incomplete."""
     cli.set(THREADKEEP_DATABASE_URL=postgres_url)
     cli.url = postgres_url
     for name in ("a", "b"):
@@ -133,10 +130,10 @@ def test_what_others_keep_locked_is_left_out(
 
 
 @pytest.mark.parametrize("kind", ["sqlite_url", "empty_postgres_url"])
-def test_an_upgrade_says_how_far_it_is_and_what_it_leaves(
+def test_an_upgrade_shows_progress_and_free_space(
     request: pytest.FixtureRequest, cli: CommandLine, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    """A line as each migration begins; on SQLite, how much room could be given back, and by what."""
+    """Each migration has a line. On SQLite, the output has the free space and the command that returns it."""
     url = request.getfixturevalue(kind)
     cli.set(THREADKEEP_DATABASE_URL=url)
     known = migrations.known_migrations
@@ -157,8 +154,8 @@ def test_an_upgrade_says_how_far_it_is_and_what_it_leaves(
     assert ("--vacuum" in cli("doctor").out) == (kind == "sqlite_url")
 
 
-def test_a_database_of_the_future_is_refused(cli: CommandLine, tmp_path: Path) -> None:
-    """By every command, with the cure."""
+def test_a_newer_schema_is_refused(cli: CommandLine, tmp_path: Path) -> None:
+    """Every command names the cure."""
     cli("migrate")
     with closing(sqlite3.connect(tmp_path / "threadkeep.db")) as connection, connection:
         connection.execute("INSERT INTO threadkeep_migrations VALUES (999, 'x', 'now')")
@@ -171,7 +168,7 @@ def test_a_database_of_the_future_is_refused(cli: CommandLine, tmp_path: Path) -
 
 
 def test_a_password_is_never_shown(cli: CommandLine) -> None:
-    """The address is, without it."""
+    """The address is shown without its password."""
     cli.set(THREADKEEP_DATABASE_URL="postgresql://somebody:secret@127.0.0.1:1/db")
     cli.set(THREADKEEP_POSTGRES_POOL_TIMEOUT="0.2")
     outcome = cli("migrate")
@@ -180,8 +177,7 @@ def test_a_password_is_never_shown(cli: CommandLine) -> None:
     assert "secret" not in outcome.err + outcome.out
 
 
-def test_commands_say_what_is_wrong_with_a_file(cli: CommandLine, tmp_path: Path) -> None:
-    """It is not a database."""
+def test_a_file_that_is_no_database_is_reported(cli: CommandLine, tmp_path: Path) -> None:
     (tmp_path / "threadkeep.db").write_text("This is a letter to a friend, and not a database. " * 100)
     outcome = cli("sessions", "list")
     assert outcome.exit_code == 1
@@ -189,8 +185,8 @@ def test_commands_say_what_is_wrong_with_a_file(cli: CommandLine, tmp_path: Path
 
 
 @pytest.mark.parametrize("kind", ["sqlite-file", "postgres"])
-def test_the_bench_measures_and_leaves_nothing(request: pytest.FixtureRequest, cli: CommandLine, kind: str) -> None:
-    """Medians and 95th percentiles of three operations, on the user's own database."""
+def test_the_bench_leaves_no_sessions(request: pytest.FixtureRequest, cli: CommandLine, kind: str) -> None:
+    """The bench reports medians and 95th percentiles of three operations on the configured database."""
     cli.set(THREADKEEP_DATABASE_URL=url_of(request, kind))
     cli.store("a", "Mine.")
     outcome = cli("bench", "--turns", "12", "--json")
@@ -202,7 +198,7 @@ def test_the_bench_measures_and_leaves_nothing(request: pytest.FixtureRequest, c
 
 
 def test_the_bench_shows_a_table(cli: CommandLine) -> None:
-    """And how far it has come."""
+    """Progress is on stderr."""
     outcome = cli("bench", "--turns", "10")
     assert "median ms" in outcome.out
     assert "Measuring: 100 %" in outcome.err

@@ -1,4 +1,4 @@
-"""The commands over conversations that agents keep in the graph store by themselves."""
+"""Tests of commands over conversations that agents keep in the graph store by themselves."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OTHER_PLACE = ", history_namespace: [bots, old], history_meta_key_suffix: ':meta
 
 
 def talk(cli: CommandLine, *texts: str, more: str = "", chat_id: int = 7) -> list[str]:
-    """Ask a bot, as the user `ann`; the answers are `one` and so on. Answers the ids of the runs."""
+    """Ask a bot as the user `ann`, with the replies `one`, `two` and so on; return the ids of the runs."""
 
     async def talking(memory: Memory) -> list[str]:
         model = ScriptedModel(["one", "two", "three", "four"])
@@ -31,8 +31,11 @@ def talk(cli: CommandLine, *texts: str, more: str = "", chat_id: int = 7) -> lis
     return cli.remember(talking)
 
 
-def test_what_the_model_saw_is_shown_as_of_a_session(cli: CommandLine) -> None:
-    """The last call, an earlier one, what changed; the built-in chat's next call is not there, and said so."""
+def test_context_show_shows_calls_of_a_conversation(cli: CommandLine) -> None:
+    """Calls and differences are shown as for a session.
+
+    A preview of the next call does not exist, and the error says so.
+    """
     runs = talk(cli, "first", "second", "third")
     show = ("context", "show", "--session", KEY)
     last = cli(*show, "--json").json
@@ -47,8 +50,10 @@ def test_what_the_model_saw_is_shown_as_of_a_session(cli: CommandLine) -> None:
 
 
 @pytest.mark.slow
-def test_they_leave_and_enter_with_sessions(any_cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also beside a session of the same key: each comes back where it was, once, and the agent goes on with its own."""
+def test_conversations_are_exported_and_imported_with_sessions(
+    any_cli: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A conversation and a session with the same key stay separate, and the agent continues its conversation."""
     elsewhere = f"sqlite:///{any_cli.folder}/other.db"
     with monkeypatch.context() as patch:
         patch.setattr(any_cli, "url", elsewhere)
@@ -74,8 +79,8 @@ def test_they_leave_and_enter_with_sessions(any_cli: CommandLine, monkeypatch: p
     assert "third" in any_cli("sessions", "export", KEY).out
 
 
-def test_where_all_transcripts_are_in_the_store_they_enter_as_sessions(cli: CommandLine) -> None:
-    """Which they are there; those of another place stay what they are."""
+def test_an_import_into_the_graph_store_creates_sessions(cli: CommandLine) -> None:
+    """Conversations of the default namespace become sessions; others keep their namespace."""
     talk(cli, "first")
     talk(cli, "in another place", more=OTHER_PLACE, chat_id=8)
     exported = cli("sessions", "export", "--all").out
@@ -85,8 +90,8 @@ def test_where_all_transcripts_are_in_the_store_they_enter_as_sessions(cli: Comm
     assert {one["session_id"]: one.get("namespace") for one in listed} == {KEY: None, "telegram:b:8": ["bots", "old"]}
 
 
-def test_another_users_conversation_is_left_out_and_named(cli: CommandLine) -> None:
-    """The session of the same id beside it is not; a place that cannot be is a bad line."""
+def test_a_conversation_of_another_user_is_skipped_and_named(cli: CommandLine) -> None:
+    """A session with the same id is stored, and an invalid namespace is a bad line."""
     talk(cli, "first")
     place = {"type": "session", "session_id": KEY, "namespace": ["agent_chat_history"]}
     message = {"type": "message", "session_id": KEY, "role": "user", "content": "theirs"}
@@ -98,8 +103,8 @@ def test_another_users_conversation_is_left_out_and_named(cli: CommandLine) -> N
     assert [error["line"] for error in outcome.json["errors"]] == [5, 7, 1]
 
 
-def test_they_are_pruned_with_sessions_or_by_name(cli: CommandLine) -> None:
-    """A dry run says what would go; an id is whatever has it; nothing of them is archived."""
+def test_conversations_are_pruned_with_sessions_or_by_id(cli: CommandLine) -> None:
+    """An id selects the session and the conversation with that key. Conversations are never archived."""
     talk(cli, "first", "second", "third")
     cli.store(KEY, *["Hello", "Hi"] * 2, user_id="ann")
     prune = ("sessions", "prune", "--max-messages", "2")

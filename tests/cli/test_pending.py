@@ -1,4 +1,4 @@
-"""`threadkeep pending`: what waits to be written, and how a person gives it up."""
+"""Tests of `threadkeep pending`: the list of unwritten turns, and dropping one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ KEPT_AT = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def keep(cli: CommandLine, entry_id: str = "entry-1", *, error: str | None = None, url: str | None = None) -> SpoolFile:
-    """A turn in a spool of the command line's database, of a process that lives until the file is closed."""
+    """Write a turn to a spool file; its process counts as alive until the file is closed."""
     file = SpoolFile.create(folder_of(parse_address(url or cli.url), cli.folder / "pending"))
     message = Message(role="user", content="canary words", id=f"id-{entry_id}")
     entry = PendingTurn(entry_id, Turn("telegram:1", (message,), "u1"), KEPT_AT, error=error)
@@ -24,14 +24,14 @@ def keep(cli: CommandLine, entry_id: str = "entry-1", *, error: str | None = Non
     return file
 
 
-def test_nothing_waits_in_the_beginning(cli: CommandLine) -> None:
-    """Which is said on stderr."""
+def test_a_new_database_has_no_pending_turns(cli: CommandLine) -> None:
+    """The message is on stderr."""
     assert cli("pending", "list").err == "There are no pending turns.\n"
     assert cli("pending", "list", "--json").json == {"entries": [], "unreadable": []}
 
 
-def test_what_waits_is_listed_without_its_words(cli: CommandLine) -> None:
-    """Whose it is, since when, why, and whether its process lives. The database is not needed."""
+def test_pending_turns_are_listed_without_their_text(cli: CommandLine) -> None:
+    """The list has the session, the time, the error and the state of the process, and needs no database."""
     cli.set(THREADKEEP_DATABASE_URL=cli.url)
     keep(cli, error="WrongUser").close()
     living = keep(cli, "entry-2")
@@ -52,8 +52,7 @@ def test_what_waits_is_listed_without_its_words(cli: CommandLine) -> None:
     assert "canary" not in shown.out + cli("pending", "list", "--json").out
 
 
-def test_dropping_wants_a_yes(cli: CommandLine) -> None:
-    """The turn is lost for good."""
+def test_dropping_a_turn_needs_a_confirmation(cli: CommandLine) -> None:
     keep(cli).close()
     assert cli("pending", "drop", "entry-1").exit_code == 2
     assert len(cli("pending", "list", "--json").json["entries"]) == 1
@@ -62,8 +61,8 @@ def test_dropping_wants_a_yes(cli: CommandLine) -> None:
     assert cli("pending", "list", "--json").json["entries"] == []
 
 
-def test_what_a_living_process_keeps_is_not_dropped(cli: CommandLine) -> None:
-    """It would write it all the same; the sentence says what to do."""
+def test_a_turn_of_a_running_process_is_not_dropped(cli: CommandLine) -> None:
+    """The process would still write the turn; the error says to stop the process."""
     living = keep(cli)
     outcome = cli("pending", "drop", "entry-1", "--yes")
     living.close()
@@ -72,15 +71,15 @@ def test_what_a_living_process_keeps_is_not_dropped(cli: CommandLine) -> None:
     assert len(cli("pending", "list", "--json").json["entries"]) == 1
 
 
-def test_an_entry_that_waits_nowhere_is_a_failure(cli: CommandLine) -> None:
-    """The sentence says how to find those there are."""
+def test_an_unknown_entry_is_a_failure(cli: CommandLine) -> None:
+    """The error names the command that lists entries."""
     outcome = cli("pending", "drop", "entry-1", "--yes")
     assert outcome.exit_code == 1
     assert "threadkeep pending list" in outcome.err
 
 
-def test_damaged_lines_are_listed_and_dropped_by_a_person(cli: CommandLine) -> None:
-    """Before any start has moved them, and without their words."""
+def test_damaged_lines_are_listed_and_can_be_dropped(cli: CommandLine) -> None:
+    """Damaged lines are listed without their text, even before a start has moved them."""
     file = keep(cli)
     file.close()
     file.path.write_bytes(b"#" + file.path.read_bytes())
@@ -99,7 +98,7 @@ def test_damaged_lines_are_listed_and_dropped_by_a_person(cli: CommandLine) -> N
 
 
 def test_an_unusable_folder_is_found_by_the_doctor(cli: CommandLine) -> None:
-    """Before an outage finds it."""
+    """The doctor reports a file in place of the folder before an outage needs the folder."""
     cli("migrate")
     (cli.folder / "pending").write_text("not a folder")
     findings = cli("doctor", "--json").json["findings"]

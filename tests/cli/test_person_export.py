@@ -1,4 +1,4 @@
-"""`threadkeep persons export`: one archive, continued after an interruption."""
+"""Tests of `threadkeep persons export`: one archive, continued after an interruption."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.cli.running import CommandLine
 
 
 def test_a_person_is_exported_into_one_archive(any_cli: CommandLine) -> None:
-    """An interrupted export goes on where it was; a file that is there is not replaced."""
+    """An interrupted export continues from its last position; an existing file is not replaced."""
     any_cli.store("room", "tell me about tea", "gladly", user_id="ann")
     target = any_cli.folder / "ann.zip"
     assert any_cli("persons", "export", "ann", "--output", str(target), "--json").json["file"] == str(target)
@@ -31,7 +31,7 @@ def test_a_person_is_exported_into_one_archive(any_cli: CommandLine) -> None:
 
 
 def test_a_partial_export_of_another_person_is_not_continued(any_cli: CommandLine) -> None:
-    """It is left as it is, and the sentence names it."""
+    """The partial file stays unchanged, and the error names it."""
     any_cli.store("room", "tell me about tea", "gladly", user_id="ann")
     any_cli.store("other", "tell me about coffee", "gladly", user_id="zoe")
     target, partial = any_cli.folder / "out.zip", any_cli.folder / "out.zip.partial"
@@ -48,7 +48,7 @@ def test_a_partial_export_of_another_person_is_not_continued(any_cli: CommandLin
 
 
 def test_a_full_disk_leaves_no_archive(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The sentence says so, and the repeat goes on."""
+    """The partial file stays, and a second call completes the export."""
     cli.store("room", "tell me about tea", "gladly", user_id="ann")
     target = cli.folder / "ann.zip"
 

@@ -1,4 +1,4 @@
-"""`threadkeep sessions prune`: says exactly what would go, and does exactly that."""
+"""Tests of `threadkeep sessions prune`, and of its dry run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _NOW = datetime.now(UTC)
 
 
 def keep(cli: CommandLine, session_id: str, *days_ago: float, user_id: str | None = None) -> None:
-    """Messages that were stored so many days ago."""
+    """Store messages that were created the given numbers of days ago."""
     times = [_NOW - timedelta(days=days) for days in days_ago]
     messages = [
         Message(role="assistant" if place % 2 else "user", content="Tea?", tokens=3, created_at=time)
@@ -42,7 +42,7 @@ def keep(cli: CommandLine, session_id: str, *days_ago: float, user_id: str | Non
 
 
 def count(cli: CommandLine, session_id: str) -> int:
-    """How many messages a session has."""
+    """Return the number of messages of a session."""
 
     async def counting(memory: Memory) -> int:
         return await memory.session(session_id).count()
@@ -50,8 +50,8 @@ def count(cli: CommandLine, session_id: str) -> int:
     return cli.remember(counting)
 
 
-def test_a_dry_run_says_what_would_go_and_changes_nothing(any_cli: CommandLine) -> None:
-    """By session, with places, messages and tokens, and their sums; as a table and as JSON."""
+def test_a_dry_run_lists_removals_and_changes_nothing(any_cli: CommandLine) -> None:
+    """The list has positions, messages and tokens of each session, and their sums."""
     keep(any_cli, "old", 400, 390, 10, 1)
     keep(any_cli, "young", 2, 1)
     limits = ("sessions", "prune", "--delete", "--max-age-days", "365", "--dry-run")
@@ -81,8 +81,8 @@ def test_a_dry_run_says_what_would_go_and_changes_nothing(any_cli: CommandLine) 
     assert count(any_cli, "old") == 4
 
 
-def test_what_was_said_is_done(any_cli: CommandLine) -> None:
-    """Deleting asks first, and without somebody to ask it wants a word; archiving does not."""
+def test_prune_removes_messages_beyond_the_limits(any_cli: CommandLine) -> None:
+    """Deleting needs a confirmation or `--yes`; archiving does not."""
     keep(any_cli, "old", 400, 390, 10, 1)
     limits = ("sessions", "prune", "--delete", "--max-age-days", "365")
     refused = any_cli(*limits)
@@ -101,15 +101,15 @@ def test_what_was_said_is_done(any_cli: CommandLine) -> None:
     assert count(any_cli, "old") == 2
     assert any_cli(*limits, "--yes").out == "Nothing is beyond the limits.\n"
     archived = any_cli("sessions", "prune", "--archive", "--max-messages", "1")
-    assert archived.out == "Nothing is beyond the limits.\n"  # the newest question stays, and its answer
+    assert archived.out == "Nothing is beyond the limits.\n"  # the newest question and its answer stay
     keep(any_cli, "more", 3, 2, 1, 0.5)
     archived = any_cli("sessions", "prune", "--archive", "--max-messages", "2")
     assert (archived.exit_code, archived.out) == (0, "Archived 2 messages (6 tokens) of 1 session.\n")
     assert count(any_cli, "more") == 4
 
 
-def test_idle_sessions_go_as_a_whole(cli: CommandLine) -> None:
-    """The dry run says so, and so does what is done."""
+def test_idle_sessions_are_deleted_as_a_whole(cli: CommandLine) -> None:
+    """The dry run and the result both say that a whole session is deleted."""
     keep(cli, "idle", 100, 99)
     keep(cli, "busy", 100, 1)
     limits = ("sessions", "prune", "--delete", "--max-idle-days", "30")
@@ -120,8 +120,8 @@ def test_idle_sessions_go_as_a_whole(cli: CommandLine) -> None:
     assert [session["session_id"] for session in listed] == ["busy"]
 
 
-def test_without_limits_those_of_the_settings_hold(cli: CommandLine) -> None:
-    """Both kinds at once; with none there is nothing to do."""
+def test_the_limits_of_the_settings_are_the_default(cli: CommandLine) -> None:
+    """Limits of both kinds apply in one call."""
     keep(cli, "a", 400, 390, 50, 40, 2, 1)
     assert cli("sessions", "prune").out == "Nothing is beyond the limits.\n"
     cli.set(THREADKEEP_RETENTION_DELETE_MAX_AGE_DAYS="365", THREADKEEP_RETENTION_ARCHIVE_MAX_AGE_DAYS="30")
@@ -132,16 +132,15 @@ def test_without_limits_those_of_the_settings_hold(cli: CommandLine) -> None:
     assert (info.deleted_seq, info.archived_seq, info.message_count) == (2, 4, 4)
 
 
-def test_a_setting_that_is_no_limit_is_refused(cli: CommandLine) -> None:
-    """With a sentence that names it."""
+def test_an_invalid_limit_in_the_settings_is_refused(cli: CommandLine) -> None:
     cli.set(THREADKEEP_RETENTION_DELETE_MAX_MESSAGES="0")
     refused = cli("sessions", "prune")
     assert refused.exit_code == 1
     assert "THREADKEEP_RETENTION_DELETE_MAX_MESSAGES" in refused.err
 
 
-def test_only_some_sessions_or_one_user(cli: CommandLine) -> None:
-    """The others stay; one that is not there is told before anything is done."""
+def test_prune_can_be_restricted_to_sessions_or_a_user(cli: CommandLine) -> None:
+    """An unknown session is an error before any removal."""
     for name, user in (("a", "u1"), ("b", "u1"), ("c", "u2")):
         keep(cli, name, 4, 3, 2, 1, user_id=user)
     limits = ("--delete", "--max-messages", "2", "--yes")
@@ -154,8 +153,8 @@ def test_only_some_sessions_or_one_user(cli: CommandLine) -> None:
     assert count(cli, "c") == 4
 
 
-def test_a_session_with_limits_of_its_own_keeps_to_them(cli: CommandLine) -> None:
-    """Also where it is named."""
+def test_limits_of_a_session_override_the_options(cli: CommandLine) -> None:
+    """The limits also apply if the session is named."""
     keep(cli, "a", 4, 3, 2, 1)
 
     async def keeping(memory: Memory) -> None:
@@ -179,15 +178,14 @@ def test_a_session_with_limits_of_its_own_keeps_to_them(cli: CommandLine) -> Non
         ("telegram:", "--delete", "--max-messages", "3"),
     ],
 )
-def test_what_makes_no_sense_is_refused(cli: CommandLine, options: tuple[str, ...]) -> None:
-    """With a sentence, before anything is opened."""
+def test_invalid_combinations_of_options_are_refused(cli: CommandLine, options: tuple[str, ...]) -> None:
     refused = cli("sessions", "prune", *options, "--yes")
     assert refused.exit_code == 2
     assert refused.err.count("\n") == 1
 
 
-def test_room_is_given_back_when_asked(any_cli: CommandLine) -> None:
-    """On SQLite; PostgreSQL needs nothing."""
+def test_vacuum_returns_space_to_the_disk(any_cli: CommandLine) -> None:
+    """On PostgreSQL, `--vacuum` does nothing and refers to autovacuum."""
     keep(any_cli, "a", *([3.0] * 100), 1)
     done = any_cli("sessions", "prune", "--delete", "--max-messages", "1", "--yes", "--vacuum")
     assert done.exit_code == 0
@@ -196,8 +194,8 @@ def test_room_is_given_back_when_asked(any_cli: CommandLine) -> None:
     assert ("autovacuum" in told) == any_cli.url.startswith("postgresql")
 
 
-def test_long_work_shows_lines_where_there_is_no_terminal(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On stderr; stdout has the result alone."""
+def test_progress_is_in_lines_without_a_terminal(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Progress is on stderr; stdout has only the result."""
     monkeypatch.setattr("threadkeep.cli.terminal.LINE_SECONDS", 0.0)
     keep(cli, "a", *([3.0] * 500), 1)
     done = cli("sessions", "prune", "--delete", "--max-messages", "1", "--yes")
@@ -206,8 +204,8 @@ def test_long_work_shows_lines_where_there_is_no_terminal(cli: CommandLine, monk
     assert done.out == "Deleted 500 messages (1,500 tokens) of 1 session.\n"
 
 
-def test_broken_off_it_says_how_far_it_came(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The database takes no more after the first step: that is done, and the next round goes on from there."""
+def test_an_interrupted_prune_shows_its_progress(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a database error in the second step, the first step is kept, and a second call does the rest."""
     keep(cli, "a", *([3.0] * 500), 1)
     command = ("sessions", "prune", "--delete", "--max-messages", "1", "--yes")
     step, steps = RetentionRows.step, itertools.count()
@@ -231,7 +229,7 @@ def test_broken_off_it_says_how_far_it_came(cli: CommandLine, monkeypatch: pytes
 
 
 def prune_and_be_killed(arguments: Sequence[str]) -> int:
-    """Prune, in a process that is killed in the middle of its second step."""
+    """Prune in a process that is killed in the middle of its second step."""
     step, steps = RetentionRows.step, itertools.count()
 
     async def killing(self: RetentionRows, removal: Removal, *, messages: int) -> Removed | None:
@@ -246,8 +244,8 @@ def prune_and_be_killed(arguments: Sequence[str]) -> int:
 
 
 @pytest.mark.process
-def test_killed_in_the_middle_it_goes_on_the_next_time(any_cli: CommandLine) -> None:
-    """Whole steps were taken; the second run takes the rest, and nothing is half."""
+def test_a_killed_prune_can_be_repeated(any_cli: CommandLine) -> None:
+    """Only whole steps are done, and a second call does the rest."""
     keep(any_cli, "a", *([3.0] * 3_000), 1)
     limits = ("sessions", "prune", "--delete", "--max-messages", "1", "--yes", "--json")
     with ForkedCommand(prune_and_be_killed, limits, os.environ) as process:

@@ -1,4 +1,4 @@
-"""`threadkeep runs prune`: says exactly what would go, and does exactly that."""
+"""Tests of `threadkeep runs prune`, and of its dry run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from threadkeep.records.runs import NewRun, TraceEvent
 
 @pytest.fixture
 def filled(any_cli: CommandLine) -> CommandLine:
-    """A command line over a run with a child that ended 40 days ago, one that was set aside then, and one of today."""
+    """Store a run with a child and a run set aside, all 40 days old, and a run of today."""
 
     async def fill(memory: Memory) -> None:
         for run_id, parent in (("old", None), ("child", "old"), ("aside", None), ("young", None)):
@@ -24,7 +24,7 @@ def filled(any_cli: CommandLine) -> CommandLine:
             await memory.runs.trace.append(run_id, [TraceEvent("message", data={"text": "canary"})])
         for run_id in ("child", "old"):
             await memory.runs.finish(run_id, "me", "done")
-        # It may be tried again, and needs its checkpoints for that.
+        # It may be retried, and needs its checkpoints for that.
         await memory.runs.finish("young", "me", "cancelled")
         await memory.runs.finish("aside", "me", "failed", set_aside=True)
 
@@ -35,12 +35,15 @@ def filled(any_cli: CommandLine) -> CommandLine:
 
 
 def left(cli: CommandLine) -> list[object]:
-    """The runs that are there."""
+    """Return the ids of the remaining runs."""
     return sorted(one["run_id"] for one in cli("runs", "list", "--json").json["runs"])
 
 
-def test_what_was_said_is_done(filled: CommandLine) -> None:
-    """A dry run changes nothing; whole trees go, with their checkpoints; what is set aside only when it is named."""
+def test_prune_deletes_old_trees_of_runs(filled: CommandLine) -> None:
+    """A dry run changes nothing.
+
+    Whole trees are deleted with their checkpoints; runs set aside have a limit of their own.
+    """
     said = filled("runs", "prune", "--dry-run", "--json").json
     assert said == {"dry_run": True, "trees": 1, "runs": 2, "events": 2, "root_run_ids": ["old"]}
     shown = filled("runs", "prune", "--dry-run")
@@ -58,8 +61,8 @@ def test_what_was_said_is_done(filled: CommandLine) -> None:
     assert filled("runs", "prune").out == "There are no runs that old.\n"
 
 
-def test_the_limits_may_be_named(filled: CommandLine) -> None:
-    """Runs that are set aside go after a limit of their own, which is not the lower one."""
+def test_limits_can_be_given_as_options(filled: CommandLine) -> None:
+    """The limit of runs set aside must not be lower than the other."""
     assert filled("runs", "prune", "--set-aside-older-than", "20").exit_code == 2
     assert "from 0 to 365000" in filled("runs", "prune", "--older-than", "1e9", "--dry-run").err
     done = filled("runs", "prune", "--older-than", "0", "--set-aside-older-than", "39", "--yes")

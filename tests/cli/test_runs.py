@@ -1,4 +1,4 @@
-"""`threadkeep runs`: what is listed, shown, drawn and stopped without anybody who carries runs out."""
+"""Tests of `threadkeep runs` on a database without a worker."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OWNER = "somebody"
 
 
 async def fill(memory: Memory) -> None:
-    """A run that is done, with a child; one that waits; one that another process carries out; one in the queue."""
+    """Store a run that is done, its child, a run that waits, a run of another process, and a queued run."""
     runs = memory.runs
     parent = NewRun(run_id="r-parent", workflow="desk", input={"text": "Hi"}, session_id="room:1", user_id="ann")
     await runs.order.add(parent, owner=OWNER)
@@ -40,13 +40,13 @@ async def fill(memory: Memory) -> None:
 
 @pytest.fixture
 def filled(any_cli: CommandLine) -> CommandLine:
-    """A command line over a database with some runs."""
+    """Return a command line over a database with some runs."""
     any_cli.remember(fill)
     return any_cli
 
 
-def test_runs_are_listed_and_chosen(filled: CommandLine) -> None:
-    """By status, workflow, session and user; a page at a time, the newest first, as over HTTP."""
+def test_runs_are_listed_and_filtered(filled: CommandLine) -> None:
+    """Filters are status, workflow, session and user. Pages have the newest run first, as over HTTP."""
     assert [one["run_id"] for one in filled("runs", "list", "--json").json["runs"]][-1] == "r-parent"
     for options, found in (
         (["--status", "waiting"], ["r-asks"]),
@@ -78,7 +78,7 @@ def test_runs_are_listed_and_chosen(filled: CommandLine) -> None:
 
 
 def test_a_run_is_shown(filled: CommandLine) -> None:
-    """What it said, and what it took with its child; what one that waits asks, and how it is answered."""
+    """A finished run has its text and the usage of its tree; a waiting run has its question and how to resume it."""
     whole = filled("runs", "show", "r-parent", "--json").json
     assert set(whole) == set(RunBody.model_fields)
     assert "estimated" not in whole["usage"]
@@ -95,8 +95,8 @@ def test_a_run_is_shown(filled: CommandLine) -> None:
     ]
 
 
-def test_the_duration_of_a_run_that_asked_says_that_it_includes_the_waiting(filled: CommandLine) -> None:
-    """What is queued again or waits takes no time; `r-parent` asked nobody."""
+def test_the_duration_of_a_run_includes_its_wait(filled: CommandLine) -> None:
+    """Only a run that waited for an answer says so; a queued run has no duration."""
 
     async def answer(memory: Memory) -> None:
         await memory.runs.resume("r-asks", "two")
@@ -112,8 +112,8 @@ def test_the_duration_of_a_run_that_asked_says_that_it_includes_the_waiting(fill
     assert "waiting" not in filled("runs", "show", "r-parent").out
 
 
-def test_a_tree_is_drawn(filled: CommandLine) -> None:
-    """From whichever of its runs it is asked for; each run has its own tokens."""
+def test_the_tree_of_a_run_is_shown(filled: CommandLine) -> None:
+    """Every run of a tree shows the whole tree, with the tokens of each run."""
     tree = filled("runs", "tree", "r-child", "--json").json
     assert tree["root_run_id"] == "r-parent"
     assert [(one["run_id"], one["tokens"]) for one in tree["runs"]] == [("r-parent", 8), ("r-child", 8)]
@@ -123,8 +123,8 @@ def test_a_tree_is_drawn(filled: CommandLine) -> None:
     assert last == "2 runs, 16 tokens"
 
 
-def test_tokens_that_were_estimated_are_called_so(filled: CommandLine) -> None:
-    """Of a run, in its tree, and in both as JSON."""
+def test_estimated_tokens_are_marked(filled: CommandLine) -> None:
+    """A run and its tree mark them, in text and in JSON."""
 
     async def guess(memory: Memory) -> None:
         used = [TokenUsage("silent", input_tokens=7, output_tokens=2, estimated_calls=1)]
@@ -139,7 +139,7 @@ def test_tokens_that_were_estimated_are_called_so(filled: CommandLine) -> None:
 
 
 def test_a_trace_is_a_line_for_each_event(filled: CommandLine) -> None:
-    """Cut to the width, with nothing that steers a terminal; it goes on after a number."""
+    """Lines are cut to the width and have no control characters; `--after` continues after an event."""
     trace = filled("runs", "trace", "r-parent", "--json").json
     assert [event["number"] for event in trace["events"]] == [1, 2, 3]
     assert set(trace["events"][0]) == set(RunEventBody.model_fields)
@@ -157,7 +157,7 @@ def test_a_trace_is_a_line_for_each_event(filled: CommandLine) -> None:
 
 
 def test_the_loop_of_an_agent_is_a_line_for_each_message(cli: CommandLine) -> None:
-    """Who spoke, which tools were called with what, what they gave; cut to the width, whatever the messages hold."""
+    """A line shows the speaker, the tool calls with their arguments and the results, cut to the width."""
     calls: Json = [{"name": "look_up", "args": {"shelf": 2}, "id": "c1"}, {"name": "count", "args": {}, "id": "c2"}]
     parts: Json = [
         {"type": "text", "text": "See here:"},
@@ -196,8 +196,8 @@ def test_the_loop_of_an_agent_is_a_line_for_each_message(cli: CommandLine) -> No
     assert len(cli("runs", "trace", "r1", "--json").json["events"]) == 2
 
 
-def test_runs_are_stopped_in_the_database(filled: CommandLine) -> None:
-    """One in the queue at once, one at work by the process that has it; what is over stays as it is."""
+def test_runs_are_cancelled_without_a_worker(filled: CommandLine) -> None:
+    """A queued run is cancelled at once, a running one by its process; a finished run does not change."""
     assert filled("runs", "cancel", "r-queued").out == "r-queued is cancelled.\n"
     stopping = filled("runs", "cancel", "r-works").out
     assert "within two seconds, or another worker later if that process has died" in stopping
@@ -207,8 +207,8 @@ def test_runs_are_stopped_in_the_database(filled: CommandLine) -> None:
 
 
 @pytest.mark.parametrize("verb", ["show", "tree", "trace", "cancel"])
-def test_a_run_that_is_not_there_is_one_sentence(cli: CommandLine, verb: str) -> None:
-    """With the database that was asked; another user's is not there either."""
+def test_an_unknown_run_is_one_sentence(cli: CommandLine, verb: str) -> None:
+    """The error names the setting of the database. A run of another user is unknown, too."""
     missing = cli("runs", verb, "nope", "--json")
     assert (missing.exit_code, missing.problem["type"]) == (1, "urn:threadkeep:run-not-found")
     assert "THREADKEEP_DATABASE_URL" in missing.problem["detail"]

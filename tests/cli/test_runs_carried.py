@@ -1,4 +1,4 @@
-"""`threadkeep workflows run`, `runs resume`, `runs retry` and `threadkeep worker`: runs that are carried out."""
+"""Tests of commands that execute runs: `workflows run`, `runs resume`, `runs retry` and `worker`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from threadkeep.runs.views import RunBody
 pytestmark = pytest.mark.slow
 
 _POLL_SECONDS = 0.05
-# Long for a busy machine, and less than what nobody sees to waits.
+# Long enough for a busy machine, and shorter than the lease of a run without a worker.
 _AT_ONCE_SECONDS = 50.0
 
 FLOW = """\
@@ -64,18 +64,18 @@ form.add_edge("ask", END)
 
 @pytest.fixture
 def desk(any_cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> CommandLine:
-    """A command line with the workflows `bot`, which answers, `form`, which asks, and `slow`, which takes its time."""
+    """Return a command line with the workflows `bot` (replies), `form` (asks a person) and `slow` (sleeps)."""
     return furnish(any_cli, monkeypatch)
 
 
 @pytest.fixture
 def sqlite_desk(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> CommandLine:
-    """The same, for what does not depend on the database and takes its time."""
+    """Return the same on SQLite, for slow tests that do not depend on the database."""
     return furnish(cli, monkeypatch)
 
 
 def furnish(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> CommandLine:
-    """Give a command line its workflows."""
+    """Write the workflows and configure them for a command line."""
     (cli.folder / "bot.yaml").write_text(FLOW)
     (cli.folder / "form_of_a_test.py").write_text(FORM)
     monkeypatch.syspath_prepend(str(cli.folder))
@@ -88,7 +88,7 @@ def furnish(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> CommandLine:
 
 
 def test_a_workflow_is_run(desk: CommandLine) -> None:
-    """Its answer on stdout, the run on stderr; with JSON the run as over HTTP; the same message is the same run."""
+    """stdout has the reply, stderr the run. The same message id returns the same run."""
     said = desk("workflows", "run", "bot", "Hello there", "--session", "room:1", "--message-id", "m1")
     assert (said.exit_code, said.out) == (0, "Hello. I see 1 message.\n")
     found = re.search(r"Run (\S+) is done: .*token", said.err)
@@ -107,8 +107,8 @@ def test_a_workflow_is_run(desk: CommandLine) -> None:
     ]
 
 
-def test_what_becomes_of_the_turn_that_goes_on_is_said_with_the_message(sqlite_desk: CommandLine) -> None:
-    """One that waits for nobody is taken back unanswered; another word is wrong use."""
+def test_double_texting_is_an_option_of_workflows_run(sqlite_desk: CommandLine) -> None:
+    """`rollback` cancels a queued run and removes its message; an unknown value is a usage error."""
     run = ("workflows", "run", "bot", "--session", "room:1")
     wrong = sqlite_desk(*run, "Hello", "--double-texting", "drop")
     assert (wrong.exit_code, "enqueue, interrupt, reject, coalesce, rollback" in wrong.err) == (2, True)
@@ -121,7 +121,7 @@ def test_what_becomes_of_the_turn_that_goes_on_is_said_with_the_message(sqlite_d
 
 
 def test_a_run_that_asks_is_answered(desk: CommandLine) -> None:
-    """It says what it asks and how to answer; the answer is JSON, or a text as it is."""
+    """The output shows the question and the command to resume; the answer is plain text or JSON."""
     asking = desk("workflows", "run", "form", "--user", "ann")
     assert (asking.exit_code, "Your name?" in asking.out) == (0, True)
     found = re.search(r"threadkeep runs resume (\S+) VALUE --wait", asking.err)
@@ -133,7 +133,7 @@ def test_a_run_that_asks_is_answered(desk: CommandLine) -> None:
 
 
 def test_a_child_that_asks_is_answered(desk: CommandLine) -> None:
-    """The command waits until the parent has passed the answer on, and shows no question that was answered."""
+    """The command waits until the parent has passed the answer on, and shows no answered question."""
     (desk.folder / "top.yaml").write_text(
         "{schema: 1, name: top, nodes: {ask: {kind: subworkflow, workflow: form, next: end}}}"
     )
@@ -144,8 +144,11 @@ def test_a_child_that_asks_is_answered(desk: CommandLine) -> None:
     assert (answered.exit_code, answered.out) == (0, "You are Ann.\n")
 
 
-def test_a_run_that_failed_is_tried_again(desk: CommandLine) -> None:
-    """Exit code 1 and the kind of the failure, none of its words; then it goes on from where it stopped."""
+def test_a_failed_run_can_be_retried(desk: CommandLine) -> None:
+    """The command exits with 1 and shows the error type without its text.
+
+    After the repair, a retry continues the run.
+    """
     (desk.folder / "payload.json").write_text(json.dumps({"broken": True}))
     failed = desk("workflows", "run", "form", "--payload", "payload.json", "--json")
     assert (failed.exit_code, failed.json["status"], failed.json["error"]) == (1, "failed", "ValueError")
@@ -161,8 +164,8 @@ def test_a_run_that_failed_is_tried_again(desk: CommandLine) -> None:
     assert desk("runs", "retry", "nope").exit_code == 1
 
 
-def test_who_tries_a_run_again_takes_no_other_from_the_queue(desk: CommandLine) -> None:
-    """Perhaps it is nothing that can be run here; unless it stands before it in its session."""
+def test_a_retry_executes_no_other_queued_run(desk: CommandLine) -> None:
+    """Only runs that are queued before it in its session are executed too."""
     (desk.folder / "payload.json").write_text(json.dumps({"broken": True}))
     failed = desk("workflows", "run", "form", "--session", "s1", "--payload", "payload.json", "--json").json["run_id"]
     left = desk("workflows", "run", "bot", "Hello", "--session", "s2", "--background", "--json").json["run_id"]
@@ -174,8 +177,8 @@ def test_who_tries_a_run_again_takes_no_other_from_the_queue(desk: CommandLine) 
     assert desk("runs", "show", before, "--json").json["status"] == "done"
 
 
-def test_a_run_that_is_cancelled_before_it_begins_keeps_its_question(desk: CommandLine) -> None:
-    """Though nobody works: what is asked later in the session has to see it."""
+def test_a_run_cancelled_before_its_start_stores_its_message(desk: CommandLine) -> None:
+    """The message stays in the session for later turns, even without a worker."""
     run_id = desk("workflows", "run", "bot", "I am Ann", "--session", "s1", "--background").out.strip()
     assert desk("runs", "cancel", run_id).out == f"{run_id} is cancelled.\n"
     shown = desk("sessions", "show", "s1", "--json").json["messages"]
@@ -183,8 +186,8 @@ def test_a_run_that_is_cancelled_before_it_begins_keeps_its_question(desk: Comma
 
 
 @pytest.mark.process
-def test_runs_of_another_process_are_stopped(desk: CommandLine) -> None:
-    """One at work within two seconds; whatever was behind a run that goes begins at once."""
+def test_runs_of_another_process_are_cancelled(desk: CommandLine) -> None:
+    """A running run is cancelled, and the runs queued behind a cancelled run start at once."""
     with desk.fork("worker") as worker:
         worker.stdout.readline()
         slow = desk("workflows", "run", "slow", "Hi", "--session", "s1", "--background", "--json").json["run_id"]
@@ -215,8 +218,8 @@ def test_runs_of_another_process_are_stopped(desk: CommandLine) -> None:
         worker.communicate()
 
 
-def test_what_cannot_be_run_is_one_sentence(sqlite_desk: CommandLine) -> None:
-    """An unknown workflow, a chat without a message, a payload that is none, a queue that nobody sees."""
+def test_a_run_that_cannot_start_is_one_sentence(sqlite_desk: CommandLine) -> None:
+    """Covered are an unknown workflow, a missing message, a wrong payload and a database in memory."""
     assert "pass it in" in sqlite_desk("workflows", "run", "chat").err
     assert "chat, bot, form, slow" in sqlite_desk("workflows", "run", "nope").err
     (sqlite_desk.folder / "payload.json").write_text(json.dumps({"inputs": [1]}))
@@ -228,8 +231,8 @@ def test_what_cannot_be_run_is_one_sentence(sqlite_desk: CommandLine) -> None:
 
 
 @pytest.mark.process
-def test_a_worker_carries_out_what_others_leave_to_it(sqlite_desk: CommandLine) -> None:
-    """What was queued before it came, and after; it ends with 0 when it is told to. A misspelt variable is named."""
+def test_a_worker_executes_queued_runs(sqlite_desk: CommandLine) -> None:
+    """Runs queued before and after its start are executed. SIGTERM ends it with 0, and a misspelled setting is named."""
     sqlite_desk.set(THREADKEEP_RUN_CONCURENCY="1")
     left = sqlite_desk("workflows", "run", "bot", "Hello", "--background")
     assert "threadkeep worker" in left.err
@@ -253,8 +256,8 @@ def _until(cli: CommandLine, run_id: str, status: str) -> None:
         time.sleep(_POLL_SECONDS)
 
 
-def test_what_each_call_of_a_run_saw_is_shown(desk: CommandLine) -> None:
-    """Also of a run that keeps its conversation elsewhere, or none; compared with the call before it."""
+def test_context_show_shows_each_call_of_a_run(desk: CommandLine) -> None:
+    """Runs with their own conversation, or without one, are included; `--diff` compares two calls."""
     nodes = "draft: {kind: model, input: 'Draft {{text}}', next: answer}\n  answer: {kind: agent, %snext: end}"
     flow = f"schema: 1\nname: steps\nnodes:\n  {nodes % 'use_graph_chat_history: true, '}"
     (desk.folder / "bot.yaml").write_text(flow)

@@ -1,4 +1,4 @@
-"""`threadkeep serve`: the service as a process, from its first word to its end."""
+"""Tests of `threadkeep serve` as a process, from its start to its end."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from tests.limits import HANG_SECONDS
 pytestmark = pytest.mark.process
 
 
-def test_the_service_starts_answers_and_stops(cli: CommandLine) -> None:
-    """It says where it is, and ends with 0 when it is told to."""
+def test_the_service_starts_responds_and_stops(cli: CommandLine) -> None:
+    """The service prints its address, and exits with 0 on SIGTERM."""
     with cli.start("serve", "--port", "0") as process:
         assert process.stdout is not None
         address = _address(process.stdout.readline())
@@ -31,7 +31,10 @@ def test_the_service_starts_answers_and_stops(cli: CommandLine) -> None:
 
 @pytest.mark.slow
 def test_with_json_every_line_is_an_object(cli: CommandLine) -> None:
-    """The announcement on stdout, the log on stderr; Ctrl-C is as good as SIGTERM. A misspelt variable is named."""
+    """The announcement is on stdout, the log on stderr.
+
+    SIGINT stops the service, and a misspelled setting is named.
+    """
     cli.set(THREADKEEP_MODLE="demo")
     with cli.start("serve", "--port", "0", "--json") as process:
         assert process.stdout is not None
@@ -45,8 +48,7 @@ def test_with_json_every_line_is_an_object(cli: CommandLine) -> None:
     assert all(isinstance(line, dict) for line in lines)
 
 
-def test_a_port_that_is_taken_is_one_sentence(cli: CommandLine) -> None:
-    """With the cure."""
+def test_a_port_in_use_is_one_sentence(cli: CommandLine) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         outcome = cli("serve", "--port", str(taken.getsockname()[1]))
     assert outcome.exit_code == 1
@@ -55,7 +57,7 @@ def test_a_port_that_is_taken_is_one_sentence(cli: CommandLine) -> None:
 
 
 def test_mcp_can_listen_on_an_ipv6_address(cli: CommandLine) -> None:
-    """The address is valid; that the port is taken is the only problem."""
+    """The only error is that the port is in use."""
     cli.set(THREADKEEP_API_KEYS="one:key")
     with socket.create_server(("::1", 0), family=socket.AF_INET6) as taken:
         outcome = cli("mcp", "--http", "--host", "::1", "--port", str(taken.getsockname()[1]))
@@ -65,15 +67,15 @@ def test_mcp_can_listen_on_an_ipv6_address(cli: CommandLine) -> None:
 
 
 def test_mcp_names_its_own_option_for_a_wrong_host(cli: CommandLine) -> None:
-    """It does not read THREADKEEP_HOST."""
+    """The command does not read THREADKEEP_HOST."""
     cli.set(THREADKEEP_API_KEYS="one:key")
     outcome = cli("mcp", "--http", "--host", "no.such.host.invalid")
     assert outcome.exit_code == 1
     assert outcome.err.startswith("--host is not an address of this machine")
 
 
-def test_without_keys_only_this_machine_is_served(cli: CommandLine) -> None:
-    """The sentence names the variables."""
+def test_other_addresses_need_api_keys(cli: CommandLine) -> None:
+    """The error names the variable for keys."""
     outcome = cli("serve", "--host", "0.0.0.0")  # noqa: S104
     assert outcome.exit_code == 1
     assert "THREADKEEP_API_KEYS" in outcome.err

@@ -1,4 +1,4 @@
-"""Any text is a session id on the command line too: it is typed, shown, exported and imported as it is."""
+"""Tests of unusual session ids on the command line: they are accepted, shown, exported and imported unchanged."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ IDS = ["me@example.com", "C024.1700000000.12", "+351912345678", "a/b", "🙂", "
 @pytest.mark.parametrize("transcripts", ["tables", "graph_store"])
 @pytest.mark.slow
 def test_commands_take_any_id_and_show_it(any_cli: CommandLine, transcripts: str, tmp_path: Path) -> None:
-    """Import, list, show, search, prune, reset, export, delete, import again."""
+    """Covered are import, list, show, search, prune, reset, export, delete and a second import."""
     any_cli.set(THREADKEEP_TRANSCRIPTS=transcripts)
     given = "".join(
         json.dumps({"type": "message", "session_id": session_id, "role": role, "content": f"a parasol {session_id}"})
@@ -48,8 +48,8 @@ def test_commands_take_any_id_and_show_it(any_cli: CommandLine, transcripts: str
     assert back == set(IDS)
 
 
-def test_a_chat_goes_on_in_a_session_of_any_id(cli: CommandLine) -> None:
-    """The option takes an id that looks like one."""
+def test_a_chat_continues_in_a_session_with_an_unusual_id(cli: CommandLine) -> None:
+    """The id may look like an option."""
     first = cli.process("chat", "--session", "-x a/b", "--json", given="Hello!\n")
     assert (first.exit_code, json.loads(first.out)["session_id"]) == (0, "-x a/b")
     second = cli.process("chat", "--session", "-x a/b", "--json", given="/stats\n")
@@ -57,29 +57,29 @@ def test_a_chat_goes_on_in_a_session_of_any_id(cli: CommandLine) -> None:
 
 
 def test_a_chat_with_an_empty_id_is_refused(cli: CommandLine) -> None:
-    """It is no wish for a new session: a script may have lost its variable."""
+    """An unset variable of a script must not start a new session."""
     refused = cli.process("chat", "--session", "", given="Hello!\n")
     assert (refused.exit_code, refused.out) == (2, "")
     assert "at least one character" in refused.err
 
 
-def test_a_hint_can_be_typed_as_it_is(cli: CommandLine) -> None:
-    """The shell takes the id for one word, and the command for an argument."""
+def test_a_hint_can_be_pasted_into_a_shell(cli: CommandLine) -> None:
+    """The hint quotes the id, and separates it from options with `--`."""
     cli.store("-a b's", "one", "two")
     hint = cli("sessions", "show", "--limit", "1", "--", "-a b's").err
     assert """threadkeep sessions show --limit 1 --before 2 -- '-a b'"'"'s'""" in hint
 
 
-def test_an_id_does_not_steer_the_terminal(cli: CommandLine) -> None:
-    """Characters that turn the direction of writing are shown as what they are: no letters."""
+def test_an_id_cannot_control_the_terminal(cli: CommandLine) -> None:
+    """A bidirectional override is shown as a replacement character."""
     cli.store("a\u202eb", "one")
     assert "\u202e" not in cli("sessions", "list").out
     assert cli("sessions", "list", "--json").json["sessions"][0]["session_id"] == "a\u202eb"
 
 
 @pytest.mark.parametrize("session_id", ["", "telegram:", "a\nb", "x" * 257])
-def test_what_names_nothing_is_refused_with_what_to_type(cli: CommandLine, session_id: str) -> None:
-    """Which ids there are is told by a command."""
+def test_an_invalid_id_is_refused_with_the_cure(cli: CommandLine, session_id: str) -> None:
+    """The error names the command that lists ids."""
     refused = cli("sessions", "show", session_id)
     assert refused.exit_code == 2
     assert "threadkeep sessions list" in refused.err
@@ -96,8 +96,9 @@ def test_what_names_nothing_is_refused_with_what_to_type(cli: CommandLine, sessi
         (("keys", "revoke"), "no database stores"),
     ],
 )
-def test_bytes_that_are_no_text_are_a_wrong_use(any_cli: CommandLine, command: tuple[str, ...], sentence: str) -> None:
-    """And no bug that is to be reported."""
+def test_arguments_that_are_no_text_are_usage_errors(
+    any_cli: CommandLine, command: tuple[str, ...], sentence: str
+) -> None:
     refused = any_cli(*command, "a\udcff", "--json")
     assert refused.exit_code == 2
     assert sentence in refused.problem["detail"]

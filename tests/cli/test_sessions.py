@@ -1,4 +1,4 @@
-"""`threadkeep sessions`: what is there, and what a person may do with it."""
+"""Tests of `threadkeep sessions`: list, show, search, reset and delete."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from threadkeep.records import Message
 
 
 def test_sessions_are_listed_newest_activity_first(any_cli: CommandLine) -> None:
-    """With what a person recognises them by."""
+    """Each session has its title, last message, number of messages and user."""
     any_cli.store("telegram:1", "How do I brew tea?", "With water.", user_id="u1")
     any_cli.store("telegram:2", "Another question")
 
@@ -30,8 +30,7 @@ def test_sessions_are_listed_newest_activity_first(any_cli: CommandLine) -> None
     assert "ago" in shown or "now" in shown
 
 
-def test_a_list_goes_on_where_the_last_one_ended(cli: CommandLine) -> None:
-    """The cursor is said on stderr, so that stdout is the list."""
+def test_a_cursor_continues_the_list(cli: CommandLine) -> None:
     for number in range(5):
         cli.store(f"telegram:{number}", "hi")
 
@@ -47,7 +46,7 @@ def test_a_list_goes_on_where_the_last_one_ended(cli: CommandLine) -> None:
 
 
 def test_the_hint_continues_the_same_list(cli: CommandLine) -> None:
-    """It has the options of the command: its filters and its database, but not the cursor before and no password."""
+    """The hint keeps the filters and the database of the command, and omits the old cursor and the password."""
     for number in range(5):
         cli.store(f"telegram:{number}", "hi", user_id="u1")
     cli.store("other", "hi")
@@ -71,7 +70,7 @@ def test_the_hint_continues_the_same_list(cli: CommandLine) -> None:
 
 
 def test_lists_can_be_narrowed(cli: CommandLine) -> None:
-    """By user, by text, by whether they are active."""
+    """Filters are the user, a text and the activity."""
     cli.store("a", "About tea", user_id="u1")
     cli.store("b", "About coffee", user_id="u2")
 
@@ -90,14 +89,14 @@ def test_lists_can_be_narrowed(cli: CommandLine) -> None:
     assert cli("sessions", "list", "--user", "nobody").err == "There are no such sessions.\n"
 
 
-def test_an_empty_memory_says_so(cli: CommandLine) -> None:
-    """On stderr; stdout stays empty."""
+def test_an_empty_memory_is_reported(cli: CommandLine) -> None:
+    """The message is on stderr, and stdout stays empty."""
     outcome = cli("sessions", "list")
     assert (outcome.exit_code, outcome.out, outcome.err) == (0, "", "There are no sessions yet.\n")
 
 
-def test_ids_are_whole_in_every_output(cli: CommandLine) -> None:
-    """However long: a table folds them."""
+def test_ids_are_complete_in_every_output(cli: CommandLine) -> None:
+    """A table wraps long ids."""
     long_id = "wecom_cs:" + "x" * 240
     cli.store(long_id, "hi")
     assert cli("sessions", "list", "--json").json["sessions"][0]["session_id"] == long_id
@@ -106,7 +105,7 @@ def test_ids_are_whole_in_every_output(cli: CommandLine) -> None:
 
 
 def test_a_session_is_shown_page_by_page(cli: CommandLine) -> None:
-    """The newest messages, oldest first, and how to see the older ones."""
+    """A page has the newest messages, oldest first, and a hint for the older ones."""
     cli.store("a", *[f"Message {number}." for number in range(1, 8)])
 
     page = cli("sessions", "show", "a", "--limit", "3", "--json").json
@@ -122,16 +121,16 @@ def test_a_session_is_shown_page_by_page(cli: CommandLine) -> None:
     assert "sessions show a --limit 3 --before 5" in outcome.err
 
 
-def test_what_people_wrote_cannot_steer_the_terminal(cli: CommandLine) -> None:
-    """Escape sequences, carriage returns and text that runs backwards are shown as replacement characters."""
+def test_messages_cannot_control_the_terminal(cli: CommandLine) -> None:
+    """Escape sequences, carriage returns and bidirectional overrides are shown as replacement characters."""
     cli.store("a", "red \x1b[31m alert \r hidden \u202e backwards")
     for outcome in (cli("sessions", "show", "a"), cli("sessions", "list"), cli("sessions", "search", "alert")):
         assert "alert" in outcome.out
         assert not {"\x1b", "\r", "\u202e"} & set(outcome.out)
 
 
-def test_what_is_archived_is_seen_in_the_session(cli: CommandLine) -> None:
-    """It is shown, above a line that says so; what was deleted is not."""
+def test_archived_messages_are_shown_in_the_session(cli: CommandLine) -> None:
+    """A line marks the end of the archived messages; deleted messages are not shown."""
     cli.store("a", *[f"Message {number}." for number in range(1, 8)])
     cli("sessions", "prune", "--delete", "--max-messages", "6", "--yes")
     cli("sessions", "prune", "--archive", "--max-messages", "3")
@@ -141,8 +140,8 @@ def test_what_is_archived_is_seen_in_the_session(cli: CommandLine) -> None:
     assert "archived until here" in cli("sessions", "show", "a").err
 
 
-def test_a_reset_is_seen_in_the_session(cli: CommandLine) -> None:
-    """The transcript stays."""
+def test_a_reset_is_shown_in_the_session(cli: CommandLine) -> None:
+    """The transcript before the reset stays."""
     cli.store("a", "Before.", "Yes.")
     outcome = cli("sessions", "reset", "a")
     assert (outcome.exit_code, outcome.out) == (0, "a starts afresh after message 2; its transcript stays.\n")
@@ -153,16 +152,16 @@ def test_a_reset_is_seen_in_the_session(cli: CommandLine) -> None:
     assert cli("sessions", "reset", "a", "--json").json["reset_seq"] == 3
 
 
-def test_a_session_that_is_not_there_cannot_be_reset(cli: CommandLine) -> None:
-    """Nor shown: the sentence says how to find those there are."""
+def test_a_missing_session_cannot_be_shown_or_reset(cli: CommandLine) -> None:
+    """The error names the command that lists sessions."""
     for verb in ("reset", "show"):
         outcome = cli("sessions", verb, "a")
         assert (outcome.exit_code, outcome.out) == (1, "")
         assert "threadkeep sessions list" in outcome.err
 
 
-def test_deleting_wants_a_yes(cli: CommandLine) -> None:
-    """Without a person to ask it is refused, and nothing is gone."""
+def test_deleting_needs_a_confirmation(cli: CommandLine) -> None:
+    """Without a terminal, the command is refused and deletes nothing."""
     cli.store("a", "hi")
     outcome = cli("sessions", "delete", "a", given="y\n")
     assert outcome.exit_code == 2
@@ -171,7 +170,7 @@ def test_deleting_wants_a_yes(cli: CommandLine) -> None:
 
 
 def test_sessions_are_deleted(cli: CommandLine) -> None:
-    """Those that are there; one that is not makes the command fail."""
+    """The command deletes the existing sessions, and fails if one does not exist."""
     cli.store("a", "hi")
     cli.store("b", "hi")
     outcome = cli("sessions", "delete", "a", "b", "c", "--yes", "--json")
@@ -181,8 +180,7 @@ def test_sessions_are_deleted(cli: CommandLine) -> None:
     assert "no session c" in cli("sessions", "delete", "c", "--yes").err
 
 
-def test_another_user_sees_nothing(cli: CommandLine) -> None:
-    """`--user` stands for that user everywhere."""
+def test_the_user_option_hides_sessions_of_others(cli: CommandLine) -> None:
     cli.store("a", "My secret.", user_id="u1")
     other = ("--user", "u2")
     for verb in ("show", "reset"):
@@ -192,8 +190,8 @@ def test_another_user_sees_nothing(cli: CommandLine) -> None:
     assert cli("sessions", "search", "secret", "--user", "u1", "--json").json["hits"][0]["session_id"] == "a"
 
 
-def test_messages_are_found(any_cli: CommandLine) -> None:
-    """Chinese too."""
+def test_search_finds_messages(any_cli: CommandLine) -> None:
+    """Chinese text is found too."""
     any_cli.store("a", "Where is my refund for order 4711?", "It is on its way.")
     any_cli.store("b", "我的退款在哪里")
     assert [hit["session_id"] for hit in any_cli("sessions", "search", "refund", "--json").json["hits"]] == ["a"]
@@ -203,8 +201,8 @@ def test_messages_are_found(any_cli: CommandLine) -> None:
     assert any_cli("sessions", "search", "nowhere").err == "No message contains all these words.\n"
 
 
-def test_a_search_that_could_not_look_at_all_says_so(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """How many messages it missed, and what fills the index."""
+def test_an_incomplete_search_is_reported(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The output has the number of unindexed messages and the command that indexes them."""
     cli.store("a", "Where is my refund?", "On its way.", user_id="u1")
     cli.store("b", "Hello.", user_id="u2")
 
@@ -220,8 +218,8 @@ def test_a_search_that_could_not_look_at_all_says_so(cli: CommandLine, monkeypat
 
 
 @pytest.mark.parametrize("status", ["interrupted", "failed"])
-def test_a_message_that_is_not_whole_is_marked(cli: CommandLine, status: str) -> None:
-    """So is one that was escalated, or whose confidence is known."""
+def test_an_incomplete_message_is_marked(cli: CommandLine, status: str) -> None:
+    """Confidence and escalation are shown, too."""
 
     async def storing(memory: Memory) -> None:
         message = Message.from_dict(
@@ -234,14 +232,13 @@ def test_a_message_that_is_not_whole_is_marked(cli: CommandLine, status: str) ->
     assert f"{status} · confidence 0.25 · escalated" in shown
 
 
-def test_nothing_is_colored_where_no_terminal_is(cli: CommandLine) -> None:
-    """A pipe gets plain text."""
+def test_output_to_a_pipe_has_no_colors(cli: CommandLine) -> None:
     cli.store("a", "hi")
     assert "\x1b" not in cli("sessions", "list").out + cli("sessions", "show", "a").out
 
 
 def test_hints_of_other_commands_name_the_database(cli: CommandLine) -> None:
-    """Otherwise they would open another one, in which the session or the run does not exist."""
+    """Without the option, the suggested command would open another database."""
     cli.store("a", "hi", "hello")
     cli.set(THREADKEEP_DATABASE_URL="sqlite://")
     branched = cli("sessions", "branch", "a", "--as", "b c", "--database", cli.url)

@@ -1,4 +1,4 @@
-"""`threadkeep sessions take-back`, `edit`, `branch`, and what the other commands show of superseded messages."""
+"""Tests of `threadkeep sessions take-back`, `edit` and `branch`, and of superseded messages in other commands."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from threadkeep.records import Message, Summary
 
 
 async def _talk(memory: Memory) -> None:
-    """Four exchanges of ann; the first two of them are summarised, and the last question was asked in other words."""
+    """Store four exchanges with an edit, a reset, a message taken back and a summary."""
     session = memory.session("a", user_id="ann")
     for number in range(1, 4):
         await session.append(
@@ -34,8 +34,8 @@ def _elsewhere(cli: CommandLine, name: str = "other") -> None:
     cli.set(THREADKEEP_DATABASE_URL=cli.url)
 
 
-def test_the_newest_messages_are_taken_back(any_cli: CommandLine) -> None:
-    """And shown; each user's own."""
+def test_the_newest_messages_can_be_taken_back(any_cli: CommandLine) -> None:
+    """The command shows the removed messages, and refuses sessions of another user."""
     any_cli.store("a", "one", "two", "three", user_id="ann")
     outcome = any_cli("sessions", "take-back", "a", "-n", "2")
     assert outcome.out.splitlines() == ["#2  assistant: two", "#3  user: three"]
@@ -48,7 +48,7 @@ def test_the_newest_messages_are_taken_back(any_cli: CommandLine) -> None:
 
 
 def test_a_message_is_edited_by_id_or_number(any_cli: CommandLine) -> None:
-    """What followed it counts no more."""
+    """The messages after an edited message are superseded, too."""
     any_cli.store("a", "one", "two", "three")
     assert "message 4" in any_cli("sessions", "edit", "a", "2", "zwei").out
     told = any_cli("sessions", "edit", "a", "1", "eins", "--new-id", "e1", "--json").json
@@ -68,7 +68,7 @@ def test_a_message_is_edited_by_id_or_number(any_cli: CommandLine) -> None:
 
 
 def test_a_session_is_branched(any_cli: CommandLine) -> None:
-    """Under an id of its own or a given one."""
+    """The branch gets the id of `--as`, or a new one."""
     any_cli.store("a", "one", "two", "three")
     told = any_cli("sessions", "branch", "a", "--at", "2", "--json").json
     assert (told["message_count"], told["parent_session_id"], told["parent_seq"]) == (2, "a", 2)
@@ -80,8 +80,8 @@ def test_a_session_is_branched(any_cli: CommandLine) -> None:
 
 
 @pytest.mark.slow
-def test_a_question_is_answered_again(any_cli: CommandLine) -> None:
-    """The newest, or that of a run or a message; by the model that the settings name."""
+def test_a_reply_can_be_regenerated(any_cli: CommandLine) -> None:
+    """The reply is the newest, or that of a run or a message."""
     first = any_cli.process("chat", "--session", "a", "--json", given="My cat is called Miso.\n").json
     any_cli.process("chat", "--session", "a", given="What is my cat called?\n")
     outcome = any_cli("sessions", "regenerate", "a")
@@ -100,7 +100,7 @@ def test_a_question_is_answered_again(any_cli: CommandLine) -> None:
 
 
 def test_an_export_has_active_messages_numbered_without_gaps(any_cli: CommandLine) -> None:
-    """It comes back as a session in which nothing was ever superseded: reset and summaries stand where they stood."""
+    """An import gives a session without superseded messages; the reset and the summaries keep their positions."""
     any_cli.remember(_talk)
     exported = any_cli("sessions", "export", "a").out
     lines = [json.loads(line) for line in exported.splitlines()]
@@ -123,8 +123,8 @@ def test_an_export_has_active_messages_numbered_without_gaps(any_cli: CommandLin
     assert (info.message_count, info.last_seq, info.reset_seq, info.revision) == (5, 5, 4, 0)
 
 
-def test_an_export_of_the_history_comes_back_byte_for_byte(any_cli: CommandLine) -> None:
-    """With what was superseded, when and by what."""
+def test_an_export_of_the_history_is_imported_unchanged(any_cli: CommandLine) -> None:
+    """The import restores superseded messages, with their time and their successor."""
     any_cli.remember(_talk)
     exported = any_cli("sessions", "export", "a", "--view", "history").out
     _elsewhere(any_cli)
@@ -139,8 +139,8 @@ def test_an_export_of_the_history_comes_back_byte_for_byte(any_cli: CommandLine)
     assert any_cli("sessions", "edit", "a", "q2b", "best").exit_code == 0
 
 
-def test_a_branch_names_its_parent_after_a_move(cli: CommandLine) -> None:
-    """Also where that is not there."""
+def test_an_imported_branch_names_its_parent(cli: CommandLine) -> None:
+    """The branch also names a parent that was not imported."""
     cli.store("a", "one", "two")
     cli("sessions", "branch", "a", "--as", "b", "--at", "1")
     exported = cli("sessions", "export", "b").out
@@ -152,7 +152,10 @@ def test_a_branch_names_its_parent_after_a_move(cli: CommandLine) -> None:
 
 @pytest.mark.parametrize("transcripts", ["tables", "graph_store"])
 def test_a_branch_names_the_exported_position_in_its_parent(any_cli: CommandLine, transcripts: str) -> None:
-    """Where superseded messages are left out, the parent's messages get other numbers. A missing parent has none."""
+    """An export without superseded messages renumbers the messages of the parent.
+
+    A missing parent is not renumbered.
+    """
     any_cli.set(THREADKEEP_TRANSCRIPTS=transcripts)
     given = [{"type": "session", "session_id": "a"}]
     given += [{"type": "message", "session_id": "a", "role": "user", "content": word, "id": word} for word in "xyz"]
@@ -180,8 +183,7 @@ def test_a_branch_names_the_exported_position_in_its_parent(any_cli: CommandLine
     assert any_cli("sessions", "branch", "a", "--at", "2", "--as", "b").exit_code == 0
 
 
-def test_in_a_graph_store_the_same_holds(cli: CommandLine) -> None:
-    """Also for what is exported and imported."""
+def test_editing_and_exports_work_in_a_graph_store(cli: CommandLine) -> None:
     cli.set(THREADKEEP_TRANSCRIPTS="graph_store")
     given = [{"type": "session", "session_id": "a"}]
     given += [

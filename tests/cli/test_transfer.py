@@ -1,4 +1,4 @@
-"""`threadkeep sessions export` and `import`: out, and in again, exactly."""
+"""Tests of `threadkeep sessions export` and `import`: a round trip loses nothing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SENT = datetime(2024, 5, 6, 7, 8, 9, 10, tzinfo=UTC)
 
 
 def _lines(count: int, session_id: str = "a") -> str:
-    """An export of one session, written by hand."""
+    """Return an export of one session as a person would write it, without times."""
     lines: list[dict[str, object]] = [{"type": "session", "session_id": session_id, "title": "By hand"}]
     lines += [
         {"type": "message", "session_id": session_id, "id": f"m{number}", "role": "user", "content": f"Word {number}."}
@@ -30,7 +30,7 @@ def _lines(count: int, session_id: str = "a") -> str:
 
 
 async def _write_everything(memory: Memory) -> None:
-    """Sessions that use every field there is."""
+    """Store sessions that use every field of messages, sessions and summaries."""
     full = memory.session("telegram:1", user_id="u1")
     await full.append(
         [
@@ -60,13 +60,13 @@ async def _write_everything(memory: Memory) -> None:
 
 
 def _empty(cli: CommandLine, name: str = "other.db") -> None:
-    """Let the command line work on an empty database from now on."""
+    """Switch the command line to an empty database."""
     cli.url = f"sqlite:///{cli.folder}/{name}"
     cli.set(THREADKEEP_DATABASE_URL=cli.url)
 
 
 def test_an_export_comes_back_byte_for_byte(any_cli: CommandLine, postgres_url: str) -> None:
-    """Into an empty database of either kind, and out again."""
+    """An export imported into an empty database of either kind gives the same export again."""
     any_cli.remember(_write_everything)
     exported = any_cli("sessions", "export", "--all").out
 
@@ -81,8 +81,8 @@ def test_an_export_comes_back_byte_for_byte(any_cli: CommandLine, postgres_url: 
         assert any_cli("sessions", "export", "--all").out == exported
 
 
-def test_what_was_archived_and_deleted_moves_as_it_is(any_cli: CommandLine, postgres_url: str) -> None:
-    """The places of what is left, what is archived of it, a reset before them, limits of its own: all comes back."""
+def test_archived_and_deleted_messages_survive_a_transfer(any_cli: CommandLine, postgres_url: str) -> None:
+    """An import restores sequence numbers, the archive, a reset and the limits of a session."""
 
     async def prune(memory: Memory) -> None:
         for place in range(3):
@@ -112,8 +112,8 @@ def test_what_was_archived_and_deleted_moves_as_it_is(any_cli: CommandLine, post
         assert any_cli("sessions", "search", "1-0").err == "No message contains all these words.\n"
 
 
-def test_a_graph_store_says_what_it_does_not_keep(any_cli: CommandLine, postgres_url: str) -> None:
-    """Archived messages and limits of a session are counted, once however long the session is."""
+def test_an_import_into_a_graph_store_counts_unsupported_data(any_cli: CommandLine, postgres_url: str) -> None:
+    """Archived messages and session limits are counted once, however many batches a session has."""
 
     async def prune(memory: Memory) -> None:
         for _ in range(3):
@@ -138,12 +138,12 @@ def test_a_graph_store_says_what_it_does_not_keep(any_cli: CommandLine, postgres
 
 
 def _other(postgres_url: str, cli: CommandLine) -> str:
-    """A database that is not the one of the command line."""
+    """Return the URL of a database that the command line does not use."""
     return f"sqlite:///{cli.folder}/third.db" if cli.url == postgres_url else postgres_url
 
 
 def test_importing_twice_changes_nothing(any_cli: CommandLine) -> None:
-    """Messages are known by their ids."""
+    """A second import recognizes all messages by their ids."""
     any_cli.remember(_write_everything)
     exported = any_cli("sessions", "export", "--all").out
     again = any_cli("sessions", "import", "-", "--json", given=exported)
@@ -153,7 +153,7 @@ def test_importing_twice_changes_nothing(any_cli: CommandLine) -> None:
 
 
 def test_an_export_has_a_line_for_each_session_and_message(cli: CommandLine) -> None:
-    """In the order of the transcript."""
+    """The lines of messages follow the line of their session in the order of the transcript."""
     cli.store("a", "one", "two", user_id="u1")
     cli.store("b", "three")
     session, one, two = [json.loads(line) for line in cli("sessions", "export", "a").out.splitlines()]
@@ -164,8 +164,8 @@ def test_an_export_has_a_line_for_each_session_and_message(cli: CommandLine) -> 
     ]
 
 
-def test_sessions_can_be_chosen(cli: CommandLine) -> None:
-    """By their ids, or all of one user."""
+def test_sessions_can_be_selected_for_an_export(cli: CommandLine) -> None:
+    """`--user` and session ids select sessions; an unknown id fails without output."""
     for key, user in (("a", "u1"), ("b", "u2"), ("c", "u1")):
         cli.store(key, "hi", user_id=user)
 
@@ -181,8 +181,8 @@ def test_sessions_can_be_chosen(cli: CommandLine) -> None:
     assert cli("sessions", "export", "b", "--user", "u1").exit_code == 1
 
 
-def test_a_file_is_there_only_when_it_is_complete(cli: CommandLine, tmp_path: Path) -> None:
-    """And its owner alone may read it."""
+def test_an_export_file_is_replaced_only_when_complete(cli: CommandLine, tmp_path: Path) -> None:
+    """Only the owner may read the file; a failed export keeps the previous file."""
     cli.store("a", "hi")
     file = tmp_path / "export.jsonl"
     outcome = cli("sessions", "export", "--all", "-o", str(file), "--json")
@@ -197,7 +197,7 @@ def test_a_file_is_there_only_when_it_is_complete(cli: CommandLine, tmp_path: Pa
 
 
 def test_bad_lines_are_named_and_the_rest_is_stored(cli: CommandLine) -> None:
-    """The exit code says that there were some."""
+    """The exit code is 1, and each bad line is reported with its number."""
     lines = _lines(4).splitlines()
     lines[2] = '{"type":"message","session_id":"a","role":"user"}'
     lines[3] = "not json"
@@ -216,7 +216,7 @@ def test_bad_lines_are_named_and_the_rest_is_stored(cli: CommandLine) -> None:
 
 
 def test_strict_stops_at_the_first_bad_line(cli: CommandLine) -> None:
-    """What came before it is stored."""
+    """The messages before the bad line are stored."""
     lines = _lines(4).splitlines()
     lines[3] = "not json"
     outcome = cli("sessions", "import", "-", "--strict", given="\n".join(lines))
@@ -225,8 +225,8 @@ def test_strict_stops_at_the_first_bad_line(cli: CommandLine) -> None:
     assert cli.info("a").message_count == 2
 
 
-def test_messages_of_a_session_that_is_refused_are_left_out(cli: CommandLine) -> None:
-    """Rather than kept without their owner."""
+def test_messages_of_a_refused_session_are_skipped(cli: CommandLine) -> None:
+    """A refused session line skips the messages of its session, which would have no owner."""
     bad = '{"type":"session","session_id":"a","owner":"u1"}\n'
     outcome = cli("sessions", "import", "-", "--json", given=bad + "".join(_lines(3).splitlines(keepends=True)[1:]))
     assert outcome.exit_code == 1
@@ -235,8 +235,7 @@ def test_messages_of_a_session_that_is_refused_are_left_out(cli: CommandLine) ->
     assert cli("sessions", "list", "--json").json["sessions"] == []
 
 
-def test_a_session_that_is_somebody_elses_here_is_left_out(cli: CommandLine) -> None:
-    """The other sessions are stored."""
+def test_a_session_of_another_user_is_skipped(cli: CommandLine) -> None:
     cli.store("a", "Mine.", user_id="u1")
     mixed = '{"type":"session","session_id":"a","user_id":"u2"}\n' + _lines(600).partition("\n")[2] + _lines(2, "b")
     outcome = cli("sessions", "import", "-", "--json", given=mixed)
@@ -245,8 +244,8 @@ def test_a_session_that_is_somebody_elses_here_is_left_out(cli: CommandLine) -> 
     assert cli.info("a").message_count == 1
 
 
-def test_messages_go_after_those_that_are_there(cli: CommandLine) -> None:
-    """Which is said, since their places are others than they were."""
+def test_imported_messages_follow_the_stored_ones(cli: CommandLine) -> None:
+    """The output says that the messages have other positions than in the export."""
     cli.store("a", "Already here.")
     exported = _lines(2).replace('"id": "m1"', '"id": "m1", "seq": 1').replace('"id": "m2"', '"id": "m2", "seq": 2')
     outcome = cli("sessions", "import", "-", given=exported)
@@ -256,8 +255,11 @@ def test_messages_go_after_those_that_are_there(cli: CommandLine) -> None:
     assert contents == ["Already here.", "Word 1.", "Word 2."]
 
 
-def test_what_others_wrote_by_hand_is_taken(cli: CommandLine) -> None:
-    """Messages without a session line, ids or times, a byte order mark, blank lines; the same file again is known."""
+def test_a_handwritten_file_is_imported(cli: CommandLine) -> None:
+    """Missing session lines, ids and times, a byte order mark and blank lines are accepted.
+
+    A second import adds nothing.
+    """
     line = '{"type":"message","session_id":"a","role":"user","content":"ok"}\r\n'
     data = b"\xef\xbb\xbf" + (line + "\n" + line).encode()
     assert cli("sessions", "import", "-", "--json", given=data).json["stored"] == 2
@@ -266,29 +268,29 @@ def test_what_others_wrote_by_hand_is_taken(cli: CommandLine) -> None:
     assert (info.title, info.message_count) == ("ok", 2)
 
 
-def test_characters_that_no_database_keeps_are_replaced(cli: CommandLine) -> None:
-    """Which is said."""
+def test_nul_characters_are_replaced(cli: CommandLine) -> None:
+    """The output says how many messages had characters that databases reject."""
     lines = _lines(2).replace("Word 1.", "Nul \\u0000.")
     assert "databases reject: 1." in cli("sessions", "import", "-", given=lines).out
 
 
-def test_a_file_that_is_not_there_is_a_failure(cli: CommandLine) -> None:
-    """One sentence, with its name."""
+def test_a_missing_file_is_a_failure(cli: CommandLine) -> None:
+    """The error is one sentence with the name of the file."""
     outcome = cli("sessions", "import", "nowhere.jsonl")
     assert outcome.exit_code == 1
     assert outcome.err == "nowhere.jsonl: No such file or directory. Check the path, its permissions and the disk.\n"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the file is Linux's")
-def test_a_file_that_cannot_be_read_is_no_bug(cli: CommandLine) -> None:
-    """Linux answers the first read of its memory file as it does on a bad disk: with an input/output error."""
+def test_a_read_error_is_reported_as_file_trouble(cli: CommandLine) -> None:
+    """Reading /proc/self/mem fails with an input/output error, as on a bad disk."""
     outcome = cli("sessions", "import", "/proc/self/mem", "--json")
     assert (outcome.exit_code, outcome.out) == (1, "")
     assert outcome.problem["type"] == "urn:threadkeep:file-trouble"
 
 
-def test_progress_is_said_on_stderr(cli: CommandLine, tmp_path: Path) -> None:
-    """In plain lines where no terminal is, and not at all for programs."""
+def test_progress_is_shown_on_stderr(cli: CommandLine, tmp_path: Path) -> None:
+    """Without a terminal, progress is in plain lines; with --json there is none."""
     file = tmp_path / "lines.jsonl"
     file.write_text(_lines(1200))
     assert "Importing: 100 %" in cli("sessions", "import", str(file)).err
@@ -298,10 +300,8 @@ def test_progress_is_said_on_stderr(cli: CommandLine, tmp_path: Path) -> None:
     assert cli("sessions", "export", "--all", "--json").err == ""
 
 
-def test_an_import_that_the_database_broke_off_says_how_far_it_came(
-    cli: CommandLine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And that it can be begun again."""
+def test_an_interrupted_import_shows_its_progress(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An import repeated after a database error stores only the rest."""
     real_restore, batches = Memory.restore, iter([True])
 
     async def fail_later(memory: Memory, parts: list[ArchivedPart]) -> list[Restored | WrongUser]:
@@ -320,8 +320,8 @@ def test_an_import_that_the_database_broke_off_says_how_far_it_came(
 
 
 @pytest.mark.process
-def test_an_import_that_was_killed_can_be_begun_again(cli: CommandLine) -> None:
-    """What its transactions had stored is whole; the second time brings the rest, and nothing twice."""
+def test_a_killed_import_can_be_repeated(cli: CommandLine) -> None:
+    """Stored batches are complete; a second import stores the rest and no message twice."""
     cli.remember(_write_everything)
     exported = cli("sessions", "export", "--all").out
     _empty(cli)
@@ -339,7 +339,7 @@ def test_an_import_that_was_killed_can_be_begun_again(cli: CommandLine) -> None:
 
 
 def _wait_for_messages(cli: CommandLine) -> None:
-    """Return when another process has stored some."""
+    """Wait until another process has stored a message."""
 
     async def stored(memory: Memory) -> int:
         return sum([info.message_count async for info in memory.sessions()])
@@ -350,9 +350,9 @@ def _wait_for_messages(cli: CommandLine) -> None:
 
 @pytest.mark.process
 @pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is measured as Linux tells it")
-def test_an_export_takes_no_more_memory_for_more_messages(cli: CommandLine) -> None:
-    """It goes page by page; so does the way back."""
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is measured from /proc")
+def test_transfers_take_no_more_memory_for_more_messages(cli: CommandLine) -> None:
+    """The memory of imports and exports does not grow with the file, because both work in pages."""
     code = (
         "import pathlib, sys\n"
         "from threadkeep.cli import main\n"

@@ -1,4 +1,4 @@
-"""Summaries move with their messages, and only with them."""
+"""Tests of moving summaries: they move together with their messages."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from threadkeep.history.memory import Memory
 from threadkeep.records import Summary
 
 
-def test_what_is_covered_stays_covered(cli: CommandLine) -> None:
-    """After a move, each message is in the summary in which it was; those that were taken up stay behind."""
+def test_summaries_keep_their_ranges_after_a_transfer(cli: CommandLine) -> None:
+    """Summaries that were merged into another one are not exported."""
     cli.store("a", *(f"Word {number}." for number in range(10)))
     cli.remember(_summarise)
     lines = cli("sessions", "export", "a").out
@@ -26,16 +26,16 @@ def test_what_is_covered_stays_covered(cli: CommandLine) -> None:
     assert cli("sessions", "export", "a").out == lines
 
 
-def test_an_export_without_summaries_is_taken(cli: CommandLine) -> None:
-    """As those are that were made before there were any."""
+def test_an_export_without_summaries_is_imported(cli: CommandLine) -> None:
+    """Exports of earlier versions have no summaries."""
     cli.store("a", "one", "two")
     old = cli("sessions", "export", "a").out
     cli.set(THREADKEEP_DATABASE_URL=f"sqlite:///{cli.folder}/other.db")
     assert cli("sessions", "import", "-", "--json", given=old).json["stored"] == 2
 
 
-def test_summaries_of_what_is_not_here_are_left_out(cli: CommandLine) -> None:
-    """A bad line made a hole in what they stand for: that is said, and the messages are there."""
+def test_summaries_of_missing_messages_are_skipped(cli: CommandLine) -> None:
+    """A bad line leaves a gap in the messages; the summaries of that session are skipped and counted."""
     cli.store("a", *(f"Word {number}." for number in range(10)))
     cli.remember(_summarise)
     lines = cli("sessions", "export", "a").out.splitlines(keepends=True)
@@ -48,8 +48,8 @@ def test_summaries_of_what_is_not_here_are_left_out(cli: CommandLine) -> None:
     assert cli.remember(_ranges) == []
 
 
-def test_a_summary_stands_behind_its_session(cli: CommandLine) -> None:
-    """One that stands alone is a bad line; one of a session that was refused goes with it."""
+def test_a_summary_must_follow_its_session(cli: CommandLine) -> None:
+    """A summary without a session before it is a bad line; one of a refused session is skipped with it."""
     cli.store("a", "one", "two")
     cli.remember(_summarise_two)
     session, *messages, summary = cli("sessions", "export", "a").out.splitlines(keepends=True)
@@ -64,7 +64,7 @@ def test_a_summary_stands_behind_its_session(cli: CommandLine) -> None:
 
 
 async def _summarise(memory: Memory) -> None:
-    """Three summaries, of which the first two are taken up into one."""
+    """Add three summaries, and merge the first two into one."""
     parts = [Summary("a", first, first + 2, f"From {first}.", "test-model", "1", 3) for first in (1, 4)]
     for part in parts:
         assert await memory.summaries.add(part)

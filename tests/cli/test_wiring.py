@@ -1,4 +1,4 @@
-"""Every way in of the command line gives a graph its store and its thread."""
+"""Tests that each command that executes runs gives a graph its store and its thread."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _ROOT = Path(__file__).parents[2]
 
 @pytest.mark.process
 @pytest.mark.slow
-def test_on_the_command_line_and_in_a_worker(any_cli: CommandLine) -> None:
-    """ActiveRun out by the command itself, and by a process that takes what others asked for."""
+def test_commands_and_workers_give_a_graph_its_store_and_thread(any_cli: CommandLine) -> None:
+    """Covered are a run executed by the command itself, a resumed run, a retried run and a run of a worker."""
     any_cli.set(THREADKEEP_WORKFLOWS=NAMED, PYTHONPATH=f"{_ROOT}:{os.environ.get('PYTHONPATH', '')}")
     asked = any_cli("workflows", "run", "wired", "go", "--json").json["run_id"]
     assert any_cli("runs", "resume", asked, "yes", "--wait", "--json").json["text"] == BOTH

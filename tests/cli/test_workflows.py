@@ -1,4 +1,4 @@
-"""`threadkeep workflows` and `threadkeep explain-key`: what there is, what is wrong, what it looks like, which keys."""
+"""Tests of `threadkeep workflows` and `threadkeep explain-key`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ nodes:
 
 @pytest.fixture
 def flow(cli: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A workflow that the settings name."""
+    """Write a workflow and name it in the settings."""
     path = tmp_path / "bot.yaml"
     path.write_text(FLOW)
     monkeypatch.setenv("THREADKEEP_WORKFLOWS", str(path))
@@ -30,7 +30,7 @@ def flow(cli: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
 
 
 def test_workflows_are_listed_and_shown(cli: CommandLine, flow: Path) -> None:
-    """For people and for programs; by name, or by the path of a file."""
+    """`show` takes the name of a workflow or the path of a file."""
     assert [one["name"] for one in cli("workflows", "list", "--json").json["workflows"]] == ["chat", "bot"]
     assert "Remembers each chat." in cli("workflows", "list").out
     shown = cli("workflows", "show", "bot").out
@@ -42,7 +42,7 @@ def test_workflows_are_listed_and_shown(cli: CommandLine, flow: Path) -> None:
 
 
 def test_files_are_validated(cli: CommandLine, flow: Path, tmp_path: Path) -> None:
-    """Everything that is wrong, with its place; exit code 1."""
+    """All problems are reported with file and line, and the exit code is 1."""
     assert cli("workflows", "validate").out == "Valid: chat, bot.\n"
     bad = tmp_path / "bad.yaml"
     bad.write_text(
@@ -57,7 +57,7 @@ def test_files_are_validated(cli: CommandLine, flow: Path, tmp_path: Path) -> No
 
 
 def test_a_missing_child_is_noted(cli: CommandLine, tmp_path: Path) -> None:
-    """In the same words for people and for programs; the file is valid, because the child may be in another file."""
+    """The note is the same in text and in JSON. The file is valid, because the child may be in another file."""
     path = tmp_path / "caller.yaml"
     path.write_text(FLOW.replace("kind: agent, use_graph_chat_history: true", "kind: subworkflow, workflow: nowhere"))
     outcome = cli("workflows", "validate", str(path), "--json")
@@ -67,10 +67,10 @@ def test_a_missing_child_is_noted(cli: CommandLine, tmp_path: Path) -> None:
     assert note["sentence"] in cli("workflows", "validate", str(path)).err
 
 
-def test_modules_lie_where_the_command_is_given(
+def test_modules_are_imported_from_the_current_folder(
     cli: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A tool is named by its import string, and nothing has to be installed or set for that."""
+    """A tool in the current folder can be named by its import string."""
     (tmp_path / "corner_shop.py").write_text(
         "from langchain_core.tools import tool\n"
         "@tool\ndef open_until() -> str:\n    'Say when it closes.'\n    return 'ten'\n"
@@ -83,7 +83,7 @@ def test_modules_lie_where_the_command_is_given(
 
 @pytest.mark.slow
 def test_workflows_are_drawn(cli: CommandLine, flow: Path, tmp_path: Path) -> None:
-    """As text on stdout, as pictures into files."""
+    """A graph is text on stdout, or a picture in a file."""
     assert "class answer agent" in cli("workflows", "graph", "bot").out
     for name, begins in (("bot.svg", b"<svg"), ("bot.png", b"\x89PNG"), ("bot.mmd", b"---")):
         assert cli("workflows", "graph", "bot", "--output", str(tmp_path / name)).exit_code == 0
@@ -95,25 +95,22 @@ def test_workflows_are_drawn(cli: CommandLine, flow: Path, tmp_path: Path) -> No
 
 @pytest.mark.slow
 @pytest.mark.process
-def test_a_picture_is_drawn_without_complaints(cli: CommandLine, flow: Path) -> None:
-    """The package that draws reports objects that are not collected at the end of the process."""
+def test_a_picture_is_drawn_without_output_on_stderr(cli: CommandLine, flow: Path) -> None:
+    """The drawing library would report uncollected objects at the end of the process."""
     with cli.start("workflows", "graph", str(flow), "--format", "svg") as process:
         picture, complaints = process.communicate(timeout=HANG_SECONDS)
     assert (process.returncode, picture[:4], complaints) == (0, "<svg", "")
 
 
 def test_a_png_goes_through_a_pipe(cli: CommandLine, flow: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And not to a terminal."""
+    """A PNG is not written to a terminal."""
     monkeypatch.setattr("threadkeep.workflows.describing.draw_png", lambda workflow: b"a picture")
     assert cli("workflows", "graph", "bot", "--format", "png").out == "a picture"
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     assert cli("workflows", "graph", "bot", "--format", "png").exit_code == 2
 
 
-def test_a_wrong_setting_is_told_with_its_cure(
-    cli: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By every command that needs the workflows."""
+def test_a_missing_workflow_file_is_reported(cli: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("THREADKEEP_WORKFLOWS", str(tmp_path / "nothing.yaml"))
     outcome = cli("workflows", "list", "--json")
     assert (outcome.exit_code, outcome.problem["type"]) == (2, "urn:threadkeep:invalid-workflow")
@@ -121,7 +118,7 @@ def test_a_wrong_setting_is_told_with_its_cure(
 
 
 def test_keys_are_explained(cli: CommandLine, flow: Path, tmp_path: Path) -> None:
-    """Which key a payload gets, by which candidate, and why each before it was refused."""
+    """The output has the key of a payload, the candidate that gave it, and why earlier candidates were refused."""
     payload = tmp_path / "payload.json"
     payload.write_text(json.dumps({"results": {"telegram_events_parser": {"bot_id": "b", "chat_id": -5}}}))
     outcome = cli("explain-key", "--workflow", "bot", "--payload", str(payload), "--json")
@@ -140,7 +137,7 @@ def test_keys_are_explained(cli: CommandLine, flow: Path, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("output", [(), ("--output", "bot.png")])
 def test_a_png_is_not_json(cli: CommandLine, flow: Path, output: tuple[str, ...], tmp_path: Path) -> None:
-    """A program that wants JSON gets no other bytes, and no file that it did not expect."""
+    """With --json, a PNG is refused, and no file is written."""
     refused = cli("workflows", "graph", "bot", "--format", "png", *output, "--json")
     assert (refused.exit_code, refused.out, refused.problem["type"]) == (2, "", "urn:threadkeep:wrong-use")
     assert not (tmp_path / "bot.png").exists()
