@@ -22,12 +22,12 @@ def unhurried_turns() -> Iterator[None]:
 
 @pytest.fixture(params=MOSTLY_SQLITE)
 def database_url(request: pytest.FixtureRequest) -> str:
-    """An empty database of each engine in turn; SQLite in memory has `small_memory`, and the contracts of the store."""
+    """Return the URL of an empty database, for each database engine; `small_memory` covers SQLite in memory."""
     return url_of(request, str(request.param))
 
 
 @pytest.fixture
 async def small_memory(memory_options: MemoryOptions, events: RecordedEvents) -> AsyncIterator[Memory]:
-    """An open memory over an empty SQLite database in memory."""
+    """Open a memory over an empty SQLite database in memory."""
     async with open_memory("sqlite://", observers=[events], options=memory_options) as opened:
         yield opened

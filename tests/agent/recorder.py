@@ -1,4 +1,4 @@
-"""A provider on loopback that records the bytes of requests and answers from a script."""
+"""A model provider on the loopback interface that records request bodies and sends scripted replies."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ type Reply = str | Sequence[Mapping[str, Any]]
 
 
 class Recorder:
-    """What was asked so far, as it came over the wire, and what is answered; `ok` when the script is over."""
+    """The request bodies received so far, and the scripted replies; without replies it sends `ok`."""
 
     def __init__(self, tool: str) -> None:
         self.tool = tool
@@ -24,11 +24,11 @@ class Recorder:
 
     @property
     def messages(self) -> list[bytes]:
-        """Return the messages of each request, in the order of their keys."""
+        """Return the messages of each request as bytes, with the order of the keys unchanged."""
         return [json.dumps(json.loads(body)["messages"], ensure_ascii=False).encode() for body in self.bodies]
 
     def answer(self) -> dict[str, Any]:
-        """Return the next reply in OpenAI's protocol."""
+        """Return the next reply in OpenAI's format."""
         reply = self.replies.pop(0) if self.replies else "ok"
         number = len(self.bodies)
         message: dict[str, Any] = {"role": "assistant", "content": reply if isinstance(reply, str) else None}
@@ -49,7 +49,7 @@ class Recorder:
 
 @contextmanager
 def recording(tool: str) -> Iterator[Recorder]:
-    """A recorder that listens, whose calls are of the tool with this name."""
+    """Start a recorder whose scripted tool calls name the given tool, and stop it after the block."""
     recorder = Recorder(tool)
 
     class Handler(_Handler):
@@ -72,7 +72,7 @@ class _Handler(BaseHTTPRequestHandler):
     told: Recorder
 
     def do_POST(self) -> None:
-        """Keep a request and answer it."""
+        """Record a request and send the next reply."""
         self.told.bodies.append(self.rfile.read(int(self.headers["content-length"])))
         content = json.dumps(self.told.answer()).encode()
         self.send_response(200)

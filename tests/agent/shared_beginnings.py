@@ -1,4 +1,4 @@
-"""How much of a model call the next call repeats at its beginning."""
+"""Measures how much of a model call is repeated at the beginning of the next call."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ def told(messages: Sequence[BaseMessage]) -> list[tuple[str, object, object]]:
 
 
 def up_to_input(call: Sequence[BaseMessage]) -> list[tuple[str, object, object]]:
-    """A call up to its last input, which no block of the context is; up to the blocks that were found for the input."""
+    """Return a call up to its last input or, if earlier, to the first block retrieved for that input."""
     inputs = [n for n, m in enumerate(call) if isinstance(m, HumanMessage) and SECTION_KEY not in m.additional_kwargs]
     found = [n for n, m in enumerate(call) if m.additional_kwargs.get(SECTION_KEY) in ("snippets", "selected")]
     return told(call[: min(inputs[-1] + 1, *found, len(call))])
 
 
 def shared_beginnings(calls: Sequence[Sequence[BaseMessage]]) -> float:
-    """Return the share of calls that begin with the previous call, except what was new with its last input."""
+    """Return the share of calls that begin with the previous call up to its last input."""
     pairs = [(up_to_input(before), told(after)) for before, after in itertools.pairwise(calls)]
     return sum(after[: len(before)] == before for before, after in pairs) / len(pairs)

@@ -42,7 +42,7 @@ def make_agent(
     checkpointer: BaseCheckpointSaver[str] | None = None,
     system_prompt: str | None = None,
 ) -> Agent:
-    """Return an agent as users make it."""
+    """Return an agent made by LangChain's `create_agent`."""
     return create_agent(
         model, list(tools), middleware=list(middleware), checkpointer=checkpointer, system_prompt=system_prompt
     )
@@ -59,7 +59,7 @@ def input_of(words: str, message_id: str | None = None) -> dict[str, list[BaseMe
 
 
 class Meanwhile(AgentMiddleware[AgentState[Any], Any, Any]):
-    """Middleware that changes the session, as another program would, before the model is called."""
+    """Middleware that changes the session before each model call, as another program would."""
 
     def __init__(self, event: Callable[[], Awaitable[object]]) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class Meanwhile(AgentMiddleware[AgentState[Any], Any, Any]):
     async def awrap_model_call(
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]]
     ) -> ModelResponse[Any]:
-        """Do it."""
+        """Change the session, then call the model."""
         await self._event()
         return await handler(request)
 
@@ -109,5 +109,5 @@ def seen(call: Sequence[BaseMessage]) -> list[tuple[str, str]]:
 
 
 def numbered(count: int) -> list[Message]:
-    """Return messages `message 1`, `message 2`, …, by user and assistant in turn."""
+    """Return messages `message 1`, `message 2`, …, alternately by user and assistant."""
     return [Message(role="user" if n % 2 else "assistant", content=f"message {n}") for n in range(1, count + 1)]

@@ -1,4 +1,4 @@
-"""The anchored window: calls begin with the call before, whoever makes them and whatever comes between."""
+"""Tests of the anchored window: most calls begin with the previous call."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ def look_up(term: str) -> str:
 
 
 def looking_up(number: int) -> AIMessage:
-    """An assistant message that looks up one to three things."""
+    """Return a message that calls `look_up` one to three times."""
     terms = [f"{number}-{n}" for n in range(1 + number % 3)]
     return AIMessage("", tool_calls=[{"name": "look_up", "args": {"term": term}, "id": term} for term in terms])
 
 
 def replies(*, with_tools: bool = False) -> Iterator[str | AIMessage]:
-    """Answers of 20 to 119 words without end, each after a look into something if there are tools."""
+    """Yield answers of 20 to 119 words without end, each after tool calls if `with_tools` is set."""
     for number in itertools.count():
         if with_tools:
             yield looking_up(number)
@@ -59,12 +59,12 @@ def replies(*, with_tools: bool = False) -> Iterator[str | AIMessage]:
 
 
 def question(number: int) -> str:
-    """A question of 5 to 34 words."""
+    """Return a question of 5 to 34 words."""
     return f"question {number} " + "and " * (5 + 11 * number % 30)
 
 
 async def talk(memory: Memory, limits: SessionMemory, turns: range, *, with_tools: bool = False) -> ScriptedModel:
-    """One agent's turns; answers its model, which has what it was sent."""
+    """Run the turns of an agent and return its model."""
     model = ScriptedModel(replies(with_tools=with_tools))
     agent = make_agent(model, [limits], [look_up], system_prompt="Be brief.")
     for number in turns:
@@ -79,9 +79,9 @@ async def talk(memory: Memory, limits: SessionMemory, turns: range, *, with_tool
 async def test_calls_begin_with_the_call_before(
     small_memory: Memory, max_messages: int | None, with_tools: bool, tool_memory: int, enough: float
 ) -> None:
-    """Over 200 calls and more with 4,000 tokens, at least 85 of 100 do, inside a turn and from turn to turn.
+    """At least 85 of 100 calls begin with the previous call, within a turn and between turns.
 
-    Where a turn's steps take a third of their share, each third turn begins without those of the turns before.
+    If steps take a third of their share, every third turn drops the older steps.
     """
     limits = SessionMemory(small_memory, max_messages=max_messages, tool_memory=tool_memory)
     turns = range(TURNS // 2 if with_tools else TURNS)
@@ -91,13 +91,13 @@ async def test_calls_begin_with_the_call_before(
 
 
 async def test_a_sliding_window_shares_little(small_memory: Memory) -> None:
-    """It is always the newest that fits, so its beginning moves with nearly every turn."""
+    """A sliding window changes the beginning of each call, because its first message moves."""
     model = await talk(small_memory, SessionMemory(small_memory, max_messages=20, window="sliding"), range(60))
     assert shared_beginnings(model.calls[20:]) == 0
 
 
 async def test_calls_begin_with_the_call_before_beside_older_turns(small_memory: Memory) -> None:
-    """What is selected anew for each input stands behind the window."""
+    """Turns recalled for an input follow the window and do not change the beginning of a call."""
     limits = SessionMemory(small_memory, max_messages=None, sources=[RecalledTurns(small_memory)])
     model = await talk(small_memory, limits, range(TURNS))
     assert sum(len(told(call)) > len(up_to_input(call)) for call in model.calls) > TURNS // 2
@@ -105,7 +105,7 @@ async def test_calls_begin_with_the_call_before_beside_older_turns(small_memory:
 
 
 async def test_calls_begin_with_the_call_before_beside_summaries(small_memory: Memory) -> None:
-    """A summary of what the window has left behind changes the beginning once."""
+    """A new summary changes the beginning of a call only once."""
     limits = SessionMemory(small_memory, max_messages=None)
     model = ScriptedModel(replies())
     agent = make_agent(model, [limits], system_prompt="Be brief.")
@@ -122,13 +122,13 @@ async def test_calls_begin_with_the_call_before_beside_summaries(small_memory: M
 
 
 async def newest_manifest(memory: Memory) -> ContextManifest:
-    """The record of the newest call of the session."""
+    """Return the manifest of the newest call of the session."""
     [stored] = await memory.manifests.of_session(ROOM, limit=1)
     return ContextManifest.from_dict(stored.manifest)
 
 
 async def test_another_process_goes_on_with_the_same_beginning(shared_url: str, memory_options: MemoryOptions) -> None:
-    """Where the window begins is in the database."""
+    """Another process uses the anchor that is stored in the database."""
     calls: list[Sequence[BaseMessage]] = []
     for first in range(0, 48, 4):
         async with open_memory(shared_url, options=memory_options) as memory:
@@ -139,7 +139,7 @@ async def test_another_process_goes_on_with_the_same_beginning(shared_url: str, 
 
 
 async def test_after_a_reset_the_window_begins_anew(memory: Memory) -> None:
-    """With nothing of before, and grows from there without being cut back."""
+    """After a reset the window contains nothing older, and grows without being cut."""
     limits = SessionMemory(memory)
     await talk(memory, limits, range(15))
     assert (await newest_manifest(memory)).anchor_seq > 1
@@ -151,7 +151,7 @@ async def test_after_a_reset_the_window_begins_anew(memory: Memory) -> None:
 
 
 async def test_agents_with_other_limits_have_windows_of_their_own(memory: Memory) -> None:
-    """Two agents that speak in one session in turn do not move each other's beginning."""
+    """Two agents with different limits do not move each other's anchor in a session."""
     models = [ScriptedModel(itertools.repeat("an answer")) for _ in range(2)]
     large, small = (
         make_agent(model, [SessionMemory(memory, max_messages=limit)])
@@ -167,7 +167,7 @@ async def test_agents_with_other_limits_have_windows_of_their_own(memory: Memory
 
 
 async def test_turns_at_the_same_time_keep_the_laws(memory: Memory) -> None:
-    """Eight at once, three times: each call is whole and explained, and the anchor only moves forward."""
+    """With concurrent turns each call is valid, and the anchor only moves forward."""
     limits = SessionMemory(memory, max_messages=10, max_tokens=600)
     model = ScriptedModel(itertools.repeat("an answer of a few words"))
     agent = make_agent(model, [limits])
@@ -194,7 +194,7 @@ def read_book(title: str) -> str:
 
 
 async def test_a_huge_result_is_no_reason_to_forget(memory: Memory) -> None:
-    """It pushes history out of its own turn only: the next one has all of it again."""
+    """A huge tool result removes history only from its own turn; the next turn has it again."""
     limits = SessionMemory(memory, max_messages=None)
     before = await talk(memory, limits, range(10))
     reading = AIMessage("", tool_calls=[{"name": "read_book", "args": {"title": "A"}, "id": "call-1"}])
@@ -215,7 +215,7 @@ async def test_a_huge_result_is_no_reason_to_forget(memory: Memory) -> None:
 async def test_a_huge_message_does_not_empty_the_window(
     small_memory: Memory, window: WindowKind, role: Role, later: int
 ) -> None:
-    """The newest is there in part, with the mark; after it the window grows again."""
+    """The window contains part of a huge newest message, with a mark, and grows again after it."""
     said = [Message("user", "hi"), Message("assistant", "hello"), Message(role, "huge " * 20_000)]
     await small_memory.session(ROOM).append([*said, *(Message("assistant", "well") for _ in range(later))])
     model = ScriptedModel(itertools.repeat("fine"))
@@ -230,7 +230,7 @@ async def test_a_huge_message_does_not_empty_the_window(
 
 
 async def test_a_summary_yields_before_the_answer_fails(small_memory: Memory) -> None:
-    """A budget that takes the prompt and the question only: the summary is out and named, and the model is asked."""
+    """If the budget has no room for a summary, the summary is excluded and the model is called."""
     await small_memory.session(ROOM).append([Message("user", "hi"), Message("assistant", "hello")])
     await small_memory.summaries.add(Summary(ROOM, 1, 2, "They greeted each other. " * 20, "by hand", "1", 100))
     for budget, works in ((12, True), (3, False)):
@@ -250,7 +250,7 @@ async def test_a_summary_yields_before_the_answer_fails(small_memory: Memory) ->
 async def test_a_question_in_several_messages_is_sent_whole(
     small_memory: Memory, max_messages: int | None, max_tokens: int | None, earlier: int
 ) -> None:
-    """No limit of what came before leaves out a part of it, in any call of the turn."""
+    """No limit of the history removes a part of a question in several messages."""
     await small_memory.session(ROOM).append(numbered(6))
     model = ScriptedModel([looking_up(0), "found"])
     limits = SessionMemory(small_memory, max_messages=max_messages, max_tokens=max_tokens)

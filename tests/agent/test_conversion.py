@@ -1,4 +1,4 @@
-"""Messages of LangChain and of Threadkeep: converted, merged, repaired and made plain."""
+"""Tests of converting, merging and repairing LangChain's messages."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}
 
 
 def calling(*ids: str | None, content: str = "") -> AIMessage:
-    """An assistant message that calls a tool once for each id."""
+    """Return an assistant message that calls a tool once for each id."""
     return AIMessage(content, tool_calls=[{"name": "look_up", "args": {"x": 1}, "id": call} for call in ids])
 
 
 def result(call: str, content: str = "found") -> ToolMessage:
-    """A tool's answer."""
+    """Return a tool's result."""
     return ToolMessage(content, tool_call_id=call)
 
 
@@ -45,7 +45,6 @@ def result(call: str, content: str = "found") -> ToolMessage:
     ],
 )
 def test_a_stored_message_becomes_one_of_langchain_and_back(stored: Message, kind: type[BaseMessage]) -> None:
-    """Role, text and id stay."""
     converted = to_langchain(stored)
     assert type(converted) is kind
     assert converted.id == stored.id
@@ -53,7 +52,7 @@ def test_a_stored_message_becomes_one_of_langchain_and_back(stored: Message, kin
 
 
 def test_of_blocks_the_text_is_stored_and_a_mark_for_images_and_files() -> None:
-    """No reasoning, no base64."""
+    """Text blocks are stored as text and media as marks; reasoning is not stored."""
     message = AIMessage([THINKING, {"type": "text", "text": "one "}, IMAGE, {"type": "text", "text": "two"}], id="1")
     assert text_of(message) == "one two"
     assert from_langchain(message) == Message(role="assistant", content="one two\n[image]", id="1")
@@ -63,14 +62,14 @@ def test_of_blocks_the_text_is_stored_and_a_mark_for_images_and_files() -> None:
 
 
 def test_an_original_that_was_stored_without_a_mark_still_comes_back() -> None:
-    """Rows of earlier versions have the text alone."""
+    """A row of an earlier version, with text alone, is restored from its original."""
     whole = HumanMessage(["what is it?", IMAGE], id="1")
     stored = from_langchain(whole, full=True).with_fields(content="what is it?")
     assert to_langchain(stored) == whole
 
 
 def test_full_fidelity_brings_the_whole_message_back() -> None:
-    """Blocks, tool calls, usage and metadata, through JSON."""
+    """Blocks, tool calls, usage and metadata survive storage as JSON."""
     whole = AIMessage(
         [THINKING, {"type": "text", "text": "done"}],
         id="1",
@@ -83,7 +82,7 @@ def test_full_fidelity_brings_the_whole_message_back() -> None:
 
 
 def test_an_answer_of_chunks_is_stored_as_a_message() -> None:
-    """What was streamed comes back as what it stands for."""
+    """A message chunk is restored as a message."""
     chunk = AIMessageChunk(content="hello", id="1")
     restored = to_langchain(from_langchain(chunk, full=True))
     assert type(restored) is AIMessage
@@ -91,14 +90,13 @@ def test_an_answer_of_chunks_is_stored_as_a_message() -> None:
 
 
 def test_a_cut_message_is_not_restored_from_its_original() -> None:
-    """What the window cut stays cut."""
     stored = from_langchain(HumanMessage("a long question", id="1"), full=True)
     assert to_langchain(stored.with_fields(content="a lo… [cut]")).content == "a lo… [cut]"
 
 
 @pytest.mark.parametrize("original", [{"type": "martian", "data": {}}, {"type": "ai", "data": {"content": 1}}, "x", {}])
 def test_an_original_that_cannot_be_read_leaves_the_text(original: dict[str, object]) -> None:
-    """It may have been written by another version of LangChain."""
+    """An original of another LangChain version that cannot be read yields a message with the stored text."""
     stored = Message.from_dict({"role": "user", "content": "hi", "id": "1", "original": original})
     assert to_langchain(stored) == HumanMessage("hi", id="1")
 
@@ -116,14 +114,17 @@ def test_an_original_that_cannot_be_read_leaves_the_text(original: dict[str, obj
 def test_what_the_workflow_thinks_of_its_answer_is_stored_with_it(
     told: dict[str, object], opinion: tuple[float | None, bool]
 ) -> None:
-    """Numbers and truth values only: providers use these names for other things too."""
+    """Confidence and escalation are stored if they are a number and a boolean.
+
+    Providers use these names for other values.
+    """
     stored = from_langchain(AIMessage("hello", id="1", response_metadata=told))
     assert (stored.confidence, stored.escalated) == opinion
 
 
 @pytest.mark.parametrize("told", [None, 5, "yesterday", "2026-01-01T12:00:00"])
 def test_a_time_of_a_person_without_a_zone_is_none(told: object) -> None:
-    """With one it is the time of the message; an answer has none, whatever a provider says."""
+    """The `sent_at` of a person's message is stored if it has a time zone; that of an answer is not."""
     assert from_langchain(HumanMessage("hi", response_metadata={"sent_at": told})).sent_at is None
     known = {"sent_at": "2026-01-01T12:00:00+08:00"}
     assert from_langchain(HumanMessage("hi", response_metadata=known)).sent_at is not None
@@ -132,7 +133,7 @@ def test_a_time_of_a_person_without_a_zone_is_none(told: object) -> None:
 
 @pytest.mark.parametrize("bad_id", ["a\nb", "ab\u200bc", "half \ud83d", "x" * 513])
 def test_an_id_that_cannot_be_stored_makes_another(bad_id: str) -> None:
-    """Always the same from the same, so that a message that is delivered again is known; and it counts when merging."""
+    """An invalid id is replaced by one derived from it, so that a repeated delivery is recognized."""
     stored = from_langchain(HumanMessage("hi", id=bad_id))
     assert stored.id == from_langchain(HumanMessage("hello", id=bad_id)).id
     assert stored.id != from_langchain(HumanMessage("hi", id=f"{bad_id}!")).id
@@ -141,13 +142,13 @@ def test_an_id_that_cannot_be_stored_makes_another(bad_id: str) -> None:
 
 
 def test_a_message_without_an_id_gets_it_from_the_store() -> None:
-    """An empty one is none."""
+    """A message without an id, or with an empty one, is converted without an id."""
     assert from_langchain(HumanMessage("hi", id="")).id is None
     assert from_langchain(HumanMessage("hi")).id is None
 
 
 def test_what_is_no_utterance_is_refused() -> None:
-    """Tool results belong to a run's trace."""
+    """Tool results and unknown chat roles raise InvalidMessage."""
     with pytest.raises(InvalidMessage, match="type 'tool' is not part of a conversation"):
         from_langchain(result("1"))
     assert from_langchain(ChatMessage(role="developer", content="be brief")).role == "system"
@@ -156,14 +157,14 @@ def test_what_is_no_utterance_is_refused() -> None:
 
 
 def test_merging_keeps_the_state_s_version_and_places_history_around_it() -> None:
-    """Each id once; what only history has stands after what it followed there."""
+    """Each id is kept once in the state's version; other messages follow their predecessors in the history."""
     history = [HumanMessage(text, id=text) for text in "abcde"]
     state = [HumanMessage("B", id="b"), HumanMessage("x", id="x"), HumanMessage("D", id="d")]
     assert [m.content for m in merge(history, state)] == ["a", "B", "c", "x", "D", "e"]
 
 
 def test_merging_keeps_system_messages_first() -> None:
-    """History stands before the state's first message, and after the system messages it begins with."""
+    """The history is inserted after the leading system messages."""
     state = [SystemMessage("s"), HumanMessage("new", id="n")]
     assert [m.content for m in merge([HumanMessage("old", id="o")], state)] == ["s", "old", "new"]
     assert [m.content for m in merge([HumanMessage("old", id="o")], state[:1])] == ["s", "old"]
@@ -171,7 +172,7 @@ def test_merging_keeps_system_messages_first() -> None:
 
 
 def test_the_same_words_twice_are_two_messages() -> None:
-    """Only ids are compared; messages without one are all kept."""
+    """Messages with equal text are kept, because only ids are compared."""
     assert len(merge([HumanMessage("ok"), HumanMessage("ok")], [HumanMessage("ok", id="1")])) == 3
 
 
@@ -180,7 +181,7 @@ ids = st.lists(st.sampled_from("abcdefgh"), unique=True, max_size=8)
 
 @given(history=ids, state=ids)
 def test_merging_loses_doubles_and_reorders_nothing(history: list[str], state: list[str]) -> None:
-    """For any two lists of ids."""
+    """Merging keeps each id once and keeps the order of both lists."""
     merged = merge(
         [HumanMessage(f"history {key}", id=key) for key in history],
         [HumanMessage(f"state {key}", id=key) for key in state],
@@ -197,7 +198,7 @@ def test_merging_loses_doubles_and_reorders_nothing(history: list[str], state: l
 
 
 def test_a_call_without_a_result_is_answered() -> None:
-    """A cancelled run leaves it, and the next model call would fail."""
+    """A tool call without a result gets a placeholder result, because providers reject the call otherwise."""
     repaired = repair([HumanMessage("q"), calling("1", "2"), result("2"), HumanMessage("again")]).messages
     assert [type(message) for message in repaired] == [HumanMessage, AIMessage, ToolMessage, ToolMessage, HumanMessage]
     assert [m.tool_call_id for m in repaired if isinstance(m, ToolMessage)] == ["1", "2"]
@@ -205,13 +206,13 @@ def test_a_call_without_a_result_is_answered() -> None:
 
 
 def test_results_stand_right_after_their_call() -> None:
-    """Also when somebody spoke between."""
+    """A result is moved directly behind its call."""
     repaired = repair([calling("1"), HumanMessage("hurry"), result("1")]).messages
     assert [type(message) for message in repaired] == [AIMessage, ToolMessage, HumanMessage]
 
 
 def test_a_result_without_a_call_goes() -> None:
-    """So does a second result of the same call; for each there is a reason."""
+    """A result without a call and a second result of one call are dropped with a reason."""
     lost = repair([result("0"), HumanMessage("q")])
     assert lost == Repaired([HumanMessage("q")], [(result("0"), "orphan_tool")])
     repaired = repair([calling("1"), result("1", "first"), result("1", "second")])
@@ -220,13 +221,13 @@ def test_a_result_without_a_call_goes() -> None:
 
 
 def test_the_same_call_id_in_two_turns_is_two_calls() -> None:
-    """Some models count their calls from 1 in each turn."""
+    """A call id may repeat in a later turn, because some models count calls per turn."""
     repaired = repair([calling("1"), result("1", "old"), HumanMessage("q"), calling("1"), result("1", "new")]).messages
     assert [m.content for m in repaired if isinstance(m, ToolMessage)] == ["old", "new"]
 
 
 def test_a_call_that_was_spelt_wrongly_goes() -> None:
-    """With its block and the provider's raw form; the text stays, and an empty message does not."""
+    """An invalid tool call is removed with its block and raw form; an empty message is dropped."""
     invalid = AIMessage(
         [{"type": "text", "text": "let me see"}, {"type": "tool_use", "id": "1", "name": "look_up", "input": {}}],
         invalid_tool_calls=[{"name": "look_up", "args": "{", "id": "1", "error": "cut", "type": "invalid_tool_call"}],
@@ -243,7 +244,7 @@ def test_a_call_that_was_spelt_wrongly_goes() -> None:
 
 @st.composite
 def broken_runs(draw: st.DrawFn) -> list[BaseMessage]:
-    """Calls and results in any order, some of them missing."""
+    """Draw calls and results in any order, some of them missing."""
     messages: list[BaseMessage] = []
     for kind in draw(st.lists(st.sampled_from(["user", "answer", "call", "result"]), max_size=12)):
         key = draw(st.sampled_from("123"))
@@ -259,7 +260,7 @@ def broken_runs(draw: st.DrawFn) -> list[BaseMessage]:
 
 @given(broken_runs())
 def test_a_repaired_run_is_valid_whatever_it_was(messages: list[BaseMessage]) -> None:
-    """Each call is followed by its results, no result stands elsewhere, and nobody else's words are touched."""
+    """In a repaired list, results directly follow their calls and all other messages are unchanged."""
     repaired = repair(messages).messages
     place = 0
     while place < len(repaired):
@@ -278,7 +279,7 @@ def test_a_repaired_run_is_valid_whatever_it_was(messages: list[BaseMessage]) ->
 
 
 def test_reasoning_of_another_provider_becomes_text() -> None:
-    """Its signatures mean nothing elsewhere; tool calls stay."""
+    """Blocks of another provider are reduced to text; tool calls stay."""
     foreign = AIMessage(
         [THINKING, {"type": "text", "text": "hello"}, {"type": "tool_use", "id": "1", "name": "look_up", "input": {}}],
         tool_calls=[{"name": "look_up", "args": {}, "id": "1"}],
@@ -292,18 +293,18 @@ def test_reasoning_of_another_provider_becomes_text() -> None:
 
 
 def test_the_newest_provider_is_the_one_that_is_sent_to() -> None:
-    """What it said itself is left alone: it wants its reasoning back inside a tool loop."""
+    """Without a given provider, the blocks of the newest message's provider are kept."""
     old = AIMessage([THINKING, {"type": "text", "text": "a"}], response_metadata={"model_provider": "anthropic"})
     new = AIMessage([{"type": "reasoning", "id": "r"}], response_metadata={"model_provider": "openai"})
     assert [message.content for message in plain([old, HumanMessage("q"), new])] == ["a", "q", new.content]
 
 
 def test_what_every_provider_understands_is_left_alone() -> None:
-    """Text, and what people and tools sent."""
+    """Text blocks, human messages and tool results are not changed."""
     messages = [AIMessage([{"type": "text", "text": "a"}]), AIMessage("b"), HumanMessage([IMAGE]), result("1")]
     assert plain(messages) == messages
 
 
 def test_an_answer_without_a_provider_is_made_plain() -> None:
-    """Nobody knows whose blocks these are."""
+    """Blocks of an unknown provider are reduced to text."""
     assert [m.content for m in plain([AIMessage([{"type": "server_tool_use", "id": "s"}, "text"])])] == ["text"]

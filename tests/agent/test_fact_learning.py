@@ -38,19 +38,19 @@ CONFIG: Any = {"configurable": {"thread_id": "room:1", "user_id": "ada", "worksp
 
 
 def found(message: int, key: str, value: str, *, about: str = "user", sure: float = 0.9) -> dict[str, Any]:
-    """An entry of a model's answer."""
+    """Return an entry of a model's answer."""
     return {
         "message": message, "about": about, "key": key, "value": value, "kind": "preference", "confidence": sure,
     }  # fmt: skip
 
 
 def answering(*entries: Any) -> ScriptedModel:
-    """A model that learns, and answers each time with the next list."""
+    """Return a model for learning that answers each call with the next list."""
     return ScriptedModel([json.dumps(each) if isinstance(each, list) else each for each in entries])
 
 
 async def talk(memory: Memory, learning: FactLearning, *texts: str, config: Any = CONFIG) -> None:
-    """Have an agent that learns answer each text."""
+    """Send each text to an agent with learning, and wait until it has been read."""
     agent: Any = create_agent(
         ScriptedModel(f"reply {number}" for number in range(1, 99)),
         [],
@@ -62,12 +62,11 @@ async def talk(memory: Memory, learning: FactLearning, *texts: str, config: Any 
 
 
 async def proposals(memory: Memory, status: ProposalStatus | None = None) -> Sequence[Proposal]:
-    """The proposals, the oldest first."""
+    """Return the proposals, the oldest first."""
     return (await memory.proposals.page(ProposalQuery(status)))[0][::-1]
 
 
 async def test_a_fact_is_proposed_from_a_message_and_waits_for_a_person(memory: Memory) -> None:
-    """It names its message, and becomes a fact when it is accepted."""
     learning = FactLearning(memory, model=answering([], [found(3, "Home City", "Lisbon")]))
     await talk(memory, learning, "Hello", "I live in Lisbon")
     [proposal] = await proposals(memory)
@@ -82,7 +81,6 @@ async def test_a_fact_is_proposed_from_a_message_and_waits_for_a_person(memory: 
 
 
 async def test_messages_in_a_graph_store_are_read(database_url: str, memory_options: MemoryOptions) -> None:
-    """A model gets their texts, and directives are stored."""
     async with open_memory(database_url, options=replace(memory_options, transcripts="graph_store")) as memory:
         model = answering([], [found(3, "home_city", "Lisbon")], [])
         learning = FactLearning(memory, model=model, directives=True)
@@ -93,7 +91,6 @@ async def test_messages_in_a_graph_store_are_read(database_url: str, memory_opti
 
 
 async def test_off_by_default_nothing_is_read(memory: Memory) -> None:
-    """An agent without the option never asks a model."""
     agent: Any = create_agent(ScriptedModel(["Hi."]), [], middleware=[SessionMemory(memory)])
     await agent.ainvoke({"messages": [{"role": "user", "content": "I live in Lisbon"}]}, CONFIG)
     await memory.learning.idle()
@@ -101,7 +98,7 @@ async def test_off_by_default_nothing_is_read(memory: Memory) -> None:
 
 
 async def test_a_confidence_lets_a_proposal_in(memory: Memory, events: RecordedEvents) -> None:
-    """What is less sure waits."""
+    """With `accept_from`, a proposal of at least that confidence is accepted; others stay open."""
     entries = [found(1, "home_city", "Lisbon", sure=0.9), found(1, "pet", "a dog", sure=0.5)]
     await talk(memory, FactLearning(memory, model=answering(entries), accept_from=0.8), "I live in Lisbon, with a dog?")
     assert {one.key: (one.status, one.decided_by) for one in await proposals(memory)} == {
@@ -114,7 +111,6 @@ async def test_a_confidence_lets_a_proposal_in(memory: Memory, events: RecordedE
 
 
 async def test_nothing_is_learned_from_what_the_agent_says_or_was_shown(memory: Memory) -> None:
-    """The agent's answer may repeat what was recalled: only a message of a person is evidence."""
     await memory.knowledge.remember(ADA, "diet", "vegan RECALLED")
     model = answering([found(2, "diet", "vegan"), found(9, "x", "y"), found(1, "plan", "gold", about="workspace")])
     learning = FactLearning(memory, model=model)
@@ -132,7 +128,7 @@ async def test_nothing_is_learned_from_what_the_agent_says_or_was_shown(memory: 
 
 
 async def test_a_message_is_read_once(memory: Memory) -> None:
-    """Later calls are shown what came since, with a few messages before it."""
+    """Each message is read once; later calls include a few messages before the new ones."""
     model = answering([found(1, "a", "1")], [found(1, "a", "1"), found(3, "b", "2")])
     await talk(memory, FactLearning(memory, model=model), "first", "second")
     assert [one.key for one in await proposals(memory)] == ["a", "b"]
@@ -146,12 +142,12 @@ class _Refusing:
     name = "another"
 
     async def learn(self, record: object) -> list[Any]:
-        """Fail if anything is to be read."""
+        """Fail if there is a message to read."""
         raise AssertionError(record)
 
 
 async def test_a_model_that_fails_delays_and_loses_nothing(memory: Memory) -> None:
-    """The next turn reads what was not read."""
+    """Messages of a failed call are read with the next turn."""
     model = answering("no list at all", [found(1, "home_city", "Lisbon"), found(3, "pet", "a dog")])
     await talk(memory, FactLearning(memory, model=model), "I live in Lisbon", "I have a dog")
     assert [one.key for one in await proposals(memory)] == ["home_city", "pet"]
@@ -164,14 +160,14 @@ class _Rejected(Exception):
 
 
 class _Filtered:
-    """Answers with a fact of the newest message, but not if it is shown a certain word, or while it is broken."""
+    """A model that returns a fact of the newest message, and fails if it reads POISON or is broken."""
 
     def __init__(self, refusal: str | Exception) -> None:
         self.refusal = refusal
         self.works = True
 
     def __call__(self, shown: Sequence[BaseMessage]) -> str | Exception:
-        """Answer a call."""
+        """Return the next answer or error."""
         if not self.works or "POISON" in shown[-1].text:
             return self.refusal
         seq = int(shown[-1].text.rpartition("Look at the messages ")[2].partition(".")[0].rpartition(" ")[2])
@@ -182,7 +178,7 @@ class _Filtered:
 async def test_messages_that_a_model_refuses_again_and_again_are_skipped(
     memory: Memory, events: RecordedEvents, refusal: str | Exception
 ) -> None:
-    """The event says so, and the other messages of the session are read, at once and later."""
+    """A message that the model refuses twice is skipped with an event, and the other messages are read."""
     learning = FactLearning(memory, model=ScriptedModel(itertools.repeat(_Filtered(refusal))))
     await talk(memory, learning, "Hello", "POISON", "third", "fourth")
     assert [one.key for one in await proposals(memory)] == ["message_1", "message_7"]
@@ -198,7 +194,7 @@ async def test_messages_that_a_model_refuses_again_and_again_are_skipped(
 async def test_a_model_that_reads_nothing_refuses_no_message(
     memory: Memory, events: RecordedEvents, refusal: str | Exception
 ) -> None:
-    """However often: when it works again, it reads what it did not."""
+    """A model that fails for every message skips none; once it works, it reads all of them."""
     model = _Filtered(refusal)
     model.works = False
     learning = FactLearning(memory, model=ScriptedModel(itertools.repeat(model)))
@@ -211,7 +207,6 @@ async def test_a_model_that_reads_nothing_refuses_no_message(
 
 
 async def test_other_brackets_and_odd_entries_of_an_answer_do_not_matter(memory: Memory) -> None:
-    """Models think aloud, and write entries that are no facts; the others count."""
     thought = '<think>Message [1] says ["tea".</think> [1] [] Here: '
     odd: list[Any] = [
         {**found(1, "odd", "x"), "message": True},
@@ -225,7 +220,7 @@ async def test_other_brackets_and_odd_entries_of_an_answer_do_not_matter(memory:
 
 
 class _Noting:
-    """Notes what it may learn from, and fails until it is told to work."""
+    """A learner that records the messages it may read, and fails until `works` is set."""
 
     kind: LearnerKind = "model"
     name = "noting"
@@ -235,7 +230,7 @@ class _Noting:
         self.read: list[list[int]] = []
 
     async def learn(self, record: Record) -> list[Proposed]:
-        """Propose one fact of each message."""
+        """Propose one fact from the first message."""
         if not self.works:
             raise TimeoutError
         self.read.append(list(record.learnable))
@@ -243,7 +238,10 @@ class _Noting:
 
 
 async def test_after_an_outage_everything_is_read_and_nothing_twice(memory: Memory) -> None:
-    """However much was said meanwhile, in portions; of a session that is new to the learner, its last part."""
+    """After an outage the learner reads each missed message once, in portions.
+
+    Of a session that is new to the learner, only the last part is read.
+    """
     learner = _Noting()
     session = memory.session("room:1", user_id="ada")
 
@@ -269,14 +267,12 @@ async def test_after_an_outage_everything_is_read_and_nothing_twice(memory: Memo
 
 
 async def test_a_secret_is_never_proposed(memory: Memory) -> None:
-    """Nor stored in any table."""
     model = answering([found(1, "password", "hunter22"), found(1, "note", "the token is ghp_abcdefgh")])
     await talk(memory, FactLearning(memory, model=model), "my password is hunter22")
     assert await proposals(memory) == []
 
 
 async def test_what_a_person_rejected_is_not_proposed_again(memory: Memory) -> None:
-    """In the same words."""
     learning = FactLearning(memory, model=answering([found(1, "pet", "a dog")], [found(3, "pet", "a dog")]))
     await talk(memory, learning, "I have a dog")
     [proposal] = await proposals(memory)
@@ -286,7 +282,6 @@ async def test_what_a_person_rejected_is_not_proposed_again(memory: Memory) -> N
 
 
 async def test_undoing_brings_back_the_value_before(memory: Memory) -> None:
-    """The history is as if it had not been learned."""
     await memory.knowledge.remember(ADA, "home_city", "Oslo")
     learning = FactLearning(memory, model=answering([found(1, "home_city", "Lisbon")]), accept_from=0.5)
     await talk(memory, learning, "I live in Lisbon")
@@ -300,7 +295,7 @@ async def test_undoing_brings_back_the_value_before(memory: Memory) -> None:
 
 
 async def test_undoing_at_once_what_two_messages_said_leaves_nothing(memory: Memory) -> None:
-    """Each of them has confirmed the fact once."""
+    """Concurrent removals of both evidences of a fact delete the fact."""
     origins = [Evidence("room:1", seq) for seq in (1, 2)]
     for number in range(10):
         facts = [await memory.knowledge.remember(ADA, f"city {number}", "Lisbon", evidence=one) for one in origins]
@@ -310,7 +305,7 @@ async def test_undoing_at_once_what_two_messages_said_leaves_nothing(memory: Mem
 
 
 async def test_undoing_a_confirmation_keeps_what_was_known_otherwise(memory: Memory) -> None:
-    """With one confirmation less."""
+    """Undoing a proposal that confirmed a known fact keeps the fact with one confirmation less."""
     await memory.knowledge.remember(ADA, "home_city", "Lisbon")
     learning = FactLearning(memory, model=answering([found(1, "home_city", "Lisbon")]), accept_from=0.5)
     await talk(memory, learning, "I live in Lisbon")
@@ -322,7 +317,7 @@ async def test_undoing_a_confirmation_keeps_what_was_known_otherwise(memory: Mem
 
 
 async def test_a_message_that_was_taken_back_cannot_be_accepted(memory: Memory) -> None:
-    """The person did not say it any more."""
+    """A proposal cannot be accepted after its message was taken back; deleting the session deletes it."""
     await talk(memory, FactLearning(memory, model=answering([found(1, "pet", "a dog")])), "I have a dog")
     await memory.session("room:1", user_id="ada").take_back(2)
     [proposal] = await proposals(memory)
@@ -333,7 +328,7 @@ async def test_a_message_that_was_taken_back_cannot_be_accepted(memory: Memory) 
 
 
 async def test_of_two_decisions_at_once_one_counts(memory: Memory) -> None:
-    """Another one is told so; what was rejected last is no fact, and what was accepted is one."""
+    """Of two concurrent decisions, one is stored and the other returns the same status or raises InvalidInput."""
     texts = [f"I have pet {number}" for number in range(6)]
     answers = [[found(2 * number + 1, f"pet_{number}", "a dog")] for number in range(6)]
     await talk(memory, FactLearning(memory, model=answering(*answers)), *texts)
@@ -347,7 +342,7 @@ async def test_of_two_decisions_at_once_one_counts(memory: Memory) -> None:
 
 
 async def test_forgetting_leaves_no_proposal(memory: Memory) -> None:
-    """Its value was in the list of proposals; those of other keys stay."""
+    """Forgetting a key deletes its proposals and keeps those of other keys."""
     answers = [[found(1, "pet", "a dog"), found(1, "home_city", "Lisbon")], [found(3, "pet", "a cat")], []]
     await talk(memory, FactLearning(memory, model=answering(*answers)), "My dog and I live in Lisbon", "It is a cat")
     for proposal in await proposals(memory):
@@ -359,7 +354,7 @@ async def test_forgetting_leaves_no_proposal(memory: Memory) -> None:
 
 
 async def test_a_directive_is_remembered_listed_and_undone(memory: Memory) -> None:
-    """Opt-in; without a model, in the scope that its words name."""
+    """A directive is stored without a model call, in the scope that it names, and can be undone."""
     text = "Hi.\npreference (user): Keep diffs small.\n\ndecision: Use PostgreSQL."
     await talk(memory, FactLearning(memory, proposes=False, directives=True), text)
     assert [fact.value for fact in await memory.knowledge.facts(ADA)] == ["Keep diffs small."]
@@ -372,7 +367,7 @@ async def test_a_directive_is_remembered_listed_and_undone(memory: Memory) -> No
 
 
 async def test_a_directive_with_a_secret_is_refused_with_a_word_to_the_person(memory: Memory) -> None:
-    """The model is told to say so; nothing of it is kept beside the message itself."""
+    """A directive with a secret is not stored, and the agent's model receives a notice about it."""
     model = ScriptedModel(["I did not remember that."])
     learning = FactLearning(memory, proposes=False, directives=True)
     source = KnownFacts(memory, directives=True)
@@ -390,7 +385,7 @@ async def test_a_directive_with_a_secret_is_refused_with_a_word_to_the_person(me
     ("text", "missing"), [("remember: Deploy on Fridays.", "workspace"), ("preference (user): Small diffs.", "user")]
 )
 async def test_a_directive_without_an_owner_is_not_lost_in_silence(memory: Memory, text: str, missing: str) -> None:
-    """The model is told that the run has no such scope."""
+    """The agent's model receives a notice about a directive for a scope that the run does not have."""
     model = ScriptedModel(["I did not remember that."])
     source = KnownFacts(memory, directives=True)
     learning = FactLearning(memory, proposes=False, directives=True)
@@ -404,7 +399,7 @@ async def test_a_directive_without_an_owner_is_not_lost_in_silence(memory: Memor
 async def test_a_workspace_of_no_use_costs_no_turn_and_no_fact_of_the_user(
     memory: Memory, events: RecordedEvents
 ) -> None:
-    """A line for the workspace is not remembered, and the model is told so."""
+    """An invalid workspace fails neither the turn nor the facts about the user."""
     model = answering([found(1, "diet", "vegan"), found(1, "plan", "gold", about="workspace")])
     learning = FactLearning(memory, model=model, directives=True, scopes=("workspace", "user"))
     config: Any = {"configurable": {**CONFIG["configurable"], "workspace": "x" * 600}}
@@ -418,7 +413,7 @@ async def test_a_workspace_of_no_use_costs_no_turn_and_no_fact_of_the_user(
 
 
 async def test_only_the_person_sees_and_decides(memory: Memory) -> None:
-    """Another user's call finds nothing."""
+    """Another user can neither list, accept nor reject a proposal."""
     await talk(memory, FactLearning(memory, model=answering([found(1, "pet", "a dog")])), "I have a dog")
     [proposal] = await proposals(memory)
     assert (await memory.proposals.page(ProposalQuery(user_id="bob")))[0] == []
@@ -430,6 +425,5 @@ async def test_only_the_person_sees_and_decides(memory: Memory) -> None:
 
 @pytest.mark.parametrize("options", [{"accept_from": 2.0}, {"scopes": ()}, {"scopes": ("everybody",)}])
 async def test_options_that_mean_nothing_are_refused(memory: Memory, options: Any) -> None:
-    """At once."""
     with pytest.raises(InvalidInput):
         FactLearning(memory, **options)

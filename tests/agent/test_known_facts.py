@@ -1,4 +1,4 @@
-"""The section `facts` of a context, through agents that have it."""
+"""Tests of `KnownFacts`, the section `facts` of a context, through agents."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def read() -> str:
 
 
 class Talk:
-    """An agent with its facts, and what its model was sent."""
+    """An agent with `KnownFacts`, and the calls of its model."""
 
     def __init__(self, memory: Memory, source: KnownFacts | None = None, *, max_tokens: int = 4_000) -> None:
         self.memory = memory
@@ -56,30 +56,30 @@ class Talk:
         self._agent = make_agent(self.model, [middleware], system_prompt="Be kind.")
 
     async def sent(self, words: str, **configurable: object) -> list[BaseMessage]:
-        """What the model is sent for an input."""
+        """Return the messages that the model receives for an input."""
         given = {"thread_id": ROOM, "user_id": "ann", "workspace": "shop", **configurable}
         config = {name: value for name, value in given.items() if value is not None}
         await self._agent.ainvoke(input_of(words), {"configurable": config})
         return list(self.model.calls[-1])
 
     async def facts(self, words: str, **configurable: object) -> list[str]:
-        """The lines of the block of facts, without its header; none if there is no block."""
+        """Return the lines of the block of facts without its header, or an empty list."""
         blocks = [message.text for message in await self.sent(words, **configurable) if FACTS_HEADER in message.text]
         assert len(blocks) < 2
         return blocks[0].splitlines()[2:] if blocks else []
 
     async def manifest(self) -> ContextManifest:
-        """The record of the newest call."""
+        """Return the manifest of the newest call."""
         return ContextManifest.from_dict((await self.memory.manifests.of_session(ROOM))[0].manifest)
 
     async def entry(self) -> Entry:
-        """The entry of the facts in the record of the newest call."""
+        """Return the entry of the facts in the newest manifest."""
         [entry] = [entry for entry in (await self.manifest()).entries if entry.section == "facts"]
         return entry
 
 
 async def test_what_is_known_stands_before_the_talk(memory: Memory, clock: SettableClock) -> None:
-    """Behind the system message and before the window, so that calls go on to begin alike."""
+    """Facts follow the system message and precede the window, so that consecutive calls begin alike."""
     await memory.knowledge.remember(ANN, "diet", "vegan")
     clock.advance(86_400)
     await memory.knowledge.remember(SHOP, "refund_days", 30)
@@ -102,7 +102,7 @@ async def test_what_is_known_stands_before_the_talk(memory: Memory, clock: Setta
 
 
 async def test_the_record_names_a_section_without_room(memory: Memory) -> None:
-    """A prompt so small that no fact would fit has none, and says so."""
+    """The manifest notes that no fact fits into the budget."""
     await memory.knowledge.remember(ANN, "diet", "vegan")
     talk = Talk(memory, max_tokens=200)
     assert await talk.facts("Hello!") == []
@@ -110,7 +110,7 @@ async def test_the_record_names_a_section_without_room(memory: Memory) -> None:
 
 
 async def test_the_record_names_a_section_that_gave_its_room_to_the_turn(sqlite_memory: Memory) -> None:
-    """A result of a tool needs it in the second call."""
+    """The manifest notes that a tool result left no room for facts in the second call."""
     for number in range(30):
         await sqlite_memory.knowledge.remember(ANN, f"fact_{number}", f"what is known under the number {number}")
     reading = AIMessage("", tool_calls=[{"name": "read", "args": {}, "id": "call-1"}])
@@ -123,7 +123,7 @@ async def test_the_record_names_a_section_that_gave_its_room_to_the_turn(sqlite_
 
 
 async def test_the_record_names_the_facts_and_where_they_come_from(memory: Memory) -> None:
-    """Not a word of them; and the call can be rebuilt after they have changed and were forgotten."""
+    """The manifest references facts without their values, and rebuilds the call after they were forgotten."""
     fact = await memory.knowledge.remember(ANN, "diet", "vegan", evidence=Evidence("room:9", 17, "run-1"))
     talk = Talk(memory)
     sent = await talk.sent("Hello!")
@@ -138,7 +138,7 @@ async def test_the_record_names_the_facts_and_where_they_come_from(memory: Memor
 
 
 async def test_without_facts_there_is_no_section(memory: Memory) -> None:
-    """And a run without a user or a workspace has only what its session knows."""
+    """Without facts there is no section; without user and workspace it has only facts of the session."""
     talk = Talk(memory)
     assert await talk.facts("Hello!") == []
     await memory.knowledge.remember(Scope("session", ROOM), "topic", "bees")
@@ -148,7 +148,7 @@ async def test_without_facts_there_is_no_section(memory: Memory) -> None:
 
 
 async def test_nobody_elses_facts_are_sent(memory: Memory) -> None:
-    """Each run has those of its own scopes, whatever it asks."""
+    """A run receives no fact of another user, even if its question names that user."""
     for owner in ("ann", "bob"):
         await memory.knowledge.remember(Scope("user", owner), "name", f"I am {owner}")
     talk = Talk(memory)
@@ -159,7 +159,7 @@ async def test_nobody_elses_facts_are_sent(memory: Memory) -> None:
 
 
 async def test_only_the_named_scopes_are_read(memory: Memory) -> None:
-    """And a workspace for runs that name none can be given."""
+    """Only facts of the configured scopes are read, and an option or function can set the workspace."""
     await memory.knowledge.remember(ANN, "diet", "vegan")
     await memory.knowledge.remember(SHOP, "refund_days", 30)
     assert len(await Talk(memory, KnownFacts(memory, scopes=["user"])).facts("Hi")) == 1
@@ -171,7 +171,7 @@ async def test_only_the_named_scopes_are_read(memory: Memory) -> None:
 
 
 async def test_a_workspace_of_no_use_costs_no_fact_of_the_user(memory: Memory) -> None:
-    """Where only the user's are wanted."""
+    """An invalid workspace does not affect a source of the user's facts."""
     await memory.knowledge.remember(ANN, "diet", "vegan")
     talk = Talk(memory, KnownFacts(memory, scopes=("user",)))
     for workspace in ("x" * 600, "a\x00b"):
@@ -181,7 +181,7 @@ async def test_a_workspace_of_no_use_costs_no_fact_of_the_user(memory: Memory) -
 async def test_a_workspace_of_no_use_is_reported_and_costs_its_own_facts_only(
     memory: Memory, events: RecordedEvents
 ) -> None:
-    """Where those of all scopes are wanted."""
+    """An invalid workspace causes an event and omits only the facts of the workspace."""
     await memory.knowledge.remember(ANN, "diet", "vegan")
     talk = Talk(memory)
     for workspace in ("x" * 600, "a\x00b", ["shop"]):
@@ -190,7 +190,7 @@ async def test_a_workspace_of_no_use_is_reported_and_costs_its_own_facts_only(
 
 
 async def test_of_too_many_facts_those_are_sent_that_matter(memory: Memory) -> None:
-    """Within the share of the section; and the rest of it has what was remembered last."""
+    """If not all facts fit, matching and recent ones are sent, and the manifest counts the others."""
     await memory.knowledge.remember(ANN, "dog_name", "Rex")
     for number in range(100):
         await memory.knowledge.remember(ANN, f"note {number}", f"something about matter number {number} of the list")
@@ -207,9 +207,9 @@ async def test_of_too_many_facts_those_are_sent_that_matter(memory: Memory) -> N
 
 
 async def test_a_selection_stays_until_an_input_needs_another(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Calls that follow each other begin alike, although each asks for something else.
+    """The selected facts stay the same until an input needs others, so that calls begin alike.
 
-    Facts are found by their words here. With the extra `meaning` some facts resemble every input, also a thank-you.
+    The test selects facts by words: with the extra `meaning`, some facts resemble every input.
     """
     monkeypatch.setattr("threadkeep.agent.recalled_turns.installed_word_vectors", lambda: None)
     await memory.knowledge.remember(ANN, "dog_name", "Rex")
@@ -225,7 +225,7 @@ async def test_a_selection_stays_until_an_input_needs_another(memory: Memory, mo
 
 
 async def test_a_fact_that_fits_nowhere_is_left_out(memory: Memory) -> None:
-    """The others are sent, and the record names it, as one whose key a more specific scope has."""
+    """The manifest lists a fact that is too long, and one whose key a more specific scope has."""
     long = await memory.knowledge.remember(ANN, "a", "x " * 4_000)
     hidden = await memory.knowledge.remember(ANN, "b", "hidden")
     await memory.knowledge.remember(SHOP, "B", "short")
@@ -241,7 +241,7 @@ async def test_a_fact_that_fits_nowhere_is_left_out(memory: Memory) -> None:
 
 
 async def test_a_changed_fact_is_sent_as_it_is_now(memory: Memory) -> None:
-    """From the next turn on, in the sessions of all of the person's channels."""
+    """The next turn receives the new value, also in a merged person's sessions."""
     talk = Talk(memory)
     await memory.knowledge.remember(ANN, "diet", "vegetarian")
     assert await talk.facts("Hi") == ['> diet: "vegetarian" (user, 2026-01-01)']
@@ -256,7 +256,7 @@ async def test_a_changed_fact_is_sent_as_it_is_now(memory: Memory) -> None:
 
 @pytest.mark.parametrize("is_sync", [False, True])
 async def test_a_fact_that_a_tool_forgets_is_not_sent_again(memory: Memory, is_sync: bool) -> None:
-    """On every database: not in the next model call of the same turn."""
+    """A fact that a tool forgets is not in the next model call of the same turn."""
     await memory.knowledge.remember(ANN, "diet", "vegan")
     await memory.knowledge.remember(ANN, "city", "Porto")
     model = ScriptedModel([calling("forget", {"key": "diet"}), "Done."])
@@ -270,7 +270,7 @@ async def test_a_fact_that_a_tool_forgets_is_not_sent_again(memory: Memory, is_s
 async def test_without_a_database_the_agent_answers_without_facts(
     shared_url: str, memory_options: MemoryOptions, events: RecordedEvents
 ) -> None:
-    """And it is told."""
+    """If facts cannot be read, the agent answers without them and an event reports it."""
     async with open_memory(shared_url, observers=[events], options=memory_options) as memory:
         await memory.knowledge.remember(ANN, "diet", "vegan")
         await asyncio.to_thread(execute, shared_url, "ALTER TABLE chat_facts RENAME TO elsewhere")
@@ -280,13 +280,13 @@ async def test_without_a_database_the_agent_answers_without_facts(
 
 
 async def test_scopes_are_those_that_there_are(sqlite_memory: Memory) -> None:
-    """Others are refused at once."""
+    """An unknown scope raises InvalidInput."""
     with pytest.raises(InvalidInput, match="scopes"):
         KnownFacts(sqlite_memory, scopes=["everybody"])  # type: ignore[list-item]
 
 
 async def test_the_note_of_a_refused_directive_is_within_the_room_of_the_facts(memory: Memory) -> None:
-    """There are more facts than fit, and they leave room for it."""
+    """The note about a refused directive counts towards the share of the facts."""
     for number in range(30):
         await memory.knowledge.remember(ANN, f"rule_{number}", f"no shoes in hall {number}, nor in the garden of it")
     talk = Talk(memory, KnownFacts(memory, directives=True), max_tokens=2_000)
@@ -309,7 +309,7 @@ class Vessels(Embeddings):
 
 
 async def test_embeddings_choose_facts_that_share_no_word_with_the_input(memory: Memory) -> None:
-    """There are more facts than fit; the one that means the same is among them, as in the tool `recall`."""
+    """With embeddings, a fact with other words is selected, as in the tool `recall`."""
     await memory.knowledge.remember(ANN, "possession", "a ketch")
     for number in range(80):
         await memory.knowledge.remember(ANN, f"rule_{number}", f"no shoes in hall {number}, nor in the garden of it")

@@ -1,4 +1,4 @@
-"""`SessionMemory` beside structured answers, tools that answer directly, and other middlewares."""
+"""Tests of `SessionMemory` with structured answers, tools with `return_direct`, and other middleware."""
 
 from __future__ import annotations
 
@@ -70,17 +70,17 @@ class Town:
 
 
 def structured(memory: Memory, model: ScriptedModel, form: Any, saver: InMemorySaver | None = None) -> Agent:
-    """An agent that answers in a structure."""
+    """Return an agent with a structured response."""
     return create_agent(model, [], middleware=[SessionMemory(memory)], response_format=form, checkpointer=saver)
 
 
 def calling(tool_name: str, content: str = "", /, **arguments: object) -> AIMessage:
-    """An assistant message that calls a tool."""
+    """Return a message that calls a tool."""
     return AIMessage(content, tool_calls=[{"name": tool_name, "args": arguments, "id": "call-1"}])
 
 
 async def test_calls_are_not_moved_to_threads_of_langsmith(small_memory: Memory) -> None:
-    """LangChain wraps the hooks of a middleware for LangSmith, which has threads for coroutine functions."""
+    """The middleware's hooks do not run in the threads that LangSmith uses for traced coroutine functions."""
     moved: list[object] = []
 
     async def in_thread(_: object, context: Context, function: Callable[..., Any], /, *args: Any, **named: Any) -> Any:
@@ -97,7 +97,7 @@ async def test_calls_are_not_moved_to_threads_of_langsmith(small_memory: Memory)
 
 
 async def test_a_structured_answer_is_kept_as_json(small_memory: Memory) -> None:
-    """An answer that is a tool call has no words: its values are what was said, and the next turn sees them."""
+    """A structured answer without text is stored as JSON and sent with the next turn."""
     model = ScriptedModel([calling("City", name="Rome", people=3), calling("City", name="Oslo", people=1)])
     agent = structured(small_memory, model, ToolStrategy(City))
     state = await agent.ainvoke(input_of("a big city?"), config_of())
@@ -109,7 +109,7 @@ async def test_a_structured_answer_is_kept_as_json(small_memory: Memory) -> None
 
 
 async def test_a_structured_answer_beside_a_tool_call_is_sent_to_later_calls(small_memory: Memory) -> None:
-    """The tool call is a step of the turn, and the answer follows it."""
+    """A later call contains the other tool call as a step, followed by the structured answer."""
     both = AIMessage("", tool_calls=[*adding().tool_calls, *calling("City", name="Rome", people=3).tool_calls])
     both.tool_calls[1]["id"] = "call-2"
     model = ScriptedModel([both, "fine"])
@@ -132,14 +132,12 @@ async def test_a_structured_answer_beside_a_tool_call_is_sent_to_later_calls(sma
     [(Town, "Town"), ({"title": "Place", "type": "object", "properties": {"name": {"type": "string"}}}, "Place")],
 )
 async def test_structured_answers_of_other_kinds_are_json_too(small_memory: Memory, schema: Any, name: str) -> None:
-    """Dataclasses and JSON schemas."""
     agent = structured(small_memory, ScriptedModel([calling(name, name="Rome")]), ToolStrategy(schema))
     await agent.ainvoke(input_of("a city?"), config_of())
     assert json.loads((await kept(small_memory))[1][1]) == {"name": "Rome"}
 
 
 async def test_a_structured_answer_with_words_is_kept_as_its_words(small_memory: Memory) -> None:
-    """What people read is what is kept."""
     model = ScriptedModel([calling("City", "Rome, of course.", name="Rome", people=3)])
     agent = structured(small_memory, model, ToolStrategy(City))
     await agent.ainvoke(input_of("a city?"), config_of())
@@ -147,7 +145,7 @@ async def test_a_structured_answer_with_words_is_kept_as_its_words(small_memory:
 
 
 async def test_a_structured_answer_is_not_doubled_beside_a_checkpointer(small_memory: Memory) -> None:
-    """The kept answer and the tool call in the state are one message."""
+    """The stored answer and its tool call in the checkpointed state are sent as one message."""
     model = ScriptedModel([calling("City", name="Rome", people=3), calling("City", name="Oslo", people=1)])
     agent = structured(small_memory, model, ToolStrategy(City), InMemorySaver())
     await agent.ainvoke(input_of("a big city?"), config_of())
@@ -156,7 +154,6 @@ async def test_a_structured_answer_is_not_doubled_beside_a_checkpointer(small_me
 
 
 async def test_a_providers_structured_answer_is_kept(small_memory: Memory) -> None:
-    """A provider that answers in JSON by itself says it as words."""
     model = ScriptedModel(['{"name": "Rome", "people": 3}'])
     agent = structured(small_memory, model, ProviderStrategy(City))
     state = await agent.ainvoke(input_of("a city?"), config_of())
@@ -165,7 +162,7 @@ async def test_a_providers_structured_answer_is_kept(small_memory: Memory) -> No
 
 
 async def test_a_wrong_structured_answer_is_asked_for_again(small_memory: Memory) -> None:
-    """The failed try is the run's own matter: one question, one answer."""
+    """An invalid structured answer is requested again and not stored."""
     model = ScriptedModel([calling("City", name="Rome"), calling("City", name="Rome", people=3)])
     agent = structured(small_memory, model, AutoStrategy(City))
     await agent.ainvoke(input_of("a city?"), config_of())
@@ -175,7 +172,7 @@ async def test_a_wrong_structured_answer_is_asked_for_again(small_memory: Memory
 
 @pytest.mark.parametrize("checkpointed", [False, True])
 async def test_a_tool_that_answers_directly_has_its_result_kept(small_memory: Memory, checkpointed: bool) -> None:
-    """What the person read is the tool's result, so that is what the assistant said."""
+    """The result of a tool with `return_direct` is stored as the answer and sent once with the next turn."""
 
     @tool(return_direct=True)
     def price(thing: str) -> str:
@@ -194,7 +191,7 @@ async def test_a_tool_that_answers_directly_has_its_result_kept(small_memory: Me
 
 @pytest.mark.parametrize("checkpointed", [True, False])
 async def test_all_direct_results_of_a_message_are_kept(small_memory: Memory, checkpointed: bool) -> None:
-    """In the order of the calls, in one answer, which a repeat of the message gets as well."""
+    """Several direct results are stored as one answer in the order of the calls, and a repeat returns it."""
 
     @tool(return_direct=True)
     def price(thing: str) -> str:
@@ -215,14 +212,14 @@ async def test_all_direct_results_of_a_message_are_kept(small_memory: Memory, ch
 
 
 class Counting(AgentMiddleware):
-    """A middleware that sees what the model is sent, and adds to nothing."""
+    """Middleware that records the number of messages of each model call."""
 
     def __init__(self) -> None:
         super().__init__()
         self.lengths: list[int] = []
 
     async def awrap_model_call(self, request: ModelRequest[Any], handler: Any) -> Any:
-        """Count."""
+        """Record the number of messages."""
         self.lengths.append(len(request.messages))
         return await handler(request)
 
@@ -230,7 +227,7 @@ class Counting(AgentMiddleware):
 @pytest.mark.filterwarnings("ignore::threadkeep.MiddlewareWarning")
 @pytest.mark.parametrize("first", [True, False])
 async def test_other_middlewares_may_stand_before_or_behind(memory: Memory, first: bool) -> None:
-    """On every database: with company on either side the turn is the same; who stands behind sees the history."""
+    """Other middleware may be listed before or after the memory; after it, middleware receives the history."""
     await memory.session(ROOM).append(numbered(4))
     counting = Counting()
 
@@ -259,7 +256,7 @@ async def test_other_middlewares_may_stand_before_or_behind(memory: Memory, firs
 
 
 async def test_a_fallback_model_has_the_same_memory(small_memory: Memory) -> None:
-    """The second model is sent what the first was, and its answer is kept."""
+    """A fallback model receives the history, and its answer is stored."""
     await small_memory.session(ROOM).append(numbered(2))
     second = ScriptedModel(["fine"])
     fallback = ModelFallbackMiddleware(second)
@@ -269,7 +266,7 @@ async def test_a_fallback_model_has_the_same_memory(small_memory: Memory) -> Non
 
 
 async def test_a_run_that_another_middleware_ends_keeps_what_it_said(small_memory: Memory) -> None:
-    """A limit of model calls ends the loop with words of its own, and those were said."""
+    """The answer of middleware that ends the run is stored."""
     limit = ModelCallLimitMiddleware(run_limit=1, exit_behavior="end")
     agent = make_agent(ScriptedModel([adding()]), [SessionMemory(small_memory), limit], [add])
     said = await ask(agent, "1 + 2?")
@@ -279,11 +276,11 @@ async def test_a_run_that_another_middleware_ends_keeps_what_it_said(small_memor
 
 @pytest.mark.parametrize("first", [True, False])
 async def test_words_that_are_hidden_from_the_model_stay_hidden_later(small_memory: Memory, first: bool) -> None:
-    """A middleware that redacts the question in the state also redacts what is stored, in both orders."""
+    """A question that other middleware redacts in the state is stored and later sent redacted, in both orders."""
     hiding = PIIMiddleware("email", strategy="redact")
 
     class Early(AgentMiddleware):
-        """Redacts at the start of the run rather than before each model call."""
+        """Middleware that redacts once at the start of the run."""
 
         async def abefore_agent(self, state: AgentState[Any], runtime: Runtime[Any]) -> dict[str, Any] | None:
             return await hiding.abefore_model(state, runtime)
@@ -300,7 +297,7 @@ async def test_words_that_are_hidden_from_the_model_stay_hidden_later(small_memo
 
 
 class Newest(AgentMiddleware):
-    """Keeps the newest two messages of the state, as LangChain's pages show it."""
+    """Middleware that keeps only the two newest messages of the state, as in LangChain's documentation."""
 
     async def abefore_model(self, state: AgentState[Any], runtime: Runtime[Any]) -> dict[str, Any]:
         """Remove the others."""
@@ -308,7 +305,7 @@ class Newest(AgentMiddleware):
 
 
 def summarizing() -> SummarizationMiddleware:
-    """Middleware that has summaries in place of all but the newest messages of the state."""
+    """Return middleware that replaces all but the two newest messages of the state by a summary."""
     return SummarizationMiddleware(ScriptedModel(["summary"] * 9), trigger=("messages", 4), keep=("messages", 2))
 
 
@@ -319,7 +316,7 @@ def summarizing() -> SummarizationMiddleware:
 async def test_a_question_that_other_middleware_removes_from_the_state_is_sent(
     memory: Memory, shortening: Callable[[], AgentMiddleware], checkpointed: bool, first: bool
 ) -> None:
-    """In each call of a long run, before its steps, redacted as in the first one; the record has it as the input."""
+    """Each model call contains the redacted question once, before its steps, and the manifest lists it as input."""
     model = ScriptedModel(["hello", adding("c1"), adding("c2"), adding("c3"), "3"])
     shorten = [PIIMiddleware("email"), shortening()]
     middleware = [SessionMemory(memory), *shorten] if first else [*shorten, SessionMemory(memory)]
@@ -340,7 +337,7 @@ async def test_a_question_that_other_middleware_removes_from_the_state_is_sent(
 
 
 class Guard(AgentMiddleware):
-    """A guard that ends the run of a forbidden question, as LangChain's pages show it."""
+    """Middleware that ends the run of a forbidden question, as in LangChain's documentation."""
 
     @hook_config(can_jump_to=["end"])
     async def abefore_agent(self, state: AgentState[Any], runtime: Runtime[Any]) -> dict[str, Any] | None:
@@ -351,7 +348,7 @@ class Guard(AgentMiddleware):
 
 
 async def test_a_guard_before_the_memory_loses_no_question(small_memory: Memory) -> None:
-    """In a new session and in one with earlier turns."""
+    """A question is stored if middleware listed before the memory ends the run."""
     agent: Any = create_agent(ScriptedModel(["hello"]), [], middleware=[Guard(), SessionMemory(small_memory)])
     for words in ("forbidden 1", "hi", "forbidden 2"):
         await agent.ainvoke(input_of(words), config_of())
@@ -362,7 +359,7 @@ async def test_a_guard_before_the_memory_loses_no_question(small_memory: Memory)
 
 
 class Refusal(AgentMiddleware):
-    """A guard that says something else in the end."""
+    """Middleware that adds another answer at the end of the run."""
 
     async def aafter_agent(self, state: AgentState[Any], runtime: Runtime[Any]) -> dict[str, Any] | None:
         """Append an answer."""
@@ -370,7 +367,7 @@ class Refusal(AgentMiddleware):
 
 
 async def test_an_answer_that_is_appended_behind_the_memory_is_warned_of(small_memory: Memory) -> None:
-    """It was stored before: the order of the list is the cure."""
+    """An answer added after the memory's last hook causes a warning that names the correct order."""
     agent: Any = create_agent(ScriptedModel(["secret"]), [], middleware=[Refusal(), SessionMemory(small_memory)])
     with pytest.warns(MiddlewareWarning, match="list SessionMemory before it"):
         await agent.ainvoke(input_of("q"), config_of())
@@ -380,7 +377,7 @@ async def test_an_answer_that_is_appended_behind_the_memory_is_warned_of(small_m
 
 
 class NoteWithReply(AgentMiddleware):
-    """Adds a human message after each reply of the model."""
+    """Middleware that adds a human message to each model response with a command."""
 
     async def awrap_model_call(
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]]
@@ -391,7 +388,7 @@ class NoteWithReply(AgentMiddleware):
 
 
 class NoteAfterModel(AgentMiddleware):
-    """Adds a human message after each reply of the model."""
+    """Middleware that adds a human message in its `after_model` hook."""
 
     async def aafter_model(self, state: AgentState[Any], runtime: Runtime[Any]) -> dict[str, Any] | None:
         """Return the message."""
@@ -403,7 +400,7 @@ class NoteAfterModel(AgentMiddleware):
 async def test_an_answer_before_an_added_human_message_is_stored(
     small_memory: Memory, note: type[AgentMiddleware], first: bool
 ) -> None:
-    """A repeat of the question asks no model."""
+    """An answer followed by an added human message is stored, and a repeated question calls no model."""
     model, memory = ScriptedModel([adding(), "one", "two"]), SessionMemory(small_memory)
     agent = make_agent(model, [note(), memory] if first else [memory, note()], [add])
     for words in ("first", "first", "second"):

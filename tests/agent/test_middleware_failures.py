@@ -1,4 +1,4 @@
-"""Runs that do not end well: what is kept of them, and that the next turn works all the same."""
+"""Tests of runs that fail, are cancelled or stop: what is stored, and that the next turn works."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ DOWN = ConnectionError("the provider is down; the prompt was: canary-7f3a")
 
 
 def check_calls_are_answered(messages: Sequence[BaseMessage]) -> None:
-    """Every tool call of a model call has its result right behind it: providers refuse anything else."""
+    """Check that the results of each tool call follow it directly, because providers reject other orders."""
     for place, message in enumerate(messages):
         if isinstance(message, AIMessage) and message.tool_calls:
             results = messages[place + 1 : place + 1 + len(message.tool_calls)]
@@ -53,7 +53,7 @@ def check_calls_are_answered(messages: Sequence[BaseMessage]) -> None:
 
 
 async def test_a_failing_model_leaves_the_question(memory: Memory, events: RecordedEvents) -> None:
-    """On every database: the error reaches the caller, the question is kept, and no apology is."""
+    """The question of a failed model call is stored without an answer, and events contain none of the error's text."""
     model = ScriptedModel([DOWN, "hello"])
     agent = make_agent(model, [SessionMemory(memory)])
     with pytest.raises(ConnectionError, match="provider"):
@@ -68,7 +68,7 @@ async def test_a_failing_model_leaves_the_question(memory: Memory, events: Recor
 
 
 async def test_another_question_after_a_failure(small_memory: Memory) -> None:
-    """The question that got no answer is part of the history of the next, with a checkpointer and without."""
+    """The next call contains the unanswered question, with and without a checkpointer."""
     for saver, thread in ((None, "telegram:1"), (InMemorySaver(), "telegram:2")):
         model = ScriptedModel([DOWN, "hello"])
         agent = make_agent(model, [SessionMemory(small_memory)], checkpointer=saver)
@@ -80,7 +80,7 @@ async def test_another_question_after_a_failure(small_memory: Memory) -> None:
 
 
 async def test_words_before_a_failure_are_kept_as_failed(memory: Memory) -> None:
-    """A model that breaks off in mid-stream: what people had read is in the transcript, marked, in its place."""
+    """The streamed part of an answer is stored as failed."""
     agent = make_agent(ScriptedModel([["Let me ", "see", DOWN], "fine"]), [SessionMemory(memory)])
     with pytest.raises(ConnectionError):
         await stream(agent, "hi")
@@ -92,7 +92,7 @@ async def test_words_before_a_failure_are_kept_as_failed(memory: Memory) -> None
 
 @pytest.mark.parametrize("checkpointed", [False, True])
 async def test_a_run_cancelled_in_mid_stream_keeps_what_was_said(memory: Memory, checkpointed: bool) -> None:
-    """On every database: the partial answer is kept as interrupted, and the next turn sees it once."""
+    """The partial answer of a cancelled run is stored as interrupted, and the next call contains it once."""
     gate = Gate()
     model = ScriptedModel([["once upon ", "a ", gate, "time"], "fine"])
     saver = InMemorySaver() if checkpointed else None
@@ -109,7 +109,7 @@ async def test_a_run_cancelled_in_mid_stream_keeps_what_was_said(memory: Memory,
 
 @pytest.mark.parametrize("checkpointed", [False, True])
 async def test_a_run_cancelled_in_tools_keeps_what_was_said_once(memory: Memory, checkpointed: bool) -> None:
-    """On every database: two tools at work are cancelled; what was said before is kept once, the next call is valid."""
+    """The text before cancelled tool calls is stored once, and later calls are valid."""
     gate = Gate()
 
     @tool
@@ -141,7 +141,7 @@ async def test_a_run_cancelled_in_tools_keeps_what_was_said_once(memory: Memory,
 
 @pytest.mark.parametrize("same_id", [True, False])
 async def test_a_failing_tool_leaves_the_question(small_memory: Memory, same_id: bool) -> None:
-    """A tool that raises ends the run; the thread of a checkpointer goes on with a valid call, asked again or anew."""
+    """After a tool has raised, a retry or a new question sends a valid call with the checkpointed state."""
 
     @tool
     def explode() -> str:
@@ -163,7 +163,7 @@ async def test_a_failing_tool_leaves_the_question(small_memory: Memory, same_id:
 async def test_a_reader_who_leaves_after_the_last_token_loses_nothing(
     sqlite_url: str, memory_options: MemoryOptions
 ) -> None:
-    """The consumer breaks out of the stream: the answer is there at the latest when the memory closes."""
+    """An answer whose stream the reader closes is stored at the latest when the memory closes."""
     async with open_memory(sqlite_url, options=memory_options) as memory:
         agent = make_agent(ScriptedModel(["one two"]), [SessionMemory(memory)])
         async with aclosing(tokens(agent, "count")) as pieces:
@@ -175,7 +175,7 @@ async def test_a_reader_who_leaves_after_the_last_token_loses_nothing(
 
 
 class Failing(AgentMiddleware):
-    """Middleware that fails after the model has answered."""
+    """Middleware that raises after the model has answered."""
 
     async def aafter_model(self, state: object, runtime: object) -> None:
         """Fail."""
@@ -185,7 +185,7 @@ class Failing(AgentMiddleware):
 async def test_an_answer_whose_failure_the_program_catches_is_kept_after_a_while(
     small_memory: Memory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody hears of the agent again: its answer is kept by itself, and the next turn sees it."""
+    """An answer is stored after a timeout if the program catches the error that followed it."""
     monkeypatch.setattr("threadkeep.agent.participation.ABANDONED_SECONDS", 0.0)
     middleware = SessionMemory(small_memory)
     agent = make_agent(ScriptedModel(["hello"]), [middleware, Failing()])
@@ -208,7 +208,7 @@ async def test_an_answer_whose_failure_the_program_catches_is_kept_after_a_while
 
 @pytest.mark.parametrize("checkpointed", [False, True])
 async def test_a_run_that_stops_between_answer_and_end_keeps_the_answer(memory: Memory, checkpointed: bool) -> None:
-    """Another middleware fails after the model has answered: the answer is stored at once, before the next question."""
+    """An answer is stored as interrupted if other middleware raises after it."""
     middleware, saver = SessionMemory(memory), InMemorySaver() if checkpointed else None
     with pytest.raises(RuntimeError, match="broken"):
         await ask(make_agent(ScriptedModel(["hello"]), [middleware, Failing()], checkpointer=saver), "hi")
@@ -226,7 +226,7 @@ async def test_a_run_that_stops_between_answer_and_end_keeps_the_answer(memory: 
 
 
 async def test_runs_that_never_end_are_bounded(small_memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody answers the questions of their tools; what is remembered of them does not grow without bound."""
+    """The middleware limits the number of open runs that wait for an interrupt."""
     monkeypatch.setattr("threadkeep.agent.participation._MOST_CALLS", 5)
 
     @tool
@@ -243,8 +243,6 @@ async def test_runs_that_never_end_are_bounded(small_memory: Memory, monkeypatch
 
 
 async def test_a_run_that_failed_in_a_tool_has_ended(small_memory: Memory) -> None:
-    """The middleware holds no turn of it."""
-
     @tool
     def explode() -> str:
         """Fail."""
@@ -258,7 +256,7 @@ async def test_a_run_that_failed_in_a_tool_has_ended(small_memory: Memory) -> No
 
 
 async def test_runs_that_end_leave_nothing_behind(small_memory: Memory) -> None:
-    """Answered, repeated or refused: the middleware holds no turn when nothing runs."""
+    """No run is open after answered, repeated and refused questions."""
     middleware = SessionMemory(small_memory)
     model = ScriptedModel([adding(), "3", "two"])
     agent = make_agent(model, [middleware], [add])
@@ -272,7 +270,7 @@ async def test_runs_that_end_leave_nothing_behind(small_memory: Memory) -> None:
 
 
 async def test_the_turn_of_an_ended_run_is_not_remembered(small_memory: Memory) -> None:
-    """Its messages and its context are free when its root run has ended."""
+    """No RootRun object remains in memory after its run has ended."""
 
     def remembered() -> int:
         gc.collect()
@@ -285,7 +283,7 @@ async def test_the_turn_of_an_ended_run_is_not_remembered(small_memory: Memory) 
 
 
 async def test_an_agent_for_each_request_is_not_held(small_memory: Memory) -> None:
-    """The memory does not keep middlewares alive that nobody uses any more."""
+    """The memory holds no reference to a middleware that is no longer used."""
     agent = make_agent(ScriptedModel(), [middleware := SessionMemory(small_memory)])
     gone = weakref.ref(middleware)
     del agent, middleware
@@ -294,7 +292,7 @@ async def test_an_agent_for_each_request_is_not_held(small_memory: Memory) -> No
 
 
 async def test_the_first_run_is_not_kept_by_what_it_set_going(small_memory: Memory) -> None:
-    """The memory's own tasks begin with the first turn and outlive it: they take nothing of its run with them."""
+    """Background tasks that start with the first turn do not inherit its context."""
     await ask(make_agent(ScriptedModel(["hello"]), [SessionMemory(small_memory)]), "hi")
     tasks = [task for task in asyncio.all_tasks() if task.get_name().startswith("threadkeep-")]
     assert tasks
@@ -302,7 +300,7 @@ async def test_the_first_run_is_not_kept_by_what_it_set_going(small_memory: Memo
 
 
 async def test_a_reader_that_breaks_off_is_followed_by_the_next_turn(memory: Memory) -> None:
-    """What it has read is stored before the next question, wherever it stopped; the garbage collector ends the run."""
+    """The partial answer is stored before the next question, wherever the reader stopped."""
     for number, last in enumerate(["few", "words", "more", "end"] * 4):
         agent = make_agent(ScriptedModel([["a few ", "words ", "more ", "end"], "fine"]), [SessionMemory(memory)])
         room = f"telegram:{number}"

@@ -1,4 +1,4 @@
-"""The database goes away: the agent answers all the same, and every turn is in the transcript in the end, once."""
+"""Tests of agents during a database outage: they answer, and every turn is stored once after the outage."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.xdist_group("unsteady_postgres")
 
 @pytest.fixture
 def hurried(memory_options: MemoryOptions) -> MemoryOptions:
-    """Options of an application that notices an outage after a moment, and delivers when the test says so."""
+    """Return options that detect an outage within a second and deliver only when the test asks for it."""
     return dataclasses.replace(
         memory_options,
         store=StoreOptions(lock_timeout_seconds=1.0, pool_timeout_seconds=1.0),
@@ -49,21 +49,24 @@ def hurried(memory_options: MemoryOptions) -> MemoryOptions:
 
 @pytest.fixture
 def unsteady_url(unsteady_postgres: Postgres) -> Iterator[str]:
-    """A database on a PostgreSQL that the test may stop."""
+    """Create a database on a PostgreSQL server that the test may stop."""
     with unsteady_postgres.database() as url:
         yield url
 
 
 @pytest.fixture
 async def failing(unsteady_url: str, hurried: MemoryOptions, events: RecordedEvents) -> AsyncIterator[Memory]:
-    """A memory on a PostgreSQL that the test may stop."""
+    """Open a memory on a PostgreSQL server that the test may stop."""
     async with open_memory(unsteady_url, observers=[events], options=hurried) as memory:
         yield memory
 
 
 @asynccontextmanager
 async def locked(url: str) -> AsyncIterator[None]:
-    """Hold the lock of a SQLite file as another program would; the memory may end what it writes before."""
+    """Hold the exclusive lock of a SQLite file during the block, as another program would.
+
+    Taking the lock waits until the memory has finished its current write.
+    """
     path = url.removeprefix("sqlite:///")
     with closing(sqlite3.connect(path, isolation_level=None, check_same_thread=False)) as connection:
         await asyncio.to_thread(connection.execute, "BEGIN EXCLUSIVE")
@@ -72,13 +75,16 @@ async def locked(url: str) -> AsyncIterator[None]:
 
 
 def rename(path: Path, table: str, name: str) -> None:
-    """Rename a table. In a thread: what the memory still writes needs the event loop to end."""
+    """Rename a table.
+
+    Call it in a thread: pending writes of the memory need the event loop.
+    """
     with closing(sqlite3.connect(path)) as connection:
         connection.execute(f"ALTER TABLE {table} RENAME TO {name}")
 
 
 async def recover(memory: Memory, *, refused: int = 0) -> None:
-    """Deliver what waits, as the memory does in its own time; finding the server again takes the pool some."""
+    """Deliver pending turns until only the given number of refused ones remains."""
     async with asyncio.timeout(HANG_SECONDS):
         while [entry.error for entry in memory.pending.entries] != ["WrongUser"] * refused:
             await memory.pending.deliver()
@@ -88,7 +94,7 @@ async def recover(memory: Memory, *, refused: int = 0) -> None:
 async def test_an_agent_without_its_database_answers(
     failing: Memory, unsteady_postgres: Postgres, events: RecordedEvents
 ) -> None:
-    """PostgreSQL is stopped: answers come within the patience, without history but with what this process still has."""
+    """During an outage an agent answers with the turns that this process still has, and stores them afterwards."""
     model = ScriptedModel(["hello", "noted", adding(), "green and 3", "green"])
     agent = make_agent(model, [SessionMemory(failing)], [add])
     await ask(agent, "hi")
@@ -122,7 +128,7 @@ async def test_an_agent_without_its_database_answers(
 
 
 async def test_a_recorded_graph_answers_without_its_history(failing: Memory, unsteady_postgres: Postgres) -> None:
-    """Its turns wait, and are what it is given of the session meanwhile."""
+    """During an outage a recorded graph receives the pending turns as its history."""
     model = ScriptedModel(["hello", "noted", "green"])
     graph = recorded(create_agent(model, []), failing)
     await graph.ainvoke(input_of("hi"), config_of())
@@ -140,7 +146,6 @@ async def test_a_recorded_graph_answers_without_its_history(failing: Memory, uns
 def test_a_synchronous_agent_answers_in_an_outage(
     unsteady_url: str, hurried: MemoryOptions, unsteady_postgres: Postgres
 ) -> None:
-    """The same for `invoke` over a memory for synchronous code."""
     with open_memory_sync(unsteady_url, options=hurried) as memory:
         model = ScriptedModel(["noted", "green"])
         agent = make_agent(model, [SessionMemory(memory)])
@@ -157,7 +162,7 @@ def test_a_synchronous_agent_answers_in_an_outage(
 
 
 async def test_a_database_that_stops_in_mid_turn(failing: Memory, unsteady_postgres: Postgres) -> None:
-    """The question was stored, the answer waits: it is kept once, behind its question, with the run of both."""
+    """An answer after the database has stopped is stored once after the outage, with its question's run id."""
     gate = Gate()
     agent = make_agent(ScriptedModel([["hell", gate, "o"]]), [SessionMemory(failing)])
     task = asyncio.create_task(ask(agent, "hi", message_id="telegram:1"))
@@ -175,7 +180,7 @@ async def test_a_database_that_stops_in_mid_turn(failing: Memory, unsteady_postg
 
 
 async def test_a_run_cancelled_in_an_outage_keeps_what_was_said(failing: Memory, unsteady_postgres: Postgres) -> None:
-    """Law 2 has no exceptions: also the half of an answer waits for its place."""
+    """The partial answer of a run that is cancelled during an outage is stored as interrupted afterwards."""
     unsteady_postgres.stop()
     gate = Gate()
     agent = make_agent(ScriptedModel([["hell", gate, "o"]]), [SessionMemory(failing)])
@@ -194,7 +199,7 @@ async def test_a_run_cancelled_in_an_outage_keeps_what_was_said(failing: Memory,
 
 
 async def test_another_users_waiting_words_are_not_shown(failing: Memory, unsteady_postgres: Postgres) -> None:
-    """While nobody can tell whose session it is, nobody sees what the other has just said there."""
+    """Pending turns are not sent in a run of another user."""
     model = ScriptedModel(["noted", "I do not know", "canary"])
     agent = make_agent(model, [SessionMemory(failing)])
     unsteady_postgres.stop()
@@ -210,7 +215,7 @@ async def test_another_users_waiting_words_are_not_shown(failing: Memory, unstea
 async def test_a_message_that_comes_twice_in_an_outage_is_one_turn(
     failing: Memory, unsteady_postgres: Postgres
 ) -> None:
-    """The second delivery finds the answer among what waits."""
+    """A repeated message id during an outage returns the pending answer."""
     model = ScriptedModel(["hello"])
     agent = make_agent(model, [SessionMemory(failing)])
     unsteady_postgres.stop()
@@ -225,7 +230,7 @@ async def test_a_message_that_comes_twice_in_an_outage_is_one_turn(
 async def test_turns_of_an_outage_survive_the_process(
     unsteady_postgres: Postgres, unsteady_url: str, hurried: MemoryOptions
 ) -> None:
-    """The application ends while the database is away; the next one finds its turns on disk."""
+    """The next process stores the turns that an ended process had saved on disk."""
     async with open_memory(unsteady_url, options=hurried) as memory:
         unsteady_postgres.stop()
         await ask(make_agent(ScriptedModel(["hello"]), [SessionMemory(memory)]), "hi")
@@ -238,7 +243,7 @@ async def test_turns_of_an_outage_survive_the_process(
 async def test_a_locked_file_is_read_and_written_later(
     sqlite_url: str, hurried: MemoryOptions, events: RecordedEvents
 ) -> None:
-    """Another program holds SQLite's lock: history is read all the same, the turn waits, and is written once."""
+    """While another program locks the SQLite file, history is read, and turns are stored once afterwards."""
     async with open_memory(sqlite_url, observers=[events], options=hurried) as memory:
         model = ScriptedModel(["hello", "fine", "yes"])
         agent = make_agent(model, [SessionMemory(memory)])
@@ -260,7 +265,7 @@ async def test_a_locked_file_is_read_and_written_later(
 async def test_what_joins_a_message_that_waits_is_kept(
     sqlite_url: str, hurried: MemoryOptions, events: RecordedEvents, *, answered: bool
 ) -> None:
-    """A message comes once more, with one before it: whether it is answered by now or not, the other is not lost."""
+    """A new message that is sent with a pending one is stored, whether the pending one is answered or not."""
     async with open_memory(sqlite_url, observers=[events], options=hurried) as memory:
         agent = make_agent(ScriptedModel(["fine" if answered else ConnectionError(), "fine"]), [SessionMemory(memory)])
         both = {"messages": [HumanMessage("one", id="1"), HumanMessage("two", id="2")]}
@@ -276,7 +281,7 @@ async def test_what_joins_a_message_that_waits_is_kept(
 async def test_a_memory_that_cannot_be_read_does_not_stop_the_agent(
     sqlite_url: str, hurried: MemoryOptions, events: RecordedEvents, tmp_path: Path
 ) -> None:
-    """The file's tables are gone: the agent answers without history, the failure is told, the turn waits."""
+    """An agent whose tables are missing answers without history, and the failure is an event."""
     async with open_memory(sqlite_url, observers=[events], options=hurried) as memory:
         agent = make_agent(ScriptedModel(["hello", "fine"]), [SessionMemory(memory)])
         await ask(agent, "hi")
@@ -290,7 +295,7 @@ async def test_a_memory_that_cannot_be_read_does_not_stop_the_agent(
 
 @asynccontextmanager
 async def no_disk(folder: Path) -> AsyncIterator[None]:
-    """Let no file be made in a folder: another program's file is in its place."""
+    """Replace a folder by a file during the block, so that no file can be created in it."""
     await asyncio.to_thread(shutil.rmtree, folder)
     await asyncio.to_thread(folder.touch)
     yield
@@ -301,7 +306,7 @@ async def no_disk(folder: Path) -> AsyncIterator[None]:
 async def test_an_answer_that_could_be_lost_is_told_to_nobody(
     sqlite_url: str, hurried: MemoryOptions, tmp_path: Path, again: str
 ) -> None:
-    """Neither the database nor the disk takes it: the caller gets an error, and the answer when one of them does."""
+    """An answer that neither database nor disk can store raises an error; a retry returns it once it is stored."""
     options = dataclasses.replace(hurried, pending=dataclasses.replace(hurried.pending, folder=tmp_path / "waiting"))
     model = ScriptedModel(["hello", "only one"])
     async with open_memory(sqlite_url, options=options) as memory, contextlib.AsyncExitStack() as outage:

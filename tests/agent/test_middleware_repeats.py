@@ -1,4 +1,4 @@
-"""Repeats are real, deliveries of one message are one; and many turns at once on one session."""
+"""Tests of repeated message ids, repeated texts and concurrent turns of one session."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from threadkeep.testing import Gate, ScriptedModel
 
 @pytest.mark.parametrize("checkpointed", [False, True])
 async def test_the_same_message_id_again_gets_the_same_answer(memory: Memory, checkpointed: bool) -> None:
-    """On every database: a message that is delivered twice is answered once; the model is not called again."""
+    """A repeated message id returns the stored answer with its id and does not call the model."""
     model = ScriptedModel([adding(), "3"])
     saver = InMemorySaver() if checkpointed else None
     agent = make_agent(model, [SessionMemory(memory)], [add], checkpointer=saver)
@@ -45,14 +45,14 @@ async def test_the_same_message_id_again_gets_the_same_answer(memory: Memory, ch
 
 
 class Signed(AgentMiddleware[AgentState[Any], Any, Any]):
-    """Middleware that adds a line to each answer of the model: under the same id, or in a new message."""
+    """Middleware that adds text to each answer, under the same id or in a new message."""
 
     def __init__(self, way: str) -> None:
         super().__init__()
         self._way = way
 
     def after_model(self, state: AgentState[Any], runtime: Runtime[Any]) -> dict[str, Any]:
-        """Add it."""
+        """Add the text."""
         said = state["messages"][-1]
         signed = AIMessage(f"{said.text} (a machine)", id=said.id if self._way == "changed" else None)
         return {"messages": [*([RemoveMessage(str(said.id))] if self._way == "replaced" else []), signed]}
@@ -64,7 +64,7 @@ class Signed(AgentMiddleware[AgentState[Any], Any, Any]):
 async def test_middleware_that_changes_answers_does_not_change_a_repeated_one_again(
     memory: Memory, checkpointed: bool, way: str, listed_first: bool
 ) -> None:
-    """On every database: what a repeat tells is what is stored, also to the model in later turns."""
+    """A repeated answer is returned and later sent as it is stored."""
     model = ScriptedModel(["one", "two", "three"])
     saver = InMemorySaver() if checkpointed else None
     middleware = [SessionMemory(memory), Signed(way)]
@@ -83,7 +83,7 @@ async def test_middleware_that_changes_answers_does_not_change_a_repeated_one_ag
 async def test_middleware_that_deletes_answers_does_not_delete_a_repeated_one(
     memory: Memory, checkpointed: bool
 ) -> None:
-    """On every database: the caller is told the stored answer."""
+    """Middleware that deletes the model's reply does not delete a repeated answer."""
 
     class Deleting(AgentMiddleware[AgentState[Any], Any, Any]):
         """Middleware that deletes the model's reply."""
@@ -100,7 +100,7 @@ async def test_middleware_that_deletes_answers_does_not_delete_a_repeated_one(
 
 
 async def test_another_agent_gives_the_same_answer_to_the_same_message(memory: Memory) -> None:
-    """On every database: the answer is found in the transcript, by whichever process the second delivery reaches."""
+    """Another agent over the same database returns the stored answer to a repeated message id."""
     await ask(make_agent(ScriptedModel(["hello"]), [SessionMemory(memory)]), "hi", message_id="telegram:42")
     model = ScriptedModel(["never"])
     assert await ask(make_agent(model, [SessionMemory(memory)]), "hi", message_id="telegram:42") == "hello"
@@ -108,7 +108,7 @@ async def test_another_agent_gives_the_same_answer_to_the_same_message(memory: M
 
 
 async def test_an_unanswered_message_from_before_the_window_is_answered(memory: Memory) -> None:
-    """On every database: it comes again when the window of the other turns begins after it."""
+    """An unanswered message that is sent again is answered even if the window begins after it."""
     model = ScriptedModel([ConnectionError(), *(f"answer {number}" for number in range(9))])
     agent = make_agent(model, [SessionMemory(memory, max_messages=4)])
     with pytest.raises(ConnectionError):
@@ -123,7 +123,7 @@ async def test_an_unanswered_message_from_before_the_window_is_answered(memory: 
 async def test_an_unanswered_message_directly_before_the_newest_one_is_answered(
     memory: Memory, reply: str | ConnectionError
 ) -> None:
-    """On every database: a checkpointer's state has no reply between them, whether the newest is answered or not."""
+    """An unanswered message is answered on repeat, although the checkpointed state has no answer after it."""
     model = ScriptedModel([ConnectionError(), reply, "one"])
     agent = make_agent(model, [SessionMemory(memory)], checkpointer=InMemorySaver())
     for message_id in ("m1", "m2"):
@@ -135,7 +135,7 @@ async def test_an_unanswered_message_directly_before_the_newest_one_is_answered(
 
 
 async def test_a_newer_message_comes_again_after_an_older_one(memory: Memory) -> None:
-    """On every database: a checkpointer's state has the older one's steps and answer after the newer one."""
+    """A repeated message is answered although the checkpointed state has an older message's answer after it."""
     model = ScriptedModel([ConnectionError(), ConnectionError(), adding(), "one", adding("call-2", 2, 2), "two"])
     agent = make_agent(model, [SessionMemory(memory, tool_memory=0)], [add], checkpointer=InMemorySaver())
     for message_id in ("m1", "m2", "m1"):
@@ -148,7 +148,7 @@ async def test_a_newer_message_comes_again_after_an_older_one(memory: Memory) ->
 
 
 async def test_a_message_that_was_deleted_and_comes_again_is_answered_and_not_kept(memory: Memory) -> None:
-    """On every database: who asks gets an answer; what was deleted does not come back, and neither does half of it."""
+    """A repeated message that retention deleted is answered, and neither it nor its answer is stored."""
     agent = make_agent(ScriptedModel(["hello", "what else?", "hello again"]), [SessionMemory(memory)])
     await ask(agent, "hi", message_id="telegram:42")
     await ask(agent, "more", message_id="telegram:43")
@@ -162,7 +162,7 @@ async def test_a_message_that_was_deleted_and_comes_again_is_answered_and_not_ke
 async def test_the_same_message_id_twice_at_once_is_one_turn(
     memory: Memory, checkpointed: bool, one_middleware: bool
 ) -> None:
-    """On every database: both callers are answered; one question and one answer are kept, of one run."""
+    """Two concurrent unordered runs of one message id return and store one answer."""
     gates = [Gate(), Gate()]
     model = ScriptedModel([["hell", gates[0], "o"], ["hell", gates[1], "o"]])
     middlewares = [SessionMemory(memory, ordered=False) for _ in range(2)]
@@ -184,7 +184,7 @@ async def test_the_same_message_id_twice_at_once_is_one_turn(
 
 
 async def test_the_second_of_two_at_once_may_end_first(small_memory: Memory) -> None:
-    """The one that ends first has its answer kept, whichever came first."""
+    """Of two concurrent runs of one message id, the answer of the first to end is stored."""
     gates = [Gate(), Gate()]
     model = ScriptedModel([[gates[0], "first"], [gates[1], "second"]])
     agent = make_agent(model, [SessionMemory(small_memory, ordered=False)])
@@ -200,7 +200,7 @@ async def test_the_second_of_two_at_once_may_end_first(small_memory: Memory) -> 
 
 
 async def test_turns_of_a_session_go_one_after_the_other(small_memory: Memory) -> None:
-    """In the order in which they came, each with the answer to the one before it in its call."""
+    """Concurrent turns run in their order of arrival, and each call contains the previous answers."""
     model = ScriptedModel([f"answer {n}" for n in range(5)])
     agents = [make_agent(model, [SessionMemory(small_memory)]) for _ in range(2)]
     await asyncio.gather(*(ask(agents[n % 2], f"question {n}") for n in range(5)))
@@ -210,7 +210,7 @@ async def test_turns_of_a_session_go_one_after_the_other(small_memory: Memory) -
 
 
 async def test_the_same_message_id_twice_at_once_is_answered_once(small_memory: Memory) -> None:
-    """The second delivery waits for the first one, and gets its answer."""
+    """The second of two concurrent runs of one message id waits and returns the first one's answer."""
     model = ScriptedModel(["hello"])
     agents = [make_agent(model, [SessionMemory(small_memory)]) for _ in range(2)]
     answers = await asyncio.gather(*(ask(agent, "hi", message_id="telegram:42") for agent in agents))
@@ -219,7 +219,7 @@ async def test_the_same_message_id_twice_at_once_is_answered_once(small_memory: 
 
 
 async def test_the_same_words_are_another_turn(memory: Memory) -> None:
-    """On every database: "ok" three times is said three times, and answered three times with the same words."""
+    """A repeated text without an id is a new turn."""
     model = ScriptedModel(["Done."] * 3)
     agent = make_agent(model, [SessionMemory(memory)])
     for _ in range(3):
@@ -229,7 +229,7 @@ async def test_the_same_words_are_another_turn(memory: Memory) -> None:
 
 
 async def test_twenty_turns_at_once_lose_nothing(memory: Memory) -> None:
-    """On every database: forty messages, every question once with its own answer, numbered without gaps."""
+    """Twenty concurrent unordered turns store each question and answer once, with consecutive sequence numbers."""
     everybody = asyncio.Event()
     waiting = 0
 
@@ -254,7 +254,7 @@ async def test_twenty_turns_at_once_lose_nothing(memory: Memory) -> None:
 
 
 async def test_turns_at_once_do_not_see_what_came_after_their_question(small_memory: Memory) -> None:
-    """A turn that takes long is not shown the turns that overtook it, whichever of its calls is made."""
+    """No call of a slow turn contains turns that began after its question."""
     gate = Gate()
 
     def answer(messages: Sequence[BaseMessage]) -> list[str | AIMessage | BaseException | Gate]:
@@ -273,7 +273,7 @@ async def test_turns_at_once_do_not_see_what_came_after_their_question(small_mem
 
 
 async def test_a_repeat_among_new_messages_is_one_turn_all_the_same(small_memory: Memory) -> None:
-    """A client that sends its newest two messages each time: the one that is known is not stored again."""
+    """A known message that is sent with a new one is not stored again."""
     agent = make_agent(ScriptedModel(["one", "two"]), [SessionMemory(small_memory)])
     await ask(agent, "first", message_id="telegram:1")
     both = [HumanMessage("first", id="telegram:1"), HumanMessage("second", id="telegram:2")]
@@ -287,7 +287,6 @@ async def test_a_repeat_among_new_messages_is_one_turn_all_the_same(small_memory
 
 
 async def test_messages_without_an_id_get_one_each(small_memory: Memory) -> None:
-    """An id is assigned where the platform gives none, never the same twice."""
     agent = make_agent(ScriptedModel(["a", "b"]), [SessionMemory(small_memory)])
     await ask(agent, "hi")
     await ask(agent, "hi")
@@ -297,7 +296,7 @@ async def test_messages_without_an_id_get_one_each(small_memory: Memory) -> None
 
 
 async def test_a_client_that_sends_the_whole_conversation_does_not_double_it(memory: Memory) -> None:
-    """On every database: known messages are recognised by their text and order, without ids; the last one is new."""
+    """Messages without ids are recognized by text and order, also if texts repeat."""
     model = ScriptedModel(["one", "ok then", "ok then", "four"])
     agent = make_agent(model, [SessionMemory(memory)])
     history: list[tuple[str, str]] = []
@@ -310,7 +309,7 @@ async def test_a_client_that_sends_the_whole_conversation_does_not_double_it(mem
 
 
 async def test_an_earlier_message_with_the_words_of_the_question_is_sent_too(small_memory: Memory) -> None:
-    """A client may send a history that the session does not have, in which a person says the same twice."""
+    """An unknown history is sent to the model even if one of its messages equals the question."""
     model = ScriptedModel(["fine"])
     agent = make_agent(model, [SessionMemory(small_memory)])
     history = [HumanMessage("yes", id="a"), AIMessage("Sure?", id="b"), HumanMessage("yes", id="c")]
@@ -319,7 +318,7 @@ async def test_an_earlier_message_with_the_words_of_the_question_is_sent_too(sma
 
 
 async def test_one_message_object_in_two_calls_is_a_repeat(small_memory: Memory) -> None:
-    """LangGraph writes an id into it; a dictionary stays as it is, so it is a new message each time."""
+    """A message object that is sent twice is a repeat, because LangGraph sets its id; a dictionary is not."""
     model = ScriptedModel(["a", "b", "c"])
     agent = make_agent(model, [SessionMemory(small_memory)])
     message = HumanMessage("hi")
@@ -334,7 +333,7 @@ async def test_one_message_object_in_two_calls_is_a_repeat(small_memory: Memory)
 async def test_who_comes_second_never_tells_its_own_answer(
     memory: Memory, memory_options: MemoryOptions, database_url: str, monkeypatch: pytest.MonkeyPatch, failures: int
 ) -> None:
-    """Another process has answered, and its answer cannot be read at once: it is tried again, then the call fails."""
+    """A run that ends second returns the first answer; if it cannot be read after retries, the run fails."""
     monkeypatch.setattr("threadkeep.agent.turns._READ_PAUSES", (0.0, 0.01))
     gate, tell = Gate(), Session.tell
     left = iter(range(failures))

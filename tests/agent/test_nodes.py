@@ -1,4 +1,4 @@
-"""The memory of plain graphs: a turn around a model call in any node, and a ready node."""
+"""Tests of memory in plain graphs: `session_turn` around a model call, and `memory_node`."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ type Node = Runnable[Any, Any] | Callable[[Any, RunnableConfig], Awaitable[Any]]
 
 
 def graph_of(node: Node, saver: BaseCheckpointSaver[str] | None = None, state: type[Any] = MessagesState) -> Agent:
-    """A graph of one node."""
+    """Return a graph of one node."""
     builder: Any = StateGraph(state)
     builder.add_node("chat", node)
     builder.add_edge(START, "chat")
@@ -53,7 +53,7 @@ def graph_of(node: Node, saver: BaseCheckpointSaver[str] | None = None, state: t
 
 
 def talking(memory: Memory, model: ScriptedModel, options: TurnOptions | None = None) -> Node:
-    """A node as users write it with `session_turn`."""
+    """Return a node with `session_turn`, as users write it."""
 
     async def chat(state: MessagesState, config: RunnableConfig) -> dict[str, list[BaseMessage]]:
         async with session_turn(memory, state["messages"], config, options) as turn:
@@ -65,7 +65,7 @@ def talking(memory: Memory, model: ScriptedModel, options: TurnOptions | None = 
 
 
 def ready(memory: Memory, model: ScriptedModel, options: TurnOptions | None = None) -> Node:
-    """The ready node."""
+    """Return a `memory_node`."""
     return memory_node(memory, model, options=options)
 
 
@@ -76,7 +76,7 @@ with_and_without = pytest.mark.parametrize("checkpointed", [False, True])
 @both
 @with_and_without
 async def test_a_graph_remembers(memory: Memory, node: Callable[..., Node], checkpointed: bool) -> None:
-    """On every database: the second call sees the first turn once, and the four messages are kept."""
+    """The second call contains the first turn once, with and without a checkpointer."""
     model = ScriptedModel(["hello Ann", "you are Ann"])
     graph = graph_of(node(memory, model), InMemorySaver() if checkpointed else None)
     await ask(graph, "I am Ann")
@@ -91,7 +91,7 @@ async def test_a_graph_remembers(memory: Memory, node: Callable[..., Node], chec
 
 
 async def test_a_node_keeps_to_its_limits(small_memory: Memory) -> None:
-    """The system message first, the newest messages that fit, the question last; never over the budget."""
+    """A call has the system message first and the question last, and never exceeds the budget."""
     await small_memory.session(ROOM).append(numbered(25))
     model = ScriptedModel(["fine"])
     options = TurnOptions(max_messages=20, max_tokens=60)
@@ -106,7 +106,7 @@ async def test_a_node_keeps_to_its_limits(small_memory: Memory) -> None:
 
 
 def test_a_node_without_room_for_a_prompt_is_not_built(sqlite_memory: Memory) -> None:
-    """It says so at once, with the three numbers, and not at the first message."""
+    """A budget without room for a prompt raises BudgetTooSmall when the node is created."""
     with pytest.raises(BudgetTooSmall, match=r"4000.*3488.*512"):
         memory_node(sqlite_memory, ScriptedModel(), options=TurnOptions(context_window=4000, max_output_tokens=3488))
     with pytest.raises(BudgetTooSmall, match=r"128000.*500000"):
@@ -114,7 +114,7 @@ def test_a_node_without_room_for_a_prompt_is_not_built(sqlite_memory: Memory) ->
 
 
 async def test_a_bounded_state_costs_no_memory(small_memory: Memory) -> None:
-    """With the in-run reducer the state stays small, and the model still sees the transcript."""
+    """With `bounded_messages` the state stays small, and the model still receives the whole session."""
 
     class Small(TypedDict):
         messages: Annotated[list[AnyMessage], bounded_messages(max_messages=2)]
@@ -136,7 +136,7 @@ async def test_a_bounded_state_costs_no_memory(small_memory: Memory) -> None:
 
 @both
 async def test_a_failing_model_leaves_the_question(memory: Memory, node: Callable[..., Node]) -> None:
-    """On every database: the question is kept, the error reaches the caller, and a second try is the same turn."""
+    """The question of a failed model call is stored, and a retry completes its turn."""
     model = ScriptedModel([ConnectionError("down"), "hello"])
     graph = graph_of(node(memory, model))
     with pytest.raises(ConnectionError):
@@ -147,7 +147,7 @@ async def test_a_failing_model_leaves_the_question(memory: Memory, node: Callabl
 
 
 async def test_words_before_a_failure_are_kept_as_failed(small_memory: Memory) -> None:
-    """A model that breaks off in mid-stream, and a second try of the same message."""
+    """The streamed part of an answer is stored as failed, and a retry stores a complete answer."""
     model = ScriptedModel([["Let me ", ConnectionError("down")], "hello"])
     graph = graph_of(talking(small_memory, model))
     with pytest.raises(ConnectionError):
@@ -162,7 +162,7 @@ async def test_words_before_a_failure_are_kept_as_failed(small_memory: Memory) -
 async def test_a_cancelled_stream_keeps_what_was_said(
     small_memory: Memory, node: Callable[..., Node], checkpointed: bool
 ) -> None:
-    """The half answer is kept as interrupted, and the next turn goes on from it."""
+    """The partial answer is stored as interrupted, and the next call contains it."""
     gate = Gate()
     model = ScriptedModel([["once upon ", gate, "a time"], "fine"])
     graph = graph_of(node(small_memory, model), InMemorySaver() if checkpointed else None)
@@ -178,7 +178,7 @@ async def test_a_cancelled_stream_keeps_what_was_said(
 @both
 @with_and_without
 async def test_the_same_message_id_again(memory: Memory, node: Callable[..., Node], checkpointed: bool) -> None:
-    """On every database: one model call, one turn, the same answer."""
+    """A repeated message id returns the stored answer and does not call the model."""
     model = ScriptedModel(["hello"])
     graph = graph_of(node(memory, model), InMemorySaver() if checkpointed else None)
     for _ in range(2):
@@ -188,7 +188,7 @@ async def test_the_same_message_id_again(memory: Memory, node: Callable[..., Nod
 
 
 async def test_the_same_message_id_twice_at_once(memory: Memory) -> None:
-    """On every database: two runs, one question and one answer in the transcript."""
+    """Two concurrent runs of one message id store one question and one answer."""
     gates = [Gate(), Gate()]
     model = ScriptedModel([["hell", gates[0], "o"], ["hell", gates[1], "o"]])
     graph = graph_of(talking(memory, model, TurnOptions(ordered=False)))
@@ -203,7 +203,7 @@ async def test_the_same_message_id_twice_at_once(memory: Memory) -> None:
 
 
 async def test_twenty_turns_at_once(memory: Memory) -> None:
-    """On every database: forty messages, each once."""
+    """Twenty concurrent turns store each message once."""
     graph = graph_of(talking(memory, ScriptedModel([lambda said: f"answer to {said[-1].text}"] * 20)))
     await asyncio.gather(*(ask(graph, f"question {n}") for n in range(20)))
     said = [text for _, text in await kept(memory)]
@@ -211,7 +211,7 @@ async def test_twenty_turns_at_once(memory: Memory) -> None:
 
 
 async def test_an_interrupt_in_the_node(memory: Memory) -> None:
-    """On every database: the node begins again when it is resumed; the question is kept once, the answer once."""
+    """A node that starts again after an interrupt stores its question and its answer once."""
     model = ScriptedModel(["done"])
 
     async def chat(state: MessagesState, config: RunnableConfig) -> dict[str, list[BaseMessage]]:
@@ -231,7 +231,7 @@ async def test_an_interrupt_in_the_node(memory: Memory) -> None:
 
 
 async def test_messages_without_ids_are_not_doubled(memory: Memory) -> None:
-    """On every database: outside of a graph nobody gives ids to messages, so the turn does."""
+    """Outside of a graph, messages without ids are stored once."""
     model = ScriptedModel(["hello", "fine"])
     for n, words in enumerate(("hi", "and now?")):
         async with session_turn(memory, [SystemMessage("be kind"), HumanMessage(words)], config_of()) as turn:
@@ -241,7 +241,7 @@ async def test_messages_without_ids_are_not_doubled(memory: Memory) -> None:
 
 
 async def test_an_answer_of_the_nodes_own_is_known_again(small_memory: Memory) -> None:
-    """A reply that no model made gets its id before it is kept, so that the state's copy is the same message."""
+    """An answer that no model made gets an id, so that its copy in the state is recognized."""
 
     async def echo(state: MessagesState, config: RunnableConfig) -> dict[str, list[BaseMessage]]:
         async with session_turn(small_memory, state["messages"], config) as turn:
@@ -255,21 +255,19 @@ async def test_an_answer_of_the_nodes_own_is_known_again(small_memory: Memory) -
 
 
 async def test_a_block_without_an_answer_keeps_the_question(small_memory: Memory) -> None:
-    """Nothing is said in the assistant's name."""
     async with session_turn(small_memory, [HumanMessage("hi")], config_of()):
         pass
     assert await kept(small_memory) == [("user", "hi")]
 
 
 async def test_text_is_an_answer_too(small_memory: Memory) -> None:
-    """The answer need not be a message."""
     async with session_turn(small_memory, [HumanMessage("hi")], config_of()) as turn:
         turn.answer("hello")
     assert await kept(small_memory) == [("user", "hi"), ("assistant", "hello")]
 
 
 async def test_whose_session_it_is(small_memory: Memory) -> None:
-    """Ids come from the config as for agents: missing ones and other users' are refused before the block."""
+    """A missing session id and a wrong user raise an error before the block; an option can derive the session id."""
     with pytest.raises(InvalidKey, match="thread_id"):
         async with session_turn(small_memory, [HumanMessage("hi")], {"configurable": {}}):
             pytest.fail("the block must not begin")
@@ -285,7 +283,7 @@ async def test_whose_session_it_is(small_memory: Memory) -> None:
 
 
 async def test_the_config_of_the_run_is_found_by_itself(small_memory: Memory) -> None:
-    """Inside a graph the config need not be handed over."""
+    """Inside a graph, `session_turn` needs no config argument."""
 
     async def chat(state: MessagesState) -> dict[str, list[BaseMessage]]:
         async with session_turn(small_memory, state["messages"]) as turn:
@@ -297,7 +295,7 @@ async def test_the_config_of_the_run_is_found_by_itself(small_memory: Memory) ->
 
 
 async def test_agents_and_graphs_share_sessions(small_memory: Memory) -> None:
-    """What was said to an agent is seen by a graph, whatever way its model is called."""
+    """A graph receives the turns of an agent in the same session."""
     from langchain.agents import create_agent
 
     agent: Agent = create_agent(ScriptedModel(["hello Ann"]), middleware=[SessionMemory(small_memory)])

@@ -1,4 +1,4 @@
-"""The same message again to a recorded graph: its end was stored, so nothing of it runs again."""
+"""Tests of repeated messages to a recorded graph: if its final answer was stored, no node runs again."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 
 class Bound(ScriptedModel):
-    """A scripted model that takes tools."""
+    """A scripted model that accepts tools."""
 
     def bind_tools(self, tools: Any, **kwargs: Any) -> Any:
-        """Return the model: the script says which tools it calls."""
+        """Return the model itself; the script determines its tool calls."""
         return self
 
 
@@ -44,19 +44,19 @@ class Score(BaseModel):
 
 
 class Noted(MessagesState):
-    """A state with more than messages."""
+    """A state with other values than messages."""
 
     route: str
     score: Score
 
 
 def asking() -> dict[str, Any]:
-    """Return the same input again, as another delivery has it."""
+    """Return the same question with the same id, as a repeated delivery."""
     return input_of("2 + 2?", "m1")
 
 
 def names_and_texts(state: Any) -> list[tuple[str | None, str]]:
-    """Return who said what after the question."""
+    """Return the name and text of each message after the question."""
     return [(message.name, message.text) for message in state["messages"][1:] if message.text]
 
 
@@ -85,7 +85,7 @@ def speaker(memory: Memory, name: str, *replies: Any) -> Any:
 
 @pytest.mark.parametrize("checkpointed", [True, False], ids=["checkpointer", "none"])
 async def test_a_supervisor_is_not_asked_again(memory: Memory, checkpointed: bool) -> None:
-    """On every database: the state has the same answers under the same names and ids."""
+    """A repeat returns the same answers with their names and ids, and calls neither supervisor nor agent."""
     hand_over = AIMessage("", tool_calls=[{"name": "transfer_to_math", "args": {}, "id": "call-1"}])
     chief, math_model = Bound(replies=[hand_over, "it is 4", "fine"]), ScriptedModel(["4"])
     math: Any = create_agent(math_model, [], middleware=[SessionMemory(memory)], name="math")
@@ -105,7 +105,7 @@ async def test_a_supervisor_is_not_asked_again(memory: Memory, checkpointed: boo
 
 @pytest.mark.parametrize("checkpointed", [True, False], ids=["checkpointer", "none"])
 async def test_a_graph_that_ends_with_an_agent_of_its_own_is_not_run_again(memory: Memory, checkpointed: bool) -> None:
-    """On every database: what the agents have stored is the end; the router is not asked, the state is whole."""
+    """A repeat returns the whole state if the last agent stored its own answer, and calls no model."""
     router = ScriptedModel(["math"])
     saver = InMemorySaver() if checkpointed else None
     graph = routed(memory, router, speaker(memory, "math", "4"), speaker(memory, "critic", "right"), saver=saver)
@@ -119,7 +119,7 @@ async def test_a_graph_that_ends_with_an_agent_of_its_own_is_not_run_again(memor
 
 
 async def test_a_graph_that_broke_off_goes_on(memory: Memory) -> None:
-    """On every database: the first agent's answer was stored, and it was not the end."""
+    """A repeat runs the graph again if only an agent before the last one stored its answer."""
     router = ScriptedModel(["math", "math"])
     critic = speaker(memory, "critic", ConnectionError("down"), "right")
     graph = routed(memory, router, speaker(memory, "math", "4"), critic)
@@ -131,7 +131,7 @@ async def test_a_graph_that_broke_off_goes_on(memory: Memory) -> None:
 
 
 async def test_tools_of_a_recorded_agent_run_once(memory: Memory) -> None:
-    """On every database: a repeat pays nothing twice."""
+    """A repeated message runs no tool again."""
     paid: list[int] = []
 
     @tool
@@ -150,7 +150,7 @@ async def test_tools_of_a_recorded_agent_run_once(memory: Memory) -> None:
 
 @pytest.mark.parametrize("restarted", [False, True])
 async def test_a_repeat_gives_the_structured_response_again(memory: Memory, restarted: bool) -> None:
-    """On every database: stored as JSON, and given as the object that it was where the process has seen one."""
+    """A repeat returns the structured response as an object, or as a dictionary in a new process."""
     call = AIMessage("", tool_calls=[{"name": "Score", "args": {"points": 3}, "id": "c"}])
     model = Bound(replies=[call, "never"])
     graph = recorded(create_agent(model, [], response_format=Score, name="judge"), memory)
@@ -166,7 +166,7 @@ async def test_a_repeat_gives_the_structured_response_again(memory: Memory, rest
 
 
 async def test_a_repeat_streams_what_was_stored(memory: Memory) -> None:
-    """On every database: in the modes that the caller asks for."""
+    """A repeat streams the stored answer in every stream mode."""
     model = ScriptedModel(["4", "never"])
     graph = recorded(create_agent(model, [], name="math"), memory)
     await graph.ainvoke(asking(), config_of())
@@ -189,7 +189,7 @@ async def test_a_repeat_streams_what_was_stored(memory: Memory) -> None:
 
 @pytest.mark.filterwarnings("ignore::langchain_core._api.LangChainBetaWarning")
 async def test_a_repeat_has_the_events_of_an_answer(memory: Memory) -> None:
-    """On every database: in each version of LangChain's events; the third one comes with an object of LangGraph."""
+    """A repeat emits the events of an answer in each version of LangChain's events."""
     model = ScriptedModel(["4", "never"])
     graph = recorded(create_agent(model, [], name="math"), memory)
     for version in ("v2", "v2", "v1"):
@@ -205,7 +205,7 @@ async def test_a_repeat_has_the_events_of_an_answer(memory: Memory) -> None:
 
 
 async def test_a_repeat_streams_the_steps_of_a_graph(memory: Memory) -> None:
-    """On every database: the answers of two agents, in their order, with the other values of the state at the end."""
+    """A repeat streams the answers of two agents in order, with the other values of the state in the last update."""
     graph = routed(memory, ScriptedModel(["math"]), speaker(memory, "math", "4"), speaker(memory, "critic", "right"))
     await graph.ainvoke(asking(), config_of())
     first, second = [part async for part in graph.astream(asking(), config_of(), stream_mode="updates")]
@@ -216,7 +216,7 @@ async def test_a_repeat_streams_the_steps_of_a_graph(memory: Memory) -> None:
 
 @pytest.mark.parametrize("mode", ["values", "updates", "messages"])
 async def test_a_stream_ends_with_the_answer_that_was_stored_first(memory: Memory, mode: str) -> None:
-    """On every database: the answer of another process to the same message."""
+    """A stream ends with the answer that a concurrent run of the same message stored first."""
     gate, options = Gate(), TurnOptions(ordered=False)
     late = recorded(create_agent(ScriptedModel([[gate, "late"]]), [], name="math"), memory, options)
     faster = recorded(create_agent(ScriptedModel(["first"]), [], name="math"), memory, options)
@@ -235,7 +235,6 @@ async def test_a_stream_ends_with_the_answer_that_was_stored_first(memory: Memor
 
 
 def test_a_synchronous_stream_ends_with_the_answer_that_was_stored_first(shared_url: str) -> None:
-    """On every database: the answer of another process to the same message."""
     with open_memory_sync(shared_url) as memory:
         options = TurnOptions(ordered=False)
         faster = recorded(create_agent(ScriptedModel(["first"]), [], name="math"), memory, options)
@@ -252,7 +251,7 @@ def test_a_synchronous_stream_ends_with_the_answer_that_was_stored_first(shared_
 
 
 def test_a_repeat_of_a_synchronous_call_runs_nothing(shared_url: str) -> None:
-    """On every database: called and streamed, with and without a checkpointer."""
+    """A synchronous repeat returns or streams the stored answer and calls no model."""
     with open_memory_sync(shared_url) as memory:
         for number, saver in enumerate((None, InMemorySaver())):
             model = ScriptedModel(["4", "never"])
@@ -267,7 +266,7 @@ def test_a_repeat_of_a_synchronous_call_runs_nothing(shared_url: str) -> None:
 
 
 async def test_an_output_of_the_second_version_is_stored(memory: Memory) -> None:
-    """On every database: whatever shape the caller asks for."""
+    """The answer is stored if the caller requests LangGraph's output version `v2`."""
     graph = recorded(create_agent(ScriptedModel(["4"]), [], name="math"), memory)
     output = await graph.ainvoke(asking(), config_of(), version="v2")
     assert output.value["messages"][-1].text == "4"
@@ -276,7 +275,7 @@ async def test_an_output_of_the_second_version_is_stored(memory: Memory) -> None
 
 @pytest.mark.parametrize("checkpointed", [False, True])
 async def test_a_repeat_gets_an_answer_that_is_only_an_image(memory: Memory, checkpointed: bool) -> None:
-    """On every database: it is stored with a mark, and no model is called for it again."""
+    """An answer without text is stored with a mark, and a repeat calls no model."""
     image = AIMessage([{"type": "image", "base64": "aGk=", "mime_type": "image/png"}])
     model = ScriptedModel([image, image, "4"])
     graph = recorded(create_agent(model, [], checkpointer=InMemorySaver() if checkpointed else None), memory)
@@ -288,7 +287,7 @@ async def test_a_repeat_gets_an_answer_that_is_only_an_image(memory: Memory, che
 
 
 async def test_a_recorded_graph_takes_no_number_of_an_answer(memory: Memory) -> None:
-    """On every database: an agent that answered before it was wrapped with `recorded` is not asked again."""
+    """A repeat after an agent was wrapped with `recorded` returns the answer stored before."""
     model = ScriptedModel(["4", "5"])
     agent: Any = create_agent(model, [], middleware=[SessionMemory(memory)])
     for graph in (agent, recorded(agent, memory)):
@@ -298,7 +297,7 @@ async def test_a_recorded_graph_takes_no_number_of_an_answer(memory: Memory) -> 
 
 @pytest.mark.parametrize("streamed", [True, False])
 async def test_words_before_an_interrupt_are_not_the_end(memory: Memory, streamed: bool) -> None:
-    """On every database: neither stored as the answer nor taken for it; the resumed run ends the turn."""
+    """A message before an interrupt is not stored as the answer; the resumed run stores it."""
 
     async def draft(state: MessagesState) -> dict[str, Any]:
         return {"messages": [AIMessage("a draft")]}
@@ -324,7 +323,7 @@ async def test_words_before_an_interrupt_are_not_the_end(memory: Memory, streame
 
 
 async def test_an_agent_of_a_resumed_graph_takes_part_in_its_turn(memory: Memory) -> None:
-    """On every database: its call has the session, and its answer belongs to the question, also to an older one."""
+    """An agent in a resumed graph receives the session, and its answer belongs to the interrupted question."""
 
     @tool
     def ask_person() -> str:

@@ -1,4 +1,4 @@
-"""Several agents in one graph: each is asked once, each answer is stored under its author, whoever asks again."""
+"""Tests of several agents in one graph: one model call and one stored answer for each, also in a repeated run."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from threadkeep.testing import ScriptedModel
 
 
 async def said(memory: Memory, thread_id: str = ROOM) -> list[tuple[str | None, str]]:
-    """Return who said what: the author of each answer, None for the person."""
+    """Return the author and text of each message in a session; the author of a person's message is None."""
     return [(message.author, message.content) for message in await memory.session(thread_id).tail(50)]
 
 
@@ -43,7 +43,7 @@ def writer(memory: Memory, *replies: str, name: str | None = "writer", **options
 
 
 def in_line(*agents: Any, state: type = MessagesState, saver: InMemorySaver | None = None) -> Any:
-    """Return a graph that runs agents one after the other, in nodes `n0`, `n1`, ..."""
+    """Return a graph that runs agents one after the other, in nodes named `n0`, `n1` and so on."""
     graph: Any = StateGraph(state)
     previous = START
     for number, agent in enumerate(agents):
@@ -55,12 +55,12 @@ def in_line(*agents: Any, state: type = MessagesState, saver: InMemorySaver | No
 
 
 def texts(call: list[BaseMessage]) -> list[str]:
-    """Return the texts that a model was sent."""
+    """Return the texts of a model call."""
     return [message.text for message in call]
 
 
 async def test_each_of_two_agents_is_asked_and_stored(memory: Memory) -> None:
-    """On every database: the critic sees the writer's draft once; the same id again asks no model."""
+    """The second agent receives the first agent's answer once, and a repeated message id calls no model."""
     first, second = ScriptedModel(["draft", "draft 2"]), ScriptedModel(["remarks", "remarks 2"])
     graph = in_line(
         create_agent(first, [], middleware=[SessionMemory(memory)], name="writer"),
@@ -78,7 +78,6 @@ async def test_each_of_two_agents_is_asked_and_stored(memory: Memory) -> None:
 
 
 async def test_an_author_may_answer_more_than_once_in_a_run(memory: Memory) -> None:
-    """On every database: writer, critic, writer; a repeat gets the last answer."""
     author, critic = ScriptedModel(["draft", "final"]), ScriptedModel(["remarks"])
     agent = create_agent(author, [], middleware=[SessionMemory(memory)], name="writer")
     graph = in_line(agent, create_agent(critic, [], middleware=[SessionMemory(memory)], name="critic"), agent)
@@ -91,7 +90,7 @@ async def test_an_author_may_answer_more_than_once_in_a_run(memory: Memory) -> N
 
 
 async def test_the_words_of_an_agent_without_memory_are_in_the_call_only(memory: Memory) -> None:
-    """On every database: the second agent's answer is stored to the question, although its input ends with another."""
+    """The answer of an agent without memory is sent to the next agent's model and is not stored."""
     plain = create_agent(ScriptedModel(["notes"]), [])
     model = ScriptedModel(["article"])
     graph = in_line(plain, create_agent(model, [], middleware=[SessionMemory(memory)]))
@@ -101,7 +100,7 @@ async def test_the_words_of_an_agent_without_memory_are_in_the_call_only(memory:
 
 
 async def test_what_a_repeated_run_has_said_is_in_the_calls_of_its_agents(memory: Memory) -> None:
-    """On every database: also if a checkpointer's state has later turns between it and the question."""
+    """A repeated run sends its earlier messages to the models, even if the state has later turns after the question."""
     plain = create_agent(ScriptedModel([f"notes {number}" for number in range(5)]), [])
     first = ScriptedModel(["a0", ConnectionError(), "a2", "a3", "a1"])
     second = ScriptedModel(["b0", "b2", "b3", "b1"])
@@ -115,7 +114,7 @@ async def test_what_a_repeated_run_has_said_is_in_the_calls_of_its_agents(memory
 
 
 async def test_a_question_of_the_program_before_the_callers_loses_no_turn(memory: Memory) -> None:
-    """On every database: a node asks an agent to classify the question, and the agent after it answers the person."""
+    """A node's own question to an agent does not prevent the turn of the person's question."""
     router = writer(memory, "route", "route", name="router")
     model = ScriptedModel(["answer"])
     answering: Any = create_agent(model, [], middleware=[SessionMemory(memory)], name="main")
@@ -132,7 +131,7 @@ async def test_a_question_of_the_program_before_the_callers_loses_no_turn(memory
 
 
 async def test_an_agent_that_a_tool_asks_is_no_part_of_the_turn(memory: Memory) -> None:
-    """On every database: it sees nothing of the conversation, and writes nothing into it."""
+    """An agent that a tool calls receives nothing of the session and stores nothing in it."""
     child = ScriptedModel(["sub answer"])
     sub: Any = create_agent(child, [], middleware=[SessionMemory(memory)], name="flights")
 
@@ -149,7 +148,7 @@ async def test_an_agent_that_a_tool_asks_is_no_part_of_the_turn(memory: Memory) 
 
 
 async def test_a_turn_that_begins_in_a_tool_is_told_of(memory: Memory, events: RecordedEvents) -> None:
-    """On every database: the agent whose tool it is has no memory, so what the tool asks is the question."""
+    """A question that a tool asks is stored, with an event, if the calling agent has no memory."""
     sub = writer(memory, "sub answer", name="flights")
 
     @tool
@@ -174,7 +173,7 @@ class Asked(TypedDict):
 
 
 async def test_agents_whose_input_is_made_from_the_question_take_part(memory: Memory) -> None:
-    """On every database: a copy of the question is the question; another text is the program's own."""
+    """An agent that receives a copy of the question takes part in the turn; an agent with another input does not."""
     first, second, third = ScriptedModel(["draft"]), ScriptedModel(["remarks"]), ScriptedModel(["score"])
     agents = {
         name: create_agent(model, [], middleware=[SessionMemory(memory)], name=name)
@@ -209,7 +208,7 @@ class Added(TypedDict):
 
 
 async def test_a_state_that_adds_tuples_up_stores_the_question_once(memory: Memory) -> None:
-    """On every database: each agent gives the same words another id."""
+    """A question is stored once if each agent's state gives it a different message id."""
     second = ScriptedModel(["remarks"])
     agents = (
         create_agent(ScriptedModel(["draft"]), [], middleware=[SessionMemory(memory)], name="writer"),
@@ -229,7 +228,7 @@ async def test_a_state_that_adds_tuples_up_stores_the_question_once(memory: Memo
 
 
 async def test_parallel_branches_are_stored_each_by_its_place(memory: Memory) -> None:
-    """On every database: two agents, and one agent twice; a repeat asks no model."""
+    """Parallel branches store one answer each, also two branches of one agent, and a repeated run calls no model."""
     a, b, twice = ScriptedModel(["from a"]), ScriptedModel(["from b"]), ScriptedModel(["one", "two"])
     graph = StateGraph(MessagesState)
     for name, model in (("a", a), ("b", b), ("twice", twice)):
@@ -252,8 +251,6 @@ async def test_parallel_branches_are_stored_each_by_its_place(memory: Memory) ->
 async def test_interrupted_branches_that_are_resumed_one_after_the_other_each_answer(
     memory: Memory, backwards: bool
 ) -> None:
-    """On every database: a branch does not take the answer of another branch of the same author for its own."""
-
     @tool
     def approve() -> str:
         """Ask a person."""
@@ -275,7 +272,7 @@ async def test_interrupted_branches_that_are_resumed_one_after_the_other_each_an
 
 
 class Rounds(MessagesState):
-    """A state that also collects what was found."""
+    """A state that also collects the workers' answers."""
 
     found: Annotated[list[str], operator.add]
 
@@ -284,7 +281,7 @@ class Rounds(MessagesState):
 async def test_branches_after_an_interrupt_do_not_take_the_answers_of_branches_before_it(
     memory: Memory, added: bool
 ) -> None:
-    """On every database: whether the state's messages have the first answers or not; each branch asks."""
+    """Branches after an interrupt call the model again, whether or not the state has the first answers."""
     model = ScriptedModel([f"answer {number}" for number in range(6)])
     worker: Any = create_agent(model, [], middleware=[SessionMemory(memory)], name="worker")
 
@@ -310,7 +307,6 @@ async def test_branches_after_an_interrupt_do_not_take_the_answers_of_branches_b
 
 
 async def test_a_second_call_in_a_resumed_node_does_not_get_the_answer_of_the_first(memory: Memory) -> None:
-    """On every database: LangGraph does not run the first call again, which has a checkpoint of its own."""
     agent = writer(memory, "draft", "final")
 
     async def write(state: MessagesState) -> dict[str, Any]:
@@ -330,7 +326,6 @@ async def test_a_second_call_in_a_resumed_node_does_not_get_the_answer_of_the_fi
 
 
 async def test_a_run_that_is_resumed_twice_at_once_stores_its_answer_once(memory: Memory) -> None:
-    """On every database: the second one gets the answer of the first one, which is after the answer in the state."""
     agent = writer(memory, "draft", "final", "another")
     graph: Any = StateGraph(MessagesState)
     graph.add_node("draft", agent)
@@ -347,7 +342,6 @@ async def test_a_run_that_is_resumed_twice_at_once_stores_its_answer_once(memory
 
 
 async def test_a_task_after_an_interrupt_does_not_get_the_answer_of_a_task_before_it(memory: Memory) -> None:
-    """On every database: in the functional API, whose entrypoint runs again from its beginning."""
     agent = writer(memory, "draft", "final")
 
     @task
@@ -365,7 +359,7 @@ async def test_a_task_after_an_interrupt_does_not_get_the_answer_of_a_task_befor
 
 @pytest.mark.parametrize("as_nodes", [True, False], ids=["nodes", "functions"])
 async def test_branches_with_inputs_of_the_program_alone_are_no_questions(memory: Memory, as_nodes: bool) -> None:
-    """On every database: they are asked by the program; the answer to the person is that of the agent after them."""
+    """Questions that the program sends to parallel branches are not stored, and later turns do not contain them."""
     worker: Any = writer(memory, *["found it"] * 6, name="worker")
     model = ScriptedModel(["x and y", "once more"])
     last: Any = create_agent(model, [], middleware=[SessionMemory(memory)], name="last")
@@ -393,8 +387,6 @@ async def test_branches_with_inputs_of_the_program_alone_are_no_questions(memory
 
 
 async def test_an_interrupt_in_the_second_agent_keeps_each_answer_once(memory: Memory) -> None:
-    """On every database: resumed by another memory object, as in another process."""
-
     @tool
     def approve() -> str:
         """Ask a person."""
@@ -417,7 +409,7 @@ async def test_an_interrupt_in_the_second_agent_keeps_each_answer_once(memory: M
 
 
 async def test_an_interrupt_before_the_second_agent_s_model_is_resumed(memory: Memory) -> None:
-    """On every database: the newest message is the first agent's answer, and not the second one's."""
+    """An interrupt before the second agent's model call does not end its turn with the first agent's answer."""
 
     class Approving(AgentMiddleware[AgentState[Any], Any, Any]):
         """Asks a person before the model is called."""
@@ -437,8 +429,6 @@ async def test_an_interrupt_before_the_second_agent_s_model_is_resumed(memory: M
 
 
 async def test_the_reply_to_an_interrupt_is_a_further_question(memory: Memory) -> None:
-    """On every database: a node asks the person, and the reply becomes a message."""
-
     async def ask(state: MessagesState) -> dict[str, list[AnyMessage]]:
         return {"messages": [HumanMessage(interrupt("which one?"))]}
 
@@ -453,7 +443,7 @@ async def test_the_reply_to_an_interrupt_is_a_further_question(memory: Memory) -
 
 
 async def test_a_retry_after_a_failure_keeps_the_first_answer(memory: Memory) -> None:
-    """On every database: the critic's model failed; the same message again asks the critic alone."""
+    """A retry with the same message id calls only the model of the agent that failed."""
     first, second = ScriptedModel(["draft"]), ScriptedModel([ConnectionError("down"), "remarks"])
     graph = in_line(
         create_agent(first, [], middleware=[SessionMemory(memory)], name="writer"),
@@ -467,7 +457,6 @@ async def test_a_retry_after_a_failure_keeps_the_first_answer(memory: Memory) ->
 
 
 async def test_memory_nodes_one_after_the_other_are_each_asked(memory: Memory) -> None:
-    """On every database: a node of a plain graph is a speaker too, under its name."""
     first, second = ScriptedModel(["draft"]), ScriptedModel(["remarks"])
     graph = in_line(memory_node(memory, first), memory_node(memory, second))
     for _ in range(2):
@@ -478,7 +467,6 @@ async def test_memory_nodes_one_after_the_other_are_each_asked(memory: Memory) -
 
 
 async def test_an_agent_without_scope_takes_no_part(memory: Memory) -> None:
-    """On every database: scope="none" neither reads nor writes."""
     model = ScriptedModel(["score"])
     graph = in_line(
         writer(memory, "draft"), create_agent(model, [], middleware=[SessionMemory(memory, scope="none")], name="judge")
@@ -491,14 +479,14 @@ async def test_an_agent_without_scope_takes_no_part(memory: Memory) -> None:
 async def any_memory(
     request: pytest.FixtureRequest, database_url: str, memory_options: MemoryOptions
 ) -> AsyncIterator[Memory]:
-    """A memory of sessions in tables, in a graph store, or in a graph store's namespace that has no index rows."""
+    """Open a memory with tables, a graph store, or a namespace of a graph store without index rows."""
     options = replace(memory_options, transcripts="graph_store" if request.param == "graph store" else "tables")
     async with open_memory(database_url, options=options) as opened:
         yield await opened.namespace(GraphLayout(("agents",))) if request.param == "namespace" else opened
 
 
 def _chief(memory: Memory, model: ScriptedModel) -> Any:
-    """An agent with a tool that asks a searcher, which has a conversation of its own; it asks for `a`, then for `b`."""
+    """Return an agent whose tool calls a searcher with its own conversation; it searches for `a`, then for `b`."""
     searcher: Any = create_agent(model, [], middleware=[SessionMemory(memory, scope="own")], name="searcher")
 
     @tool
@@ -511,7 +499,7 @@ def _chief(memory: Memory, model: ScriptedModel) -> Any:
 
 
 async def test_an_agent_may_keep_a_conversation_of_its_own(any_memory: Memory) -> None:
-    """On every database: it remembers its own work below the session, and that goes with the session."""
+    """An agent with `scope="own"` keeps its conversation below the session, and deleting the session deletes it."""
     memory, model = any_memory, ScriptedModel(["found a", "found b"])
     agent = _chief(memory, model)
     await agent.ainvoke(input_of("a?"), config_of())
@@ -528,7 +516,7 @@ async def test_an_agent_may_keep_a_conversation_of_its_own(any_memory: Memory) -
 async def test_a_conversation_that_was_pending_first_goes_with_its_session(
     sqlite_url: str, memory_options: MemoryOptions
 ) -> None:
-    """It is below the session even if its first turn was written by another process after an outage."""
+    """A session's deletion includes an agent's own conversation that another process delivered after an outage."""
     path, options = (
         parse_address(sqlite_url).path,
         replace(memory_options, store=StoreOptions(lock_timeout_seconds=0.05)),
@@ -545,14 +533,13 @@ async def test_a_conversation_that_was_pending_first_goes_with_its_session(
 
 
 def _calling(*questions: str, name: str = "search") -> AIMessage:
-    """A reply that calls a tool several times at once."""
+    """Return a message that calls a tool once for each question."""
     calls: list[Any] = [{"name": name, "args": {"q": q}, "id": f"call-{q}"} for q in questions]
     return AIMessage("", tool_calls=calls)
 
 
 @pytest.mark.parametrize("blocking", [False, True], ids=["async", "sync"])
 async def test_parallel_calls_of_an_agent_with_its_own_conversation_take_turns(memory: Memory, blocking: bool) -> None:
-    """On every database: two tool calls in one turn."""
     model = ScriptedModel(["one", "two"])
     searcher: Any = create_agent(model, [], middleware=[SessionMemory(memory, scope="own")], name="searcher")
 
@@ -576,7 +563,6 @@ async def test_parallel_calls_of_an_agent_with_its_own_conversation_take_turns(m
 
 
 async def test_agents_that_ask_each_other_at_once_do_not_wait_for_each_other(small_memory: Memory) -> None:
-    """Each has a conversation of its own, and asks the other one in a tool."""
     agents: dict[str, Any] = {}
 
     @tool
@@ -595,7 +581,7 @@ async def test_agents_that_ask_each_other_at_once_do_not_wait_for_each_other(sma
 
 
 async def test_a_task_that_a_tool_starts_outside_of_its_context_is_a_turn_of_its_own(memory: Memory) -> None:
-    """On every database: it asks the same session after the turn; in the tool's context it takes no part."""
+    """A task that a tool starts is a turn of the session only if it has a new context."""
     tasks: list[asyncio.Task[Any]] = []
     over = asyncio.Event()
     later: Any = create_agent(
@@ -623,10 +609,10 @@ async def test_a_task_that_a_tool_starts_outside_of_its_context_is_a_turn_of_its
 
 
 async def test_a_question_may_be_stored_as_it_was_received(memory: Memory) -> None:
-    """On every database: what other middleware adds under the same id is sent, and not stored."""
+    """With `question_text="received"`, text that other middleware adds is sent to the model and not stored."""
 
     class Adding(AgentMiddleware[AgentState[Any], Any, Any]):
-        """Puts what it found into the question."""
+        """Middleware that adds text to the question."""
 
         async def abefore_model(self, state: AgentState[Any], runtime: Any) -> dict[str, Any]:
             """Add to the newest message."""
@@ -644,7 +630,6 @@ async def test_a_question_may_be_stored_as_it_was_received(memory: Memory) -> No
 
 
 async def test_a_nested_call_with_a_thread_of_its_own_is_a_turn_of_its_own(memory: Memory) -> None:
-    """On every database: the tool's agent talks in another session."""
     sub = writer(memory, "noted", name="clerk")
 
     @tool
@@ -662,7 +647,6 @@ async def test_a_nested_call_with_a_thread_of_its_own_is_a_turn_of_its_own(memor
 
 @pytest.mark.parametrize("kind", ["agent", "memory_node"])
 async def test_an_agent_that_its_graph_tries_again_answers_once(memory: Memory, kind: str) -> None:
-    """On every database: the second try has the place of the first one, and a repeat asks no model."""
     model = ScriptedModel([ConnectionError("down"), "draft"])
     agent = create_agent(model, [], middleware=[SessionMemory(memory)], name="writer")
     graph: Any = StateGraph(MessagesState)
@@ -681,7 +665,6 @@ async def test_an_agent_that_its_graph_tries_again_answers_once(memory: Memory, 
 
 @pytest.mark.parametrize("kind", ["agent", "alone", "memory_node"])
 async def test_a_graph_that_broke_off_is_resumed_at_its_second_agent(memory: Memory, kind: str) -> None:
-    """On every database: the graph is called without input, as after a crash; a checkpoint has the first answer."""
     model = ScriptedModel([ConnectionError("down"), "two"])
     remembering = [SessionMemory(memory)]
     second: Any = memory_node(memory, model)
@@ -698,7 +681,7 @@ async def test_a_graph_that_broke_off_is_resumed_at_its_second_agent(memory: Mem
 
 
 async def test_after_an_unasked_turn_the_programs_question_is_its_own(small_memory: Memory) -> None:
-    """An agent that a node asks then sees nothing of the conversation, and its answer is not stored."""
+    """After an answer without a question, a node's question to an agent is not part of the session."""
     model = ScriptedModel(["h1"])
     helper = create_agent(model, [], middleware=[SessionMemory(small_memory)], name="helper")
 

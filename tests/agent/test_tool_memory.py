@@ -53,17 +53,17 @@ TOOLS = [find_flights, book]
 
 
 def calling(name: str, call_id: str, content: str | list[str | dict[str, Any]] = "", **args: object) -> AIMessage:
-    """A reply that calls a tool."""
+    """Return a message that calls a tool."""
     return AIMessage(content, tool_calls=[{"name": name, "args": args, "id": call_id}])
 
 
 def finding(call_id: str = "c1", words: int = 0) -> AIMessage:
-    """A reply that looks for flights."""
+    """Return a message that calls `find_flights`."""
     return calling("find_flights", call_id, city="Porto", words=words)
 
 
 def talk_of(call: Sequence[BaseMessage]) -> list[tuple[str, str]]:
-    """Types and texts; of calls, the names of the tools."""
+    """Return the type and text of each message; of a tool call, the name of the tool."""
     return [
         (one.type, one.tool_calls[0]["name"] if isinstance(one, AIMessage) and one.tool_calls else str(one.text))
         for one in call
@@ -79,7 +79,7 @@ FOUND = [
 
 
 async def check_records(memory: Memory, model: ScriptedModel) -> list[ContextManifest]:
-    """Every call is rebuilt as it was sent, and well formed; returns the records, oldest first."""
+    """Check the shape of each call and that its manifest rebuilds it; return the manifests, oldest first."""
     stored = [*reversed(await memory.manifests.of_session(ROOM, limit=200))]
     assert [talk_of(await rebuild(one)) for one in stored] == [talk_of(call) for call in model.calls]
     for call in model.calls:
@@ -88,7 +88,7 @@ async def check_records(memory: Memory, model: ScriptedModel) -> list[ContextMan
 
 
 async def test_the_second_of_those_is_booked(memory: Memory) -> None:
-    """On every database: the result of the last turn is there, in its place; the transcript holds utterances only."""
+    """The next turn's call contains the tool calls of earlier turns in their positions, and the transcript does not."""
     model = ScriptedModel(
         [finding(), "There are three.", calling("book", "c2", flight="B"), "Booked.", "You are welcome."]
     )
@@ -117,7 +117,7 @@ async def test_the_second_of_those_is_booked(memory: Memory) -> None:
 
 
 async def test_they_survive_the_process(shared_url: str) -> None:
-    """Another one over the same database is shown them, and rebuilds its call after a third has begun."""
+    """Another process over the same database sends the stored steps and rebuilds each call."""
     model = ScriptedModel([finding(), "There are three.", "Booked.", "fine"])
     for words in ("flights to Porto?", "book the second of those", "thanks"):
         async with open_memory(shared_url) as memory:
@@ -128,7 +128,7 @@ async def test_they_survive_the_process(shared_url: str) -> None:
 
 
 async def test_a_sliding_window_has_those_of_as_many_turns_as_wanted(sqlite_memory: Memory) -> None:
-    """None with 0; with 2 those of the last two turns, and no more are kept."""
+    """A sliding window sends and stores the steps of at most `tool_memory` turns."""
     replies: list[str | AIMessage] = [reply for n in range(4) for reply in (finding(f"c{n}"), f"answer {n}")]
     for turns, expected in ((0, [0, 0, 0, 0]), (1, [0, 1, 1, 1]), (2, [0, 1, 2, 2])):
         model = ScriptedModel(replies)
@@ -143,7 +143,7 @@ async def test_a_sliding_window_has_those_of_as_many_turns_as_wanted(sqlite_memo
 
 
 async def test_a_turn_without_tools_is_one_too(memory: Memory) -> None:
-    """Where the window slides, only the last one counts."""
+    """In a sliding window, a turn without tools counts as a turn of `tool_memory`."""
     model = ScriptedModel([finding(), "There are three.", "It is sunny.", "Which ones?"])
     agent = make_agent(model, [SessionMemory(memory, window="sliding")], TOOLS)
     for words in ("flights to Porto?", "and the weather?", "book the second of those"):
@@ -153,7 +153,7 @@ async def test_a_turn_without_tools_is_one_too(memory: Memory) -> None:
 
 @pytest.mark.parametrize("turns", [1, 2])
 async def test_an_anchored_window_keeps_them_while_their_share_has_room(memory: Memory, turns: int) -> None:
-    """Then all but the newest go at once: calls share their beginning, as turns do."""
+    """An anchored window keeps steps until their share is full, then drops all but the newest at once."""
     replies: list[str | AIMessage] = [reply for n in range(7) for reply in (finding(f"c{n}", 120), f"answer {n}")]
     model = ScriptedModel(replies)
     agent = make_agent(model, [SessionMemory(memory, tool_memory=turns)], TOOLS)
@@ -167,7 +167,7 @@ async def test_an_anchored_window_keeps_them_while_their_share_has_room(memory: 
 
 
 async def test_after_twenty_turns_all_but_the_newest_go_at_once(memory: Memory) -> None:
-    """Not one more with each turn, which would change each call near its beginning."""
+    """An anchored window drops older steps together, so that most calls begin like the call before."""
     replies: list[str | AIMessage] = [reply for n in range(23) for reply in (finding(f"c{n}"), f"answer {n}")]
     model = ScriptedModel(replies)
     agent = make_agent(model, [SessionMemory(memory, max_tokens=30_000)], TOOLS)
@@ -178,7 +178,7 @@ async def test_after_twenty_turns_all_but_the_newest_go_at_once(memory: Memory) 
 
 
 async def test_turns_without_tools_do_not_push_them_out(memory: Memory) -> None:
-    """Every call begins with the call before."""
+    """Turns without tools do not remove steps: each call begins with the previous one."""
     model = ScriptedModel([finding(), "There are three.", *(f"answer {n}" for n in range(21))])
     agent = make_agent(model, [SessionMemory(memory, max_tokens=30_000)], TOOLS)
     for n in range(22):
@@ -188,7 +188,7 @@ async def test_turns_without_tools_do_not_push_them_out(memory: Memory) -> None:
 
 
 async def test_an_agent_without_tools_is_not_shown_calls(memory: Memory) -> None:
-    """Providers refuse calls where no tool is declared."""
+    """Steps are not sent for an agent without tools, because providers reject such calls."""
     model = ScriptedModel([finding(), "There are three.", "fine"])
     await ask(make_agent(model, [SessionMemory(memory)], TOOLS), "flights to Porto?")
     await ask(make_agent(model, [SessionMemory(memory)]), "thanks")
@@ -196,7 +196,7 @@ async def test_an_agent_without_tools_is_not_shown_calls(memory: Memory) -> None
 
 
 async def test_they_have_a_share_of_the_budget(memory: Memory) -> None:
-    """What is bigger is cut in the middle, the pair stays whole, and the record says so."""
+    """A result larger than its share is cut in the middle, and the manifest records the original size."""
     model = ScriptedModel([finding(words=3_000), "There are three.", "fine"])
     plan = ContextPlan(shares={"earlier_steps": 0.1})
     agent = make_agent(model, [SessionMemory(memory, max_tokens=2_000, plan=plan)], TOOLS)
@@ -211,7 +211,7 @@ async def test_they_have_a_share_of_the_budget(memory: Memory) -> None:
 
 
 async def test_what_the_window_has_no_room_for_is_told(memory: Memory) -> None:
-    """As left out, each by its id; they are no messages that were dropped."""
+    """The manifest lists steps that exceed the budget as exclusions, not as dropped messages."""
     model = ScriptedModel([finding(words=60), "There are three.", "fine"])
     agent = make_agent(model, [SessionMemory(memory, max_tokens=600)], TOOLS)
     await ask(agent, "flights to Porto?")
@@ -223,7 +223,7 @@ async def test_what_the_window_has_no_room_for_is_told(memory: Memory) -> None:
 
 
 async def test_without_a_share_they_are_out(memory: Memory) -> None:
-    """As a pair."""
+    """A share of 0 excludes both tool calls and results."""
     model = ScriptedModel([finding(), "There are three.", "fine"])
     plan = ContextPlan(shares={"earlier_steps": 0})
     agent = make_agent(model, [SessionMemory(memory, plan=plan)], TOOLS)
@@ -233,7 +233,7 @@ async def test_without_a_share_they_are_out(memory: Memory) -> None:
 
 
 async def test_a_turn_with_several_steps_keeps_the_newest_whole(memory: Memory) -> None:
-    """The older ones are cut beside it, as in a turn."""
+    """Of a turn with several steps, the older results are cut and the newest is not."""
     looking = [finding("c1", 800), finding("c2", 800), calling("book", "c3", flight="B")]
     model = ScriptedModel([*looking, "Booked.", "fine"])
     agent = make_agent(model, [SessionMemory(memory, max_tokens=4_000)], TOOLS)
@@ -247,7 +247,7 @@ async def test_a_turn_with_several_steps_keeps_the_newest_whole(memory: Memory) 
 
 
 async def test_reasoning_and_media_are_not_kept(memory: Memory) -> None:
-    """Text, calls and results as any provider takes them."""
+    """Stored steps contain text, calls and results, and neither reasoning nor media."""
 
     @tool
     def show(subject: str) -> list[dict[str, object]]:
@@ -268,7 +268,7 @@ async def test_reasoning_and_media_are_not_kept(memory: Memory) -> None:
 
 
 async def test_with_a_checkpointer_they_are_shown_once(memory: Memory) -> None:
-    """The state has them; whoever answers without it finds those that are kept."""
+    """With a checkpointer, steps that the state contains are not sent twice."""
     model = ScriptedModel([finding(), "There are three.", "Booked.", "fine"])
     agent = make_agent(model, [SessionMemory(memory)], TOOLS, checkpointer=InMemorySaver())
     await ask(agent, "flights to Porto?")
@@ -279,7 +279,7 @@ async def test_with_a_checkpointer_they_are_shown_once(memory: Memory) -> None:
 
 @pytest.mark.parametrize("failing", ["model", "tool", "limit"])
 async def test_what_a_failed_run_has_done_is_shown(shared_url: str, failing: str) -> None:
-    """After its question, with the mark that it has no answer; another process sees it once the run has failed."""
+    """Another process sends the steps of a failed run, followed by a mark that it has no answer."""
     last: dict[str, AIMessage | Exception] = {
         "model": RuntimeError("down"),
         "tool": calling("broken", "c2"),
@@ -298,11 +298,11 @@ async def test_what_a_failed_run_has_done_is_shown(shared_url: str, failing: str
 
 
 async def test_tools_that_were_done_when_the_run_was_cancelled_are_shown(memory: Memory) -> None:
-    """Without their results, which other middleware may redact. The others were not run to their end."""
+    """The steps of a cancelled run are sent without results: other middleware may redact these."""
     booked, gate = asyncio.Event(), Gate()
 
     class Noting(AgentMiddleware):
-        """Notes the end of a tool."""
+        """Middleware that sets an event when a tool has returned."""
 
         async def awrap_tool_call(self, request: ToolCallRequest, handler: Callable[..., Awaitable[Any]]) -> Any:
             """Run it."""
@@ -331,7 +331,6 @@ async def test_tools_that_were_done_when_the_run_was_cancelled_are_shown(memory:
 
 
 async def test_a_reset_takes_them_away(memory: Memory) -> None:
-    """As it does the turn."""
     model = ScriptedModel([finding(), "There are three.", "Who?"])
     agent = make_agent(model, [SessionMemory(memory)], TOOLS)
     await ask(agent, "flights to Porto?")
@@ -341,7 +340,7 @@ async def test_a_reset_takes_them_away(memory: Memory) -> None:
 
 
 async def test_steps_of_an_answer_that_was_superseded_are_not_shown(memory: Memory) -> None:
-    """Neither with one that a person wrote in its place, nor with one that was made without tools."""
+    """The steps of an answer that was edited or regenerated are not sent."""
     model = ScriptedModel([finding(), "There are three.", "None at all.", "fine", "fine"])
     agent = make_agent(model, [SessionMemory(memory)], TOOLS)
     await ask(agent, "flights to Porto?")
@@ -357,7 +356,7 @@ async def test_steps_of_an_answer_that_was_superseded_are_not_shown(memory: Memo
 
 
 async def test_each_agent_is_shown_its_own(memory: Memory) -> None:
-    """Agents of other names have other tools."""
+    """Agents with different names receive only their own steps."""
     model = ScriptedModel([finding(), "There are three.", "fine", "Booked."])
     finder, writer = (
         create_agent(model, TOOLS, middleware=[SessionMemory(memory, tool_memory=2)], name=name)
@@ -370,7 +369,7 @@ async def test_each_agent_is_shown_its_own(memory: Memory) -> None:
 
 
 async def test_they_go_with_their_messages(shared_url: str) -> None:
-    """With the session, with what retention takes, and with what is taken back."""
+    """Deleting a session, archiving its messages and taking them back delete the steps from the database."""
     for number, verb in enumerate(("delete", "archive", "take back")):
         model = ScriptedModel([finding(), "There are three."])
         async with open_memory(shared_url) as memory:
@@ -390,7 +389,7 @@ async def test_they_go_with_their_messages(shared_url: str) -> None:
 
 
 async def test_no_history_has_no_steps(memory: Memory) -> None:
-    """0 means none, of them as well."""
+    """With `max_messages=0`, no steps are sent."""
     model = ScriptedModel([finding(), "There are three.", "fine"])
     agent = make_agent(model, [SessionMemory(memory, max_messages=0)], TOOLS)
     await ask(agent, "flights to Porto?")
@@ -401,7 +400,7 @@ async def test_no_history_has_no_steps(memory: Memory) -> None:
 async def test_a_database_that_does_not_answer_costs_nobody_an_answer(
     memory: Memory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither where they are read nor where they are kept."""
+    """An agent answers even if steps can be neither stored nor read."""
 
     async def away(*_: object, **__: object) -> None:
         raise StoreUnavailable("away")
@@ -416,6 +415,5 @@ async def test_a_database_that_does_not_answer_costs_nobody_an_answer(
 
 @pytest.mark.parametrize("turns", [-1, True, 1.5, "all"])
 def test_a_number_of_turns_is_a_number(turns: Any) -> None:
-    """The sentence names the option."""
     with pytest.raises(InvalidInput, match="tool_memory is a whole number"):
         TurnOptions(tool_memory=turns)

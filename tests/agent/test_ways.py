@@ -1,4 +1,4 @@
-"""One contract of agents with memory, for synchronous and asynchronous callers and memories of either kind."""
+"""Tests of agents with memory for synchronous and asynchronous callers and memories."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ PLACES += [pytest.param((name, "postgres"), marks=pytest.mark.slow) for name in 
 
 @pytest.fixture(params=PLACES, ids="-on-".join)
 def way(request: pytest.FixtureRequest, memory_options: MemoryOptions, events: RecordedEvents) -> Iterator[Way]:
-    """A way to call agents, over an empty database."""
+    """Return a way to call agents, over an empty database."""
     name, kind = request.param
     with opened(name, url_of(request, kind), memory_options, [events]) as opened_way:
         yield opened_way
@@ -56,7 +56,7 @@ def way(request: pytest.FixtureRequest, memory_options: MemoryOptions, events: R
 
 @pytest.fixture(params=WAYS)
 def small_way(request: pytest.FixtureRequest, memory_options: MemoryOptions, events: RecordedEvents) -> Iterator[Way]:
-    """A way to call agents, over SQLite in memory, for what does not depend on the database."""
+    """Return a way to call agents, over SQLite in memory, for tests that do not depend on the database."""
     with opened(request.param, "sqlite://", memory_options, [events]) as opened_way:
         yield opened_way
 
@@ -79,7 +79,7 @@ def in_line(*agents: Any) -> Any:
 
 
 def test_a_turn_is_stored_once_and_seen_by_the_next(way: Way) -> None:
-    """Question and answer are there; history enters neither state nor stream."""
+    """A turn is stored and sent with the next one, but its messages enter neither state nor stream."""
     agent, model = agent_of(way, "hello", "as I said")
     assert way.say(agent, "hi") == "hello"
     state = way.ask(agent, input_of("again?"))
@@ -89,7 +89,6 @@ def test_a_turn_is_stored_once_and_seen_by_the_next(way: Way) -> None:
 
 
 def test_a_repeated_message_id_is_answered_from_the_transcript(way: Way) -> None:
-    """The model is called once, and the state is the same."""
     agent, model = agent_of(way, "hello")
     states = [way.ask(agent, input_of("hi", "m1")) for _ in range(2)]
     assert [(m.id, m.text) for m in states[0]["messages"]] == [(m.id, m.text) for m in states[1]["messages"]]
@@ -98,7 +97,6 @@ def test_a_repeated_message_id_is_answered_from_the_transcript(way: Way) -> None
 
 
 def test_turns_of_one_session_go_one_after_the_other(way: Way) -> None:
-    """Eight callers at once: each question is followed by its answer."""
     model = ScriptedModel([lambda messages: f"re {messages[-1].text}"] * 8)
     agent = make_agent(model, [SessionMemory(way.memory)])
     way.together([lambda number=number: way.say(agent, f"q{number}") for number in range(8)])  # type: ignore[misc]
@@ -108,7 +106,6 @@ def test_turns_of_one_session_go_one_after_the_other(way: Way) -> None:
 
 
 def test_sessions_of_many_threads_keep_apart(way: Way) -> None:
-    """Eight callers with five turns each; nothing is lost, doubled or mixed."""
     model = ScriptedModel([lambda messages: f"re {messages[-1].text}"] * 40)
     agent = make_agent(model, [SessionMemory(way.memory)])
 
@@ -123,7 +120,7 @@ def test_sessions_of_many_threads_keep_apart(way: Way) -> None:
 
 
 def test_a_batch_of_sessions(way: Way) -> None:
-    """Each input has its own session; an error of one is no other's."""
+    """Each input of a batch has its own session, and an error of one input does not affect the others."""
     model = ScriptedModel([lambda messages: f"re {messages[-1].text}"] * 5)
     agent = make_agent(model, [SessionMemory(way.memory)])
     inputs = [input_of(f"q{number}") for number in range(6)]
@@ -137,7 +134,7 @@ def test_a_batch_of_sessions(way: Way) -> None:
 
 @pytest.mark.parametrize("mode", ["updates", "values", "messages", "custom"])
 def test_streams_have_the_turn_and_no_history(small_way: Way, mode: str) -> None:
-    """LangGraph runs the nodes of some modes in threads of its own."""
+    """A stream contains no history, also in modes whose nodes LangGraph runs in threads."""
     agent, model = agent_of(small_way, "good morning", "two words")
     small_way.say(agent, "hi")
     parts = small_way.stream(agent, input_of("and now?"), stream_mode=mode)
@@ -150,7 +147,7 @@ def test_streams_have_the_turn_and_no_history(small_way: Way, mode: str) -> None
 
 
 def test_a_reader_that_goes_away_leaves_an_interrupted_answer(small_way: Way) -> None:
-    """The next turn follows at once."""
+    """A stream that its reader closes stores an interrupted answer, and the next turn does not wait."""
     agent, _ = agent_of(small_way, "one two three", "fine")
     small_way.stream(agent, input_of("hi"), most=2, stream_mode="updates")
     assert small_way.say(agent, "still there?") == "fine"
@@ -159,7 +156,6 @@ def test_a_reader_that_goes_away_leaves_an_interrupted_answer(small_way: Way) ->
 
 
 def test_several_agents_answer_one_question(way: Way) -> None:
-    """Each is asked, stored under its name, and a repeat asks none of them."""
     first, second = ScriptedModel(["draft"]), ScriptedModel(["remarks"])
     graph = in_line(
         create_agent(first, [], middleware=[SessionMemory(way.memory)], name="writer"),
@@ -176,7 +172,7 @@ def test_several_agents_answer_one_question(way: Way) -> None:
 
 
 def test_a_synchronous_node_of_an_asynchronous_graph_takes_part(small_way: Way) -> None:
-    """A function that calls an agent by `invoke`, after an agent that is a node itself."""
+    """A synchronous node that invokes an agent takes part in the turn of an earlier agent."""
     first, second = ScriptedModel(["draft"]), ScriptedModel(["remarks"])
     writer = create_agent(first, [], middleware=[SessionMemory(small_way.memory)], name="writer")
     critic: Any = create_agent(second, [], middleware=[SessionMemory(small_way.memory)], name="critic")
@@ -188,7 +184,7 @@ def test_a_synchronous_node_of_an_asynchronous_graph_takes_part(small_way: Way) 
 
 
 async def test_an_agent_that_an_async_node_calls_by_invoke_takes_part(memory_options: MemoryOptions) -> None:
-    """The node blocks the loop of the memory; the second agent is asked and stored all the same."""
+    """An agent that blocks the memory's event loop with `invoke` still takes part in the turn."""
     from threadkeep import open_memory
 
     async with open_memory("sqlite://", options=memory_options) as memory:
@@ -206,7 +202,6 @@ async def test_an_agent_that_an_async_node_calls_by_invoke_takes_part(memory_opt
 
 
 def test_tools_are_called_and_not_stored(way: Way) -> None:
-    """Two calls at once, then the answer."""
     calls = AIMessage("", tool_calls=[*adding("c1", 1, 2).tool_calls, *adding("c2", 3, 4).tool_calls])
     agent, model = agent_of(way, calls, "3 and 7", tools=(add,))
     assert way.say(agent, "add") == "3 and 7"
@@ -215,7 +210,7 @@ def test_tools_are_called_and_not_stored(way: Way) -> None:
 
 
 def asking(agent: Any) -> BaseTool:
-    """Return a tool that asks another agent, in the way in which it is called itself."""
+    """Return a tool that calls an agent synchronously or asynchronously, as the tool itself is called."""
 
     def ask(q: str) -> str:
         """Ask another agent."""
@@ -228,7 +223,7 @@ def asking(agent: Any) -> BaseTool:
 
 
 def test_an_agent_that_a_tool_asks_is_no_part_of_the_turn(way: Way) -> None:
-    """It sees nothing of the conversation, and writes nothing into it."""
+    """An agent that a tool calls receives nothing of the session and stores nothing in it."""
     child, child_model = agent_of(way, "at nine")
     call = AIMessage("", tool_calls=[{"name": "ask", "args": {"q": "flights"}, "id": "c"}])
     agent, _ = agent_of(way, call, "done", tools=(asking(child),))
@@ -238,7 +233,7 @@ def test_an_agent_that_a_tool_asks_is_no_part_of_the_turn(way: Way) -> None:
 
 
 def test_an_interrupted_run_goes_on_with_its_turn(way: Way) -> None:
-    """A person allows a tool; question and answer are stored once."""
+    """A run that waits for the approval of a tool stores its question and its answer once."""
     model = ScriptedModel([adding(), "3"])
     asks = HumanInTheLoopMiddleware({"add": True})
     agent = make_agent(model, [SessionMemory(way.memory), asks], [add], checkpointer=InMemorySaver())
@@ -251,7 +246,7 @@ def test_an_interrupted_run_goes_on_with_its_turn(way: Way) -> None:
 
 
 def test_a_failed_model_is_asked_again_by_the_same_message(way: Way) -> None:
-    """The error is the caller's; the second try answers the question that is stored."""
+    """A model error reaches the caller, and a retry with the same id answers the stored question."""
     agent, model = agent_of(way, ConnectionError("down"), "hello")
     with pytest.raises(ConnectionError, match="down"):
         way.say(agent, "hi", "m1")
@@ -262,7 +257,7 @@ def test_a_failed_model_is_asked_again_by_the_same_message(way: Way) -> None:
 
 @pytest.mark.parametrize("memory_first", [True, False])
 def test_retries_of_other_middleware(small_way: Way, memory_first: bool) -> None:
-    """One answer is stored after two failures."""
+    """A model call that other middleware retries stores one answer."""
     model = ScriptedModel([ConnectionError("down"), ConnectionError("down"), "hello"])
     both = [SessionMemory(small_way.memory), ModelRetryMiddleware(max_retries=2, initial_delay=0, jitter=False)]
     agent = make_agent(model, both if memory_first else both[::-1])
@@ -271,7 +266,7 @@ def test_retries_of_other_middleware(small_way: Way, memory_first: bool) -> None
 
 
 def test_a_question_that_other_middleware_refuses(small_way: Way) -> None:
-    """It is stored without its text, and the next turn follows at once."""
+    """A question that other middleware rejects is stored without its text, and the next turn does not wait."""
     model = ScriptedModel(["fine"])
     agent = make_agent(model, [PIIMiddleware("email", strategy="block"), SessionMemory(small_way.memory)])
     with pytest.raises(PIIDetectionError):
@@ -281,7 +276,7 @@ def test_a_question_that_other_middleware_refuses(small_way: Way) -> None:
 
 
 def test_errors_are_the_same(small_way: Way) -> None:
-    """No session, and another user's."""
+    """A missing session id and a wrong user raise the same errors in every way of calling."""
     agent, model = agent_of(small_way, "hello")
     with pytest.raises(InvalidKey, match="thread_id"):
         small_way.ask(agent, input_of("hi"), {})
@@ -292,7 +287,7 @@ def test_errors_are_the_same(small_way: Way) -> None:
 
 
 def test_the_context_names_session_and_user(small_way: Way) -> None:
-    """By its fields, and by functions that get the runtime."""
+    """The run's context names session and user by its fields or through functions of the runtime."""
     agent, _ = agent_of(small_way, "one", "two")
     small_way.ask(agent, input_of("hi"), {}, context={"session_id": "me@example.com", "user_id": "ann"})
     assert small_way.kept("me@example.com") == [("user", "hi"), ("assistant", "one")]
@@ -304,7 +299,7 @@ def test_the_context_names_session_and_user(small_way: Way) -> None:
 
 
 def test_a_node_with_memory(way: Way) -> None:
-    """`memory_node` in a plain graph; a repeat calls no model."""
+    """A graph with `memory_node` stores its turns, and a repeated message id calls no model."""
     model = ScriptedModel(["hello", "as I said"])
     graph = in_line(memory_node(way.memory, model, system_prompt="be kind"))
     for message_id, words in (("m1", "hi"), ("m1", "hi"), ("m2", "again?")):
@@ -315,7 +310,7 @@ def test_a_node_with_memory(way: Way) -> None:
 
 @pytest.mark.parametrize("failing", [False, True])
 def test_a_turn_in_a_function(way: Way, failing: bool) -> None:
-    """`session_turn` as `with` and as `async with`."""
+    """The context manager `session_turn` stores the answer, also the part before an error."""
     model = ScriptedModel([["one two", ConnectionError("down")] if failing else "hello"], disable_streaming=False)
     question = [HumanMessage("hi", id="m1")]
 
@@ -335,7 +330,7 @@ def test_a_turn_in_a_function(way: Way, failing: bool) -> None:
 
 
 def test_a_recorded_graph(way: Way) -> None:
-    """`recorded` gives the graph the earlier turns; invoke, stream and batch."""
+    """A graph in `recorded` receives the earlier turns through `invoke`, `stream` and `batch`."""
     model = ScriptedModel([lambda messages: f"answer {len(messages)}"] * 4)
     graph = recorded(create_agent(model, []), way.memory)
     assert way.say(graph, "one") == "answer 1"
@@ -347,7 +342,7 @@ def test_a_recorded_graph(way: Way) -> None:
 
 
 def test_agents_inside_of_a_recorded_graph(small_way: Way) -> None:
-    """Each speaks once, and the graph adds no answer of its own."""
+    """Each agent in a `recorded` graph stores one answer, and the graph itself adds none."""
     writer = create_agent(ScriptedModel(["draft"]), [], middleware=[SessionMemory(small_way.memory)], name="writer")
     graph = recorded(in_line(writer, create_agent(ScriptedModel(["final"]), [], name="plain")), small_way.memory)
     small_way.ask(graph, input_of("q"))
@@ -359,7 +354,6 @@ def test_agents_inside_of_a_recorded_graph(small_way: Way) -> None:
 
 
 def test_tools_that_look_up_what_was_said(way: Way) -> None:
-    """`history_tools` in each way."""
     first, _ = agent_of(way, "a parasol")
     way.say(first, "what did I lend you?")
     calls = [
@@ -378,7 +372,7 @@ def test_tools_that_look_up_what_was_said(way: Way) -> None:
 
 
 def test_tools_that_remember(way: Way) -> None:
-    """`knowledge_tools` and `KnownFacts`: what one agent remembers stands in the next one's context."""
+    """A fact stored through `knowledge_tools` is in the next agent's context through `KnownFacts`."""
     calls = [{"name": "remember", "args": {"key": "city", "value": "lives in Porto"}, "id": "c1"}]
     agent, _ = agent_of(way, AIMessage("", tool_calls=calls), "noted", tools=tuple(knowledge_tools(way.memory)))
     way.ask(agent, input_of("I live in Porto"), config_of("a", user_id="ann"))
@@ -390,7 +384,6 @@ def test_tools_that_remember(way: Way) -> None:
 
 
 def test_older_turns_are_recalled(way: Way) -> None:
-    """`RecalledTurns` finds what the window has no room for."""
     agent, model = agent_of(way, *["fine"] * 7, sources=[RecalledTurns(way.memory)], max_messages=2, max_tokens=2000)
     way.say(agent, "my sister plays the accordion in Lisbon")
     for number in range(5):
@@ -400,7 +393,7 @@ def test_older_turns_are_recalled(way: Way) -> None:
 
 
 def test_an_agent_of_its_own_conversation(small_way: Way) -> None:
-    """`scope="own"` and `scope="none"`."""
+    """An agent with `scope="own"` remembers its turns, and one with `scope="none"` stores nothing."""
     own, model = agent_of(small_way, "one", "two", scope="own")
     for words in ("a", "b"):
         small_way.say(own, words)
@@ -411,7 +404,7 @@ def test_an_agent_of_its_own_conversation(small_way: Way) -> None:
 
 
 def test_after_closing_every_call_says_so(way: Way) -> None:
-    """What was acknowledged is there for the next."""
+    """A call after `close` raises StoreClosed and does not call the model."""
     agent, model = agent_of(way, "hello", "never")
     way.say(agent, "hi")
     way.close()
@@ -421,7 +414,6 @@ def test_after_closing_every_call_says_so(way: Way) -> None:
 
 
 def test_closing_stores_what_a_run_had_said(way: Way, memory_options: MemoryOptions, request: Any) -> None:
-    """A run that was cut off after its answer: it is stored as interrupted, before the database closes."""
     agent, _ = agent_of(way, "hello")
     way.stream(agent, input_of("hi"), most=2, stream_mode="updates")
     way.close()
@@ -435,7 +427,7 @@ def test_closing_stores_what_a_run_had_said(way: Way, memory_options: MemoryOpti
 
 @pytest.mark.parametrize("name", ["sync", "sync-beside-loop", "sync-in-loop"])
 def test_ctrl_c_keeps_what_was_said_so_far(name: WayName, memory_options: MemoryOptions) -> None:
-    """The answer is stored as interrupted, and the next turn follows."""
+    """A KeyboardInterrupt stores the partial answer as interrupted, and the next turn works."""
     with opened(name, "sqlite://", memory_options) as way:
         agent, _ = agent_of(way, ["one two", KeyboardInterrupt()], "fine")
         agent_config = config_of()
@@ -453,7 +445,7 @@ def test_ctrl_c_keeps_what_was_said_so_far(name: WayName, memory_options: Memory
 
 
 def test_turns_of_synchronous_and_asynchronous_callers_share_one_order(memory_options: MemoryOptions) -> None:
-    """A thread that invokes and a loop that awaits, over one memory."""
+    """A turn awaited on a loop waits for a turn of the same session that another thread invoked."""
     with opened("sync", "sqlite://", memory_options) as way:
         begun, go_on = threading.Event(), threading.Event()
 
@@ -478,7 +470,7 @@ def test_turns_of_synchronous_and_asynchronous_callers_share_one_order(memory_op
 def test_a_call_that_blocks_an_awaited_turn_goes_on(
     memory_options: MemoryOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A cell invokes an agent while a task of the same loop, which now stands still, has the session."""
+    """A blocking call gets the session although a task of the loop that it blocks holds it."""
     monkeypatch.setattr("threadkeep.agent.root_runs._IDLE_SECONDS", 0.2)
     with opened("async-over-sync", "sqlite://", memory_options) as way:
         gate = Gate()
@@ -500,7 +492,7 @@ def test_a_call_that_blocks_an_awaited_turn_goes_on(
 def test_a_stream_that_outlives_its_memory_ends_quietly(
     memory_options: MemoryOptions, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """At the end of a program, say: the memory has stored what it had said."""
+    """A stream closed after its memory logs nothing."""
     with opened("sync", "sqlite://", memory_options) as way:
         agent, _ = agent_of(way, "hello")
         parts = agent.stream(input_of("hi"), config_of(), stream_mode="updates")
@@ -512,7 +504,7 @@ def test_a_stream_that_outlives_its_memory_ends_quietly(
 
 
 def test_agents_in_parallel_branches(way: Way) -> None:
-    """Each of them answers the question once, under its name."""
+    """Each parallel agent answers the question once, under its name."""
     graph: Any = StateGraph(MessagesState)
     for name in ("a", "b"):
         agent = create_agent(ScriptedModel([f"from {name}"]), [], middleware=[SessionMemory(way.memory)], name=name)
@@ -525,7 +517,7 @@ def test_agents_in_parallel_branches(way: Way) -> None:
 
 
 def test_one_companion_serves_all_cells(memory_options: MemoryOptions) -> None:
-    """A notebook whose cells call by `invoke` has one thread for that, which ends with its memory."""
+    """A notebook with `invoke` calls has one thread for its memory, which ends with the memory."""
     with opened("sync-in-loop", "sqlite://", memory_options) as way:
         before = Counter(thread.name for thread in threading.enumerate())
         agent, _ = agent_of(way, "one", "two", "three")

@@ -1,4 +1,4 @@
-"""Clients that send the whole conversation with every turn, mostly without ids: nothing is stored or sent twice."""
+"""Tests of clients that send the whole conversation, mostly without ids: no message is stored or sent twice."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HIDDEN = "I am [REDACTED_EMAIL]"
 
 
 class Client:
-    """A client that keeps the conversation, and sends all of it without ids."""
+    """A client that stores the conversation and sends all of it, without ids."""
 
     def __init__(self, agent: Any, room: str = ROOM) -> None:
         self.agent = agent
@@ -34,7 +34,7 @@ class Client:
         self.history: list[Any] = []
 
     async def say(self, words: str, *, heard: bool = True) -> str:
-        """Send the conversation with some more words; an answer that is not `heard` got lost on the way."""
+        """Send the conversation with a new question; with `heard=False` the client loses the answer."""
         self.history.append(("user", words))
         state = await self.agent.ainvoke({"messages": list(self.history)}, config_of(self.room))
         answer = str(state["messages"][-1].text)
@@ -44,7 +44,7 @@ class Client:
 
 
 def texts(call: Any) -> list[str]:
-    """Return the texts that a model was sent."""
+    """Return the texts of a model call."""
     return [text for _, text in seen(call)]
 
 
@@ -55,7 +55,7 @@ async def words_of(memory: Memory) -> list[str]:
 
 @pytest.mark.parametrize("first", [True, False], ids=["before", "behind"])
 async def test_redaction_hides_no_message(memory: Memory, first: bool) -> None:
-    """On every database: what was redacted is known by what was received, and goes to no model again."""
+    """A message is recognized by its received text, and later calls contain only its redacted text."""
     model = ScriptedModel([f"answer {n}" for n in range(3)])
     pii = PIIMiddleware("email")
     client = Client(make_agent(model, [pii, SessionMemory(memory)] if first else [SessionMemory(memory), pii]))
@@ -66,7 +66,7 @@ async def test_redaction_hides_no_message(memory: Memory, first: bool) -> None:
 
 
 async def test_the_digest_of_a_text_has_a_key_of_its_database() -> None:
-    """The same words have another digest elsewhere; a message that was not changed has none."""
+    """The digest of a redacted message differs between databases; an unchanged message has none."""
     digests = []
     for _ in range(2):
         async with open_memory("sqlite://") as memory:
@@ -80,7 +80,7 @@ async def test_the_digest_of_a_text_has_a_key_of_its_database() -> None:
 
 
 async def test_a_blocked_message_is_not_sent_to_a_model_with_a_later_one(small_memory: Memory) -> None:
-    """The client keeps it; the transcript knows that it was refused."""
+    """A client that sends a blocked message again does not send it to the model."""
     model = ScriptedModel(["fine"])
     agent = make_agent(model, [SessionMemory(small_memory), PIIMiddleware("email", strategy="block")])
     client = Client(agent)
@@ -93,7 +93,7 @@ async def test_a_blocked_message_is_not_sent_to_a_model_with_a_later_one(small_m
 
 @pytest.mark.parametrize("max_messages", [0, 2, 100])
 async def test_older_messages_than_the_window_are_known_too(memory: Memory, max_messages: int) -> None:
-    """On every database: stored once each; a call has no message twice, and no more than its limit."""
+    """Messages older than the window are not stored again, and a call contains each message at most once."""
     model = ScriptedModel([f"answer {n}" for n in range(8)])
     client = Client(make_agent(model, [SessionMemory(memory, max_messages=max_messages)]))
     for number in range(8):
@@ -104,7 +104,7 @@ async def test_older_messages_than_the_window_are_known_too(memory: Memory, max_
 
 
 async def test_a_client_may_send_the_newest_messages_only(memory: Memory) -> None:
-    """On every database: the beginning of its list is anywhere in the transcript; words that repeat are no trouble."""
+    """A client may send only the newest messages, even if all texts are equal."""
     model = ScriptedModel(["fine"] * 6)
     client = Client(make_agent(model, [SessionMemory(memory)]))
     for _ in range(6):
@@ -115,7 +115,7 @@ async def test_a_client_may_send_the_newest_messages_only(memory: Memory) -> Non
 
 
 async def test_an_earlier_message_in_other_words_is_stored_as_new_once(memory: Memory, events: RecordedEvents) -> None:
-    """On every database: nothing in the transcript changes, and an event tells of it, without the words."""
+    """A message that the client changed is stored once as a new message and reported in an event without its text."""
     model = ScriptedModel([f"answer {n}" for n in range(5)])
     client = Client(make_agent(model, [SessionMemory(memory)]))
     await client.say("my cat is Miso")
@@ -133,7 +133,7 @@ async def test_an_earlier_message_in_other_words_is_stored_as_new_once(memory: M
 
 
 async def test_a_message_that_never_arrived_is_stored_with_the_next(memory: Memory) -> None:
-    """On every database: the memory was asked about it for the first time now."""
+    """A question that only the client has is stored with the next one; an answer that only the client has is not."""
     model = ScriptedModel(["one", "three"])
     client = Client(make_agent(model, [SessionMemory(memory)]))
     await client.say("first")
@@ -144,7 +144,7 @@ async def test_a_message_that_never_arrived_is_stored_with_the_next(memory: Memo
 
 
 async def test_an_answer_that_a_client_shows_in_other_words_is_the_stored_one(small_memory: Memory) -> None:
-    """It is in its place: the call has it as it was said."""
+    """The model receives the stored answer at the position of the client's changed answer."""
     model = ScriptedModel(["**bold**", "fine"])
     client = Client(make_agent(model, [SessionMemory(small_memory)]))
     await client.say("hello")
@@ -155,7 +155,7 @@ async def test_an_answer_that_a_client_shows_in_other_words_is_the_stored_one(sm
 
 
 async def test_answers_that_a_client_joins_splits_or_leaves_out_are_the_stored_ones(memory: Memory) -> None:
-    """On every database: as two bubbles, in other words without the next turn, and two agents' answers as one text."""
+    """The model receives the stored answers if the client splits, omits or joins them."""
     model = ScriptedModel([f"answer {n}" for n in range(4)])
     client = Client(make_agent(model, [SessionMemory(memory)]))
     await client.say("one")
@@ -179,7 +179,7 @@ async def test_answers_that_a_client_joins_splits_or_leaves_out_are_the_stored_o
 
 
 async def test_a_question_whose_answer_got_lost_is_known(memory: Memory) -> None:
-    """On every database: the client sends it again, with the next one behind it."""
+    """A question that the client sends again because it has no answer is not stored twice."""
     model = ScriptedModel([ConnectionError("down"), "two", "three", "four"])
     client = Client(make_agent(model, [SessionMemory(memory)]))
     with pytest.raises(ConnectionError):
@@ -191,7 +191,7 @@ async def test_a_question_whose_answer_got_lost_is_known(memory: Memory) -> None
 
 
 async def test_words_that_a_person_repeats_are_new(memory: Memory) -> None:
-    """On every database: several at once, as a channel without ids hands them over, after an answered one."""
+    """Questions that repeat the text of an answered question are stored as new messages."""
     agent = make_agent(ScriptedModel(["one", "two"]), [SessionMemory(memory)])
     await agent.ainvoke({"messages": [("user", "hi"), ("user", "ok")]}, config_of())
     await agent.ainvoke({"messages": [("user", "ok"), ("user", "ok")]}, config_of())
@@ -199,7 +199,7 @@ async def test_words_that_a_person_repeats_are_new(memory: Memory) -> None:
 
 
 async def test_what_a_program_puts_in_front_is_not_stored(memory: Memory) -> None:
-    """On every database: examples for the model, which the transcript never had."""
+    """Examples that a program adds before the question are sent to the model and not stored."""
     model = ScriptedModel(["blue", "red"])
     agent = make_agent(model, [SessionMemory(memory)])
     examples: list[Any] = [("user", "grass?"), ("assistant", "green")]
@@ -226,7 +226,7 @@ ENDING: list[Any] = [("user", "q1"), ("assistant", "a1"), ("user", "q2"), ("assi
 
 @pytest.mark.parametrize("kind", CALLED)
 async def test_a_conversation_that_ends_with_its_answer_is_known(memory: Memory, kind: str) -> None:
-    """On every database: the answer is told again, or another one is given if the program asks for it."""
+    """A conversation that ends with its stored answer returns that answer; further text requests a new answer."""
     model = ScriptedModel(["a1", "a2", "a3"])
     agent = CALLED[kind](model, memory)
     for words in ("q1", "q2"):
@@ -242,7 +242,7 @@ async def test_a_conversation_that_ends_with_its_answer_is_known(memory: Memory,
 
 @pytest.mark.parametrize("kind", CALLED)
 async def test_a_conversation_that_ends_with_what_was_never_said_is_a_new_one(memory: Memory, kind: str) -> None:
-    """On every database: a program begins the answer, twice with the same words."""
+    """A conversation that ends with the beginning of an answer is a new turn, also the second time."""
     model = ScriptedModel(["a rose", "a tulip"])
     agent = CALLED[kind](model, memory)
     for _ in range(2):
@@ -252,7 +252,7 @@ async def test_a_conversation_that_ends_with_what_was_never_said_is_a_new_one(me
 
 
 async def test_an_edit_is_one_if_the_client_says_so(memory: Memory) -> None:
-    """On every database: the message and all after it are superseded; the same again changes nothing."""
+    """A message with `edits` supersedes that message and all later ones; a repeat changes nothing."""
     model = ScriptedModel(["hello Miso", "fine", "hello Mimi"])
     agent = make_agent(model, [SessionMemory(memory)])
     await agent.ainvoke(input_of("I am Miso", "m1"), config_of())
@@ -268,7 +268,6 @@ async def test_an_edit_is_one_if_the_client_says_so(memory: Memory) -> None:
 
 
 async def test_an_edit_of_an_unknown_message_is_a_new_one(memory: Memory) -> None:
-    """On every database: it is stored as any other."""
     agent = make_agent(ScriptedModel(["fine"]), [SessionMemory(memory)])
     edited = HumanMessage("I am Mimi", id="m3", response_metadata={"edits": "m1"})
     await agent.ainvoke({"messages": [edited]}, config_of())
@@ -276,7 +275,7 @@ async def test_an_edit_of_an_unknown_message_is_a_new_one(memory: Memory) -> Non
 
 
 async def test_an_edit_of_an_answer_is_an_ordinary_question(memory: Memory) -> None:
-    """On every database: nobody puts words into the assistant's mouth."""
+    """A message whose `edits` names an answer is stored as a new question."""
     model = ScriptedModel(["hello Miso", "I do not", "fine"])
     agent = make_agent(model, [SessionMemory(memory)])
     state = await agent.ainvoke(input_of("I am Miso", "m1"), config_of())
@@ -287,7 +286,7 @@ async def test_an_edit_of_an_answer_is_an_ordinary_question(memory: Memory) -> N
 
 
 async def test_steps_of_a_client_stay_in_their_places(small_memory: Memory) -> None:
-    """A client that keeps tool calls and results sends them between known messages."""
+    """Tool calls and results that a client sends keep their positions in the model call."""
     model = ScriptedModel([adding(), "3", "fine"])
     agent = make_agent(model, [SessionMemory(small_memory, tool_memory=0)], [add])
     await agent.ainvoke({"messages": [("user", "1 + 2?")]}, config_of())
@@ -299,7 +298,7 @@ async def test_steps_of_a_client_stay_in_their_places(small_memory: Memory) -> N
 
 
 async def test_words_that_a_checkpoint_has_and_nobody_said_are_not_stored(memory: Memory) -> None:
-    """On every database: those of agents without memory stay in the graph's state."""
+    """Messages that a node without memory adds to the checkpointed state are not stored."""
 
     async def reflect(state: MessagesState) -> dict[str, Any]:
         return {"messages": [HumanMessage("make it shorter"), AIMessage("short")]}
@@ -316,7 +315,6 @@ async def test_words_that_a_checkpoint_has_and_nobody_said_are_not_stored(memory
 
 
 async def test_a_recorded_graph_gets_each_message_once(memory: Memory) -> None:
-    """On every database: the whole conversation comes in, and the graph has no memory inside."""
     model = ScriptedModel([f"answer {n}" for n in range(3)])
     client = Client(recorded(create_agent(model, [], name="desk"), memory))
     for number in range(3):
@@ -326,7 +324,7 @@ async def test_a_recorded_graph_gets_each_message_once(memory: Memory) -> None:
 
 
 async def test_a_node_of_a_plain_graph_knows_them_too(memory: Memory) -> None:
-    """On every database: `memory_node` in a graph of its own."""
+    """A `memory_node` stores a message that the client changed once, and sends no message twice."""
     model = ScriptedModel([f"answer {n}" for n in range(3)])
     graph: Any = StateGraph(MessagesState)
     graph.add_node("chat", memory_node(memory, model))
@@ -348,7 +346,7 @@ class Added(TypedDict):
 
 
 async def test_a_second_agent_takes_part_in_a_turn_with_a_history(memory: Memory) -> None:
-    """On every database: each agent gets the conversation with other ids."""
+    """Two agents that receive the conversation under different ids store each message once."""
     writer, critic = ScriptedModel(["draft", "draft 2"]), ScriptedModel(["remarks", "remarks 2"])
     agents = [
         create_agent(model, [], middleware=[SessionMemory(memory)], name=name)
@@ -377,7 +375,7 @@ async def test_a_second_agent_takes_part_in_a_turn_with_a_history(memory: Memory
 
 
 async def test_a_client_does_not_bring_back_what_is_gone(memory: Memory) -> None:
-    """On every database: neither what was taken back, nor what is from before a reset."""
+    """A client's copy restores neither messages that were taken back nor those before a reset."""
     model = ScriptedModel(["one", "two", "three", "four"])
     client = Client(make_agent(model, [SessionMemory(memory)]))
     await client.say("first")
@@ -397,7 +395,7 @@ async def test_a_client_does_not_bring_back_what_is_gone(memory: Memory) -> None
 )
 @pytest.mark.slow
 async def test_whatever_a_client_still_has_is_known(said: list[tuple[str, int]], answers: list[str]) -> None:
-    """It keeps any number of the newest messages, and people repeat themselves."""
+    """A client may send any number of its newest messages, with repeated texts."""
     async with open_memory("sqlite://") as memory:
         model = ScriptedModel(answers)
         client = Client(make_agent(model, [PIIMiddleware("email"), SessionMemory(memory)]))
@@ -412,7 +410,7 @@ async def test_whatever_a_client_still_has_is_known(said: list[tuple[str, int]],
 
 
 async def test_a_session_of_messages_with_ids_knows_a_client_without(memory: Memory) -> None:
-    """On every database: another channel has written the beginning."""
+    """Stored messages with ids match a client's messages without ids."""
     await memory.session(ROOM).append(
         [Message(role="user", content="hi", id="telegram:1"), Message(role="assistant", content="hello")]
     )

@@ -1,4 +1,4 @@
-"""The ways in which programs call agents with memory, behind one set of blocking verbs."""
+"""Ways in which programs call agents with memory, behind one set of blocking methods."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WAYS: tuple[WayName, ...] = get_args(WayName.__value__)
 
 
 class Loop:
-    """An event loop in a thread, as a program or a notebook has one."""
+    """An event loop in a thread, as in a program or a notebook."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -30,7 +30,7 @@ class Loop:
         self._thread.start()
 
     def run[T](self, work: Awaitable[T]) -> T:
-        """Run work on the loop and wait for it."""
+        """Run an awaitable on the loop and return its result."""
 
         async def working() -> T:
             return await work
@@ -39,7 +39,7 @@ class Loop:
         return future.result(HANG_SECONDS)
 
     def call[T](self, function: Callable[[], T]) -> T:
-        """Call a function on the loop, which is blocked meanwhile, as a cell of a notebook does."""
+        """Call a function on the loop and block the loop until it returns, as a notebook cell does."""
 
         async def cell() -> T:
             return function()
@@ -54,7 +54,7 @@ class Loop:
 
 
 class Way:
-    """One way to call agents: asynchronous or not, over a memory of either kind."""
+    """A way to call agents: synchronous or asynchronous, over a synchronous or an asynchronous memory."""
 
     def __init__(self, name: WayName, loop: Loop, memory: Memory | SyncMemory) -> None:
         self.name = name
@@ -71,11 +71,11 @@ class Way:
         return self._sync(lambda: graph.invoke(given, config, **options))
 
     def say(self, graph: Any, words: str, message_id: str | None = None, thread_id: str = ROOM) -> str:
-        """Say something to an agent and return its answer."""
+        """Send a text to an agent and return its answer."""
         return str(self.ask(graph, input_of(words, message_id), config_of(thread_id))["messages"][-1].text)
 
     def stream(self, graph: Any, given: Any, *, most: int | None = None, **options: Any) -> list[Any]:
-        """Return the parts of a graph's stream; after the most of them the reader goes away."""
+        """Return the parts of a graph's stream; close the stream after `most` parts."""
         if self.is_async:
             return self.loop.run(_read(graph.astream(given, config_of(), **options), most))
 
@@ -98,7 +98,7 @@ class Way:
         return self._sync(lambda: graph.batch(given, configs, **options))
 
     def together(self, calls: Sequence[Callable[[], object]]) -> None:
-        """Do several calls of these verbs, all at once where the way can do so."""
+        """Make several calls of these methods, concurrently if this way of calling can."""
         if not self.may_overlap:
             for call in calls:
                 call()
@@ -115,18 +115,18 @@ class Way:
         return self.loop.run(session.tail(1000))
 
     def kept(self, session_id: str = ROOM) -> list[tuple[str, str]]:
-        """Return the roles and texts of a session; a status that is not complete stands with the role."""
+        """Return the roles and texts of a session; a role has its status added unless the status is `complete`."""
         return [
             (one.role if one.status == "complete" else f"{one.role} ({one.status})", one.content)
             for one in self.tail(session_id)
         ]
 
     def said(self) -> list[tuple[str | None, str]]:
-        """Return the authors and texts of the session; None is the person."""
+        """Return the authors and texts of the session; the author of a person's message is None."""
         return [(one.author, one.content) for one in self.tail()]
 
     def close(self) -> None:
-        """Close the memory, once more if it is closed already."""
+        """Close the memory; a second call does nothing."""
         if isinstance(self.memory, SyncMemory):
             self.memory.close()
         else:
@@ -138,7 +138,7 @@ class Way:
 
 @contextmanager
 def opened(name: WayName, url: str, options: MemoryOptions, observers: Sequence[Observer] = ()) -> Iterator[Way]:
-    """Open a memory for a way of calling."""
+    """Open a memory for a way of calling, and close it after the block."""
     with ExitStack() as stack:
         loop = Loop()
         stack.callback(loop.close)
