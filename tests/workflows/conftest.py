@@ -1,4 +1,4 @@
-"""A desk on SQLite in memory, whose model numbers its replies."""
+"""Fixtures: workflows over SQLite in memory, with a model that numbers its replies."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ from threadkeep.testing import ScriptedModel
 
 @pytest.fixture
 def desk(sqlite_memory: Memory, events: RecordedEvents) -> Desk:
-    """Workflows with a model that says `reply 1`, `reply 2` and so on."""
+    """Return a desk with a model that answers `reply 1`, `reply 2` and so on."""
     return Desk(sqlite_memory, ScriptedModel(f"reply {number}" for number in count(1)), events)

@@ -1,4 +1,4 @@
-"""Workflows run as a service runs them, but for its engine: one compiler, one memory, children in the process."""
+"""Helpers to run workflows as a service does, but without an engine: child runs execute in the process."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ type Said = tuple[str, str]
 
 @dataclass
 class Desk:
-    """What runs need, and the runs."""
+    """The dependencies of runs, and methods to execute them."""
 
     memory: Memory
     model: ScriptedModel
@@ -39,18 +39,18 @@ class Desk:
     compiler: Compiler = field(init=False)
 
     def __post_init__(self) -> None:
-        """One compiler for all."""
+        """Create the compiler."""
         self.compiler = Compiler(checkpointer=self.saver, store=self.store)
 
     def use(self, *workflows: str | Workflow) -> Desk:
-        """Register workflows, YAML or ready."""
+        """Register workflows, given as YAML or as objects."""
         ready = [read_workflow(one) if isinstance(one, str) else one for one in workflows]
         self.workflows = Workflows(ready)
         return self
 
     @property
     def resources(self) -> Resources:
-        """What the runs may use."""
+        """Return the resources of the runs."""
         given = Resources(memory=self.memory, model=lambda _: self.model, observer=self.events)
         return InProcessChildren(self.workflows, self.compiler, given).resources
 
@@ -64,7 +64,7 @@ class Desk:
         trigger: RunTrigger = "http",
         resources: Resources | None = None,
     ) -> RunContext:
-        """A run of a workflow."""
+        """Return the context of a run."""
         return RunContext(
             run_id=run_id or str(uuid4()),
             workflow=name,
@@ -88,7 +88,7 @@ class Desk:
         user_context: Mapping[str, Json] | None = None,
         configurable: Mapping[str, Json] | None = None,
     ) -> dict[str, Any]:
-        """Run a workflow to its end; answers its state."""
+        """Run a workflow to its end, and return its state."""
         context = context or self.context(name, session_id=session_id, trigger=trigger)
         state = initial_state(text, message_id=message_id, inputs=inputs, results=results, user_context=user_context)
         found: dict[str, Any] = await self.compiler.compiled(self.workflows.get(name)).ainvoke(
@@ -97,10 +97,10 @@ class Desk:
         return found
 
     async def transcript(self, session_id: str) -> list[Said]:
-        """What a session has, with its speakers."""
+        """Return the roles and texts of a session."""
         return [(one.role, one.content) for one in await self.memory.session(session_id).tail(100)]
 
 
 def spoken(messages: Sequence[BaseMessage]) -> list[Said]:
-    """Messages as speakers and texts."""
+    """Return the types and texts of messages."""
     return [(message.type, str(message.text)) for message in messages]

@@ -1,4 +1,4 @@
-"""A script that ends its process, and is no module."""
+"""A script that ends its process when it is imported."""
 
 import sys
 

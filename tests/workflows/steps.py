@@ -1,4 +1,4 @@
-"""A graph in Python without a node of Threadkeep's."""
+"""A Python graph without nodes of Threadkeep."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from langgraph.graph import END, START, MessagesState, StateGraph
 
 
 async def answer(state: MessagesState) -> dict[str, Any]:
-    """Answer with what was asked."""
+    """Repeat the message of the user."""
     told = {"confidence": 0.4, "escalated": True}
     return {"messages": [AIMessage(f"You said {state['messages'][-1].text}", response_metadata=told)]}
 

@@ -1,4 +1,4 @@
-"""An agent's history in the graph's store: keys, windows, repeats, resets, and what happens without them."""
+"""Tests of the history of an agent in the graph store: keys, windows, repeats, resets and failures."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ HISTORY = ("agent_chat_history",)
 
 
 def telegram(**fields: Json) -> Mapping[str, Json]:
-    """What the parser of Telegram's events finds."""
+    """Return the results of the parser of Telegram events."""
     return {"telegram_events_parser": fields}
 
 
 async def keys_in(store: BaseStore, namespace: tuple[str, ...] = HISTORY) -> list[str]:
-    """The conversations there are."""
+    """Return the keys of the conversations in a store."""
     found = await store.asearch(namespace, limit=1000)
     return sorted(item.key.removesuffix("__meta__") for item in found if item.key.endswith("__meta__"))
 
 
 async def said_in(store: BaseStore, key: str, namespace: tuple[str, ...] = HISTORY) -> list[tuple[int, str, str]]:
-    """What a conversation has, by plain reads of the store."""
+    """Return the messages of a conversation, read directly from the store."""
     found: list[tuple[int, str, str]] = []
     for item in sorted(await store.asearch(namespace, limit=1000), key=lambda one: one.key):
         if item.key.startswith(f"{key}:chunk:"):
@@ -52,8 +52,7 @@ async def said_in(store: BaseStore, key: str, namespace: tuple[str, ...] = HISTO
     return found
 
 
-def test_the_fields_have_the_defaults_that_are_promised() -> None:
-    """History in the store is a choice; bot or tenant, chat and topic are parts of a key."""
+def test_the_fields_have_their_documented_defaults() -> None:
     node = AgentNode()
     assert node.use_graph_chat_history is False
     assert node.history_namespace == HISTORY
@@ -73,7 +72,6 @@ def test_the_fields_have_the_defaults_that_are_promised() -> None:
 
 
 def test_candidates_that_are_no_text_are_skipped() -> None:
-    """As wherever keys are resolved."""
     node = AgentNode(history_key_candidates=(123, "{{results.none.x}}", "room-1"))
     resolution = node.resolve({}, by_hand=False)
     assert (resolution.key, [one.reason for one in resolution.refused]) == ("room-1", ["unresolved_template"])
@@ -95,13 +93,12 @@ def test_candidates_that_are_no_text_are_skipped() -> None:
     ],
 )
 def test_fields_that_cannot_work_are_refused(fields: dict[str, Any]) -> None:
-    """When the node is made, not at the first message."""
     with pytest.raises(ValueError, match=r"\w"):
         AgentNode(**fields)
 
 
 async def test_earlier_turns_come_from_the_store(desk: Desk) -> None:
-    """Separate runs with one key are one conversation; the transcript of the run's session is another."""
+    """Runs with the same key are one conversation, which is not a session of the memory."""
     desk.use(BOT % "")
     for text in ("one", "two", "one"):
         await desk.run("bot", text, results=telegram(bot_id="b", chat_id=7))
@@ -117,8 +114,8 @@ async def test_earlier_turns_come_from_the_store(desk: Desk) -> None:
     assert [one async for one in desk.memory.sessions()] == []
 
 
-async def test_a_whole_key_from_outside_names_the_conversation(desk: Desk) -> None:
-    """Whatever it is, also one that a template would have to escape."""
+async def test_a_complete_key_is_not_escaped(desk: Desk) -> None:
+    """A `{{key:...}}` template takes a complete key without escaping it."""
     desk.use(BOT % ", history_key_candidates: ['{{key:inputs.history_key}}']")
     for key in ("telegram:b:7", "me@example.com"):
         for text in ("one", "two"):
@@ -128,14 +125,14 @@ async def test_a_whole_key_from_outside_names_the_conversation(desk: Desk) -> No
 
 
 @pytest.mark.parametrize("candidate", ["b:{{key:inputs.a}}", "{{key:inputs.a}}{{key:inputs.b}}", "{{key:nothing.a}}"])
-def test_a_whole_key_that_does_not_stand_alone_is_refused(candidate: str) -> None:
-    """When the node is made."""
+def test_a_complete_key_beside_other_text_is_refused(candidate: str) -> None:
+    """A `{{key:...}}` template cannot be combined with other text."""
     with pytest.raises(ValueError, match="key"):
         AgentNode(history_key_candidates=(candidate,))
 
 
 async def test_two_users_of_one_node_get_two_keys(desk: Desk) -> None:
-    """Also at once: nothing of a run is left in the node."""
+    """Simultaneous runs of a node use separate keys, and the node does not change."""
     desk.use(BOT % "")
     node = desk.workflows.get("bot").nodes["answer"]
     before = node.model_dump()
@@ -175,7 +172,7 @@ async def test_two_users_of_one_node_get_two_keys(desk: Desk) -> None:
     ],
 )
 async def test_each_channel_has_its_key(desk: Desk, results: Mapping[str, Json], key: str) -> None:
-    """What names the bot and the place; an explicit key goes before all of them."""
+    """The key of a channel names the bot and the chat; an explicit key has precedence."""
     await desk.use(BOT % "").run("bot", "Hi", results=results, trigger="webhook")
     assert await keys_in(desk.store) == [key]
 
@@ -189,7 +186,7 @@ async def test_each_channel_has_its_key(desk: Desk, results: Mapping[str, Json],
     ],
 )
 async def test_without_a_key_the_agent_works_in_memory(desk: Desk, results: Mapping[str, Json], channel: str) -> None:
-    """Nothing is read or written, and it is told of. A chat without its bot would be shared by all bots."""
+    """An agent without a key stores nothing, and the failure is reported. A chat without its bot gives no key."""
     desk.use(BOT % "")
     await desk.run("bot", "Hi", results=results, trigger="webhook", session_id="room:1")
     state = await desk.run("bot", "Hi", results=results, trigger="webhook", session_id="room:1")
@@ -200,8 +197,8 @@ async def test_without_a_key_the_agent_works_in_memory(desk: Desk, results: Mapp
     assert state["results"]["answer"]["text"] == "reply 2"
 
 
-async def test_the_thread_counts_in_runs_by_hand_only(desk: Desk) -> None:
-    """It is the caller's session and never the run's own thread, which is new each time."""
+async def test_the_session_is_the_key_only_in_runs_by_hand(desk: Desk) -> None:
+    """The session is the key in runs that a person starts. The run's own thread is never a key."""
     desk.use(BOT % "")
     await desk.run("bot", "Hi", session_id="room-1", trigger="http")
     assert await keys_in(desk.store) == ["room-1"]
@@ -210,8 +207,8 @@ async def test_the_thread_counts_in_runs_by_hand_only(desk: Desk) -> None:
     assert await keys_in(desk.store) == ["room-1"]
 
 
-async def test_switched_off_the_store_is_not_touched(desk: Desk) -> None:
-    """The agent's history is that of the run's session."""
+async def test_an_agent_without_graph_history_does_not_use_the_store(desk: Desk) -> None:
+    """An agent without `use_graph_chat_history` uses the session of the run."""
     desk.use((BOT % "").replace("true", "false"))
     await desk.run("bot", "Hi", session_id="room:1", results=telegram(bot_id="b", chat_id=7))
     assert await desk.store.asearch(HISTORY) == []
@@ -219,7 +216,7 @@ async def test_switched_off_the_store_is_not_touched(desk: Desk) -> None:
 
 
 async def test_the_newest_messages_are_sent_and_all_are_kept(desk: Desk) -> None:
-    """Thirty by default, over the border of chunks; the rest stays in the store, and is counted as left out."""
+    """The newest 30 messages are sent, across chunks, and all messages stay in the store."""
     desk.use(BOT % ", history_chunk_size: 10")
     for number in range(1, 21):
         await desk.run("bot", f"question {number}", results=telegram(bot_id="b", chat_id=7))
@@ -236,8 +233,8 @@ async def test_the_newest_messages_are_sent_and_all_are_kept(desk: Desk) -> None
     assert {event.outcome for event in desk.events.of(StoreWrite)} == {"ok"}
 
 
-async def test_the_fields_say_how_it_lies_in_the_store(desk: Desk) -> None:
-    """Namespace, suffix, chunks, the name of the text."""
+async def test_the_fields_determine_the_layout_in_the_store(desk: Desk) -> None:
+    """The fields set the namespace, the suffix, the key and the name of the text in the store."""
     more = ", history_namespace: [bots, support], history_meta_key_suffix: '::m', history_value_field: text"
     desk.use(BOT % f"{more}, history_key_template: 'v2:{{{{conversation_key}}}}', history_key_candidates: [room-1]")
     await desk.run("bot", "Hi")
@@ -249,8 +246,8 @@ async def test_the_fields_say_how_it_lies_in_the_store(desk: Desk) -> None:
     assert [message["text"] for message in chunk.value["messages"]] == ["Hi", "reply 1"]
 
 
-async def test_a_reset_is_not_stored_and_holds(desk: Desk) -> None:
-    """For every later run, in whatever process; nothing is deleted."""
+async def test_a_reset_command_resets_the_conversation(desk: Desk) -> None:
+    """A reset command is not stored, hides the earlier messages from later runs, and deletes nothing."""
     desk.use(BOT % ", reset_command: /new")
     for text in ("one", " /new ", "two"):
         await desk.run("bot", text, results=telegram(bot_id="b", chat_id=7), session_id="room:1")
@@ -264,8 +261,8 @@ async def test_a_reset_is_not_stored_and_holds(desk: Desk) -> None:
     assert ("user", "/new") not in [(role, content.strip()) for role, content in await desk.transcript("room:1")]
 
 
-async def test_a_session_is_reset_in_the_same_way(desk: Desk) -> None:
-    """Where the history is the run's session."""
+async def test_a_reset_command_resets_a_session(desk: Desk) -> None:
+    """A reset command hides the earlier messages of a session too."""
     desk.use("schema: 1\nname: bot\nnodes:\n  answer: {kind: agent, reset_command: /new, next: end}")
     for text in ("one", "/new", "two"):
         await desk.run("bot", text, session_id="room:1")
@@ -274,7 +271,7 @@ async def test_a_session_is_reset_in_the_same_way(desk: Desk) -> None:
 
 
 async def test_the_same_message_twice_is_one_turn(desk: Desk) -> None:
-    """By the platform's id; the same words twice are two."""
+    """A repeated message id is one turn; the same text with another id is another turn."""
     desk.use(BOT % "")
     for _ in range(2):
         await desk.run("bot", "ok", results=telegram(bot_id="b", chat_id=7), message_id="telegram:42")
@@ -284,14 +281,14 @@ async def test_the_same_message_twice_is_one_turn(desk: Desk) -> None:
 
 
 class FailingStore(InMemoryStore):
-    """A store that may be switched off."""
+    """A store that fails while `down` is set."""
 
     def __init__(self) -> None:
         super().__init__()
         self.down = False
 
     async def abatch(self, ops: Any) -> list[Result]:
-        """Fail while it is down."""
+        """Raise an error while the store is down."""
         batch: list[Op] = list(ops)
         if self.down:
             raise ConnectionError("no route to the store")
@@ -299,7 +296,7 @@ class FailingStore(InMemoryStore):
 
 
 async def test_a_store_that_is_down_costs_no_answer_and_no_turn(sqlite_memory: Memory, events: RecordedEvents) -> None:
-    """The agent answers without history; its turn waits, and is written when the store is back."""
+    """An agent answers without history while the store is down, and its turn is written afterwards."""
     store = FailingStore()
     desk = Desk(sqlite_memory, ScriptedModel(f"reply {n}" for n in range(1, 9)), events, store=store).use(BOT % "")
     await desk.run("bot", "one", results=telegram(bot_id="b", chat_id=7))
@@ -316,7 +313,7 @@ async def test_a_store_that_is_down_costs_no_answer_and_no_turn(sqlite_memory: M
 
 
 async def test_a_graph_without_a_store_works_in_memory(desk: Desk) -> None:
-    """And says so."""
+    """An agent in a graph without a store answers, and the missing store is reported."""
     from threadkeep.workflows.definition import Compiler
 
     desk.use(BOT % "")
@@ -327,17 +324,17 @@ async def test_a_graph_without_a_store_works_in_memory(desk: Desk) -> None:
 
 @asynccontextmanager
 async def opened_stores(url: str) -> AsyncIterator[tuple[BaseStore, BaseStore]]:
-    """The graph store of a database, opened twice, as two processes would."""
+    """Open the graph store of a database twice, as two processes would."""
     settings = load_settings(database_url=url)
     async with create_graph_store(settings) as one, create_graph_store(settings) as other:
         yield one, other
 
 
 @pytest.mark.slow
-async def test_turns_that_come_at_once_from_two_places_are_all_kept(
+async def test_simultaneous_turns_from_two_stores_are_all_stored(
     shared_url: str, sqlite_memory: Memory, events: RecordedEvents
 ) -> None:
-    """On our SQLite and PostgreSQL graph stores: numbered without gaps, no turn torn."""
+    """Simultaneous turns from two stores are all stored, with numbers without gaps."""
     async with opened_stores(shared_url) as stores:
         desks = [
             Desk(sqlite_memory, ScriptedModel([f"reply {n} of {name}" for n in range(20)]), events, store=store).use(

@@ -1,4 +1,4 @@
-"""A workflow that proposes answers to events."""
+"""Tests of workflows that propose answers to events."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ EVENT: dict[str, Json] = {
 
 
 async def test_a_candidate_is_proposed_to_an_event(desk: Desk) -> None:
-    """Of kind text, status proposed; the prompt and the text beside it."""
+    """The result has the candidate, the combined prompt and the text of the model."""
     state = await desk.use(CANDIDATE).run("propose", inputs={"event": EVENT})
     result = state["results"]["build"]
     assert result["outcome"] == "OK"
@@ -40,10 +40,10 @@ async def test_a_candidate_is_proposed_to_an_event(desk: Desk) -> None:
     ("reply", "outcome", "errors"),
     [(ConnectionError("no route"), "ERROR", ["ConnectionError"]), ("", "OK", []), ("  ", "OK", [])],
 )
-async def test_a_model_that_says_nothing_makes_no_candidate(
+async def test_a_model_without_an_answer_makes_no_candidate(
     desk: Desk, reply: str | BaseException, outcome: str, errors: Sequence[str]
 ) -> None:
-    """A failing one is an outcome, its sentence nowhere."""
+    """A failed or empty model call gives no candidate, and the text of the error is not in the state."""
     desk.model = ScriptedModel([reply])
     state = await desk.use(CANDIDATE).run("propose", inputs=EVENT)
     result = state["results"]["build"]
@@ -54,7 +54,7 @@ async def test_a_model_that_says_nothing_makes_no_candidate(
 
 
 async def test_an_event_that_asks_nothing_is_skipped(desk: Desk) -> None:
-    """No model is asked."""
+    """An event without text causes no model call."""
     state = await desk.use(CANDIDATE).run("propose", inputs={"event": {"message": {"text": " "}}})
     assert state["results"]["ingest"]["outcome"] == "SKIP"
     assert desk.model.calls == []

@@ -1,4 +1,4 @@
-"""Nodes that choose where a run goes on: by a model that knows a few categories, or by rules."""
+"""Tests of the nodes that choose the next node: categorizers by a model, routers by rules."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ nodes:
 async def test_a_categorizer_knows_its_categories_only(
     desk: Desk, reply: str, category: str | None, node: str | None
 ) -> None:
-    """Whatever the model says otherwise is the default."""
+    """A reply that does not name exactly one category leads to the default."""
     desk.model = ScriptedModel([reply])
     state = await desk.use(CATEGORIES).run("sort", "My invoice is wrong", session_id="room:1")
     assert state["results"]["triage"]["category"] == category
@@ -53,7 +53,7 @@ async def test_a_categorizer_knows_its_categories_only(
 
 
 async def test_a_categorizer_sees_the_last_message_alone(desk: Desk) -> None:
-    """Not the session's history, however long it is."""
+    """A categorizer sends the last message without the history of the session."""
     desk.use(AGENT, CATEGORIES)
     await desk.run("one", "CANARY-EARLIER", session_id="room:1")
     await desk.run("sort", "My invoice is wrong", session_id="room:1")
@@ -97,7 +97,7 @@ nodes:
     ],
 )
 async def test_a_router_goes_by_the_first_rule_that_holds(desk: Desk, given: dict[str, Any], node: str) -> None:
-    """No model is asked."""
+    """A router follows the first matching rule, without a model call."""
     state = await desk.use(ROUTER).run("route", **given)
     assert state["results"]["choose"]["next"] == node
     assert node in state["results"]
@@ -114,16 +114,16 @@ async def test_a_router_goes_by_the_first_rule_that_holds(desk: Desk, given: dic
         ({"path": "text"}, "exactly one"),
     ],
 )
-def test_a_rule_that_means_nothing_is_refused(rule: dict[str, Any], words: str) -> None:
-    """When the node is made."""
+def test_an_invalid_rule_is_refused(rule: dict[str, Any], words: str) -> None:
+    """Invalid rules and duplicate categories are refused when the node is created."""
     with pytest.raises(ValueError, match=words):
         Rule(**{"equals": None, "next": "end", **rule})
     with pytest.raises(ValueError, match="the same name"):
         CategorizerNode(categories=(Category(name="a", next="end"), Category(name="A", next="end")), default="end")
 
 
-async def test_no_text_of_a_visitor_holds_the_loop_up(desk: Desk) -> None:
-    """A pattern that takes Python's engine for ever on this text, and a text that is no UTF-8."""
+async def test_no_text_blocks_the_event_loop(desk: Desk) -> None:
+    """A pattern that backtracks for ever in Python's `re` is evaluated at once, and invalid Unicode is accepted."""
     rule = ROUTER.replace("\\brefund(s|ed)?\\b", "^(a+)+$")
     async with asyncio.timeout(HANG_SECONDS):
         state = await desk.use(rule).run("route", text="a" * 1_999 + "!")

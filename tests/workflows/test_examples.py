@@ -1,4 +1,4 @@
-"""Every example is right, and runs on the demo model."""
+"""Tests of the examples: each is valid and runs with the demo model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EXAMPLES = ROOT / "examples"
 
 @pytest.fixture
 def demo(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> Desk:
-    """All examples, on the demo model."""
+    """Return a desk with all examples and the demo model."""
     monkeypatch.chdir(ROOT)
     desk.model = cast("ScriptedModel", DemoModel())
     desk.workflows = Workflows.load(["examples", "in_python=examples.in_python:graph"])
@@ -26,12 +26,12 @@ def demo(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> Desk:
 
 
 async def last_words(desk: Desk, name: str, text: str, **given: Any) -> str:
-    """What a run says in the end."""
+    """Run a workflow, and return its answer."""
     return spoken((await desk.run(name, text, **given))["messages"])[-1][1]
 
 
-def test_all_examples_are_listed() -> None:
-    """In their README."""
+def test_all_examples_are_listed_in_their_readme() -> None:
+    """The README of the examples names each of them."""
     readme = (EXAMPLES / "README.md").read_text(encoding="utf-8")
     assert [
         path.name for path in EXAMPLES.iterdir() if path.suffix in (".yaml", ".py") and path.name not in readme
@@ -39,7 +39,6 @@ def test_all_examples_are_listed() -> None:
 
 
 async def test_the_support_bot_sees_passages_and_earlier_turns(demo: Desk) -> None:
-    """Its context has a section of passages, and the conversation."""
     await last_words(demo, "support_bot", "I sent my parcel abroad.", session_id="room:1")
     context = demo.context("support_bot", session_id="room:1")
     state = await demo.run("support_bot", "How long does the parcel take?", context=context)
@@ -50,13 +49,13 @@ async def test_the_support_bot_sees_passages_and_earlier_turns(demo: Desk) -> No
 
 
 async def test_the_agent_with_tools_answers(demo: Desk) -> None:
-    """The demo model calls no tools, and remembers."""
+    """The agent remembers the session. The demo model calls no tools."""
     await last_words(demo, "agent_with_tools", "My order is 4711.", session_id="room:1")
     assert "4711" in await last_words(demo, "agent_with_tools", "What is my order?", session_id="room:1")
 
 
 async def test_the_known_user_is_known_in_another_session(demo: Desk) -> None:
-    """What was told in one session stands in the prompt of another; nobody else's."""
+    """A fact of one session is in the prompt of the user's other session, and of no other user's."""
     told = demo.context("known_user", session_id="room:1", user_id="ada")
     await demo.run("known_user", "I live in Lisbon", context=told)
     for user_id, known in (("ada", True), ("bob", False)):
@@ -67,7 +66,7 @@ async def test_the_known_user_is_known_in_another_session(demo: Desk) -> None:
 
 
 async def test_the_router_has_its_branches(demo: Desk) -> None:
-    """Each for its words."""
+    """Each branch of the router is chosen by its words."""
     assert (await last_words(demo, "router", "I want a refund")).startswith("A person looks into")
     state = await demo.run("router", "Where is my order?")
     assert state["results"]["choose"]["next"] == "order"
@@ -75,7 +74,7 @@ async def test_the_router_has_its_branches(demo: Desk) -> None:
 
 
 async def test_the_parent_puts_both_children_together(demo: Desk) -> None:
-    """Their results, and one message of each."""
+    """The answer contains the results of both children."""
     state = await demo.run("parent", "How long do parcels take?", session_id="room:1")
     facts, feelings = (state["results"][name] for name in ("facts", "feelings"))
     assert (facts["status"], feelings["status"]) == ("done", "done")
@@ -86,14 +85,11 @@ async def test_the_parent_puts_both_children_together(demo: Desk) -> None:
 
 
 async def test_the_candidate_is_proposed(demo: Desk) -> None:
-    """To an event."""
     state = await demo.run("candidate", inputs={"event": {"message": {"id": "42", "text": "The code is 4711."}}})
     assert state["node_outputs"]["build"]["status"] == "proposed"
 
 
 async def test_the_telegram_bot_keeps_chats_apart(demo: Desk) -> None:
-    """In the graph's store."""
-
     def of_chat(chat: int) -> dict[str, Any]:
         return {"telegram_events_parser": {"bot_id": "b", "chat_id": chat}}
 
@@ -105,7 +101,6 @@ async def test_the_telegram_bot_keeps_chats_apart(demo: Desk) -> None:
 
 
 async def test_the_graph_in_python_runs(demo: Desk) -> None:
-    """With a function of its own among the nodes."""
     state = await demo.run("in_python", "One two three", session_id="room:1")
     assert state["results"]["count"] == {"words": 3}
     assert [role for role, _ in await demo.transcript("room:1")] == ["user", "assistant"]

@@ -1,4 +1,4 @@
-"""The nodes and tools of a workflow for what is known beyond the session."""
+"""Tests of the nodes and tools of a workflow for facts, episodes and procedures."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ async def run(
 
 
 def calling(name: str, **arguments: Any) -> AIMessage:
-    """A model's call of a tool."""
+    """Return a model answer that calls a tool."""
     return AIMessage("", tool_calls=[{"name": name, "args": arguments, "id": "c1"}])
 
 
 async def test_a_user_is_new_once_and_then_known_with_facts_and_episodes(desk: Desk) -> None:
-    """In `user_context`, for later nodes and their templates."""
+    """`identify_user` puts the user's facts and episodes into `user_context`."""
     desk.use(IDENTIFY)
     state = await run(desk, "who", "Hello, I am Ada")
     assert state["results"]["user"]["is_new_user"] is True
@@ -74,7 +74,6 @@ async def test_a_user_is_new_once_and_then_known_with_facts_and_episodes(desk: D
 
 
 async def test_twenty_facts_and_five_episodes_are_the_most(desk: Desk, clock: SettableClock) -> None:
-    """Unless the node says otherwise."""
     desk.use(IDENTIFY)
     for number in range(25):
         await desk.memory.knowledge.remember(ADA, f"key_{number}", number)
@@ -87,7 +86,7 @@ async def test_twenty_facts_and_five_episodes_are_the_most(desk: Desk, clock: Se
 
 
 async def test_a_run_without_a_user_knows_nobody(desk: Desk) -> None:
-    """And keeps what it was given as `user_context`."""
+    """A run without a user keeps the given `user_context` and creates no person."""
     desk.use(IDENTIFY)
     context = desk.context("who", session_id="room:1")
     state = await desk.run("who", "Hello", context=context, user_context={"plan": "free"})
@@ -98,7 +97,7 @@ async def test_a_run_without_a_user_knows_nobody(desk: Desk) -> None:
 
 
 async def test_a_fact_is_remembered_with_its_question_as_evidence(desk: Desk) -> None:
-    """Once, also when the node is carried out again in the same run."""
+    """A repeated `remember` node in the same run stores the fact once."""
     desk.use(REMEMBER)
     context = desk.context("note", session_id="room:1", user_id="ada")
     for _ in range(2):
@@ -113,16 +112,16 @@ async def test_a_fact_is_remembered_with_its_question_as_evidence(desk: Desk) ->
     ("text", "user_id", "reason"),
     [("my password is hunter22", "ada", "secret"), ("Lisbon", None, "no_owner"), ("x" * 20_000, "ada", "invalid")],
 )
-async def test_what_cannot_be_remembered_has_a_reason(desk: Desk, text: str, user_id: str | None, reason: str) -> None:
-    """And the run goes on."""
+async def test_a_fact_that_is_refused_has_a_reason(desk: Desk, text: str, user_id: str | None, reason: str) -> None:
+    """The node returns a reason instead of an error, and stores nothing."""
     desk.use(REMEMBER)
     state = await run(desk, "note", text, user_id=user_id)
     assert state["results"]["note"] == {"remembered": False, "reason": reason}
     assert await desk.memory.knowledge.facts() == []
 
 
-async def test_a_workspace_of_no_use_costs_no_run(desk: Desk) -> None:
-    """A fact of it is not remembered, with a reason; those of the user are recalled, and the rest is reported."""
+async def test_an_invalid_workspace_fails_no_run(desk: Desk) -> None:
+    """With an invalid workspace, a fact about it is not remembered, and facts of the user are still recalled."""
     desk.use(REMEMBER.replace("fact_kind:", "about: workspace, fact_kind:"), RECALL)
     await desk.memory.knowledge.remember(ADA, "home_city", "Lisbon")
     resources = replace(desk.resources, workspace="x" * 600)
@@ -135,8 +134,8 @@ async def test_a_workspace_of_no_use_costs_no_run(desk: Desk) -> None:
     assert [event.error for event in desk.events.of(ExtraNotFound)] == ["InvalidInput"]
 
 
-async def test_recall_quotes_what_bears_on_the_question(desk: Desk) -> None:
-    """Facts, episodes and procedures, of the run's own scopes and nobody else's."""
+async def test_recall_returns_relevant_entries(desk: Desk) -> None:
+    """`recall` returns relevant facts, episodes and procedures of the run's own scopes, with escaped text."""
     desk.use(RECALL)
     await desk.memory.knowledge.remember(ADA, "diet", "vegan </facts>")
     await desk.memory.knowledge.remember(Scope("user", "bob"), "diet", "steak")
@@ -154,8 +153,8 @@ async def test_recall_quotes_what_bears_on_the_question(desk: Desk) -> None:
     assert state["results"]["look"]["episodes"][0]["asked"] == "Which diet do I have?"
 
 
-async def test_a_memory_that_is_away_costs_no_answer(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is told as an event and in the result."""
+async def test_an_unavailable_memory_fails_no_run(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The nodes report an unavailable database as an event and in the result, and the run continues."""
 
     async def away(*_: object, **__: object) -> None:
         raise StoreUnavailable("The database does not answer; try again.")
@@ -174,7 +173,7 @@ async def test_a_memory_that_is_away_costs_no_answer(desk: Desk, monkeypatch: py
 
 
 async def test_an_agent_has_the_tools_of_the_kinds_that_it_names(desk: Desk) -> None:
-    """Whose memory it is comes from the run."""
+    """The tools of `memory_tools` use the user, the session and the workspace of the run."""
     desk.model = ScriptedModel([calling("remember", key="diet", value="vegan"), "Noted."])
     desk.use(AGENT)
     await run(desk, "one", "I am vegan")
@@ -193,7 +192,6 @@ async def test_an_agent_has_the_tools_of_the_kinds_that_it_names(desk: Desk) -> 
 
 @pytest.mark.parametrize("named", [None, "garage"])
 async def test_nodes_use_the_workspace_of_the_memory_if_the_run_names_none(desk: Desk, named: str | None) -> None:
-    """As the tools of agents do."""
     desk.memory.graphiti.options = GraphitiOptions(endpoint="http://graph:8000", workspace="shop")
     desk.use(REMEMBER.replace("home_city", "plan, about: workspace"))
     resources = replace(desk.resources, workspace=named)
@@ -202,7 +200,6 @@ async def test_nodes_use_the_workspace_of_the_memory_if_the_run_names_none(desk:
 
 
 async def test_an_agent_without_a_session_uses_the_memory_of_its_user(desk: Desk) -> None:
-    """The turn is kept nowhere, the fact is."""
     desk.model = ScriptedModel([calling("remember", key="diet", value="vegan"), "Noted."])
     desk.use(AGENT)
     await run(desk, "one", "I am vegan", session_id=None)
@@ -210,7 +207,6 @@ async def test_an_agent_without_a_session_uses_the_memory_of_its_user(desk: Desk
 
 
 def test_an_unknown_kind_of_memory_is_refused_with_its_line() -> None:
-    """By the schema."""
     with pytest.raises(InvalidWorkflow) as told:
         read_workflow(AGENT.replace("procedures", "dreams"))
     assert told.value.problems[0].line == 5

@@ -1,4 +1,4 @@
-"""What each node may say of its own model: which one, how large its window is, and when its session is compressed."""
+"""Tests of the fields of a node for its model: its name, its context window, and its compression."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ nodes:
 
 
 def run_of(desk: Desk, models: Mapping[str | None, ScriptedModel], **options: Any) -> RunContext:
-    """A run whose nodes find their models by name, with the service's options."""
+    """Return a run whose nodes find their models by name, with the options of a service."""
     resources = replace(desk.resources, model=lambda name: models[name], turn_options=TurnOptions(**options))
     return desk.context("two", session_id="room", resources=resources)
 
 
 async def budgets(desk: Desk, run_id: str) -> dict[str | None, int]:
-    """The budget of each node's call."""
+    """Return the budget of each node's call."""
     await desk.memory.manifests.flush()
     calls = [stored.manifest for stored in await desk.memory.manifests.of_run(run_id)]
     return {str(call["node"]): int(str(call["budget"])) for call in calls}
 
 
 async def test_each_node_has_a_model_and_a_window_of_its_own(desk: Desk) -> None:
-    """What the service says of its own model's window is not said of another's."""
+    """The context window of the service applies to its own model only."""
     models = {"small": ScriptedModel(["draft"]), None: ScriptedModel(["done"])}
     desk.use(TWO % "context_window: 8192,")
     context = run_of(desk, models, context_window=16_384, max_tokens=None)
@@ -63,10 +63,10 @@ async def test_each_node_has_a_model_and_a_window_of_its_own(desk: Desk) -> None
         ("", None, None),
     ],
 )
-async def test_each_node_says_when_its_session_is_compressed(
+async def test_each_node_configures_the_compression_of_its_session(
     desk: Desk, fields: str, service: Compression | None, summarised: str | None
 ) -> None:
-    """And by whom: by a model that is named, or the node's own; false is never."""
+    """The summary is written by the named model or the node's own. `false` disables compression."""
     summaries = ScriptedModel([f"summary {n}" for n in range(9)])
     answers = ScriptedModel([f"answer {n}" for n in range(4)])
     small = ScriptedModel(lambda messages: "summary" if "<record>" in str(messages) else "yes" for _ in range(99))
@@ -93,7 +93,7 @@ async def test_each_node_says_when_its_session_is_compressed(
         ("compression: {max_summary_tokens: 5}", "max_summary_tokens"),
     ],
 )
-def test_what_cannot_work_is_refused_when_the_workflow_is_read(fields: str, match: str) -> None:
-    """With a sentence that names it; not at the first message."""
+def test_invalid_model_fields_are_refused_when_the_workflow_is_read(fields: str, match: str) -> None:
+    """The error names the field or the numbers."""
     with pytest.raises(InvalidWorkflow, match=match):
         read_workflow(f"schema: 1\nname: one\nnodes:\n  answer: {{kind: agent, {fields}, next: end}}")

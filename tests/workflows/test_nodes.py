@@ -1,4 +1,4 @@
-"""The nodes, each through a workflow that has it."""
+"""Tests of the built-in nodes, each in a workflow."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CALL = AIMessage("", tool_calls=[{"name": "find_order", "args": {"number": "7"},
 
 
 async def test_an_agent_adds_its_final_message_and_nothing_else(desk: Desk) -> None:
-    """The loop stays out of the shared state and the transcript; it goes to the stream for the run's trace."""
+    """The messages of the tool loop are in the trace, not in the state or the transcript."""
     desk.model = ScriptedModel([CALL, "It is on its way."])
     desk.use(AGENT)
     context = desk.context("one", session_id="room:1")
@@ -54,7 +54,7 @@ async def test_an_agent_adds_its_final_message_and_nothing_else(desk: Desk) -> N
 
 
 async def test_every_call_of_the_loop_goes_through_the_context_engine(desk: Desk) -> None:
-    """Each has a manifest under the run's own id, and the session's earlier turns."""
+    """Each model call of the tool loop has a manifest under the id of the run, and contains the earlier turns."""
     desk.model = ScriptedModel([CALL, "On its way.", CALL, "Still."])
     desk.use(AGENT)
     await desk.run("one", "Where is 7?", session_id="room:1")
@@ -67,7 +67,7 @@ async def test_every_call_of_the_loop_goes_through_the_context_engine(desk: Desk
 
 
 async def test_a_run_without_a_session_keeps_nothing(desk: Desk) -> None:
-    """Its calls are bounded all the same."""
+    """A run without a session stores no messages, and its context is still built with the limits."""
     desk.use(AGENT)
     for _ in range(2):
         await desk.run("one", "Hello")
@@ -76,8 +76,8 @@ async def test_a_run_without_a_session_keeps_nothing(desk: Desk) -> None:
     assert len(desk.events.of(ContextBuilt)) == 2
 
 
-async def test_a_question_that_was_answered_before_is_not_asked_again(desk: Desk) -> None:
-    """The platform's id of a message makes it one turn."""
+async def test_an_answered_message_is_not_answered_again(desk: Desk) -> None:
+    """A repeated message id returns the stored answer without a model call."""
     desk.use(AGENT)
     await desk.run("one", "Hello", session_id="room:1", message_id="telegram:42")
     state = await desk.run("one", "Hello", session_id="room:1", message_id="telegram:42")
@@ -86,7 +86,7 @@ async def test_a_question_that_was_answered_before_is_not_asked_again(desk: Desk
 
 
 async def test_an_agent_is_shown_the_tool_calls_of_its_last_turn(desk: Desk) -> None:
-    """Of the same node in the same session; in no conversation that it keeps by itself."""
+    """The context of an agent includes the tool calls of its last turn in the session."""
     call = AIMessage("", tool_calls=[{"name": "find_order", "args": {"number": "7"}, "id": "c1"}])
     desk.model = ScriptedModel([call, "It is on its way.", "Number 7."])
     desk.use(AGENT)
@@ -101,8 +101,11 @@ async def test_an_agent_is_shown_the_tool_calls_of_its_last_turn(desk: Desk) -> 
     ]
 
 
-async def test_steps_on_the_way_are_seen_and_not_stored(desk: Desk) -> None:
-    """Of several nodes that speak the last one answers; what is said before stands before the question."""
+async def test_answers_of_earlier_nodes_are_not_stored(desk: Desk) -> None:
+    """The answer of the last node is stored.
+
+    Answers of earlier nodes are in its context, before the user message.
+    """
     desk.use(
         """
         schema: 1
@@ -118,8 +121,8 @@ async def test_steps_on_the_way_are_seen_and_not_stored(desk: Desk) -> None:
     assert await desk.transcript("room:1") == [("user", "Why?"), ("assistant", "reply 2")]
 
 
-async def test_a_model_may_be_asked_something_else(desk: Desk) -> None:
-    """Its own input is no part of the transcript; what the run says in the end is."""
+async def test_a_model_node_may_have_its_own_input(desk: Desk) -> None:
+    """A node with its own `input` sends only that. Its answer is stored as the answer of the run."""
     desk.use(
         """
         schema: 1
@@ -135,7 +138,7 @@ async def test_a_model_may_be_asked_something_else(desk: Desk) -> None:
 
 
 async def test_a_loop_ends_with_one_answer(desk: Desk) -> None:
-    """Until a rule holds; what was said on the way is in no transcript."""
+    """Only the last answer of a loop is stored."""
     desk.use(
         """
         schema: 1
@@ -153,8 +156,8 @@ async def test_a_loop_ends_with_one_answer(desk: Desk) -> None:
     assert await desk.transcript("room:1") == [("user", "Why?"), ("assistant", "reply 3")]
 
 
-async def test_ways_that_are_gone_at_once_meet_again(desk: Desk) -> None:
-    """The node where they meet waits for the longer one, and is carried out once."""
+async def test_parallel_branches_meet_in_one_node(desk: Desk) -> None:
+    """A node with several predecessors waits for the longest branch, and is executed once."""
     desk.use(
         """
         schema: 1
@@ -183,8 +186,8 @@ nodes:
 
 
 @pytest.mark.parametrize("session_id", ["room:1", None])
-async def test_passages_stand_in_the_state_and_in_the_context(desk: Desk, session_id: str | None) -> None:
-    """As a section of their own, also where the run has no session."""
+async def test_passages_are_in_the_state_and_in_the_context(desk: Desk, session_id: str | None) -> None:
+    """Retrieved passages are in the results and in the context, with and without a session."""
     state = await desk.use(RETRIEVE).run("knowing", "How long does it take?", session_id=session_id)
     passages = state["results"]["search"]["passages"]
     assert passages[0] == {"id": "shipping-1", "text": "Parcels take three days.", "metadata": {"page": 3}}
@@ -195,7 +198,7 @@ async def test_passages_stand_in_the_state_and_in_the_context(desk: Desk, sessio
 
 
 async def test_a_retriever_is_asked_with_the_turns_before(desk: Desk) -> None:
-    """So that "it" means something; the question stands once."""
+    """The query of a retriever contains the earlier turns and the user message once."""
     desk.use(RETRIEVE)
     await desk.run("knowing", "I sent a parcel to Oslo.", session_id="room:1")
     await desk.run("knowing", "How long does it take?", session_id="room:1")
@@ -203,7 +206,7 @@ async def test_a_retriever_is_asked_with_the_turns_before(desk: Desk) -> None:
 
 
 async def test_a_retriever_is_made_once(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A function that reads a large index does so when its workflow is read, and not for each run."""
+    """A function that creates a retriever is called when its workflow is read, not in each run."""
     made: list[BaseRetriever] = []
 
     def make() -> BaseRetriever:
@@ -219,7 +222,7 @@ async def test_a_retriever_is_made_once(desk: Desk, monkeypatch: pytest.MonkeyPa
 
 
 async def test_a_retriever_that_fails_costs_no_answer(desk: Desk) -> None:
-    """It is told of."""
+    """A failing retriever is reported, and the agent answers without passages."""
     desk.use(RETRIEVE.replace("make_shelf", "broken"))
     state = await desk.run("knowing", "How long?", session_id="room:1")
     assert spoken(state["messages"])[-1] == ("ai", "reply 1")
@@ -234,8 +237,8 @@ nodes:
 """
 
 
-async def test_what_a_bot_says_by_itself_is_remembered(desk: Desk) -> None:
-    """A message without a question is in the transcript, once, and in the next context."""
+async def test_an_appended_message_is_stored_once(desk: Desk) -> None:
+    """A message of `append_message` is stored once and is in the next context."""
     desk.use(APPEND, AGENT)
     context = desk.context("news", session_id="room:1")
     for _ in range(2):
@@ -246,7 +249,7 @@ async def test_what_a_bot_says_by_itself_is_remembered(desk: Desk) -> None:
 
 
 async def test_a_message_may_go_to_another_session(desk: Desk) -> None:
-    """By a template of a key; what gives no key is refused, and told of."""
+    """The session of a message may be a template. A template that gives no key is refused and reported."""
     desk.use(APPEND.replace("next: end", "session: 'telegram:{{inputs.chat}}', next: end"))
     await desk.run("news", inputs={"news": "x", "chat": 7}, trigger="schedule")
     assert await desk.transcript("telegram:7") == [("assistant", "News: x")]
@@ -259,7 +262,7 @@ async def test_a_message_may_go_to_another_session(desk: Desk) -> None:
 
 
 async def test_a_message_is_delivered_through_the_channel_of_its_session(desk: Desk) -> None:
-    """Once, and it is in the transcript; a session without a channel has nowhere to send it to."""
+    """A message with `deliver` is queued once for the channel of its session, if the session has a channel."""
     desk.use(APPEND.replace("next: end", "deliver: true, next: end"))
     outbox = desk.memory.channels.outbox
     await outbox.add("support", "telegram:1:7", "m1", address={"chat_id": "7"}, content="hello", waits=False)
@@ -275,7 +278,7 @@ async def test_a_message_is_delivered_through_the_channel_of_its_session(desk: D
 
 
 async def test_a_message_may_go_to_a_session_of_any_id(desk: Desk) -> None:
-    """A text without a template is the id itself."""
+    """A `session` without a template is used as the id."""
     desk.use(APPEND.replace("next: end", "session: 'C024.1700/me@example.com', next: end"))
     await desk.run("news", inputs={"news": "x"}, trigger="schedule")
     assert await desk.transcript("C024.1700/me@example.com") == [("assistant", "News: x")]
@@ -285,12 +288,12 @@ WAITING = "schema: 1\nname: wait\nnodes:\n  answer: {kind: agent, tools: ['tests
 
 
 def calling(name: str, **arguments: str) -> AIMessage:
-    """A model that wants a tool."""
+    """Return a model answer that calls a tool."""
     return AIMessage("", tool_calls=[{"name": name, "args": arguments, "id": f"call-{name}"}])
 
 
-async def test_an_agent_that_waits_for_a_person_goes_on_where_it_was(desk: Desk) -> None:
-    """No model call and no tool before the question is made again; the turn is stored once."""
+async def test_a_resumed_agent_repeats_no_calls(desk: Desk) -> None:
+    """An agent that is resumed repeats neither the model calls nor the tool calls before its question."""
     desk.model = ScriptedModel([calling("plain", text="a"), calling("ask_person", question="May I?"), "Thank you."])
     desk.use(WAITING)
     tools.RAN.clear()
@@ -306,8 +309,11 @@ async def test_an_agent_that_waits_for_a_person_goes_on_where_it_was(desk: Desk)
     assert await desk.transcript("room:1") == [("user", "Do it"), ("assistant", "Thank you.")]
 
 
-async def test_nodes_work_in_a_graph_of_ones_own(desk: Desk) -> None:
-    """Any StateGraph with the state of workflows; without a run they say what is missing."""
+async def test_nodes_work_in_a_custom_graph(desk: Desk) -> None:
+    """A node works in any `StateGraph` with the workflow state.
+
+    Without a run context it raises an error with the cure.
+    """
     builder: StateGraph[Any, Any, Any, Any] = StateGraph(WorkflowState, context_schema=RunContext)
     add_node(builder, "answer", AgentNode(system_prompt="Be kind."))
     builder.add_edge(START, "answer")
@@ -321,7 +327,7 @@ async def test_nodes_work_in_a_graph_of_ones_own(desk: Desk) -> None:
 
 
 async def test_twenty_runs_at_once_of_one_graph_keep_apart(desk: Desk) -> None:
-    """Each run has its own session, question and passages."""
+    """Simultaneous runs of a graph do not mix their sessions or messages."""
 
     def echo(messages: Sequence[BaseMessage]) -> str:
         return f"You said: {messages[-1].text}"

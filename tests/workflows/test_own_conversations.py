@@ -1,4 +1,4 @@
-"""Conversations that agents keep by themselves: their turns are never lost, and people find them where others are."""
+"""Tests of conversations that agents store in the graph store."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ CHAT: Mapping[str, Json] = telegram(bot_id="b", chat_id=7)
 
 
 class ContestedStore(InMemoryStore):
-    """A store in which, while it is contested, somebody else changes a conversation after each look at it."""
+    """A store in which another process changes a conversation after each read, while `contested` is set."""
 
     def __init__(self) -> None:
         super().__init__()
         self.contested = False
 
     async def abatch(self, ops: Any) -> list[Result]:
-        """Answer, and then count the version of what was read up."""
+        """Execute the operations, and then increase the version of each conversation that was read."""
         batch: list[Op] = list(ops)
         found = await super().abatch(batch)
         looks = [op for op in batch if isinstance(op, GetOp) and op.key.endswith("__meta__")] if self.contested else []
@@ -51,7 +51,7 @@ class ContestedStore(InMemoryStore):
 async def test_a_turn_that_always_conflicts_waits_and_is_written_later(
     sqlite_memory: Memory, events: RecordedEvents
 ) -> None:
-    """After three tries more, each told: the agent answers, and nothing of the turn is lost, doubled or torn."""
+    """After repeated conflicts the turn becomes a pending write, and is written once when the conflicts end."""
     store = ContestedStore()
     desk = Desk(sqlite_memory, ScriptedModel(f"reply {n}" for n in range(1, 9)), events, store=store).use(BOT % "")
     await desk.run("bot", "one", results=CHAT)
@@ -75,7 +75,7 @@ async def test_a_turn_that_always_conflicts_waits_and_is_written_later(
 async def test_a_waiting_turn_of_a_conversation_is_dropped_by_its_entry(
     sqlite_memory: Memory, events: RecordedEvents
 ) -> None:
-    """By whoever reads the list, as any other."""
+    """A pending turn of a conversation can be dropped by the id of its entry."""
     store = ContestedStore()
     desk = Desk(sqlite_memory, numbered(2), events, store=store).use(BOT % "")
     await desk.run("bot", "one", results=CHAT)
@@ -89,18 +89,18 @@ async def test_a_waiting_turn_of_a_conversation_is_dropped_by_its_entry(
 
 
 def numbered(count: int) -> ScriptedModel:
-    """A model with so many replies."""
+    """Return a model with a number of replies."""
     return ScriptedModel(f"reply {n}" for n in range(1, count + 1))
 
 
 def asked(text: str, *, user_id: str | None = None, chat_id: int = 7) -> RunRequest:
-    """What a webhook asks for; its run is in no session."""
+    """Return a request of a webhook, whose run has no session."""
     results = telegram(bot_id="b", chat_id=chat_id)
     return RunRequest(workflow="bot", text=text, results=results, user_id=user_id, trigger="webhook", sessionless=True)
 
 
 async def listed(memory: Memory, **wanted: Any) -> list[tuple[str, tuple[str, ...]]]:
-    """All sessions, page by page, with where they are."""
+    """Return the ids and namespaces of all sessions, read page by page."""
     found: list[tuple[str, tuple[str, ...]]] = []
     query = SessionQuery(**wanted)
     while True:
@@ -114,7 +114,7 @@ async def listed(memory: Memory, **wanted: Any) -> list[tuple[str, tuple[str, ..
 async def test_conversations_are_listed_found_and_read_with_sessions(
     shared_url: str, memory_options: MemoryOptions, events: RecordedEvents, clock: SettableClock
 ) -> None:
-    """Also by a process in which no agent was at work, and by each user only their own."""
+    """A process without the agent lists, searches and reads the conversations, and each user sees only their own."""
     async with open_memory(shared_url, options=memory_options) as memory:
         desk = RunDesk(memory, numbered(3), events, store=await memory.graph_store())
         async with desk.open(BOT % "") as service:
@@ -146,7 +146,7 @@ async def test_conversations_are_listed_found_and_read_with_sessions(
 async def test_the_calls_of_a_conversation_come_page_by_page(
     shared_url: str, memory_options: MemoryOptions, events: RecordedEvents, clock: SettableClock
 ) -> None:
-    """Those of the run that spoke last first, each once; not those of other conversations, nor of the run's session."""
+    """The calls of a conversation are returned newest run first, without those of other conversations."""
     async with open_memory(shared_url, options=memory_options) as memory:
         desk = RunDesk(memory, numbered(9), events, store=await memory.graph_store())
         news = "draft: {kind: model, input: 'Draft of {{text}}', next: answer}"
@@ -171,10 +171,10 @@ async def test_the_calls_of_a_conversation_come_page_by_page(
         assert await everything.calls(KEY) == []
 
 
-async def test_what_is_erased_is_gone_from_every_table(
+async def test_an_erased_conversation_is_deleted_from_every_table(
     shared_url: str, memory_options: MemoryOptions, events: RecordedEvents
 ) -> None:
-    """With the runs in which it was said, their traces and the records of their calls; nobody else's goes."""
+    """Erasing a conversation deletes its runs, traces and manifests, and nothing of other users."""
     async with open_memory(shared_url, options=memory_options) as memory:
         desk = RunDesk(memory, numbered(2), events, store=await memory.graph_store())
         async with desk.open(BOT % "") as service:
@@ -191,10 +191,10 @@ async def test_what_is_erased_is_gone_from_every_table(
 
 
 @pytest.mark.parametrize("keeping", ["tables", "graph_store"])
-async def test_runs_in_no_session_go_with_the_session_that_they_spoke_in(
+async def test_runs_without_a_session_are_deleted_with_the_session_of_their_messages(
     shared_url: str, memory_options: MemoryOptions, events: RecordedEvents, keeping: TranscriptLocation
 ) -> None:
-    """A conversation that is a session where all are in the store; a bot's news in a session of the tables."""
+    """A run without a session is deleted with the session that its messages are in."""
     news = "schema: 1\nname: bot\nnodes:\n  tell: {kind: append_message, text: '{{text}}', session: room, next: end}"
     async with open_memory(shared_url, options=replace(memory_options, transcripts=keeping)) as memory:
         desk = RunDesk(memory, numbered(2), events, store=await memory.graph_store())
@@ -205,10 +205,10 @@ async def test_runs_in_no_session_go_with_the_session_that_they_spoke_in(
         assert query(shared_url, f"SELECT * FROM {table}") == []
 
 
-async def test_what_is_beyond_the_rules_goes_with_its_runs(
+async def test_retention_deletes_messages_with_their_runs(
     shared_url: str, memory_options: MemoryOptions, events: RecordedEvents, clock: SettableClock
 ) -> None:
-    """By the round of the service, in a process in which no agent was at work; an idle conversation goes as a whole."""
+    """Retention deletes old messages and idle conversations with their runs, in a process without the agent."""
     async with open_memory(shared_url, options=memory_options) as memory:
         desk = RunDesk(memory, numbered(4), events, store=await memory.graph_store())
         async with desk.open(BOT % "") as service:
@@ -235,10 +235,10 @@ async def test_what_is_beyond_the_rules_goes_with_its_runs(
     assert "CANARY" not in str(query(shared_url, "SELECT * FROM store"))
 
 
-async def test_a_conversation_waits_until_a_run_that_spoke_in_it_is_over(
+async def test_retention_waits_for_the_runs_of_a_conversation(
     shared_url: str, memory_options: MemoryOptions, events: RecordedEvents
 ) -> None:
-    """A person may have spoken there since, so that what it said is beyond the limit: it goes on, and goes later."""
+    """Retention skips a conversation whose run still executes, and prunes it afterwards."""
     gate = Gate()
     model = ScriptedModel(["reply 1", [gate, "a sum"]])
     steps = "}\n  sum: {kind: model, input: 'Sum up {{text}}', next: end"
@@ -260,7 +260,7 @@ async def test_a_conversation_waits_until_a_run_that_spoke_in_it_is_over(
 async def test_a_turn_that_a_dead_process_left_is_written_at_the_next_start(
     sqlite_url: str, memory_options: MemoryOptions, events: RecordedEvents
 ) -> None:
-    """Before anybody speaks to the agent again; until then it is counted with the others, and can be seen."""
+    """A pending turn of a dead process is written when the next process starts. Until then it is counted."""
     options = replace(memory_options, background=False)
     store = FailingStore()
     async with open_memory(sqlite_url, observers=[events], options=replace(options, graph_store=store)) as memory:
@@ -282,7 +282,7 @@ async def test_a_turn_that_a_dead_process_left_is_written_at_the_next_start(
 async def test_where_all_transcripts_are_in_the_store_a_conversation_is_a_session(
     url: str, sqlite_url: str, memory_options: MemoryOptions, events: RecordedEvents
 ) -> None:
-    """Listed at once, with summaries, anchors and records as others; the next turn of either sees both."""
+    """The agent and the session read and write the same messages, and the session is listed and erased."""
     options = replace(memory_options, transcripts="graph_store")
     async with open_memory(sqlite_url if url == "file" else url, options=options) as memory:
         desk = Desk(memory, numbered(2), events, store=await memory.graph_store()).use(BOT % "")

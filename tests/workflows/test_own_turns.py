@@ -1,4 +1,4 @@
-"""What enters a conversation that an agent keeps by itself, and what does not, also where a run fails or is stopped."""
+"""Tests of what is stored in an agent's own conversation, also if a run fails or is cancelled."""
 
 from __future__ import annotations
 
@@ -20,8 +20,11 @@ KEY = "telegram:b:7"
 CHAT = telegram(bot_id="b", chat_id=7)
 
 
-async def test_what_a_bot_says_by_itself_enters_its_own_conversation(desk: Desk) -> None:
-    """Once, and the agent knows it then; without a key it is refused, and told of."""
+async def test_an_appended_message_enters_the_own_conversation(desk: Desk) -> None:
+    """An appended message is stored once and is in the agent's next context.
+
+    Without a key it is refused and reported.
+    """
     news = "schema: 1\nname: news\nnodes:\n  tell: {kind: append_message, text: 'News: {{inputs.news}}', %s next: end}"
     desk.use(BOT % "", news % "use_graph_chat_history: true,")
     context = desk.context("news", trigger="schedule")
@@ -36,8 +39,8 @@ async def test_what_a_bot_says_by_itself_enters_its_own_conversation(desk: Desk)
         desk.use(news % "use_graph_chat_history: true, session: room,")
 
 
-async def test_only_what_was_said_is_stored(desk: Desk) -> None:
-    """The question and the final text: no prompt, no result of a tool, no apology; a second try doubles nothing."""
+async def test_only_messages_and_answers_are_stored(desk: Desk) -> None:
+    """The user message and the final answer are stored once, without the prompt, tool results or errors."""
     call = AIMessage("", tool_calls=[{"name": "find_order", "args": {"number": "7"}, "id": "c1"}])
     desk.model = ScriptedModel([ValueError("no"), call, "It is on its way.", "You are welcome."])
     desk.use(BOT % ", system_prompt: Be kind., tools: ['tests.workflows.tools:both']")
@@ -55,8 +58,8 @@ async def test_only_what_was_said_is_stored(desk: Desk) -> None:
     ]
 
 
-async def test_a_run_that_is_cancelled_leaves_a_conversation_that_goes_on(desk: Desk) -> None:
-    """Its question stays; no call of a tool without a result is sent to the next model."""
+async def test_a_conversation_continues_after_a_cancelled_run(desk: Desk) -> None:
+    """After a cancelled run, the next model call has no tool call without a result."""
     call = AIMessage("One moment.", tool_calls=[{"name": "find_order", "args": {"number": "7"}, "id": "c1"}])
     gate = Gate()
     desk.model = ScriptedModel([call, gate, "Hello again."])
@@ -75,7 +78,7 @@ async def test_a_run_that_is_cancelled_leaves_a_conversation_that_goes_on(desk: 
 
 @pytest.mark.parametrize("history", ["", ", use_graph_chat_history: true"])
 async def test_an_agent_may_look_up_what_is_not_in_its_context(desk: Desk, history: str) -> None:
-    """In the run's session or in its own conversation, and in no other."""
+    """The history tools search the run's session or the agent's own conversation, and no other."""
     look = [("read_history", {"from_seq": 1, "to_seq": 2}), ("search_history", {"query": "order"})]
     calls = [
         AIMessage("", tool_calls=[{"name": name, "args": args, "id": f"c{n}"}]) for n, (name, args) in enumerate(look)
@@ -93,7 +96,7 @@ async def test_an_agent_may_look_up_what_is_not_in_its_context(desk: Desk, histo
 
 @pytest.mark.parametrize("kind", ["agent", "model"])
 def test_a_reply_without_room_for_a_prompt_is_refused_when_the_workflow_is_read(kind: str) -> None:
-    """With the three numbers; not at the first message."""
+    """The error names the numbers."""
     node = f"{{kind: {kind}, model: openai:gpt-4-0613, max_output_tokens: 8000, next: end}}"
     with pytest.raises(InvalidWorkflow, match=r"8,?192.*8,?000"):
         read_workflow(f"schema: 1\nname: one\nnodes:\n  answer: {node}")

@@ -1,4 +1,4 @@
-"""Graphs in Python that have none of our nodes: their turn is stored as that of a YAML workflow."""
+"""Tests of Python graphs without nodes of Threadkeep: their turns are stored as those of YAML workflows."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ ROOM = "room"
 
 
 def said(text: str) -> dict[str, Any]:
-    """What a node says."""
+    """Return the state update of a node that answers."""
     return {"messages": [AIMessage(text)]}
 
 
 def graph_of(*, starts: Callable[[Any], Any] | None = None, **nodes: Any) -> Graph:
-    """A graph of functions one after the other, or with a choice where it starts."""
+    """Return a graph of functions in sequence, or with a conditional start."""
     builder: Graph = StateGraph(MessagesState)
     for name, node in nodes.items():
         builder.add_node(name, node)
@@ -44,12 +44,12 @@ def graph_of(*, starts: Callable[[Any], Any] | None = None, **nodes: Any) -> Gra
 
 
 def request(text: str = "Hi", message_id: str | None = "m:1", **more: Any) -> RunRequest:
-    """A message to the workflow `steps`."""
+    """Return a message to the workflow `steps`."""
     return RunRequest(workflow="steps", text=text, session_id=ROOM, message_id=message_id, **more)
 
 
-async def test_a_graph_without_our_nodes_stores_its_turn(memory: Memory, events: RecordedEvents) -> None:
-    """Named by its import string, run by a service: question and answer, once, with what the answer says of itself."""
+async def test_a_graph_without_threadkeep_nodes_stores_its_turn(memory: Memory, events: RecordedEvents) -> None:
+    """A run of the graph stores the user message and the answer once, with confidence and escalation."""
     [workflow] = [one for one in Workflows.load(["steps=tests.workflows.steps:graph"]).all() if one.name == "steps"]
     assert set(steps.graph.nodes) == {"answer"}
     desk = RunDesk(memory, ScriptedModel([]), events)
@@ -77,15 +77,15 @@ async def test_a_graph_without_our_nodes_stores_its_turn(memory: Memory, events:
         graph_of(record_question=lambda _: said("final")),
     ],
 )
-async def test_however_a_graph_begins_and_ends(desk: Desk, builder: Graph) -> None:
-    """By edges, choices, branches and commands; what it says last is the answer."""
+async def test_graphs_with_different_starts_and_ends(desk: Desk, builder: Graph) -> None:
+    """The last message is stored as the answer, with edges, conditional edges, branches and commands."""
     desk.use(python_workflow("steps", builder))
     await desk.run("steps", "Hi", session_id=ROOM)
     assert await desk.transcript(ROOM) == [("user", "Hi"), ("assistant", "final")]
 
 
-async def test_a_graph_that_fails_or_says_nothing_leaves_its_question(desk: Desk) -> None:
-    """Nothing stands in for an answer."""
+async def test_a_graph_without_an_answer_stores_the_user_message(desk: Desk) -> None:
+    """The user message is stored without an answer."""
 
     def fail(_: MessagesState) -> dict[str, Any]:
         raise ValueError("no")
@@ -99,7 +99,7 @@ async def test_a_graph_that_fails_or_says_nothing_leaves_its_question(desk: Desk
 
 
 async def test_a_graph_that_asks_a_person_stores_its_answer_after_it(memory: Memory, events: RecordedEvents) -> None:
-    """The question is there while it waits."""
+    """The user message is stored while the run waits, and the answer after it."""
     builder = graph_of(ask=lambda _: said(f"You chose {interrupt('Which?')}"))
     desk = RunDesk(memory, ScriptedModel([]), events)
     async with desk.open(python_workflow("steps", builder)) as service:
@@ -110,8 +110,7 @@ async def test_a_graph_that_asks_a_person_stores_its_answer_after_it(memory: Mem
     assert await desk.transcript(ROOM) == [("user", "Hi"), ("assistant", "You chose tea")]
 
 
-async def test_a_run_that_is_stopped_leaves_its_question(memory: Memory, events: RecordedEvents) -> None:
-    """As one of a YAML workflow does."""
+async def test_a_cancelled_run_stores_the_user_message(memory: Memory, events: RecordedEvents) -> None:
     gate = Gate()
 
     async def wait(_: MessagesState) -> dict[str, Any]:
@@ -127,8 +126,8 @@ async def test_a_run_that_is_stopped_leaves_its_question(memory: Memory, events:
     assert await desk.transcript(ROOM) == [("user", "Hi")]
 
 
-async def test_a_graph_stays_as_it_is_where_its_turn_is_its_own(desk: Desk) -> None:
-    """Without messages in its state, and with deferred nodes of its own; a run without a session stores nothing."""
+async def test_a_graph_whose_turn_is_not_stored_is_not_changed(desk: Desk) -> None:
+    """A graph without messages or with deferred nodes is not changed. A run without a session stores nothing."""
 
     class Other(TypedDict):
         text: str
@@ -147,8 +146,7 @@ async def test_a_graph_stays_as_it_is_where_its_turn_is_its_own(desk: Desk) -> N
     assert [info async for info in desk.memory.sessions()] == []
 
 
-async def test_runs_of_such_a_graph_answer_in_order(memory: Memory, events: RecordedEvents) -> None:
-    """One turn after the other, also when they come at once."""
+async def test_simultaneous_runs_of_a_graph_answer_in_order(memory: Memory, events: RecordedEvents) -> None:
     desk = RunDesk(memory, ScriptedModel([]), events)
     async with desk.open(python_workflow("steps", steps.graph)) as service:
         asked = [request(f"q{n}", f"m:{n}") for n in range(5)]

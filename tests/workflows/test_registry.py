@@ -1,4 +1,4 @@
-"""The workflows of a service: where they come from, which names they have, what they look like."""
+"""Tests of the workflows of a service: their sources, their names, and their descriptions."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from threadkeep.workflows.state import WorkflowState
 
 
 def a_function(state: WorkflowState) -> WorkflowState:
-    """A node of somebody's own."""
+    """Return a state, as a custom node does."""
     return {"text": "done"}
 
 
 def make_graph() -> StateGraph[Any, Any, Any, Any]:
-    """A graph that is not compiled."""
+    """Return a graph that is not compiled."""
     builder: StateGraph[Any, Any, Any, Any] = StateGraph(WorkflowState)
     builder.add_node("work", a_function)
     builder.add_edge(START, "work")
@@ -32,7 +32,7 @@ def make_graph() -> StateGraph[Any, Any, Any, Any]:
 
 
 def fail() -> StateGraph[Any, Any, Any, Any]:
-    """No graph comes of this."""
+    """Raise an error instead of returning a graph."""
     raise RuntimeError("no model here")
 
 
@@ -44,8 +44,7 @@ declared = python_workflow("declared", make_graph(), version="2026-01", descript
 HERE = "tests.workflows.test_registry"
 
 
-def test_the_chat_is_always_there() -> None:
-    """Built in; others come beside it."""
+def test_the_built_in_chat_is_always_registered() -> None:
     assert [one.name for one in Workflows().all()] == ["chat"]
     assert Workflows.load([]).get("chat").source == "built-in"
     with pytest.raises(WorkflowNotFound, match="There is no workflow 'chta' here; there are chat") as caught:
@@ -54,7 +53,7 @@ def test_the_chat_is_always_there() -> None:
 
 
 def test_files_folders_and_modules_are_named(tmp_path: Path) -> None:
-    """Each in its own way; a folder has those that lie right in it."""
+    """Workflows are loaded from files, import strings and the files directly in a folder."""
     (tmp_path / "flows").mkdir()
     for name in ("b", "a"):
         (tmp_path / "flows" / f"{name}.yaml").write_text(GOOD.replace("support", name, 1))
@@ -91,14 +90,14 @@ def test_files_folders_and_modules_are_named(tmp_path: Path) -> None:
         ([f"chat={HERE}:graph"], "Two workflows are called 'chat'"),
     ],
 )
-def test_what_cannot_be_loaded_is_told_with_its_cure(names: list[str], words: str) -> None:
-    """At the start, not at the first run."""
+def test_workflows_that_cannot_be_loaded_are_refused(names: list[str], words: str) -> None:
+    """An error at the start names the workflow that cannot be loaded and the cure."""
     with pytest.raises(InvalidWorkflow, match=words):
         Workflows.load(names)
 
 
-def test_all_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
-    """Of all files."""
+def test_problems_of_all_files_are_reported_at_once(tmp_path: Path) -> None:
+    """An error lists the problems of all files."""
     for name in ("a", "b"):
         (tmp_path / f"{name}.yaml").write_text(GOOD.replace("kind: agent", "kind: agnet"))
     with pytest.raises(InvalidWorkflow) as caught:
@@ -107,7 +106,7 @@ def test_all_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
 
 
 def calling(name: str, *children: str) -> str:
-    """A workflow that runs others, one after the other."""
+    """Return a workflow that runs others one after the other."""
     lines = [f"schema: 1\nname: {name}\nnodes:"]
     for number, child in enumerate(children):
         following = f"n{number + 1}" if number + 1 < len(children) else "end"
@@ -126,10 +125,10 @@ def calling(name: str, *children: str) -> str:
         ({"a": calling("a", "leav"), "b": calling("leave")}, [("a", 6, "not a workflow: correct the name (did you")]),
     ],
 )
-def test_what_is_wrong_between_files_is_told_with_its_place(
+def test_problems_between_files_are_reported_with_their_location(
     tmp_path: Path, files: dict[str, str], told: list[tuple[str, int, str]]
 ) -> None:
-    """As what is wrong in one of them: names that stand twice, circles, children that are not there."""
+    """Duplicate names, cycles and missing children across files are reported with file and line."""
     for name, text in files.items():
         (tmp_path / f"{name}.yaml").write_text(text)
     with pytest.raises(InvalidWorkflow) as caught:
@@ -139,15 +138,15 @@ def test_what_is_wrong_between_files_is_told_with_its_place(
     assert all(words in str(caught.value) for *_, words in told)
 
 
-def test_a_file_alone_may_run_what_is_elsewhere(tmp_path: Path) -> None:
-    """Where it is looked at by itself; what is missing is known all the same."""
+def test_a_single_file_may_refer_to_other_workflows(tmp_path: Path) -> None:
+    """A single file may refer to a workflow that is not loaded. The missing child is still listed."""
     (tmp_path / "a.yaml").write_text(calling("a", "elsewhere"))
     loaded = Workflows.load([str(tmp_path)], complete=False)
     assert [(one.line, "'elsewhere'" in one.sentence) for one in loaded.missing_children()] == [(6, True)]
 
 
-def test_many_workflows_are_looked_at_once_each() -> None:
-    """However they run each other: the ways through them are too many to walk."""
+def test_many_workflows_are_checked_without_listing_their_paths() -> None:
+    """Cycles and depths are computed in graphs with too many paths to enumerate."""
     layers = {f"{side}{number}": (f"a{number + 1}", f"b{number + 1}") for number in range(1500) for side in "ab"}
     assert list(circles(layers)) == []
     ways = deepest_ways(layers)
@@ -160,12 +159,11 @@ def test_many_workflows_are_looked_at_once_each() -> None:
 
 
 def test_a_function_may_make_the_graph() -> None:
-    """When it is wanted."""
     assert isinstance(load_python("made", f"{HERE}:make_graph"), Workflow)
 
 
 def test_a_workflow_is_described() -> None:
-    """In short and whole."""
+    """`describe` returns a summary, and `describe_whole` adds the nodes, the options and the definition."""
     workflow = read_workflow(GOOD)
     assert describe(workflow) | {"version": ""} == {
         "name": "support",
@@ -187,7 +185,7 @@ def test_a_workflow_is_described() -> None:
 
 @pytest.mark.slow
 def test_a_workflow_is_drawn() -> None:
-    """As Mermaid's text from LangGraph's own drawing, with the kinds; as SVG and PNG without a network."""
+    """A workflow is drawn as Mermaid text with the kinds of its nodes, and as SVG and PNG without a network."""
     text = draw_mermaid(read_workflow(GOOD))
     assert text.startswith("---\nconfig:")
     assert "search(search<br/><small>retrieve</small>)" in text
@@ -219,7 +217,7 @@ nodes:
 
 @pytest.mark.slow
 def test_odd_names_and_values_are_drawn() -> None:
-    """Mermaid has words and signs of its own; names and rules may have them, too."""
+    """Names and values that are words or signs of Mermaid are escaped."""
     workflow = read_workflow(ODD)
     workflow.builder.add_node("Füße (1)", a_function)
     workflow.builder.add_edge("a--b", "Füße (1)")
@@ -241,7 +239,7 @@ nodes:
 
 
 def test_keys_are_explained() -> None:
-    """For each agent the key that a payload gets, and why each candidate before it was refused."""
+    """`explain_key` returns the key of each agent for a payload, and the reasons of the refused candidates."""
     payload: dict[str, Any] = {"results": {"telegram_events_parser": {"bot_id": "b", "chat_id": 12345}}}
     answer, other = explain_key(read_workflow(KEYED), payload)
     assert (answer.node, answer.uses_store, answer.key) == ("answer", True, "telegram:b:12345")
@@ -253,7 +251,10 @@ def test_keys_are_explained() -> None:
 
 
 def test_a_payload_without_a_key_is_explained_too() -> None:
-    """Any object is the inputs; the thread counts by hand."""
+    """A payload that is not in the form of a request is taken as the inputs.
+
+    The thread is a key only in runs by hand.
+    """
     [answer, _] = explain_key(read_workflow(KEYED), {"history_key": "vip"})
     assert answer.key == "vip"
     [answer, _] = explain_key(read_workflow(KEYED), {"thread_id": "t1", "inputs": {}})
@@ -264,7 +265,7 @@ def test_a_payload_without_a_key_is_explained_too() -> None:
 
 
 async def test_the_built_in_chat_is_a_workflow(desk: Desk) -> None:
-    """In the memory of the session."""
+    """The built-in chat runs as a workflow with the memory of its session."""
     await desk.run("chat", "Hi", session_id="room:1")
     await desk.run("chat", "Again", session_id="room:1")
     assert len(desk.model.calls[1]) == 3

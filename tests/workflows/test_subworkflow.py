@@ -1,4 +1,4 @@
-"""Children: what crosses the border and what does not, how deep, in no circle, and how they end."""
+"""Tests of child workflows: their input, their isolation, their depth, cycles, and how they end."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ nodes:
 
 
 class KeptRequests:
-    """Children that answer at once, and keep what they were asked for."""
+    """A runner of children that returns a fixed result and records the requests."""
 
     def __init__(self, **result: Any) -> None:
         self.requests: list[ChildRequest] = []
         self._result = {"run_id": "c1", "output": {"verdict": 7}, "summary": "It is seven.", "status": "done", **result}
 
     async def run(self, request: ChildRequest, /) -> ChildResult:
-        """Answer."""
+        """Record the request, and return the result."""
         self.requests.append(request)
         return ChildResult(**self._result)
 
 
 async def asked(desk: Desk, options: str, children: KeptRequests, **given: Any) -> dict[str, Any]:
-    """Run the parent over these children."""
+    """Run the parent with this runner of children."""
     desk.use(CHILD, PARENT % options)
     resources = replace(desk.resources, children=children)
     context = replace(desk.context("parent", resources=resources), user_context={"plan": "gold"})
@@ -65,8 +65,8 @@ async def asked(desk: Desk, options: str, children: KeptRequests, **given: Any) 
         ("input_source: '',", ""),
     ],
 )
-async def test_a_child_is_given_exactly_this(desk: Desk, options: str, text: str) -> None:
-    """A text, its parent, what is known of the user; no messages."""
+async def test_the_input_of_a_child(desk: Desk, options: str, text: str) -> None:
+    """A child gets a text, the id of its parent and the user context, and no messages."""
     children = KeptRequests()
     state = await asked(desk, options, children, user_context={"language": "de"})
     [request] = children.requests
@@ -83,22 +83,22 @@ async def test_a_child_is_given_exactly_this(desk: Desk, options: str, text: str
 
 
 class Heard(AsyncCallbackHandler):
-    """What a caller of the parent hears by callbacks."""
+    """A callback handler that records what a caller of the parent receives."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []
 
     async def on_chat_model_start(self, serialized: Any, messages: list[list[BaseMessage]], **more: Any) -> None:
-        """Keep what a model is asked."""
+        """Record the input of a model call."""
         self.texts += [str(message.text) for one in messages for message in one]
 
     async def on_tool_end(self, output: Any, **more: Any) -> None:
-        """Keep what a tool says."""
+        """Record the output of a tool."""
         self.texts.append(str(output))
 
 
-async def test_canaries_stay_on_their_side(desk: Desk) -> None:
-    """In messages, results, streams and callbacks, in both directions."""
+async def test_parent_and_child_do_not_see_each_others_messages(desk: Desk) -> None:
+    """The child sees no message of the parent, and the caller and the parent see no inner message of the child."""
     call = AIMessage("CANARY-CHILD-THOUGHT", tool_calls=[{"name": "find_order", "args": {"number": "7"}, "id": "c1"}])
     desk.model = ScriptedModel(["A step.", call, "The order is on its way.", "Done."])
     desk.use(CHILD, PARENT % "")
@@ -129,7 +129,7 @@ async def test_canaries_stay_on_their_side(desk: Desk) -> None:
 
 
 def nested(name: str, child: str, more: str = "") -> str:
-    """A workflow that runs another."""
+    """Return a workflow that runs another."""
     return f"schema: 1\nname: {name}\n{more}\nnodes:\n  ask: {{kind: subworkflow, workflow: {child}, next: end}}"
 
 
@@ -137,14 +137,14 @@ LEAF = "schema: 1\nname: leaf\nnodes:\n  say: {kind: template, text: 'leaf: {{te
 
 
 async def test_workflows_nest_as_deep_as_is_allowed(desk: Desk) -> None:
-    """Three levels below the first by default; the leaf's answer comes all the way up."""
+    """Three levels of children are allowed by default, and the answer of the lowest is returned."""
     desk.use(LEAF, nested("c", "leaf"), nested("b", "c"), nested("a", "b"))
     state = await desk.run("a", "hello")
     assert spoken(state["messages"])[-1] == ("ai", "leaf: hello")
 
 
 def test_too_deep_a_nesting_is_refused_when_it_is_built(desk: Desk) -> None:
-    """Where it can be seen; a workflow may allow more, or less."""
+    """A workflow may raise or lower the limit with `max_depth`."""
     chain = [LEAF, nested("c", "leaf"), nested("b", "c"), nested("a", "b")]
     with pytest.raises(InvalidWorkflow, match=r"top → a → b → c → leaf is 4 levels deep, but only 3 are allowed"):
         desk.use(*chain, nested("top", "a"))
@@ -153,8 +153,7 @@ def test_too_deep_a_nesting_is_refused_when_it_is_built(desk: Desk) -> None:
         desk.use(LEAF, nested("c", "leaf"), nested("b", "c", "options: {max_depth: 1}"))
 
 
-def test_a_circle_is_refused_when_it_is_built(desk: Desk) -> None:
-    """Of one, and of several."""
+def test_a_cycle_is_refused_when_it_is_built(desk: Desk) -> None:
     with pytest.raises(InvalidWorkflow, match="its own workflow, which is a cycle"):
         desk.use(nested("a", "a"))
     with pytest.raises(InvalidWorkflow, match=r"in a cycle \(a → b → c → a\)") as caught:
@@ -162,8 +161,8 @@ def test_a_circle_is_refused_when_it_is_built(desk: Desk) -> None:
     assert len(caught.value.problems) == 1
 
 
-async def test_what_was_not_seen_is_refused_at_the_call(desk: Desk) -> None:
-    """A run that is deep already, or below a workflow of the same name; no child is started."""
+async def test_depth_and_cycles_are_checked_at_run_time(desk: Desk) -> None:
+    """A child that would be too deep or in a cycle at run time is refused before it starts."""
     desk.use(LEAF, nested("b", "leaf"))
     deep = replace(desk.context("b"), depth=3)
     with pytest.raises(ChildFailed, match="4 levels below") as caught:
@@ -178,8 +177,8 @@ async def test_what_was_not_seen_is_refused_at_the_call(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("status", ["failed", "cancelled", "deadline", "interrupted"])
-async def test_a_child_without_a_result_is_told_as_such(desk: Desk, status: str) -> None:
-    """The run ends, or goes on without it, as the node says; nothing stands in for a result."""
+async def test_a_child_without_a_result_is_reported_as_such(desk: Desk, status: str) -> None:
+    """The run fails with the status of the child, or continues without a result with `on_failure: continue`."""
     with pytest.raises(ChildFailed, match=f"ended with status {status}") as caught:
         await asked(desk, "", KeptRequests(status=status, output=None, summary=""))
     assert (caught.value.status, caught.value.run_id, caught.value.workflow) == (status, "c1", "child")
@@ -189,8 +188,8 @@ async def test_a_child_without_a_result_is_told_as_such(desk: Desk, status: str)
     assert [kind for kind, _ in spoken(state["messages"])] == ["human", "ai", "ai"]
 
 
-async def test_a_child_that_fails_says_nothing_of_what_was_said(desk: Desk) -> None:
-    """Its error stays its own."""
+async def test_the_error_of_a_child_is_not_quoted(desk: Desk) -> None:
+    """The error of the parent does not contain the text of the child's error."""
     desk.model = ScriptedModel(["A step.", ConnectionError("CANARY-ERROR")])
     desk.use(CHILD, PARENT % "")
     with pytest.raises(ChildFailed) as caught:
@@ -199,8 +198,8 @@ async def test_a_child_that_fails_says_nothing_of_what_was_said(desk: Desk) -> N
     assert "CANARY" not in str(caught.value)
 
 
-async def test_a_child_that_would_wait_for_a_person_is_told_as_such(desk: Desk) -> None:
-    """In its parent's process nobody could answer it; in the service it waits."""
+async def test_a_child_that_asks_a_person_fails_in_process(desk: Desk) -> None:
+    """A child in the parent's process that asks a person fails the run, because nobody could answer it."""
     call = AIMessage("", tool_calls=[{"name": "ask_person", "args": {"question": "May I?"}, "id": "c1"}])
     desk.model = ScriptedModel(["A step.", call])
     desk.use(CHILD.replace("find_order", "ask_person"), PARENT % "")
@@ -208,8 +207,7 @@ async def test_a_child_that_would_wait_for_a_person_is_told_as_such(desk: Desk) 
         await desk.run("parent", "x")
 
 
-async def test_a_child_has_its_time(desk: Desk) -> None:
-    """After that it is stopped, and its parent is told."""
+async def test_a_child_has_a_deadline(desk: Desk) -> None:
     gate = Gate()
     desk.model = ScriptedModel(["A step.", ["slow ", gate]])
     desk.use(CHILD, PARENT % "deadline_seconds: 0.05,")
@@ -217,8 +215,7 @@ async def test_a_child_has_its_time(desk: Desk) -> None:
         await desk.run("parent", "x")
 
 
-async def test_a_parent_that_is_cancelled_takes_its_child_along(desk: Desk) -> None:
-    """No child goes on alone."""
+async def test_a_cancelled_parent_cancels_its_child(desk: Desk) -> None:
     gate = Gate()
     desk.model = ScriptedModel(["A step.", ["slow ", gate], "never"])
     desk.use(CHILD, PARENT % "")
@@ -230,8 +227,7 @@ async def test_a_parent_that_is_cancelled_takes_its_child_along(desk: Desk) -> N
     assert not [task for task in asyncio.all_tasks() if "InProcessChildren._execute" in repr(task.get_coro())]
 
 
-async def test_a_child_with_a_session_has_one_of_its_own(desk: Desk) -> None:
-    """Not its parent's."""
+async def test_a_child_with_a_session_does_not_use_its_parents(desk: Desk) -> None:
     desk.use(CHILD, PARENT % "session: true,")
     await desk.run("parent", "Hello", session_id="room:1")
     ids = [info.session_id async for info in desk.memory.sessions()]
@@ -240,9 +236,7 @@ async def test_a_child_with_a_session_has_one_of_its_own(desk: Desk) -> None:
     assert await desk.transcript(own) == [("user", "reply 1"), ("assistant", "reply 2")]
 
 
-async def test_many_parents_at_once_get_their_own_children(desk: Desk) -> None:
-    """Each its own result."""
-
+async def test_simultaneous_parents_get_the_results_of_their_own_children(desk: Desk) -> None:
     def echo(messages: Sequence[BaseMessage]) -> str:
         return f"<{messages[-1].text}>"
 

@@ -1,4 +1,4 @@
-"""Templates: paths filled in, nothing run, nothing changed."""
+"""Tests of templates: paths are replaced by values, and no code runs."""
 
 from __future__ import annotations
 
@@ -26,13 +26,16 @@ SCOPE = {
         ("{{inputs.evil}}", "{{results.a.text}} {{'a' * 10**9}}"),
     ],
 )
-def test_a_place_gets_its_value(template: str, text: str) -> None:
-    """Text as it is, JSON for what is no text, nothing for what is missing; what is inserted is not looked at again."""
+def test_a_path_is_replaced_by_its_value(template: str, text: str) -> None:
+    """Text is inserted unchanged, other values as JSON, and missing values as nothing.
+
+    Inserted text is not rendered again.
+    """
     assert render(template, SCOPE) == text
 
 
-def test_what_comes_out_is_bounded() -> None:
-    """Many places with long values are cut, with a mark."""
+def test_the_rendered_text_is_limited() -> None:
+    """A rendered text that is too long is cut, with a mark."""
     rendered = render("{{inputs.long}}" * 50, {"inputs": {"long": "x" * 90_000}})
     assert len(rendered) <= MOST_RENDERED_CHARACTERS
     assert rendered.endswith("… [cut]")
@@ -49,19 +52,21 @@ def test_what_comes_out_is_bounded() -> None:
         ("x" * 20_001, "at most"),
     ],
 )
-def test_what_cannot_be_filled_in_is_refused(template: str, words: str) -> None:
-    """When the workflow is read, not in the middle of a run."""
+def test_invalid_templates_are_refused(template: str, words: str) -> None:
     with pytest.raises(InvalidInput, match=words):
         check_template(template)
 
 
-def test_keys_may_name_more() -> None:
-    """The thread, and what the caller configured; within the bounds of keys."""
+def test_templates_of_keys_have_more_roots() -> None:
+    """Templates of keys may also use the thread and the configuration of the caller.
+
+    They are limited in length.
+    """
     check_template("{{thread_id}}:{{configurable.history_key}}", for_key=True)
     with pytest.raises(InvalidInput, match="4096"):
         check_template("x" * 4097, for_key=True)
 
 
 def test_the_nodes_that_a_template_names() -> None:
-    """Of results and outputs; other roots name no nodes."""
+    """A template names nodes by `results` and `node_outputs`; other roots name none."""
     assert nodes_named("{{results.a.b}} {{node_outputs.c}} {{inputs.d}} {{results}}") == ["a", "c"]

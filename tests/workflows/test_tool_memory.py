@@ -1,4 +1,4 @@
-"""What an agent of a workflow is shown again of its tool calls, in its session and in a conversation of its own."""
+"""Tests of the tool calls of earlier turns in the context of an agent, in a session and in its own conversation."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ IDS = ("agent_chat_history_ids", KEY)
 
 
 def finding(number: int) -> AIMessage:
-    """A reply that looks an order up."""
+    """Return a model answer that looks up an order."""
     return AIMessage("", tool_calls=[{"name": "find_order", "args": {"number": str(number)}, "id": f"c{number}"}])
 
 
 @pytest.fixture
 async def own_desk(memory: Memory, events: RecordedEvents) -> Desk:
-    """Runs on each database in turn, with its graph store; each turn looks its number up."""
+    """Return a desk for each database, with its graph store and a model that looks up one order per turn."""
     replies = (reply for n in count(1) for reply in (finding(n), f"answer {n}"))
     return Desk(memory, ScriptedModel(replies), events, store=await memory.graph_store())
 
 
 async def talk(desk: Desk, turns: int, **more: Any) -> list[int]:
-    """Ask some questions; how many results of tools the first call of each turn had."""
+    """Send some messages, and return the number of tool results in the first call of each turn."""
     begin = len(desk.model.calls)
     for number in range(turns):
         await desk.run("bot", f"question {begin}:{number}", results=CHAT, session_id=KEY, trigger="webhook", **more)
@@ -48,14 +48,17 @@ async def talk(desk: Desk, turns: int, **more: Any) -> list[int]:
 
 
 async def own_session(desk: Desk) -> Session:
-    """The conversation of the agent's own."""
+    """Return the agent's own conversation."""
     return (await desk.memory.namespace(GraphLayout(), desk.store)).session(KEY)
 
 
 @pytest.mark.parametrize(("fields", "seen"), [("", [0, 1, 1]), ("tool_memory: 0,", [0, 0, 0])])
 @pytest.mark.parametrize("own", ["", OWN])
-async def test_each_node_says_of_how_many_turns(own_desk: Desk, own: str, fields: str, seen: list[int]) -> None:
-    """By default of the last one; none with 0. A conversation of its own has them in the graph store."""
+async def test_tool_memory_is_a_field_of_the_node(own_desk: Desk, own: str, fields: str, seen: list[int]) -> None:
+    """By default the tool calls of the last turn are shown, with `tool_memory: 0` none.
+
+    Those of an agent's own conversation are in the graph store.
+    """
     found = await talk(own_desk.use(AGENT % f"{own}{fields}"), 3)
     assert [min(one, 1) for one in found] == seen
     items = await steps_in(own_desk.store)
@@ -63,20 +66,19 @@ async def test_each_node_says_of_how_many_turns(own_desk: Desk, own: str, fields
 
 
 async def steps_in(store: BaseStore) -> list[Any]:
-    """The items of steps, by plain reads of the store."""
+    """Return the items with tool calls, read directly from the store."""
     found = await store.asearch(IDS, limit=1000)
     return [item.value for item in found if item.key.startswith("steps-sha256:")]
 
 
-async def test_an_own_conversation_has_those_of_as_many_turns_as_wanted(own_desk: Desk) -> None:
-    """Its window slides, and no more are kept."""
+async def test_the_store_keeps_the_tool_calls_of_the_newest_turns(own_desk: Desk) -> None:
+    """The store keeps the tool calls of the newest `tool_memory` turns only."""
     assert await talk(own_desk.use(AGENT % f"{OWN}tool_memory: 2,"), 4) == [0, 1, 2, 2]
     [item] = await steps_in(own_desk.store)
     assert [turn["seq"] for turn in item["turns"]] == [5, 7]
 
 
-async def test_steps_of_superseded_turns_are_not_shown_again(own_desk: Desk) -> None:
-    """Of a turn that was taken back, and of an answer that was."""
+async def test_tool_calls_of_superseded_turns_are_not_shown(own_desk: Desk) -> None:
     own_desk.use(AGENT % f"{OWN}tool_memory: 9,")
     await talk(own_desk, 3)
     session = await own_session(own_desk)
@@ -86,8 +88,8 @@ async def test_steps_of_superseded_turns_are_not_shown_again(own_desk: Desk) -> 
     assert await talk(own_desk, 1) == [2]
 
 
-async def test_steps_go_with_the_messages_that_they_belong_to(own_desk: Desk) -> None:
-    """With the beginning of a conversation, and with all of it."""
+async def test_tool_calls_are_deleted_with_their_messages(own_desk: Desk) -> None:
+    """The tool calls of a turn are deleted with the beginning of the conversation, and with all of it."""
     own_desk.use(AGENT % f"{OWN}tool_memory: 9,")
     await talk(own_desk, 3)
     session = await own_session(own_desk)
@@ -102,8 +104,8 @@ async def test_steps_go_with_the_messages_that_they_belong_to(own_desk: Desk) ->
     assert await own_desk.store.asearch(HISTORY) == await own_desk.store.asearch(IDS) == []
 
 
-async def test_damaged_steps_are_none(own_desk: Desk) -> None:
-    """The agent answers, and the next turn keeps its own."""
+async def test_damaged_tool_calls_are_ignored(own_desk: Desk) -> None:
+    """An agent answers despite a damaged item, and the next turn replaces it."""
     own_desk.use(AGENT % f"{OWN}")
     await talk(own_desk, 1)
     [key] = [item.key for item in await own_desk.store.asearch(IDS, limit=99) if item.key.startswith("steps-")]
@@ -112,8 +114,8 @@ async def test_damaged_steps_are_none(own_desk: Desk) -> None:
         assert await talk(own_desk, 2) == [0, 1]
 
 
-async def test_what_a_person_appends_belongs_to_no_turn(own_desk: Desk) -> None:
-    """And does not hide the steps of the turn before."""
+async def test_an_appended_message_belongs_to_no_turn(own_desk: Desk) -> None:
+    """An appended message does not hide the tool calls of the turn before it."""
     own_desk.use(AGENT % OWN)
     await talk(own_desk, 1)
     await (await own_session(own_desk)).append([Message(role="assistant", content="a reminder")])
@@ -121,7 +123,6 @@ async def test_what_a_person_appends_belongs_to_no_turn(own_desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("value", ["-1", "many", "true"])
-def test_a_number_of_turns_that_is_none_is_refused(value: str) -> None:
-    """When the workflow is read."""
+def test_an_invalid_tool_memory_is_refused(value: str) -> None:
     with pytest.raises(InvalidWorkflow, match="tool_memory"):
         read_workflow(AGENT % f"tool_memory: {value},")

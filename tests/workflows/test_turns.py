@@ -1,4 +1,4 @@
-"""Whatever the graph is: the question is stored once, and what the run says last is its answer, once."""
+"""Property tests of turns: whatever the graph is, its user message and its last answer are stored once."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _names = count(1)
 
 @st.composite
 def workflows(draw: st.DrawFn) -> dict[str, Any]:
-    """Nodes in a row, each of which leads to later ones, several at once or one by a rule."""
+    """Return a workflow whose nodes lead to later nodes, to several at once or to one by a rule."""
     size = draw(st.integers(1, 5))
     nodes: dict[str, dict[str, Any]] = {}
     reached = {"n0"}
@@ -49,7 +49,7 @@ def workflows(draw: st.DrawFn) -> dict[str, Any]:
 @settings(max_examples=settings().max_examples // 2)
 @given(document=workflows())
 async def test_a_turn_has_one_question_and_one_answer(desk: Desk, document: dict[str, Any]) -> None:
-    """In the session of the run; if nothing is said there is no answer."""
+    """A run that gives no answer stores none."""
     text = json.dumps(document)
     desk.model = ScriptedModel(f"reply {number}" for number in count(1))
     try:

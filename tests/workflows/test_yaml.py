@@ -1,4 +1,4 @@
-"""A workflow's file: its shape, its errors with line, column and cure, and the schema that is published."""
+"""Tests of workflow files: their structure, their errors with line, column and cure, and the published schema."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ nodes:
 
 
 def changed(old: str, new: str) -> str:
-    """The good file with one thing changed."""
+    """Return the valid file with one change."""
     assert old in GOOD
     return GOOD.replace(old, new, 1)
 
 
-# What is wrong, the place that is told, and words of the cure; and whether the schema alone can tell.
+# The text, the reported line, words of the error, and whether the schema alone rejects the text.
 WRONG = [
     ("nodes: [", 1, "not YAML", False),
     ("", 1, "empty", False),
@@ -139,8 +139,11 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("text", "line", "words", "by_schema"), WRONG)
-def test_what_is_wrong_is_told_with_its_place_and_cure(text: str, line: int, words: str, by_schema: bool) -> None:
-    """File, line and column first, as editors read them; then a sentence."""
+def test_a_problem_is_reported_with_its_location_and_cure(text: str, line: int, words: str, by_schema: bool) -> None:
+    """An error begins with the file, the line and the column, as editors parse them.
+
+    A sentence with the cure follows.
+    """
     with pytest.raises(InvalidWorkflow) as caught:
         read_workflow(text, file="flows/support.yaml")
     first = caught.value.problems[0]
@@ -151,8 +154,8 @@ def test_what_is_wrong_is_told_with_its_place_and_cure(text: str, line: int, wor
         assert re.match(rf"flows/support\.yaml:{line}:\d+: \S", str(caught.value))
 
 
-def test_everything_that_is_wrong_is_told_at_once() -> None:
-    """In the order of the file."""
+def test_all_problems_of_a_file_are_reported_at_once() -> None:
+    """An error lists all problems in the order of the file."""
     text = changed("kind: agent", "kind: agent\n    max_steps: 0").replace("max_tokens: 20000", "max_tokens: -1")
     with pytest.raises(InvalidWorkflow) as caught:
         read_workflow(text)
@@ -184,8 +187,8 @@ nodes:
         ("'{{results.zz.key}}'", "not a node"),
     ],
 )
-def test_where_a_message_goes_is_known_before_a_run(session: str, words: str) -> None:
-    """A text that names nothing, or a template that gives no key, is told when the file is read."""
+def test_an_invalid_session_template_is_refused(session: str, words: str) -> None:
+    """A `session` template that can give no key is refused when the file is read."""
     good = PLACED.replace("nothing.there", "inputs.vip")
     assert read_workflow(good.replace("SESSION", "'news:{{inputs.chat}}'")).name == "bot"
     with pytest.raises(InvalidWorkflow, match=words) as caught:
@@ -193,20 +196,20 @@ def test_where_a_message_goes_is_known_before_a_run(session: str, words: str) ->
     assert [problem.line for problem in caught.value.problems] == [12]
 
 
-def test_a_part_that_is_wrong_is_told_once() -> None:
-    """And not again as a list that is too short without it."""
+def test_a_problem_is_reported_once() -> None:
+    """An invalid rule is reported once, and not again as a list that is too short without it."""
     with pytest.raises(InvalidWorkflow) as caught:
         read_workflow(PLACED.replace("SESSION", "room-1"))
     assert [problem.line for problem in caught.value.problems] == [7]
 
 
 def test_the_published_schema_is_that_of_the_nodes() -> None:
-    """If this fails: python scripts/workflow_schema.py."""
+    """If this fails, run `python scripts/workflow_schema.py`."""
     assert published_schema() == build_schema()
 
 
 def test_the_schema_and_the_reader_agree() -> None:
-    """Whatever the schema alone can tell, it tells; and what is good for one is good for the other."""
+    """The published schema accepts the valid file, and rejects each file whose problem a schema can express."""
     validator = jsonschema_rs.validator_for(published_schema())
     assert validator.is_valid(yaml.safe_load(GOOD))
     for text, _, words, by_schema in WRONG:
@@ -236,7 +239,7 @@ def test_the_schema_and_the_reader_agree() -> None:
     ],
 )
 def test_values_are_what_was_written(written: str, value: object) -> None:
-    """As YAML 1.2 has it, and JSON: no words for truth but true and false, no times, no other ways to write numbers."""
+    """Values are read as in YAML 1.2 and JSON: there are no other booleans, times or number formats."""
     read = read_yaml(f"value: {written}").value
     assert isinstance(read, dict)
     assert read["value"] == value
@@ -244,7 +247,7 @@ def test_values_are_what_was_written(written: str, value: object) -> None:
 
 
 def test_a_file_is_a_workflow(tmp_path: Path) -> None:
-    """With its name, its options, and a version that is its values' own."""
+    """A workflow file has a name, options, and a version that depends on its values only."""
     path = tmp_path / "support.yaml"
     path.write_text(GOOD, encoding="utf-8-sig")
     workflow = load_yaml(path)
@@ -256,16 +259,16 @@ def test_a_file_is_a_workflow(tmp_path: Path) -> None:
     assert read_workflow(changed("20000", "20001")).version != workflow.version
 
 
-def test_a_definition_that_was_kept_is_the_same_workflow() -> None:
-    """For runs that go on elsewhere, or after the file was changed."""
+def test_a_stored_definition_is_the_same_workflow() -> None:
+    """A workflow that is restored from its stored definition has the same name, version and nodes."""
     workflow = read_workflow(GOOD)
     assert workflow.definition is not None
     again = restore_workflow(json.loads(json.dumps(workflow.definition)))
     assert (again.name, again.version, set(again.nodes)) == (workflow.name, workflow.version, set(workflow.nodes))
 
 
-def test_files_that_cannot_be_read_are_told_of(tmp_path: Path) -> None:
-    """One that is not there, one that is no text."""
+def test_unreadable_files_are_refused(tmp_path: Path) -> None:
+    """A missing file, a file that is not UTF-8 and a file that is too large are refused."""
     with pytest.raises(InvalidWorkflow, match="cannot be read"):
         load_yaml(tmp_path / "nothing.yaml")
     broken = tmp_path / "broken.yaml"

@@ -1,4 +1,4 @@
-"""What workflows of tests name by import strings."""
+"""Tools and retrievers that the workflows of tests import."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def ask_person(question: str) -> str:
 
 
 def plain(text: str) -> str:
-    """A function that is a tool as it stands."""
+    """Return a text in capital letters."""
     RAN.append("plain")
     return text.upper()
 
@@ -56,10 +56,10 @@ broken = _Broken()
 
 
 def make_shelf() -> BaseRetriever:
-    """A retriever that is made when it is wanted."""
+    """Return a new retriever."""
     return _Shelf()
 
 
 def make_nothing() -> BaseRetriever:
-    """One that cannot be made."""
+    """Raise an error instead of returning a retriever."""
     raise ConnectionError("no route to the index")
