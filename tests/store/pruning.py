@@ -1,4 +1,4 @@
-"""A database of each kind for tests of retention, and what they do to it."""
+"""A database of each engine for tests of retention, with the operations of those tests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROOM = "room:1"
 
 @dataclass
 class Database:
-    """A database with what the tests do to it."""
+    """A database with the operations that the tests call."""
 
     driver: Driver
     clock: SettableClock
@@ -25,14 +25,14 @@ class Database:
     index: SearchIndex
 
     async def say(self, count: int, *, first: int = 1, session: str = ROOM) -> None:
-        """Store so many messages in turns of two, of user and assistant, a minute apart."""
+        """Store `count` messages in turns of two, of user and assistant, a minute apart."""
         for number in range(first, first + count, 2):
             turn = [message(n) for n in range(number, min(number + 2, first + count))]
             await self.transcripts.append(Turn(session, tuple(turn)))
             self.clock.advance(60)
 
     async def take(self, action: Action, upto: int, session: str = ROOM) -> list[Removed]:
-        """Carry a removal out, step by step."""
+        """Execute a removal step by step."""
         steps: list[Removed] = []
         prunable = await self.retention.session(session)
         assert prunable is not None
@@ -43,23 +43,23 @@ class Database:
         return steps
 
     async def info(self, session: str = ROOM) -> SessionInfo:
-        """What is known of a session."""
+        """Return the session."""
         info = await self.transcripts.session(session)
         assert info is not None
         return info
 
     async def places(self, session: str = ROOM) -> list[int | None]:
-        """Where its messages stand."""
+        """Return the seq of each message of the session."""
         return [message.seq for message in (await self.transcripts.newest(session, limit=1000)).messages]
 
     async def found(self, words: str) -> list[int | None]:
-        """The places of the messages of the room that a search finds."""
+        """Return the seq of each message of the room that a search finds."""
         await self.index.catch_up()
         hits = await self.index.search(words, limit=1000)
         return [*sorted(hit.message.seq for hit in hits if hit.message.seq is not None)]
 
     async def everything(self) -> str:
-        """All that stands in any table, as text; of the search index what it can tell of itself."""
+        """Return the rows of all tables as text; of the SQLite search index only the sizes."""
         tables = (
             "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'chat_search%'"
             if self.driver.backend == "sqlite"
@@ -75,12 +75,12 @@ class Database:
 
 
 def message(number: int) -> Message:
-    """The message of a place: odd ones of the user, with an id of the platform, even ones of the assistant."""
+    """Return message `number`: odd numbers are the user's, even ones the assistant's."""
     role: Role = "user" if number % 2 else "assistant"
     return Message(role=role, content=f"canary {number} says number{number}x", id=f"p:{number}", tokens=number)
 
 
 def database_over(driver: Driver, clock: SettableClock) -> Database:
-    """What is asked of a database, over its driver."""
+    """Return the operations on a database, given its driver."""
     transcripts = TableTranscripts(driver, count=len, clock=clock)
     return Database(driver, clock, transcripts, RetentionRows(driver, clock=clock), SearchIndex(driver))

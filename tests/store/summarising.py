@@ -1,4 +1,4 @@
-"""Sessions of some messages, and summaries of their ranges."""
+"""Helpers that store messages and create summaries of their ranges."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ ROOM = "room"
 
 
 async def say(memory: Memory, count: int, session_id: str = ROOM, *, user_id: str | None = None) -> None:
-    """Let user and assistant say some messages more, in turn, of ten tokens each."""
+    """Append messages of ten tokens each, of user and assistant in turn."""
     said = [Message(role="assistant" if n % 2 else "user", content=f"Message {n}.", tokens=10) for n in range(count)]
     await memory.session(session_id, user_id=user_id).append(said)
 
 
 def summary(first_seq: int, last_seq: int, *, session_id: str = ROOM, level: int = 1, text: str = "Tea.") -> Summary:
-    """A summary of a range."""
+    """Return a summary of a range."""
     return Summary(session_id, first_seq, last_seq, text, "test-model", "1", tokens=3, level=level)
 
 
 async def ranges(memory: Memory, session_id: str = ROOM) -> list[tuple[int, int]]:
-    """What the summaries that count stand for."""
+    """Return the ranges of the active summaries."""
     return [(each.first_seq, each.last_seq) for each in await memory.summaries.active(session_id)]

@@ -1,4 +1,4 @@
-"""Database URLs: what is taken, what is refused with which sentence, and that no secret shows."""
+"""Tests of database URLs: valid forms, errors, fingerprints, and that no password is shown."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SECRET = "s3cr3t"
     ],
 )
 def test_an_sqlite_url_names_an_absolute_file_or_memory(url: str, path: str | None) -> None:
-    """Four slashes and a path; or none, and it is in memory."""
+    """Four slashes and a path name a file; no path means a database in memory."""
     address = parse_address(url)
     assert address.backend == "sqlite"
     assert address.path == (path and Path(path))
@@ -33,7 +33,7 @@ def test_an_sqlite_url_names_an_absolute_file_or_memory(url: str, path: str | No
 
 @pytest.mark.parametrize("scheme", ["postgresql", "postgres"])
 def test_a_postgres_url_becomes_a_dsn(scheme: str) -> None:
-    """Both names of the scheme are common; libpq gets one of them."""
+    """Both common schemes become the scheme that libpq accepts."""
     address = parse_address(f"{scheme}://me:{_SECRET}@db:5433/chat?sslmode=require")
     assert address.backend == "postgres"
     assert address.dsn == f"postgresql://me:{_SECRET}@db:5433/chat?sslmode=require"
@@ -54,8 +54,8 @@ def test_a_postgres_url_becomes_a_dsn(scheme: str) -> None:
         ("postgresql://me@db:99999/chat", "has a port that is not a number"),
     ],
 )
-def test_what_names_no_database_is_refused_with_the_variable_and_the_cure(url: str, says: str) -> None:
-    """The sentence says what is wrong, names the variable, and shows the forms that are right."""
+def test_an_invalid_url_is_refused(url: str, says: str) -> None:
+    """The error names the variable and shows valid forms."""
     with pytest.raises(InvalidSettings) as refused:
         parse_address(url, variable="THREADKEEP_SOMETHING_URL")
     sentence = str(refused.value)
@@ -74,7 +74,6 @@ def test_what_names_no_database_is_refused_with_the_variable_and_the_cure(url: s
     ],
 )
 def test_an_address_never_shows_its_password(url: str) -> None:
-    """Neither as text nor in a representation nor in a short name."""
     address = parse_address(url)
     for shown in (str(address), repr(address), f"{address}", address.shown, address.fingerprint, repr([address])):
         assert _SECRET not in shown
@@ -83,15 +82,15 @@ def test_an_address_never_shows_its_password(url: str) -> None:
 @pytest.mark.parametrize(
     "url", [f"postgresql://me:{_SECRET}#1@db/chat", f"postgres://me:{_SECRET}/x@db/chat", f"mysql://me:{_SECRET}@db/c"]
 )
-def test_a_refusal_never_shows_the_password(url: str) -> None:
-    """Nor does what is printed above it: a password with # or / makes a wrong port of itself."""
+def test_an_error_never_shows_the_password(url: str) -> None:
+    """The traceback has no password either; a # or / in it would look like a wrong port."""
     with pytest.raises(InvalidSettings) as refused:
         parse_address(url)
     assert _SECRET not in "".join(traceback.format_exception(refused.value))
 
 
 def test_different_databases_have_different_fingerprints() -> None:
-    """What belongs to one database must not be found by another: host, port and name count, wherever they stand."""
+    """Host, port, user and database name count, in the URL or in its parameters."""
     urls = [
         "sqlite:////var/lib/a.db",
         "sqlite:////var/lib/b.db",
@@ -126,21 +125,21 @@ def test_different_databases_have_different_fingerprints() -> None:
         ["postgresql://", "postgresql:///"],
     ],
 )
-def test_a_database_has_one_fingerprint_however_it_is_written(urls: list[str]) -> None:
-    """What libpq puts in for what is left out counts like what is written."""
+def test_equivalent_urls_have_the_same_fingerprint(urls: list[str]) -> None:
+    """A value that libpq adds by default counts like the same value in the URL."""
     assert len({parse_address(url).fingerprint for url in urls}) == 1
 
 
-def test_several_hosts_are_taken_and_shown() -> None:
-    """libpq tries them in turn; a wrong port among them is refused."""
+def test_a_url_may_have_several_hosts() -> None:
+    """libpq tries the hosts in turn; a wrong port among them is refused."""
     address = parse_address(f"postgresql://me:{_SECRET}@h1:5432,[::1]:5433,h3/chat?target_session_attrs=read-write")
     assert str(address) == "postgresql://me@h1:5432,[::1]:5433,h3/chat"
     with pytest.raises(InvalidSettings, match="has a port that is not a number"):
         parse_address("postgresql://h1:5432,h2:port/chat")
 
 
-def test_a_new_password_leaves_the_fingerprint_as_it_is() -> None:
-    """What waits for a database is found after its password was changed."""
+def test_a_new_password_does_not_change_the_fingerprint() -> None:
+    """Pending turns of a database are found after its password has changed."""
     urls = [
         "postgresql://me:old@db/chat?sslmode=require",
         "postgresql://me:new@db/chat?sslmode=require",

@@ -1,4 +1,4 @@
-"""Keys of the service: stored as digests, rotated, revoked, with their last use."""
+"""Tests of API keys: stored as digests, rotated and revoked, with the time of last use."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from threadkeep.testing import SettableClock
 
 @pytest.fixture
 async def keys(database_url: str, clock: SettableClock) -> AsyncIterator[ApiKeys]:
-    """The keys of an empty database of each kind in turn."""
+    """Return the keys of an empty database of each engine."""
     async with migrated_driver(database_url) as driver:
         yield ApiKeys(driver, clock=clock)
 
 
 async def test_a_key_is_stored_as_a_digest(keys: ApiKeys, clock: SettableClock) -> None:
-    """With its scope, its user and its last use, which never goes back."""
+    """A key has a scope, a user and a time of last use, which never goes back."""
     new = await keys.add("web", scope="read", user_id="ann", valid_for=timedelta(days=1))
     [key] = await keys.all()
     assert (key.name, key.scope, key.user_id, key.last_used_at) == ("web", "read", "ann", None)
@@ -35,7 +35,7 @@ async def test_a_key_is_stored_as_a_digest(keys: ApiKeys, clock: SettableClock) 
 
 
 async def test_a_rotated_key_is_valid_for_the_time_of_the_overlap(keys: ApiKeys, clock: SettableClock) -> None:
-    """The new one has its scope and its user."""
+    """The new key has the same scope and user."""
     await keys.add("web", scope="read", user_id="ann")
     await keys.rotate("web", overlap=timedelta(hours=1))
     old, new = await keys.all()
@@ -67,8 +67,8 @@ async def test_a_rotated_key_is_valid_for_the_time_of_the_overlap(keys: ApiKeys,
         ({"name": "a", "user_id": "ann", "scope": "admin"}, "take read or write"),
     ],
 )
-async def test_a_key_that_cannot_be_used_is_refused(keys: ApiKeys, values: dict[str, str], cure: str) -> None:
-    """With the cure; nothing is stored."""
+async def test_an_invalid_key_is_refused(keys: ApiKeys, values: dict[str, str], cure: str) -> None:
+    """The error says the cure, and nothing is stored."""
     with pytest.raises(InvalidInput, match=cure):
         await keys.add(**values)  # type: ignore[arg-type]
     assert await keys.all() == []

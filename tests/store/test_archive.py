@@ -1,4 +1,4 @@
-"""Exported sessions come back as they were, on every database."""
+"""Tests of restoring exported sessions on every database."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ async def _restore(memory: Memory, info: SessionInfo, messages: Sequence[Message
 
 
 async def test_everything_of_a_session_comes_back(memory: Memory) -> None:
-    """All fields of all messages, and what is known of the session, are as they were."""
+    """All fields of the messages and of the session are restored."""
     messages = _messages(1, 5)
     assert await _restore(memory, _info(reset_seq=2), messages[:3]) == Restored(stored=3)
     assert await _restore(memory, _info(reset_seq=2), messages[3:]) == Restored(stored=2)
@@ -76,7 +76,7 @@ async def test_everything_of_a_session_comes_back(memory: Memory) -> None:
 
 
 async def test_a_conversation_of_an_agent_comes_back_below_its_session(memory: Memory) -> None:
-    """It is deleted with the session."""
+    """The conversation is deleted with its parent session."""
     own = replace(_info("own:1"), parent_session_id="telegram:1", agent="searcher")
     await memory.restore([ArchivedPart(_info(), _messages(1, 2)), ArchivedPart(own, _messages(1, 2))])
     assert (await memory.session("own:1").info()).agent == "searcher"
@@ -85,7 +85,7 @@ async def test_a_conversation_of_an_agent_comes_back_below_its_session(memory: M
 
 
 async def test_an_erased_message_comes_back_as_it_was(memory: Memory) -> None:
-    """In tables and in a graph store; another import of the export has the same rows."""
+    """An erased message is restored unchanged in tables and in a graph store."""
     erased = Message("user", "", "m1", seq=1, created_at=_START, tokens=0, status="erased", superseded_at=_START)
     for home in (memory, await memory.namespace(GraphLayout(("agents",)))):
         await _restore(home, _info(), [erased, *_messages(2, 3)])
@@ -94,7 +94,7 @@ async def test_an_erased_message_comes_back_as_it_was(memory: Memory) -> None:
 
 
 async def test_the_same_part_twice_changes_nothing(memory: Memory) -> None:
-    """Messages are known by their ids, whoever brings them again."""
+    """Messages are recognized by their ids."""
     await _restore(memory, _info(reset_seq=1), _messages(1, 4))
     before = await memory.session("telegram:1").info()
 
@@ -110,8 +110,8 @@ async def test_one_id_twice_in_a_part_is_one_message(memory: Memory) -> None:
     assert await memory.session("telegram:1").tail(10) == [first]
 
 
-async def test_messages_go_after_those_that_a_session_has(memory: Memory) -> None:
-    """A session that is there keeps its own title and its messages' places; the reset keeps its message."""
+async def test_messages_are_restored_after_existing_ones(memory: Memory) -> None:
+    """An existing session keeps its title and messages; a restored reset follows its message to the new seq."""
     session = memory.session("telegram:1", user_id="u1")
     await session.append([Message(role="user", content="Here already.", id="mine")])
 
@@ -124,7 +124,7 @@ async def test_messages_go_after_those_that_a_session_has(memory: Memory) -> Non
 
 
 async def test_a_later_reset_is_kept(memory: Memory) -> None:
-    """Bringing an old reset back does not undo a newer one."""
+    """Restoring an older reset does not undo a newer one."""
     await _restore(memory, _info(reset_seq=1), _messages(1, 4))
     await memory.session("telegram:1").reset()
     await _restore(memory, _info(reset_seq=1), _messages(1, 4))
@@ -132,7 +132,7 @@ async def test_a_later_reset_is_kept(memory: Memory) -> None:
 
 
 async def test_a_session_of_another_user_is_left_out(memory: Memory) -> None:
-    """The other parts of the call are stored all the same."""
+    """The other parts of the call are stored."""
     await memory.session("telegram:1", user_id="u2").append([Message(role="user", content="Mine.")])
 
     parts = [ArchivedPart(_info(), _messages(1, 2)), ArchivedPart(_info("telegram:2"), _messages(1, 2))]
@@ -143,8 +143,8 @@ async def test_a_session_of_another_user_is_left_out(memory: Memory) -> None:
     assert await memory.session("telegram:1").count() == 1
 
 
-async def test_a_session_goes_on_after_it_came_back(memory: Memory, clock: SettableClock) -> None:
-    """New turns are numbered after the restored ones, and make the session active now."""
+async def test_a_restored_session_can_be_continued(memory: Memory, clock: SettableClock) -> None:
+    """New turns get the next seq, and update the last activity."""
     await _restore(memory, _info(), _messages(1, 3))
     session = memory.session("telegram:1", user_id="u1")
     receipt = await session.append([Message(role="assistant", content="Welcome back.")])
@@ -152,8 +152,8 @@ async def test_a_session_goes_on_after_it_came_back(memory: Memory, clock: Setta
     assert (await session.info()).updated_at == clock()
 
 
-async def test_messages_without_times_or_ids_get_those_of_now(memory: Memory, clock: SettableClock) -> None:
-    """A transcript from elsewhere may say less than an export does."""
+async def test_missing_times_and_ids_are_added(memory: Memory, clock: SettableClock) -> None:
+    """A transcript of another program may have fewer fields than an export."""
     outcome = await _restore(memory, _info(), [Message(role="user", content="Nul \x00 here.")])
     assert outcome == Restored(stored=1, cleaned=1)
     [message] = await memory.session("telegram:1").tail(1)
@@ -163,13 +163,12 @@ async def test_messages_without_times_or_ids_get_those_of_now(memory: Memory, cl
 
 
 async def test_a_session_without_messages_comes_back(memory: Memory) -> None:
-    """What is known of it is there."""
     assert await _restore(memory, _info(), []) == Restored()
     assert (await memory.session("telegram:1").info()).title == "A title of its own"
 
 
-async def test_an_id_that_names_nothing_is_refused(memory: Memory) -> None:
-    """Nothing of the call is stored."""
+async def test_an_invalid_session_id_is_refused(memory: Memory) -> None:
+    """The whole call is refused."""
     with pytest.raises(InvalidKey):
         await memory.restore(
             [ArchivedPart(_info("fine"), _messages(1, 1)), ArchivedPart(_info("not\nfine"), _messages(1, 1))]
@@ -177,14 +176,13 @@ async def test_an_id_that_names_nothing_is_refused(memory: Memory) -> None:
     assert await memory.session("fine").count() == 0
 
 
-async def test_what_came_back_is_found(memory: Memory) -> None:
-    """The search index follows restored messages like any others."""
+async def test_restored_messages_are_found_by_search(memory: Memory) -> None:
     await _restore(memory, _info(), _messages(1, 3))
     assert [hit.message.id for hit in await memory.search("Message 2")] == ["m2"]
 
 
 def _archived(first: int, last: int, *, left: int | None = None, id_: str = "s1") -> ArchivedSummary:
-    """A summary of some of the messages above; `left` says how many of them are still there."""
+    """Return a summary of some of the messages above; `left` is the number of those still stored."""
     summary = Summary("telegram:1", first, last, "Tea.", "test-model", "1", 3, id=id_, created_at=_START)
     messages = last - first + 1 if left is None else left
     ends = (f"m{last - messages + 1}", f"m{last}") if messages else (None, None)
@@ -194,14 +192,14 @@ def _archived(first: int, last: int, *, left: int | None = None, id_: str = "s1"
 async def _restore_summaries(
     memory: Memory, messages: Sequence[Message], *summaries: ArchivedSummary, reset_seq: int = 0
 ) -> tuple[int, int]:
-    """Restore messages and summaries; answers how many summaries were stored, and how many left out."""
+    """Restore messages and summaries; return the numbers of stored and skipped summaries."""
     [outcome] = await memory.restore([ArchivedPart(_info(reset_seq=reset_seq), tuple(messages), summaries)])
     assert isinstance(outcome, Restored)
     return outcome.summaries, outcome.summaries_left_out
 
 
 async def test_summaries_come_back_with_their_messages(memory: Memory) -> None:
-    """Also when those came in earlier parts; a second time changes nothing."""
+    """The messages may be in earlier parts; restoring again changes nothing."""
     first, second = _archived(1, 3), _archived(4, 5, id_="s2")
     assert await _restore_summaries(memory, _messages(1, 4), first) == (1, 0)
     assert await _restore_summaries(memory, _messages(5, 6), second) == (1, 0)
@@ -212,13 +210,13 @@ async def test_summaries_come_back_with_their_messages(memory: Memory) -> None:
 
 
 async def test_a_summary_after_a_reset_comes_back(memory: Memory) -> None:
-    """Its range begins where the reset ends."""
+    """The range of a restored summary begins after the reset."""
     assert await _restore_summaries(memory, _messages(1, 6), _archived(3, 5), reset_seq=2) == (1, 0)
     assert await _restore_summaries(memory, (), _archived(1, 2, id_="s2"), reset_seq=2) == (0, 1)
 
 
-async def test_a_summary_goes_where_its_messages_went(memory: Memory) -> None:
-    """After others that are summarised here too, it stands for the places that its messages have now."""
+async def test_a_restored_summary_follows_its_messages(memory: Memory) -> None:
+    """A summary gets the range of the new seqs of its messages."""
     session = memory.session("telegram:1", user_id="u1")
     await session.append([Message(role="user", content="Here already.", id="mine")])
     await memory.summaries.add(Summary("telegram:1", 1, 1, "Here.", "test-model", "1", 3))
@@ -227,8 +225,8 @@ async def test_a_summary_goes_where_its_messages_went(memory: Memory) -> None:
     assert ranges == [(1, 1), (2, 4)]
 
 
-async def test_a_summary_never_stands_for_other_messages(memory: Memory) -> None:
-    """Where one is missing, or another between, or one before it is in no summary, it is left out."""
+async def test_a_summary_of_other_messages_is_not_restored(memory: Memory) -> None:
+    """A summary is skipped if its range has a gap, another message, or an uncovered message before it."""
     assert await _restore_summaries(memory, [*_messages(1, 2), *_messages(4, 5)], _archived(1, 5)) == (0, 1)
     assert await _restore_summaries(memory, _messages(3, 3), _archived(1, 3)) == (0, 1)
     assert await _restore_summaries(memory, (), _archived(2, 2, id_="s2")) == (0, 1)
@@ -236,8 +234,8 @@ async def test_a_summary_never_stands_for_other_messages(memory: Memory) -> None
     assert await memory.summaries.all_of("telegram:1") == []
 
 
-async def test_a_summary_of_messages_that_are_gone_needs_them_gone_here(memory: Memory) -> None:
-    """Otherwise it would stand for whatever is in their places."""
+async def test_a_summary_of_deleted_messages_needs_a_session_without_them(memory: Memory) -> None:
+    """Otherwise the summary would cover the other messages with the same seqs."""
     await memory.session("telegram:1", user_id="u1").append(
         [Message(role="user", content=f"Mine {number}.") for number in range(2)]
     )

@@ -1,4 +1,4 @@
-"""The contract of transcripts through a memory for synchronous code: each verb is called in a thread, and blocks it."""
+"""The contract of transcripts through the synchronous memory, with each method called in a thread."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from threadkeep.testing.transcript_source import assistant, turn, user
 
 
 class BlockingTranscripts:
-    """A synchronous memory as the contract wants transcripts.
+    """A synchronous memory with the interface of transcripts.
 
-    What no verb of a session does as it stands is asked of the transcripts below, on the memory's loop.
+    A method that sessions do not have runs on the transcripts below, on the memory's loop.
     """
 
     def __init__(self, memory: SyncMemory) -> None:
@@ -36,7 +36,7 @@ class BlockingTranscripts:
         return call
 
     async def append(self, turn: Turn) -> Receipt:
-        """Store a turn; only the pending folder and agents give one that was told before, or that has a parent."""
+        """Store a turn; one that was told before or has a parent goes to the transcripts directly."""
         if turn.told_at is not None or turn.parent is not None:
             transcripts = self._memory.asynchronous._backend.transcripts  # noqa: SLF001 - see above
             return await asyncio.to_thread(self._memory.wait_for, transcripts.append(turn))
@@ -63,19 +63,19 @@ class BlockingTranscripts:
         return await asyncio.to_thread(self._memory.session(session_id).at, seqs)
 
     async def session(self, session_id: str, *, user_id: str | None = None) -> SessionInfo | None:
-        """Return what is known of a session."""
+        """Return the session, or None if it does not exist."""
         try:
             return await asyncio.to_thread(self._memory.session(session_id, user_id=user_id).info)
         except SessionNotFound:
             return None
 
     async def sessions(self, query: SessionQuery) -> list[SessionInfo]:
-        """Return some sessions."""
+        """Return a page of sessions."""
         found, _ = await asyncio.to_thread(self._memory.sessions_page, query)
         return found
 
     async def reset(self, session_id: str, *, user_id: str | None = None) -> int | None:
-        """Let later windows start after what is there now."""
+        """Reset the session, and return the seq after which windows start."""
         await asyncio.to_thread(self._memory.session(session_id, user_id=user_id).reset)
         info = await self.session(session_id, user_id=user_id)
         return None if info is None else info.reset_seq
@@ -86,20 +86,20 @@ class BlockingTranscripts:
 
 
 class BlockingContract(TranscriptContract):
-    """The contract on a synchronous memory; the database is named by the class below."""
+    """The contract on a synchronous memory; a subclass names the database."""
 
     url: str
     options: MemoryOptions
 
     @pytest.fixture(autouse=True)
     def memory_of_the_test(self, tmp_path: Path) -> None:
-        """A folder and a clock of the test's own."""
+        """Set a pending folder and a clock for the test."""
         pending = PendingOptions(folder=tmp_path / "pending")
         self.options = MemoryOptions(pending=pending, clock=moving_clock(), background=False)
 
     @asynccontextmanager
     async def open_transcripts(self) -> AsyncIterator[Transcripts]:
-        """The transcripts of a new database."""
+        """Open transcripts in a new database, and close them after the block."""
         memory = await asyncio.to_thread(SyncMemory.open, self.url, options=self.options)
         try:
             yield cast("Transcripts", BlockingTranscripts(memory))
@@ -107,7 +107,7 @@ class BlockingContract(TranscriptContract):
             await asyncio.to_thread(memory.close)
 
     async def test_turns_appended_at_once_by_one_process_keep_their_order(self) -> None:
-        """Threads that append at once have no order; each turn is stored whole."""
+        """Concurrent threads have no order, but each turn is stored whole."""
         async with self.open_transcripts() as transcripts:
             turns = [turn(user(f"q{n}"), assistant(f"a{n}")) for n in range(40)]
             receipts = await asyncio.gather(*map(transcripts.append, turns))
@@ -115,18 +115,18 @@ class BlockingContract(TranscriptContract):
 
 
 class TestSqliteFile(BlockingContract):
-    """On a SQLite file."""
+    """The contract on a SQLite file."""
 
     @pytest.fixture(autouse=True)
     def database(self, sqlite_url: str) -> None:
-        """A file of the test's own."""
+        """Set the URL of a new file."""
         self.url = sqlite_url
 
 
 class TestPostgres(BlockingContract):
-    """On PostgreSQL."""
+    """The contract on PostgreSQL."""
 
     @pytest.fixture(autouse=True)
     def database(self, postgres_url: str) -> None:
-        """A database of the test's own."""
+        """Set the URL of a new database."""
         self.url = postgres_url

@@ -1,4 +1,4 @@
-"""However long a session is, a window reads of it what it takes: PostgreSQL's plans, with statistics and without."""
+"""Tests of the rows that PostgreSQL reads for a window, with and without statistics."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FEW = 3 * LIMIT
 
 
 async def fill(memory: Memory, messages: int) -> None:
-    """A long session among many short ones, as a database has them."""
+    """Store a long session among many short ones."""
     said = [Message("assistant" if n % 2 else "user", "said") for n in range(messages)]
     await memory.session("long", user_id="u1").append(said)
     for number in range(30):
@@ -28,14 +28,14 @@ async def fill(memory: Memory, messages: int) -> None:
 
 
 def steps(plan: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """All steps of a plan."""
+    """Yield all steps of a plan."""
     yield plan
     for step in plan.get("Plans", ()):
         yield from steps(step)
 
 
 async def most_rows(url: str, statement: str, parameters: Parameters) -> int:
-    """The most rows that any step of a statement read, or read and left out."""
+    """Return the largest number of rows that one step of a statement read or filtered out."""
     query = for_psycopg(load_statements("transcripts.sql")[statement])
     async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
         cursor = await connection.execute(f"EXPLAIN (ANALYZE, FORMAT JSON) {query}".encode(), parameters)
@@ -48,10 +48,10 @@ async def most_rows(url: str, statement: str, parameters: Parameters) -> int:
 
 
 @pytest.mark.parametrize("analyzed", [False, True], ids=["no statistics", "statistics"])
-async def test_a_window_reads_no_more_than_it_takes(
+async def test_a_window_reads_a_bounded_number_of_rows(
     postgres_url: str, memory_options: MemoryOptions, analyzed: bool
 ) -> None:
-    """From the end, from an anchor near it, of one user, after a reset: never what lies beyond."""
+    """The number of rows read does not depend on the anchor, the user, a reset or the session's length."""
     bounds = {"before": END, "after": 0, "limit": LIMIT}
     parameters = {"session_id": "long", "user_id": "u1", **bounds}
     async with open_memory(postgres_url, options=memory_options) as memory:
@@ -70,7 +70,7 @@ async def test_a_window_reads_no_more_than_it_takes(
 async def test_the_answer_of_a_question_is_found_far_into_a_session(
     postgres_url: str, memory_options: MemoryOptions
 ) -> None:
-    """Where places are too large for the smallest kind of numbers."""
+    """The seq may exceed a 16-bit integer."""
     async with open_memory(postgres_url, options=memory_options) as memory:
         session = memory.session("long")
         await session.append([Message("user", "said")] * 23_000)

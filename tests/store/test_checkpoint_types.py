@@ -1,4 +1,4 @@
-"""A checkpoint row runs no code: only objects of known types are created from it."""
+"""Tests of the types in checkpoints: reading a row executes no code."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _CONSTRUCTOR = 0
 
 
 async def test_a_row_that_names_a_function_calls_nothing(tmp_path: Path) -> None:
-    """LangGraph's permissive default would call `os.system` in every process that reads the row."""
+    """LangGraph's permissive default would call `os.system` in each process that reads the row."""
     marker = tmp_path / "marker"
     call = ormsgpack.packb(("os", "system", f"touch {marker}"))
     row = ormsgpack.packb(ormsgpack.Ext(_CONSTRUCTOR, call))
@@ -50,8 +50,8 @@ for url in sys.argv[2:]:
 
 
 @pytest.mark.process
-async def test_a_process_that_embeds_it_is_strict_too(tmp_path: Path, sqlite_url: str, postgres_url: str) -> None:
-    """Whatever its environment says, as no command line has set it; types that the caller names are created."""
+async def test_a_process_that_embeds_threadkeep_is_strict(tmp_path: Path, sqlite_url: str, postgres_url: str) -> None:
+    """A process without the command line's environment variable is strict; types that the caller names are created."""
     marker = tmp_path / "marker"
     environment = {name: value for name, value in os.environ.items() if name != "LANGGRAPH_STRICT_MSGPACK"}
     command = (sys.executable, "-c", _READER, str(marker), sqlite_url, postgres_url)
@@ -61,7 +61,7 @@ async def test_a_process_that_embeds_it_is_strict_too(tmp_path: Path, sqlite_url
 
 
 def test_the_command_line_is_strict(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before anything imports LangGraph; an operator may say otherwise."""
+    """The command line sets LangGraph's variable if it is not set."""
     monkeypatch.delenv("LANGGRAPH_STRICT_MSGPACK")
     assert main(["--version"]) == 0
     assert os.environ["LANGGRAPH_STRICT_MSGPACK"] == "true"

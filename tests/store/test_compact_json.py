@@ -1,4 +1,4 @@
-"""Compact JSON: the same text comes back, in few bytes, whatever version wrote it."""
+"""Tests of compact JSON: a text is restored exactly, and older formats stay readable."""
 
 from __future__ import annotations
 
@@ -22,31 +22,31 @@ ID, HASH = "01a2030e-a7e5-74b4-a752-85f6281e298f", "e0f48a33" * 8
 
 @given(value=VALUES)
 def test_a_text_comes_back_as_it_was(value: Json) -> None:
-    """With what looks like an id or a hash, and with what stands for them."""
+    """Texts with ids, hashes and the bytes that replace them are restored exactly."""
     text = dump_json(clean_json(value))
     assert expanded(compact(text)) == text
     assert expanded(text.encode()) == text
 
 
 def test_many_ids_come_back() -> None:
-    """Also where there are more than are taken out of a text."""
+    """A text may have more ids than are replaced."""
     text = dump_json([ID, HASH, f"\x01\x02{ID}", HASH.upper()] * 200)
     assert expanded(compact(text)) == text
 
 
 def test_ids_and_hashes_take_their_bytes() -> None:
-    """Sixteen and thirty-two, and not what they are written with."""
+    """An id takes 16 bytes and a hash 32."""
     assert len(compact(dump_json([ID, HASH]))) < 16 + 32 + 16
 
 
-def test_what_was_written_with_the_first_vocabulary_is_read() -> None:
-    """A vocabulary that changes makes all that was written with it unreadable: a better one is another number."""
+def test_data_of_the_first_vocabulary_is_readable() -> None:
+    """Data of the first vocabulary must stay readable; a better vocabulary needs a new number."""
     stored = bytes.fromhex("0100c30c26b803cdb0bbc110c90506b5b8921b7af0d40200")
     text = '{"node":"answer","tokens":26,"sections":{"window":16,"input":10},"source":"transcript","max_messages":20}'
     assert expanded(stored) == text
 
 
-def test_what_a_newer_version_wrote_says_what_to_do() -> None:
-    """A process that was at work when another one was upgraded meets it."""
+def test_data_of_a_newer_version_is_refused_with_the_cure() -> None:
+    """A running process can meet data of an upgraded one; the error says to upgrade."""
     with pytest.raises(StoreError, match=r"vocabulary 2.*upgrade Threadkeep"):
         expanded(b"\x02\x00rest")

@@ -1,4 +1,4 @@
-"""How a database is doing, asked without changing it."""
+"""Tests of reading the condition of a database without changing it."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _IMPATIENT = StoreOptions(lock_timeout_seconds=0.05)
 
 @pytest.fixture
 async def driver(database_url: str) -> AsyncIterator[Driver]:
-    """Each kind of database, as it is."""
+    """Open an empty database of each engine, and close it after the test."""
     async with open_database(parse_address(database_url), _IMPATIENT) as opened:
         yield opened
 
 
-async def test_an_up_to_date_database_says_what_it_holds(driver: Driver) -> None:
-    """Its schema, its engine's settings, and its counts."""
+async def test_the_condition_of_an_up_to_date_database(driver: Driver) -> None:
+    """The condition has the schema version, the engine's settings and the counts."""
     await migrate(driver, datetime.now(UTC))
     condition = await read_condition(driver)
     assert condition.schema == condition.newest >= 1
@@ -43,8 +43,8 @@ async def test_an_up_to_date_database_says_what_it_holds(driver: Driver) -> None
     await can_write(driver)
 
 
-async def test_counts_follow_what_is_said(shared_url: str) -> None:
-    """What the search index has not seen is counted too."""
+async def test_sessions_and_messages_are_counted(shared_url: str) -> None:
+    """Sessions, messages and messages that are not indexed yet are counted."""
     async with open_memory(shared_url) as memory:
         await memory.session("a").append([Message(role="user", content="hi"), Message(role="assistant", content="ho")])
     async with open_database(parse_address(shared_url), _IMPATIENT) as driver:
@@ -54,7 +54,6 @@ async def test_counts_follow_what_is_said(shared_url: str) -> None:
 
 
 async def test_an_empty_database_stays_empty(tmp_path: Path) -> None:
-    """Looking makes no tables."""
     path = tmp_path / "empty.db"
     async with open_database(parse_address(f"sqlite:///{path}"), _IMPATIENT) as driver:
         condition = await read_condition(driver)
@@ -63,8 +62,8 @@ async def test_an_empty_database_stays_empty(tmp_path: Path) -> None:
         assert other.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,)
 
 
-async def test_a_database_of_the_future_is_looked_at_without_counting(driver: Driver) -> None:
-    """Its tables may be others."""
+async def test_the_rows_of_a_newer_schema_are_not_counted(driver: Driver) -> None:
+    """The tables of a newer schema are unknown."""
     await migrate(driver, datetime.now(UTC))
     async with driver.writing() as connection:
         await connection.execute("INSERT INTO threadkeep_migrations VALUES (999, 'x', 'now')", {})
@@ -72,8 +71,8 @@ async def test_a_database_of_the_future_is_looked_at_without_counting(driver: Dr
     assert (condition.schema, condition.messages) == (999, None)
 
 
-async def test_who_holds_a_transaction_open_is_named(postgres_url: str) -> None:
-    """After some seconds; the clock is the server's, so the test asks for zero."""
+async def test_the_holder_of_a_long_transaction_is_named(postgres_url: str) -> None:
+    """The threshold in seconds uses the server's clock, so the test sets it to zero."""
     from threadkeep.store import condition as module
 
     with pytest.MonkeyPatch.context() as patch:
@@ -88,9 +87,9 @@ async def test_who_holds_a_transaction_open_is_named(postgres_url: str) -> None:
 
 
 @pytest.mark.process
-@pytest.mark.skipif(not Path("/proc/locks").exists(), reason="the kernel tells of locks on Linux only")
-async def test_who_writes_to_a_file_is_named(tmp_path: Path) -> None:
-    """Another process in a write transaction, and one that has only opened the file."""
+@pytest.mark.skipif(not Path("/proc/locks").exists(), reason="only Linux lists locks in /proc")
+async def test_processes_that_use_the_file_are_named(tmp_path: Path) -> None:
+    """Processes in a write transaction and processes with the file open are listed."""
     path = tmp_path / "threadkeep.db"
     async with open_memory(f"sqlite:///{path}"):
         pass
@@ -109,7 +108,7 @@ async def test_who_writes_to_a_file_is_named(tmp_path: Path) -> None:
 
 
 def _holding(path: Path, statement: str) -> subprocess.Popen[str]:
-    """A process that has run a statement on a file and waits."""
+    """Start a process that runs a statement on a file and then waits."""
     code = (
         "import sqlite3, sys\n"
         f"connection = sqlite3.connect({str(path)!r}, isolation_level=None)\n"
@@ -124,8 +123,8 @@ def _holding(path: Path, statement: str) -> subprocess.Popen[str]:
     return process
 
 
-def test_locks_are_unknown_where_the_kernel_does_not_tell(tmp_path: Path) -> None:
-    """Nobody is named; lines of another form are passed over."""
+def test_locks_are_unknown_without_a_list_of_the_kernel(tmp_path: Path) -> None:
+    """Without a list of locks no process is named; unknown lines are skipped."""
     path = tmp_path / "threadkeep.db"
     path.touch()
     assert lock_holders(path, locks=tmp_path / "nowhere") == ()

@@ -1,4 +1,4 @@
-"""What the next context begins with, and what is gone with a session."""
+"""Tests of stored context state: anchors, summaries, token factors and vectors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _FILLED = ("chat_anchors", "chat_claims", "chat_embeddings", "chat_messages", "c
 
 
 async def test_anchors_move_forward_only(memory: Memory) -> None:
-    """Each kind of agent has its own."""
+    """Each agent profile has an anchor of its own."""
     assert await memory.contexts.state(ROOM, "chat") == ContextState()
     await say(memory, 10)
     assert await memory.contexts.state(ROOM, "chat") == ContextState()
@@ -24,7 +24,7 @@ async def test_anchors_move_forward_only(memory: Memory) -> None:
 
 
 async def test_an_anchor_past_the_end_belongs_to_a_former_session(memory: Memory) -> None:
-    """It would hide what is said next; and a session that is gone has none."""
+    """Such an anchor is ignored, since it would hide new messages."""
     await memory.contexts.move_anchor(ROOM, "chat", 5)
     await say(memory, 2)
     assert (await memory.contexts.state(ROOM, "chat")).anchor_seq == 0
@@ -32,8 +32,8 @@ async def test_an_anchor_past_the_end_belongs_to_a_former_session(memory: Memory
     assert (await memory.contexts.state(ROOM, "chat")).anchor_seq == 0
 
 
-async def test_the_state_has_the_summaries_that_count(memory: Memory) -> None:
-    """Oldest first, as `active` gives them; none after a reset."""
+async def test_the_state_has_the_active_summaries(memory: Memory) -> None:
+    """The state has the active summaries, oldest first, and none after a reset."""
     await say(memory, 9)
     parts = [summary(1, 2), summary(3, 4), summary(5, 6)]
     for part in parts:
@@ -47,8 +47,7 @@ async def test_the_state_has_the_summaries_that_count(memory: Memory) -> None:
     assert (await memory.contexts.state(ROOM, "chat")).summaries == ()
 
 
-async def test_another_users_state_is_not_there(memory: Memory) -> None:
-    """A summary says what the other one said."""
+async def test_the_state_of_another_user_is_empty(memory: Memory) -> None:
     await say(memory, 2, user_id="u1")
     await memory.summaries.add(summary(1, 1))
     assert len((await memory.contexts.state(ROOM, "chat", user_id="u1")).summaries) == 1
@@ -56,7 +55,7 @@ async def test_another_users_state_is_not_there(memory: Memory) -> None:
 
 
 async def test_token_factors_are_kept(shared_url: str, clock: SettableClock) -> None:
-    """The newest of each model."""
+    """The newest factor of each model is stored."""
     async with migrated_driver(shared_url) as driver:
         factors = TokenFactors(driver, clock=clock)
         assert await factors.all() == {}
@@ -71,8 +70,8 @@ async def test_token_factors_are_kept(shared_url: str, clock: SettableClock) -> 
         }
 
 
-async def test_vectors_are_kept_by_model_and_place(memory: Memory) -> None:
-    """Byte for byte, in order; a newer one takes the place of the old."""
+async def test_vectors_are_stored_by_model_and_seq(memory: Memory) -> None:
+    """A vector is stored unchanged, and replaces an older one of the same model and seq."""
     await say(memory, 4)
     await memory.embeddings.add(ROOM, "small", [(3, b"\x00\xff"), (1, b"one")])
     await memory.embeddings.add(ROOM, "large", [(1, b"other")])
@@ -83,8 +82,8 @@ async def test_vectors_are_kept_by_model_and_place(memory: Memory) -> None:
     assert await memory.embeddings.of_session(ROOM, "large") == [(1, b"other")]
 
 
-async def test_vectors_of_a_former_session_are_left_out(memory: Memory) -> None:
-    """They would be of words that are erased."""
+async def test_vectors_of_a_deleted_session_are_not_stored(memory: Memory) -> None:
+    """Such vectors belong to deleted words."""
     await say(memory, 2)
     [*_, last] = await memory.session(ROOM).tail(2)
     await memory.session(ROOM).delete()
@@ -95,7 +94,7 @@ async def test_vectors_of_a_former_session_are_left_out(memory: Memory) -> None:
 
 
 async def test_a_deleted_session_leaves_no_row(shared_url: str) -> None:
-    """In no table, whatever was made of it; another session keeps its own."""
+    """No table keeps a row of a deleted session; the rows of other sessions stay."""
     async with open_memory(shared_url, options=MemoryOptions(background=False)) as memory:
         for session_id in (ROOM, "other"):
             await say(memory, 4, session_id)
@@ -111,7 +110,7 @@ async def test_a_deleted_session_leaves_no_row(shared_url: str) -> None:
 
 
 def tables_with_sessions(url: str) -> list[str]:
-    """Every table that says of its rows whose session they belong to."""
+    """Return all tables with a `session_id` column."""
     in_sqlite = (
         "SELECT DISTINCT t.name FROM sqlite_master t, pragma_table_info(t.name) c "
         "WHERE t.type = 'table' AND c.name = 'session_id'"

@@ -1,4 +1,4 @@
-"""The contract of transcripts on every database that Threadkeep brings."""
+"""The contract of transcripts on every database engine."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from threadkeep.testing import TranscriptContract
 
 
 class TableContract(TranscriptContract):
-    """The contract on SQL tables; the database is named by the class below."""
+    """The contract on SQL tables; a subclass names the database."""
 
     url: str
 
     @asynccontextmanager
     async def open_transcripts(self) -> AsyncIterator[Transcripts]:
-        """Transcripts in a new database, closed in the order in which an application does."""
+        """Open transcripts in a new database, and close them as an application does."""
         driver = await _open_driver(self.url)
         clock = moving_clock()
         try:
@@ -39,36 +39,36 @@ class TableContract(TranscriptContract):
 
 
 class TestSqliteFile(TableContract):
-    """On a SQLite file."""
+    """The contract on a SQLite file."""
 
     @pytest.fixture(autouse=True)
     def database(self, sqlite_url: str) -> None:
-        """A file of the test's own."""
+        """Set the URL of a new file."""
         self.url = sqlite_url
 
 
 class TestSqliteMemory(TableContract):
-    """On SQLite in memory."""
+    """The contract on SQLite in memory."""
 
     url = "sqlite://"
 
 
 class TestPostgres(TableContract):
-    """On PostgreSQL."""
+    """The contract on PostgreSQL."""
 
     @pytest.fixture(autouse=True)
     def database(self, postgres_url: str) -> None:
-        """A database of the test's own."""
+        """Set the URL of a new database."""
         self.url = postgres_url
 
 
 @pytest.mark.slow
 class TestPartitionedPostgres(TableContract):
-    """On PostgreSQL with messages in partitions."""
+    """The contract on PostgreSQL with messages in partitions."""
 
     @pytest.fixture(autouse=True)
     def database(self, partitioned_url: str) -> None:
-        """A database of the test's own."""
+        """Set the URL of a new partitioned database."""
         self.url = partitioned_url
 
 
@@ -80,7 +80,7 @@ async def _open_driver(url: str) -> Driver:
 
 
 def moving_clock() -> Callable[[], datetime]:
-    """A clock that is a second later at every look."""
+    """Return a clock that advances by one second at each call."""
     now = datetime(2026, 1, 1, tzinfo=UTC)
 
     def clock() -> datetime:

@@ -1,4 +1,4 @@
-"""What both drivers promise of several statements in one go."""
+"""Tests of sending several statements at once, on both drivers."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _FACTORS = "SELECT model, samples FROM chat_token_factors ORDER BY model"
 
 @pytest.fixture
 async def driver(database_url: str) -> AsyncIterator[Driver]:
-    """A driver over each database, with its tables."""
+    """Open a migrated database of each engine, and close it after the test."""
     async with migrated_driver(database_url) as opened:
         yield opened
 
 
 def added(model: str, samples: int) -> Statement:
-    """A row of its own."""
+    """Return a statement that inserts a row."""
     sql = (
         "INSERT INTO chat_token_factors (model, factor, samples, updated_at) VALUES (:model, 1, :samples, :now)"
         " RETURNING samples"
@@ -31,8 +31,8 @@ def added(model: str, samples: int) -> Statement:
     return sql, {"model": model, "samples": samples, "now": "2026-01-01T00:00:00+00:00"}
 
 
-async def test_statements_see_what_those_before_them_did(driver: Driver) -> None:
-    """Each has its rows, and they are stored together."""
+async def test_statements_see_the_changes_of_earlier_ones(driver: Driver) -> None:
+    """Each statement returns its rows, and all are committed together."""
     found = await driver.write([added("a", 1), (_FACTORS, {}), added("b", 2), (_FACTORS, {})])
     assert found == [[(1,)], [("a", 1)], [(2,)], [("a", 1), ("b", 2)]]
     async with driver.writing() as connection:
@@ -45,8 +45,8 @@ async def test_statements_see_what_those_before_them_did(driver: Driver) -> None
 
 
 @pytest.mark.parametrize("wrong", [added("a", 9), ("SELECT nothing FROM nowhere", {})])
-async def test_statements_are_stored_whole_or_not_at_all(driver: Driver, wrong: Statement) -> None:
-    """One that is refused takes the others with it, and the next ones find the database usable."""
+async def test_statements_are_committed_all_or_none(driver: Driver, wrong: Statement) -> None:
+    """A failed statement rolls all others back, and the database stays usable."""
     await driver.write([added("a", 1)])
     with pytest.raises(DuplicateRow if wrong[1] else StoreError):
         await driver.write([added("b", 2), wrong, added("c", 3)])
@@ -55,7 +55,7 @@ async def test_statements_are_stored_whole_or_not_at_all(driver: Driver, wrong: 
 
 @pytest.mark.parametrize("steps", range(6))
 async def test_a_cancelled_group_leaves_no_lock_behind(driver: Driver, steps: int) -> None:
-    """Wherever its caller is cancelled, the next one gets its transaction."""
+    """The caller may be cancelled at any step."""
     writing = asyncio.create_task(driver.write([added("a", 1), (_FACTORS, {})]))
     for _ in range(steps):
         await asyncio.sleep(0)
@@ -66,7 +66,7 @@ async def test_a_cancelled_group_leaves_no_lock_behind(driver: Driver, steps: in
 
 
 async def test_rows_are_counted_however_a_statement_begins(driver: Driver) -> None:
-    """Those that it changed itself, on each database."""
+    """A statement that begins with `WITH` returns the number of rows that it changed."""
     await driver.write([added("a", 1), added("b", 2), added("c", 3)])
     gone = "WITH gone (model) AS (VALUES ('a'), ('b')) DELETE FROM chat_token_factors WHERE model IN"
     async with driver.writing() as connection:
@@ -75,8 +75,8 @@ async def test_rows_are_counted_however_a_statement_begins(driver: Driver) -> No
 
 
 @pytest.mark.parametrize("text", ["a secret\ud800", "a secret\x00"], ids=["half a pair", "nul"])
-async def test_a_text_that_the_engine_has_no_bytes_for_is_refused(driver: Driver, text: str) -> None:
-    """The caller's error, which does not quote the text; the next statement finds the database usable."""
+async def test_a_text_that_the_engine_cannot_store_is_refused(driver: Driver, text: str) -> None:
+    """The error does not quote the text, and the database stays usable."""
     if driver.backend == "sqlite" and "\x00" in text:
         pytest.skip("SQLite stores NUL.")
     for call in (driver.fetch(_FACTORS + " LIMIT length(:text)", {"text": text}), driver.write([added(text, 1)])):

@@ -1,4 +1,4 @@
-"""Duties: one process at a time, and not before they are due again."""
+"""Tests of duties: one process at a time has a duty, and not before it is due again."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ HOUR = 3600.0
 
 @pytest.fixture
 async def duties(database_url: str, clock: SettableClock) -> AsyncIterator[Duties]:
-    """Duties in an empty database of each kind in turn."""
+    """Return the duties of an empty database of each engine."""
     async with migrated_driver(database_url) as driver:
         yield Duties(driver, clock=clock)
 
 
-async def test_one_has_a_duty_until_it_is_over(duties: Duties, clock: SettableClock) -> None:
-    """Others get nothing meanwhile; who has it may have it longer; when the time is over another takes it."""
+async def test_a_duty_has_one_owner_until_its_claim_expires(duties: Duties, clock: SettableClock) -> None:
+    """The owner can extend a claim; another process gets the duty only after the claim expires."""
     assert await duties.claim("tidy", "a", seconds=60, every_seconds=HOUR)
     assert not await duties.claim("tidy", "b", seconds=60, every_seconds=HOUR)
     assert await duties.claim("other", "b", seconds=60, every_seconds=HOUR)
@@ -39,8 +39,8 @@ async def test_one_has_a_duty_until_it_is_over(duties: Duties, clock: SettableCl
     assert not await duties.claim("tidy", "a", seconds=60, every_seconds=HOUR)
 
 
-async def test_what_is_done_is_not_begun_before_it_is_due(duties: Duties, clock: SettableClock) -> None:
-    """By nobody: the interval is that of all processes together."""
+async def test_a_finished_duty_is_not_claimed_before_it_is_due(duties: Duties, clock: SettableClock) -> None:
+    """The interval applies to all processes together."""
     assert await duties.claim("tidy", "a", seconds=60, every_seconds=HOUR)
     clock.advance(30)
     await duties.done("tidy", "a")
@@ -56,7 +56,7 @@ async def test_what_is_done_is_not_begun_before_it_is_due(duties: Duties, clock:
 
 @pytest.mark.parametrize("end", ["killed", "released", "done"])
 async def test_a_clock_that_was_ahead_blocks_nothing(duties: Duties, clock: SettableClock, end: str) -> None:
-    """A bot would not receive, and rules of retention would not apply, until the time that the clock has shown."""
+    """Otherwise no process could claim the duty until the wrong time is reached."""
     clock.advance(400 * 24 * HOUR)
     assert await duties.claim("receive", "a", seconds=60, every_seconds=HOUR)
     if end != "killed":
@@ -67,8 +67,8 @@ async def test_a_clock_that_was_ahead_blocks_nothing(duties: Duties, clock: Sett
     assert not await duties.claim("receive", "c", seconds=60, every_seconds=HOUR)
 
 
-async def test_what_was_given_back_may_be_begun_at_once(duties: Duties) -> None:
-    """It was not done. Only who has a duty can end it."""
+async def test_a_released_duty_can_be_claimed_at_once(duties: Duties) -> None:
+    """A released duty was not done; only its owner can release or finish it."""
     assert await duties.claim("tidy", "a", seconds=60, every_seconds=HOUR)
     await duties.done("tidy", "b")
     await duties.release("tidy", "b")
@@ -78,13 +78,12 @@ async def test_what_was_given_back_may_be_begun_at_once(duties: Duties) -> None:
 
 
 @pytest.mark.process
-def test_of_several_processes_one_gets_it(shared_url: str) -> None:
-    """However close together they ask."""
+def test_one_of_several_concurrent_processes_gets_the_duty(shared_url: str) -> None:
     assert sum(run_together(claim_in_a_process, [(shared_url, f"owner {n}") for n in range(4)])) == 1
 
 
 def claim_in_a_process(url: str, owner: str) -> bool:
-    """What each of the processes does."""
+    """Claim the duty, as each of the processes does."""
 
     async def claim() -> bool:
         async with migrated_driver(url) as driver:
@@ -93,8 +92,8 @@ def claim_in_a_process(url: str, owner: str) -> bool:
     return asyncio.run(claim())
 
 
-async def test_a_loop_that_stops_in_a_claim_holds_no_lock(sqlite_url: str, clock: SettableClock) -> None:
-    """A blocking call on it writes over another connection meanwhile."""
+async def test_a_loop_blocked_during_a_claim_holds_no_lock(sqlite_url: str, clock: SettableClock) -> None:
+    """A blocking call on the event loop may write through another connection during a claim."""
     path = sqlite_url.removeprefix("sqlite:///")
     async with migrated_driver(sqlite_url) as driver:
         duties = Duties(driver, clock=clock)
@@ -102,7 +101,7 @@ async def test_a_loop_that_stops_in_a_claim_holds_no_lock(sqlite_url: str, clock
             claiming = asyncio.create_task(duties.claim(f"tidy {steps}", "a", seconds=60, every_seconds=HOUR))
             for _ in range(steps):
                 await asyncio.sleep(0)
-                time.sleep(0.005)  # noqa: ASYNC251 - threads do what the claim has asked of them, the loop does not go on
+                time.sleep(0.005)  # noqa: ASYNC251 - blocks the loop while the threads of the claim run
             with closing(sqlite3.connect(path, timeout=5.0, isolation_level=None)) as other:
                 other.execute("PRAGMA busy_timeout = 200")
                 other.execute("BEGIN IMMEDIATE")

@@ -1,4 +1,4 @@
-"""LangGraph's own stores and checkpointers where the settings say: ready at once, for many processes."""
+"""Tests of LangGraph stores and checkpointers that are opened from the settings."""
 
 from __future__ import annotations
 
@@ -39,18 +39,17 @@ _ITEMS = 20
 
 
 def settings_of(url: str) -> Settings:
-    """Settings of a database that do not look at the environment's others."""
+    """Return settings for a database URL."""
     return load_settings(database_url=url, lock_timeout=30.0)
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
 def empty_url(request: pytest.FixtureRequest) -> str:
-    """A database of each engine without any table."""
+    """Return the URL of a database of each engine without tables."""
     return str(request.getfixturevalue("sqlite_url" if request.param == "sqlite" else "empty_postgres_url"))
 
 
-async def test_a_store_keeps_what_it_was_given(empty_url: str) -> None:
-    """An item is there after the store was closed and opened again."""
+async def test_a_store_keeps_items_after_it_is_reopened(empty_url: str) -> None:
     settings = settings_of(empty_url)
     async with create_graph_store(settings) as store:
         await store.aput(("users", "ann"), "colour", {"value": "green"})
@@ -62,12 +61,12 @@ async def test_a_store_keeps_what_it_was_given(empty_url: str) -> None:
 
 
 async def lengths(texts: Sequence[str]) -> list[list[float]]:
-    """Embeddings by which texts of the same length are alike."""
+    """Return embeddings by the length of the texts."""
     return [[float(len(text)), 1.0] for text in texts]
 
 
 async def test_a_store_with_an_index_searches_by_meaning(empty_postgres_url: str) -> None:
-    """The item that is closest to the query comes first, and one that is not indexed is not found by it."""
+    """The closest item comes first; an item without an index has no score."""
     index: IndexConfig = {"dims": 2, "embed": lengths, "fields": ["text"]}
     async with create_graph_store(settings_of(empty_postgres_url), index=index) as store:
         for word in ("a", "abcde", "abcdefghij"):
@@ -78,8 +77,8 @@ async def test_a_store_with_an_index_searches_by_meaning(empty_postgres_url: str
         assert all(item.score is not None for item in found if item.key != "silent")
 
 
-async def test_on_sqlite_an_index_works_or_is_refused_in_words(sqlite_url: str) -> None:
-    """As the Python is built: some load no extensions."""
+async def test_on_sqlite_an_index_works_or_is_refused(sqlite_url: str) -> None:
+    """Some Python builds cannot load SQLite extensions."""
     opening = create_graph_store(settings_of(sqlite_url), index={"dims": 2, "embed": lengths})
     if not hasattr(sqlite3.Connection, "enable_load_extension"):
         with pytest.raises(InvalidInput, match="loads no extensions"):
@@ -91,7 +90,7 @@ async def test_on_sqlite_an_index_works_or_is_refused_in_words(sqlite_url: str) 
 
 
 async def test_a_query_without_an_index_is_refused(empty_url: str) -> None:
-    """Rather than answered with any items; what is asked for at the same moment is answered."""
+    """Without an index the store would return any items; other operations in the same batch succeed."""
     async with create_graph_store(settings_of(empty_url)) as store:
         await store.aput(("words",), "a", {"text": "a"})
         refused, found, item = await asyncio.gather(
@@ -106,10 +105,10 @@ async def test_a_query_without_an_index_is_refused(empty_url: str) -> None:
     assert isinstance(item, Item)
 
 
-# LangGraph's store on SQLite uses it for the times at which items expire.
+# LangGraph's store on SQLite uses the adapter for the expiry times of items.
 @pytest.mark.filterwarnings("ignore:The default datetime adapter is deprecated")
 async def test_items_expire_and_conversations_do_not(empty_url: str) -> None:
-    """After the time that is given, in the background."""
+    """A background sweep deletes items after their TTL."""
     often = cast("int", 0.001)
     settings = settings_of(empty_url)
     async with create_graph_store(settings, ttl={"default_ttl": 0.001, "sweep_interval_minutes": often}) as store:
@@ -118,14 +117,14 @@ async def test_items_expire_and_conversations_do_not(empty_url: str) -> None:
             await memory.session("a").append([Message(role="user", content="hi")])
             await store.aput(("words",), "a", {"text": "a"})
             async with asyncio.timeout(HANG_SECONDS):
-                while await store.asearch(("words",), refresh_ttl=False):  # noqa: ASYNC110 - nobody tells
+                while await store.asearch(("words",), refresh_ttl=False):  # noqa: ASYNC110 - the sweep signals nothing
                     await asyncio.sleep(0.01)
             assert await memory.session("a").count() == 1
             assert await store.asearch(("agent_chat_history",), refresh_ttl=False)
 
 
 async def test_a_checkpointer_keeps_the_state_of_a_thread(empty_url: str) -> None:
-    """A graph goes on where it was, after everything was closed and opened again."""
+    """A graph continues its thread after the checkpointer is reopened."""
 
     def count(state: MessagesState) -> dict[str, list[AIMessage]]:
         return {"messages": [AIMessage(str(len(state["messages"])))]}
@@ -142,8 +141,8 @@ async def test_a_checkpointer_keeps_the_state_of_a_thread(empty_url: str) -> Non
 
 
 @pytest.mark.xdist_group("unsteady_postgres")
-async def test_of_a_database_that_is_away_they_say_so(unsteady_postgres: Postgres) -> None:
-    """As the transcripts do: whoever runs a graph can tell an outage from a fault, and so can its nodes."""
+async def test_an_outage_raises_store_unavailable(unsteady_postgres: Postgres) -> None:
+    """Callers of a graph and its nodes can tell an outage from another error."""
     builder = StateGraph(MessagesState)
     builder.add_sequence([("answer", lambda _: {"messages": [AIMessage("hi")]})])
     builder.add_edge(START, "answer")
@@ -160,8 +159,8 @@ async def test_of_a_database_that_is_away_they_say_so(unsteady_postgres: Postgre
                 await store.aget(("a",), "b")
 
 
-async def test_of_a_file_that_is_locked_they_say_so(tmp_path: Path) -> None:
-    """For longer than the lock is waited for: reads go on, writes tell."""
+async def test_a_write_to_a_locked_file_raises_store_unavailable(tmp_path: Path) -> None:
+    """If the lock outlasts the timeout, reads succeed and writes raise."""
     path = tmp_path / "threadkeep.db"
     settings = load_settings(database_url=f"sqlite:///{path}", lock_timeout=0.1)
     thread = RunnableConfig(configurable={"thread_id": "t", "checkpoint_ns": ""})
@@ -177,7 +176,7 @@ async def test_of_a_file_that_is_locked_they_say_so(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["checkpoint", "writes", "deletion", "item"])
 async def test_a_cancelled_write_leaves_the_file_unlocked(tmp_path: Path, kind: str) -> None:
-    """Wherever it was cancelled; the next write works, and a write that was acknowledged is stored."""
+    """A write may be cancelled at any step; later writes succeed and are stored."""
     settings = load_settings(database_url=f"sqlite:///{tmp_path}/threadkeep.db", lock_timeout=0.2)
 
     def write(number: int) -> Coroutine[Any, Any, object]:
@@ -208,8 +207,8 @@ async def test_a_cancelled_write_leaves_the_file_unlocked(tmp_path: Path, kind: 
         assert all(str(100 + steps) in counts for steps in range(12))
 
 
-async def test_answers_are_in_the_order_of_what_was_asked(sqlite_url: str) -> None:
-    """Reads and writes of one moment: each gets its own answer, and reads see what was there before."""
+async def test_results_are_in_the_order_of_the_operations(sqlite_url: str) -> None:
+    """Results of a batch are in the order of its operations, and its reads do not see its writes."""
     async with create_graph_store(settings_of(sqlite_url)) as store:
         await store.aput(("a",), "old", {"n": 0})
         operations: list[Op] = [
@@ -228,8 +227,8 @@ async def test_answers_are_in_the_order_of_what_was_asked(sqlite_url: str) -> No
         assert {item.key for item in await store.asearch(("a",))} == {"new", "old"}
 
 
-async def test_they_live_beside_the_transcripts(empty_url: str) -> None:
-    """All three in one database, opened in any order, each with its own tables."""
+async def test_a_store_and_a_checkpointer_share_the_database_of_a_memory(empty_url: str) -> None:
+    """A store, a memory and a checkpointer can be opened on one database in any order."""
     settings = settings_of(empty_url)
     async with (
         create_graph_store(settings) as store,
@@ -242,7 +241,7 @@ async def test_they_live_beside_the_transcripts(empty_url: str) -> None:
 
 
 def test_eight_first_starts_at_once_on_an_empty_database(empty_url: str) -> None:
-    """Nobody fails in the set-up or in the work right after it, and every item is there."""
+    """Eight processes that start at once all succeed, and every item is stored."""
     counts = run_together(start_and_work, [(empty_url, n) for n in range(_PROCESSES)])
     assert counts == [_ITEMS] * _PROCESSES
 
@@ -254,7 +253,7 @@ def test_eight_first_starts_at_once_on_an_empty_database(empty_url: str) -> None
 
 
 def start_and_work(url: str, number: int) -> int:
-    """What each of the processes does; answers how many of its items it finds."""
+    """Store items as each of the processes does; return the number of items found."""
 
     async def work() -> int:
         settings = settings_of(url)
@@ -266,14 +265,14 @@ def start_and_work(url: str, number: int) -> int:
 
 
 async def put_and_get(store: BaseStore, namespace: tuple[str, ...], key: str) -> None:
-    """Read and write at one moment, which the store does in one transaction."""
+    """Read and write in one batch, which the store executes in one transaction."""
     await asyncio.gather(store.aget(namespace, "nothing"), store.aput(namespace, key, {"n": key}))
     item = await store.aget(namespace, key)
     assert item is not None
 
 
 async def test_sqlite_is_in_wal_mode(sqlite_url: str, tmp_path: Path) -> None:
-    """Readers and writers of other processes do not stop each other."""
+    """In WAL mode, readers and writers of other processes do not block each other."""
     settings = settings_of(sqlite_url)
     for opened in (create_graph_store(settings), create_checkpointer(settings)):
         async with opened:
@@ -281,8 +280,8 @@ async def test_sqlite_is_in_wal_mode(sqlite_url: str, tmp_path: Path) -> None:
                 assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
 
 
-async def test_sqlite_in_memory_is_one_of_its_own() -> None:
-    """For tests: nothing is kept, nothing is shared."""
+async def test_each_sqlite_in_memory_is_separate() -> None:
+    """Each store in memory starts empty and shares nothing."""
     settings = settings_of("sqlite://")
     async with create_graph_store(settings) as store, create_checkpointer(settings) as checkpointer:
         await store.aput(("a",), "b", {"c": 1})
@@ -291,15 +290,16 @@ async def test_sqlite_in_memory_is_one_of_its_own() -> None:
         assert await store.aget(("a",), "b") is None
 
 
-async def test_a_folder_that_is_not_there_yet_is_made(tmp_path: Path) -> None:
-    """The first thing that is opened on a new machine may be any of the three."""
+async def test_a_missing_folder_is_created(tmp_path: Path) -> None:
     for name, create in (("store", create_graph_store), ("checkpointer", create_checkpointer)):
         async with create(settings_of(f"sqlite:///{tmp_path}/{name}/deep/threadkeep.db")):
             assert (tmp_path / name / "deep" / "threadkeep.db").exists()
 
 
-async def test_a_graph_store_may_be_elsewhere(sqlite_url: str, empty_postgres_url: str, tmp_path: Path) -> None:
-    """Its own file, or its own PostgreSQL, whatever the transcripts are on."""
+async def test_a_graph_store_may_have_its_own_database(
+    sqlite_url: str, empty_postgres_url: str, tmp_path: Path
+) -> None:
+    """The graph store can have its own SQLite file or PostgreSQL database."""
     settings = load_settings(database_url=empty_postgres_url, graph_store_sqlite_path=str(tmp_path / "graph.db"))
     async with create_graph_store(settings) as store:
         await store.aput(("a",), "b", {"c": 1})
@@ -311,8 +311,8 @@ async def test_a_graph_store_may_be_elsewhere(sqlite_url: str, empty_postgres_ur
         assert await store.aget(("a",), "b") is not None
 
 
-async def test_the_pool_is_as_big_as_the_settings_say(empty_postgres_url: str) -> None:
-    """Not one connection for all, which is what the library does when nobody says."""
+async def test_the_settings_set_the_size_of_the_pool(empty_postgres_url: str) -> None:
+    """The default of LangGraph is a single connection."""
     settings = load_settings(database_url=empty_postgres_url, postgres_pool_min_size=2, postgres_pool_max_size=7)
     for create in (create_graph_store, create_checkpointer):
         async with create(settings) as opened:
@@ -321,10 +321,10 @@ async def test_the_pool_is_as_big_as_the_settings_say(empty_postgres_url: str) -
 
 
 @pytest.mark.parametrize("create", [create_graph_store, create_checkpointer])
-async def test_a_database_that_does_not_answer_is_said_so(
+async def test_an_unavailable_database_raises_store_unavailable(
     create: object, tmp_path: Path, empty_postgres_url: str
 ) -> None:
-    """StoreUnavailable with a cure when it is entered, on both engines."""
+    """Opening raises StoreUnavailable with a cure on both engines."""
     assert callable(create)
     (tmp_path / "file").touch()
     nowhere = load_settings(database_url=f"sqlite:///{tmp_path}/file/threadkeep.db")

@@ -1,4 +1,4 @@
-"""Manifests are stored shorter than they are, and read as they were."""
+"""Tests of packing manifests: they are stored shorter and read back unchanged."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ ENTRIES = st.lists(st.dictionaries(st.sampled_from(["section", "tokens", "seq", 
 
 
 @given(entries=ENTRIES, run_id=st.sampled_from(["r1", "another"]))
-def test_a_manifest_is_read_as_it_was(entries: list[dict[str, Json]], run_id: str) -> None:
-    """Whatever its entries are, field by field in their order."""
+def test_a_packed_manifest_is_read_back_unchanged(entries: list[dict[str, Json]], run_id: str) -> None:
+    """Fields of any entries come back with their order."""
     manifest: dict[str, Json] = {"run_id": run_id, "budget": 4000, "entries": list[Json](entries)}
     stored = json.loads(dump_json(packed(manifest, {"run_id": "r1"})))
     found = unpacked(stored, {"run_id": "r1"})
@@ -26,8 +26,8 @@ def test_a_manifest_is_read_as_it_was(entries: list[dict[str, Json]], run_id: st
     assert found == manifest
 
 
-def test_entries_that_are_alike_take_little_room() -> None:
-    """A window of twenty messages takes half of what it is."""
+def test_similar_entries_are_packed_to_half_their_size() -> None:
+    """A window of twenty messages takes less than half of its size."""
     entries: list[Json] = [
         {"section": "window", "tokens": 40 + number, "source": "transcript", "seq": number, "id": f"m{number}"}
         for number in range(20)
@@ -37,8 +37,8 @@ def test_entries_that_are_alike_take_little_room() -> None:
 
 
 @given(entries=ENTRIES, ids=st.dictionaries(st.integers(0, 2), st.sampled_from(["window", "input"])))
-def test_ids_that_the_transcript_has_are_put_in_again(entries: list[dict[str, Json]], ids: dict[int, str]) -> None:
-    """Those that stand at the places which the entries name; all others stay where they are."""
+def test_ids_are_restored_from_the_transcript(entries: list[dict[str, Json]], ids: dict[int, str]) -> None:
+    """Ids equal to those of the transcript are removed and restored; other ids stay."""
     named: list[Json] = [{"source": "transcript", **entry} for entry in entries]
     manifest: dict[str, Json] = {"budget": 4000, "entries": named}
     short = without_ids(manifest, ids)
@@ -47,8 +47,8 @@ def test_ids_that_the_transcript_has_are_put_in_again(entries: list[dict[str, Js
         assert dump_json(with_ids(short, ids)) == dump_json(manifest)
 
 
-def test_the_id_of_a_message_that_is_gone_is_gone_too() -> None:
-    """Its place stays."""
+def test_the_id_of_a_deleted_message_is_not_restored() -> None:
+    """The entry keeps its seq."""
     entry: dict[str, Json] = {"source": "transcript", "seq": 3, "id": "m3"}
     short = without_ids({"entries": [entry]}, {3: "m3"})
     assert "m3" not in dump_json(short)

@@ -1,4 +1,4 @@
-"""The records of model calls in their tables: numbered, found by run and by session, kept no longer than is said."""
+"""Tests of the tables of manifests: numbering, reading by run and by session, and purging."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NOTHING: Mapping[str, str] = {}
 
 @pytest.fixture
 async def rows(shared_url: str, memory_options: MemoryOptions, clock: SettableClock) -> AsyncIterator[ManifestRows]:
-    """The tables of a database with two sessions of four messages, of the users u1 and u2."""
+    """Return the tables of a database with two sessions of four messages, of the users u1 and u2."""
     async with open_memory(shared_url, options=memory_options) as memory:
         await say(memory, 4, user_id="u1")
         await say(memory, 4, "other", user_id="u2")
@@ -39,12 +39,12 @@ def noted(
     texts: Mapping[str, str] = _NOTHING,
     again: bool = False,
 ) -> NotedManifest:
-    """The record of a call at this moment."""
+    """Return the manifest of a call at the time of the clock."""
     return NotedManifest(session_id, run_id, clock(), lambda: manifest or {"model": "test"}, texts, again)
 
 
 async def test_the_database_numbers_the_calls_of_a_run(rows: ManifestRows, clock: SettableClock) -> None:
-    """From 1, in the order of the group, each run for itself."""
+    """Calls of each run are numbered from 1 in the order of the batch."""
     group = [noted(clock, run, manifest={"n": n}) for n, run in enumerate(["a", "b", "a", "a"])]
     assert await rows.add(group) == 4
     assert await rows.add([noted(clock, "a", manifest={"n": 4})]) == 1
@@ -58,8 +58,8 @@ async def test_the_database_numbers_the_calls_of_a_run(rows: ManifestRows, clock
     assert await rows.of_run("c") == []
 
 
-async def test_a_manifest_comes_back_as_it_was(rows: ManifestRows, clock: SettableClock) -> None:
-    """Its keys in their order, its numbers and texts."""
+async def test_a_manifest_is_read_back_unchanged(rows: ManifestRows, clock: SettableClock) -> None:
+    """The order of its keys is kept too."""
     manifest: dict[str, Json] = {"z": 1, "a": [1.5, None, True], "名": "茶", "nested": {"b": [], "a": {}}}
     await rows.add([noted(clock, manifest=manifest)])
     [stored] = await rows.of_run("run-1")
@@ -68,15 +68,15 @@ async def test_a_manifest_comes_back_as_it_was(rows: ManifestRows, clock: Settab
     assert list(stored.manifest) == list(manifest)
 
 
-async def test_what_is_not_json_is_refused(rows: ManifestRows, clock: SettableClock) -> None:
-    """With all of its group: whoever writes groups has to find out whose it is."""
+async def test_a_manifest_that_is_not_json_is_refused(rows: ManifestRows, clock: SettableClock) -> None:
+    """The whole batch is refused; its writer must find the invalid manifest."""
     with pytest.raises(InvalidMessage):
         await rows.add([noted(clock), noted(clock, manifest={"n": float("nan")})])
     assert await rows.of_run("run-1") == []
 
 
-async def test_a_session_that_is_gone_costs_the_others_nothing(rows: ManifestRows, clock: SettableClock) -> None:
-    """Its entries and their texts are left out."""
+async def test_manifests_of_a_deleted_session_are_skipped(rows: ManifestRows, clock: SettableClock) -> None:
+    """Manifests and texts of a deleted session are skipped; the others are stored."""
     texts = {"d1": "You are kind."}
     group = [noted(clock, session_id=session_id, texts=texts) for session_id in ("gone", ROOM, "gone", "other")]
     assert await rows.add(group) == 2
@@ -85,18 +85,16 @@ async def test_a_session_that_is_gone_costs_the_others_nothing(rows: ManifestRow
     assert await rows.texts(ROOM, ["d1"]) == texts
 
 
-async def test_what_was_noted_before_a_session_began_is_of_a_former_one(
-    rows: ManifestRows, clock: SettableClock
-) -> None:
-    """It was deleted since, with all that it held; its name was taken again."""
+async def test_a_manifest_older_than_its_session_is_skipped(rows: ManifestRows, clock: SettableClock) -> None:
+    """The earlier session with this id was deleted with all its manifests."""
     early = NotedManifest(ROOM, "run-1", clock() - timedelta(seconds=1), lambda: {"model": "test"}, {"d1": "erased"})
     assert await rows.add([early, noted(clock, "run-2")]) == 1
     assert await rows.of_run("run-1") == []
     assert await rows.texts(ROOM, ["d1"]) == {}
 
 
-async def test_what_may_be_there_already_is_not_stored_twice(rows: ManifestRows, clock: SettableClock) -> None:
-    """A write that failed after its commit is tried again; a call that was equal by chance is another one."""
+async def test_a_retried_manifest_is_stored_once(rows: ManifestRows, clock: SettableClock) -> None:
+    """A retry after a lost commit stores nothing twice; an equal new call is stored."""
     first = noted(clock, manifest={"n": 1})
     await rows.add([first, noted(clock, manifest={"n": 2})])
     assert (
@@ -107,10 +105,10 @@ async def test_what_may_be_there_already_is_not_stored_twice(rows: ManifestRows,
     assert len(await rows.of_run("run-1")) == 4
 
 
-async def test_a_manifest_with_all_its_names_is_not_stored_twice(
+async def test_a_retried_manifest_of_a_future_session_is_stored_once(
     shared_url: str, rows: ManifestRows, memory_options: MemoryOptions, clock: SettableClock
 ) -> None:
-    """Nor does it lose the name of a session that has not begun: it is kept with its run until then."""
+    """The manifest of a session that does not exist yet is stored with its run, and keeps the session's id."""
     async with open_memory(shared_url, options=memory_options) as memory:
         await memory.runs.order.add(asked("r1", session="later"))
     for session_id in (ROOM, "later"):
@@ -121,10 +119,10 @@ async def test_a_manifest_with_all_its_names_is_not_stored_twice(
     assert stored == [(None, "later"), (ROOM, ROOM)]
 
 
-async def test_what_is_with_its_run_is_not_stored_with_its_session_too(
+async def test_a_retry_after_the_session_was_created_stores_nothing(
     shared_url: str, rows: ManifestRows, memory_options: MemoryOptions, clock: SettableClock
 ) -> None:
-    """The session began between a write whose answer was lost and the next try."""
+    """The session was created between a lost commit and its retry."""
     async with open_memory(shared_url, options=memory_options) as memory:
         await memory.runs.order.add(asked("r1", session="later"))
         manifest: dict[str, Json] = {"run_id": "r1", "session_id": "later", "entries": [{"id": "a"}]}
@@ -134,10 +132,10 @@ async def test_what_is_with_its_run_is_not_stored_with_its_session_too(
     assert [(each.session_id, each.manifest) for each in await rows.of_run("r1")] == [(None, manifest)]
 
 
-async def test_what_may_be_there_is_known_by_what_is_read(
+async def test_a_retry_after_a_new_message_stores_nothing(
     shared_url: str, rows: ManifestRows, memory_options: MemoryOptions, clock: SettableClock
 ) -> None:
-    """Also when the transcript has a message by now that it had not at the first try."""
+    """A retry is recognized although a message of the manifest was stored in between."""
     entry: Json = {"source": "transcript", "seq": 5, "id": "m5"}
     manifest: dict[str, Json] = {"entries": [entry, entry]}
     await rows.add([noted(clock, manifest=manifest)])
@@ -151,7 +149,7 @@ async def test_what_may_be_there_is_known_by_what_is_read(
 
 
 async def test_the_calls_of_a_session_come_newest_first_in_pages(rows: ManifestRows, clock: SettableClock) -> None:
-    """Each page goes on where the last one ended, also among calls of the same moment."""
+    """A page continues after the cursor, also among calls of the same time."""
     for run in ("a", "b", "c"):
         await rows.add([noted(clock, run), noted(clock, run), noted(clock, run, session_id="other")])
         clock.advance(1)
@@ -163,8 +161,7 @@ async def test_the_calls_of_a_session_come_newest_first_in_pages(rows: ManifestR
     assert await rows.of_session(ROOM, limit=3, before=second[-1].cursor) == []
 
 
-async def test_another_users_calls_are_not_there(rows: ManifestRows, clock: SettableClock) -> None:
-    """Neither by run nor by session."""
+async def test_calls_of_another_user_are_not_returned(rows: ManifestRows, clock: SettableClock) -> None:
     await rows.add([noted(clock), noted(clock, session_id="other")])
     assert [each.session_id for each in await rows.of_run("run-1", user_id="u1")] == [ROOM]
     assert [each.session_id for each in await rows.of_run("run-1", user_id="u2")] == ["other"]
@@ -173,7 +170,7 @@ async def test_another_users_calls_are_not_there(rows: ManifestRows, clock: Sett
 
 
 async def test_texts_come_back_exactly(rows: ManifestRows, clock: SettableClock) -> None:
-    """Also those that no text column keeps: what was sent is to be made again from them."""
+    """Texts may have NUL and lone surrogates, which no text column can store."""
     texts = {"d1": "a\x00b\ud800c", "d2": "茶 🍵\r\n", "d3": "", "d4": "x" * 100_000}
     await rows.add([noted(clock, texts=texts)])
     assert await rows.texts(ROOM, [*texts, "unknown"]) == texts
@@ -181,8 +178,8 @@ async def test_texts_come_back_exactly(rows: ManifestRows, clock: SettableClock)
     assert await rows.texts(ROOM, []) == {}
 
 
-async def test_what_is_old_is_deleted_in_steps(rows: ManifestRows, clock: SettableClock) -> None:
-    """The oldest first; what is not that old stays."""
+async def test_old_manifests_are_purged_in_steps(rows: ManifestRows, clock: SettableClock) -> None:
+    """Oldest manifests are deleted first; newer ones stay."""
     for run in ("a", "b", "c"):
         await rows.add([noted(clock, run, texts={run: f"text of {run}"}), noted(clock, run)])
         clock.advance(24 * 3600)
@@ -196,7 +193,7 @@ async def test_what_is_old_is_deleted_in_steps(rows: ManifestRows, clock: Settab
 
 
 async def test_a_text_is_kept_as_long_as_calls_use_it(rows: ManifestRows, clock: SettableClock) -> None:
-    """A system prompt is as old as the newest call that had it, however often it was used in an hour."""
+    """The age of a text is that of the newest call with it."""
     started = clock()
     for _ in range(30):
         await rows.add([noted(clock, texts={"d1": "You are kind."})])
@@ -209,10 +206,10 @@ async def test_a_text_is_kept_as_long_as_calls_use_it(rows: ManifestRows, clock:
     assert await rows.texts(ROOM, ["d1"]) == {}
 
 
-async def test_who_deletes_a_session_deletes_its_calls(
+async def test_deleting_a_session_deletes_its_manifests(
     shared_url: str, rows: ManifestRows, memory_options: MemoryOptions, clock: SettableClock
 ) -> None:
-    """And the texts that they had, at once."""
+    """Manifests and texts are deleted with their session."""
     await rows.add([noted(clock, texts={"d1": "secret"}), noted(clock, session_id="other", texts={"d1": "secret"})])
     async with open_memory(shared_url, options=memory_options) as memory:
         await memory.session(ROOM).delete()
@@ -222,7 +219,7 @@ async def test_who_deletes_a_session_deletes_its_calls(
 
 @pytest.mark.process
 def test_many_processes_number_the_calls_of_one_run(shared_url: str) -> None:
-    """Each call has a number of its own, none is lost, and the numbers have no gap."""
+    """Numbers are unique and have no gap."""
     asyncio.run(prepare(shared_url))
     run_together(note_calls, [(shared_url, number) for number in range(4)])
     numbers = query(shared_url, "SELECT call FROM chat_manifests WHERE run_id = 'run-1' ORDER BY call")
@@ -230,13 +227,13 @@ def test_many_processes_number_the_calls_of_one_run(shared_url: str) -> None:
 
 
 async def prepare(url: str) -> None:
-    """A session to speak in."""
+    """Create a session."""
     async with open_memory(url, options=MemoryOptions(background=False)) as memory:
         await say(memory, 2)
 
 
 def note_calls(url: str, number: int) -> None:
-    """What each of the processes does."""
+    """Record ten manifests, as each of the processes does."""
 
     async def note() -> None:
         async with open_memory(url, options=MemoryOptions(background=False)) as memory:
@@ -248,8 +245,8 @@ def note_calls(url: str, number: int) -> None:
     asyncio.run(note())
 
 
-async def test_a_locked_session_is_said_to_be_locked_soon(postgres_url: str, clock: SettableClock) -> None:
-    """So that the others' calls need not wait for it."""
+async def test_a_locked_session_raises_quickly(postgres_url: str, clock: SettableClock) -> None:
+    """A locked session raises quickly, so that manifests of other sessions need not wait."""
     async with open_memory(postgres_url, options=MemoryOptions(background=False, clock=clock)) as memory:
         await say(memory, 1)
     async with migrated_driver(postgres_url) as holder, migrated_driver(postgres_url) as driver:
@@ -261,7 +258,7 @@ async def test_a_locked_session_is_said_to_be_locked_soon(postgres_url: str, clo
 
 
 async def test_appends_and_calls_do_not_wait_for_each_other(postgres_url: str, clock: SettableClock) -> None:
-    """Keeping a session from being deleted does not keep others from saying something in it."""
+    """A lock that only prevents the deletion of the session blocks neither appends nor manifests."""
     async with open_memory(postgres_url, options=MemoryOptions(background=False, clock=clock)) as memory:
         await say(memory, 1)
         async with migrated_driver(postgres_url) as holder, holder.writing() as connection:
@@ -271,8 +268,8 @@ async def test_appends_and_calls_do_not_wait_for_each_other(postgres_url: str, c
             assert await memory.manifests.flush()
 
 
-async def test_a_memory_gives_the_same_stores(sqlite_memory: Memory) -> None:
-    """What is noted there is read there."""
+async def test_a_memory_reads_the_manifests_that_it_records(sqlite_memory: Memory) -> None:
+    """Manifests and texts recorded through a memory can be read through it."""
     await say(sqlite_memory, 1)
     sqlite_memory.manifests.note(ROOM, "run-1", {"n": 1}, {"d1": "text"})
     assert [each.manifest for each in await sqlite_memory.manifests.of_run("run-1")] == [{"n": 1}]

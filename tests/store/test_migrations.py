@@ -1,4 +1,4 @@
-"""Migrations: each once, whoever starts, and never on a database from the future."""
+"""Tests of migrations: each runs once with concurrent starts, and a newer schema is refused."""
 
 from __future__ import annotations
 
@@ -76,12 +76,12 @@ type Column = tuple[str, str, bool]
 
 @pytest.fixture(params=["sqlite", "postgres"])
 def empty_url(request: pytest.FixtureRequest) -> str:
-    """A database of each engine without any table."""
+    """Return the URL of a database of each engine without tables."""
     return str(request.getfixturevalue("sqlite_url" if request.param == "sqlite" else "empty_postgres_url"))
 
 
 def test_eight_first_starts_at_once_make_one_schema(empty_url: str, tmp_path: Path) -> None:
-    """Eight processes open an empty database at one moment and store a turn each: nobody fails, nothing is missing."""
+    """Eight processes open an empty database at once and store a turn each, without errors."""
     starts = [(empty_url, str(tmp_path / "pending"), f"writer {n}") for n in range(_STARTERS)]
     assert sorted(run_together(start_and_write, starts)) == list(range(1, _STARTERS + 1))
     backend = parse_address(empty_url).backend
@@ -90,7 +90,7 @@ def test_eight_first_starts_at_once_make_one_schema(empty_url: str, tmp_path: Pa
 
 
 def start_and_write(url: str, folder: str, words: str) -> int:
-    """What each of the processes does; answers where its message stands."""
+    """Store a turn, as each of the processes does; return its seq."""
 
     async def write() -> int:
         options = MemoryOptions(pending=PendingOptions(folder=Path(folder)))
@@ -100,10 +100,10 @@ def start_and_write(url: str, folder: str, words: str) -> int:
     return asyncio.run(write())
 
 
-async def test_who_starts_while_another_migrates_waits_as_long_as_that_takes(
+async def test_a_start_waits_for_the_migration_of_another_process(
     sqlite_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On SQLite too: a big file takes longer to migrate than any turn may wait for a lock."""
+    """On SQLite, a migration of a large file takes longer than the lock timeout of a turn."""
     refused = asyncio.Event()
 
     @contextmanager
@@ -132,8 +132,8 @@ async def test_who_starts_while_another_migrates_waits_as_long_as_that_takes(
         await driver.close()
 
 
-async def test_a_database_that_is_up_to_date_is_left_as_it_is(empty_url: str) -> None:
-    """The second start applies nothing and changes nothing."""
+async def test_a_second_start_changes_nothing(empty_url: str) -> None:
+    """A second start applies no migration and changes no row."""
     newest = [version for version, _ in known_migrations(parse_address(empty_url).backend)]
     async with driver_of(empty_url) as driver:
         assert await schema_version(driver) == 0
@@ -145,7 +145,7 @@ async def test_a_database_that_is_up_to_date_is_left_as_it_is(empty_url: str) ->
 
 
 async def test_a_newer_schema_is_refused_and_left_as_it_is(empty_url: str, memory_options: MemoryOptions) -> None:
-    """The sentence names both schemas and the cure; not a row is changed."""
+    """The error names both schemas and the cure."""
     async with driver_of(empty_url) as driver:
         await migrate(driver, _NOW)
     execute(empty_url, _MAKE_TOO_NEW)
@@ -159,8 +159,8 @@ async def test_a_newer_schema_is_refused_and_left_as_it_is(empty_url: str, memor
     assert (columns_of(empty_url), query(empty_url, "SELECT * FROM threadkeep_migrations")) == before
 
 
-async def test_a_migration_that_fails_leaves_nothing_half_done(empty_url: str) -> None:
-    """Somebody else's table is in the way: it is told, and none of ours was made beside it."""
+async def test_a_failed_migration_is_rolled_back(empty_url: str) -> None:
+    """A table of another program with the same name makes the migration fail, and no table is created."""
     execute(empty_url, "CREATE TABLE chat_runs (mine TEXT)")
     async with driver_of(empty_url) as driver:
         with pytest.raises(StoreError):
@@ -171,7 +171,7 @@ async def test_a_migration_that_fails_leaves_nothing_half_done(empty_url: str) -
 
 @pytest.mark.parametrize("schema", [1, 19])
 async def test_a_schema_from_before_the_first_migration_is_refused(empty_url: str, schema: int) -> None:
-    """The sentence names the cure, and nothing is made."""
+    """The error names the cure, and no table is created."""
     execute(empty_url, "CREATE TABLE threadkeep_migrations (version INTEGER PRIMARY KEY, name TEXT, applied_at TEXT)")
     execute(empty_url, f"INSERT INTO threadkeep_migrations VALUES ({schema}, 'old', '')")
     async with driver_of(empty_url) as driver:
@@ -182,7 +182,7 @@ async def test_a_schema_from_before_the_first_migration_is_refused(empty_url: st
 
 @pytest.fixture(params=["sqlite", "postgres"])
 def stored_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """A database that the code of schema 20 has made and filled."""
+    """Return the URL of a database that the code of schema 20 created and filled."""
     if request.param == "sqlite":
         (tmp_path / "stored.db").write_bytes(gzip.decompress((_DATABASES / "schema_0020.db.gz").read_bytes()))
         return f"sqlite:///{tmp_path}/stored.db"
@@ -194,7 +194,7 @@ def stored_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 async def test_a_database_of_schema_20_opens_with_all_that_it_holds(
     stored_url: str, memory_options: MemoryOptions
 ) -> None:
-    """Messages, superseded ones, a reset, runs; the index is found and goes on, and new turns are numbered behind."""
+    """Messages, resets, runs and the search index are readable, and new turns get the next seq."""
     async with open_memory(stored_url, options=memory_options) as memory:
         room = memory.session("telegram:1", user_id="u1")
         assert [message.content for message in await room.tail(20)] == [
@@ -216,10 +216,8 @@ async def test_a_database_of_schema_20_opens_with_all_that_it_holds(
         assert await schema_version(driver) == known_migrations(driver.backend)[-1][0]
 
 
-async def test_a_factor_from_before_there_were_two_is_that_of_all_scripts(
-    stored_url: str, memory_options: MemoryOptions
-) -> None:
-    """It begins both of them, and they are learned from there."""
+async def test_a_single_token_factor_applies_to_all_scripts(stored_url: str, memory_options: MemoryOptions) -> None:
+    """A stored single factor is the start of both factors, which are learned from there."""
     execute(stored_url, "INSERT INTO chat_token_factors VALUES ('grok-4', 1.5, 12, '2026-01-01T00:00:00+00:00')")
     async with open_memory(stored_url, options=memory_options) as memory:
         factor = await memory.learned_factors.of("grok-4")
@@ -236,7 +234,7 @@ async def test_a_factor_from_before_there_were_two_is_that_of_all_scripts(
 async def test_a_stored_database_has_the_schema_of_a_new_one(
     stored_url: str, memory_options: MemoryOptions, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    """After its upgrade: the same tables, columns and, on SQLite, the same definitions."""
+    """After the upgrade, tables and columns are equal; on SQLite also the definitions."""
     new = f"sqlite:///{tmp_path}/new.db"
     if parse_address(stored_url).dsn is not None:
         new = str(request.getfixturevalue("postgres_url"))
@@ -252,13 +250,13 @@ async def test_a_stored_database_has_the_schema_of_a_new_one(
 
 
 def schema_of(url: str) -> list[tuple[str, str, str]]:
-    """Kind, name and definition of all that is in a SQLite database; a rename puts names in quotes."""
+    """Return kind, name and definition of all objects of a SQLite database, without quotes and spaces."""
     found = query(url, "SELECT type, name, coalesce(sql, '') FROM sqlite_master ORDER BY type, name")
     return [(str(kind), str(name), re.sub(r'[\s"]', "", str(sql))) for kind, name, sql in found]
 
 
 async def test_both_engines_have_the_same_tables(sqlite_url: str, postgres_url: str) -> None:
-    """The same columns in the same order, required in the same places, and the same indexes."""
+    """Columns have the same order and the same NOT NULL constraints, and indexes the same names."""
     async with driver_of(sqlite_url) as driver:
         await migrate(driver, _NOW)
     assert [column for column in columns_of(sqlite_url) if column[0] in _TABLES] == [
@@ -270,10 +268,8 @@ async def test_both_engines_have_the_same_tables(sqlite_url: str, postgres_url: 
     assert query(sqlite_url, in_sqlite) == [row for row in query(postgres_url, in_postgres) if row != engines_own]
 
 
-async def test_a_read_only_postgres_is_read_and_says_why_it_takes_nothing(
-    postgres_url: str, memory_options: MemoryOptions
-) -> None:
-    """A standby that is up to date opens, answers and searches; an append names the cure."""
+async def test_a_read_only_postgres_can_be_read(postgres_url: str, memory_options: MemoryOptions) -> None:
+    """An up-to-date standby can be opened, read and searched; the error of an append names the cure."""
     async with open_memory(postgres_url, options=memory_options) as memory:
         await memory.session("room").append([Message(role="user", content="before the switch")])
         assert len(await memory.search("switch")) == 1
@@ -289,7 +285,7 @@ async def test_a_read_only_postgres_is_read_and_says_why_it_takes_nothing(
 
 
 def columns_of(url: str) -> list[Column]:
-    """Table, column, and whether it is required, of all tables but those of the search index."""
+    """Return table, column and NOT NULL of all tables, except those of the search index."""
     if parse_address(url).dsn is not None:
         rows: Iterable[tuple[object, ...]] = query(
             url,

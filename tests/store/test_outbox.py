@@ -1,4 +1,4 @@
-"""The outbox: each answer once, in order, by one process, through crashes; and what channels remember."""
+"""Tests of the outbox (each answer once, in order, by one process) and of stored channel state."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ DAY = timedelta(days=1)
 
 
 async def add(outbox: Outbox, message: str, *, content: str | None = None, session: str = SESSION) -> bool:
-    """Add an answer to a message of the session, or a text."""
+    """Add an answer to a message of the session, or a given text."""
     return await outbox.add("support", session, message, address=ADDRESS, content=content, waits=content is None)
 
 
 async def run(memory: Memory, message: str, *, status: RunEnd | None = "done", session: str = SESSION) -> None:
-    """Begin the run of a message, and end it."""
+    """Begin the run of a message, and end it unless `status` is None."""
     order, run_id = memory.runs.order, f"run-{message}"
     await order.add(asked(run_id, session=session, message=message), owner="worker")
     if status is not None:
@@ -34,26 +34,26 @@ async def run(memory: Memory, message: str, *, status: RunEnd | None = "done", s
 
 
 async def claimed(outbox: Outbox, owner: str = "a", *, seconds: float = 60) -> Outgoing | None:
-    """The first message that may be sent, taken."""
+    """Claim the first message that is due; return None if there is none."""
     await outbox.make_ready()
     due = await outbox.due("support", limit=10)
     return await outbox.claim(due[0], owner, seconds=seconds) if due else None
 
 
 async def taken(outbox: Outbox, owner: str = "a") -> Outgoing:
-    """The same, where there is one."""
+    """Claim the first message that is due, which must exist."""
     message = await claimed(outbox, owner)
     assert message is not None
     return message
 
 
 async def statuses(outbox: Outbox) -> dict[str, str]:
-    """How each message stands."""
+    """Return the status of each message."""
     return {entry.message_id: entry.status for entry in await outbox.entries()}
 
 
 async def test_a_message_that_is_delivered_again_is_added_once(memory: Memory) -> None:
-    """In one session; another person may be sent the same thing."""
+    """Duplicates are detected per session."""
     outbox = memory.channels.outbox
     assert [await add(outbox, "m1"), await add(outbox, "m1")] == [True, False]
     assert await add(outbox, "m1", session="telegram:1:8")
@@ -61,7 +61,6 @@ async def test_a_message_that_is_delivered_again_is_added_once(memory: Memory) -
 
 
 async def test_an_answer_waits_for_its_run(memory: Memory) -> None:
-    """It may be sent when the run is over, and not before."""
     outbox = memory.channels.outbox
     await add(outbox, "m1")
     assert await claimed(outbox) is None
@@ -75,7 +74,7 @@ async def test_an_answer_waits_for_its_run(memory: Memory) -> None:
 
 @pytest.mark.parametrize("ahead", [400 * 86_400, 3_630])
 async def test_a_clock_that_was_ahead_delays_no_answer(memory: Memory, clock: SettableClock, ahead: int) -> None:
-    """Nor the later ones of the session; pauses between attempts are kept afterwards."""
+    """Later answers of the session are not delayed either; retry pauses are kept after that."""
     outbox = memory.channels.outbox
     clock.advance(ahead)
     await add(outbox, "m1", content="hello")
@@ -94,7 +93,7 @@ async def test_a_clock_that_was_ahead_delays_no_answer(memory: Memory, clock: Se
 
 
 async def test_an_answer_to_a_message_that_joined_another_turn_is_ready_with_it(memory: Memory) -> None:
-    """There is one run for both."""
+    """Both messages have one run."""
     outbox = memory.channels.outbox
     await run(memory, "m1", status=None)
     joining = asked("run-m2", session=SESSION, message="m2")
@@ -111,7 +110,7 @@ async def test_an_answer_to_a_message_that_joined_another_turn_is_ready_with_it(
 
 
 async def test_a_text_can_wait_for_a_run_too(memory: Memory) -> None:
-    """A command that is done in its turn is answered when it is done."""
+    """A command that is executed in its turn is answered after the turn."""
     outbox = memory.channels.outbox
     await outbox.add("support", SESSION, "m1", address=ADDRESS, content="A new conversation.")
     assert await outbox.waits("support", SESSION, "m1")
@@ -123,13 +122,13 @@ async def test_a_text_can_wait_for_a_run_too(memory: Memory) -> None:
 
 
 async def test_each_channel_sees_its_own_messages(memory: Memory) -> None:
-    """A process that has no bot of that name leaves them to others."""
+    """A process without a bot of that name leaves the messages to other processes."""
     await add(memory.channels.outbox, "m1", content="hello")
     assert await memory.channels.outbox.due("other", limit=10) == []
 
 
 async def test_a_run_that_failed_or_was_cancelled_makes_its_answer_ready_too(memory: Memory) -> None:
-    """Whoever sends it decides what is said then."""
+    """The sender chooses the text for such a run."""
     outbox = memory.channels.outbox
     for message, status in (("m1", "failed"), ("m2", "cancelled"), ("m3", "interrupted")):
         await add(outbox, message)
@@ -138,7 +137,7 @@ async def test_a_run_that_failed_or_was_cancelled_makes_its_answer_ready_too(mem
 
 
 async def test_answers_of_one_session_only_are_made_ready(memory: Memory) -> None:
-    """For a process that knows which run ended."""
+    """A process that knows which run ended checks one session only."""
     outbox = memory.channels.outbox
     for session in (SESSION, "telegram:1:8"):
         await add(outbox, "m1", session=session)
@@ -148,14 +147,14 @@ async def test_answers_of_one_session_only_are_made_ready(memory: Memory) -> Non
 
 
 async def test_a_text_is_ready_at_once(memory: Memory) -> None:
-    """It answers a command, which is no turn; what no database keeps is replaced."""
+    """The answer to a command needs no run; characters that no database stores are replaced."""
     outbox = memory.channels.outbox
     await add(outbox, "m1", content="A new conversation.\x00")
     assert (await taken(outbox)).content == "A new conversation.\ufffd"
 
 
-async def test_messages_of_a_session_go_out_in_order_and_of_others_meanwhile(memory: Memory) -> None:
-    """The second one is free when the first one is over."""
+async def test_messages_of_a_session_are_sent_in_order(memory: Memory) -> None:
+    """The second message of a session can be claimed when the first one is delivered."""
     outbox = memory.channels.outbox
     for message in ("m1", "m2"):
         await add(outbox, message, content=message)
@@ -169,8 +168,8 @@ async def test_messages_of_a_session_go_out_in_order_and_of_others_meanwhile(mem
     assert (await taken(outbox)).message_id == "m2"
 
 
-async def test_a_message_is_one_owners_until_its_time_is_over(memory: Memory, clock: SettableClock) -> None:
-    """Whoever takes it then knows that a part may have arrived twice; the first one changes nothing any more."""
+async def test_a_message_has_one_owner_until_its_claim_expires(memory: Memory, clock: SettableClock) -> None:
+    """After the claim expires, the new owner knows that delivery is uncertain, and the old one can change nothing."""
     outbox = memory.channels.outbox
     await add(outbox, "m1", content="hello")
     first = await taken(outbox, "a")
@@ -189,8 +188,8 @@ async def test_a_message_is_one_owners_until_its_time_is_over(memory: Memory, cl
     assert await outbox.end(number, "b", "delivered")
 
 
-async def test_parts_that_arrived_are_known_to_whoever_goes_on(memory: Memory, clock: SettableClock) -> None:
-    """And each of them keeps the message for its owner."""
+async def test_delivered_parts_are_known_to_the_next_owner(memory: Memory, clock: SettableClock) -> None:
+    """Each delivered part is recorded and extends the claim."""
     outbox = memory.channels.outbox
     await add(outbox, "m1", content="long")
     first = await taken(outbox, "a")
@@ -203,7 +202,7 @@ async def test_parts_that_arrived_are_known_to_whoever_goes_on(memory: Memory, c
 
 
 async def test_a_refused_message_is_tried_again_later(memory: Memory, clock: SettableClock) -> None:
-    """Not before the platform said, at the address that it has by then."""
+    """A retry waits for the time that the platform named, and uses the newest address."""
     outbox = memory.channels.outbox
     await add(outbox, "m1", content="hello")
     message = await taken(outbox)
@@ -218,8 +217,8 @@ async def test_a_refused_message_is_tried_again_later(memory: Memory, clock: Set
     assert (await taken(outbox)).uncertain
 
 
-async def test_a_person_sees_to_what_failed(memory: Memory) -> None:
-    """It is tried again or dropped; what is over is neither."""
+async def test_a_failed_message_can_be_retried_or_dropped(memory: Memory) -> None:
+    """An operator can retry or drop a failed message, but not a finished one."""
     outbox = memory.channels.outbox
     for message in ("m1", "m2"):
         await add(outbox, message, content="hello", session=f"telegram:1:{message}")
@@ -239,8 +238,8 @@ async def test_a_person_sees_to_what_failed(memory: Memory) -> None:
     assert await outbox.counts() == {("support", "delivered"): 1, ("support", "dropped"): 1}
 
 
-async def test_what_is_over_keeps_no_words_and_no_address(memory: Memory, clock: SettableClock) -> None:
-    """And is gone after a time, which failed messages are not."""
+async def test_a_finished_message_keeps_no_words_and_no_address(memory: Memory, clock: SettableClock) -> None:
+    """Delivered and dropped messages are deleted after a time; failed ones are not."""
     outbox = memory.channels.outbox
     for message in ("m1", "m2", "m3"):
         await add(outbox, message, content="words", session=f"telegram:1:{message}")
@@ -255,8 +254,8 @@ async def test_what_is_over_keeps_no_words_and_no_address(memory: Memory, clock:
     assert await statuses(outbox) == {"m2": "failed"}
 
 
-async def test_the_words_of_a_message_go_when_its_answer_is_ready(memory: Memory) -> None:
-    """They are not needed again; the rows that are ready, sent or failed have the address alone."""
+async def test_the_words_of_a_message_are_deleted_when_its_answer_is_ready(memory: Memory) -> None:
+    """Ready, sent and failed rows keep only the address."""
     outbox = memory.channels.outbox
     for message in ("m1", "m2"):
         await outbox.add("support", SESSION, message, address=ADDRESS, about="telegram:7", message="words")
@@ -271,8 +270,8 @@ async def test_the_words_of_a_message_go_when_its_answer_is_ready(memory: Memory
     assert [entry.address for entry in await outbox.entries(status="failed")] == [expected]
 
 
-async def test_a_message_that_no_run_was_begun_for_is_not_waited_for(memory: Memory, clock: SettableClock) -> None:
-    """Its process died before that, and the platform did not send it again; one with a run goes on waiting."""
+async def test_a_message_without_a_run_is_ended(memory: Memory, clock: SettableClock) -> None:
+    """The process died before it created the run; rows with a run keep waiting."""
     outbox = memory.channels.outbox
     for message in ("m1", "m2"):
         await outbox.add("support", SESSION, message, address=ADDRESS, message=f"what is needed of {message}")
@@ -287,8 +286,8 @@ async def test_a_message_that_no_run_was_begun_for_is_not_waited_for(memory: Mem
     assert await statuses(outbox) == {"m1": "nothing", "m2": "waiting"}
 
 
-async def test_a_person_is_sent_texts_where_they_wrote_last(memory: Memory) -> None:
-    """A text that nobody asked for goes there once; an answer may leave the address as it is."""
+async def test_a_text_is_sent_to_the_newest_address(memory: Memory) -> None:
+    """An unsolicited text goes to that address once; an answer can leave the stored address unchanged."""
     outbox = memory.channels.outbox
     assert await outbox.recipient(SESSION) is None
     assert not await outbox.send(SESSION, "news-1", "Good morning!")
@@ -306,8 +305,8 @@ async def test_a_person_is_sent_texts_where_they_wrote_last(memory: Memory) -> N
     assert recipient.address == {"chat_id": "-100"}
 
 
-async def test_all_of_it_goes_with_the_session(memory: Memory) -> None:
-    """What waits, what failed, and where the person is."""
+async def test_the_outbox_of_a_session_is_deleted_with_it(memory: Memory) -> None:
+    """Waiting and failed messages and the stored address are deleted."""
     outbox, session = memory.channels.outbox, memory.session(SESSION)
     await session.append([Message(role="user", content="hi", id="m0")])
     await add(outbox, "m1")
@@ -320,15 +319,15 @@ async def test_all_of_it_goes_with_the_session(memory: Memory) -> None:
 
 
 async def test_the_address_and_the_words_of_a_message_are_not_shown(memory: Memory) -> None:
-    """An address can hold a secret, and `repr` reaches logs."""
+    """An address can contain a secret, and `repr` is written to logs."""
     await add(memory.channels.outbox, "m1", content="words")
     message = await taken(memory.channels.outbox)
     assert "words" not in repr(message)
     assert "chat_id" not in repr(message)
 
 
-def test_of_many_processes_one_sends_a_message(shared_url: str) -> None:
-    """Four processes, ten messages of ten sessions, one moment: each message is claimed once."""
+def test_one_of_many_processes_claims_a_message(shared_url: str) -> None:
+    """Four processes that claim ten messages at once claim each message once."""
     asyncio.run(_fill(shared_url))
     claims = run_together(_claim_all, [(shared_url, f"process-{number}") for number in range(4)])
     assert sorted(number for numbers in claims for number in numbers) == sorted(set().union(*claims))
@@ -352,7 +351,7 @@ def _claim_all(url: str, owner: str) -> set[int]:
 
 
 async def test_a_value_is_kept_until_it_expires(memory: Memory, clock: SettableClock) -> None:
-    """Of one bot; a new one takes its place, and what has expired is deleted."""
+    """A value belongs to one bot, and a new value replaces it; expired values are deleted."""
     state = memory.channels.state
     assert await state.value("telegram:1", "offset") is None
     await state.keep("telegram:1", "offset", "5")
@@ -369,7 +368,7 @@ async def test_a_value_is_kept_until_it_expires(memory: Memory, clock: SettableC
 
 
 async def test_the_first_name_of_a_chat_stays(memory: Memory) -> None:
-    """Whichever of two chats tells of the change, and however often."""
+    """Either of two chats may report the change, and any number of times."""
     state = memory.channels.state
     await state.keep_first("telegram:1", "chat:-100", "-5")
     await state.keep_first("telegram:1", "chat:-100", "-6")
@@ -377,7 +376,7 @@ async def test_the_first_name_of_a_chat_stays(memory: Memory) -> None:
 
 
 async def test_of_values_stored_at_once_the_first_stays_until_it_expires(memory: Memory, clock: SettableClock) -> None:
-    """After that another value takes its place, even if the expired one has not been deleted yet."""
+    """After the expiry another value replaces it, even if the expired one is not deleted yet."""
     state, names = memory.channels.state, [f"t{number}" for number in range(105)]
     soon, later = clock() + timedelta(seconds=60), clock() + timedelta(seconds=120)
     for name in names:
@@ -388,13 +387,13 @@ async def test_of_values_stored_at_once_the_first_stays_until_it_expires(memory:
     assert await state.keep_first("threads", names[-1], "new", expires_at=later)
     assert await state.value("threads", names[-1]) == "new"
     clock.advance(-60)
-    assert len(await state.values_of("threads", "t")) == 6  # a hundred that had expired are deleted at once
+    assert len(await state.values_of("threads", "t")) == 6  # the store deletes a hundred expired values
 
 
-async def test_processes_that_store_expired_names_again_at_once_do_not_wait_for_each_other(
+async def test_processes_that_replace_expired_values_at_once_do_not_deadlock(
     shared_url: str, memory_options: MemoryOptions, clock: SettableClock
 ) -> None:
-    """Each of them also deletes what has expired, which is what the others store."""
+    """Each process also deletes expired values, which are the names that the others store."""
     names = [f"t{number}" for number in range(8)]
     async with (
         open_memory(shared_url, options=memory_options) as one,
@@ -420,7 +419,7 @@ async def test_processes_that_store_expired_names_again_at_once_do_not_wait_for_
 
 
 async def test_a_refused_token_is_forgotten_unless_there_is_a_new_one(memory: Memory) -> None:
-    """Two processes were refused at one time: the second keeps what the first one fetched."""
+    """Of two processes with a refused token, the second keeps the token that the first one fetched."""
     state = memory.channels.state
     await state.keep("wecom:c", "token", "old")
     await state.forget("wecom:c", "token", "old")
@@ -430,7 +429,7 @@ async def test_a_refused_token_is_forgotten_unless_there_is_a_new_one(memory: Me
 
 
 async def test_only_the_owner_of_a_duty_moves_its_cursor(memory: Memory, clock: SettableClock) -> None:
-    """A process that slept finds that another one has gone on."""
+    """A process that was suspended cannot overwrite the cursor of the next owner."""
     state, duties = memory.channels.state, memory.channels.duties
     duty = "sync:desk"
 

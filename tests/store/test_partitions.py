@@ -1,4 +1,4 @@
-"""Messages and their index in partitions by session: made new, or in place while others write."""
+"""Tests of messages and their index in partitions by session: in a new database, or converted in use."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def nothing(done: int, total: int, copied: int) -> None:
 
 
 async def fill(memory: Memory, sessions: int = SESSIONS, turns: int = TURNS) -> None:
-    """Sessions of two users with everything that a row can say; some of it is not indexed yet."""
+    """Write sessions of two users with every kind of row; some of it is not indexed yet."""
     for number in range(sessions):
         room = memory.session(f"room {number}", user_id=f"u{number % 2}")
         await room.append(
@@ -79,8 +79,8 @@ async def fill(memory: Memory, sessions: int = SESSIONS, turns: int = TURNS) -> 
     await memory.session("room 7").append([Message("user", "later")])
 
 
-def test_sqlite_is_refused(sqlite_url: str, memory_options: MemoryOptions) -> None:
-    """By the settings and by a program, before a file is made."""
+def test_partitions_on_sqlite_are_refused(sqlite_url: str, memory_options: MemoryOptions) -> None:
+    """The settings and `open_memory` refuse partitions, before a file is created."""
     with pytest.raises(InvalidSettings, match="SQLite has no partitions") as refused:
         load_settings(database_url=sqlite_url, partitions=4)
     assert refused.value.variable == "THREADKEEP_PARTITIONS"
@@ -96,7 +96,7 @@ def test_sqlite_is_refused(sqlite_url: str, memory_options: MemoryOptions) -> No
 async def test_a_new_database_has_the_partitions_that_the_setting_names(
     empty_postgres_url: str, postgres_url: str, memory_options: MemoryOptions
 ) -> None:
-    """Both tables by a hash of the session, with the columns, checks and indexes of plain ones."""
+    """Both tables have hash partitions, with the columns, checks and indexes of plain ones."""
     options = replace(memory_options, store=StoreOptions(partitions=4))
     for _ in range(2):
         async with open_memory(empty_postgres_url, options=options) as memory:
@@ -120,8 +120,10 @@ async def test_a_new_database_has_the_partitions_that_the_setting_names(
     assert made == plain
 
 
-async def test_a_database_that_exists_stays_as_it_is(postgres_url: str, memory_options: MemoryOptions) -> None:
-    """The setting is for a new schema; the command is for others."""
+async def test_the_setting_does_not_convert_an_existing_database(
+    postgres_url: str, memory_options: MemoryOptions
+) -> None:
+    """The setting applies to a new schema only."""
     async with open_memory(postgres_url, options=replace(memory_options, store=StoreOptions(partitions=4))):
         pass
     async with driver_of(postgres_url) as driver:
@@ -131,7 +133,7 @@ async def test_a_database_that_exists_stays_as_it_is(postgres_url: str, memory_o
 async def test_each_row_is_the_same_after_an_interrupted_call_and_another(
     postgres_url: str, memory_options: MemoryOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Broken off in the middle the tables are as they were, and the next call goes on from there."""
+    """An interrupted conversion changes no row, and the next call continues it."""
     monkeypatch.setattr(partitions, "_RANGES", 20)
     async with open_memory(postgres_url, options=replace(memory_options, background=False)) as memory:
         await fill(memory)
@@ -163,7 +165,7 @@ async def test_each_row_is_the_same_after_an_interrupted_call_and_another(
         assert query(postgres_url, _TEXTS.format("chat_search")) == texts
         spread = query(postgres_url, "SELECT tableoid, count(*) FROM chat_messages GROUP BY 1")
         assert len(spread) == 4
-        # What was open before goes on, with documents that nobody has yet.
+        # The memory that was open before continues, with new document numbers.
         [(newest,)] = query(postgres_url, "SELECT max(document) FROM chat_messages")
         await memory.session("room 1", user_id="u1").append([Message("user", "canary at last")])
         [(document,)] = query(postgres_url, "SELECT document FROM chat_messages WHERE content = 'canary at last'")
@@ -182,10 +184,10 @@ async def test_each_row_is_the_same_after_an_interrupted_call_and_another(
         }
 
 
-async def test_what_others_write_meanwhile_is_in_the_copy(
+async def test_changes_during_the_copy_are_copied_too(
     postgres_url: str, memory_options: MemoryOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Turns, edits, retention, erasure, deletion, the index: when the tables are replaced, both are equal."""
+    """Turns, edits, retention, erasure and deletion during the copy: both tables are equal at the swap."""
     monkeypatch.setattr(partitions, "_RANGES", 5)
     run, copy, compared = partitions._run, partitions._copy, []  # noqa: SLF001
     options = replace(memory_options, background=False)
@@ -224,7 +226,7 @@ async def test_what_others_write_meanwhile_is_in_the_copy(
 
 
 async def work(memory: Memory) -> AsyncIterator[None]:
-    """What services do, step by step."""
+    """Make the changes of running services, step by step."""
     delete, archive = RetentionLimits(max_messages=10), RetentionLimits(max_messages=14)
     for number in range(40, 60):
         room = memory.session(f"room {number}", user_id="u3")
@@ -237,7 +239,7 @@ async def work(memory: Memory) -> AsyncIterator[None]:
         await memory.search("canary")
         yield
         old = memory.session(f"room {number - 40}")
-        # Half of the old rooms are erased in the end.
+        # Every second room is left unchanged here; some of them are erased later.
         if number % 2 == 0:
             await old.take_back()
             yield
@@ -254,7 +256,7 @@ async def work(memory: Memory) -> AsyncIterator[None]:
 async def test_tables_that_others_keep_locked_are_replaced_later(
     postgres_url: str, memory_options: MemoryOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The call ends with a sentence instead of holding up everybody; the copy stays and follows the tables."""
+    """The call raises instead of blocking all services; the copy stays and follows the tables."""
     monkeypatch.setattr(partitions, "_LOCK_SECONDS", 0.05)
     monkeypatch.setattr(partitions, "_PAUSE_SECONDS", 0.01)
     monkeypatch.setattr(partitions, "_MOST_TRIES", 2)
@@ -280,8 +282,8 @@ async def test_tables_that_others_keep_locked_are_replaced_later(
         assert [message.content for message in await memory.session("room").tail(9)] == ["one", "two"]
 
 
-async def test_a_copy_that_nobody_wants_any_more_is_removed(postgres_url: str, memory_options: MemoryOptions) -> None:
-    """With its triggers: everything is as before."""
+async def test_abandoning_a_copy_removes_it(postgres_url: str, memory_options: MemoryOptions) -> None:
+    """`abandon` also removes the triggers of the copy."""
     names = (
         "SELECT relname FROM pg_class WHERE relnamespace = 'public'::regnamespace UNION SELECT tgname FROM pg_trigger"
     )
@@ -297,14 +299,14 @@ async def test_a_copy_that_nobody_wants_any_more_is_removed(postgres_url: str, m
         assert await abandon(driver) is True
         assert await abandon(driver) is False
         found = sorted(query(postgres_url, names))
-        # Names of constraints of foreign keys have numbers in them.
+        # The names of foreign key triggers have numbers in them.
         assert [name for name in found if "RI_" not in str(name)] == [name for name in before if "RI_" not in str(name)]
         assert await partition(driver, 8, report=nothing) is True
         assert await abandon(driver) is False
 
 
-async def test_views_stop_it_before_anything_is_copied_and_grants_are_kept(postgres_url: str) -> None:
-    """People query the table by its name; a role with rights has the same rights afterwards."""
+async def test_views_are_refused_and_grants_are_kept(postgres_url: str) -> None:
+    """A view on a table is refused; the rights of a role are kept."""
     execute(postgres_url, "CREATE VIEW mine AS SELECT content FROM chat_messages")
     execute(postgres_url, "DO $$ BEGIN CREATE ROLE analyst; EXCEPTION WHEN duplicate_object THEN END $$")
     execute(postgres_url, "GRANT SELECT, INSERT ON chat_messages TO analyst")
@@ -326,7 +328,7 @@ async def test_views_stop_it_before_anything_is_copied_and_grants_are_kept(postg
 
 
 async def plan_of(url: str, sql: str, parameters: Parameters) -> str:
-    """The plan of a statement; tables are scanned only where no index has the answer."""
+    """Return the plan of a statement, with sequential scans disabled."""
     async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
         await connection.execute("SET enable_seqscan = off")
         cursor = await connection.execute(f"EXPLAIN {for_psycopg(sql)}".encode(), parameters)
@@ -334,12 +336,12 @@ async def plan_of(url: str, sql: str, parameters: Parameters) -> str:
 
 
 async def partitions_in_plan(url: str, sql: str, parameters: Parameters) -> set[str]:
-    """The partitions that the plan of a statement names."""
+    """Return the partitions that the plan of a statement names."""
     return set(re.findall(r" on (chat_\w+_part_\d+) ", await plan_of(url, sql, parameters)))
 
 
 async def test_reads_of_one_session_touch_one_partition(partitioned_url: str, memory_options: MemoryOptions) -> None:
-    """A tail, a window, a message, a step of retention: the others are not even in the plan."""
+    """The plans of reads, retention and search of one session name one partition."""
     async with open_memory(partitioned_url, options=memory_options) as memory:
         await fill(memory, 8, 10)
     place = {"session_id": "room 1", "before": END, "after": 0, "limit": 21, "user_id": None, "id": "m1", "upto": 9}
@@ -369,8 +371,8 @@ async def test_reads_of_one_session_touch_one_partition(partitioned_url: str, me
     assert "Seq Scan on chat_messages" not in plan
 
 
-async def test_an_answer_is_unique_in_partitions_too(partitioned_url: str, memory_options: MemoryOptions) -> None:
-    """The unique indexes contain the session: an id may be in two sessions, and once in each."""
+async def test_a_message_id_is_unique_in_its_session(partitioned_url: str, memory_options: MemoryOptions) -> None:
+    """A message id can be used in two sessions, and once in each."""
     async with open_memory(partitioned_url, options=memory_options) as memory:
         for name in ("a", "b"):
             turn = Turn(name, (Message("user", "hello", id="same"),))
@@ -382,9 +384,9 @@ async def test_an_answer_is_unique_in_partitions_too(partitioned_url: str, memor
 @pytest.mark.timeout(1800)
 @pytest.mark.xdist_group("suites")
 def test_the_suites_of_the_store_run_on_partitions() -> None:
-    """All tests that open PostgreSQL in `tests/store`, `tests/graph_store` and `tests/history`, but two.
+    """Run the tests of `tests/store`, `tests/graph_store` and `tests/history` that use PostgreSQL.
 
-    A stored database is plain; and a partition that becomes empty keeps the planner's statistics.
+    Excluded: a stored database is plain, and an empty partition keeps the planner's statistics.
     """
     but = "not stored_database_has_the_schema and not leaves_no_byte_in_postgresqls_files and not test_partitions"
     run_store_suites(f"postgres and {but}", THREADKEEP_TEST_PARTITIONS="4")

@@ -1,4 +1,4 @@
-"""PostgreSQL behind pgbouncer in transaction mode: each transaction may get another session of the server."""
+"""Tests with pgbouncer in transaction mode: each transaction may use another server connection."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from threadkeep.store.partitions import partition, partition_state
 from threadkeep.store.postgres import PostgresDriver, exclusive
 
 _PGBOUNCER = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
-# Fewer sessions than connections of a process, so that they change hands all the time.
+# Fewer server connections than a process has, so that they are reassigned all the time.
 _SESSIONS = 3
 _CONFIGURATION = """
 [databases]
@@ -56,7 +56,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture
 def pooled_url(empty_postgres_url: str) -> Iterator[str]:
-    """An empty database, through a pgbouncer of the test's own."""
+    """Return the URL of an empty database through a pgbouncer that the test starts."""
     given = urlsplit(empty_postgres_url)
     folder = Path(tempfile.mkdtemp(prefix="threadkeep-pgbouncer-", dir=memory_folder()))
     folder.chmod(0o755)
@@ -66,7 +66,7 @@ def pooled_url(empty_postgres_url: str) -> Iterator[str]:
     configuration.write_text(
         _CONFIGURATION.format(folder=host, user=given.username, port=port, sessions=_SESSIONS), encoding="utf-8"
     )
-    # As root it refuses to run; then it is the user that the server runs as.
+    # pgbouncer refuses to run as root; it then runs as the user of the PostgreSQL server.
     user = ["-u", Path(host).owner()] if getpass.getuser() == "root" else []
     process = subprocess.Popen(
         [str(_PGBOUNCER), "-q", *user, str(configuration)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
@@ -97,14 +97,14 @@ def _wait_for(url: str) -> None:
 
 @asynccontextmanager
 async def services(url: str, folder: Path, count: int) -> AsyncIterator[list[Memory]]:
-    """So many memories, as services have them."""
+    """Open `count` memories, as services do, and close them after the block."""
     options = MemoryOptions(pending=PendingOptions(folder=folder / "pending"))
     async with AsyncExitStack() as stack:
         yield [await stack.enter_async_context(open_memory(url, options=options)) for _ in range(count)]
 
 
 async def test_services_write_read_and_search_one_session(pooled_url: str, tmp_path: Path) -> None:
-    """Often enough for prepared statements: every turn is there once, in order, with its times in UTC."""
+    """Prepared statements are used; each turn is stored once, in order, with times in UTC."""
     async with services(pooled_url, tmp_path, 3) as memories:
 
         async def say(memory: Memory, name: int) -> None:
@@ -135,13 +135,13 @@ def first_start(url: str, folder: str) -> int:
 
 
 def test_processes_that_start_at_once_make_one_schema(pooled_url: str, tmp_path: Path) -> None:
-    """The lock of the migrations belongs to a transaction, not to a session that others get."""
+    """The migration lock belongs to a transaction, since the server connection may change."""
     found = run_together(first_start, [(pooled_url, str(tmp_path))] * 4)
     assert sorted(found) == [2, 4, 6, 8]
 
 
 async def test_the_tables_of_langgraph_are_made_by_one_at_a_time(pooled_url: str) -> None:
-    """Beside each other, and used often enough for prepared statements."""
+    """Concurrent set-ups succeed, and prepared statements are used."""
     address = parse_address(pooled_url)
 
     async def work(name: str) -> None:
@@ -157,8 +157,8 @@ async def test_the_tables_of_langgraph_are_made_by_one_at_a_time(pooled_url: str
     await asyncio.gather(*(work(name) for name in "abc"))
 
 
-async def test_a_lock_is_given_back_by_the_session_that_took_it(pooled_url: str) -> None:
-    """While one is in the block another waits; after it the lock is free, whatever session that was."""
+async def test_a_lock_is_released_by_the_connection_that_holds_it(pooled_url: str) -> None:
+    """A waiting task gets the lock after the block, and no advisory lock remains."""
     held: list[str] = []
 
     async def work(name: str) -> None:
@@ -173,7 +173,7 @@ async def test_a_lock_is_given_back_by_the_session_that_took_it(pooled_url: str)
 
 
 async def test_tables_are_partitioned_while_services_are_open(pooled_url: str, tmp_path: Path) -> None:
-    """By two processes at once, which share the work; the services need no restart."""
+    """Two concurrent calls share the work, and the services need no restart."""
     steps: list[int] = []
     async with services(pooled_url, tmp_path, 2) as memories:
         for number in range(40):
@@ -191,8 +191,8 @@ async def test_tables_are_partitioned_while_services_are_open(pooled_url: str, t
     assert steps
 
 
-async def test_nothing_stays_in_a_session(pooled_url: str) -> None:
-    """No setting and no prepared statement; the limit of a wait for a lock holds all the same."""
+async def test_no_state_stays_in_a_server_connection(pooled_url: str) -> None:
+    """A server connection keeps no setting and no prepared statement; the lock timeout still applies."""
     driver = await PostgresDriver.open(pooled_url, StoreOptions(lock_timeout_seconds=0.2))
     try:
         async with driver.writing() as connection:

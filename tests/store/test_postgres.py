@@ -1,4 +1,4 @@
-"""The PostgreSQL driver: broken connections, a crowded pool, and what the DSN says."""
+"""Tests of the PostgreSQL driver: broken connections, locks, a full pool, and the options of the DSN."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ from threadkeep.store.postgres import TRUSTED_SECONDS, PostgresDriver, open_dict
 
 @pytest.fixture
 async def memory(postgres_url: str, memory_options: MemoryOptions) -> AsyncIterator[Memory]:
-    """A memory over PostgreSQL."""
+    """Open a memory on PostgreSQL, and close it after the test."""
     async with open_memory(postgres_url, options=memory_options) as opened:
         yield opened
 
 
 @pytest.fixture
 async def driver(postgres_url: str) -> AsyncIterator[PostgresDriver]:
-    """A driver with one connection."""
+    """Open a driver with one connection, and close it after the test."""
     opened = await PostgresDriver.open(postgres_url, StoreOptions(pool_max_size=1))
     yield opened
     await opened.close()
 
 
 def says(words: str) -> list[Message]:
-    """A turn of one message."""
+    """Return a turn of one message."""
     return [Message(role="user", content=words)]
 
 
-async def test_connections_that_the_server_ended_are_not_noticed(memory: Memory, postgres_url: str) -> None:
-    """The next read and the next write go on with new ones, and nothing is stored twice."""
+async def test_connections_ended_by_the_server_are_replaced(memory: Memory, postgres_url: str) -> None:
+    """The next read and the next write use new connections, and no turn is stored twice."""
     session = memory.session("room")
     for round_ in range(3):
         receipt = await session.append(says(f"round {round_}"))
@@ -55,12 +55,12 @@ async def test_connections_that_the_server_ended_are_not_noticed(memory: Memory,
 
 
 def test_the_queries_of_an_idle_worker_are_not_preceded_by_a_check() -> None:
-    """Its connection is used again before the driver stops trusting it."""
+    """An idle worker uses its connection again before the driver would check it."""
     assert RunServiceOptions().reaps_every < TRUSTED_SECONDS
 
 
-async def test_a_whole_pool_of_ended_connections_costs_no_pauses(memory: Memory, postgres_url: str) -> None:
-    """After a restart of the server ten broken connections are replaced at once, for readers and for the writer."""
+async def test_a_pool_of_ended_connections_is_replaced_without_pauses(memory: Memory, postgres_url: str) -> None:
+    """After a restart of the server, all connections are replaced at once, for readers and writers."""
     sessions = [memory.session(f"room:{n}") for n in range(30)]
     await asyncio.gather(*(session.append(says("one")) for session in sessions))
     await asyncio.gather(*(session.tail(5) for session in sessions))
@@ -74,7 +74,7 @@ async def test_a_whole_pool_of_ended_connections_costs_no_pauses(memory: Memory,
 async def test_a_connection_that_breaks_in_a_transaction_stores_the_turn_once(
     memory: Memory, postgres_url: str
 ) -> None:
-    """The row is locked by somebody, our waiting connection is ended: the second try stores the whole turn."""
+    """The connection is ended while it waits for a row lock; the retry stores the whole turn."""
     session = memory.session("room")
     await session.append(says("first"))
     async with await psycopg.AsyncConnection.connect(postgres_url) as other:
@@ -90,7 +90,7 @@ async def test_a_connection_that_breaks_in_a_transaction_stores_the_turn_once(
 
 @pytest.mark.parametrize("steps", [0, 1, 2, 5, 10, 20])
 async def test_a_cancelled_write_leaves_no_lock_behind(memory: Memory, steps: int) -> None:
-    """Whenever its caller gives up, the next write of the session goes on."""
+    """The caller may be cancelled at any step."""
     session = memory.session("room")
     await session.append(says("first"))
     task = asyncio.ensure_future(session.reset())
@@ -105,7 +105,7 @@ async def test_a_cancelled_write_leaves_no_lock_behind(memory: Memory, steps: in
 async def test_an_error_in_a_pipeline_is_raised_and_nothing_is_logged(
     driver: PostgresDriver, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nor is anything if the caller is cancelled, and the connection goes on."""
+    """A cancelled call logs nothing either, and the connection stays usable."""
     with pytest.raises(StoreError, match="22012"):
         # The server answers the first statement while the second one is sent.
         await driver.write([("SELECT 1 / 0", {}), ("SELECT length(:text)", {"text": "x" * 10_000_000})])
@@ -119,9 +119,9 @@ async def test_an_error_in_a_pipeline_is_raised_and_nothing_is_logged(
     assert caplog.records == []
 
 
-async def test_a_pool_without_a_free_connection_says_what_to_raise(postgres_url: str) -> None:
-    """The sentence names the setting."""
-    # The first connection has the same time, which a busy machine needs.
+async def test_the_error_of_a_full_pool_names_the_setting(postgres_url: str) -> None:
+    """The error names the setting."""
+    # Opening the first connection has the same timeout, and a busy machine needs that long.
     driver = await PostgresDriver.open(postgres_url, StoreOptions(pool_max_size=1, pool_timeout_seconds=2))
     try:
         async with driver.reading():
@@ -139,18 +139,18 @@ async def test_a_pool_without_a_free_connection_says_what_to_raise(postgres_url:
         (("/test_", "/nothing_"), 'database "nothing_.*" does not exist'),
     ],
 )
-async def test_a_database_that_is_not_there_is_told_when_it_is_opened(
+async def test_opening_a_missing_database_fails_with_the_reason(
     postgres_url: str, change: tuple[str, str], reason: str
 ) -> None:
-    """After the pool's timeout, with the reason and what to check."""
+    """Opening fails after the pool's timeout, with the reason and what to check."""
     nowhere = postgres_url.replace(*change)
     with pytest.raises(StoreUnavailable, match=f"{reason}.*Check THREADKEEP_DATABASE_URL") as raised:
         await PostgresDriver.open(nowhere, StoreOptions(pool_timeout_seconds=0.2))
     assert "\n" not in str(raised.value)
 
 
-async def test_a_duplicate_row_is_told_apart(driver: PostgresDriver) -> None:
-    """Its transaction is rolled back."""
+async def test_a_duplicate_row_raises_its_own_error(driver: PostgresDriver) -> None:
+    """A duplicate raises its own error, and its transaction is rolled back."""
     row = {"version": 20, "name": "x", "now": ""}
     insert = "INSERT INTO threadkeep_migrations (version, name, applied_at) VALUES (:version, :name, :now)"
     before = "UPDATE threadkeep_migrations SET name = :name"
@@ -162,8 +162,8 @@ async def test_a_duplicate_row_is_told_apart(driver: PostgresDriver) -> None:
         assert await reading.fetch("SELECT count(*) FROM threadkeep_migrations WHERE name = :name", row) == [(0,)]
 
 
-async def test_what_the_server_refuses_is_told_without_the_row(driver: PostgresDriver) -> None:
-    """The server's own words quote what was to be stored; ours, and all that a traceback shows, do not."""
+async def test_an_error_of_the_server_is_raised_without_the_row(driver: PostgresDriver) -> None:
+    """The server's message quotes the row; the error and its traceback do not."""
     insert = "INSERT INTO chat_sessions (session_id, created_at) VALUES (:words, :now)"
     with pytest.raises(StoreError) as refused:
         async with driver.writing() as connection:
@@ -173,7 +173,7 @@ async def test_what_the_server_refuses_is_told_without_the_row(driver: PostgresD
 
 
 async def test_the_options_of_the_dsn_hold(postgres_url: str, memory_options: MemoryOptions) -> None:
-    """A search path puts the tables into a schema of one's own."""
+    """A search path in the DSN puts the tables into another schema."""
     async with await psycopg.AsyncConnection.connect(postgres_url, autocommit=True) as other:
         await other.execute("CREATE SCHEMA tenant")
     async with open_memory(f"{postgres_url}&options=-csearch_path%3Dtenant", options=memory_options) as memory:
@@ -187,7 +187,7 @@ async def test_the_options_of_the_dsn_hold(postgres_url: str, memory_options: Me
 
 
 async def test_a_list_ignores_case_with_the_locale_c(postgres_server: Postgres, memory_options: MemoryOptions) -> None:
-    """The server's own `lower` converts ASCII letters only with this locale."""
+    """The server's `lower` converts only ASCII letters with this locale."""
     url = postgres_server.url("locale_c")
     with psycopg.connect(postgres_server.url("postgres"), autocommit=True) as server:
         server.execute("CREATE DATABASE locale_c TEMPLATE template0 LOCALE 'C'")
@@ -202,7 +202,7 @@ async def test_a_list_ignores_case_with_the_locale_c(postgres_server: Postgres, 
 
 
 async def test_a_closed_memory_says_that_it_is_closed(postgres_url: str, memory_options: MemoryOptions) -> None:
-    """Reads and writes after the block, with the cure."""
+    """Reads and writes after the block raise an error with the cure."""
     async with open_memory(postgres_url, options=memory_options) as memory:
         session = memory.session("room")
         await session.append(says("hi"))
@@ -211,8 +211,8 @@ async def test_a_closed_memory_says_that_it_is_closed(postgres_url: str, memory_
             await attempt
 
 
-async def test_a_locked_session_holds_up_no_other(memory: Memory, postgres_url: str) -> None:
-    """Somebody's open transaction has its row: the turns of others are stored, its own wait, and keep their order."""
+async def test_a_locked_session_blocks_no_other(memory: Memory, postgres_url: str) -> None:
+    """Turns of other sessions are stored; turns of the locked one wait and keep their order."""
     await asyncio.gather(*(memory.session(name).append(says("first")) for name in ("locked", "free")))
     async with await psycopg.AsyncConnection.connect(postgres_url) as other:
         await other.execute("SELECT 1 FROM chat_sessions WHERE session_id = 'locked' FOR UPDATE")
@@ -234,8 +234,8 @@ async def test_a_locked_session_holds_up_no_other(memory: Memory, postgres_url: 
     ]
 
 
-async def test_a_row_locked_too_long_is_told_and_forgotten(postgres_url: str, memory_options: MemoryOptions) -> None:
-    """Every way of writing to it fails with the cure when the timeout is over, and closing ends; later it works."""
+async def test_a_row_locked_too_long_raises(postgres_url: str, memory_options: MemoryOptions) -> None:
+    """Each write to the session raises after the timeout, the memory can be closed, and later writes succeed."""
     async with await psycopg.AsyncConnection.connect(postgres_url) as other:
         async with asyncio.timeout(HANG_SECONDS), open_memory(postgres_url, options=_hasty(memory_options)) as memory:
             session = memory.session("room")
@@ -258,8 +258,8 @@ async def test_a_row_locked_too_long_is_told_and_forgotten(postgres_url: str, me
         assert (await memory.session("room").append(says("again"))).first_seq == 2
 
 
-async def test_a_locked_table_is_told_to_all(postgres_url: str, memory_options: MemoryOptions) -> None:
-    """However many sessions want it, none waits for each of the others."""
+async def test_a_locked_table_raises_for_all_sessions(postgres_url: str, memory_options: MemoryOptions) -> None:
+    """Many waiting sessions fail after one timeout, not one after the other."""
     async with (
         await psycopg.AsyncConnection.connect(postgres_url) as other,
         open_memory(postgres_url, options=_hasty(memory_options)) as memory,
@@ -272,7 +272,7 @@ async def test_a_locked_table_is_told_to_all(postgres_url: str, memory_options: 
 
 
 async def test_a_locked_session_does_not_stop_the_search(memory: Memory, postgres_url: str) -> None:
-    """It cannot be indexed for now; what others said is found."""
+    """The locked session cannot be indexed for now; messages of others are found."""
     await memory.session("locked").append(says("refund"))
     async with await psycopg.AsyncConnection.connect(postgres_url) as other:
         await other.execute("SELECT 1 FROM chat_sessions FOR UPDATE")
@@ -281,10 +281,10 @@ async def test_a_locked_session_does_not_stop_the_search(memory: Memory, postgre
             assert "of:another" in [hit.session_id for hit in await memory.search("refund")]
 
 
-async def test_who_waits_for_another_to_migrate_waits_as_long_as_it_takes(
+async def test_the_wait_for_a_migration_has_no_lock_timeout(
     empty_postgres_url: str, memory_options: MemoryOptions
 ) -> None:
-    """The lock timeout is for rows: a migration of a big database takes longer."""
+    """The lock timeout is for rows; the migration of a large database takes longer."""
     async with await psycopg.AsyncConnection.connect(empty_postgres_url, autocommit=True) as other:
         await other.execute("SELECT pg_advisory_lock(7310865112)")
         opening = asyncio.ensure_future(_open_and_write(empty_postgres_url, _hasty(memory_options)))
@@ -305,7 +305,7 @@ def _hasty(options: MemoryOptions) -> MemoryOptions:
 
 
 async def end_connections(url: str, only: str = "TRUE") -> None:
-    """Let the server end all other connections that a database has now, and wait until they are gone."""
+    """End all other connections of the database, and wait until the server has closed them."""
     others = f"pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() AND {only}"
     left = "SELECT pg_stat_clear_snapshot() FROM pg_stat_activity WHERE pid = ANY(%s)"
     async with await psycopg.AsyncConnection.connect(url, autocommit=True) as other:
@@ -317,7 +317,7 @@ async def end_connections(url: str, only: str = "TRUE") -> None:
 
 
 async def until_somebody_waits(connection: psycopg.AsyncConnection[tuple[object, ...]]) -> None:
-    """Return when a statement of another connection waits for a lock of this one."""
+    """Wait until a statement of another connection waits for a lock."""
     waiting = (
         "SELECT pg_stat_clear_snapshot(), count(*) FROM pg_stat_activity "
         "WHERE datname = current_database() AND wait_event_type = 'Lock'"
@@ -333,9 +333,9 @@ async def until_somebody_waits(connection: psycopg.AsyncConnection[tuple[object,
 async def test_a_call_that_is_cancelled_in_a_busy_process_loses_no_later_write(
     driver: PostgresDriver, postgres_url: str, steps: int
 ) -> None:
-    """psycopg lets other tasks run when it has entered pipeline mode, and stays in it if it is cancelled there.
+    """psycopg yields to other tasks after it enters pipeline mode, and stays in it if it is cancelled there.
 
-    In that mode a statement returns its rows before it is committed, and is rolled back with its connection.
+    In that mode a statement returns its rows before the commit, and is rolled back with its connection.
     """
     await driver.write([("CREATE TABLE said (words TEXT)", {})])
     cancelled = asyncio.ensure_future(driver.write([("SELECT 1", {}), ("SELECT 2", {})]))
@@ -351,7 +351,7 @@ async def test_a_call_that_is_cancelled_in_a_busy_process_loses_no_later_write(
 
 @pytest.mark.parametrize("steps", range(9))
 async def test_a_write_of_many_rows_can_be_cancelled_in_a_busy_process(driver: PostgresDriver, steps: int) -> None:
-    """It ends as cancelled, whenever that is."""
+    """A write that is cancelled at any time ends as cancelled or completes."""
     await driver.write([("CREATE TABLE said (words TEXT)", {})])
 
     async def write() -> None:
@@ -368,7 +368,7 @@ async def test_a_write_of_many_rows_can_be_cancelled_in_a_busy_process(driver: P
 
 
 async def test_checkpoints_are_not_written_in_the_pipeline_of_a_cancelled_call(postgres_url: str) -> None:
-    """The same for the connections that LangGraph's libraries use."""
+    """Connections of LangGraph's libraries leave pipeline mode too."""
     entering = asyncio.Event()
     async with open_dict_pool(postgres_url, StoreOptions(pool_min_size=1, pool_max_size=1)) as pool:
 

@@ -1,4 +1,4 @@
-"""Steps of retention: each whole, from where the border stood, and nothing else changes."""
+"""Tests of retention steps: each is atomic, begins at the current border, and changes nothing else."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from threadkeep.testing import SettableClock
 
 @pytest.fixture
 async def database(database_url: str, clock: SettableClock) -> AsyncIterator[Database]:
-    """An empty database of each kind in turn."""
+    """Return an empty database of each engine."""
     async with migrated_driver(database_url) as driver:
         opened = database_over(driver, clock)
         yield opened
         await opened.transcripts.close()
 
 
-async def test_what_is_deleted_is_gone_and_the_rest_keeps_its_place(database: Database) -> None:
-    """Of ten messages four go: numbers 5 to 10 stay, the next one is 11, counters and pages are right."""
+async def test_the_remaining_messages_keep_their_seq(database: Database) -> None:
+    """After a deletion the remaining messages keep their seq, and counters and pages are correct."""
     await database.say(10)
     assert await database.take("delete", 4) == [Removed(4, 4, 1 + 2 + 3 + 4)]
     assert await database.places() == [5, 6, 7, 8, 9, 10]
@@ -40,8 +40,8 @@ async def test_what_is_deleted_is_gone_and_the_rest_keeps_its_place(database: Da
     assert (await database.info()).message_count == 7
 
 
-async def test_what_is_archived_is_out_of_windows_and_search_but_can_be_read(database: Database) -> None:
-    """The pages have it, its place and id find it; the raw material of windows and the index have not."""
+async def test_archived_messages_leave_windows_and_search_but_can_be_read(database: Database) -> None:
+    """Pages and ids still find archived messages."""
     await database.say(10)
     assert await database.found("canary") == list(range(1, 11))
     assert await database.take("archive", 4) == [Removed(4, 4, 10)]
@@ -57,8 +57,8 @@ async def test_what_is_archived_is_out_of_windows_and_search_but_can_be_read(dat
     assert (await database.transcripts.append(Turn(ROOM, (message(2), message(11))))).duplicates == ("p:2",)
 
 
-async def test_a_step_is_bounded_and_many_of_them_do_it_all(database: Database) -> None:
-    """A thousand messages go in several steps, and long texts in smaller ones."""
+async def test_a_step_is_bounded(database: Database) -> None:
+    """A step is limited by the number of messages and by the length of their texts."""
     for start in range(1, 1001, 250):
         await database.transcripts.append(Turn(ROOM, tuple(message(n) for n in range(start, start + 250))))
     steps = await database.take("delete", 990)
@@ -72,7 +72,7 @@ async def test_a_step_is_bounded_and_many_of_them_do_it_all(database: Database) 
 
 
 async def test_a_step_from_another_border_does_nothing(database: Database) -> None:
-    """Somebody else has taken it: what was planned is not taken twice, and counters stay right."""
+    """If another process has taken the step, it is not taken twice, and counters stay correct."""
     await database.say(10)
     stale = Removal(ROOM, "delete", 0, 4)
     assert await database.retention.step(stale) is not None
@@ -83,7 +83,7 @@ async def test_a_step_from_another_border_does_nothing(database: Database) -> No
 
 
 async def test_archived_messages_can_be_deleted_later(database: Database) -> None:
-    """The border of what is archived is never behind that of what is deleted."""
+    """The archive border is never before the deletion border."""
     await database.say(10)
     await database.take("archive", 6)
     await database.take("delete", 4)
@@ -95,8 +95,8 @@ async def test_archived_messages_can_be_deleted_later(database: Database) -> Non
     assert await database.found("canary") == [9, 10]
 
 
-async def test_somebody_who_speaks_again_stops_the_removal_of_an_idle_session(database: Database) -> None:
-    """Each step looks, and so does the end, which takes the session itself."""
+async def test_a_new_message_stops_the_removal_of_an_idle_session(database: Database) -> None:
+    """Each step checks the idle time, and so does the deletion of the session."""
     await database.say(10)
     idle = database.clock()
     database.clock.advance(60)
@@ -111,8 +111,8 @@ async def test_somebody_who_speaks_again_stops_the_removal_of_an_idle_session(da
     assert await database.transcripts.session(ROOM) is None
 
 
-async def test_sessions_are_seen_with_their_borders_and_times(database: Database) -> None:
-    """The first message that is stored, and the first that is not archived, tell how old a session's beginning is."""
+async def test_sessions_are_listed_with_their_borders_and_times(database: Database) -> None:
+    """The first stored message and the first message that is not archived give the age of the session."""
     start = database.clock()
     await database.say(6)
     await database.say(2, first=1, session="room:2")
@@ -132,8 +132,8 @@ async def test_sessions_are_seen_with_their_borders_and_times(database: Database
     assert (emptied.first_stored_at, emptied.first_live_at) == (None, None)
 
 
-async def test_where_older_messages_end_is_told(database: Database) -> None:
-    """The beginning whose messages were all stored before a time: what is newer keeps what follows it."""
+async def test_the_end_of_older_messages(database: Database) -> None:
+    """The end is before the first message that is newer than the given time."""
     start = database.clock()
     await database.say(6)
     session = await database.retention.session(ROOM)
@@ -145,7 +145,7 @@ async def test_where_older_messages_end_is_told(database: Database) -> None:
 
 
 async def test_a_session_may_have_limits_of_its_own(database: Database) -> None:
-    """They come back as they were; None takes them away; another user's session is not there."""
+    """Limits are stored unchanged, None removes them, and another user cannot access them."""
     await database.transcripts.append(Turn(ROOM, (message(1),), "u1"))
     own = Retention(delete=RetentionLimits(max_age_days=0.5, max_messages=10))
     assert await database.retention.set_retention(ROOM, own)

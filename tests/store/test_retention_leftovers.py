@@ -1,4 +1,4 @@
-"""What is left of deleted messages: nothing that was made of them, and for a week their ids."""
+"""Tests of the data that remains of deleted messages: none, except their ids for a week."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from threadkeep.testing import SettableClock
 
 @pytest.fixture
 async def database(database_url: str, clock: SettableClock) -> AsyncIterator[Database]:
-    """An empty database of each kind in turn."""
+    """Return an empty database of each engine."""
     async with migrated_driver(database_url) as driver:
         opened = database_over(driver, clock)
         yield opened
         await opened.transcripts.close()
 
 
-async def test_what_was_not_indexed_yet_is_not_indexed_later(database: Database) -> None:
-    """Neither what was archived before the index came to it, nor what was deleted."""
+async def test_removed_messages_are_not_indexed_later(database: Database) -> None:
+    """Messages that were archived or deleted before they were indexed are never indexed."""
     await database.say(10)
     await database.take("archive", 4)
     assert await database.found("canary") == [5, 6, 7, 8, 9, 10]
@@ -36,8 +36,8 @@ async def test_what_was_not_indexed_yet_is_not_indexed_later(database: Database)
     assert await database.found("canary") == [15, 16, 17, 18, 19, 20]
 
 
-async def test_nothing_of_what_is_deleted_is_left_in_any_table(database: Database) -> None:
-    """Messages, title, last message, answers of requests, index: none of them says what was said."""
+async def test_no_table_has_words_of_deleted_messages(database: Database) -> None:
+    """Title, last message, run results and the index have no words of deleted messages."""
     await database.say(6)
     await database.found("canary")
     async with database.driver.writing() as connection:
@@ -62,7 +62,7 @@ async def test_nothing_of_what_is_deleted_is_left_in_any_table(database: Databas
 
 
 async def test_a_title_that_somebody_gave_stays(database: Database) -> None:
-    """Only one that was made of the first message goes with it."""
+    """Only a title made from the first message is deleted with it."""
     await database.say(4)
     async with database.driver.writing() as connection:
         await connection.execute("UPDATE chat_sessions SET title = 'Tea'", {})
@@ -71,8 +71,8 @@ async def test_a_title_that_somebody_gave_stays(database: Database) -> None:
     assert (await database.info()).last_message == "canary 4 says number4x"
 
 
-async def test_a_deleted_message_that_is_sent_again_is_no_new_turn(database: Database) -> None:
-    """For a week after it was stored; its place is told. Later nobody knows its id any more."""
+async def test_a_deleted_message_that_is_sent_again_is_a_duplicate(database: Database) -> None:
+    """For a week the id of a deleted message is a duplicate; after that it is unknown."""
     await database.say(4)
     await database.take("delete", 2)
     again = await database.transcripts.append(Turn(ROOM, (message(1),)))
@@ -89,8 +89,8 @@ async def test_a_deleted_message_that_is_sent_again_is_no_new_turn(database: Dat
     assert (await database.transcripts.append(Turn(ROOM, (message(1),)))).first_seq == 6
 
 
-async def test_the_fast_way_of_storing_looks_for_deleted_ids_too(database: Database) -> None:
-    """A group with such an id is refused as one with an id that is there: nothing of it is stored."""
+async def test_a_batch_of_turns_checks_deleted_ids_too(database: Database) -> None:
+    """A batch with the id of a deleted message is refused as a whole."""
     await database.say(4)
     await database.take("delete", 2)
     now = database.clock().isoformat()
@@ -109,8 +109,8 @@ async def test_the_fast_way_of_storing_looks_for_deleted_ids_too(database: Datab
     assert (await database.info()).last_seq == 4
 
 
-async def test_old_ids_are_not_remembered_at_all(database: Database) -> None:
-    """A message that is older than any redelivery leaves no id."""
+async def test_the_ids_of_old_messages_are_not_stored(database: Database) -> None:
+    """A message that is too old to be sent again leaves no id."""
     await database.say(4)
     database.clock.advance(REDELIVERY.total_seconds() + 3600)
     await database.take("delete", 4)
@@ -118,8 +118,8 @@ async def test_old_ids_are_not_remembered_at_all(database: Database) -> None:
         assert await connection.fetch("SELECT * FROM chat_deleted_ids", {}) == []
 
 
-async def test_room_is_given_back(sqlite_url: str, clock: SettableClock) -> None:
-    """The file of SQLite shrinks; PostgreSQL does it by itself."""
+async def test_disk_space_is_released(sqlite_url: str, clock: SettableClock) -> None:
+    """The SQLite file shrinks; PostgreSQL reuses the space without a call."""
     async with migrated_driver(sqlite_url) as driver:
         database = database_over(driver, clock)
         words = [replace(message(n), content=f"{n} words " * 500) for n in range(1, 801)]
@@ -135,8 +135,8 @@ async def test_room_is_given_back(sqlite_url: str, clock: SettableClock) -> None
         await database.transcripts.close()
 
 
-async def test_vectors_of_what_goes_are_forgotten(database: Database) -> None:
-    """Of each model; those of what stays are kept."""
+async def test_vectors_of_removed_messages_are_deleted(database: Database) -> None:
+    """Vectors of all models are deleted with their messages; others stay."""
     await database.say(6)
     vectors = EmbeddingRows(database.driver)
     for model in ("one", "other"):
@@ -148,8 +148,8 @@ async def test_vectors_of_what_goes_are_forgotten(database: Database) -> None:
         assert [seq for seq, _ in await vectors.of_session(ROOM, model)] == [4, 5, 6]
 
 
-async def test_records_of_earlier_calls_go_with_their_messages(database: Database) -> None:
-    """What was recorded after the last message that went stays, and so do texts that are in use."""
+async def test_manifests_are_deleted_with_their_messages(database: Database) -> None:
+    """Manifests recorded after the last deleted message stay, and so do texts in use."""
     rows = ManifestRows(database.driver, clock=database.clock)
 
     async def record(run_id: str, digest: str) -> None:

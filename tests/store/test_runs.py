@@ -1,4 +1,4 @@
-"""Runs: one process answers a message, the others wait for what it says."""
+"""Tests of runs: one process answers a message, and the others wait for its answer."""
 
 from __future__ import annotations
 
@@ -13,26 +13,25 @@ from threadkeep.testing import SettableClock
 
 
 async def ask(memory: Memory, number: int) -> Added:
-    """What one of several processes does that were sent the same message."""
+    """Add the run of a message, as each of several processes does."""
     return await memory.runs.order.add(asked(f"run-{number}", message="m1"), owner=f"process-{number}")
 
 
-async def test_of_many_requests_at_once_one_gets_the_run(memory: Memory) -> None:
-    """All of them see the same run, and who has it."""
+async def test_one_of_many_concurrent_requests_creates_the_run(memory: Memory) -> None:
+    """All requests see the same run and its owner."""
     added = await asyncio.gather(*(ask(memory, number) for number in range(10)))
     assert sum(each.outcome == "new" for each in added) == 1
     assert len({(each.run.run_id, each.run.owner, each.run.status) for each in added}) == 1
 
 
-def test_of_many_processes_one_gets_the_run(shared_url: str) -> None:
-    """Four processes, one message, one moment."""
+def test_one_of_many_processes_creates_the_run(shared_url: str) -> None:
     answers = run_together(ask_as, [(shared_url, number) for number in range(4)])
     assert sum(new for _, new in answers) == 1
     assert len({run_id for run_id, _ in answers}) == 1
 
 
 def ask_as(url: str, number: int) -> tuple[str, bool]:
-    """What each of the processes does."""
+    """Add the run in a process; return its id and whether it is new."""
 
     async def take() -> tuple[str, bool]:
         async with open_memory(url, options=MemoryOptions(background=False)) as memory:
@@ -42,8 +41,8 @@ def ask_as(url: str, number: int) -> tuple[str, bool]:
     return asyncio.run(take())
 
 
-async def test_a_finished_run_gives_its_answer_again(memory: Memory, clock: SettableClock) -> None:
-    """Exactly, however much later; nobody carries it out a second time."""
+async def test_a_finished_run_returns_its_answer_again(memory: Memory, clock: SettableClock) -> None:
+    """A request repeated at any time gets the exact result, and the run is not executed again."""
     await ask(memory, 1)
     result: dict[str, Json] = {"response": "你好 \u2028", "usage": {"tokens": 3}, "score": 0.25, "b": ["b"], "a": None}
     clock.advance(2)
@@ -60,8 +59,8 @@ async def test_a_finished_run_gives_its_answer_again(memory: Memory, clock: Sett
     assert (found.ended_at - found.started_at).total_seconds() == 2
 
 
-async def test_an_answer_that_no_database_keeps_is_cleaned(memory: Memory) -> None:
-    """As the message of the same answer is: a broken character must not cost the run."""
+async def test_invalid_characters_of_an_answer_are_replaced(memory: Memory) -> None:
+    """Invalid characters are replaced, as in messages, so that the run does not fail."""
     await ask(memory, 1)
     await memory.runs.finish("run-1", "process-1", "done", result={"response": "a\x00b\ud800c"})
     found = await memory.runs.run("run-1")

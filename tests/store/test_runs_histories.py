@@ -1,4 +1,4 @@
-"""Random histories of a session's runs: never two at work, begun in order of arrival, none lost."""
+"""Property tests of a session's runs: one runs at a time, in order of arrival, and none is lost."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _steps = st.lists(
 
 @pytest.fixture(params=["sqlite-memory", "postgres"])
 async def engine_memory(request: pytest.FixtureRequest, clock: SettableClock) -> AsyncIterator[Memory]:
-    """A memory over each engine."""
+    """Open a memory on each engine, and close it after the test."""
     url = url_of(request, str(request.param))
     async with open_memory(url, options=MemoryOptions(clock=clock, background=False)) as memory:
         yield memory
@@ -44,7 +44,7 @@ async def engine_memory(request: pytest.FixtureRequest, clock: SettableClock) ->
 
 @dataclass
 class History:
-    """One session and what happens to it; after each step its laws hold."""
+    """A session and its runs; the invariants are checked after each step."""
 
     memory: Memory
     clock: SettableClock
@@ -54,15 +54,15 @@ class History:
 
     @property
     def session_id(self) -> str:
-        """A session of its own."""
+        """Return the session of this history."""
         return f"room:{self.number}"
 
     def pick(self, place: int) -> str:
-        """One of the runs that there are, or one that there is not."""
+        """Return the id of one of the runs, or an unknown id if there are none."""
         return sorted(self.runs)[place % len(self.runs)] if self.runs else "none"
 
     async def take(self, step: Step) -> None:
-        """Do one thing, and look what has become of all."""
+        """Execute one action, and check the invariants."""
         action, first, second = step
         owner, run_id, runs = _OWNERS[second % len(_OWNERS)], self.pick(first), self.memory.runs
         actions: dict[str, Callable[[], Awaitable[object]]] = {
@@ -82,7 +82,7 @@ class History:
         await self.check(action)
 
     async def add(self, message: int, policy: DoubleTexting) -> None:
-        """A message arrives, perhaps again."""
+        """Add the run of a message, which may be a repeat."""
         new = asked(f"{self.session_id}:{next(_numbers):06}", session=self.session_id, message=f"m{message}")
         try:
             added = await self.memory.runs.order.add(new, policy=policy)
@@ -94,12 +94,12 @@ class History:
         assert f"m{message}" in [given.message_id for given in added.run.inputs]
 
     async def begin(self, run_id: str, *owners: str) -> None:
-        """Some try to begin the same run at once: one of them gets it, if it was there to be had."""
+        """Begin the run as several owners at once: at most one of them gets it."""
         outcomes = await asyncio.gather(*(self.memory.runs.order.begin(run_id, owner) for owner in owners))
         assert sum(isinstance(outcome, Begun) for outcome in outcomes) <= 1
 
     async def begin_next(self, owner: str) -> None:
-        """What is said to be the next one may begin."""
+        """Begin each run that is listed as ready."""
         for run_id in await self._ready():
             assert isinstance(await self.memory.runs.order.begin(run_id, owner), Begun)
 
@@ -108,7 +108,7 @@ class History:
         return [run_id for run_id in ready if run_id in self.asked_for]
 
     async def check(self, action: str) -> None:
-        """Nothing is lost, one is at work, and what has begun was the first."""
+        """Check that no run is lost, at most one runs, and each began in order of arrival."""
         found, _ = await self.memory.runs.records.runs(in_room(session=self.session_id))
         after = {run.run_id: run for run in found}
         assert set(after) == self.asked_for
@@ -124,8 +124,8 @@ class History:
         assert len({run.arrival for run in found}) == len(found)
         self.runs = after
 
-    async def carry_out_all(self) -> None:
-        """Whatever has happened, all that is left can be carried out, one after the other."""
+    async def execute_all(self) -> None:
+        """Execute all remaining runs, one after the other."""
         for owner in _OWNERS:
             await self.memory.runs.disown(owner)
         order = self.memory.runs.order
@@ -140,11 +140,9 @@ class History:
 @pytest.mark.timeout(600)
 @given(steps=_steps)
 @pytest.mark.slow
-async def test_whatever_happens_turns_take_turns(
-    engine_memory: Memory, clock: SettableClock, steps: list[Step]
-) -> None:
-    """Messages, owners, deaths, cancels, people who are waited for: in any order."""
+async def test_runs_of_a_session_never_overlap(engine_memory: Memory, clock: SettableClock, steps: list[Step]) -> None:
+    """Messages, cancels, interrupts and dead owners may occur in any order."""
     history = History(engine_memory, clock)
     for step in steps:
         await history.take(step)
-    await history.carry_out_all()
+    await history.execute_all()

@@ -1,4 +1,4 @@
-"""How runs wait, go on, are stopped and end."""
+"""Tests of the states of runs: waiting, resumed, cancelled, retried and ended."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from threadkeep.testing import SettableClock
 
 
 async def run_of(memory: Memory, run_id: str) -> Run:
-    """The run, which is there."""
+    """Return the run, which must exist."""
     found = await memory.runs.run(run_id)
     assert found is not None
     return found
 
 
 async def test_only_its_owner_ends_a_run(memory: Memory, clock: SettableClock) -> None:
-    """And once; the same again, whose first answer was lost, is no other end."""
+    """A run ends once; the same end again succeeds, since its first result may have been lost."""
     await memory.runs.order.add(asked("r1"), owner="me")
     assert not await memory.runs.finish("r1", "another", "done", result={"text": "no"})
     clock.advance(2)
@@ -34,7 +34,7 @@ async def test_only_its_owner_ends_a_run(memory: Memory, clock: SettableClock) -
 
 
 async def test_a_run_waits_for_a_person(memory: Memory) -> None:
-    """The next turn goes on meanwhile; the answer lets it arrive anew, once."""
+    """The next turn can begin; an answer enqueues the waiting run again, once."""
     order = memory.runs.order
     await order.add(asked("r1"), owner="me")
     await order.add(asked("r2"))
@@ -57,8 +57,8 @@ async def test_a_run_waits_for_a_person(memory: Memory) -> None:
 
 
 @pytest.mark.parametrize("end", ["failed", "cancelled", "interrupted"])
-async def test_a_run_that_did_not_succeed_is_tried_again(memory: Memory, end: RunEnd) -> None:
-    """At the end of its session's order, with all its tries."""
+async def test_an_unsuccessful_run_can_be_retried(memory: Memory, end: RunEnd) -> None:
+    """A retry puts the run at the end of its session's queue, with no attempts counted."""
     await memory.runs.order.add(asked("r1"), owner="me")
     await memory.runs.order.add(asked("r2"))
     await memory.runs.finish("r1", "me", end, error="Timeout", set_aside=True)
@@ -73,8 +73,8 @@ async def test_a_run_that_did_not_succeed_is_tried_again(memory: Memory, end: Ru
     await begun(memory, "r1")
 
 
-async def test_a_run_that_nobody_carries_out_is_set_aside(memory: Memory) -> None:
-    """Whoever had it; the next turn begins, and a person may have it tried again."""
+async def test_a_run_can_be_set_aside_whoever_owns_it(memory: Memory) -> None:
+    """The next turn can begin, and the run can be retried."""
     await memory.runs.order.add(asked("r1"), owner="dead")
     await memory.runs.order.add(asked("r2"))
     assert await memory.runs.set_aside("r1", "GaveUp")
@@ -86,8 +86,8 @@ async def test_a_run_that_nobody_carries_out_is_set_aside(memory: Memory) -> Non
     assert await memory.runs.retry("r1")
 
 
-async def test_a_cancel_goes_down_the_tree(memory: Memory, clock: SettableClock) -> None:
-    """In one step: what nobody carries out ends, what is at work is told, what is over or beside it stays."""
+async def test_a_cancel_includes_all_child_runs(memory: Memory, clock: SettableClock) -> None:
+    """Runs without an owner end at once, running ones get a request, and finished or sibling runs stay."""
     order = memory.runs.order
     await order.add(asked("top"), owner="a")
     child = replace(asked("c1", session=None), parent_run_id="top", trigger="child")
@@ -120,8 +120,8 @@ async def test_a_cancel_goes_down_the_tree(memory: Memory, clock: SettableClock)
     assert await memory.runs.request_cancel("never") == []
 
 
-async def test_a_turn_that_is_to_stop_holds_its_place(memory: Memory) -> None:
-    """Until it has let go: two turns of a session never overlap."""
+async def test_a_cancelled_turn_blocks_the_next_until_it_ends(memory: Memory) -> None:
+    """The next turn begins only after the cancelled one has ended."""
     await memory.runs.order.add(asked("r1"), owner="me")
     await memory.runs.order.add(asked("r2"))
     await memory.runs.order.add(asked("r3"))
@@ -132,8 +132,8 @@ async def test_a_turn_that_is_to_stop_holds_its_place(memory: Memory) -> None:
     await begun(memory, "r3")
 
 
-async def test_cancels_and_children_meet_at_once(memory: Memory) -> None:
-    """However they fall, no child is left that nobody stops."""
+async def test_children_added_during_a_cancel_are_cancelled(memory: Memory) -> None:
+    """Children added concurrently with the cancel of their parent are cancelled too."""
     await memory.runs.order.add(asked("top"), owner="me")
     child = replace(asked("c", session=None), parent_run_id="top", trigger="child")
     adding = [memory.runs.order.add(replace(child, run_id=f"c{n}")) for n in range(12)]
@@ -143,8 +143,8 @@ async def test_cancels_and_children_meet_at_once(memory: Memory) -> None:
     assert {run.status for run in tree[1:]} == {"cancelled"}
 
 
-async def test_a_process_learns_of_what_it_lost(memory: Memory, clock: SettableClock) -> None:
-    """Runs that another has taken over, and those that went with their session, are missing among its own."""
+async def test_a_process_does_not_hold_lost_runs(memory: Memory, clock: SettableClock) -> None:
+    """Runs that another process took over, or that were deleted with their session, are not held any more."""
     for session in ("a", "b", "room"):
         await memory.runs.order.add(asked(session, session=session), owner="me")
     await memory.runs.disown("me")
@@ -155,8 +155,8 @@ async def test_a_process_learns_of_what_it_lost(memory: Memory, clock: SettableC
     assert [run.run_id for run in (await memory.runs.records.runs(in_room("running")))[0]] == ["room"]
 
 
-async def test_only_its_owner_gives_a_run_another_version(memory: Memory) -> None:
-    """Nobody writes into a run that is another's, or over."""
+async def test_only_its_owner_sets_the_version_of_a_run(memory: Memory) -> None:
+    """A run of another owner or a finished run is not changed."""
     await memory.runs.order.add(asked("r1"), owner="me")
     assert not await memory.runs.begin_with("r1", "another", "2")
     assert await memory.runs.begin_with("r1", "me", "2")

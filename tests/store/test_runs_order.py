@@ -1,4 +1,4 @@
-"""The order of turns: runs of a session begin one after the other, as they arrived, whoever carries them out."""
+"""Tests of the order of turns: runs of a session begin one after the other, in order of arrival."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _PROCESSES = 4
 _RUNS_EACH = 6
 
 
-async def test_a_run_is_stored_as_it_was_asked_for(memory: Memory, clock: SettableClock) -> None:
-    """Every field of it, the first of its session, queued."""
+async def test_a_run_is_stored_with_all_fields(memory: Memory, clock: SettableClock) -> None:
+    """The first run of a session is queued with all its fields."""
     new = replace(
         asked("r1", message="m1", said="你好 \x00"),
         version="v1",
@@ -40,8 +40,8 @@ async def test_a_run_is_stored_as_it_was_asked_for(memory: Memory, clock: Settab
     assert (run.created_at, run.started_at, run.owner, run.over) == (clock(), None, None, False)
 
 
-async def test_a_run_from_a_clock_ahead_is_begun_too(memory: Memory, clock: SettableClock) -> None:
-    """Its process died before it was enqueued, and the others must not wait until their clocks have caught up."""
+async def test_a_run_from_a_clock_ahead_is_ready(memory: Memory, clock: SettableClock) -> None:
+    """Its process died before it enqueued the run; others must not wait until their clocks catch up."""
     order = memory.runs.order
     await order.add(asked("r1"))
     assert await order.ready(limit=9, waited_seconds=30) == []
@@ -50,7 +50,7 @@ async def test_a_run_from_a_clock_ahead_is_begun_too(memory: Memory, clock: Sett
 
 
 async def test_turns_begin_in_order_of_arrival(memory: Memory) -> None:
-    """The second when the first is over; a turn of another session does not wait."""
+    """The second turn begins after the first; a turn of another session does not wait."""
     for run_id in ("r1", "r2"):
         await memory.runs.order.add(asked(run_id))
     await memory.runs.order.add(asked("other", session="hall"))
@@ -72,7 +72,7 @@ async def test_turns_begin_in_order_of_arrival(memory: Memory) -> None:
 
 
 async def test_a_run_may_begin_as_it_is_added(memory: Memory) -> None:
-    """In the same transaction, when nothing is before it."""
+    """The run begins in the same transaction if no run is before it."""
     first = await memory.runs.order.add(asked("r1"), owner="me")
     assert (first.run.status, first.run.owner, first.run.attempts) == ("running", "me", 1)
     second = await memory.runs.order.add(asked("r2"), owner="me")
@@ -81,8 +81,8 @@ async def test_a_run_may_begin_as_it_is_added(memory: Memory) -> None:
     assert again == Begun(first.run)
 
 
-async def test_a_turn_begins_after_the_one_before_it(memory: Memory, clock: SettableClock) -> None:
-    """In its times too, where its process read its clock and then waited for the end of the other; no clock counts."""
+async def test_the_start_time_is_after_the_end_of_the_previous_turn(memory: Memory, clock: SettableClock) -> None:
+    """The start time is not before the end of the previous turn, unless the clock went far back."""
     begin = clock()
     await memory.runs.order.add(asked("r1"), owner="me")
     clock.advance(2)
@@ -98,7 +98,7 @@ async def test_a_turn_begins_after_the_one_before_it(memory: Memory, clock: Sett
 
 
 async def test_the_same_message_is_the_same_run(memory: Memory) -> None:
-    """Also at once, under other ids of runs, and when it is over; the same id of a run is the same run as well."""
+    """Concurrent, later and repeated requests for a message or a run id get the same run."""
     added = await asyncio.gather(*(memory.runs.order.add(asked(f"r{n}", message="m1")) for n in range(8)))
     assert len({one.run.run_id for one in added}) == 1
     assert sorted(one.outcome for one in added) == ["known"] * 7 + ["new"]
@@ -113,7 +113,7 @@ async def test_the_same_message_is_the_same_run(memory: Memory) -> None:
 
 
 async def test_runs_without_a_session_are_in_no_order(memory: Memory) -> None:
-    """All of them begin at once."""
+    """Runs without a session all begin at once."""
     for run_id in ("r1", "r2"):
         await memory.runs.order.add(asked(run_id, session=None))
     for run_id in ("r1", "r2"):
@@ -121,7 +121,7 @@ async def test_runs_without_a_session_are_in_no_order(memory: Memory) -> None:
 
 
 async def test_a_message_belongs_to_a_session(memory: Memory) -> None:
-    """Without one nothing says which message is meant; and another user's session is refused."""
+    """A message id needs a session, and the session of another user is refused."""
     with pytest.raises(InvalidInput, match="needs a session_id"):
         asked("r1", session=None, message="m1")
     await memory.session("room", user_id="u1").append([Message(role="user", content="mine")])
@@ -131,11 +131,11 @@ async def test_a_message_belongs_to_a_session(memory: Memory) -> None:
     assert (await memory.runs.order.add(replace(asked("r1"), user_id="u1"))).outcome == "new"
 
 
-# What becomes of a message that arrives while another turn is queued or at work.
+# A message that arrives while another turn is queued or running.
 
 
-async def test_messages_that_arrive_while_a_turn_waits_become_one(memory: Memory) -> None:
-    """Into the newest turn that has not begun; each repeat finds the turn that it joined."""
+async def test_messages_join_a_queued_turn(memory: Memory) -> None:
+    """Messages join the newest turn that has not begun; a repeat finds the turn that it joined."""
     order = memory.runs.order
     await order.add(asked("r1", message="m1"), policy="coalesce", owner="me")
     assert (await order.add(asked("r2", message="m2", said="two"), policy="coalesce")).outcome == "new"
@@ -159,7 +159,7 @@ async def test_messages_that_arrive_while_a_turn_waits_become_one(memory: Memory
 
 @pytest.mark.parametrize("other", [{"workflow": "sales"}, {"user_id": "u2"}])
 async def test_a_message_joins_only_a_turn_of_its_kind(memory: Memory, other: dict[str, str]) -> None:
-    """Of the same workflow and user; and it does not overtake what came between."""
+    """Workflow and user must be equal, and a message does not join a turn before another one."""
     order = memory.runs.order
     await order.add(asked("r1"), policy="coalesce")
     between = replace(asked("r2"), workflow=other.get("workflow", "support"), user_id=other.get("user_id"))
@@ -167,8 +167,8 @@ async def test_a_message_joins_only_a_turn_of_its_kind(memory: Memory, other: di
     assert (await order.add(asked("r3"), policy="coalesce")).outcome == "new"
 
 
-async def test_a_message_is_rejected_while_a_turn_goes_on(memory: Memory) -> None:
-    """Queued or at work; not while it waits for a person, and not the repeat of one that was taken."""
+async def test_a_message_is_rejected_while_a_turn_is_queued_or_running(memory: Memory) -> None:
+    """A turn that waits for a person rejects nothing, and the repeat of an accepted message is accepted."""
     order = memory.runs.order
     await order.add(asked("r1", message="m1"), policy="reject")
     for _ in range(2):
@@ -181,8 +181,8 @@ async def test_a_message_is_rejected_while_a_turn_goes_on(memory: Memory) -> Non
     assert (await order.add(asked("r2", message="m2"), policy="reject")).outcome == "new"
 
 
-async def test_a_message_interrupts_the_turn_at_work(memory: Memory) -> None:
-    """With all below it; the new one begins when the old one has let go."""
+async def test_a_message_interrupts_the_running_turn(memory: Memory) -> None:
+    """Child runs are interrupted too; the new turn begins when the old one has ended."""
     order = memory.runs.order
     await order.add(asked("r1"), owner="me")
     await order.add(replace(asked("child", session=None), parent_run_id="r1", trigger="child"), owner="me")
@@ -193,8 +193,8 @@ async def test_a_message_interrupts_the_turn_at_work(memory: Memory) -> None:
     await begun(memory, "r2")
 
 
-async def test_a_message_interrupts_those_that_wait(memory: Memory) -> None:
-    """They begin in their order, to be ended; no message joins one of them."""
+async def test_a_message_interrupts_queued_turns(memory: Memory) -> None:
+    """Interrupted queued turns begin in order, only to be ended, and no message joins them."""
     order = memory.runs.order
     await order.add(asked("r1"), owner="me")
     for run_id in ("r2", "r3", "r4"):
@@ -208,11 +208,11 @@ async def test_a_message_interrupts_those_that_wait(memory: Memory) -> None:
     assert reasons == [*["interrupted_by_message"] * 3, None]
 
 
-# Children.
+# Child runs.
 
 
-async def test_a_child_stands_below_its_parent(memory: Memory) -> None:
-    """With its root and depth; one in its parent's session is a part of that turn, one in another waits there."""
+async def test_a_child_has_a_parent_a_root_and_a_depth(memory: Memory) -> None:
+    """A child in its parent's session belongs to that turn; a child in another session is queued there."""
     order = memory.runs.order
     await order.add(asked("r1"), owner="me")
     await order.add(asked("elsewhere", session="hall"))
@@ -228,8 +228,8 @@ async def test_a_child_stands_below_its_parent(memory: Memory) -> None:
         await order.add(replace(child, run_id="c4", parent_run_id="never"))
 
 
-async def test_a_child_of_a_run_that_is_to_stop_never_begins(memory: Memory) -> None:
-    """It is cancelled as it arrives: nobody would stop it later."""
+async def test_a_child_of_a_cancelled_run_never_begins(memory: Memory) -> None:
+    """The child is stored as cancelled."""
     order = memory.runs.order
     await order.add(asked("r1"), owner="me")
     await memory.runs.request_cancel("r1")
@@ -240,11 +240,11 @@ async def test_a_child_of_a_run_that_is_to_stop_never_begins(memory: Memory) -> 
     assert (await order.add(replace(child, run_id="c2"))).run.status == "cancelled"
 
 
-# Owners that die.
+# Dead owners.
 
 
 async def test_a_dead_owners_run_is_taken_over(memory: Memory) -> None:
-    """When its owner is disowned; until then nobody gets it, and each of its runs is handed to one caller."""
+    """Runs can be taken over only after `disown`, which returns each run to one caller."""
     order, runs = memory.runs.order, memory.runs
     for session in ("a", "b"):
         await order.add(asked(session, session=session), owner="first")
@@ -263,7 +263,7 @@ async def test_a_dead_owners_run_is_taken_over(memory: Memory) -> None:
 
 
 async def test_a_process_that_stops_gives_its_run_back(memory: Memory) -> None:
-    """It stays the first of its session, and the try does not count."""
+    """The run stays the first of its session, and the attempt does not count."""
     order = memory.runs.order
     await order.add(asked("r1"), owner="first")
     await order.add(asked("r2"))
@@ -274,7 +274,7 @@ async def test_a_process_that_stops_gives_its_run_back(memory: Memory) -> None:
 
 
 def test_four_processes_on_one_session_take_turns(shared_url: str) -> None:
-    """Each adds runs and begins what is next: what they write is turn after turn, in order of arrival, all of it."""
+    """Each process adds runs and begins the next one; the transcript has whole turns in order of arrival."""
     asyncio.run(prepared(shared_url))
     run_together(take_turns, [(shared_url, number) for number in range(_PROCESSES)])
     runs, words = asyncio.run(what_was_said(shared_url))
@@ -286,27 +286,27 @@ def test_four_processes_on_one_session_take_turns(shared_url: str) -> None:
 
 
 async def prepared(url: str) -> None:
-    """Bring the schema up to date before all of them start."""
+    """Migrate the database before the processes start."""
     async with open_memory(url, options=MemoryOptions(background=False)):
         pass
 
 
 def take_turns(url: str, number: int) -> None:
-    """What each of the processes does."""
+    """Add runs and execute the next ones, as each of the processes does."""
 
     async def work() -> None:
         async with open_memory(url, options=MemoryOptions(background=False)) as memory:
             for place in range(_RUNS_EACH):
                 await memory.runs.order.add(asked(f"{number}-{place}"))
-                # Whoever has ended a turn looks for the next one, so nobody needs to wait.
-                while await carry_out_next(memory, f"process-{number}"):
+                # A process that ended a turn looks for the next one, so no process needs to wait.
+                while await execute_next(memory, f"process-{number}"):
                     pass
 
     asyncio.run(work())
 
 
-async def carry_out_next(memory: Memory, owner: str) -> bool:
-    """Carry the first run of the session out, and say so in the transcript; False if somebody else does, or all are."""
+async def execute_next(memory: Memory, owner: str) -> bool:
+    """Execute the first run of the session and note it in the transcript; return False if there is none."""
     [run_id] = await memory.runs.order.ready(limit=1) or [""]
     if not isinstance(await memory.runs.order.begin(run_id, owner), Begun):
         return False
@@ -317,7 +317,7 @@ async def carry_out_next(memory: Memory, owner: str) -> bool:
 
 
 async def what_was_said(url: str) -> tuple[list[Run], list[str]]:
-    """All runs of the session, and its transcript."""
+    """Return all runs of the session, and its transcript."""
     async with open_memory(url, options=MemoryOptions(background=False)) as memory:
         runs, _ = await memory.runs.records.runs(in_room())
         return runs, [message.content for message in await memory.session("room").tail(1000)]

@@ -1,4 +1,4 @@
-"""Runs that are listed, and what is left of them: nothing, in the end."""
+"""Tests of listing runs, and of deleting them with all their data."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _TABLES = (
 
 
 async def fill(memory: Memory, run_id: str, session: str | None, parent: str | None = None) -> None:
-    """A run with a row in each table."""
+    """Add a run with a row in each table."""
     new = replace(asked(run_id, session=session, said="canary"), parent_run_id=parent, user_id="u1")
     await memory.runs.order.add(new, owner="me")
     used = [TokenUsage("gpt")]
@@ -37,7 +37,7 @@ async def fill(memory: Memory, run_id: str, session: str | None, parent: str | N
 
 
 async def ids(memory: Memory, wanted: RunQuery) -> list[str]:
-    """The ids of all pages of a query."""
+    """Return the ids of all pages of a query."""
     found: list[str] = []
     while True:
         runs, cursor = await memory.runs.records.runs(wanted)
@@ -48,7 +48,7 @@ async def ids(memory: Memory, wanted: RunQuery) -> list[str]:
 
 
 async def test_runs_are_listed_newest_first(memory: Memory, clock: SettableClock) -> None:
-    """By any of what is known of them, page by page."""
+    """Runs can be filtered by any of their fields, page by page."""
     start = clock()
     for number in range(5):
         new = replace(asked(f"r{number}", session=f"room{number % 2}"), user_id=f"u{number % 3}")
@@ -74,8 +74,8 @@ async def test_runs_are_listed_newest_first(memory: Memory, clock: SettableClock
         RunQuery(limit=0)
 
 
-async def test_runs_that_somebody_looks_after_are_counted(memory: Memory) -> None:
-    """Up to a limit; those that are over are in none of the counts, unless they are set aside."""
+async def test_runs_are_counted_by_status(memory: Memory) -> None:
+    """Counts have a limit; finished runs count only if they are set aside."""
     records = memory.runs.records
     assert await records.counts() == RunCounts()
     for number in range(5):
@@ -89,14 +89,14 @@ async def test_runs_that_somebody_looks_after_are_counted(memory: Memory) -> Non
 
 
 @pytest.mark.parametrize("limits", [{"max_tokens": 0}, {"max_tokens": True}, {"max_cost": 0.0}, {"max_price": 1}])
-def test_a_budget_has_limits_above_nothing(limits: dict[str, int | float]) -> None:
-    """And no others than it has."""
+def test_a_budget_has_limits_above_0(limits: dict[str, int | float]) -> None:
+    """Unknown limits are refused too."""
     with pytest.raises(InvalidInput):
         RunBudget.from_dict(limits)
 
 
-async def test_all_of_a_run_goes_with_its_session(memory: Memory) -> None:
-    """With the runs below it that are in no session, their traces and tools; only what is to be removed is noted."""
+async def test_runs_are_deleted_with_their_session(memory: Memory) -> None:
+    """Child runs without a session, traces and tool calls are deleted; only checkpoints to remove are noted."""
     await fill(memory, "r1", "room")
     await fill(memory, "c1", None, "r1")
     await fill(memory, "g1", None, "c1")
@@ -114,7 +114,7 @@ async def test_all_of_a_run_goes_with_its_session(memory: Memory) -> None:
 
 
 async def test_no_word_of_a_deleted_session_is_in_any_table(sqlite_url: str) -> None:
-    """Neither of what was asked, nor of what tools and children said."""
+    """Inputs, tool results and texts of child runs are deleted."""
     async with open_memory(sqlite_url, options=MemoryOptions(background=False)) as memory:
         await fill(memory, "r1", "room")
         await fill(memory, "c1", None, "r1")
@@ -130,8 +130,8 @@ async def test_no_word_of_a_deleted_session_is_in_any_table(sqlite_url: str) -> 
         assert await ids(memory, RunQuery()) == []
 
 
-async def test_checkpoints_are_known_until_they_are_removed(memory: Memory, clock: SettableClock) -> None:
-    """Of runs that are over; only those without a result may go on again, and need them."""
+async def test_checkpoints_are_listed_until_they_are_removed(memory: Memory, clock: SettableClock) -> None:
+    """Checkpoints of finished runs are listed; a run without a result may be retried and keeps them longer."""
     records = memory.runs.records
     for run_id in ("r1", "r2", "r3"):
         await memory.runs.order.add(asked(run_id, session=run_id))
@@ -150,7 +150,7 @@ async def test_checkpoints_are_known_until_they_are_removed(memory: Memory, cloc
 
 
 async def test_a_version_of_a_workflow_never_changes(memory: Memory, clock: SettableClock) -> None:
-    """Whoever stores it again, and however many do at once."""
+    """Storing a version again, also concurrently, changes nothing."""
     workflows = memory.runs.workflows
     await workflows.keep("support", "v1", {"nodes": [{"id": "a"}]})
     await workflows.keep("support", "v1", {"nodes": []})
@@ -161,8 +161,8 @@ async def test_a_version_of_a_workflow_never_changes(memory: Memory, clock: Sett
     assert await workflows.version("support", "v2") is not None
 
 
-async def test_a_user_goes_on_with_one_session(memory: Memory) -> None:
-    """Of each workflow, as long as it is active and the user's; where the last message was."""
+async def test_a_user_has_one_active_session_per_workflow(memory: Memory) -> None:
+    """A user has one active session per workflow: that of the newest message, while it is active and theirs."""
     sessions = memory.runs.sessions
     first = await asyncio.gather(*(sessions.active_session("u1", "support", otherwise=f"s{n}") for n in range(8)))
     assert len(set(first)) == 1
@@ -180,8 +180,8 @@ async def test_a_user_goes_on_with_one_session(memory: Memory) -> None:
 
 
 @pytest.mark.parametrize("erased", [True, False])
-async def test_a_run_goes_with_what_it_said_whatever_is_above_it(memory: Memory, *, erased: bool) -> None:
-    """Also below one in a session of its own, which stays; from the top only through those in no session."""
+async def test_a_run_is_deleted_with_its_message(memory: Memory, *, erased: bool) -> None:
+    """The tree is deleted too, except runs that have another session."""
     order = memory.runs.order
     await order.add(asked("top", session=None), owner="a")
     child = replace(asked("c1", session=None), parent_run_id="top", trigger="child")
