@@ -1,4 +1,4 @@
-"""Context windows by model name, and what a prompt may have of them."""
+"""Tests of context windows by model name, and of input budgets."""
 
 from __future__ import annotations
 
@@ -13,19 +13,17 @@ from threadkeep.errors import BudgetTooSmall
     [(8_192, 5_632), (16_384, 11_776), (32_000, 23_488), (128_000, 111_104), (200_000, 183_104), (4_000, 2_488)],
 )
 def test_the_budget_is_the_window_less_reserve_and_safety(window: int, budget: int) -> None:
-    """A quarter of the window for the reply, at most 16,384, and 512."""
+    """The reserve is a quarter of the window, at most 16,384 tokens; 512 are for safety."""
     assert input_budget("unknown", context_window=window) == budget
 
 
 def test_a_given_reply_size_is_the_reserve() -> None:
-    """4,000 with a reply of 2,000 leaves 1,488."""
     assert input_budget(None, max_output_tokens=2_000, context_window=4_000) == 1_488
     assert input_budget("gpt-4-0613") == 5_632
 
 
 @pytest.mark.parametrize(("window", "reply"), [(4_000, 4_000), (4_000, 3_488), (500, None)])
 def test_no_room_is_an_error_that_names_the_numbers(window: int, reply: int | None) -> None:
-    """Raised when the agent is built, with the cure."""
     reserve = reply or window // 4
     with pytest.raises(
         BudgetTooSmall, match=rf"window of {window} tokens, less {reserve} .* and 512 .* lower max_output"
@@ -62,22 +60,20 @@ def test_no_room_is_an_error_that_names_the_numbers(window: int, reply: int | No
     ],
 )
 def test_a_window_is_found_by_exact_name_then_longest_prefix(model: str | None, window: int) -> None:
-    """Without the provider, in any case; what is unknown has 128,000."""
+    """The provider and the case are ignored; an unknown model has 128,000 tokens."""
     assert context_window(model) == window
 
 
 def test_an_override_always_wins() -> None:
-    """If it is a positive number."""
     assert context_window("gpt-4", 32_000) == 32_000
 
 
 @pytest.mark.parametrize("override", [None, 0, -5, "32000", "many", float("nan"), float("inf"), True, [1]])
 def test_what_is_not_a_positive_number_is_no_override(override: object) -> None:
-    """The model's own window is used."""
+    """An override that is no positive number is ignored."""
     assert context_window("gpt-4", override) == 8_192
 
 
 def test_the_table_is_in_lower_case_and_the_default_is_128_000() -> None:
-    """Names are compared in lower case."""
     assert all(name == name.lower() for name in WINDOWS)
     assert DEFAULT_WINDOW == 128_000

@@ -1,4 +1,4 @@
-"""The factor of a model: what it learns, what it does not, and what it does to counts."""
+"""Tests of `TokenFactor`: learning from usage reports, and scaled counters."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ two_factors = st.builds(TokenFactor, st.just("m"), of_latin, st.integers(0, 1000
 
 
 def taught(*reports: tuple[int, int]) -> TokenFactor:
-    """The factor after reports of estimated and reported tokens."""
+    """Return the factor after reports of (estimated, reported) tokens."""
     factor = TokenFactor("m")
     for estimated, reported in reports:
         factor = factor.learn(estimated, reported)
@@ -38,13 +38,12 @@ def taught(*reports: tuple[int, int]) -> TokenFactor:
 
 @given(st.lists(st.tuples(counts, counts), max_size=60))
 def test_a_factor_stays_within_its_bounds(reports: list[tuple[int, int]]) -> None:
-    """Whatever a provider reports."""
     assert LEAST_FACTOR <= taught(*reports).value <= GREATEST_FACTOR
 
 
 @given(factors, counts, counts)
 def test_one_report_moves_it_by_a_bounded_step(factor: TokenFactor, estimated: int, reported: int) -> None:
-    """An absurd figure spoils nothing."""
+    """One report changes the factor by at most 17 percent."""
     learned = factor.learn(estimated, reported)
     assert factor.value / 1.17 <= learned.value <= factor.value * 1.17
     assert learned.model == factor.model
@@ -52,7 +51,6 @@ def test_one_report_moves_it_by_a_bounded_step(factor: TokenFactor, estimated: i
 
 @given(factors, st.integers(MIN_TOKENS, 10**6), st.floats(LEAST_FACTOR, GREATEST_FACTOR))
 def test_it_moves_towards_the_report_and_never_past_it(factor: TokenFactor, estimated: int, ratio: float) -> None:
-    """Each report brings it nearer."""
     reported = max(MIN_TOKENS, round(estimated * ratio))
     target = min(GREATEST_FACTOR, max(LEAST_FACTOR, reported / estimated))
     learned = factor.learn(estimated, reported)
@@ -63,26 +61,25 @@ def test_it_moves_towards_the_report_and_never_past_it(factor: TokenFactor, esti
 
 @pytest.mark.parametrize("ratio", [0.5, 0.8, 1.0, 1.25, 2.0, 3.0])
 def test_reports_that_agree_are_believed(ratio: float) -> None:
-    """After thirty calls the factor is their ratio."""
+    """After 30 equal reports the factor is their ratio."""
     assert taught(*[(10_000, round(10_000 * ratio))] * 30).value == pytest.approx(ratio, rel=0.03)
 
 
 def test_an_outlier_among_good_reports_is_hardly_seen() -> None:
-    """One call in twenty that reports ten times as much changes the counts by a twentieth at most on the way."""
+    """One outlier in 39 reports changes the factor by at most five percent."""
     good = [(1_000, 1_200)] * 19
     assert taught(*good, (1_000, 12_000), *good).value == pytest.approx(1.2, rel=0.05)
 
 
 @given(factors, st.integers(-10, MIN_TOKENS - 1), counts)
 def test_small_prompts_teach_nothing(factor: TokenFactor, small: int, other: int) -> None:
-    """The framing of messages is most of them."""
+    """Small prompts do not change the factor, because message framing dominates their counts."""
     assert factor.learn(small, other) is factor
     assert factor.learn(other, small) is factor
 
 
 @given(factors, st.text(max_size=200), st.text(max_size=200))
 def test_a_scaled_count_is_rounded_up_and_keeps_the_order(factor: TokenFactor, one: str, other: str) -> None:
-    """A text with more tokens never gets fewer."""
     counter = scaled(estimate, factor)
     assert counter("") == 0
     assert counter(one) >= estimate(one) * round(factor.value, 2) - 1e-6
@@ -92,7 +89,7 @@ def test_a_scaled_count_is_rounded_up_and_keeps_the_order(factor: TokenFactor, o
 
 @given(factors)
 def test_a_scaled_counter_is_found_by_its_name(factor: TokenFactor) -> None:
-    """A manifest's name gives the counts again."""
+    """The name in a manifest yields a counter with the same counts."""
     counter = scaled(estimate, factor)
     again = counter_named(name_of(counter))
     assert name_of(again) == name_of(counter)
@@ -100,7 +97,7 @@ def test_a_scaled_counter_is_found_by_its_name(factor: TokenFactor) -> None:
 
 
 def test_the_name_shows_the_factor() -> None:
-    """And the counter that it is applied to; a factor of one is none."""
+    """The name has the counter and its factors; a factor of one yields the counter itself."""
     assert name_of(scaled(estimate, TokenFactor("m", 1.1249))) == "estimate×1.12"
     assert name_of(scaled(chars4, TokenFactor("m", 2))) == "chars4×2.00"
     assert name_of(scaled(estimate, TokenFactor("m", 1.05, 2, 3.744))) == "estimate×1.05, other scripts ×3.74"
@@ -109,14 +106,13 @@ def test_the_name_shows_the_factor() -> None:
 
 
 def test_a_scaled_counter_is_not_scaled_twice() -> None:
-    """The newer factor stands for the older."""
+    """A new factor replaces the previous one."""
     once = scaled(estimate, TokenFactor("m", 1.5))
     assert name_of(scaled(once, TokenFactor("m", 1.2))) == "estimate×1.20"
     assert scaled(once, TokenFactor("m")) is estimate
 
 
 def test_an_exact_counter_is_never_scaled() -> None:
-    """What a provider reports beyond it is framing."""
     exact = ExactCounter("o200k", _Words())
     assert scaled(exact, TokenFactor("m", 1.5)) is exact
 
@@ -125,7 +121,6 @@ def test_an_exact_counter_is_never_scaled() -> None:
 def test_two_factors_stay_within_their_bounds_and_step(
     factor: TokenFactor, estimated: int, reported: int, share: float
 ) -> None:
-    """Whatever a provider reports, and whatever part of it is in other scripts."""
     learned = factor.learn(estimated, reported, round(max(estimated, 0) * share))
     bounds = (GREATEST_FACTOR, GREATEST_OF_OTHER)
     for bound, before, after in zip(bounds, (factor.value, factor.other), (learned.value, learned.other), strict=True):
@@ -137,7 +132,7 @@ def test_two_factors_stay_within_their_bounds_and_step(
 
 @pytest.mark.parametrize(("latin", "other"), [(0.6, 0.6), (1.0, 3.8), (1.0, 7.5), (1.5, 0.8)])
 def test_two_factors_learn_from_reports_of_all_mixtures(latin: float, other: float) -> None:
-    """After thirty calls, from texts of both groups, each is near its own."""
+    """After 30 reports of mixed texts, both factors are within five percent of their ratios."""
     factor = TokenFactor("m", other=1.0)
     for share in (0, 300, 1000, 700, 0, 900) * 5:
         factor = factor.learn(1_000, round((1_000 - share) * latin + share * other), share)
@@ -147,14 +142,14 @@ def test_two_factors_learn_from_reports_of_all_mixtures(latin: float, other: flo
 
 
 def test_what_is_in_one_group_leaves_the_other_alone() -> None:
-    """English says nothing of Thai."""
+    """A report of one script group does not change the other group's factor."""
     assert TokenFactor("m", 1.0, 0, 3.5).learn(1_000, 1_300).other == 3.5
     assert TokenFactor("m", 1.0, 0, 3.5).learn(1_000, 4_000, 1_000).value == 1.0
 
 
 @given(two_factors, st.text(max_size=200))
 def test_the_parts_of_a_text_have_the_factors_of_their_scripts(factor: TokenFactor, text: str) -> None:
-    """Its count is found again by the counter's name."""
+    """Each script's share of a text is scaled by its own factor."""
     counter, share = scaled(estimate, factor), other_scripts(text) / 1_000
     assert factor.other is not None
     tokens = estimate(text) * (round(factor.value, 2) * (1 - share) + round(factor.other, 2) * share)
@@ -164,7 +159,6 @@ def test_the_parts_of_a_text_have_the_factors_of_their_scripts(factor: TokenFact
 
 @pytest.mark.parametrize("text", ["", "plain", "déjà vu – “Größe”, żółć, şu", "x = {'a': 1}", "1,000 €"])
 def test_latin_letters_punctuation_and_code_are_one_group(text: str) -> None:
-    """With their accents."""
     assert other_scripts(text) == 0
 
 
@@ -172,13 +166,12 @@ def test_latin_letters_punctuation_and_code_are_one_group(text: str) -> None:
     "text", ["สวัสดี", "привет", "你好", "こんにちは", "안녕", "नमस्ते", "γειά", "مرحبا", "שלום", "🙂"]
 )
 def test_all_other_scripts_are_the_other_group(text: str) -> None:
-    """A half of each is more than a half of the tokens."""
+    """Characters of other scripts weigh twice as much as Latin ones."""
     assert other_scripts(text) == 1_000
     assert other_scripts(text + "a" * len(text)) == 666
 
 
 def test_the_counter_of_a_model_has_its_factor() -> None:
-    """Where it is an estimate."""
     assert name_of(counter_for("grok-4", factor=TokenFactor("grok-4", 1.2))) == "estimate×1.20"
 
 
@@ -195,7 +188,7 @@ def test_the_counter_of_a_model_has_its_factor() -> None:
     ],
 )
 def test_a_scaled_name_that_nothing_gives_is_refused(name: str) -> None:
-    """Exact counters have no factor, and a factor has two places and its bounds."""
+    """A name with an invalid factor, or a factor of an exact counter, raises InvalidInput."""
     with pytest.raises(InvalidInput, match="no token counter"):
         counter_named(name)
 

@@ -1,4 +1,4 @@
-"""Which messages are compressed: sizes, the kept tail, parts, and what becomes a summary of summaries."""
+"""Tests of selecting messages for compression: sizes, the kept tail, parts and merged summaries."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _ROLES: dict[str, Role] = {"u": "user", "a": "assistant", "s": "system"}
 
 
 def talk(letters: str, tokens: int = 10) -> list[Message]:
-    """Rows newest first of a talk that is written oldest first: u, a and s for who speaks."""
+    """Return rows, newest first, from letters for their roles, oldest first: u, a and s."""
     rows = [
         Message(role=_ROLES[letter], content="words", seq=seq, tokens=tokens)
         for seq, letter in enumerate(letters, start=1)
@@ -37,7 +37,7 @@ def talk(letters: str, tokens: int = 10) -> list[Message]:
 
 
 def summary(first: int, last: int, tokens: int) -> Summary:
-    """A summary of some size."""
+    """Return a summary of the given size."""
     return Summary("room", first, last, "text", "model", "1", tokens)
 
 
@@ -56,19 +56,19 @@ def summary(first: int, last: int, tokens: int) -> Summary:
     ],
 )
 def test_what_is_no_size_is_refused(size: Size) -> None:
-    """In a sentence that names the option and says what it may be."""
+    """An invalid size raises an error that names the option and its forms."""
     with pytest.raises(InvalidInput, match=r'^keep is \("tokens", n\)'):
         check_size("keep", size)
 
 
 @pytest.mark.parametrize("size", [("tokens", 1), ("messages", 20), ("fraction", 0.5), ("fraction", 1)])
 def test_the_three_kinds_of_size(size: Size) -> None:
-    """Are those of LangChain."""
+    """All three kinds of LangChain's sizes are accepted."""
     check_size("trigger", size)
 
 
 def test_a_trigger_is_reached_by_its_own_unit() -> None:
-    """At the number itself; a fraction is one of the budget, in tokens."""
+    """A trigger is reached at its number; a fraction refers to the budget in tokens."""
     extent = Extent(messages=10, tokens=500)
     assert reaches(extent, ("messages", 10), 0)
     assert not reaches(extent, ("messages", 11), 0)
@@ -79,7 +79,7 @@ def test_a_trigger_is_reached_by_its_own_unit() -> None:
 
 
 def test_a_small_range_waits_for_more() -> None:
-    """When the kept tail alone is beyond the trigger, not every turn costs a model call."""
+    """A small range is not compressed, so that not every turn costs a model call."""
     assert not is_worth_it(Extent(2, 2499), ("tokens", 20_000), 0)
     assert is_worth_it(Extent(2, 2500), ("tokens", 20_000), 0)
     assert is_worth_it(Extent(1, 1), ("messages", 3), 0)
@@ -105,12 +105,12 @@ def test_a_small_range_waits_for_more() -> None:
     ],
 )
 def test_where_the_kept_tail_begins(letters: str, keep: Size, first: int) -> None:
-    """With a turn, and with what `keep` names at least."""
+    """The kept tail begins with a turn and has at least the size of `keep`."""
     assert kept_from(talk(letters), keep, 100, complete=True) == first
 
 
 def test_the_kept_tail_asks_for_more_rows() -> None:
-    """While the rows do not show where it begins."""
+    """None is returned until the rows contain the beginning of the tail."""
     rows = talk("uauauaua")
     assert kept_from(rows[:2], ("messages", 2), 0, complete=False) is None
     assert kept_from(rows[:3], ("messages", 2), 0, complete=False) == 7
@@ -130,18 +130,18 @@ def test_the_kept_tail_asks_for_more_rows() -> None:
     ],
 )
 def test_what_was_left_out_is_compressed_to_the_end_of_its_turn(letters: str, upto: int, first: int) -> None:
-    """But never the newest user message."""
+    """Dropped messages are compressed to the end of their turn, without the newest user message."""
     assert kept_after(talk(letters), upto, complete=True) == first
 
 
 def test_what_was_left_out_asks_for_more_rows() -> None:
-    """While the rows do not show a turn's beginning."""
+    """None is returned until the rows contain the beginning of the turn."""
     assert kept_after(talk("uaaaa")[:3], 1, complete=False) is None
 
 
 @given(st.text("uas", max_size=40), st.integers(1, 50), st.booleans(), st.integers(0, 40))
 def test_a_tail_always_begins_with_a_turn(letters: str, size: int, by_tokens: bool, upto: int) -> None:
-    """And holds what is to be kept, and the newest user message."""
+    """The kept tail begins with a user message, has the requested size and contains the newest user message."""
     rows = talk(letters)
     keep: Size = ("tokens", size * 10) if by_tokens else ("messages", size)
     spoken = [row for row in rows if row.role != "system"]
@@ -161,7 +161,7 @@ def test_a_tail_always_begins_with_a_turn(letters: str, size: int, by_tokens: bo
 
 
 def test_parts_end_with_turns_where_they_can() -> None:
-    """As many rows as fit, or fewer up to the end of a turn; one at least."""
+    """A part has as many rows as fit, up to the end of a turn if possible, and at least one."""
     rows = talk("uauauaua")[::-1]
     assert part_length(rows, [10] * 8, 1000) == 8
     assert part_length(rows, [10] * 8, 50) == 4
@@ -172,7 +172,7 @@ def test_parts_end_with_turns_where_they_can() -> None:
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=30), st.integers(1, 200))
 def test_parts_leave_nothing_out(sizes: Sequence[int], room: int) -> None:
-    """One after the other they are all rows, and none is too big that could be smaller."""
+    """Consecutive parts contain all rows and exceed the limit only with a single row."""
     rows = talk("ua" * len(sizes))[::-1][: len(sizes)]
     seen = 0
     while seen < len(sizes):
@@ -184,14 +184,13 @@ def test_parts_leave_nothing_out(sizes: Sequence[int], room: int) -> None:
 
 
 def test_parts_are_of_about_one_size() -> None:
-    """Not one full and one nearly empty."""
     assert even_room(100, 100) == 100
     assert even_room(101, 100) == 51
     assert even_room(10, 100) == 100
 
 
 def test_the_room_of_summaries() -> None:
-    """A quarter of a small budget; one takes half of it, so that two always fit; the rest is for reading."""
+    """Summaries have about a quarter of a small budget, and one summary has half of that."""
     assert SummaryRoom.within(2000, 100_000, 30_000) == SummaryRoom(2000, 24_920, 1000, 600, 29_000)
     assert SummaryRoom.within(2000, 4000, 30_000) == SummaryRoom(860, 920, 430, 258, 29_570)
     assert SummaryRoom.within(2000, 10, 30_000) == SummaryRoom(100, 160, 50, 30, 29_950)
@@ -199,7 +198,7 @@ def test_the_room_of_summaries() -> None:
 
 
 def test_summaries_become_one_when_they_are_too_much_together() -> None:
-    """The newest stays in detail if that leaves two or more to be merged."""
+    """Summaries over their limit are merged; the newest stays separate if two others remain."""
     room = SummaryRoom(all=100, framed=200, one=50, asked=30, record=500)
     one, two, three = summary(1, 10, 40), summary(11, 20, 40), summary(21, 30, 40)
     assert to_merge([one, two], room) == ()

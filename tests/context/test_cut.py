@@ -1,4 +1,4 @@
-"""Cutting a text to a budget, at the end and in the middle."""
+"""Tests of cutting a text to a budget, at its end or in its middle."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from threadkeep.context.tokens import TokenCounter, chars4, estimate
 
 
 def odd_counter(text: str) -> int:
-    """A counter that does not grow with the text."""
+    """Return a count that does not grow with the text."""
     return len(text) + (7 if len(text) % 3 else 0)
 
 
@@ -21,7 +21,7 @@ texts = st.text(max_size=200) | st.text("ab\u0301\u200d👍🏽\ud800\udc00 ", m
 
 @given(text=texts, budget=st.integers(0, 120), counter=counters)
 def test_the_end_is_cut_to_the_budget(text: str, budget: int, counter: TokenCounter) -> None:
-    """Whole if it fits, else a beginning with the mark, else nothing; never over the budget."""
+    """The result is the text, its beginning with a mark, or nothing, and is within the budget."""
     short = cut_end(text, budget, counter)
     assert counter(short) <= budget
     if counter(text) <= budget:
@@ -35,7 +35,7 @@ def test_the_end_is_cut_to_the_budget(text: str, budget: int, counter: TokenCoun
 
 @given(text=texts, budget=st.integers(0, 120), counter=counters)
 def test_the_middle_is_cut_to_the_budget(text: str, budget: int, counter: TokenCounter) -> None:
-    """The mark says how many characters went, and the beginning and the end are the text's own."""
+    """The mark has the number of removed characters; beginning and end are those of the text."""
     short = cut_middle(text, budget, counter)
     assert counter(short) <= budget
     if counter(text) <= budget:
@@ -53,7 +53,6 @@ def test_the_middle_is_cut_to_the_budget(text: str, budget: int, counter: TokenC
 
 @given(text=st.text("abc ", min_size=1, max_size=300), budget=st.integers(8, 200))
 def test_a_cut_uses_the_whole_budget(text: str, budget: int) -> None:
-    """With one token a character, nothing is given away."""
     short = cut_end(text, budget, len)
     assert len(short) == min(len(text), budget)
 
@@ -64,7 +63,7 @@ def test_a_cut_uses_the_whole_budget(text: str, budget: int) -> None:
     ids=["accent", "skin tone", "joined", "surrogates"],
 )
 def test_a_character_is_not_parted_from_its_marks(text: str, kept: str) -> None:
-    """What people see as one character stays or goes as one."""
+    """A cut does not split a user-perceived character."""
     decomposed = text.replace("é", "e\u0301")
     for budget in range(8, 20):
         rest = cut_end(decomposed, budget, len).removesuffix(CUT_MARK)
@@ -73,12 +72,11 @@ def test_a_character_is_not_parted_from_its_marks(text: str, kept: str) -> None:
 
 
 def test_the_middle_mark_says_how_much_went() -> None:
-    """Beginning and end of a tool result stay readable."""
     assert cut_middle("a" * 50 + "b" * 50, 60, len) == "a" * 19 + "… [cut 63 characters] …" + "b" * 18
 
 
 def test_a_huge_text_is_cut_without_counting_it_over_and_over() -> None:
-    """Two million characters down to a hundred tokens."""
+    """Cutting a huge text counts each character about once."""
     counted = 0
 
     def counter(text: str) -> int:
@@ -92,7 +90,7 @@ def test_a_huge_text_is_cut_without_counting_it_over_and_over() -> None:
 
 @given(st.text(alphabet="ab \n\u0301你😀", max_size=300), st.integers(1, 40))
 def test_pieces_are_the_whole_text(text: str, budget: int) -> None:
-    """Joined they are the text, and each is within the budget that one character does not exceed alone."""
+    """The pieces add up to the text, and each is within the budget unless it is a single character."""
     found = pieces(text, budget, len)
     assert "".join(found) == text
     assert all(found)
@@ -101,6 +99,6 @@ def test_pieces_are_the_whole_text(text: str, budget: int) -> None:
 
 
 def test_pieces_end_at_white_space_near_their_end() -> None:
-    """Words are not parted where there is another way."""
+    """Pieces end at white space if possible."""
     assert pieces("one two three four", 10, len) == ["one two ", "three four"]
     assert pieces("", 10, len) == []

@@ -1,4 +1,4 @@
-"""Exact counters: beside the reference tokenizer, with any text, and where the extra is missing."""
+"""Tests of exact counters: against the reference tokenizer, with any text, and without the extra."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ TEXTS = [
 
 @pytest.fixture(scope="module")
 def offline_tiktoken(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """The reference tokenizer, its vocabulary files put where it looks for them; it checks their hash itself."""
+    """Provide the reference tokenizer with local vocabulary files, whose hashes it verifies."""
     folder = tmp_path_factory.mktemp("tiktoken")
     for encoding in ENCODINGS:
         address = f"https://openaipublic.blob.core.windows.net/encodings/{encoding}_base.tiktoken"
@@ -51,7 +51,7 @@ def offline_tiktoken(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
 
 @pytest.fixture
 def without_the_extra(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """As if the package were not installed."""
+    """Make the extra's package appear uninstalled."""
     monkeypatch.setitem(sys.modules, "bpe_openai", None)
     installed_counter.cache_clear()
     yield
@@ -62,14 +62,14 @@ def without_the_extra(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.parametrize("encoding", ENCODINGS)
 @pytest.mark.parametrize("text", TEXTS)
 def test_counts_are_those_of_the_reference_tokenizer(encoding: str, text: str) -> None:
-    """What looks like a special token is plain text in both."""
+    """Counts are equal to those of the reference, also for text that resembles a special token."""
     assert counter_named(encoding)(text) == len(tiktoken.get_encoding(f"{encoding}_base").encode_ordinary(text))
 
 
 @pytest.mark.usefixtures("offline_tiktoken")
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_any_text_is_counted_as_by_the_reference(encoding: str) -> None:
-    """Lone surrogates too, which count as the replacement character."""
+    """A lone surrogate counts as the replacement character."""
     reference, counter = tiktoken.get_encoding(f"{encoding}_base"), counter_named(encoding)
 
     @given(st.text(st.characters(codec=None)) | st.text("\ud800\udfff aé中ก👍\n'9", max_size=60))
@@ -80,13 +80,11 @@ def test_any_text_is_counted_as_by_the_reference(encoding: str) -> None:
 
 
 def test_half_a_surrogate_pair_is_counted() -> None:
-    """As the one character that stands for what cannot be read."""
     counter = counter_named("o200k")
     assert counter("a\ud800b") == counter("a\ufffdb") == 3
 
 
 def test_a_very_long_text_is_counted() -> None:
-    """A tool's result may be larger than any prompt: it is measured before it is cut."""
     assert counter_named("o200k")("word " * 300_000) == pytest.approx(300_000, rel=0.01)
 
 
@@ -141,12 +139,11 @@ def test_a_very_long_text_is_counted() -> None:
     ],
 )
 def test_a_model_has_the_best_counter_there_is(model: str | None, counter: str) -> None:
-    """Exact for OpenAI's models, the estimate for all others."""
+    """OpenAI's models have exact counters, other models the estimate of their family."""
     assert name_of(counter_for(model)) == counter
 
 
 def test_exact_counters_carry_their_names() -> None:
-    """The name in a manifest gives the same counter again."""
     for encoding in ENCODINGS:
         counter = counter_named(encoding)
         assert isinstance(counter, ExactCounter)
@@ -156,7 +153,6 @@ def test_exact_counters_carry_their_names() -> None:
 
 @pytest.mark.usefixtures("without_the_extra")
 def test_without_the_extra_a_model_has_the_estimate_of_its_tokenizer() -> None:
-    """Older models need more tokens for most languages than current ones."""
     assert counter_for("gpt-4o") is estimate
     assert counter_for("gpt-4") is estimate_cl100k
     assert encoding_of("gpt-4") == "cl100k"
@@ -164,6 +160,5 @@ def test_without_the_extra_a_model_has_the_estimate_of_its_tokenizer() -> None:
 
 @pytest.mark.usefixtures("without_the_extra")
 def test_without_the_extra_an_exact_counter_is_refused_with_the_cure() -> None:
-    """The sentence has the command."""
     with pytest.raises(InvalidInput, match=r"pip install 'threadkeep\[tokens\]'"):
         counter_named("o200k")

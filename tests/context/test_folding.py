@@ -1,4 +1,4 @@
-"""Repeated exchanges: shown once, counted visibly, and nothing else touched."""
+"""Tests of folding repeated exchanges: shown once with their number."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from threadkeep.records import Message, Role, Status
 
 
 def said(*words: str, first: int = 1) -> list[Message]:
-    """Messages of user and assistant in turn, numbered."""
+    """Return numbered messages, alternately by user and assistant."""
     return [
         Message(role="assistant" if place % 2 else "user", content=content, seq=first + place)
         for place, content in enumerate(words)
@@ -21,12 +21,12 @@ def said(*words: str, first: int = 1) -> list[Message]:
 
 
 def shown(folded: Folded) -> list[str]:
-    """What a model would read."""
+    """Return the texts of the messages."""
     return [message.content for message in folded.messages]
 
 
 def test_an_exchange_five_times_in_a_row_is_shown_once_with_the_count() -> None:
-    """Five times "ok" and "Done.": the newest of them stays, and says how many there were."""
+    """The newest of the repeated exchanges stays, with a mark."""
     folded = fold_repeats(said("hi", "hello", *["ok", "Done."] * 5, "bye", "See you."))
     assert shown(folded) == ["hi", "hello", f"ok {fold_mark(5)}", "Done.", "bye", "See you."]
     assert "5 times" in fold_mark(5)
@@ -35,7 +35,7 @@ def test_an_exchange_five_times_in_a_row_is_shown_once_with_the_count() -> None:
 
 
 def test_what_is_between_parts_the_runs() -> None:
-    """Only what follows each other is folded: order is kept, and each run has its own count."""
+    """Only consecutive exchanges are folded, and each run has its own count."""
     folded = fold_repeats(said("ok", "Done.", "ok", "Done.", "and?", "Wait.", "ok", "Done.", "ok", "Done."))
     assert [fold.times for fold in folded.folds] == [2, 2]
     assert shown(folded)[2:4] == ["and?", "Wait."]
@@ -43,14 +43,14 @@ def test_what_is_between_parts_the_runs() -> None:
 
 
 def test_other_words_and_other_answers_are_no_repeats() -> None:
-    """Both sides must say the same; the case of a letter counts, space around the words does not."""
+    """Question and answer must be equal, with case but without surrounding white space."""
     assert fold_repeats(said("ok", "Done.", "ok", "Done!")).folds == ()
     assert fold_repeats(said("ok", "Done.", "OK", "Done.")).folds == ()
     assert fold_repeats(said("ok", "Done.", " ok\n", "Done. ")).folds[0].times == 2
 
 
 def test_what_is_not_answered_is_never_folded() -> None:
-    """The newest question stands as it was typed, also when it repeats; so do questions in a row without answers."""
+    """Unanswered questions and the newest question are not folded."""
     messages = said("ok", "Done.", "ok", "Done.", "ok")
     folded = fold_repeats(messages)
     assert folded.messages[-1] is messages[-1]
@@ -61,27 +61,26 @@ def test_what_is_not_answered_is_never_folded() -> None:
 
 @pytest.mark.parametrize("status", ["interrupted", "failed"])
 def test_answers_that_broke_off_are_not_folded(status: Status) -> None:
-    """That something failed again and again is worth knowing."""
     messages = [m.with_fields(status=status) if m.role == "assistant" else m for m in said("ok", "Do", "ok", "Do")]
     assert fold_repeats(messages).folds == ()
 
 
 def test_a_window_that_begins_with_an_answer_keeps_it() -> None:
-    """The window's cut may part an exchange; its rest is no exchange."""
+    """An answer without its question at the beginning of the window is no exchange."""
     messages = said("ok", "Done.", "ok", "Done.", "ok", "Done.")[1:]
     folded = fold_repeats(messages)
     assert shown(folded) == ["Done.", f"ok {fold_mark(2)}", "Done."]
 
 
 def test_the_tokens_are_those_of_what_is_shown() -> None:
-    """Counted with the counter in use; all other messages keep theirs."""
+    """A folded message is counted again; other messages keep their counts."""
     messages = [message.with_fields(tokens=999) for message in said("ok", "Done.", "ok", "Done.")]
     folded = fold_repeats(messages, counter=chars4)
     assert [message.tokens for message in folded.messages] == [chars4(f"ok {fold_mark(2)}"), 999]
 
 
 def test_how_many_make_a_run_can_be_said() -> None:
-    """Three at least: two stay as they are."""
+    """`least` sets the number of exchanges that are folded."""
     assert fold_repeats(said("ok", "Done.", "ok", "Done."), least=3).folds == ()
     assert fold_repeats(said(*["ok", "Done."] * 3), least=3).folds[0].times == 3
     with pytest.raises(InvalidInput, match="from 2"):
@@ -94,7 +93,10 @@ rows = st.lists(st.tuples(roles, st.sampled_from(["ok", "Done.", "why?"])), max_
 
 @given(rows)
 def test_folding_loses_count_of_nothing(drawn: list[tuple[Role, str]]) -> None:
-    """Each message is shown or counted in one fold; order holds, the newest user message stays; twice is as once."""
+    """Each message is shown or counted in one fold, in order.
+
+    Folding is idempotent and keeps the newest user message.
+    """
     messages = [Message(role=role, content=words, seq=seq) for seq, (role, words) in enumerate(drawn, start=1)]
     folded = fold_repeats(messages)
     left_out = [seq for fold in folded.folds for seq in fold.left_out]

@@ -1,4 +1,4 @@
-"""The plan of a context: sections, shares, and what yields first."""
+"""Tests of `ContextPlan`: sections, shares, and the order in which sections yield."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from threadkeep.errors import InvalidInput
 
 
 def test_a_plan_says_what_comes_where() -> None:
-    """By default what changes with each input stands behind the window, and what is known before it."""
+    """By default facts precede the window, and sections that depend on the input follow it."""
     plan = ContextPlan()
     assert plan.order[0] == "system"
     assert plan.extras_before_window == ("facts",)
@@ -25,7 +25,6 @@ def test_a_plan_says_what_comes_where() -> None:
 
 
 def test_the_order_of_extras_is_the_callers_to_choose() -> None:
-    """Before the input, too, and before the window."""
     order: tuple[Section, ...] = ("system", "facts", "summary", "window", "snippets", "input", "selected")
     plan = ContextPlan(order=order)
     assert plan.extras_before_window == ("facts",)
@@ -34,7 +33,7 @@ def test_the_order_of_extras_is_the_callers_to_choose() -> None:
 
 
 def test_extras_get_their_shares_where_there_is_room() -> None:
-    """Only those that are wanted, each at most its share."""
+    """Each requested section gets at most its share."""
     plan = ContextPlan()
     assert plan.rooms(4_000, 500, EXTRAS) == {"facts": 400, "snippets": 800, "selected": 1_300}
     assert plan.rooms(4_000, 500, ["selected"]) == {"selected": 2_500}
@@ -43,14 +42,14 @@ def test_extras_get_their_shares_where_there_is_room() -> None:
 
 
 def test_the_newest_messages_have_room_where_they_are_long() -> None:
-    """The window keeps a half instead of a quarter."""
+    """If the newest messages are long, the window keeps half instead of a quarter."""
     plan = ContextPlan()
     assert plan.rooms(4_000, 500, ["selected"], newest=1_000) == {"selected": 2_500}
     assert plan.rooms(4_000, 500, ["selected"], newest=1_001) == {"selected": 1_500}
 
 
 def test_extras_yield_in_their_order() -> None:
-    """Facts are the last to go, and the window keeps its own share before any of them."""
+    """The window's share is reserved first, then sections get room in the reverse order of `yields`."""
     plan = ContextPlan()
     assert plan.rooms(4_000, 1_800, EXTRAS) == {"facts": 400, "snippets": 800, "selected": 0}
     assert plan.rooms(4_000, 2_700, EXTRAS) == {"facts": 300, "snippets": 0, "selected": 0}
@@ -60,7 +59,6 @@ def test_extras_yield_in_their_order() -> None:
 
 
 def test_shares_that_are_not_given_stay() -> None:
-    """One can be changed alone."""
     plan = ContextPlan(shares={"selected": 0.5})
     assert plan.shares["selected"] == 0.5
     assert plan.shares["summary"] == ContextPlan().shares["summary"]
@@ -88,7 +86,6 @@ def test_shares_that_are_not_given_stay() -> None:
     ],
 )
 def test_a_plan_that_cannot_be_laid_out_is_refused(given: Mapping[str, Any], said: str) -> None:
-    """With what it may be."""
     with pytest.raises(InvalidInput, match=said):
         ContextPlan(**given)
 
@@ -103,7 +100,7 @@ def test_a_plan_that_cannot_be_laid_out_is_refused(given: Mapping[str, Any], sai
 def test_rooms_never_take_what_the_window_keeps(
     budget: int, fixed: int, wanted: set[Section], yields: list[Section], shares: dict[Section, float]
 ) -> None:
-    """Property: within what is left, within the shares, and the later to yield is served before the earlier."""
+    """Sections stay within the remaining budget and their shares, and a later one in `yields` is served first."""
     plan = ContextPlan(yields=tuple(yields), shares=shares)
     rooms = plan.rooms(budget, fixed, wanted)
     assert set(rooms) == wanted

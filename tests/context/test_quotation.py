@@ -1,4 +1,4 @@
-"""Quotations say what they are, and cannot be broken out of."""
+"""Tests of quotations as JSON lines, which no text can leave."""
 
 from __future__ import annotations
 
@@ -15,32 +15,31 @@ _AT = datetime(2026, 3, 1, 1, 30, tzinfo=timezone(timedelta(hours=8)))
 
 
 def summary(first: int, last: int, text: str) -> Summary:
-    """A summary of a range."""
+    """Return a summary of a range."""
     return Summary("room", first, last, text, "model", "1", 5)
 
 
 def test_a_message_says_where_when_and_by_whom() -> None:
-    """In UTC, by the platform's time if there is one; text stays as it is written."""
+    """A line has number, UTC time, role and text; the platform's time takes precedence."""
     message = Message(role="user", content='她说 "hi"\n', seq=7, sent_at=_AT, created_at=datetime.now(UTC))
     assert quoted_message(message) == ('{"message":7,"at":"2026-02-28 17:30","from":"user","text":"她说 \\"hi\\"\\n"}')
 
 
 def test_a_note_and_an_interrupted_answer_say_so() -> None:
-    """System rows of a transcript are notes; what was cut off is told."""
+    """A system row is a note, and an interrupted answer has its status."""
     assert json.loads(quoted_message(Message(role="system", content="x", seq=1)))["from"] == "note"
     broken = Message(role="assistant", content="x", seq=1, status="interrupted")
     assert json.loads(quoted_message(broken))["status"] == "interrupted"
 
 
 def test_a_piece_of_a_message_says_which_it_is() -> None:
-    """And has only that piece."""
     said = json.loads(quoted_message(Message(role="user", content="abc", seq=1), "b", part="2 of 3"))
     assert (said["part"], said["text"]) == ("2 of 3", "b")
 
 
 @given(st.text(max_size=50))
 def test_no_text_leaves_its_line(text: str) -> None:
-    """It is one line, it gives the text back, and it has no closing tag."""
+    """Each quotation is one JSON line without a closing tag."""
     for line in (
         quoted_message(Message(role="user", content=text, seq=1)),
         quoted_summary(summary(1, 2, f".{text}")),

@@ -1,4 +1,4 @@
-"""What stays in a run's memory, planned over kinds and lengths."""
+"""Tests of bounding a run's messages by kinds and lengths alone."""
 
 from __future__ import annotations
 
@@ -18,44 +18,42 @@ SYSTEM, USER, ASSISTANT = Item("system"), Item("user"), Item("assistant")
 def bounded(
     items: Sequence[Item], lengths: Sequence[int], max_messages: int = 100, max_chars: int = 0
 ) -> tuple[tuple[int, ...], TrimReport]:
-    """The indexes of what stays, and the report."""
+    """Return the indexes of the kept items, and the report."""
     chosen = bound(items, lengths, max_messages=max_messages, max_chars=max_chars)
     return chosen.kept, chosen.report
 
 
 def test_characters_go_first_and_are_not_counted_twice() -> None:
-    """Five messages of ten characters, room for 35 and for two: two go for the one limit, one for the other."""
+    """Items that the character limit drops do not count for the message limit."""
     kept, report = bounded([USER, ASSISTANT] * 2 + [USER], [10] * 5, max_messages=2, max_chars=35)
     assert kept == (3, 4)
     assert report == TrimReport(before=5, after=2, trimmed_by_chars=20, trimmed_by_count=1)
 
 
 def test_system_messages_stay_where_they_are() -> None:
-    """All of them, though they are more than the limit."""
+    """All system messages are kept, even over the limit."""
     kept, report = bounded([USER, SYSTEM, ASSISTANT, SYSTEM, USER], [1] * 5, max_messages=1)
     assert kept == (1, 3, 4)
     assert report.trimmed_by_count == 2
 
 
 def test_the_newest_user_message_stays_before_many_answers() -> None:
-    """What lies between it and the newest goes."""
+    """The newest user message is kept, and messages between it and the newest ones are dropped."""
     kept, _ = bounded([USER, USER, *[ASSISTANT] * 5], [1] * 7, max_messages=3)
     assert kept == (1, 5, 6)
 
 
 def test_an_empty_memory_is_empty() -> None:
-    """With nothing to report."""
     assert bounded([], [], 8, 8000) == ((), TrimReport(0, 0, 0, 0))
 
 
 def test_a_result_without_its_call_is_a_message_like_others() -> None:
-    """Whoever removed the call had a reason."""
+    """A result without its call is kept like any other message."""
     assert bounded([USER, Item("tool"), USER], [1, 1, 1], max_messages=2)[0] == (1, 2)
 
 
 @pytest.mark.parametrize(("max_messages", "expected"), [(-7, 1), (0, 1), (1, 1), (2, 2), (3, 3), (9, 3)])
 def test_less_than_one_message_is_one(max_messages: int, expected: int) -> None:
-    """The limit is a limit."""
     kept, report = bounded([USER, ASSISTANT, USER], [1, 1, 1], max_messages)
     assert len(kept) == expected
     assert report.trimmed_by_count == 3 - expected
@@ -63,7 +61,7 @@ def test_less_than_one_message_is_one(max_messages: int, expected: int) -> None:
 
 @st.composite
 def memories(draw: st.DrawFn) -> tuple[list[Item], list[int]]:
-    """Kinds and lengths of any run's messages, tool loops among them."""
+    """Draw kinds and lengths of a run's messages with tool loops."""
     items: list[Item] = []
     for kind in draw(st.lists(st.sampled_from(["system", "user", "assistant", "orphan", "step"]), max_size=10)):
         leader = len(items)
@@ -75,13 +73,13 @@ def memories(draw: st.DrawFn) -> tuple[list[Item], list[int]]:
 
 
 def lengths_left(chosen: Bounded, lengths: Sequence[int]) -> int:
-    """The characters of what stays."""
+    """Return the number of characters of the kept items."""
     return sum(chosen.cuts.get(index, lengths[index]) for index in chosen.kept)
 
 
 @given(memory=memories(), max_messages=st.integers(-1, 12), max_chars=st.integers(0, 400))
 def test_the_rules_hold_for_any_memory(memory: tuple[list[Item], list[int]], max_messages: int, max_chars: int) -> None:
-    """Pinned kept, the newest user message kept, groups whole, limits held, the same each time."""
+    """System messages, the newest user message and whole groups are kept within the limits, deterministically."""
     items, lengths = memory
     chosen = bound(items, lengths, max_messages=max_messages, max_chars=max_chars)
     assert chosen == bound(items, lengths, max_messages=max_messages, max_chars=max_chars)
@@ -109,7 +107,7 @@ def test_the_rules_hold_for_any_memory(memory: tuple[list[Item], list[int]], max
 def test_what_goes_is_older_than_what_stays(
     memory: tuple[list[Item], list[int]], max_messages: int, max_chars: int
 ) -> None:
-    """But for what is pinned: there is no hole in the memory."""
+    """Except for pinned items, dropped items are older than kept ones."""
     items, lengths = memory
     chosen = bound(items, lengths, max_messages=max_messages, max_chars=max_chars)
     newest_user = max((index for index, item in enumerate(items) if item.kind == "user"), default=None)
@@ -120,7 +118,6 @@ def test_what_goes_is_older_than_what_stays(
 
 @given(memory=memories(), max_messages=st.integers(1, 12), max_chars=st.integers(0, 400))
 def test_the_report_adds_up(memory: tuple[list[Item], list[int]], max_messages: int, max_chars: int) -> None:
-    """What was there is what stayed and what went, in messages and in characters."""
     items, lengths = memory
     unlimited = bound(items, lengths, max_messages=len(items) + 1, max_chars=max_chars)
     chosen = bound(items, lengths, max_messages=max_messages, max_chars=max_chars)
@@ -132,7 +129,7 @@ def test_the_report_adds_up(memory: tuple[list[Item], list[int]], max_messages: 
 
 
 def test_a_tool_result_may_be_cut_to_its_mark() -> None:
-    """A call is not, so its result gives way."""
+    """A result is cut down to its mark, because its call cannot be cut."""
     items = [USER, Item("assistant", 1), Item("tool", 1)]
     chosen = bound(items, [5, 0, 1000], max_messages=8, max_chars=100)
     assert chosen.kept == (0, 1, 2)

@@ -1,4 +1,4 @@
-"""Counters that remember: the same counts, sooner."""
+"""Tests of counters that cache their counts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ COUNTS = RememberedCounts()
 
 @given(st.lists(st.text(max_size=30)))
 def test_the_counts_are_the_counters_own(texts: list[str]) -> None:
-    """Of any texts, in any order, as often as one likes; under its name."""
+    """Cached counts and the name are those of the counter."""
     counter = scaled(estimate, TokenFactor("m", 1.25))
     remembering = COUNTS.remembering(counter)
     assert [remembering(text) for text in texts * 2] == [counter(text) for text in texts * 2]
@@ -35,7 +35,7 @@ def test_the_counts_are_the_counters_own(texts: list[str]) -> None:
 
 
 def test_what_was_counted_lately_is_not_counted_again() -> None:
-    """As many texts as there is room for; then it begins anew."""
+    """A cached text is not counted again; a full cache is cleared."""
     counted: list[str] = []
 
     def counting(text: str) -> int:
@@ -48,7 +48,7 @@ def test_what_was_counted_lately_is_not_counted_again() -> None:
 
 
 def test_one_counter_remembers_for_all() -> None:
-    """Whatever was learned of models: the estimate below is the same."""
+    """Scaled counters share the cache of one estimate."""
     counts = RememberedCounts()
     assert counts.remembering(estimate) is counts.remembering(estimate)
     one, other = (counts.remembering(scaled(estimate, TokenFactor("m", value))) for value in (1.1, 1.2))

@@ -1,4 +1,4 @@
-"""How the steps of a turn share their room."""
+"""Tests of sharing a turn's budget among its steps."""
 
 from __future__ import annotations
 
@@ -12,18 +12,17 @@ from threadkeep.context.steps import Size, Step, least_of, shares, whole_of
 
 
 def steps_of(*results: int) -> list[Step]:
-    """Steps of a call with ten tokens, and a result that can be cut to ten."""
+    """Return steps of a call with ten tokens and a result that can be cut to ten."""
     return [[Size(10, 10), Size(tokens, min(tokens, 10))] for tokens in results]
 
 
 def test_what_fits_is_whole() -> None:
-    """Up to the last token."""
     assert shares([], steps_of(20, 30, 40), 120) == [30, 40, 50]
     assert shares([], [], 120) == []
 
 
 def test_the_newest_is_whole_and_the_oldest_is_cut() -> None:
-    """To half of the room at once, so that the next steps find room."""
+    """The oldest step is cut to half of the budget at once, so that later steps fit."""
     assert shares([], steps_of(900), 1_000) == [910]
     assert shares([], steps_of(5_000), 1_000) == [1_000]
     assert shares([], steps_of(5_000, 20), 1_000) == [500, 30]
@@ -32,14 +31,14 @@ def test_the_newest_is_whole_and_the_oldest_is_cut() -> None:
 
 
 def test_a_huge_result_leaves_a_quarter_to_the_older_ones() -> None:
-    """Small ones stay whole beside it, and are still so when it is cut in its turn."""
+    """A huge newest result leaves a quarter of the budget to older ones, also when it is cut later."""
     assert shares([], steps_of(100, 90, 5_000), 1_000) == [110, 100, 790]
     assert shares([], steps_of(400, 5_000), 1_000) == [250, 750]
     assert shares([], steps_of(100, 90, 5_000, 20), 1_000) == [110, 100, 290, 30]
 
 
 def test_a_question_in_parts_is_cut_after_the_older_steps() -> None:
-    """What a person said is worth more than what can be looked up again; small results stay nevertheless."""
+    """Older steps are cut before the parts of a question."""
     parts: list[Step] = [[Size(100, 5)]]
     assert shares(parts, steps_of(400, 600), 1_000) == [100, 290, 610]
     assert shares([[Size(400, 5)]], steps_of(300, 600), 1_000) == [255, 135, 610]
@@ -47,7 +46,7 @@ def test_a_question_in_parts_is_cut_after_the_older_steps() -> None:
 
 
 def test_the_oldest_goes_when_not_even_its_mark_has_room() -> None:
-    """No earlier than that; what cannot be cut does not keep the newest from its quarter."""
+    """The oldest step is dropped if its mark does not fit, even if the question cannot be cut."""
     assert shares([], steps_of(*[500] * 4), 100) == [20, 20, 20, 40]
     assert shares([], steps_of(*[500] * 5), 100) == [None, 20, 20, 20, 40]
     assert shares([[Size(90, 90)]], steps_of(500), 100) == [None, 100]
@@ -59,7 +58,10 @@ groups: st.SearchStrategy[Step] = st.lists(sizes, min_size=1, max_size=3)
 
 @given(parts=st.lists(groups, max_size=2), steps=st.lists(groups, min_size=1, max_size=12), room=st.integers(1, 3_000))
 def test_any_steps_share_any_room(parts: Sequence[Step], steps: Sequence[Step], room: int) -> None:
-    """Within the room and between least and whole; what is out is the oldest; a step makes no older one longer."""
+    """Shares are within the budget and each step's sizes; only the oldest steps are dropped.
+
+    A new step makes no older one longer.
+    """
     if least_of(steps[-1]) > room:
         return
     granted = shares(parts, steps, room)

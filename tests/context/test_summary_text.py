@@ -1,4 +1,4 @@
-"""The text of a summary: its prose and its lines of facts."""
+"""Tests of the text of a summary: prose and lines of facts."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ from threadkeep.context.compression import SummaryText, fitting_facts, merged_fa
     ],
 )
 def test_facts_are_read_below_their_heading(text: str, prose: str, facts: tuple[str, ...]) -> None:
-    """Whatever the marks around it; other lines are prose, and a long line is no fact."""
+    """Facts are read with any list mark; other lines, and very long ones, are prose."""
     read = SummaryText.read(text)
     assert (read.prose, read.facts) == (prose, facts)
     assert SummaryText.read(read.render()) == read
 
 
 def test_a_repeated_fact_is_held_once() -> None:
-    """With its last wording, at its last place."""
+    """A repeated fact keeps its last wording and position."""
     texts = [SummaryText("", ("Ann is 40.", "Bob is 50.")), SummaryText("", ("ann is 40",))]
     assert merged_facts(texts) == ("Bob is 50.", "ann is 40")
 
 
 def test_facts_that_differ_in_a_mark_are_two() -> None:
-    """A decimal point, a sign, or a vowel that is written as a mark make another fact."""
+    """Facts that differ in a decimal point, a sign or a vowel mark are different."""
     facts = ("Ann takes 1.5 mg.", "Ann takes 15 mg.", "The limit is -5.", "The limit is 5.", "कमल दिन", "कमल दीन")
     assert merged_facts([SummaryText("", facts)]) == facts
 
 
 def test_facts_and_prose_share_what_there_is() -> None:
-    """The newest facts are whole; the prose is cut to the rest."""
+    """The newest facts are kept whole, and the prose is cut to the remaining budget."""
     text = SummaryText("word " * 100, ("old fact one", "new fact two")).within(200, 25, len)
     assert text.facts == ("new fact two",)
     assert len(text.render()) <= 200

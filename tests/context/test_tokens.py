@@ -1,4 +1,4 @@
-"""Token counters: the estimate against recorded counts of a real tokenizer, its laws, and its cost."""
+"""Tests of token counters: the estimate against recorded counts of a real tokenizer, and its properties."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ for _line in (Path(__file__).parent / "token_counts.jsonl").read_text(encoding="
 
 @pytest.mark.parametrize("kind", SAMPLES)
 def test_the_estimate_is_near_the_real_count(kind: str) -> None:
-    """Never under by more than a tenth, nor over by more than a third, for a text of some length."""
+    """The estimate of a longer text is at most a tenth under and a third over the real count."""
     real = sum(tokens for _, tokens in SAMPLES[kind])
     estimated = sum(estimate(text) for text, _ in SAMPLES[kind])
     assert 0.9 * real <= estimated <= 1.35 * real
@@ -31,25 +31,24 @@ def test_the_estimate_is_near_the_real_count(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", SAMPLES)
 def test_no_single_message_is_far_under(kind: str) -> None:
-    """A short message may be off by more, but not by as much as four characters a token are."""
+    """The estimate of a short message is at least three quarters of the real count."""
     assert all(estimate(text) >= 0.75 * tokens for text, tokens in SAMPLES[kind])
 
 
 def test_four_characters_a_token_is_wrong_for_chinese() -> None:
-    """Why it is not the default: it finds a third of the tokens."""
+    """Four characters per token finds less than 40 percent of Chinese tokens."""
     real = sum(tokens for _, tokens in SAMPLES["Chinese"])
     assert sum(chars4(text) for text, _ in SAMPLES["Chinese"]) < 0.4 * real
 
 
 @pytest.mark.parametrize("counter", [estimate, estimate_cl100k, chars4])
 def test_an_empty_text_has_no_tokens(counter: TokenCounter) -> None:
-    """And no other text has fewer."""
     assert counter("") == 0
 
 
 @given(st.text() | st.text("\ud800\udfff\x00 aé中ก👍", max_size=40))
 def test_any_text_can_be_estimated(text: str) -> None:
-    """Lone surrogates too; the same each time; at least one token for something."""
+    """The estimate of any text is deterministic and limited; only an empty text has no tokens."""
     for counter in (estimate, estimate_cl100k):
         assert counter(text) == counter(text)
         assert counter(text) >= bool(text)
@@ -58,13 +57,13 @@ def test_any_text_can_be_estimated(text: str) -> None:
 
 @given(st.sampled_from([text for texts in SAMPLES.values() for text, _ in texts]), st.integers(1, 9))
 def test_more_of_the_same_is_more(text: str, times: int) -> None:
-    """Repeated, a text costs about as many times as much."""
+    """The estimate of a repeated text is about proportional to the repetitions."""
     once, repeated = estimate(text), estimate(text * times)
     assert 0.8 * times * once - times <= repeated <= 1.25 * times * once + times
 
 
 def test_a_million_characters_are_estimated_in_linear_time() -> None:
-    """Ten times the text gives ten times the tokens, and nothing is looked at twice."""
+    """The estimate of a long text is proportional to its length."""
     text = "今天天气很好, the weather is fine. " * 3000
     assert estimate(text * 10) == pytest.approx(10 * estimate(text), rel=0.01)
 
@@ -73,28 +72,26 @@ def test_a_million_characters_are_estimated_in_linear_time() -> None:
     "laughter", ["haha", "jaja", "哈哈", "ㅋㅋ", "하하", "ahah ", "xaxa", "ха", "ه", "no ", "ok ", "!!"]
 )
 def test_repetitions_are_not_taken_for_nothing(laughter: str) -> None:
-    """What makes words of a language cheap does not make a flood of it free."""
+    """Frequent short words are not free when they are repeated many times."""
     flood = laughter * 100
     assert estimate(flood) >= len(flood) / 10
     assert estimate(f"Das war lustig! {flood}") > estimate("Das war lustig!")
 
 
 def test_base64_in_a_text_is_dear() -> None:
-    """A tokenizer cuts it into pieces of one or two characters, and so it is counted where it is sent as text."""
+    """Base64 text counts at least 0.6 tokens per character, as tokenizers split it into short pieces."""
     data = b64encode(Random(1).randbytes(3_000)).decode()
     for counter in (estimate, estimate_cl100k):
         assert 0.6 * len(data) <= counter(data) <= 1.0 * len(data)
 
 
 def test_older_models_need_more_tokens_for_other_scripts() -> None:
-    """Which is why there are two estimates."""
     for kind in ("Chinese", "Japanese", "Korean", "Russian", "Arabic", "Hindi", "Thai"):
         texts = [text for text, _ in SAMPLES[kind]]
         assert sum(map(estimate_cl100k, texts)) > 1.15 * sum(map(estimate, texts))
 
 
 def test_counters_have_names() -> None:
-    """A setting names the counter, a manifest says which one was used."""
     assert counter_named("estimate") is estimate
     assert counter_named("estimate_cl100k") is estimate_cl100k
     assert counter_named("chars4") is chars4
@@ -103,7 +100,6 @@ def test_counters_have_names() -> None:
 
 
 def test_an_unknown_counter_is_refused_with_the_names_there_are() -> None:
-    """The sentence carries the cure."""
     names = (
         "chars4, cl100k, estimate, estimate_cl100k, estimate_claude2, estimate_claude3, estimate_claude47, "
         "estimate_deepseek, estimate_gemma3, estimate_llama2, estimate_llama3, estimate_qwen3, o200k"
@@ -113,8 +109,6 @@ def test_an_unknown_counter_is_refused_with_the_names_there_are() -> None:
 
 
 def test_a_counter_without_a_name_is_named_by_its_type() -> None:
-    """A callable object is a counter too."""
-
     class Exact:
         def __call__(self, text: str, /) -> int:
             return len(text)

@@ -1,4 +1,4 @@
-"""The plan of a model call: what is kept, cut and out, over kinds and sizes alone."""
+"""Tests of planning a model call by kinds and sizes of messages alone."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SYSTEM, USER, ASSISTANT = Item("system"), Item("user"), Item("assistant")
 
 
 def planned(items: list[tuple[Item, int]], budget: int, *, minimum: int = 2, max_messages: int | None = None) -> Plan:
-    """A plan over items with their tokens; all but calls and system messages can be cut to the minimum."""
+    """Return a plan over items with their tokens; only calls and system messages cannot be cut."""
 
     def measure(index: int) -> Size:
         item, tokens = items[index]
@@ -24,25 +24,25 @@ def planned(items: list[tuple[Item, int]], budget: int, *, minimum: int = 2, max
 
 
 def step(index: int, *results: int) -> list[tuple[Item, int]]:
-    """An assistant message of one token with tool calls, and results of so many tokens."""
+    """Return an assistant message of one token with tool calls, and results with the given tokens."""
     return [(Item("assistant", index), 1), *((Item("tool", index), tokens) for tokens in results)]
 
 
 def test_what_fits_is_sent_whole() -> None:
-    """System messages first, wherever they stood."""
+    """Everything that fits is kept, with system messages first."""
     chosen = planned([(USER, 3), (SYSTEM, 5), (ASSISTANT, 4), (USER, 2)], 14)
     assert chosen == Plan(kept=(1, 0, 2, 3), tokens=14)
 
 
 def test_history_goes_from_its_oldest() -> None:
-    """Contiguous from the newest; a small one behind a big one does not slip in."""
+    """History is dropped from its oldest message, without gaps."""
     chosen = planned([(USER, 1), (ASSISTANT, 50), (USER, 3), (ASSISTANT, 3), (USER, 2)], 10)
     assert chosen.kept == (2, 3, 4)
     assert chosen.excluded == ((0, "over_budget"), (1, "over_budget"))
 
 
 def test_the_number_of_messages_bounds_history_only() -> None:
-    """The current turn is not counted, nor are tool calls and their results."""
+    """The message limit counts neither the current turn nor tool calls and results."""
     items = [(USER, 1), (ASSISTANT, 1), (USER, 1), *step(3, 1), (ASSISTANT, 1), (USER, 1), *step(7, 1)]
     assert planned(items, 99, max_messages=2).kept == (2, 3, 4, 5, 6, 7, 8)
     assert planned(items, 99, max_messages=1).kept == (5, 6, 7, 8)
@@ -51,7 +51,7 @@ def test_the_number_of_messages_bounds_history_only() -> None:
 
 
 def test_a_call_and_its_results_go_together() -> None:
-    """The group does not fit, so none of it is there, nor anything older."""
+    """A group that does not fit is dropped with everything older."""
     items = [(USER, 1), *step(1, 4, 4), (ASSISTANT, 2), (USER, 2)]
     chosen = planned(items, 10)
     assert chosen.kept == (4, 5)
@@ -59,14 +59,13 @@ def test_a_call_and_its_results_go_together() -> None:
 
 
 def test_a_result_without_its_call_is_out() -> None:
-    """A window never starts with a tool result."""
     chosen = planned([(Item("tool"), 1), (USER, 1), (Item("tool", 7), 1)], 99)
     assert chosen.kept == (1,)
     assert chosen.excluded == ((0, "orphan_tool"), (2, "orphan_tool"))
 
 
 def test_the_oldest_steps_of_a_long_loop_are_cut_first() -> None:
-    """The question and the newest step stay whole; history has no room before the loop has."""
+    """History is dropped before steps are cut; question and newest step stay whole."""
     items = [(USER, 1), (USER, 3), *step(2, 9), *step(4, 9), *step(6, 9)]
     chosen = planned(items, 24)
     assert chosen.kept == (1, 2, 3, 4, 5, 6, 7)
@@ -75,7 +74,7 @@ def test_the_oldest_steps_of_a_long_loop_are_cut_first() -> None:
 
 
 def test_a_step_goes_when_not_even_its_mark_has_room() -> None:
-    """The oldest first; where older steps stay whole or go, they go as soon as they do not fit."""
+    """A step whose mark does not fit is dropped, oldest first; with `whole_steps`, no step is cut."""
     items = [(USER, 3), *step(1, 9), *step(3, 9), *step(5, 9)]
     assert planned(items, 11).kept == (0, 3, 4, 5, 6)
     chosen = plan([item for item, _ in items], lambda n: Size(items[n][1], 1), 24, whole_steps=True)
@@ -83,13 +82,13 @@ def test_a_step_goes_when_not_even_its_mark_has_room() -> None:
 
 
 def test_a_newest_step_without_room_is_an_error_with_the_numbers() -> None:
-    """Without it the model would only ask for it again."""
+    """A newest step that does not fit raises an error: without it the model would repeat its call."""
     with pytest.raises(BudgetTooSmall, match=r"need at least 3 tokens .* the rest at least 2, and the budget is 4"):
         planned([(USER, 3), *step(1, 9)], 4)
 
 
 def test_big_results_of_the_newest_step_are_cut_to_one_level() -> None:
-    """The small one stays whole, the big ones share what is left."""
+    """Large results are cut to equal sizes and small ones stay whole."""
     chosen = planned([(USER, 3), *step(1, 100, 4, 60)], 30)
     assert chosen.kept == (0, 1, 2, 3, 4)
     assert chosen.cuts == {2: 11, 4: 11}
@@ -97,14 +96,13 @@ def test_big_results_of_the_newest_step_are_cut_to_one_level() -> None:
 
 
 def test_a_newest_user_message_that_alone_is_too_big_is_cut() -> None:
-    """To all that is left beside the system messages."""
     chosen = planned([(SYSTEM, 10), (ASSISTANT, 5), (USER, 100)], 50)
     assert chosen.kept == (0, 2)
     assert chosen.cuts == {2: 40}
 
 
 def test_a_big_question_leaves_a_quarter_to_the_newest_step() -> None:
-    """A loop that never sees its results would never end."""
+    """A huge question leaves a quarter of the budget to the newest step, so that the loop can end."""
     chosen = planned([(USER, 100), *step(1, 100)], 40)
     assert chosen.kept == (0, 1, 2)
     assert chosen.cuts == {0: 30, 2: 9}
@@ -112,13 +110,11 @@ def test_a_big_question_leaves_a_quarter_to_the_newest_step() -> None:
 
 
 def test_a_question_that_fits_is_whole_beside_a_huge_step() -> None:
-    """The results are cut, not the question."""
     chosen = planned([(USER, 30), *step(1, 100)], 40)
     assert chosen.cuts == {2: 9}
 
 
 def test_system_messages_over_the_budget_are_an_error_with_the_numbers() -> None:
-    """And with the cure."""
     with pytest.raises(BudgetTooSmall, match="have 11 tokens and the budget is 10: shorten the system prompt"):
         planned([(SYSTEM, 6), (SYSTEM, 5), (USER, 1)], 10)
     with pytest.raises(
@@ -128,13 +124,13 @@ def test_system_messages_over_the_budget_are_an_error_with_the_numbers() -> None
 
 
 def test_without_a_user_message_the_newest_is_the_turn() -> None:
-    """It is cut if it is too big, and nothing is sent of nothing."""
+    """Without a user message the newest message is kept, cut if necessary."""
     assert planned([(ASSISTANT, 3), (ASSISTANT, 50)], 10).cuts == {1: 10}
     assert planned([], 10) == Plan(kept=(), tokens=0)
 
 
 def test_only_what_may_be_sent_is_measured() -> None:
-    """A long history costs nothing."""
+    """Only the newest items are measured, so that a long history costs nothing."""
     measured: set[int] = set()
 
     def measure(index: int) -> Size:
@@ -147,7 +143,7 @@ def test_only_what_may_be_sent_is_measured() -> None:
 
 @st.composite
 def conversations(draw: st.DrawFn) -> list[tuple[Item, int]]:
-    """Messages with loops of tool calls, orphans, several system messages, and any sizes."""
+    """Draw messages with tool loops, results without calls and system messages, of any sizes."""
     items: list[tuple[Item, int]] = []
     for kind in draw(st.lists(st.sampled_from(["system", "user", "assistant", "step", "orphan"]), max_size=10)):
         tokens = draw(st.integers(0, 40))
@@ -164,7 +160,10 @@ def conversations(draw: st.DrawFn) -> list[tuple[Item, int]]:
 def test_the_rules_hold_for_any_conversation(
     items: list[tuple[Item, int]], budget: int, max_messages: int | None
 ) -> None:
-    """Budget held, all accounted for once, system first and whole, no orphan, newest user present, order kept."""
+    """A plan keeps the budget, system messages, the newest question, groups and order.
+
+    It accounts for each item once.
+    """
     kinds = [item.kind for item, _ in items]
     try:
         chosen = planned(items, budget, max_messages=max_messages)

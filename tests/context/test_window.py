@@ -1,4 +1,4 @@
-"""Windows: the exact cases of the rules, and properties over any rows."""
+"""Tests of windows: exact cases, and properties for any rows."""
 
 from __future__ import annotations
 
@@ -16,36 +16,35 @@ from threadkeep.records import Message, Role
 
 
 def user(seq: int, content: str = "hello", tokens: int | None = None) -> Message:
-    """A stored user message."""
+    """Return a stored user message."""
     return Message(role="user", content=content, seq=seq, tokens=tokens)
 
 
 def assistant(seq: int, content: str = "hi there", tokens: int | None = None) -> Message:
-    """A stored assistant message."""
+    """Return a stored assistant message."""
     return Message(role="assistant", content=content, seq=seq, tokens=tokens)
 
 
 def dialogue(count: int, *, tokens: int | None = None) -> list[Message]:
-    """Messages 1 … count, newest first, user and assistant in turn."""
+    """Return messages 1 to `count`, newest first, alternately by user and assistant."""
     return [(user if seq % 2 else assistant)(seq, f"message {seq}", tokens) for seq in range(count, 0, -1)]
 
 
 def choose(
     rows: Sequence[Message], limits: Limits, *, newest_user: Message | None = None, extent: Extent | None = None
 ) -> Window:
-    """The window over rows that were read newest first."""
+    """Return the window over rows that are given newest first."""
     chooser = WindowChooser(limits, newest_user=newest_user)
     chooser.add(rows)
     return chooser.window(extent)
 
 
 def odd_counter(text: str) -> int:
-    """A counter that does not grow with the text."""
+    """Return a count that does not grow with the text."""
     return len(text) + (7 if len(text) % 3 else 0)
 
 
 def test_the_window_of_ten_equal_messages_is_the_newest_two_that_fit() -> None:
-    """Ten messages, `len // 4`, 500 tokens: messages 9 and 10, 237 + 250."""
     rows = [user(n, f"This is message {n}. " * 50) for n in range(10, 0, -1)]
     window = choose(rows, Limits(max_tokens=500, counter=chars4))
     assert [message.seq for message in window.messages] == [9, 10]
@@ -55,7 +54,7 @@ def test_the_window_of_ten_equal_messages_is_the_newest_two_that_fit() -> None:
 
 
 def test_it_stops_at_the_first_that_does_not_fit() -> None:
-    """180, 150, 200 tokens from the newest and 500 to spend: two messages, 330 tokens, and nothing older slips in."""
+    """No older message is included after one that does not fit."""
     rows = [user(4, tokens=180), assistant(3, tokens=150), user(2, tokens=200), assistant(1, tokens=1)]
     window = choose(rows, Limits(max_tokens=500))
     assert [message.seq for message in window.messages] == [3, 4]
@@ -64,7 +63,6 @@ def test_it_stops_at_the_first_that_does_not_fit() -> None:
 
 
 def test_twenty_of_twenty_five_are_numbers_6_to_25_oldest_first() -> None:
-    """A limit of 20 over 25 messages."""
     window = choose(dialogue(25)[:20], Limits(max_messages=20))
     assert [message.seq for message in window.messages] == list(range(6, 26))
     assert window.manifest.excluded == (Exclusion(1, 5, "over_limit"),)
@@ -73,7 +71,7 @@ def test_twenty_of_twenty_five_are_numbers_6_to_25_oldest_first() -> None:
 
 @pytest.mark.parametrize("limits", [Limits(max_messages=0), Limits(max_tokens=0)])
 def test_a_limit_of_zero_means_none(limits: Limits) -> None:
-    """Not even the newest user message."""
+    """A limit of 0 excludes even the newest user message."""
     window = choose(dialogue(3), limits, newest_user=user(4))
     assert window.messages == ()
     assert window.tokens == 0
@@ -82,7 +80,6 @@ def test_a_limit_of_zero_means_none(limits: Limits) -> None:
 
 @pytest.mark.parametrize("value", [-1, True])
 def test_limits_below_zero_are_refused(value: int) -> None:
-    """The sentence says what a limit may be."""
     with pytest.raises(InvalidInput, match="max_messages must be a whole number from 0"):
         Limits(max_messages=value)
     with pytest.raises(InvalidInput, match="max_tokens must be a whole number from 0"):
@@ -90,7 +87,7 @@ def test_limits_below_zero_are_refused(value: int) -> None:
 
 
 def test_a_newest_user_message_over_the_budget_stands_alone_and_cut() -> None:
-    """The manifest says what it was and what is left."""
+    """The manifest has the original and the remaining token count of the cut message."""
     rows = [assistant(3), user(2, "x" * 1000), user(1)]
     window = choose(rows, Limits(max_tokens=100, counter=chars4))
     (only,) = window.messages
@@ -101,14 +98,14 @@ def test_a_newest_user_message_over_the_budget_stands_alone_and_cut() -> None:
 
 
 def test_a_budget_below_the_mark_leaves_nothing_and_says_so() -> None:
-    """The budget is exact, also when nothing useful fits into it."""
+    """A budget smaller than the mark yields an empty window, and the manifest excludes the message."""
     window = choose([user(1, "x" * 1000)], Limits(max_tokens=3, counter=len))
     assert window.messages == ()
     assert window.manifest.excluded == (Exclusion(1, 1, "over_budget"),)
 
 
 def test_the_newest_user_message_is_reserved_first() -> None:
-    """An older user message stands first, and what lies between is out."""
+    """An older newest user message is included, and messages between it and the newest ones are excluded."""
     rows = [assistant(seq, "y" * 10) for seq in range(9, 4, -1)]
     window = choose(rows, Limits(max_messages=3, max_tokens=100, counter=len), newest_user=user(2, "question"))
     assert [message.seq for message in window.messages] == [2, 8, 9]
@@ -117,13 +114,13 @@ def test_the_newest_user_message_is_reserved_first() -> None:
 
 
 def test_the_newest_user_message_takes_the_only_place() -> None:
-    """With room for one, it is the user's."""
+    """With a limit of one message, the window has the newest user message."""
     window = choose([assistant(3)], Limits(max_messages=1), newest_user=user(2))
     assert [message.seq for message in window.messages] == [2]
 
 
 def test_a_huge_newest_answer_is_cut_instead_of_emptying_the_history() -> None:
-    """The question stays whole beside it."""
+    """A huge newest answer is cut, and its question stays whole."""
     window = choose([assistant(2, "z" * 500), user(1, "why?")], Limits(max_tokens=50, counter=len))
     assert window.messages[0].content == "why?"
     assert window.messages[1].content.endswith("z" + CUT_MARK)
@@ -133,35 +130,33 @@ def test_a_huge_newest_answer_is_cut_instead_of_emptying_the_history() -> None:
 
 
 def test_a_huge_answer_is_left_out_when_the_mark_does_not_fit() -> None:
-    """A mark alone would say nothing."""
     window = choose([assistant(2, "z" * 500), user(1, "why?")], Limits(max_tokens=10, counter=len))
     assert [message.seq for message in window.messages] == [1]
     assert window.manifest.excluded == (Exclusion(2, 2, "over_budget"),)
 
 
 def test_stored_counts_are_trusted_unless_a_counter_is_given() -> None:
-    """Counting happens once, when a message is stored."""
     rows = [user(2, "abcd", tokens=40), assistant(1, "abcd", tokens=40)]
     assert [m.seq for m in choose(rows, Limits(max_tokens=50)).messages] == [2]
     assert [m.seq for m in choose(rows, Limits(max_tokens=50, counter=estimate)).messages] == [1, 2]
 
 
 def test_a_cut_follows_the_stored_count() -> None:
-    """A message stored as 1,000 tokens is cut to the budget in the same currency."""
+    """A message is cut in proportion to its stored token count."""
     window = choose([user(1, "word " * 100, tokens=1000)], Limits(max_tokens=500))
     assert 0 < window.tokens <= 500
     assert 150 < len(window.messages[0].content) < 300
 
 
 def test_reset_and_oldest_place_are_named() -> None:
-    """What lies before a reset is out for that reason, and is not counted as dropped."""
+    """Messages before a reset are excluded with that reason and not counted as dropped."""
     window = choose(dialogue(12)[:2], Limits(max_messages=2), extent=Extent(first_seq=3, reset_seq=8, available=4))
     assert window.manifest.excluded == (Exclusion(3, 8, "reset"), Exclusion(9, 10, "over_limit"))
     assert window.manifest.dropped == 2
 
 
 def test_what_is_archived_is_named() -> None:
-    """After what a reset took, and only where there is something between; it is not counted as dropped either."""
+    """Archived messages after a reset are excluded with that reason and not counted as dropped."""
     rows, limits = dialogue(12)[:2], Limits(max_messages=2)
     window = choose(rows, limits, extent=Extent(first_seq=3, reset_seq=4, archived_seq=8))
     named = (Exclusion(3, 4, "reset"), Exclusion(5, 8, "archived"), Exclusion(9, 10, "over_limit"))
@@ -174,32 +169,31 @@ def test_what_is_archived_is_named() -> None:
 
 
 def test_nothing_is_excluded_from_a_session_that_fits() -> None:
-    """Also with system rows between: they are never in a window and not missing from it."""
+    """System rows between messages are not listed as excluded."""
     window = choose([user(4), assistant(2)], Limits(max_messages=20, max_tokens=4000))
     assert window.manifest.excluded == ()
     assert window.manifest.dropped == 0
 
 
 def test_an_empty_session_has_an_empty_window() -> None:
-    """No rows, no user message, no error."""
     assert choose([], Limits(max_messages=20)).messages == ()
 
 
 def test_a_newest_user_message_newer_than_the_rows_stands_last() -> None:
-    """It was stored between two reads."""
+    """A user message that was stored after the rows were read is last in the window."""
     window = choose(dialogue(2), Limits(max_messages=2), newest_user=user(3))
     assert [message.seq for message in window.messages] == [2, 3]
 
 
 @pytest.mark.parametrize("row", [Message(role="system", content="note", seq=1), Message(role="user", content="hi")])
 def test_rows_that_are_never_in_a_window_are_refused(row: Message) -> None:
-    """System notes, and messages that are not stored."""
+    """System rows and unstored messages raise InvalidInput."""
     with pytest.raises(InvalidInput):
         choose([row], Limits())
 
 
 def test_pages_give_the_same_window_as_one_list() -> None:
-    """A window without a message limit reads until a page no longer fits."""
+    """Pages are read until one does not fit, and yield the same window as one list."""
     rows = dialogue(100, tokens=10)
     chooser = WindowChooser(Limits(max_tokens=255))
     pages = [rows[start : start + 10] for start in range(0, 100, 10)]
@@ -219,7 +213,7 @@ counters: st.SearchStrategy[TokenCounter | None] = st.sampled_from([None, len, c
 
 @st.composite
 def stored_rows(draw: st.DrawFn) -> list[Message]:
-    """Rows of a session, newest first."""
+    """Draw the rows of a session, newest first."""
     pairs = draw(st.lists(st.tuples(roles, contents, st.none() | st.integers(0, 90)), max_size=12))
     return [Message(role=r, content=c, seq=n + 1, tokens=t) for n, (r, c, t) in enumerate(pairs)][::-1]
 
@@ -228,7 +222,7 @@ def stored_rows(draw: st.DrawFn) -> list[Message]:
 def test_the_rules_hold_for_any_rows(
     rows: list[Message], max_messages: int | None, max_tokens: int | None, counter: TokenCounter | None
 ) -> None:
-    """Budget and limit held, chronological, contiguous but for the pinned one, every place accounted for."""
+    """A window keeps its limits and the order, and its manifest accounts for each row once."""
     limits = Limits(max_messages, max_tokens, counter)
     window = choose(rows, limits)
     seqs = [message.seq or 0 for message in window.messages]
@@ -250,7 +244,7 @@ def test_the_rules_hold_for_any_rows(
 def test_the_newest_user_message_is_always_there(
     rows: list[Message], max_messages: int | None, max_tokens: int | None
 ) -> None:
-    """Whole if it fits alone, else cut with the mark."""
+    """The newest user message is whole if it fits alone, otherwise cut."""
     window = choose(rows, Limits(max_messages, max_tokens, len))
     newest = next((row for row in rows if row.role == "user"), None)
     if newest is None:
@@ -267,7 +261,7 @@ def test_the_newest_user_message_is_always_there(
 def test_a_user_message_read_apart_gives_the_same_window(
     rows: list[Message], max_messages: int | None, max_tokens: int | None, split: int
 ) -> None:
-    """Bounded reads: only the newest rows and the newest user message beside them."""
+    """Reading only the newest rows and the newest user message yields the same window."""
     limits = Limits(max_messages, max_tokens, len)
     newest = next((row for row in rows if row.role == "user"), None)
     read = rows if max_messages is None else rows[: max(max_messages, 1)]
@@ -275,7 +269,6 @@ def test_a_user_message_read_apart_gives_the_same_window(
 
 
 def test_messages_that_fill_the_budget_exactly_are_included() -> None:
-    """40 and 60 tokens fit into 100; one more does not."""
     rows = [user(3, tokens=40), assistant(2, tokens=60), user(1, tokens=1)]
     window = choose(rows, Limits(max_tokens=100))
     assert [message.seq for message in window.messages] == [2, 3]
@@ -284,7 +277,6 @@ def test_messages_that_fill_the_budget_exactly_are_included() -> None:
 
 
 def test_a_newest_user_message_that_fills_the_budget_exactly_stays_whole() -> None:
-    """It is cut from one token more on."""
     window = choose([user(1, "x" * 100)], Limits(max_tokens=100, counter=len))
     assert window.messages[0].content == "x" * 100
     assert window.manifest.cuts == ()

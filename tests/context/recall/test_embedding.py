@@ -1,4 +1,4 @@
-"""The built-in embedding: the mean of a text's word vectors, without the package's own loader."""
+"""Tests of the built-in embedding: the mean of word vectors, without the package's loader."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROWS = ((0.0, 0.0), (1.0, 0.5), (1.0, 0.25), (-0.5, 1.0))
 
 
 class _Tokenizer:
-    """A tokenizer of four words, as the package `tokenizers` has them."""
+    """A tokenizer of four words with the interface of the package `tokenizers`."""
 
     @classmethod
     def from_file(cls, path: str) -> Self:
@@ -45,7 +45,7 @@ class _Ids:
 
 @pytest.fixture
 def found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Embedder | None]:
-    """The embedder of a package with four words."""
+    """Return the embedder of a package with four words."""
     pytest.importorskip("numpy", reason="the extra `meaning` brings it")
     package = tmp_path / "wordllama"
     for folder in ("weights", "tokenizers"):
@@ -67,7 +67,7 @@ def found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Embedder 
 
 
 async def test_a_text_has_the_mean_of_its_words(found: Embedder | None) -> None:
-    """Of known words; a text without any is like nothing."""
+    """A text's vector is the mean of its known words, or zero without any."""
     assert found is not None
     assert [list(vector) for vector in await found.embed(["cat kitten", "stock", ""])] == [
         [1.0, 0.375],
@@ -78,7 +78,6 @@ async def test_a_text_has_the_mean_of_its_words(found: Embedder | None) -> None:
 
 
 def test_without_the_extra_there_is_no_embedder(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Words alone are compared then."""
     monkeypatch.setattr(embedding, "find_spec", lambda _: None)
     embedding.installed_word_vectors.cache_clear()
     assert embedding.installed_word_vectors() is None
@@ -86,14 +85,13 @@ def test_without_the_extra_there_is_no_embedder(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_an_input_is_embedded_without_names_and_common_words() -> None:
-    """Unless nothing else is in it; letters stay as they are written."""
+    """Names and common words are removed from the input unless nothing else remains."""
     index: RecallIndex = index_of([("Caroline", "I went to Zürich."), ("user", "Nice.")])
     assert index.meaningful("When did Caroline's friend go to Zürich?") == "friend go Zürich"
     assert index.meaningful("Who is she?") == "Who is she?"
 
 
 def test_vectors_are_compared_alike_with_and_without_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The extra makes it faster; none at all is no error."""
     one, others = unit_vector([3.0, 4.0]), [unit_vector([1.0, 0.0]), unit_vector([3.0, 4.0])]
     first = embedding.dot_products(one, others)
     assert first == pytest.approx([0.6, 1.0])

@@ -1,4 +1,4 @@
-"""The index of turns: what it finds, for whom, when, and how it stays cheap."""
+"""Tests of `RecallIndex`: ranking by words, speakers, dates and embeddings, and its cost."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SMALL_TALK = ("Good morning!", "How are things?", "All fine over here.", "Nice t
 
 
 def index_of(*sessions: Sequence[tuple[str, str]], days: int = 7) -> RecallIndex:
-    """An index of sessions of (speaker, text), some days apart; turn 2 of session 1 has the id 1.2."""
+    """Return an index of sessions of (speaker, text), some days apart; `1.2` is turn 2 of session 1."""
     index = RecallIndex()
     for number, session in enumerate(sessions):
         for place, (speaker, text) in enumerate(session):
@@ -30,18 +30,17 @@ def index_of(*sessions: Sequence[tuple[str, str]], days: int = 7) -> RecallIndex
 
 
 def chatter(*said: tuple[str, str]) -> list[tuple[str, str]]:
-    """What was said, with small talk before and after it."""
+    """Return the given turns with small talk before and after them."""
     talk = [("Ann" if place % 2 else "Ben", text) for place, text in enumerate(SMALL_TALK)]
     return [*talk, *said, *talk]
 
 
 def best(ranked: Sequence[Ranked]) -> str:
-    """The id of the turn that is ranked first."""
+    """Return the id of the highest ranked turn."""
     return ranked[0].id
 
 
 def test_a_turn_is_found_by_other_forms_of_its_words() -> None:
-    """Stems meet: adopted and adoption, ran and running."""
     index = index_of(chatter(("Ann", "We adopted a greyhound.")), chatter(("Ben", "I ran ten kilometres.")))
     assert best(index.rank("When was the adoption of the greyhound?")) == "0.5"
     assert best(index.rank("How was the running?")) == "1.5"
@@ -51,14 +50,14 @@ def test_a_turn_is_found_by_other_forms_of_its_words() -> None:
     ("asked", "said"), [("greyhuond", "greyhound"), ("harpsihcord", "harpsichord"), ("бибилотека", "библиотека")]
 )
 def test_a_turn_is_found_by_a_misspelt_word(asked: str, said: str) -> None:
-    """Swapped and missing letters; a word that is written right does not find another one."""
+    """Swapped and missing letters are tolerated, but a correct word does not find a similar one."""
     index = index_of(chatter(("Ann", f"There is a {said}.")), chatter(("Ben", "There is a granary.")))
     assert best(index.rank(f"And the {asked}?")) == "0.5"
     assert best(index.rank("And the granary?")) == "1.5"
 
 
 def test_few_words_are_compared_with_one_that_no_turn_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Comparing letter by letter takes long: only words of the same letters and length are."""
+    """An unknown word is compared only with words of similar letters and length, because comparing is slow."""
     compared: list[int] = []
 
     def close(word: str, others: Sequence[str], most: int, least: float) -> list[str]:
@@ -73,20 +72,20 @@ def test_few_words_are_compared_with_one_that_no_turn_has(monkeypatch: pytest.Mo
 
 
 def test_the_names_of_a_large_group_are_looked_up() -> None:
-    """By full name, and by a beginning; the words of a long input are not compared with each of them."""
+    """A speaker of a large group is found by the full name and by its beginning."""
     index = index_of([(f"Person{number}", "I have a harp.") for number in range(300)], [("Annabel", "I have a harp.")])
     assert best(index.rank("Does Anna have a harp?")) == "1.0"
     assert best(index.rank("Does Person7 have a harp?")) == "0.7"
 
 
 def test_a_turn_is_found_by_the_topic_that_it_belongs_to() -> None:
-    """Who asks for pets finds the turn that names one."""
+    """A query for pets finds a turn that mentions a kitten."""
     index = index_of(chatter(("Ann", "My brother lent me his ladder.")), chatter(("Ann", "Our kitten sleeps all day.")))
     assert best(index.rank("Which pets does she keep?")) == "1.5"
 
 
 def test_of_turns_alike_the_one_of_the_same_topic_comes_first() -> None:
-    """A kayak and a paddle belong together."""
+    """Of similar turns, the one whose words share the query's topic ranks first."""
     index = index_of(chatter(("Ann", "I bought a printer.")), chatter(("Ann", "I bought a paddle.")))
     assert best(index.rank("What did she buy for the kayak?")) == "1.5"
 
@@ -95,20 +94,18 @@ def test_of_turns_alike_the_one_of_the_same_topic_comes_first() -> None:
     ("asked", "said"), [("我的宠物多大了？", "仓鼠三岁。"), ("他喜欢什么运动？", "周末打羽毛球。")]
 )
 def test_topics_are_known_in_chinese(asked: str, said: str) -> None:
-    """Who asks for pets or sports finds the turn that names one."""
     index = index_of([("user", "今晚吃面。")], [("user", said)])
     assert best(index.rank(asked)) == "1.0"
 
 
 def test_the_speaker_who_is_named_comes_first() -> None:
-    """Of two turns alike, that of the speaker in question is ranked higher."""
     index = index_of(chatter(("Ann", "I play the cello."), ("Ben", "I play the cello.")))
     assert best(index.rank("Does Ann play the cello?")) == "0.5"
     assert best(index.rank("Does Ben play the cello?")) == "0.6"
 
 
 def test_i_and_you_mean_the_user_and_the_assistant() -> None:
-    """In a chat with an assistant the asker is the user, and "did you" asks for what the assistant said."""
+    """In a chat with an assistant, "I" selects the user's turns and "you" the assistant's."""
     turns = [("user", "The Miramar hotel in Porto."), ("assistant", "The Miramar hotel in Porto.")]
     index = index_of(turns)
     assert best(index.rank("Which hotel in Porto did I choose, my Miramar?")) == "0.0"
@@ -116,7 +113,7 @@ def test_i_and_you_mean_the_user_and_the_assistant() -> None:
 
 
 def test_the_first_turn_of_a_day_costs_more() -> None:
-    """So of turns that are worth the same, those of days that are quoted already come first."""
+    """With `group_cost`, turns of equal score are taken from a group that is already selected."""
     index = index_of(chatter(("Ann", "A harp."), ("Ben", "A harp.")), chatter(("Ann", "A harp."), ("Ben", "A harp.")))
     ranked = index.rank("harp", limit=4)
     chosen = select(ranked, lambda _: 10, 40, group_of=lambda turn: turn[0], group_cost=10)
@@ -125,7 +122,7 @@ def test_the_first_turn_of_a_day_costs_more() -> None:
 
 
 def test_a_name_that_is_a_common_word_is_written_as_a_name() -> None:
-    """Will is a person and "will" is not; `researcher` is what a program calls its agent, and stays a word."""
+    """The word "Will" names a person and "will" does not; the name of an agent is an ordinary word."""
     index = RecallIndex()
     for number, (speaker, role) in enumerate((("Ann", "user"), ("researcher", "assistant"), ("Will", "user"))):
         index.add(IndexedTurn(str(number), "The researcher has a harp.", speaker, BEGIN, "s", role))
@@ -136,7 +133,7 @@ def test_a_name_that_is_a_common_word_is_written_as_a_name() -> None:
 
 
 def test_the_answer_to_a_question_comes_along_with_it() -> None:
-    """A turn without any word of the query is found beside the one that asks."""
+    """An answer without a word of the query ranks high if its question matches."""
     index = index_of(chatter(("Ben", "What is your violin teacher called?"), ("Ann", "Ms Okafor.")))
     assert "0.6" in [entry.id for entry in index.rank("Who teaches Ann the violin?")[:3]]
 
@@ -145,33 +142,31 @@ def test_the_answer_to_a_question_comes_along_with_it() -> None:
     "asked", ["What did we talk about on 18 March 2024?", "What happened last week?", "上周怎么样？"]
 )
 def test_days_are_found_without_any_word_in_common(asked: str) -> None:
-    """A date, in full or told from today, leads to the turns of that day."""
+    """A full or relative date finds the turns of that day."""
     index = index_of(*[chatter(("Ann", f"Lunch number {number}.")) for number in range(5)])
     ranked = index.rank(asked, now=BEGIN + timedelta(days=21))
     assert best(ranked).startswith("2.")
 
 
 def test_chinese_is_found_by_its_characters() -> None:
-    """No spaces are needed."""
     index = index_of([("user", "我养了一只橘猫，叫团子。"), ("assistant", "真可爱！"), ("user", "今天写了报告。")])
     assert best(index.rank("我的猫叫什么名字？")) == "0.0"
 
 
 def test_a_remark_finds_what_it_touches() -> None:
-    """No question is needed."""
+    """A query need not be a question."""
     index = index_of(chatter(("Ann", "I am allergic to walnuts.")), chatter(("Ben", "The bus was late.")))
     assert best(index.rank("Tonight there is walnut cake.")) == "0.5"
 
 
 def test_an_input_that_points_back_is_read_with_the_last_turns() -> None:
-    """How long does it take? It is what the last turns were about."""
+    """A query with a pronoun is combined with the last turns."""
     index = index_of(chatter(("Ann", "The ferry to Skye takes an hour.")), chatter(("Ann", "The roast takes an hour.")))
     assert best(index.rank("How long does it take?", recent=["I will take the ferry to Skye."])) == "0.5"
     assert best(index.rank("How long does it take?", recent=["I will make a roast."])) == "1.5"
 
 
 def test_what_has_nothing_in_common_ranks_nothing() -> None:
-    """Nothing is dragged along for its own sake."""
     index = index_of(chatter(("Ann", "We adopted a greyhound.")))
     assert index.rank("quantum chromodynamics") == []
     assert index.rank("") == []
@@ -179,13 +174,12 @@ def test_what_has_nothing_in_common_ranks_nothing() -> None:
 
 
 def test_what_is_excluded_does_not_come_back() -> None:
-    """The turns of the window are left to the window."""
     index = index_of(chatter(("Ann", "We adopted a greyhound.")))
     assert "0.5" not in [entry.id for entry in index.rank("the greyhound", exclude={"0.5"})]
 
 
 def test_an_embedding_finds_what_words_do_not() -> None:
-    """A turn that only the caller's likeness knows is ranked first where no word is found, and what is beside it."""
+    """Without a matching word, the turn with the highest similarity ranks first, and its neighbors follow."""
     index = index_of(chatter(("Ann", "We adopted a greyhound."), ("Ben", "Feeling blue today.")))
     ranked = index.rank("melancholy", semantic={"0.6": 0.8, "unknown": 1.0})
     assert best(ranked) == "0.6"
@@ -193,7 +187,7 @@ def test_an_embedding_finds_what_words_do_not() -> None:
 
 
 def test_an_embedding_and_words_are_weighed_together() -> None:
-    """Of two turns with the same words the one that is alike comes first, on whatever scale the likeness is told."""
+    """Of turns with equal words, the more similar one ranks first, on any scale of similarity."""
     index = index_of(chatter(("Ann", "The greyhound ran.")), chatter(("Ann", "The greyhound ran.")))
     for scale in (0.01, 1.0, 100.0):
         assert best(index.rank("greyhound", semantic={"0.5": 0.2 * scale, "1.5": 0.6 * scale})) == "1.5"
@@ -201,7 +195,7 @@ def test_an_embedding_and_words_are_weighed_together() -> None:
 
 
 def test_a_turn_that_is_not_embedded_yet_is_ranked_by_its_words() -> None:
-    """It has the score that words alone give it, and comes before a turn with the same words that is less alike."""
+    """A turn without an embedding keeps its score by words."""
     index = index_of(chatter(("Ann", "The greyhound ran.")), chatter(("Ann", "The greyhound ran.")))
     words = {entry.id: entry.score for entry in index.rank("greyhound")}
     embedded = {f"1.{place}": 0.3 for place in range(11)}
@@ -212,7 +206,6 @@ def test_a_turn_that_is_not_embedded_yet_is_ranked_by_its_words() -> None:
 
 
 def test_the_same_id_twice_is_one_turn() -> None:
-    """Adding again changes nothing."""
     index = index_of([("Ann", "A greyhound.")])
     index.add(IndexedTurn("0.0", "Something else."))
     assert len(index) == 1
@@ -220,7 +213,6 @@ def test_the_same_id_twice_is_one_turn() -> None:
 
 
 def test_why_names_signals_that_have_weights() -> None:
-    """Each reason is a signal of the table of weights."""
     index = index_of(chatter(("Ann", "We adopted a greyhound.")))
     why = index.rank("Ann's greyhound")[0].why
     assert why
@@ -228,7 +220,6 @@ def test_why_names_signals_that_have_weights() -> None:
 
 
 def test_no_time_no_speaker_no_session_is_needed() -> None:
-    """A bare list of texts is enough."""
     index = RecallIndex()
     for number in range(200):
         index.add(IndexedTurn(str(number), "The red tractor." if number == 77 else f"Row {number} of beans."))
@@ -236,7 +227,7 @@ def test_no_time_no_speaker_no_session_is_needed() -> None:
 
 
 def test_the_score_is_the_sum_of_its_signals() -> None:
-    """The quick way and the explained way of counting agree."""
+    """The fast score is equal to the sum of the weighted signals."""
     index = index_of(*[chatter(("Ann", f"My cat saw {number} geese in May.")) for number in range(4)])
     for entry in index.rank("When did Ann's pet see geese, on 11 March 2024?"):
         signals = entry.matching.signals(entry.position)
@@ -251,7 +242,7 @@ TEXTS = st.lists(
 
 @given(TEXTS, st.text(max_size=60), st.integers(0, 300))
 def test_any_text_is_ranked_alike_twice_and_fits_the_budget(texts: list[str], asked: str, budget: int) -> None:
-    """Empty, huge, emoji, any script: no failure, no turn twice, nothing over the budget, always the same."""
+    """Any texts are ranked deterministically, without duplicates and within the budget."""
     index = RecallIndex()
     for number, text in enumerate(texts):
         index.add(IndexedTurn(str(number), text, ("Ann", "Ben", "")[number % 3]))
@@ -263,7 +254,7 @@ def test_any_text_is_ranked_alike_twice_and_fits_the_budget(texts: list[str], as
 
 
 def test_a_long_talk_is_looked_through_in_bounded_steps() -> None:
-    """However often the words were said, a bounded number of turns is looked at; the telling one is among them."""
+    """The number of ranked turns is limited in a long session, and the best one is among them."""
     index = RecallIndex()
     for number in range(6_000):
         text = (
@@ -278,7 +269,7 @@ def test_a_long_talk_is_looked_through_in_bounded_steps() -> None:
 
 
 def test_an_index_is_copied_in_parts_of_bounded_length() -> None:
-    """Whoever copies it lets other tasks run after each; all parts together are the index."""
+    """The parts of a dump have a limited size, so that other tasks can run between them, and restore the index."""
     made = RecallIndex()
     for number in range(5_000):
         made.add(IndexedTurn(str(number), f"The code of room{number} is {number}.", "Ann"))
@@ -291,7 +282,7 @@ def test_an_index_is_copied_in_parts_of_bounded_length() -> None:
 
 
 def test_an_index_that_is_joined_ranks_and_grows_as_one_that_was_made_at_once() -> None:
-    """Also the turns whose words were rare in their own session only, and speakers who are in several of them."""
+    """An index that is joined from sessions ranks like one that was built at once, also after new turns."""
     sessions = [
         [IndexedTurn(f"{session}#{number}", text, speaker, BEGIN + timedelta(days=10 * session), str(session), "user")
          for number, (speaker, text) in enumerate(talk)]
@@ -320,7 +311,7 @@ def test_an_index_that_is_joined_ranks_and_grows_as_one_that_was_made_at_once() 
 
 
 def test_a_packed_index_ranks_and_grows_as_before() -> None:
-    """With the same scores: of words, topics, speakers, days and episodes, in scripts with and without spaces."""
+    """A packed and loaded index has the same scores, also after new turns."""
     talk = [
         chatter(("Ann", "I adopted a cat yesterday.")),
         chatter(("Ben", "我养了一只橘猫。")),

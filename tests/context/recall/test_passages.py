@@ -1,4 +1,4 @@
-"""Passages of long texts: those that a query asks for, within bounds."""
+"""Tests of `passage_of`: the passage of a long text that matches a query."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FILLER = "The walk was long. " * 30
 
 
 def test_a_passage_has_the_words_of_the_query() -> None:
-    """Whole sentences, where the weight of the terms is greatest."""
+    """The passage consists of whole sentences with the greatest weight of terms."""
     text = f"{FILLER}We found a harp. It was red.{FILLER}"
     first, last = passage_of(text, {"harp": 3.0, "red": 2.0}, 60)
     assert "We found a harp. It was red." in text[first:last]
@@ -22,20 +22,19 @@ def test_a_passage_has_the_words_of_the_query() -> None:
 
 
 def test_without_a_word_of_the_query_the_beginning_is_quoted() -> None:
-    """It says what the text is about."""
     assert passage_of(FILLER, {}, 40) == (0, 37)
 
 
 @given(st.text(max_size=300), st.integers(1, 100))
 def test_a_passage_is_within_its_text(text: str, characters: int) -> None:
-    """Whatever stands in the text, and however short the passage has to be."""
+    """The passage is within the text and the given length."""
     first, last = passage_of(text, {"a": 1.0}, characters)
     assert 0 <= first <= last <= len(text)
     assert last - first <= characters
 
 
 def test_a_longer_passage_takes_no_longer_to_find() -> None:
-    """Lines are read once, however many of them fit."""
+    """The number of executed lines does not grow with the length of the passage."""
     text = "a\n" * 4_000
 
     def lines_run(characters: int) -> int:

@@ -1,4 +1,4 @@
-"""Days in a text: dates, and words that count from today."""
+"""Tests of finding days in a text: dates and words relative to today."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ KNOWN = Span(date(2023, 6, 1).toordinal(), NOW.toordinal())
 
 
 def days(text: str) -> list[tuple[str, str]]:
-    """The spans of a text as ISO dates."""
+    """Return the spans of a text as ISO dates."""
     found = spans_of(text, KNOWN, NOW.toordinal())
     return [(date.fromordinal(span.first).isoformat(), date.fromordinal(span.last).isoformat()) for span in found]
 
@@ -30,7 +30,6 @@ def days(text: str) -> list[tuple[str, str]]:
     ],
 )  # fmt: skip
 def test_dates_are_read(text: str, first: str, last: str) -> None:
-    """Each way of writing gives its days."""
     assert (first, last) in days(text)
 
 
@@ -56,13 +55,13 @@ def test_dates_are_read(text: str, first: str, last: str) -> None:
     ],
 )  # fmt: skip
 def test_dates_of_other_languages_are_read(text: str, first: str, last: str) -> None:
-    """With the forms that words have beside numbers, and with what is written onto them."""
+    """Inflected words and suffixes without spaces are recognized."""
     assert (first, last) in days(text)
 
 
 @pytest.mark.parametrize("text", ["la cera de marzo", "hier ist es schön", "mars attacks", "fa caldo", "an on lat"])
 def test_words_that_are_months_or_units_elsewhere_give_no_days_alone(text: str) -> None:
-    """A month in lower case is one beside a number only."""
+    """A lower-case month name is a month only beside a number."""
     assert days(text) == []
 
 
@@ -70,10 +69,9 @@ def test_words_that_are_months_or_units_elsewhere_give_no_days_alone(text: str) 
     "text", ["", "May I ask you something?", "We march on", "31 February 2024", "call 2024-13-40", "0年"]
 )
 def test_what_is_no_date_gives_no_days(text: str) -> None:
-    """Words that look like months, and days that there are not."""
+    """Words that resemble months, and invalid dates, yield no days."""
     assert days(text) == []
 
 
 def test_a_month_without_a_year_is_looked_for_in_each_known_year() -> None:
-    """Nobody says which February."""
     assert [first for first, _ in days("in February")] == ["2023-02-01", "2024-02-01"]

@@ -1,4 +1,4 @@
-"""Words and stems: what meets and what does not."""
+"""Tests of words and stems."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from threadkeep.context.recall.words import WordTable, stem, terms_of, words_of
     ],
 )  # fmt: skip
 def test_forms_of_a_word_have_one_stem(forms: str) -> None:
-    """Inflected, derived and irregular forms meet."""
     assert len({stem(form) for form in forms.split()}) == 1
 
 
@@ -28,27 +27,24 @@ def test_forms_of_a_word_have_one_stem(forms: str) -> None:
     ("one", "other"), [("bus", "busy"), ("news", "new"), ("king", "kin"), ("sing", "sin"), ("red", "r")]
 )
 def test_different_words_keep_different_stems(one: str, other: str) -> None:
-    """Short words are not cut to pieces."""
     assert stem(one) != stem(other)
 
 
 def test_stop_words_and_marks_are_no_terms() -> None:
-    """What is everywhere tells nothing."""
     assert list(terms_of(words_of("I've been to the Château’s party, haven't you?"))) == ["chateau", "parti"]
 
 
 def test_unspaced_scripts_give_characters_and_pairs() -> None:
-    """Characters, and pairs of those that stand together; function characters divide."""
+    """Adjacent characters yield pairs; function characters separate them."""
     assert list(terms_of(words_of("我的橘猫"))) == ["橘", "猫", "橘猫"]
 
 
 def test_full_width_and_accents_are_made_plain() -> None:
-    """The same word in another dress is the same."""
     assert words_of("ＡＢＣ Crème") == ["abc", "creme"]
 
 
 def test_long_words_are_not_kept() -> None:
-    """Each message may have another one of thousands of letters."""
+    """The table does not cache long words, because each message may contain different ones."""
     table = WordTable(len)
     assert [table[word] for word in ("word", "w" * 5_000)] == [4, 5_000]
     assert list(table) == ["word"]
