@@ -129,14 +129,14 @@ def check_state(sent: Sent, state: Sequence[BaseMessage], question: BaseMessage,
     without_id = sum(one.count for one in manifest.left_out if one.id is None)
     for one in manifest.left_out:
         stretch = _between(ids, one.id, one.last_id) if one.last_id is not None else [{one.id}]
-        # What has its id only now is counted apart; which of several messages with the same words is known is open.
+        # Messages that got their ids in this call are counted separately. Of messages with equal text, any may match.
         exact = all(len(known) == 1 for known in stretch)
-        # A message that was stored as new stands where the transcript has it.
+        # A message that was stored as new is at its position in the transcript.
         placed = sum(bool(known & set(seqs)) for known in stretch)
         assert one.id is None or not exact or 0 <= len(stretch) - one.count <= without_id + placed
         told.update(*stretch)
     for message in state[: state.index(question) + 1]:
-        # The agent's own answer to a call that is no JSON gets its id after the call.
+        # The agent's own answer to an invalid tool call gets its id after the model call.
         known = _ids_of(message, rows) | ({None} if isinstance(message, ToolMessage) else set())
         in_transcript = any(seqs.get(known_id) in out for known_id in known)
         assert isinstance(message, SystemMessage) or known & told or in_transcript

@@ -78,7 +78,7 @@ async def test_a_blocked_question_is_stored_as_failed_without_its_text(
         with pytest.raises(PIIDetectionError):
             await agent.ainvoke(input_of(MAIL, "m1"), config_of())
         assert await kept_with_status(memory) == [("user", "", "failed")]
-    if not checkpointed:  # the saver keeps what was blocked, and it is blocked again
+    if not checkpointed:  # the checkpointer keeps the blocked question, which is blocked again
         await agent.ainvoke(input_of("hello"), config_of())
         assert seen(model.calls[0]) == [("human", "hello")]
     info = await memory.session(ROOM).info()

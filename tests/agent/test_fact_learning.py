@@ -107,7 +107,7 @@ async def test_a_confidence_lets_a_proposal_in(memory: Memory, events: RecordedE
     }
     assert [fact.text for fact in await memory.knowledge.facts(ADA)] == ["home_city: Lisbon"]
     told = [(event.proposed, event.accepted) for event in events.of(FactsProposed)]
-    assert told in ([(2, 1)], [])  # events are recorded by the memories of this test's fixture only
+    assert told in ([(2, 1)], [])  # only the memories of this test's fixture record events
 
 
 async def test_nothing_is_learned_from_what_the_agent_says_or_was_shown(memory: Memory) -> None:

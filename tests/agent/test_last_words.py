@@ -52,7 +52,7 @@ async def test_one_who_fails_keeps_nobody_from_the_last_words(memory_options: Me
         with pytest.raises(WrongUser):
             await stack.aclose()
     assert sorted(said) == ["last words", "last words", "unfinished"]
-    del speakers  # they had to be there till now
+    del speakers  # the memory holds only weak references to them
 
 
 async def test_whoever_is_gone_is_not_kept_for_the_last_words(memory_options: MemoryOptions, sqlite_url: str) -> None:
@@ -122,7 +122,7 @@ async def test_a_memory_closes_while_its_last_work_ends(rounds: int) -> None:
     asyncio.get_running_loop().call_later(0.05, ends.set)
     await memory.close()
     await working
-    del speaker  # it had to be there till now
+    del speaker  # the memory holds only a weak reference to it
 
 
 async def test_the_words_of_an_open_model_call_are_stored(memory_options: MemoryOptions, sqlite_url: str) -> None:

@@ -34,7 +34,7 @@ async def test_the_question_is_sent_and_told_once(memory: Memory, event: str) ->
     model = ScriptedModel(replies=["answer"])
     agent = make_agent(model, [Meanwhile(lambda: EVENTS[event](session)), SessionMemory(memory)])
     assert await ask(agent, "question") == "answer"
-    # A question is stored when its first model call begins: what was said before that came first.
+    # A question is stored when its first model call begins, so the other message precedes it.
     expected = ["something else", "question"] if event == "reset and speak" else ["question"]
     assert [message.text for message in model.calls[0]] == expected
     for stored in await memory.manifests.of_session(ROOM):

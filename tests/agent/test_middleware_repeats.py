@@ -74,7 +74,7 @@ async def test_middleware_that_changes_answers_does_not_change_a_repeated_one_ag
         rows = await memory.session(ROOM).tail(9)
         assert told == next(row.content for row in rows if row.answers == words)
     before = [("human", "q1"), ("ai", "one (a machine)"), ("human", "q2"), ("ai", "two (a machine)")]
-    if checkpointed and way == "appended":  # the state has the unsigned answers too
+    if checkpointed and way == "appended":  # the state also has the unsigned answers
         before = [*before[:1], ("ai", "one"), *before[1:3], ("ai", "two"), *before[3:]]
     assert seen(model.calls[-1]) == [*before, ("human", "q3")]
 
@@ -357,7 +357,7 @@ async def test_who_comes_second_never_tells_its_own_answer(
         with pytest.raises(StoreUnavailable, match="send the message again"):
             await asking
     monkeypatch.undo()
-    assert await memory.pending.deliver()  # the database is back
+    assert await memory.pending.deliver()  # the database is available again
     assert await kept(memory) == [("user", "hi"), ("assistant", "first")]
     again = make_agent(ScriptedModel([]), [SessionMemory(memory)])
     assert await ask(again, "hi", message_id="m1") == "first"

@@ -96,7 +96,7 @@ class ClosingPolicy(HostExecutionPolicy):
         return process
 
 
-# Middleware that changes nothing about two plain turns with a tool call in the first one.
+# Middleware that does not change two plain turns with a tool call in the first one.
 TRANSPARENT: dict[str, Callable[[], Any]] = {
     "ContextEditingMiddleware": ContextEditingMiddleware,
     "FilesystemFileSearchMiddleware": lambda: FilesystemFileSearchMiddleware(root_path=str(Path(__file__).parent)),

@@ -196,7 +196,7 @@ async def test_a_repeat_has_the_events_of_an_answer(memory: Memory) -> None:
         events = [event async for event in graph.astream_events(asking(), config_of(), version=version)]
         ended = [event for event in events if event["event"] == "on_chain_end" and event["name"] == "math"]
         output = ended[-1]["data"]["output"]
-        # The first version has the updates of the last node.
+        # Version v1 contains the updates of the last node.
         assert (output["math"] if version == "v1" else output)["messages"][-1].text == "4"
         assert (events[0]["event"], events[0]["name"]) == ("on_chain_start", "math")
     run = await graph.astream_events(asking(), config_of(), version="v3")

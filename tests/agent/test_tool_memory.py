@@ -288,7 +288,7 @@ async def test_what_a_failed_run_has_done_is_shown(shared_url: str, failing: str
     model = ScriptedModel([finding(), last[failing], "There were three."])
     async with open_memory(shared_url) as memory, open_memory(shared_url) as other:
         agent = make_agent(model, [SessionMemory(memory)], [*TOOLS, broken])
-        with pytest.raises(RuntimeError):  # LangGraph's error for its limit is a RecursionError, which is one
+        with pytest.raises(RuntimeError):  # LangGraph's RecursionError is a RuntimeError
             await agent.ainvoke(input_of("flights to Porto?"), {**config_of(), "recursion_limit": 5})
         await ask(make_agent(model, [SessionMemory(other)], TOOLS), "hello?")
         booked = [("ai", "book"), ("tool", UNREAD_RESULT)] if failing == "limit" else []

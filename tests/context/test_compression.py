@@ -90,18 +90,18 @@ def test_a_small_range_waits_for_more() -> None:
     ("letters", "keep", "first"),
     [
         ("uauauaua", ("messages", 2), 7),
-        ("uauauaua", ("messages", 3), 5),  # back to where the turn of the third begins
+        ("uauauaua", ("messages", 3), 5),  # begins with the turn of the third message from the end
         ("uauauaua", ("messages", 8), 1),
         ("uauauaua", ("messages", 9), 1),
         ("uauauaua", ("tokens", 20), 7),
         ("uauauaua", ("tokens", 39), 5),
-        ("uauauaua", ("tokens", 5), 7),  # the newest user message stays, whatever is kept
+        ("uauauaua", ("tokens", 5), 7),  # the newest user message is always kept
         ("uauauaua", ("tokens", 1000), 1),
         ("uauauaua", ("fraction", 0.2), 7),
         ("uauauuua", ("messages", 2), 5),  # a question in three messages is one turn
-        ("uaua" + "a" * 20, ("messages", 2), 3),  # the newest user message stays
+        ("uaua" + "a" * 20, ("messages", 2), 3),  # the newest user message is always kept
         ("uasasuasa", ("messages", 2), 6),  # notes do not count
-        ("aaaa", ("messages", 2), 3),  # nobody asked anything
+        ("aaaa", ("messages", 2), 3),  # no user message
     ],
 )
 def test_where_the_kept_tail_begins(letters: str, keep: Size, first: int) -> None:

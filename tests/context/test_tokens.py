@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from threadkeep.context.tokens import TokenCounter, chars4, counter_named, estimate, estimate_cl100k, name_of
 from threadkeep.errors import InvalidInput
 
-# Own texts in fourteen languages, code, JSON, numbers and base64, each with its tokens in o200k_base.
+# Original texts in fourteen languages, code, JSON, numbers and base64, each with its token count in o200k_base.
 SAMPLES: dict[str, list[tuple[str, int]]] = {}
 for _line in (Path(__file__).parent / "token_counts.jsonl").read_text(encoding="utf-8").splitlines():
     _sample = json.loads(_line)

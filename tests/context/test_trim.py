@@ -169,7 +169,7 @@ def test_the_rules_hold_for_any_conversation(
         chosen = planned(items, budget, max_messages=max_messages)
     except BudgetTooSmall:
         system = sum(tokens for item, tokens in items if item.kind == "system")
-        assert system > budget - 2 - 7  # the marks of a question, and of a call with three results
+        assert system > budget - 2 - 7  # the least sizes of a question, and of a call with three results
         return
     tokens = sum(chosen.cuts.get(index, items[index][1]) for index in chosen.kept)
     assert tokens == chosen.tokens <= budget
