@@ -1,4 +1,4 @@
-"""ChatKit's store over a memory, with the real package's items."""
+"""Tests of ChatKit's store on a memory, with items of the real package."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ async def items_in(store: ThreadkeepStore[str | None], **options: Any) -> list[s
 
 
 async def test_every_kind_of_item_survives_in_order(memory: Memory) -> None:
-    """A model is sent the utterances alone; a repeated item is stored once."""
+    """The window has only the texts of user and assistant; a repeated item is stored once."""
     store, items = await filled(memory)
     await store.add_thread_item("t1", items[0], "ann")
     page = await store.load_thread_items("t1", None, 3, "asc", "ann")
@@ -87,7 +87,7 @@ async def test_every_kind_of_item_survives_in_order(memory: Memory) -> None:
 
 
 async def test_items_are_replaced_and_removed_at_their_place(memory: Memory) -> None:
-    """What a model is sent follows; what was said stays in the history."""
+    """The window changes too; the history keeps the old texts."""
     store, items = await filled(memory)
     call = items[1].model_copy(update={"status": "completed", "output": "1"})
     await store.save_item("t1", call, "ann")
@@ -111,7 +111,7 @@ async def test_items_are_replaced_and_removed_at_their_place(memory: Memory) -> 
 async def test_items_in_a_graph_store_are_replaced_and_removed(
     database_url: str, memory_options: MemoryOptions
 ) -> None:
-    """As in tables, also if others are added meanwhile."""
+    """Transcripts in a graph store behave like tables, also with concurrent appends."""
     for check in (
         test_items_are_replaced_and_removed_at_their_place,
         test_items_that_are_saved_at_once_stay_in_order,
@@ -122,7 +122,7 @@ async def test_items_in_a_graph_store_are_replaced_and_removed(
 
 
 async def test_an_item_that_was_saved_with_the_same_text_can_be_changed_and_removed(memory: Memory) -> None:
-    """Its older versions go too; an answer that was empty at first is sent to a model like others."""
+    """Older versions are removed too; an answer that was empty at first is in the window after a save."""
     store, _ = await filled(memory)
     await store.add_thread_item("t1", answered("m4", ""), "ann")
     for item in (answered("m2", "a1"), answered("m2", "better"), asked("m3", "q2"), answered("m4", "late")):
@@ -135,7 +135,7 @@ async def test_an_item_that_was_saved_with_the_same_text_can_be_changed_and_remo
 
 
 async def test_items_that_are_saved_at_once_stay_in_order(memory: Memory) -> None:
-    """No item is lost or stored twice, also if others are added meanwhile."""
+    """No item is lost or stored twice, also with concurrent appends."""
     store, _ = await filled(memory)
     saved = (store.save_item("t1", answered("m2", f"version {number}"), "ann") for number in range(4))
     added = (memory.session("t1").append([Message("user", f"new {number}", f"n{number}")]) for number in range(4))
@@ -152,7 +152,7 @@ async def test_items_that_are_saved_at_once_stay_in_order(memory: Memory) -> Non
 async def test_items_that_two_processes_rewrite_at_once_are_stored_once(
     shared_url: str, transcripts: TranscriptLocation
 ) -> None:
-    """Each rewrite of the same item, and of a later one, leaves every item in its place, once; none is lost."""
+    """Concurrent saves of an item and of a later one keep each item once, in order."""
     options = MemoryOptions(transcripts=transcripts)
     async with open_memory(shared_url, options=options) as memory, open_memory(shared_url, options=options) as other:
         store, _ = await filled(memory)
@@ -173,10 +173,10 @@ async def test_items_that_two_processes_rewrite_at_once_are_stored_once(
 
 @pytest.mark.parametrize("saved", [answered("new", "late"), answered("m2", "a1"), None])
 @pytest.mark.parametrize("transcripts", TRANSCRIPTS)
-async def test_an_item_is_saved_beside_another_process_that_saves_it_first(
+async def test_an_item_is_saved_after_another_process_saved_it(
     shared_url: str, monkeypatch: pytest.MonkeyPatch, saved: ThreadItem | None, transcripts: TranscriptLocation
 ) -> None:
-    """The later save counts, and a model is sent what the thread shows; a removed item stays removed."""
+    """The later save counts, the window matches the thread, and a removed item stays removed."""
     options = MemoryOptions(transcripts=transcripts)
     async with open_memory(shared_url, options=options) as memory, open_memory(shared_url, options=options) as other:
         store, _ = await filled(memory)
@@ -200,8 +200,8 @@ async def test_an_item_is_saved_beside_another_process_that_saves_it_first(
         assert (info.message_count, info.title, info.last_message) == (len(active), "q1", active[-1].content)
 
 
-async def test_what_others_said_is_an_item(memory: Memory) -> None:
-    """A session of another channel is a thread; one that is closed is closed here."""
+async def test_messages_of_other_channels_are_items(memory: Memory) -> None:
+    """A session of another channel is a thread; an inactive session is a closed thread."""
     session = memory.session("t1", user_id="ann")
     await session.append([Message("user", "hi", "u1"), Message("system", "note"), Message("assistant", "hello", "a1")])
     await session.update(active=False)
@@ -212,7 +212,7 @@ async def test_what_others_said_is_an_item(memory: Memory) -> None:
 
 
 async def test_a_title_is_the_newest_one(memory: Memory) -> None:
-    """Whoever changed it: ChatKit, or another client of the memory."""
+    """ChatKit or another client of the memory may have set it."""
     store, _ = await filled(memory)
     thread = ThreadMetadata(id="t1", created_at=NOW, title="First")
     await store.save_thread(thread, "ann")
@@ -223,7 +223,7 @@ async def test_a_title_is_the_newest_one(memory: Memory) -> None:
 
 
 async def test_threads_and_attachments_of_others_are_not_found(memory: Memory) -> None:
-    """In each verb that names one; a thread's attachments go with it, and a person's with the person."""
+    """Attachments are deleted with their thread, or with their person."""
     store, _ = await filled(memory)
     file = FileAttachment(id="f1", name="a.txt", mime_type="text/plain", thread_id="t1")
     await store.save_attachment(file, "ann")

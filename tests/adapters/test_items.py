@@ -1,4 +1,4 @@
-"""Turns of other frameworks that belong to a revision."""
+"""Tests of storing the turns of other frameworks, each of which belongs to a revision."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from threadkeep.errors import StoreUnavailable, WrongUser
 from threadkeep.store.driver import Joined
 
 
-async def test_of_several_writers_of_a_revision_one_stores_its_turn(memory: Memory) -> None:
-    """Its statements too; the others store nothing, and a repeat of the first changes nothing."""
+async def test_one_of_several_writers_of_a_revision_stores_its_turn(memory: Memory) -> None:
+    """The winner's statements are executed; the others store nothing, and a repeat of the winner changes nothing."""
     session, state = memory.session("s", user_id="ann"), memory.channels.state
 
     async def write(writer: str) -> bool:
@@ -30,7 +30,7 @@ async def test_of_several_writers_of_a_revision_one_stores_its_turn(memory: Memo
 
 
 async def test_a_turn_without_statements_is_stored_whole_or_not_at_all(memory: Memory) -> None:
-    """A message that is known refuses it; another user is told so."""
+    """A duplicate message refuses the whole turn; another user gets WrongUser."""
     session = memory.session("s", user_id="ann")
     await session.append([Message("user", "Hello.", id="known")])
     turn = [Message("system", "[revision]", id="revision:1"), Message("user", "Hello.", id="known")]
@@ -41,8 +41,8 @@ async def test_a_turn_without_statements_is_stored_whole_or_not_at_all(memory: M
         await append_once(memory.session("s", user_id="bob"), turn[:1], Joined())
 
 
-async def test_a_turn_takes_the_place_of_later_messages_or_changes_nothing(memory: Memory) -> None:
-    """They are superseded in the transaction that stores it; that of a known revision is rolled back."""
+async def test_a_turn_supersedes_later_messages_or_changes_nothing(memory: Memory) -> None:
+    """The turn supersedes later messages in its transaction, which is rolled back for a known revision."""
     session, state = memory.session("s", user_id="ann"), memory.channels.state
     await session.append([Message("user", text, id=text) for text in ("one", "two", "three")])
 

@@ -1,4 +1,4 @@
-"""LangChain's chat history over a session."""
+"""Tests of LangChain's chat history on a session."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROOM = "room:1"
 
 
 async def test_every_kind_of_message_survives(memory: Memory) -> None:
-    """Tool calls and results come back as they were; the window has the utterances alone."""
+    """Tool calls and results are read back unchanged; the window has only the texts of user and assistant."""
     call = AIMessage("", id="a1", tool_calls=[{"name": "weather", "args": {"city": "Oslo"}, "id": "c1"}])
     messages = [
         SystemMessage("Be brief.", id="s1"),
@@ -38,7 +38,7 @@ async def test_every_kind_of_message_survives(memory: Memory) -> None:
 
 
 def test_a_chain_with_a_message_history_remembers(shared_url: str) -> None:
-    """Blocking and asynchronous calls of one chain share a session."""
+    """Synchronous and asynchronous calls of one chain share a session."""
     with open_memory_sync(shared_url) as memory, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # LangChain has deprecated the chain
         model = FakeListChatModel(responses=["one", "two"])

@@ -1,4 +1,4 @@
-"""The MCP server, called by the protocol's own client: in process, over stdio and over HTTP."""
+"""Tests of the MCP server with the protocol's own client: in process, over stdio and over HTTP."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ async def fill(memory: Memory) -> None:
     await memory.knowledge.remember(Scope("user", "bob"), "pet", "secret Tom", user_id="bob")
 
 
-async def test_a_client_reads_what_is_its_users(memory: Memory) -> None:
-    """Each tool; what is another user's is not there, and no tool takes a user."""
+async def test_a_client_reads_only_the_data_of_its_user(memory: Memory) -> None:
+    """No tool returns data of another user or has a parameter for a user."""
     await fill(memory)
     server = memory_server(memory, lambda: McpCaller("ann"))
     async with Client(server) as client:
@@ -75,8 +75,8 @@ async def test_a_client_reads_what_is_its_users(memory: Memory) -> None:
             assert "secret" not in text_of(result)
 
 
-async def test_a_client_writes_only_where_that_is_switched_on(memory: Memory) -> None:
-    """The tools are there with the switch; a key that may only read is refused by them."""
+async def test_a_client_writes_only_with_the_switch_and_the_scope(memory: Memory) -> None:
+    """Write tools need the switch and a key that may write."""
     await fill(memory)
     said = {"session_id": "a", "messages": [{"role": "user", "content": "And a dog."}]}
     async with Client(memory_server(memory, lambda: McpCaller("ann", writes=True), writes=True)) as client:
@@ -97,7 +97,7 @@ async def test_a_client_writes_only_where_that_is_switched_on(memory: Memory) ->
 @pytest.mark.process
 @pytest.mark.slow
 async def test_the_command_serves_stdio(shared_url: str) -> None:
-    """The user is the one of the command."""
+    """The option `--user` of the command sets the user."""
     async with open_memory(shared_url) as memory:
         await fill(memory)
     environment = {**os.environ, "THREADKEEP_DATABASE_URL": shared_url}
@@ -109,7 +109,7 @@ async def test_the_command_serves_stdio(shared_url: str) -> None:
 
 
 async def test_over_http_the_user_is_that_of_the_key(sqlite_memory: Memory) -> None:
-    """A request without a valid key reaches nothing; a key of a user reads that user's; writing needs its scope."""
+    """A request without a valid key gets 401, and writing needs a key with its scope."""
     memory = sqlite_memory
     await fill(memory)
     reads = await memory.api_keys.add("ann-reads", scope="read", user_id="ann")
@@ -138,7 +138,7 @@ async def test_over_http_the_user_is_that_of_the_key(sqlite_memory: Memory) -> N
 
 
 async def test_over_http_the_user_is_that_of_a_signed_token(sqlite_memory: Memory) -> None:
-    """The tokens that the service takes; one of another issuer reaches nothing."""
+    """The server accepts the tokens that the service accepts; another issuer gets 401."""
     await fill(sqlite_memory)
     signs = {
         "jwt_issuer": "https://login",
@@ -169,7 +169,7 @@ async def test_over_http_the_user_is_that_of_a_signed_token(sqlite_memory: Memor
 
 @asynccontextmanager
 async def serving(memory: Memory, **overrides: object) -> AsyncIterator[int]:
-    """The port of a real server with settings."""
+    """Serve MCP over HTTP with the given settings, and yield the port."""
     settings, started = load_settings(database_url="sqlite://", **overrides), asyncio.Event()
     server = await keyed_server(memory, settings, "http://127.0.0.1", writes=False)
     with bind("127.0.0.1", 0) as listening:
@@ -182,8 +182,8 @@ async def serving(memory: Memory, **overrides: object) -> AsyncIterator[int]:
             await asyncio.wait([task])
 
 
-async def test_over_http_it_has_the_doors_of_the_service(sqlite_memory: Memory) -> None:
-    """A request that does not arrive is given up; too many of a key, or of a user, get 429."""
+async def test_over_http_the_limits_of_the_service_apply(sqlite_memory: Memory) -> None:
+    """A slow request is closed with 408; too many requests of a key or a user get 429."""
     one = await sqlite_memory.api_keys.add("one", scope="read", user_id="ann")
     two = await sqlite_memory.api_keys.add("two", scope="read", user_id="ann")
     async with serving(sqlite_memory, header_timeout=0.2, requests_per_key=2, requests_per_user=3) as port:
@@ -201,7 +201,7 @@ async def test_over_http_it_has_the_doors_of_the_service(sqlite_memory: Memory) 
 
 
 async def test_over_http_a_proxy_may_be_in_front(sqlite_memory: Memory) -> None:
-    """Requests keep the name of the proxy, and the service's limit of bodies is in force."""
+    """Requests may have the host and origin of the proxy; the body limit of the service applies."""
     await fill(sqlite_memory)
     key = await sqlite_memory.api_keys.add("one", scope="read", user_id="ann")
     headers = {

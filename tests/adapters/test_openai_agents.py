@@ -1,4 +1,4 @@
-"""The session of the OpenAI Agents SDK, run by the SDK itself."""
+"""Tests of the session of the OpenAI Agents SDK, which the SDK itself runs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ RESULT: Any = {"type": "function_call_output", "call_id": "c1", "output": "cold"
 
 
 def said(text: str) -> ResponseOutputMessage:
-    """Return an answer as the API gives it."""
+    """Return an answer as the API returns it."""
     content = ResponseOutputText(annotations=[], text=text, type="output_text")
     return ResponseOutputMessage(id="m", content=[content], role="assistant", status="completed", type="message")
 
@@ -39,7 +39,7 @@ def weather(city: str) -> str:
 
 
 async def test_an_agent_remembers_and_every_kind_of_item_survives(memory: Memory) -> None:
-    """The second run is sent the first one's items, with tool calls, results and reasoning as they were."""
+    """A second run gets the items of the first, with tool calls, results and reasoning."""
     session = AgentsSession(memory, ROOM, user_id="ann")
     assert isinstance(session, Session)
     call = ResponseFunctionToolCall(call_id="c1", name="weather", arguments='{"city":"Oslo"}', type="function_call")
@@ -68,7 +68,7 @@ async def test_an_agent_remembers_and_every_kind_of_item_survives(memory: Memory
 
 
 async def test_the_newest_items_are_returned_and_taken_back(memory: Memory) -> None:
-    """`pop_item` takes the newest back; what it took stays in the history."""
+    """`pop_item` takes the newest item back; the history keeps it."""
     session = AgentsSession(memory, ROOM, session_settings=SessionSettings(limit=3))
     await session.add_items([{"role": "user", "content": "a"}, REASONING, CALL, RESULT])
     assert await session.get_items() == [REASONING, CALL, RESULT]
@@ -85,7 +85,7 @@ async def test_the_newest_items_are_returned_and_taken_back(memory: Memory) -> N
 
 
 async def test_messages_of_others_are_items_and_a_reset_hides_them(memory: Memory) -> None:
-    """A session that an agent of another framework wrote goes on here, until it is reset; its notes do not count."""
+    """A session of another framework can be continued until its reset; system messages are no items."""
     stored = memory.session(ROOM)
     await stored.append([Message("user", "hi"), Message("system", "a note"), Message("assistant", "hello")])
     session = AgentsSession(memory, ROOM)
@@ -104,7 +104,7 @@ async def test_messages_of_others_are_items_and_a_reset_hides_them(memory: Memor
 
 
 async def test_another_users_session_is_empty_and_closed(memory: Memory) -> None:
-    """Another user reads nothing, takes nothing back, and writes nothing."""
+    """Another user reads nothing, takes nothing back and cannot write."""
     await AgentsSession(memory, ROOM, user_id="ann").add_items([{"role": "user", "content": "secret"}])
     other = AgentsSession(memory, ROOM, user_id="bob")
     assert (await other.get_items(), await other.pop_item()) == ([], None)
@@ -115,7 +115,7 @@ async def test_another_users_session_is_empty_and_closed(memory: Memory) -> None
 
 
 def test_one_session_serves_several_event_loops(shared_url: str) -> None:
-    """`run_sync` and `asyncio.run` each bring a loop of their own."""
+    """`run_sync` and `asyncio.run` each create an event loop."""
     model = ScriptedModel()
     agent = Agent(name="guide", model=model)
     with open_memory_sync(shared_url) as memory:

@@ -1,4 +1,4 @@
-"""Every way in which one item of a conversation can be damaged, done behind Threadkeep's back."""
+"""All kinds of damage to one item of a conversation, done without Threadkeep."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ type Change = Callable[[dict[str, Any]], object]
 
 @dataclass(frozen=True)
 class Damage:
-    """Something done to one item of a conversation: its metadata, or its only chunk."""
+    """A change of one item of a conversation: its metadata, or its only chunk."""
 
     item: str
     change: Change
@@ -26,7 +26,7 @@ class Damage:
 
     @property
     def reported(self) -> str:
-        """The item that errors name."""
+        """Return the item that errors name."""
         return self.found_at or self.item
 
     def do(self, url: str, session_id: str) -> None:
@@ -44,7 +44,7 @@ def _chunk(change: Change) -> Damage:
 
 
 def _message(**fields: object) -> Damage:
-    """The newest message has other values for some fields."""
+    """Return a damage that changes fields of the newest message."""
     return _chunk(lambda chunk: {**chunk, "messages": [*chunk["messages"][:-1], {**chunk["messages"][-1], **fields}]})
 
 
@@ -132,14 +132,14 @@ SAMPLE = (
     "role is unknown",
     "message metadata is not JSON",
 )
-"""A kind of damage for each place where it is found: enough for a second database, HTTP and the command line."""
+"""One kind of damage per check that detects it: enough for a second database, HTTP and the command line."""
 
 SESSIONS: Mapping[str, str] = {f"room:{number}": kind for number, kind in enumerate(SAMPLE)}
-"""A session for each of them."""
+"""A session for each kind of damage in the sample."""
 
 
 def rewrite(url: str, key: str, change: Change) -> None:
-    """Put something else in the place of an item."""
+    """Replace the value of an item."""
     address = parse_address(url)
     if address.dsn is not None:
         with psycopg.connect(address.dsn) as connection:

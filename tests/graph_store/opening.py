@@ -1,4 +1,4 @@
-"""Transcripts in graph stores, opened for a test."""
+"""Helpers that open transcripts in graph stores."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from threadkeep.store.driver import StoreOptions
 
 
 def open_store(url: str) -> AbstractAsyncContextManager[BaseStore]:
-    """A LangGraph store of ours."""
+    """Open a LangGraph store as Threadkeep does."""
     return open_graph_store(parse_address(url), StoreOptions())
 
 
@@ -29,19 +29,19 @@ def transcripts_of(
     clock: Callable[[], datetime] | None = None,
     conflicted: Callable[[str], object] | None = None,
 ) -> GraphTranscripts:
-    """Transcripts in the items of a store."""
+    """Return transcripts in the items of a store."""
     return GraphTranscripts(items, layout, count=estimate, clock=clock or moving_clock(), conflicted=conflicted)
 
 
 @asynccontextmanager
 async def graph_transcripts(url: str, layout: GraphLayout | None = None) -> AsyncIterator[GraphTranscripts]:
-    """Transcripts in a graph store of ours."""
+    """Open transcripts in a graph store, and close it after the block."""
     async with open_store(url) as store:
         yield transcripts_of(items_of(store), layout)
 
 
 def moving_clock() -> Callable[[], datetime]:
-    """A clock that is a second later at every look."""
+    """Return a clock that advances by one second at each call."""
     now = datetime(2026, 1, 1, tzinfo=UTC)
 
     def clock() -> datetime:

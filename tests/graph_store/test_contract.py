@@ -1,4 +1,4 @@
-"""The contract of transcripts in LangGraph's stores: any one through its interface, and our two by their table."""
+"""The contract of transcripts in LangGraph stores: through the interface of any store, and through our tables."""
 
 from __future__ import annotations
 
@@ -22,76 +22,76 @@ from threadkeep.testing import TranscriptContract
 
 
 class TestAnyStore(TranscriptContract):
-    """On a store of which nothing is known but LangGraph's interface."""
+    """The contract on a store that has only LangGraph's interface."""
 
     @asynccontextmanager
     async def open_transcripts(self) -> AsyncIterator[Transcripts]:
-        """Transcripts in a new store in memory."""
+        """Open transcripts in a new store in memory."""
         yield transcripts_of(StoreItems(InMemoryStore()))
 
 
 class TestSmallChunks(TranscriptContract):
-    """With three messages in a chunk, so that most laws are about several chunks."""
+    """The contract with three messages per chunk, so that most guarantees span several chunks."""
 
     @asynccontextmanager
     async def open_transcripts(self) -> AsyncIterator[Transcripts]:
-        """Transcripts in a new store in memory."""
+        """Open transcripts in a new store in memory."""
         yield transcripts_of(StoreItems(InMemoryStore()), GraphLayout(chunk_size=3))
 
 
 class TableContract(TranscriptContract):
-    """The contract on the table of a graph store; the database is named by the class below."""
+    """The contract on the table of a graph store; a subclass names the database."""
 
     url: str
 
     @asynccontextmanager
     async def open_transcripts(self) -> AsyncIterator[Transcripts]:
-        """Transcripts in a new graph store."""
+        """Open transcripts in a new graph store, and close it after the block."""
         async with graph_transcripts(self.url) as transcripts:
             yield transcripts
 
 
 class TestSqlite(TableContract):
-    """On a SQLite file."""
+    """The contract on a SQLite file."""
 
     @pytest.fixture(autouse=True)
     def database(self, sqlite_url: str) -> None:
-        """A file of the test's own."""
+        """Set the URL of a new file."""
         self.url = sqlite_url
 
 
 class TestPostgres(TableContract):
-    """On PostgreSQL."""
+    """The contract on PostgreSQL."""
 
     @pytest.fixture(autouse=True)
     def database(self, empty_postgres_url: str) -> None:
-        """A database of the test's own."""
+        """Set the URL of a new database."""
         self.url = empty_postgres_url
 
 
 class TestSqliteThroughItsInterface(TranscriptContract):
-    """LangGraph's own SQLite store as any other: its batches are transactions."""
+    """The contract on LangGraph's SQLite store through its interface; its batches are transactions."""
 
     @pytest.fixture(autouse=True)
     def database(self, sqlite_url: str) -> None:
-        """A file of the test's own."""
+        """Set the URL of a new file."""
         self.url = sqlite_url
 
     @asynccontextmanager
     async def open_transcripts(self) -> AsyncIterator[Transcripts]:
-        """Transcripts in a new store."""
+        """Open transcripts in a new store, and close it after the block."""
         async with open_store(self.url) as store:
             yield transcripts_of(StoreItems(store))
 
 
 class IndexedContract(TranscriptContract):
-    """The contract with rows in our tables that follow; the database is named by the class below."""
+    """The contract with index rows in our tables; a subclass names the database."""
 
     url: str
 
     @asynccontextmanager
     async def open_transcripts(self) -> AsyncIterator[Transcripts]:
-        """Transcripts as a memory keeps them in a graph store."""
+        """Open transcripts as a memory keeps them in a graph store."""
         address = parse_address(self.url)
         async with migrated_driver(self.url) as driver:
             dependencies = BackendDependencies(driver, estimate, moving_clock(), _told)
@@ -100,28 +100,28 @@ class IndexedContract(TranscriptContract):
 
 
 class TestIndexedOnSqlite(IndexedContract):
-    """On a SQLite file."""
+    """The contract with index rows on a SQLite file."""
 
     @pytest.fixture(autouse=True)
     def database(self, sqlite_url: str) -> None:
-        """A file of the test's own."""
+        """Set the URL of a new file."""
         self.url = sqlite_url
 
 
 class TestIndexedInMemory(IndexedContract):
-    """With tables and store in memory."""
+    """The contract with tables and store in memory."""
 
     url = "sqlite://"
 
 
 class TestIndexedOnPostgres(IndexedContract):
-    """On PostgreSQL."""
+    """The contract with index rows on PostgreSQL."""
 
     @pytest.fixture(autouse=True)
     def database(self, postgres_url: str) -> None:
-        """A database of the test's own."""
+        """Set the URL of a new database."""
         self.url = postgres_url
 
 
 def _told(backend: str, session_id: str, error: Exception) -> None:
-    raise AssertionError(f"nothing is to go wrong here: {error}")
+    raise AssertionError(f"unexpected failure: {error}")

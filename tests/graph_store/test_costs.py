@@ -1,4 +1,4 @@
-"""What a turn and a read of a conversation in a graph store cost, in calls and statements."""
+"""Tests of the calls and statements that turns and reads in a graph store need."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ CHUNK = f"{ROOM}:chunk:000000"
 
 @asynccontextmanager
 async def opened(url: str) -> AsyncIterator[Memory]:
-    """A memory that keeps transcripts in a graph store."""
+    """Open a memory with transcripts in a graph store, and close it after the block."""
     async with open_memory(url, options=MemoryOptions(transcripts="graph_store", background=False)) as memory:
         yield memory
 
 
 async def say(memory: Memory, name: str) -> None:
-    """One turn of a question and an answer."""
+    """Append a question and an answer."""
     await memory.session(ROOM).append(
         [Message("user", f"question {name}", id=f"q{name}"), Message("assistant", f"answer {name}", id=f"a{name}")]
     )
@@ -42,7 +42,7 @@ async def say(memory: Memory, name: str) -> None:
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The `seq` of each message that is made of its value."""
+    """Collect the `seq` of each message that is created from its stored value."""
     seqs: list[int] = []
     make = message_in
 
@@ -56,13 +56,13 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @dataclass
 class Visits:
-    """The visits of connections: the statements of each, and the transactions that they committed."""
+    """Calls of a database connection: the statements of each, and the number of commits."""
 
     made: list[int] = field(default_factory=list)
     commits: int = 0
 
     def taken(self) -> tuple[list[int], int]:
-        """The visits so far, which are forgotten."""
+        """Return the calls so far, and clear them."""
         found = self.made.copy(), self.commits
         self.made.clear()
         self.commits = 0
@@ -71,7 +71,7 @@ class Visits:
 
 @pytest.fixture
 def visits(monkeypatch: pytest.MonkeyPatch) -> Visits:
-    """Every call of a thread of SQLite, and every round trip to PostgreSQL."""
+    """Record each call of a SQLite thread and each round trip to PostgreSQL."""
     found = Visits()
 
     def noting(owner: type, name: str, statements_of: Callable[[Any], Sequence[tuple[str, object]]]) -> None:
@@ -95,7 +95,7 @@ def visits(monkeypatch: pytest.MonkeyPatch) -> Visits:
 
 
 async def test_a_turn_is_read_once_and_written_once(shared_url: str, visits: Visits) -> None:
-    """With its rows in the tables: two visits and one commit, of a new conversation as of one that goes on."""
+    """A turn with its index rows takes two calls and one commit, in a new or an existing conversation."""
     async with opened(shared_url) as memory:
         await say(memory, "0")
         visits.taken()
@@ -111,7 +111,7 @@ async def test_a_turn_is_read_once_and_written_once(shared_url: str, visits: Vis
 
 
 async def test_the_newest_messages_are_read_by_one_statement(shared_url: str, visits: Visits) -> None:
-    """Metadata and chunk together, as soon as the process knows which chunk is the newest."""
+    """Metadata and chunk are read together once the process knows the newest chunk."""
     async with opened(shared_url) as memory:
         for number in range(3):
             await say(memory, str(number))
@@ -121,7 +121,7 @@ async def test_the_newest_messages_are_read_by_one_statement(shared_url: str, vi
 
 
 async def test_the_memory_of_newest_chunks_is_bounded(shared_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A chunk counts with all its messages, whether it was written or a few of them were read."""
+    """A cached chunk counts with all its messages, whether it was written or partly read."""
     monkeypatch.setattr(known, "_MOST_CHARACTERS", 100_000)
     rooms = [f"room {number}" for number in range(20)]
     async with opened(shared_url) as memory:
@@ -135,14 +135,14 @@ async def test_the_memory_of_newest_chunks_is_bounded(shared_url: str, monkeypat
 
 
 def chunks_in_memory() -> int:
-    """Count the chunks of 20,000 characters that this process holds."""
+    """Return the number of chunks of 20,000 characters that this process holds."""
     gc.collect()
     held = [each for each in gc.get_objects() if isinstance(each, Stored) and "messages" in each]
     return sum(len(str(each["messages"])) > 20_000 for each in held)
 
 
-async def test_half_a_surrogate_pair_of_another_program_stops_no_turn(sqlite_url: str) -> None:
-    """SQLite stores it; it is written again as it was."""
+async def test_a_lone_surrogate_of_another_program_stops_no_turn(sqlite_url: str) -> None:
+    """SQLite stores a lone surrogate; later turns write it back unchanged."""
     async with opened(sqlite_url) as memory:
         await say(memory, "0")
 
@@ -157,8 +157,8 @@ async def test_half_a_surrogate_pair_of_another_program_stops_no_turn(sqlite_url
         ]  # fmt: skip
 
 
-async def test_rows_that_fail_are_left_out_of_the_turn(shared_url: str) -> None:
-    """The turn is stored once, and its rows follow as soon as they can."""
+async def test_a_turn_is_stored_if_its_index_rows_fail(shared_url: str) -> None:
+    """The turn is stored once, and its index rows are added at the next search."""
     async with opened(shared_url) as memory:
         await say(memory, "0")
         execute(shared_url, "UPDATE chat_messages SET seq = 3 WHERE seq = 1")
@@ -170,8 +170,8 @@ async def test_rows_that_fail_are_left_out_of_the_turn(shared_url: str) -> None:
     assert (rows, query(shared_url, "SELECT last_seq FROM chat_sessions")) == ([(1,), (2,), (3,), (4,)], [(4,)])
 
 
-async def test_an_unchanged_message_is_made_once(shared_url: str, made: list[int]) -> None:
-    """Each turn checks the messages of its chunk, and a read returns them: each one is made of its value once."""
+async def test_an_unchanged_message_is_created_once(shared_url: str, made: list[int]) -> None:
+    """Turns check and reads return the messages of a chunk, but each is created from its value once."""
     async with opened(shared_url) as memory:
         for number in range(6):
             await say(memory, str(number))
@@ -180,8 +180,8 @@ async def test_an_unchanged_message_is_made_once(shared_url: str, made: list[int
     assert sorted(made) == list(range(1, 13))
 
 
-async def test_a_known_message_that_is_changed_or_damaged_is_noticed(shared_url: str) -> None:
-    """By a read and by a turn; after a repair both go on."""
+async def test_a_change_of_a_cached_message_is_detected(shared_url: str) -> None:
+    """Both reads and turns detect the change, and work again after a repair."""
     async with opened(shared_url) as memory:
         session = memory.session(ROOM)
         await say(memory, "1")
@@ -205,13 +205,13 @@ async def test_a_known_message_that_is_changed_or_damaged_is_noticed(shared_url:
 
 
 async def test_a_locked_row_delays_no_turn_for_long(postgres_url: str) -> None:
-    """Turns are in the conversation soon, in their order, while another transaction holds the row of their session."""
+    """Turns are readable in order while another transaction locks the row of their session."""
     async with opened(postgres_url) as memory, await psycopg.AsyncConnection.connect(postgres_url) as other:
         session = memory.session(ROOM)
         await session.append([Message("user", "0")])
         await other.execute("SELECT 1 FROM chat_sessions FOR UPDATE")
         waiting = [asyncio.create_task(session.append([Message("user", str(n))])) for n in (1, 2, 3)]
-        async with asyncio.timeout(8):  # before one wait for a lock is over
+        async with asyncio.timeout(8):  # shorter than one lock timeout
             while len(said := await session.tail(9)) < 4:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
         assert [message.content for message in said] == ["0", "1", "2", "3"]
@@ -220,8 +220,8 @@ async def test_a_locked_row_delays_no_turn_for_long(postgres_url: str) -> None:
         assert [m.content for m in (await session.page(limit=9)).messages] == ["0", "1", "2", "3"]
 
 
-async def test_a_locked_row_fails_no_turn_of_an_impatient_user(postgres_url: str) -> None:
-    """A short statement_timeout interrupts the wait for the row; the turn is stored, and its rows follow later."""
+async def test_a_locked_row_fails_no_turn_with_a_short_statement_timeout(postgres_url: str) -> None:
+    """A short statement_timeout interrupts the wait for the row; the turn is stored, and its index row later."""
     [(name,)] = query(postgres_url, "SELECT current_database()")
     execute(postgres_url, f'ALTER DATABASE "{name}" SET statement_timeout = 300')
     async with opened(postgres_url) as memory, await psycopg.AsyncConnection.connect(postgres_url) as other:
@@ -233,8 +233,8 @@ async def test_a_locked_row_fails_no_turn_of_an_impatient_user(postgres_url: str
         assert [message.content for message in await session.tail(9)] == ["0", "1"]
 
 
-async def test_what_another_process_appends_is_read_and_extended(shared_url: str, made: list[int]) -> None:
-    """Two processes take turns in one conversation: each makes only the messages that it does not know."""
+async def test_two_processes_extend_one_conversation(shared_url: str, made: list[int]) -> None:
+    """Each of two processes creates only the messages that it does not know yet."""
     async with opened(shared_url) as first, opened(shared_url) as second:
         for number in range(3):
             await say(first, f"first {number}")
@@ -245,7 +245,7 @@ async def test_what_another_process_appends_is_read_and_extended(shared_url: str
 
 
 async def test_other_programs_read_a_chunk_that_has_grown(shared_url: str) -> None:
-    """Its JSON is whole after each turn, also with texts of many bytes, and after another program has changed it."""
+    """The JSON of a chunk is valid after each turn, with multibyte texts and with fields of other programs."""
     seen: dict[str, Any] = {}
 
     def noted(chunk: dict[str, Any]) -> object:
@@ -266,8 +266,8 @@ async def test_other_programs_read_a_chunk_that_has_grown(shared_url: str) -> No
     assert (seen["end_seq"], seen["theirs"], seen["last"], len(said)) == (40, {"messages": [1]}, ["]}"], 40)
 
 
-async def test_what_callers_change_is_in_no_later_read(database_url: str) -> None:
-    """The JSON of a message belongs to the caller that reads it."""
+async def test_changes_of_callers_are_in_no_later_read(database_url: str) -> None:
+    """A caller may change the metadata of a message that it read."""
     async with opened(database_url) as memory:
         await memory.session(ROOM).append([Message("user", "hello", metadata={"k": ["as stored"]})])
         for _ in range(2):

@@ -1,4 +1,4 @@
-"""A memory whose transcripts are in a graph store: all that hangs on sessions goes on, and all of it goes with them."""
+"""Tests of a memory with transcripts in a graph store, and of its index rows in the tables."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ ROOM = "room"
 
 @asynccontextmanager
 async def opened(url: str, events: RecordedEvents | None = None, **changes: object) -> AsyncIterator[Memory]:
-    """A memory that keeps transcripts in a graph store."""
+    """Open a memory with transcripts in a graph store, and close it after the block."""
     options = replace(MemoryOptions(transcripts="graph_store", background=False), **changes)  # type: ignore[arg-type]
     async with open_memory(url, observers=[events] if events else [], options=options) as memory:
         yield memory
 
 
 async def say(memory: Memory, count: int, *, session_id: str = ROOM, user_id: str | None = None) -> None:
-    """So many messages, questions and answers in turn, in one session."""
+    """Append `count` messages, questions and answers in turn."""
     roles = ("user", "assistant")
     messages = [Message(role=roles[n % 2], content=f"text {n + 1}", id=f"m:{n + 1}") for n in range(count)]  # type: ignore[arg-type]
     await memory.session(session_id, user_id=user_id).append(messages)
 
 
 async def test_texts_are_in_the_graph_store_alone(shared_url: str) -> None:
-    """Our tables have the numbers of sessions and messages, and not a word but titles."""
+    """The tables have the numbers of sessions and messages, but no texts except titles."""
     async with opened(shared_url) as memory:
         await say(memory, 3)
         assert [message.content for message in await memory.session(ROOM).tail(5)] == ["text 1", "text 2", "text 3"]
@@ -58,8 +58,8 @@ async def test_texts_are_in_the_graph_store_alone(shared_url: str) -> None:
         assert len(await store.asearch(HISTORY)) == 2
 
 
-async def test_summaries_and_anchors_go_on(shared_url: str) -> None:
-    """They count as ever, until the session is reset."""
+async def test_summaries_and_anchors_work(shared_url: str) -> None:
+    """Summaries and anchors are active until the session is reset."""
     async with opened(shared_url) as memory:
         await say(memory, 9)
         assert await memory.summaries.add(summary(1, 4), last_id="m:4")
@@ -74,8 +74,8 @@ async def test_summaries_and_anchors_go_on(shared_url: str) -> None:
         assert (await memory.session(ROOM).window()).messages == ()
 
 
-async def test_what_is_deleted_is_gone_everywhere(shared_url: str) -> None:
-    """From the graph store with its ids, and from each of our tables."""
+async def test_a_deleted_session_leaves_no_items_and_no_rows(shared_url: str) -> None:
+    """A deleted session leaves neither items in the graph store nor rows in the tables."""
     async with opened(shared_url) as memory:
         await say(memory, 5)
         await say(memory, 1, session_id="other")
@@ -89,8 +89,8 @@ async def test_what_is_deleted_is_gone_everywhere(shared_url: str) -> None:
     assert query(shared_url, f"SELECT key FROM store WHERE key LIKE '{ROOM}%' OR prefix LIKE '%{ROOM}'") == []
 
 
-async def test_a_deletion_that_fails_can_be_done_again(shared_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rows, among them the run that deletes, are there for as long as the conversation is."""
+async def test_a_failed_deletion_can_be_repeated(shared_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rows stay as long as the conversation, so that the deletion can be repeated."""
 
     async def fails(writer: ConversationWriter, session_id: str, **_: object) -> bool:
         raise StoreError("The store is away.")
@@ -106,8 +106,8 @@ async def test_a_deletion_that_fails_can_be_done_again(shared_url: str, monkeypa
     assert query(shared_url, "SELECT count(*) FROM chat_messages") == [(0,)]
 
 
-async def test_what_a_deletion_leaves_goes_by_itself(sqlite_url: str) -> None:
-    """The conversation is gone and its rows could not follow: what was made of it goes as soon as that can be."""
+async def test_the_rows_of_an_incomplete_deletion_are_deleted_later(sqlite_url: str) -> None:
+    """If the rows of a deleted conversation could not be deleted, the next search deletes them."""
     async with opened(sqlite_url) as memory:
         await say(memory, 3, user_id="u1")
         await memory.summaries.add(summary(1, 2))
@@ -122,8 +122,8 @@ async def test_what_a_deletion_leaves_goes_by_itself(sqlite_url: str) -> None:
     assert query(sqlite_url, "SELECT * FROM chat_summaries") == []
 
 
-async def test_a_search_finds_all_words_of_whoever_asks(shared_url: str) -> None:
-    """Of one user, of one session, after a place; in any script; best first."""
+async def test_a_search_is_limited_to_the_user_and_the_session(shared_url: str) -> None:
+    """The search is limited to the user, the session and a seq, works in any script, and ranks the best first."""
     async with opened(shared_url) as memory:
         for session_id, user_id in (("a", "u1"), ("b", "u2")):
             texts = ["My REFUND is late", "Sorry for the refund", "退款什么时候到", "nothing"]
@@ -139,7 +139,7 @@ async def test_a_search_finds_all_words_of_whoever_asks(shared_url: str) -> None
 
 
 async def test_an_exported_session_comes_back(shared_url: str) -> None:
-    """With its places, times, reset and summaries; a second time nothing is new."""
+    """Seqs, times, the reset and tags are restored; a second restore stores nothing."""
     async with opened(shared_url) as memory:
         await say(memory, 4, user_id="u1")
         session = memory.session(ROOM)
@@ -157,8 +157,8 @@ async def test_an_exported_session_comes_back(shared_url: str) -> None:
         assert [found.session_id async for found in memory.sessions(user_id="u1")] == [ROOM]
 
 
-async def test_rows_that_could_not_follow_are_brought_up(sqlite_url: str, events: RecordedEvents) -> None:
-    """The turn is stored all the same, the failure is told, and the next start finds what is behind."""
+async def test_missing_index_rows_are_added_at_the_next_start(sqlite_url: str, events: RecordedEvents) -> None:
+    """The turn is stored, the failure is reported, and the next start adds the missing rows."""
     async with opened(sqlite_url, events) as memory:
         await say(memory, 2)
         execute(sqlite_url, "CREATE TRIGGER stop BEFORE UPDATE ON chat_sessions BEGIN SELECT raise(ABORT, 'no'); END")
@@ -172,8 +172,8 @@ async def test_rows_that_could_not_follow_are_brought_up(sqlite_url: str, events
     assert query(sqlite_url, "SELECT last_seq, graph_version FROM chat_sessions") == [(3, 2)]
 
 
-async def test_conversations_that_were_there_before_are_listed(shared_url: str) -> None:
-    """A store that somebody else has written: its sessions appear; those that are gone from it go."""
+async def test_conversations_of_other_programs_are_listed(shared_url: str) -> None:
+    """Sessions that another program wrote are listed; those that it deleted are removed."""
     store = InMemoryStore()
     said = [{"seq": 1, "role": "user", "content": "Hi"}, {"seq": 2, "role": "assistant", "content": "Hello"}]
     common = {"conversation_key": "telegram:1", "updated_at": "2026-02-26T20:30:00Z"}
@@ -192,8 +192,8 @@ async def test_conversations_that_were_there_before_are_listed(shared_url: str) 
         assert [info.session_id async for info in memory.sessions()] == [ROOM]
 
 
-async def test_a_name_that_begins_anew_elsewhere_has_nothing_of_the_old(sqlite_url: str, clock: SettableClock) -> None:
-    """The conversation was deleted behind our back and begun again: its rows are those of the new one."""
+async def test_a_conversation_created_again_has_no_rows_of_the_old_one(sqlite_url: str, clock: SettableClock) -> None:
+    """A conversation that another program deleted and that is created again has only new rows."""
     store = InMemoryStore()
     async with opened(sqlite_url, graph_store=store, clock=clock) as memory:
         await say(memory, 4)
@@ -209,7 +209,7 @@ async def test_a_name_that_begins_anew_elsewhere_has_nothing_of_the_old(sqlite_u
 
 
 async def test_a_graph_store_in_another_database(sqlite_url: str, empty_postgres_url: str) -> None:
-    """Texts on PostgreSQL, what is derived on SQLite; and metrics name the engine of the texts."""
+    """Texts are on PostgreSQL, and index rows on SQLite."""
     async with opened(sqlite_url, graph_store=parse_address(empty_postgres_url)) as memory:
         await say(memory, 2)
         assert [hit.message.seq for hit in await memory.search("text 2")] == [2]
@@ -218,7 +218,7 @@ async def test_a_graph_store_in_another_database(sqlite_url: str, empty_postgres
 
 
 async def test_a_database_keeps_transcripts_in_one_place(shared_url: str) -> None:
-    """Sessions of the other place would be shown empty, or begin again: the start is refused, until there are none."""
+    """Opening with the other setting is refused while sessions exist; they would appear empty."""
     async with opened(shared_url) as memory:
         await say(memory, 1)
     with pytest.raises(InvalidSettings, match="graph_store"):
@@ -234,7 +234,7 @@ async def test_a_database_keeps_transcripts_in_one_place(shared_url: str) -> Non
 
 
 async def test_retention_is_refused(sqlite_url: str) -> None:
-    """Rules at the start, limits of a session when they are set, and a plan that would be empty."""
+    """Rules at the start, limits of a session, and a plan are refused."""
     rules = Retention(delete=RetentionLimits(max_age_days=30))
     with pytest.raises(InvalidInput, match="THREADKEEP_RETENTION_DELETE_MAX_AGE_DAYS"):
         async with opened(sqlite_url, retention=RetentionOptions(rules)):
@@ -249,7 +249,7 @@ async def test_retention_is_refused(sqlite_url: str) -> None:
 
 
 async def test_a_store_that_fails_is_an_outage(sqlite_url: str, events: RecordedEvents) -> None:
-    """Its turns go to the pending writes, and are delivered when it answers again."""
+    """Turns become pending, and are delivered when the store works again; errors quote nothing."""
     store = Breaking()
     async with opened(sqlite_url, events, graph_store=store) as memory:
         session = memory.session(ROOM)
@@ -264,20 +264,20 @@ async def test_a_store_that_fails_is_an_outage(sqlite_url: str, events: Recorded
 
 
 class Breaking(InMemoryStore):
-    """A store that can be made to fail."""
+    """A store that fails on demand."""
 
     broken = False
 
     async def abatch(self, ops: object) -> list[object]:  # type: ignore[override]
-        """Answer, or fail with what was asked for in the error."""
+        """Execute the operations, or raise an error that quotes them."""
         if self.broken:
             raise RuntimeError(f"failed: {ops}")
         return list(await super().abatch(ops))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("kind", ["steps", "index", "answer"])
-async def test_an_id_that_looks_like_a_key_of_ours_is_an_id(shared_url: str, kind: str) -> None:
-    """A message may have it, and neither it nor the item of that key is lost or overwritten."""
+async def test_a_message_id_may_equal_an_internal_key(shared_url: str, kind: str) -> None:
+    """A message with such an id and the item with that key are both kept."""
     async with graph_transcripts(shared_url) as transcripts:
         items, writer = transcripts.items, transcripts.writer
         answer = Message("assistant", "hello", id="a", answers="q")

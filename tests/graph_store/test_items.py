@@ -1,4 +1,4 @@
-"""What is in a graph store when a conversation is: metadata and chunks, as other readers know them."""
+"""Tests of the items of a conversation in a graph store: metadata and chunks that other programs read."""
 
 from __future__ import annotations
 
@@ -24,39 +24,39 @@ ROOM = "telegram:123456789"
 
 
 class CountingItems(StoreItems):
-    """The items of a store, and which chunks were read of it."""
+    """The items of a store, which record the chunks that were read."""
 
     def __init__(self, store: BaseStore) -> None:
         super().__init__(store)
         self.chunks: list[str] = []
 
     async def get(self, keys: Sequence[ItemKey]) -> list[Value | None]:
-        """The items with these keys, noted."""
+        """Return the items with these keys, and record the chunks."""
         self.chunks += [key.key.removeprefix(f"{ROOM}:") for key in keys if ":chunk:" in key.key]
         return await super().get(keys)
 
 
 def opened(layout: GraphLayout | None = None) -> tuple[InMemoryStore, CountingItems, GraphTranscripts]:
-    """Transcripts in a new store."""
+    """Return transcripts in a new store."""
     store = InMemoryStore()
     items = CountingItems(store)
     return store, items, transcripts_of(items, layout)
 
 
 async def value_of(store: BaseStore, key: str) -> dict[str, object]:
-    """What LangGraph's own interface gives for a key."""
+    """Return the value of a key through LangGraph's interface."""
     item = await store.aget(HISTORY, key)
     assert item is not None
     return item.value
 
 
 async def say(transcripts: GraphTranscripts, count: int) -> None:
-    """So many messages in one turn."""
+    """Append `count` messages in one turn."""
     await transcripts.append(turn(*[user(f"{n}", f"m:{n}") for n in range(1, count + 1)], session=ROOM))
 
 
 async def test_the_metadata_and_the_chunk_of_a_conversation() -> None:
-    """Every field that other readers know, under the keys that they look for."""
+    """All fields that other programs read have their keys and values."""
     store, _, transcripts = opened()
     for _ in range(2):
         await transcripts.append(turn(user("Hi"), assistant("Hello"), session=ROOM))
@@ -84,8 +84,8 @@ async def test_the_metadata_and_the_chunk_of_a_conversation() -> None:
 
 
 @pytest.mark.parametrize(("count", "chunks"), [(199, 1), (200, 1), (201, 2)])
-async def test_a_chunk_rolls_over_when_it_is_full(count: int, chunks: int) -> None:
-    """After 199 and 200 messages there is one, after 201 there are two."""
+async def test_a_full_chunk_is_followed_by_another(count: int, chunks: int) -> None:
+    """Message 201 begins a second chunk."""
     store, _, transcripts = opened()
     await say(transcripts, count)
     found = [item.value for item in await store.asearch(HISTORY, limit=100) if "chunk_key" in item.value]
@@ -94,8 +94,8 @@ async def test_a_chunk_rolls_over_when_it_is_full(count: int, chunks: int) -> No
     assert (await value_of(store, f"{ROOM}__meta__"))["latest_chunk_key"] == f"chunk:{chunks - 1:06d}"
 
 
-async def test_a_turn_of_three_lies_across_a_border() -> None:
-    """Whole, in order, two messages in the one chunk and one in the next."""
+async def test_a_turn_of_three_spans_two_chunks() -> None:
+    """The turn is read whole, with two messages in one chunk and one in the next."""
     store, _, transcripts = opened()
     await say(transcripts, 198)
     receipt = await transcripts.append(turn(user("a"), assistant("b"), user("c"), session=ROOM))
@@ -107,7 +107,7 @@ async def test_a_turn_of_three_lies_across_a_border() -> None:
 
 
 async def test_thirty_messages_over_a_last_chunk_of_five_read_two_chunks() -> None:
-    """However long the conversation; and a window larger than a chunk reads several."""
+    """The number of chunks read does not depend on the length of the conversation."""
     _, items, transcripts = opened()
     await say(transcripts, 1005)
     items.chunks.clear()
@@ -122,7 +122,7 @@ async def test_thirty_messages_over_a_last_chunk_of_five_read_two_chunks() -> No
 
 
 async def test_a_conversation_keeps_the_size_of_its_chunks() -> None:
-    """Whatever the layout of a later writer says."""
+    """The layout of a later writer does not change the chunk size."""
     store, items, transcripts = opened(GraphLayout(chunk_size=2))
     await say(transcripts, 3)
     later = transcripts_of(items, GraphLayout(chunk_size=200))
@@ -131,8 +131,8 @@ async def test_a_conversation_keeps_the_size_of_its_chunks() -> None:
     assert contents((await later.newest(ROOM, limit=9)).messages) == ["1", "2", "3", "4", "5"]
 
 
-async def test_what_somebody_else_wrote_is_read_and_gone_on_with() -> None:
-    """Items with no other fields than those that everybody knows."""
+async def test_a_conversation_of_another_program_is_continued() -> None:
+    """A conversation that another program wrote with the common fields only can be read and continued."""
     store, _, transcripts = opened()
     said = [{"seq": 4228, "role": "user", "content": "Hi"}, {"seq": 4229, "role": "assistant", "content": "Hello"}]
     common = {"conversation_key": ROOM, "updated_at": "2026-02-26T20:30:00Z"}
@@ -151,8 +151,8 @@ async def test_what_somebody_else_wrote_is_read_and_gone_on_with() -> None:
     assert [info.session_id for info in await transcripts.sessions(SessionQuery())] == [ROOM]
 
 
-async def test_what_a_turn_left_that_was_never_finished_is_not_there() -> None:
-    """On a store without transactions its chunk may have been written, its metadata not; it may come again."""
+async def test_an_unfinished_turn_is_ignored() -> None:
+    """Without transactions a chunk may be written without its metadata; such a turn is ignored and can be retried."""
     store, _, transcripts = opened()
     await say(transcripts, 2)
     before = await value_of(store, f"{ROOM}__meta__")
@@ -169,7 +169,7 @@ async def test_what_a_turn_left_that_was_never_finished_is_not_there() -> None:
 
 
 async def test_nothing_of_a_deleted_conversation_is_left() -> None:
-    """Neither chunks nor ids; those of others stay."""
+    """Chunks and ids are deleted; items of other conversations stay."""
     store, _, transcripts = opened(GraphLayout(chunk_size=2))
     await say(transcripts, 7)
     await transcripts.append(turn(user("other", "p:1"), session="telegram:2"))
@@ -178,8 +178,8 @@ async def test_nothing_of_a_deleted_conversation_is_left() -> None:
     assert left == {"telegram:2__meta__", "telegram:2:chunk:000000", "p:1"}
 
 
-async def test_a_layout_of_ones_own() -> None:
-    """Another namespace, another suffix, another name for the text."""
+async def test_a_custom_layout() -> None:
+    """Namespace, suffix and the field of the text can be set."""
     layout = GraphLayout(("bots", "history"), meta_key_suffix="/meta", chunk_size=10, value_field="text")
     store, _, transcripts = opened(layout)
     await say(transcripts, 1)
@@ -208,14 +208,14 @@ async def test_a_layout_of_ones_own() -> None:
         {"value_field": ""},
     ],
 )
-def test_a_layout_that_a_store_would_refuse_or_mix_up(wrong: dict[str, object]) -> None:
-    """Is refused with a sentence, before anything is written."""
+def test_an_invalid_layout_is_refused(wrong: dict[str, object]) -> None:
+    """The layout is refused before anything is written."""
     with pytest.raises(InvalidInput, match=r"\.$"):
         GraphLayout(**wrong)  # type: ignore[arg-type]
 
 
-async def test_an_item_that_is_no_metadata_is_told() -> None:
-    """Somebody uses the namespace for something else; the error quotes nothing of it."""
+async def test_an_item_that_is_no_metadata_raises() -> None:
+    """Another program may use the namespace; the error quotes nothing of the item."""
     store, _, transcripts = opened()
     await store.aput(HISTORY, f"{ROOM}__meta__", {"secret": "words"})
     with pytest.raises(SessionDamaged, match="metadata") as caught:
@@ -223,8 +223,8 @@ async def test_an_item_that_is_no_metadata_is_told() -> None:
     assert "words" not in str(caught.value)
 
 
-async def test_plain_values_of_messages_are_left_out_of_chunks() -> None:
-    """A message that has nothing special is five fields beside its text's."""
+async def test_default_values_of_messages_are_left_out_of_chunks() -> None:
+    """A plain message has five fields besides its text."""
     store, _, transcripts = opened()
     await transcripts.append(turn(Message(role="user", content="hi", metadata={"a": 1.0}), user("ho"), session=ROOM))
     messages = (await value_of(store, f"{ROOM}:chunk:000000"))["messages"]

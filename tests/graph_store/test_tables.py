@@ -1,4 +1,4 @@
-"""Conversations in the tables of our graph stores: many processes, plain readers, and those who know no lock."""
+"""Tests of conversations in graph store tables: many processes, plain readers, and writers without locks."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ _WRITERS = 4
 
 @pytest.fixture(params=["sqlite", "postgres"])
 def empty_url(request: pytest.FixtureRequest) -> str:
-    """A database of each engine without any table."""
+    """Return the URL of a database of each engine without tables."""
     return str(request.getfixturevalue("sqlite_url" if request.param == "sqlite" else "empty_postgres_url"))
 
 
 @asynccontextmanager
 async def plain_store(url: str) -> AsyncIterator[BaseStore]:
-    """LangGraph's own store on the same database, without anything of ours."""
+    """Open LangGraph's own store on the same database, and close it after the block."""
     address = parse_address(url)
     if address.dsn is not None:
         async with AsyncPostgresStore.from_conn_string(address.dsn) as postgres:
@@ -52,7 +52,7 @@ async def plain_store(url: str) -> AsyncIterator[BaseStore]:
 @pytest.mark.process
 @pytest.mark.slow
 def test_twenty_writers_in_five_processes(empty_url: str) -> None:
-    """Two messages each: 40 distinct messages, at the seqs 1 to 40, no turn torn, nobody turned away."""
+    """40 distinct messages get the seqs 1 to 40, each turn is whole, and no writer fails."""
     written = run_together(write, [(empty_url, n) for n in range(_PROCESSES)])
     assert written == [_WRITERS] * _PROCESSES
 
@@ -72,7 +72,7 @@ def test_twenty_writers_in_five_processes(empty_url: str) -> None:
 
 
 def write(url: str, process: int) -> int:
-    """What each of the processes does: several writers at once; answers how many got through."""
+    """Append turns concurrently, as each of the processes does; return how many were stored."""
 
     async def work() -> int:
         async with graph_transcripts(url) as transcripts:
@@ -84,8 +84,8 @@ def write(url: str, process: int) -> int:
     return asyncio.run(work())
 
 
-async def test_plain_readers_of_langgraph_read_it(empty_url: str) -> None:
-    """By key and by search, with LangGraph's own store alone; and they may go on to write elsewhere."""
+async def test_the_plain_langgraph_store_reads_conversations(empty_url: str) -> None:
+    """LangGraph's store finds the items by key and by search, and can write other items."""
     async with graph_transcripts(empty_url) as transcripts:
         await transcripts.append(turn(user("Hi 😀 中"), assistant("Hello")))
     async with plain_store(empty_url) as store:
@@ -98,8 +98,8 @@ async def test_plain_readers_of_langgraph_read_it(empty_url: str) -> None:
         await store.aput(("users",), "ann", {"colour": "green"})
 
 
-async def test_what_langgraphs_own_store_put_is_gone_on_with(empty_url: str) -> None:
-    """A conversation that was written through the plain interface of the same database."""
+async def test_a_conversation_of_the_plain_langgraph_store_is_continued(empty_url: str) -> None:
+    """A conversation that LangGraph's store wrote can be continued and deleted."""
     async with open_store(empty_url):
         pass
     async with plain_store(empty_url) as store:
@@ -117,8 +117,8 @@ async def test_what_langgraphs_own_store_put_is_gone_on_with(empty_url: str) -> 
     assert query(empty_url, "SELECT key FROM store") == []
 
 
-async def test_fields_that_others_keep_beside_ours_survive(empty_url: str) -> None:
-    """In metadata, chunks and messages: through turns, changes, a reset, and the deletion of the beginning."""
+async def test_fields_of_other_programs_survive(empty_url: str) -> None:
+    """Unknown fields of metadata, chunks and messages survive turns, updates, a reset and a deletion."""
     theirs = {"topic": "refunds", "marks": {"a": [1.5, None]}}
     async with graph_transcripts(empty_url) as transcripts:
         await transcripts.append(turn(user("one"), assistant("two"), user("three")))
@@ -146,8 +146,8 @@ async def test_fields_that_others_keep_beside_ours_survive(empty_url: str) -> No
     assert (metadata.value["title"], chunk.value["start_seq"], chunk.value["end_seq"]) == ("New", 2, 4)
 
 
-async def test_a_rewritten_item_keeps_the_time_it_was_made(empty_url: str) -> None:
-    """LangGraph's SQLite store forgets it at every put."""
+async def test_a_rewritten_item_keeps_its_creation_time(empty_url: str) -> None:
+    """LangGraph's SQLite store would change `created_at` at each put."""
     async with graph_transcripts(empty_url) as transcripts:
         await transcripts.append(turn(user("one")))
         execute(empty_url, "UPDATE store SET created_at = '2020-01-01 00:00:00+00:00'")
@@ -159,8 +159,8 @@ async def test_a_rewritten_item_keeps_the_time_it_was_made(empty_url: str) -> No
             assert item.updated_at.year > 2020
 
 
-async def test_somebody_who_knows_no_lock_is_noticed(empty_url: str) -> None:
-    """Metadata put between the read and the write: nothing is written, and the turn is tried again."""
+async def test_a_writer_without_a_lock_is_detected(empty_url: str) -> None:
+    """If another writer changes the metadata between read and write, the turn is retried."""
     conflicts: list[str] = []
     async with open_store(empty_url) as store:
         items = Meddled(items_of(store), times=2)
@@ -171,8 +171,8 @@ async def test_somebody_who_knows_no_lock_is_noticed(empty_url: str) -> None:
         assert contents((await transcripts.newest("room:1", limit=5)).messages) == ["one", "two"]
 
 
-async def test_a_turn_that_still_conflicts_is_the_callers_to_keep(empty_url: str) -> None:
-    """After three tries more it raises what pending writes take for a row that is locked, and nothing is written."""
+async def test_a_turn_that_still_conflicts_raises_row_locked(empty_url: str) -> None:
+    """After three retries the turn raises RowLocked, which makes it pending, and nothing is written."""
     conflicts: list[str] = []
     async with open_store(empty_url) as store:
         transcripts = transcripts_of(Meddled(items_of(store), times=99), conflicted=conflicts.append)
@@ -185,7 +185,7 @@ async def test_a_turn_that_still_conflicts_is_the_callers_to_keep(empty_url: str
 
 
 class Meddled:
-    """Items of which somebody changes the metadata after they were read, so many times."""
+    """Items whose metadata another writer changes after a read, a given number of times."""
 
     def __init__(self, items: Items, *, times: int) -> None:
         self._items = items
@@ -197,12 +197,12 @@ class Meddled:
 
     @asynccontextmanager
     async def writing(self, metadata: ItemKey) -> AsyncIterator[Writing]:
-        """Hold a conversation, with somebody at it all the same."""
+        """Lock a conversation; the writes may still conflict."""
         async with self._items.writing(metadata) as writing:
             yield _MeddledWriting(writing, self, metadata)
 
     def meddles(self) -> bool:
-        """Whether it happens this time."""
+        """Return whether the next write conflicts."""
         self._times -= 1
         return self._times >= 0
 
@@ -216,11 +216,11 @@ class _MeddledWriting:
         self._metadata = metadata
 
     async def get(self, keys: Sequence[ItemKey]) -> list[Value | None]:
-        """What is there."""
+        """Return the items."""
         return await self._writing.get(keys)
 
     async def put(self, metadata: Value | None, others: Mapping[ItemKey, Value | None], *, version: int | None) -> None:
-        """Write, as if the version that was read were another one by now."""
+        """Write, or conflict by expecting another version than the one that was read."""
         if version is not None and self._items.meddles():
             version -= 1
         await self._writing.put(metadata, others, version=version)

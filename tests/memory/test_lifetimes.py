@@ -1,4 +1,4 @@
-"""A memory that nobody closes is closed in order when its event loop ends."""
+"""Tests of closing a memory: when its event loop ends, twice, and after a failure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from threadkeep.memory.memory import Lifetime
 
 
 def test_a_loop_that_ends_before_its_memory_is_closed(shared_url: str) -> None:
-    """asyncio closes all generators at once: those of the memory are closed by then, and not twice."""
+    """The memory closes its generators before asyncio closes all of them at the end of the loop."""
     troubles: list[dict[str, Any]] = []
 
     async def program() -> None:
@@ -30,14 +30,13 @@ def test_a_loop_that_ends_before_its_memory_is_closed(shared_url: str) -> None:
 
 
 async def test_a_memory_may_be_closed_twice_and_by_any_task(database_url: str) -> None:
-    """Also while another task closes it."""
     memory = await Memory.open(database_url)
     await asyncio.gather(memory.close(), memory.close())
     await memory.close()
 
 
 async def test_a_cancelled_opening_leaves_nothing_open(database_url: str, memory_options: MemoryOptions) -> None:
-    """The next one opens the same database."""
+    """The same database can be opened after that."""
     opening = asyncio.create_task(Memory.open(database_url, options=memory_options))
     await asyncio.sleep(0)
     opening.cancel()
@@ -48,7 +47,7 @@ async def test_a_cancelled_opening_leaves_nothing_open(database_url: str, memory
 
 
 async def test_failures_are_raised_to_the_caller() -> None:
-    """When the context is entered and when it is left."""
+    """Failures of opening and of closing are both raised."""
 
     @asynccontextmanager
     async def failing(*, at_once: bool) -> AsyncIterator[int]:

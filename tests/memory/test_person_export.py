@@ -1,4 +1,4 @@
-"""Export of a person: what an erase would take, in lines that can be continued, and as one archive."""
+"""Tests of the export of a person: the data that an erase would delete, as lines and as an archive."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ ANN, BOB = "telegram:ann", "telegram:bob"
 
 
 def said(words: str, sender: str | None = None) -> Message:
-    """A message of a person, as channels store it."""
+    """Return a message of a person as channels store it."""
     return Message(role="user", content=words, metadata={} if sender is None else {"sender_id": sender})
 
 
 async def live(memory: Memory) -> None:
-    """Let a person leave something in the stores, and somebody else beside."""
+    """Write data of Ann to every store, and data of Bob beside it."""
     own = memory.session("telegram:1", user_id=ANN)
     noted = (Message(role="assistant", content=f"<b>noted</b> {number}") for number in range(250))
     await own.append([message for number, note in enumerate(noted) for message in (said(f"ann {number}"), note)])
@@ -51,12 +51,12 @@ async def live(memory: Memory) -> None:
 
 
 async def lines_of(memory: Memory, after: str | None = None) -> list[dict[str, Any]]:
-    """The lines of Ann's export."""
+    """Return the lines of Ann's export."""
     return [json.loads(line) async for line in memory.export(user_id=ANN, after=after)]
 
 
-async def test_an_export_has_what_an_erase_would_take(memory: Memory) -> None:
-    """Under all ids, with superseded messages and those in sessions of others, and nothing of others."""
+async def test_an_export_has_the_data_that_an_erase_would_delete(memory: Memory) -> None:
+    """The export covers all ids, superseded messages and sessions of others, but no data of others."""
     await live(memory)
     lines = await lines_of(memory)
     kinds = [line["type"] for line in lines if line["type"] != "position"]
@@ -75,7 +75,7 @@ async def test_an_export_has_what_an_erase_would_take(memory: Memory) -> None:
 
 
 async def test_an_export_has_keys_steps_and_proposals_in_sessions_of_others(memory: Memory) -> None:
-    """As many as an erase counts, without the digests of keys."""
+    """The counts equal those of an erase; digests of API keys are not exported."""
     own = memory.session("telegram:1", user_id=ANN)
     await own.append([Message(role="user", content="tea?", id="q"), Message(role="assistant", content="yes")])
     steps = Steps(1, '[{"tool": "kettle"}]')
@@ -99,8 +99,8 @@ async def test_an_export_has_keys_steps_and_proposals_in_sessions_of_others(memo
     assert hers.digest not in str(lines)
 
 
-async def test_an_export_goes_on_after_any_position(memory: Memory) -> None:
-    """Each line comes once, whichever part was the last that arrived."""
+async def test_an_export_can_be_continued_after_any_position(memory: Memory) -> None:
+    """A continued export has exactly the remaining lines, from any position."""
     await live(memory)
     whole = await lines_of(memory)
     positions = [number for number, line in enumerate(whole) if line["type"] == "position"]
@@ -114,8 +114,8 @@ async def test_an_export_goes_on_after_any_position(memory: Memory) -> None:
             await lines_of(memory, wrong)
 
 
-async def test_an_export_goes_on_with_the_same_person_only(memory: Memory) -> None:
-    """Under any id of the person; the position in another person's export is refused, also after a merge."""
+async def test_an_export_can_be_continued_for_the_same_person_only(memory: Memory) -> None:
+    """Any id of the person is accepted with a position; another person is refused."""
     await live(memory)
     position = next(line["after"] for line in await lines_of(memory) if line["type"] == "position")
     assert [line async for line in memory.export(user_id="telegram:ann2", after=position)]
@@ -124,7 +124,7 @@ async def test_an_export_goes_on_with_the_same_person_only(memory: Memory) -> No
 
 
 async def test_the_archive_has_the_lines_and_a_page(memory: Memory) -> None:
-    """The page shows what was said as text."""
+    """The page escapes the texts."""
     await live(memory)
     data = b"".join([part async for part in memory.export_archive(user_id=ANN)])
     with ZipFile(io.BytesIO(data)) as archived:
@@ -138,7 +138,7 @@ async def test_the_archive_has_the_lines_and_a_page(memory: Memory) -> None:
 
 
 async def test_a_broken_file_is_continued_after_its_last_position(clock: SettableClock) -> None:
-    """Half a line, and lines after the last position, are written again."""
+    """A partial line and the lines after the last position are written again."""
     file = io.BytesIO(b'{"type": "person"}\n{"type": "position", "after": "a"}\n{"type": "session"}\n{"type": "posi')
     assert whole_lines(file) == ("a", 2)
     assert file.read() == b""
@@ -151,8 +151,8 @@ async def test_a_broken_file_is_continued_after_its_last_position(clock: Settabl
     assert b"".join([part async for part in archive(lines(), clock())])
 
 
-async def test_pending_turns_are_in_it(memory_options: MemoryOptions, sqlite_url: str) -> None:
-    """They are the person's words, although no database has them."""
+async def test_pending_turns_are_exported(memory_options: MemoryOptions, sqlite_url: str) -> None:
+    """Pending turns are exported, although no database has them."""
     from tests.outages import Outage
     from threadkeep.store.address import parse_address
     from threadkeep.store.driver import StoreOptions

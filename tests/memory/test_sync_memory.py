@@ -1,4 +1,4 @@
-"""A memory for synchronous code: the same verbs, which block, from any thread."""
+"""Tests of the synchronous memory: the same methods, blocking, from any thread."""
 
 from __future__ import annotations
 
@@ -43,18 +43,18 @@ from threadkeep.memory import Memory
 
 @pytest.fixture
 def sync_memory(database_url: str, memory_options: MemoryOptions) -> Iterator[SyncMemory]:
-    """An open memory over an empty database of each kind in turn."""
+    """Open a synchronous memory on each engine, and close it after the test."""
     with open_memory_sync(database_url, options=memory_options) as opened:
         yield opened
 
 
 def turn(words: str) -> list[Message]:
-    """A question and its answer."""
+    """Return a question and its answer."""
     return [Message(role="user", content=words), Message(role="assistant", content=f"you said {words}")]
 
 
 def test_the_example_of_the_interface_without_await(sync_memory: SyncMemory) -> None:
-    """Every verb that a user is promised, with its types."""
+    """All promised methods work, with their types."""
     session = sync_memory.session("telegram:123", user_id="u1")
     receipt = session.append(
         [Message(role="user", content="hi", id="telegram:42"), Message(role="assistant", content="hello")]
@@ -93,7 +93,6 @@ def test_the_example_of_the_interface_without_await(sync_memory: SyncMemory) -> 
 
 
 def test_errors_are_those_of_the_asynchronous_verbs(sync_memory: SyncMemory) -> None:
-    """As they are, where they were caused."""
     with pytest.raises(SessionNotFound):
         sync_memory.session("nowhere").info()
     sync_memory.session("room", user_id="u1").append(turn("mine"))
@@ -106,7 +105,7 @@ def test_errors_are_those_of_the_asynchronous_verbs(sync_memory: SyncMemory) -> 
 
 
 def test_a_long_list_is_read_as_it_is_needed(sync_memory: SyncMemory) -> None:
-    """An iteration that is broken off leaves nothing behind."""
+    """An iteration that is not finished does not affect later ones."""
     for number in range(5):
         sync_memory.session(f"room:{number}").append(turn("hi"))
     found = iter(sync_memory.sessions(page_size=2))
@@ -116,7 +115,7 @@ def test_a_long_list_is_read_as_it_is_needed(sync_memory: SyncMemory) -> None:
 
 
 def test_many_threads_use_one_memory(sync_memory: SyncMemory) -> None:
-    """No turn is lost or torn, and places have no gaps."""
+    """No turn is lost or split, and seqs have no gaps."""
     session = sync_memory.session("room")
     with ThreadPoolExecutor(8) as threads:
         receipts = list(threads.map(lambda number: session.append(turn(str(number))), range(40)))
@@ -126,16 +125,16 @@ def test_many_threads_use_one_memory(sync_memory: SyncMemory) -> None:
     assert all(two.content == f"you said {one.content}" for one, two in zip(messages[::2], messages[1::2], strict=True))
 
 
-async def test_it_may_be_used_where_an_event_loop_runs(sync_memory: SyncMemory) -> None:
-    """In a notebook, say: the loop of the memory is another one."""
+async def test_a_sync_memory_works_inside_a_running_event_loop(sync_memory: SyncMemory) -> None:
+    """The memory has its own event loop, so it works in a notebook."""
     session = sync_memory.session("room")
     session.append(turn("hi"))
     assert await asyncio.to_thread(session.count) == 2
     assert session.count() == 2
 
 
-def test_after_its_end_it_says_that_it_is_closed(sync_memory: SyncMemory) -> None:
-    """Closing twice is closing once."""
+def test_a_closed_memory_says_that_it_is_closed(sync_memory: SyncMemory) -> None:
+    """A memory may be closed twice."""
     session = sync_memory.session("room")
     session.append(turn("hi"))
     sync_memory.close()
@@ -145,8 +144,8 @@ def test_after_its_end_it_says_that_it_is_closed(sync_memory: SyncMemory) -> Non
             attempt()
 
 
-def test_what_was_stored_is_there_for_the_next(sqlite_url: str, memory_options: MemoryOptions) -> None:
-    """A memory that is opened and closed by hand keeps what it was told."""
+def test_the_next_memory_reads_what_was_stored(sqlite_url: str, memory_options: MemoryOptions) -> None:
+    """A memory that is opened and closed without a block stores its turns."""
     memory = SyncMemory.open(sqlite_url, options=memory_options)
     memory.session("room").append(turn("hi"))
     memory.close()
@@ -155,7 +154,7 @@ def test_what_was_stored_is_there_for_the_next(sqlite_url: str, memory_options: 
 
 
 def test_a_call_on_its_own_loop_is_an_error_and_no_deadlock(sync_memory: SyncMemory) -> None:
-    """A function that the memory calls while it works cannot wait for it."""
+    """A callback that runs on the memory's loop cannot wait for the memory."""
 
     async def inside() -> None:
         sync_memory.session("room").count()
@@ -171,8 +170,8 @@ def test_a_call_on_its_own_loop_is_an_error_and_no_deadlock(sync_memory: SyncMem
     assert sync_memory.session("room").count() == 0
 
 
-def test_a_caller_that_is_interrupted_leaves_the_memory_at_work(sync_memory: SyncMemory) -> None:
-    """Ctrl+C ends the call that waits, and what it waited for."""
+def test_an_interrupted_call_leaves_the_memory_usable(sync_memory: SyncMemory) -> None:
+    """Ctrl+C cancels the call; the memory stays usable."""
     began, ended = threading.Event(), threading.Event()
 
     async def long() -> None:
@@ -193,8 +192,8 @@ def test_a_caller_that_is_interrupted_leaves_the_memory_at_work(sync_memory: Syn
     assert sync_memory.session("room").count() == 0
 
 
-def test_closing_ends_calls_that_are_at_work(sync_memory: SyncMemory) -> None:
-    """Their callers hear of it."""
+def test_closing_ends_running_calls(sync_memory: SyncMemory) -> None:
+    """A running call raises StoreClosed."""
     began = threading.Event()
 
     async def long() -> None:
@@ -218,8 +217,8 @@ def _use_in_a_child(memory: SyncMemory, answers: multiprocessing.SimpleQueue[str
     answers.put("closed")
 
 
-def test_a_forked_child_is_told_to_open_its_own(sync_memory: SyncMemory) -> None:
-    """As Celery's workers are: nothing hangs, and the parent's memory goes on."""
+def test_a_forked_child_must_open_its_own_memory(sync_memory: SyncMemory) -> None:
+    """A forked child (as in Celery) gets an error with the cure, and the parent's memory stays usable."""
     context = multiprocessing.get_context("fork")
     answers = context.SimpleQueue()
     child = context.Process(target=_use_in_a_child, args=(sync_memory, answers))
@@ -234,7 +233,6 @@ def test_a_forked_child_is_told_to_open_its_own(sync_memory: SyncMemory) -> None
 
 @pytest.mark.slow
 def test_a_script_that_forgets_to_close_ends_and_loses_nothing(sqlite_url: str) -> None:
-    """What was acknowledged is durable."""
     script = f"""
     from threadkeep import Message, SyncMemory
     memory = SyncMemory.open({sqlite_url!r})
@@ -253,7 +251,7 @@ def test_a_script_that_forgets_to_close_ends_and_loses_nothing(sqlite_url: str) 
         assert memory.session("room").count() == 1
 
 
-# What belongs to the memory's own making, or is meant for the parts of Threadkeep.
+# Methods that construct the memory, or that only packages of Threadkeep call.
 INTERNAL = {
     "Memory": {
         "open_at",
@@ -298,7 +296,7 @@ INTERNAL = {
 
 
 def test_every_asynchronous_verb_has_a_blocking_one(sync_memory: SyncMemory) -> None:
-    """With the same parameters and words; what is new on one side is missed on the other."""
+    """Names and parameters are equal, and each method has a docstring."""
     pairs: dict[str, Wrapper[object]] = {"Session": sync_memory.session("room"), "Memory": sync_memory}
     parts = ("pending", "retention", "run_retention", "manifests", "summaries", "compressor")
     pairs["Consents"] = sync_memory.graphiti.consents
@@ -317,8 +315,8 @@ def test_every_asynchronous_verb_has_a_blocking_one(sync_memory: SyncMemory) -> 
                 assert list(inspect.signature(own).parameters.values()) == parameters, f"{name}.{verb}"
 
 
-def test_what_there_is_of_a_person_is_exported_without_await(sync_memory: SyncMemory) -> None:
-    """Line by line, and as an archive; the session tells its question and what superseded messages there are."""
+def test_a_person_is_exported_without_await(sync_memory: SyncMemory) -> None:
+    """The export works line by line and as an archive; sessions return questions and superseded ranges."""
     session = sync_memory.session("room", user_id="ann")
     session.append(turn("one"))
     assert session.question().content == "one"
@@ -332,7 +330,7 @@ def test_what_there_is_of_a_person_is_exported_without_await(sync_memory: SyncMe
 
 
 def test_notebooks_show_sessions_and_windows(sync_memory: SyncMemory) -> None:
-    """The newest messages, with their words escaped; what cannot be read is told."""
+    """The newest messages are shown with escaped texts; a session that cannot be read shows an error."""
     session = sync_memory.session("<b>room</b>", user_id="<i>ann</i>")
     session.append([Message(role="user", content=f"<script>{number}</script>") for number in range(12)])
     shown = session._repr_html_()
@@ -355,8 +353,8 @@ def test_notebooks_show_sessions_and_windows(sync_memory: SyncMemory) -> None:
     assert isinstance(sync_memory.asynchronous, Memory)
 
 
-def test_what_was_said_can_be_taken_back_and_branched(sync_memory: SyncMemory) -> None:
-    """A branch is a session whose verbs block, too."""
+def test_messages_can_be_taken_back_and_sessions_branched(sync_memory: SyncMemory) -> None:
+    """The methods of a branch block too."""
     session = sync_memory.session("room")
     session.append(turn("one"))
     session.append(turn("two"))
@@ -366,15 +364,15 @@ def test_what_was_said_can_be_taken_back_and_branched(sync_memory: SyncMemory) -
     assert [message.content for message in branch.tail(9)] == ["one", "you said one"]
 
 
-def test_knowledge_is_there_without_await(sync_memory: SyncMemory) -> None:
-    """Facts and persons."""
+def test_persons_work_without_await(sync_memory: SyncMemory) -> None:
+    """Persons can be resolved, read and forgotten."""
     person = sync_memory.persons.resolve("telegram:123", name="Ann")
     assert sync_memory.persons.get(person.id).names == ("Ann",)
     assert sync_memory.persons.forget(person.id)
 
 
 async def test_a_memory_stays_open_from_cell_to_cell(sqlite_url: str) -> None:
-    """As in a notebook; each cell is a task of its own."""
+    """Each cell of a notebook is a task of its own."""
     memory = await asyncio.create_task(Memory.open(sqlite_url))
     await asyncio.create_task(memory.session("room").append(turn("hi")))
     assert await asyncio.create_task(memory.session("room").count()) == 2
@@ -384,7 +382,7 @@ async def test_a_memory_stays_open_from_cell_to_cell(sqlite_url: str) -> None:
         await memory.session("room").count()
 
 
-async def test_a_memory_that_cannot_be_opened_leaves_nothing_open() -> None:
-    """The error is that of the block."""
+async def test_a_memory_that_cannot_be_opened_raises() -> None:
+    """Opening raises the same error as the block."""
     with pytest.raises(InvalidSettings):
         await Memory.open("nonsense://")

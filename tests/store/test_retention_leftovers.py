@@ -61,7 +61,7 @@ async def test_no_table_has_words_of_deleted_messages(database: Database) -> Non
     assert (info.title, info.last_message, info.message_count) == (None, None, 0)
 
 
-async def test_a_title_that_somebody_gave_stays(database: Database) -> None:
+async def test_a_title_that_was_set_stays(database: Database) -> None:
     """Only a title made from the first message is deleted with it."""
     await database.say(4)
     async with database.driver.writing() as connection:

@@ -1,4 +1,4 @@
-"""Runs that are over for long: whole trees go, with all that hangs on them, and no message is answered twice."""
+"""Tests of run retention: whole trees of old runs are deleted, and no message is answered twice."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def over(
     events: int = 1,
     set_aside: bool = False,
 ) -> None:
-    """A run with a row in each table, which has ended unless `end` is None."""
+    """Add a run with a row in each table; it has ended unless `end` is None."""
     new = replace(asked(run_id, session=session, message=message, said="canary"), parent_run_id=parent, user_id="u1")
     await memory.runs.order.add(replace(new, version="v1"), owner="me")
     told = [TraceEvent("message", data={"text": "canary"}) for _ in range(events)]
@@ -52,13 +52,13 @@ async def over(
 
 
 async def ids(memory: Memory) -> set[str]:
-    """The runs that are there."""
+    """Return the ids of the stored runs."""
     runs, _ = await memory.runs.records.runs(RunQuery(limit=1000))
     return {run.run_id for run in runs}
 
 
-async def test_what_is_over_for_long_goes(memory: Memory, clock: SettableClock, events: RecordedEvents) -> None:
-    """The rest stays: what ended lately, is at work or waits, and what a person is waited for."""
+async def test_old_runs_are_deleted(memory: Memory, clock: SettableClock, events: RecordedEvents) -> None:
+    """Runs that ended lately, run, are queued or wait for a person stay; set-aside runs have their own limit."""
     await over(memory, "old", "r1")
     await over(memory, "failed", "r2", end="failed")
     await over(memory, "aside", "r3", end="failed", set_aside=True)
@@ -83,8 +83,8 @@ async def test_what_is_over_for_long_goes(memory: Memory, clock: SettableClock, 
     assert await ids(memory) == {"waiting", "queued"}
 
 
-async def test_a_tree_goes_as_a_whole(memory: Memory, clock: SettableClock) -> None:
-    """When all of it is over for long; also when the session of the one at the top is gone."""
+async def test_a_tree_is_deleted_as_a_whole(memory: Memory, clock: SettableClock) -> None:
+    """A tree is deleted when all its runs are old, also after the session of its root was deleted."""
     await over(memory, "top", end=None)
     await over(memory, "child", None, parent="top", end=None)
     await over(memory, "elsewhere", "hall", parent="child", end=None)
@@ -111,7 +111,7 @@ async def test_a_tree_goes_as_a_whole(memory: Memory, clock: SettableClock) -> N
 
 @pytest.mark.parametrize("engine", ["sqlite", "postgres"])
 async def test_nothing_is_left_in_any_table(engine: str, request: pytest.FixtureRequest, clock: SettableClock) -> None:
-    """Large traces go in steps; only which messages were answered stays, without a word."""
+    """Large traces are deleted in steps; only the ids of answered messages stay, without words."""
     url = str(request.getfixturevalue("sqlite_url" if engine == "sqlite" else "postgres_url"))
     async with open_memory(url, options=MemoryOptions(background=False, clock=clock)) as memory:
         await over(memory, "large", message="m1", events=1100, end=None)
@@ -130,8 +130,8 @@ async def test_nothing_is_left_in_any_table(engine: str, request: pytest.Fixture
     assert "canary" not in str(left)
 
 
-async def test_a_message_that_was_answered_stays_known(memory: Memory, clock: SettableClock) -> None:
-    """Also one that joined the run; one whose run failed is asked for anew. It is forgotten with the session."""
+async def test_an_answered_message_stays_known(memory: Memory, clock: SettableClock) -> None:
+    """A message whose run failed can be answered again; answered messages are forgotten with their session."""
     room = memory.session("room", user_id="u1")
     await room.append([Message(role="user", content="hi", id="m1")])
     await over(memory, "at work", message="m0", end=None)
@@ -155,8 +155,8 @@ async def test_a_message_that_was_answered_stays_known(memory: Memory, clock: Se
     assert (await memory.runs.order.add(asked("anew", message="m1"))).outcome == "new"
 
 
-async def test_what_is_left_goes_with_the_message(memory: Memory, clock: SettableClock) -> None:
-    """With the message by retention; where there is no session, it loses its user when that is erased."""
+async def test_the_record_of_an_answered_message_is_deleted_with_it(memory: Memory, clock: SettableClock) -> None:
+    """Retention of the message deletes the record; without a session, erasing the user clears its user id."""
     message = Message(role="user", content="hi", id="m1")
     await memory.session("room", user_id="u1").append([message, Message(role="assistant", content="ho")])
     await over(memory, "r1", message="m1")
@@ -171,8 +171,8 @@ async def test_what_is_left_goes_with_the_message(memory: Memory, clock: Settabl
     assert left.user_id is None
 
 
-async def test_what_goes_on_again_stays(memory: Memory, clock: SettableClock) -> None:
-    """Also when it was retried after somebody had looked; a round can be stopped."""
+async def test_a_retried_run_stays(memory: Memory, clock: SettableClock) -> None:
+    """A run that is retried during the round stays; a round can be stopped."""
     for name in ("r1", "r2"):
         await over(memory, name, name, end="failed")
     clock.advance(31 * DAY)
@@ -189,14 +189,14 @@ async def test_what_goes_on_again_stays(memory: Memory, clock: SettableClock) ->
     assert await ids(memory) == {"r2"}
 
 
-async def test_an_open_memory_sees_to_it(
+async def test_an_open_memory_prunes_runs_on_a_schedule(
     shared_url: str, memory_options: MemoryOptions, clock: SettableClock, events: RecordedEvents
 ) -> None:
-    """On the schedule of retention, by one of those that have the database open, though no rule is about messages."""
+    """One of the open memories prunes runs on the retention schedule, also without rules for messages."""
     async with open_memory(shared_url, options=replace(memory_options, background=False)) as before:
         await over(before, "r1")
-    # Before anybody looks: a round that begins before the clock moves and ends after it would be the last one, on a
-    # clock that stands still from then on.
+    # Move the clock before a memory opens: a round that began before the move and ended after it would be the last
+    # one, since the clock does not move again.
     clock.advance(31 * DAY)
     options = replace(memory_options, retention=RetentionOptions(interval_seconds=0.01))
     async with (
@@ -208,10 +208,9 @@ async def test_an_open_memory_sees_to_it(
     assert (events.of(RunsPruned), events.of(PruningFailed)) == ([RunsPruned(trees=1, runs=1)], [])
 
 
-async def test_two_rounds_at_once_take_each_run_once(
+async def test_two_concurrent_rounds_delete_each_run_once(
     shared_url: str, memory_options: MemoryOptions, clock: SettableClock
 ) -> None:
-    """Together they do what one would have done."""
     options = replace(memory_options, background=False)
     async with open_memory(shared_url, options=options) as one, open_memory(shared_url, options=options) as other:
         for number in range(30):
@@ -221,8 +220,8 @@ async def test_two_rounds_at_once_take_each_run_once(
         assert (sum(each.runs for each in done), await ids(other)) == (30, set())
 
 
-async def test_versions_that_no_run_has_go(memory: Memory, clock: SettableClock) -> None:
-    """But for the newest of each workflow, and those that are not old."""
+async def test_unused_versions_are_deleted(memory: Memory, clock: SettableClock) -> None:
+    """The newest version of each workflow and recent versions stay."""
     workflows = memory.runs.workflows
     await workflows.keep("support", "v0", {})
     await workflows.keep("support", "v1", {})
@@ -241,8 +240,8 @@ async def test_versions_that_no_run_has_go(memory: Memory, clock: SettableClock)
     assert await workflows.forget([("support", "v2")]) == 0
 
 
-def test_limits_that_are_none_are_refused() -> None:
-    """Also those that keep longest what nobody waits for."""
+def test_invalid_limits_are_refused() -> None:
+    """Set-aside runs must not be deleted before others."""
     for wrong in ({"keep_days": -1.0}, {"keep_days": float("nan")}, {"keep_days": 9.0, "keep_set_aside_days": 8.0}):
         with pytest.raises(InvalidInput):
             RunRetention(**wrong)

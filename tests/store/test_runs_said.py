@@ -1,4 +1,4 @@
-"""What a run says is kept once: its result and its trace refer to the transcript, and are read whole."""
+"""Tests of the texts of runs: they are stored once, in the transcript, and results and traces refer to it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _RESULTS: tuple[dict[str, Json], ...] = (
 
 
 async def end(memory: Memory, run_id: str, result: dict[str, Json]) -> None:
-    """Let a run end that said something."""
+    """Add a run that answered, and end it."""
     await memory.runs.order.add(replace(asked(run_id, message=run_id), session_id="room"), owner="me")
     group = TraceGroup([TraceEvent("agent_messages", "answer", _LOOP), TraceEvent("message", None, _SAID)], after=0)
     over = await memory.runs.end(run_id, "me", RunEnding("done", result), group)
@@ -35,8 +35,8 @@ async def end(memory: Memory, run_id: str, result: dict[str, Json]) -> None:
 
 
 @pytest.mark.parametrize("result", _RESULTS)
-async def test_a_result_is_read_as_it_was(memory: Memory, result: dict[str, Json]) -> None:
-    """Alone, among others, and in the trace; also where the transcript has other words, or none."""
+async def test_a_result_is_read_back_unchanged(memory: Memory, result: dict[str, Json]) -> None:
+    """Results and traces are read back unchanged, also if the transcript has other words or no such message."""
     await memory.session("room").append([Message("assistant", "the answer", id="a1")])
     await end(memory, "r1", result)
     run = await memory.runs.run("r1")
@@ -47,8 +47,8 @@ async def test_a_result_is_read_as_it_was(memory: Memory, result: dict[str, Json
     assert [event.data for event in await memory.runs.trace.events("r1")] == [_LOOP, _SAID]
 
 
-async def test_what_is_said_is_in_no_other_table(shared_url: str) -> None:
-    """And when its message is gone, it is gone from the run, too."""
+async def test_the_words_of_an_answer_are_in_no_other_table(shared_url: str) -> None:
+    """The rows of the run have no copy of the words."""
     async with open_memory(shared_url, options=MemoryOptions(background=False)) as memory:
         await memory.session("room").append([Message("assistant", "the answer", id="a1")])
         await end(memory, "r1", _RESULTS[0])

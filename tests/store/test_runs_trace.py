@@ -1,4 +1,4 @@
-"""What is told of a run: its events in order, its tokens once, its tools never twice."""
+"""Tests of the trace of a run: events in order, tokens counted once, and tools executed once."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from threadkeep.testing import SettableClock
 
 @pytest.fixture
 async def short_traces(database_url: str, clock: SettableClock) -> AsyncIterator[Runs]:
-    """Runs of whose traces little is kept."""
+    """Return runs with low limits for their traces."""
     async with migrated_driver(database_url) as driver:
         yield Runs(driver, clock=clock, trace_limits=TraceLimits(max_events=3, max_characters=100))
 
 
 async def test_events_are_numbered_without_gaps(memory: Memory, clock: SettableClock) -> None:
-    """Whoever appends them; they are read from any number on, as they were."""
+    """Concurrent appends get consecutive numbers, and events are read back unchanged from any number on."""
     await memory.runs.order.add(asked("r1"), owner="me")
     trace = memory.runs.trace
     said = TraceEvent("message", "agent", {"text": "你好 \ud800", "tokens": 3, "none": None})
@@ -45,7 +45,7 @@ async def test_events_are_numbered_without_gaps(memory: Memory, clock: SettableC
 
 
 async def test_a_group_is_stored_once(memory: Memory) -> None:
-    """By who knows the newest number: an answer that was lost is asked for again. And only for the run's owner."""
+    """A group that is retried with the same last number is stored once, and only for the run's owner."""
     await memory.runs.order.add(asked("r1"), owner="me")
     trace, group, used = memory.runs.trace, [TraceEvent("message")], [TokenUsage("gpt", input_tokens=5)]
     for _ in range(2):
@@ -57,8 +57,8 @@ async def test_a_group_is_stored_once(memory: Memory) -> None:
     assert [usage.input_tokens for usage in await trace.usage("r1")] == [10]
 
 
-async def test_the_last_of_a_trace_is_stored_with_the_end(memory: Memory) -> None:
-    """Or nothing of both: by another owner, or when the same is asked for again."""
+async def test_the_last_events_are_stored_with_the_end_of_the_run(memory: Memory) -> None:
+    """Another owner stores neither, and a retry stores both once."""
     await memory.runs.order.add(asked("r1"), owner="me")
     last = TraceGroup([TraceEvent("message")], [TokenUsage("gpt", input_tokens=5)], after=0)
     ending = RunEnding("done", {"text": "so"})
@@ -74,7 +74,7 @@ async def test_the_last_of_a_trace_is_stored_with_the_end(memory: Memory) -> Non
 
 
 async def test_a_long_trace_is_cut_with_a_mark(short_traces: Runs) -> None:
-    """By number or by size; the mark stands once, and what followers wait for comes all the same."""
+    """The mark appears once; status events are stored after it, since followers wait for them."""
     for run_id in ("many", "long"):
         await short_traces.order.add(asked(run_id, session=run_id))
     for _ in range(3):
@@ -88,7 +88,7 @@ async def test_a_long_trace_is_cut_with_a_mark(short_traces: Runs) -> None:
 
 
 async def test_tokens_are_counted_once_where_the_trace_is_cut(short_traces: Runs) -> None:
-    """A group of which no event is kept is known all the same when it comes again."""
+    """A retried group is recognized although none of its events is stored."""
     await short_traces.order.add(asked("r1"), owner="me")
     newest = await short_traces.trace.append("r1", [TraceEvent("message")] * 5)
     for _ in range(2):
@@ -99,7 +99,7 @@ async def test_tokens_are_counted_once_where_the_trace_is_cut(short_traces: Runs
 
 
 async def test_tokens_are_counted_once(memory: Memory) -> None:
-    """By model; with those of all runs below, and each run's own."""
+    """Tokens are summed per model, for a run alone and with all runs below it."""
     order, trace = memory.runs.order, memory.runs.trace
     child = replace(asked("c1", session=None), parent_run_id="top", trigger="child")
     for new in (asked("top"), child, replace(child, run_id="c2"), replace(child, run_id="g1", parent_run_id="c1")):
@@ -118,8 +118,8 @@ async def test_tokens_are_counted_once(memory: Memory) -> None:
     assert [usage.calls for usage in await trace.usage("c1")] == [10, 10]
 
 
-async def test_a_tool_is_not_run_twice_without_a_person(memory: Memory) -> None:
-    """One of many gets it; what it gave is known; one that was begun and never ended is a person's decision."""
+async def test_a_tool_call_begins_once(memory: Memory) -> None:
+    """One of many callers gets the call; a finished call has its result, and an unfinished one is reported."""
     await memory.runs.order.add(asked("r1"))
     trace = memory.runs.trace
     calls = await asyncio.gather(*(trace.begin_tool("r1", "call-1", "pay") for _ in range(5)))

@@ -1,4 +1,4 @@
-"""The trace of a run that is over takes one row, and is read as if each event had one."""
+"""Tests of packed traces: the trace of a finished run is one row, and is read as if each event had one."""
 
 from __future__ import annotations
 
@@ -28,29 +28,29 @@ EVENTS = st.builds(
 
 
 @given(events=st.lists(EVENTS, max_size=6))
-def test_events_come_back_as_they_were(events: list[StoredEvent]) -> None:
-    """With their numbers, also where there are gaps, and their times."""
+def test_packed_events_are_restored_unchanged(events: list[StoredEvent]) -> None:
+    """Numbers with gaps and times are restored."""
     assert stored_events(packed_events(events)) == events
 
 
 async def end(memory: Memory, *kinds: str, status: RunEnd = "done", usage: TokenUsage = GPT) -> None:
-    """Let the run r1 end with some events."""
+    """End the run r1 with some events."""
     after = await memory.runs.trace.last_number("r1")
     group = TraceGroup([TraceEvent(kind, "answer", {"kind": kind}) for kind in kinds], [usage], after)
     assert await memory.runs.end("r1", "me", RunEnding(status), group) is not None
 
 
 async def kinds(memory: Memory, *, after: int = 0, limit: int = 200) -> list[tuple[int, str]]:
-    """What is read of the trace of r1."""
+    """Return number and kind of the events of r1."""
     events = await memory.runs.trace.events("r1", after=after, limit=limit)
     assert all(event.data == {"kind": event.kind} for event in events)
     return [(event.number, event.kind) for event in events]
 
 
-async def test_a_trace_is_read_in_pages_wherever_it_is(
+async def test_a_packed_trace_is_read_in_pages(
     shared_url: str, memory_options: MemoryOptions, clock: SettableClock
 ) -> None:
-    """Before the end, after it, with what is told later, and when the run was tried again."""
+    """Events before the end, after it, and after a retry are read in order."""
     async with open_memory(shared_url, options=memory_options) as memory:
         await memory.runs.order.add(asked("r1"), owner="me")
         began = clock()
@@ -81,8 +81,8 @@ async def test_a_trace_is_read_in_pages_wherever_it_is(
         assert query(shared_url, "SELECT run_id FROM chat_run_usage") == []
 
 
-async def test_a_long_trace_stays_as_it_is(shared_url: str, memory_options: MemoryOptions) -> None:
-    """A page of it is not read out of all the others."""
+async def test_a_long_trace_is_not_packed(shared_url: str, memory_options: MemoryOptions) -> None:
+    """A page of a long trace is not extracted from one large row."""
     async with open_memory(shared_url, options=memory_options) as memory:
         await memory.runs.order.add(asked("r1"), owner="me")
         await end(memory, *["step"] * (MOST_EVENTS + 1))
@@ -92,8 +92,8 @@ async def test_a_long_trace_stays_as_it_is(shared_url: str, memory_options: Memo
         assert used == GPT
 
 
-async def test_what_is_said_is_not_in_the_row_of_a_trace(shared_url: str, memory_options: MemoryOptions) -> None:
-    """It refers to the transcript, as each event does."""
+async def test_a_packed_trace_has_no_words_of_the_transcript(shared_url: str, memory_options: MemoryOptions) -> None:
+    """A packed trace refers to the transcript, as single events do."""
     async with open_memory(shared_url, options=memory_options) as memory:
         await memory.runs.order.add(asked("r1"), owner="me")
         run = await memory.runs.run("r1")

@@ -1,4 +1,4 @@
-"""Full text search: what is found, and by whom."""
+"""Tests of the full-text search: matches, ranking, and access by users."""
 
 from __future__ import annotations
 
@@ -58,44 +58,43 @@ _SIGNS = "\"'()*^:&|!%_\\-+~"
 
 
 @pytest.fixture
-async def talk(memory: Memory) -> Memory:
-    """A memory with one session for each of the texts, by its name."""
+async def texts_memory(memory: Memory) -> Memory:
+    """Return a memory with a session per text, which has the name of the text."""
     for name, text in _TEXTS.items():
         await memory.session(name).append([Message(role="user", content=text)])
     return memory
 
 
 async def found(memory: Memory, query: str, *, user_id: str | None = None, limit: int = 20) -> set[str]:
-    """The sessions in which a query is found."""
+    """Return the sessions in which a query is found."""
     return {hit.session_id for hit in await memory.search(query, user_id=user_id, limit=limit)}
 
 
-async def test_messages_with_all_words_are_found(talk: Memory) -> None:
-    """In any case of its letters, in languages with and without spaces between words."""
+async def test_messages_with_all_words_are_found(texts_memory: Memory) -> None:
+    """Case is ignored, and languages without spaces between words are searched too."""
     for query, sessions in _FOUND.items():
-        assert await found(talk, query) == set(sessions.split()), query
+        assert await found(texts_memory, query) == set(sessions.split()), query
 
 
-async def test_operators_of_query_languages_are_words(talk: Memory) -> None:
-    """A query is what to look for and never an expression: none of the texts has all of these."""
+async def test_operators_of_query_languages_are_words(texts_memory: Memory) -> None:
+    """A query is plain text and never an expression: no text has all of these words."""
     for query in ("refund OR nothing", "refund AND", "NOT refund", "-refund shipping", "fund*", "content:refund"):
-        assert await found(talk, query) == set(), query
+        assert await found(texts_memory, query) == set(), query
 
 
-async def test_no_query_breaks_the_search(talk: Memory) -> None:
-    """Signs alone find what has them or nothing; they never raise and never find everything."""
+async def test_no_query_breaks_the_search(texts_memory: Memory) -> None:
+    """A query of signs only does not raise and does not return everything."""
     for query in [*_SIGNS, "NEAR(a b)", "a:*", "{x}", "';--", "<->", "\x00", "\ud800", " ", ""]:
-        assert len(await found(talk, query)) < len(_TEXTS), query
+        assert len(await found(texts_memory, query)) < len(_TEXTS), query
 
 
-async def test_quotes_around_words_do_not_hide_them(talk: Memory) -> None:
-    """The words of a text in quotes are found without the quotes."""
-    assert await found(talk, "off_now") == {"marks"}
-    assert await found(talk, "really") == {"marks"}
+async def test_quotes_around_words_do_not_hide_them(texts_memory: Memory) -> None:
+    assert await found(texts_memory, "off_now") == {"marks"}
+    assert await found(texts_memory, "really") == {"marks"}
 
 
 async def test_a_user_finds_own_messages_only(memory: Memory) -> None:
-    """Also when another user has said the very same."""
+    """Other users may have messages with the same words."""
     for user_id in ("u1", "u2"):
         await memory.session(f"of:{user_id}", user_id=user_id).append([Message(role="user", content="my secret 退款")])
     await memory.session("of:nobody").append([Message(role="user", content="my secret 退款")])
@@ -106,7 +105,7 @@ async def test_a_user_finds_own_messages_only(memory: Memory) -> None:
 
 
 async def test_one_session_can_be_searched_alone(memory: Memory) -> None:
-    """From a place on, and only by the user whose it is; short words too."""
+    """The search can begin after a seq, is limited to the owner, and finds short words."""
     for session_id in ("one", "two"):
         session = memory.session(session_id, user_id="u1")
         await session.append([Message(role="user", content="a red kite at 九 o'clock")])
@@ -120,8 +119,8 @@ async def test_one_session_can_be_searched_alone(memory: Memory) -> None:
         assert await memory.search(words, session_id="two", user_id="u2") == []
 
 
-async def test_a_hit_is_the_message_as_it_is_stored(memory: Memory) -> None:
-    """With its place, id and all fields; scores go down and the limit holds."""
+async def test_a_hit_has_the_stored_message(memory: Memory) -> None:
+    """Hits have all fields of the message, are sorted by score, and respect the limit."""
     for number in range(5):
         await memory.session("room").append([Message(role="user", content="refund " * (number + 1), id=f"m{number}")])
     hits = await memory.search("refund", limit=3)
@@ -133,7 +132,7 @@ async def test_a_hit_is_the_message_as_it_is_stored(memory: Memory) -> None:
 
 
 async def test_better_matches_come_first(memory: Memory) -> None:
-    """More of the word, in less text."""
+    """A text ranks higher if it has the word more often or is shorter."""
     texts = ("refund " + "and so on " * 100, "a refund", "refund, refund", "a refund of something")
     for number, text in enumerate(texts):
         await memory.session(f"room:{number}").append([Message(role="user", content=text)])
@@ -141,10 +140,8 @@ async def test_better_matches_come_first(memory: Memory) -> None:
     assert [hit.session_id for hit in hits] == ["room:2", "room:1", "room:3", "room:0"]
 
 
-async def test_of_very_many_messages_those_stored_last_are_ranked(
-    memory: Memory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whoever asks for more gets more; texts that only seem to have the words are none of them."""
+async def test_only_the_newest_candidates_are_ranked(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the newest candidates are ranked, but at least as many as requested; false candidates do not count."""
     monkeypatch.setattr("threadkeep.store.search._CANDIDATES", 3)
     texts = ["abcde, abcde, abcde!", "abcde and so on", "abcde, abcde!", "the abcde of something", *["bcde abcd"] * 5]
     await memory.session("room").append([Message(role="user", content=text) for text in texts])
@@ -153,8 +150,8 @@ async def test_of_very_many_messages_those_stored_last_are_ranked(
     assert [hit.message.seq for hit in await memory.search("abcde", limit=10)] == [1, 3, 2, 4]
 
 
-async def test_texts_with_the_pieces_of_a_word_take_no_place(memory: Memory) -> None:
-    """A page is full of texts that have the word, though better ones seem to have it."""
+async def test_texts_with_the_trigrams_of_a_word_displace_no_match(memory: Memory) -> None:
+    """Texts that have only the trigrams of a word do not push real matches out of a page."""
     for number in range(30):
         texts = ["bcde abcd", "abcde" + " and so on" * 100] if number % 10 == 0 else ["bcde abcd"] * 2
         await memory.session(f"room:{number}").append([Message(role="user", content=text) for text in texts])
@@ -162,10 +159,10 @@ async def test_texts_with_the_pieces_of_a_word_take_no_place(memory: Memory) -> 
     assert len(await memory.search("abcde", limit=100)) == 3
 
 
-async def test_texts_with_the_fingerprint_of_a_word_take_no_place(
+async def test_texts_with_the_fingerprint_of_a_word_displace_no_match(
     postgres_url: str, memory_options: MemoryOptions
 ) -> None:
-    """On PostgreSQL: though the word is inside another one there, and more often than the word itself elsewhere."""
+    """On PostgreSQL, texts with an equal fingerprint and with the word inside another one do not displace matches."""
     other = next(word for word in map("w{}".format, count()) if fingerprints([word]) == fingerprints(["fund"]))
     async with open_memory(postgres_url, options=memory_options) as memory:
         for number in range(30):
@@ -175,8 +172,7 @@ async def test_texts_with_the_fingerprint_of_a_word_take_no_place(
         assert len(await memory.search("fund", limit=100)) == 3
 
 
-async def test_what_was_stored_is_found_at_once(memory: Memory) -> None:
-    """A search after an append has it, without any wait."""
+async def test_a_stored_message_is_found_at_once(memory: Memory) -> None:
     for number in range(15):
         await memory.session(f"room:{number % 3}").append(
             [Message(role="user", content=f"unique{number}word 第{number}次")]
@@ -184,11 +180,11 @@ async def test_what_was_stored_is_found_at_once(memory: Memory) -> None:
         assert len(await memory.search(f"unique{number}word")) == 1
 
 
-async def test_a_deleted_session_is_gone_from_the_index(talk: Memory) -> None:
-    """Its words find nothing, also when a new session has its id."""
-    assert await found(talk, "refund") == {"english"}
-    await talk.session("english").delete()
-    assert await found(talk, "refund") == set()
-    await talk.session("english").append([Message(role="user", content="something else")])
-    assert await found(talk, "refund") == set()
-    assert await found(talk, "something else") == {"english"}
+async def test_a_deleted_session_leaves_the_index(texts_memory: Memory) -> None:
+    """Old words are not found when a new session has the id."""
+    assert await found(texts_memory, "refund") == {"english"}
+    await texts_memory.session("english").delete()
+    assert await found(texts_memory, "refund") == set()
+    await texts_memory.session("english").append([Message(role="user", content="something else")])
+    assert await found(texts_memory, "refund") == set()
+    assert await found(texts_memory, "something else") == {"english"}

@@ -1,4 +1,4 @@
-"""The index of the search follows the transcript exactly, whoever brings it up to date."""
+"""Tests of the search index: it matches the transcript, whichever process updates it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from threadkeep.testing import SettableClock
 
 
 async def found(memory: Memory, words: str) -> set[str]:
-    """The sessions in which some words are found."""
+    """Return the sessions in which some words are found."""
     return {hit.session_id for hit in await memory.search(words, limit=100)}
 
 
@@ -47,8 +47,8 @@ async def found(memory: Memory, words: str) -> set[str]:
     ids=["prose", "hashes", "one-word", "chinese", "many-pairs"],
 )
 @pytest.mark.slow
-async def test_a_huge_text_is_indexed_and_stops_nothing(memory: Memory, text: str) -> None:
-    """It is found by its beginning, and what follows it is found too."""
+async def test_a_huge_text_is_indexed(memory: Memory, text: str) -> None:
+    """The beginning of a huge text is found, and so are the messages after it."""
     await memory.session("room").append([Message(role="user", content=text)])
     await memory.session("room").append([Message(role="assistant", content="what follows")])
     assert await found(memory, "needle") == {"room"}
@@ -59,7 +59,7 @@ async def test_a_huge_text_is_indexed_and_stops_nothing(memory: Memory, text: st
 async def test_a_search_does_not_wait_for_an_import_to_be_indexed(
     shared_url: str, memory_options: MemoryOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It answers with what is indexed when its patience is over, also while the background indexes."""
+    """After its timeout a search returns the indexed matches, also while the background task indexes."""
     monkeypatch.setattr("threadkeep.history.memory_parts._TIMEOUT_SECONDS", 0.05)
     async with open_memory(shared_url, options=replace(memory_options, background=False)) as memory:
         texts = [" ".join(f"word{n}x{m}" for m in range(300)) for n in range(1000)]
@@ -74,10 +74,10 @@ async def test_a_search_does_not_wait_for_an_import_to_be_indexed(
         background.cancel()
 
 
-async def test_a_search_waits_for_what_is_missing_where_it_looks(
+async def test_a_search_first_indexes_the_session_or_user(
     shared_url: str, memory_options: MemoryOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a session or a user all is found, whatever else waits; of all it says how much it did not see."""
+    """A search in a session or of a user is complete; a search in all sessions reports the unindexed messages."""
     monkeypatch.setattr("threadkeep.history.memory_parts._TIMEOUT_SECONDS", 0.0)
     monkeypatch.setattr("threadkeep.store.search._STEP_MESSAGES", 2)
     async with open_memory(shared_url, options=replace(memory_options, background=False)) as memory:
@@ -95,8 +95,8 @@ async def test_a_search_waits_for_what_is_missing_where_it_looks(
         assert (len(everything.hits), everything.unindexed) == (6, 0)
 
 
-async def test_a_database_that_takes_no_writes_is_searched(sqlite_url: str, memory_options: MemoryOptions) -> None:
-    """Somebody holds the file: what is in the index is found, and what is not is counted."""
+async def test_a_locked_database_can_be_searched(sqlite_url: str, memory_options: MemoryOptions) -> None:
+    """While another process holds the file, indexed messages are found, and others are counted."""
     store = replace(memory_options.store, lock_timeout_seconds=0.05)
     async with open_memory(sqlite_url, options=replace(memory_options, store=store, background=False)) as memory:
         await memory.session("a").append([Message(role="user", content="old words")])
@@ -109,10 +109,10 @@ async def test_a_database_that_takes_no_writes_is_searched(sqlite_url: str, memo
         assert await found(memory, "words") == {"a", "b"}
 
 
-async def test_that_an_index_is_far_behind_is_told_once(
+async def test_a_long_catch_up_is_reported_once(
     shared_url: str, memory_options: MemoryOptions, events: RecordedEvents, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """When it begins to be filled and when it is full, also where a round fails between."""
+    """The begin and the end of a long catch-up are reported once, also if a step fails between them."""
     monkeypatch.setattr("threadkeep.history.memory_parts.MUCH_UNINDEXED", 2)
     monkeypatch.setattr("threadkeep.history.memory_parts._PAUSE_SECONDS", 0.0)
     async with open_memory(shared_url, options=replace(memory_options, background=False)) as memory:
@@ -133,7 +133,7 @@ async def test_that_an_index_is_far_behind_is_told_once(
 
 
 async def test_a_session_that_is_deleted_while_it_is_indexed_leaves_nothing(database_url: str) -> None:
-    """After its texts were read it is deleted and begun anew: the new words are indexed, not the old."""
+    """If a session is deleted and created again after its texts were read, only new words are indexed."""
     async with migrated_driver(database_url) as driver:
         transcripts = TableTranscripts(driver, count=len, clock=SettableClock())
         await transcripts.append(Turn("room", tuple(Message(role="user", content=f"old {n}") for n in range(10))))
@@ -153,10 +153,10 @@ async def test_a_session_that_is_deleted_while_it_is_indexed_leaves_nothing(data
 
 @pytest.mark.parametrize("deleted_at", [2, 3])
 @pytest.mark.parametrize("begun_at", [2, 3])
-async def test_a_session_that_begins_anew_while_it_is_indexed_is_found_whole(
+async def test_a_session_created_again_while_it_is_indexed_is_found(
     database_url: str, deleted_at: int, begun_at: int
 ) -> None:
-    """Before its texts are read (the second use of the database) or after: its places are not those of the old one."""
+    """The session is created again before its texts are read (the second use of the database) or after."""
     async with migrated_driver(database_url) as driver:
         transcripts = TableTranscripts(driver, count=len, clock=SettableClock())
         await transcripts.append(Turn("room", tuple(Message(role="user", content=f"old {n}") for n in range(10))))
@@ -176,10 +176,8 @@ async def test_a_session_that_begins_anew_while_it_is_indexed_is_found_whole(
         await transcripts.close()
 
 
-async def test_a_session_that_begins_while_none_was_there_to_delete_stays(
-    postgres_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Between the steps of a deletion it begins and is indexed: it is whole, and no fingerprint is left alone."""
+async def test_a_session_created_during_a_deletion_stays(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A session that is created and indexed between the steps of a deletion stays whole."""
     async with migrated_driver(postgres_url) as driver:
         transcripts = TableTranscripts(driver, count=len, clock=SettableClock())
         execute = PostgresConnection.execute
@@ -207,7 +205,7 @@ _ENDLESS = {
 
 
 def endless(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> SearchIndex:
-    """An index of a database so big that no search comes to an end."""
+    """Return an index whose searches never end."""
     index = SearchIndex(driver)
     names = ("match", "ranked", "match_short", "match_short_of_user")
     statements = load_statements("search.sql", f"{driver.backend}/search.sql")
@@ -215,8 +213,8 @@ def endless(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> SearchIndex:
     return index
 
 
-async def test_searches_that_do_not_end_stop_nobody(shared_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many ask for what takes for ever: chats read on, and the searches end with the cure."""
+async def test_endless_searches_block_no_reads(shared_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Endless searches leave connections for other reads, and raise an error with the cure."""
     async with migrated_driver(shared_url) as driver, asyncio.timeout(HANG_SECONDS):
         index = endless(driver, monkeypatch)
         searches = [asyncio.ensure_future(index.search("a", limit=5, user_id=user)) for user in [None, "u1"] * 5]
@@ -235,8 +233,8 @@ async def test_searches_that_do_not_end_stop_nobody(shared_url: str, monkeypatch
         assert await SearchIndex(driver).search("a", limit=5) == []
 
 
-async def test_what_nobody_waits_for_any_more_is_stopped(shared_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever reads next gets the connection at once, whenever the search before was given up."""
+async def test_a_cancelled_search_is_stopped(shared_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next reader gets the connection at once after a search was cancelled at any step."""
     async with migrated_driver(shared_url) as driver, asyncio.timeout(HANG_SECONDS):
         index = endless(driver, monkeypatch)
         for steps in range(20):
@@ -251,7 +249,7 @@ async def test_what_nobody_waits_for_any_more_is_stopped(shared_url: str, monkey
 
 @pytest.mark.parametrize("name", ["match", "match_short_of_user"])
 async def test_a_search_for_a_user_reads_that_users_messages_only(sqlite_url: str, name: str) -> None:
-    """On SQLite: whose a text is comes before the text, in the engine's own plan."""
+    """SQLite's query plan reads the sessions of the user before the texts."""
     parameters = {
         "user_id": "u1",
         "session_id": None,
@@ -271,7 +269,7 @@ async def test_a_search_for_a_user_reads_that_users_messages_only(sqlite_url: st
 
 
 async def test_a_deleted_session_leaves_no_document(shared_url: str, memory_options: MemoryOptions) -> None:
-    """Nor does the index hold words for which there is no text."""
+    """The index has no words without a text either."""
     async with open_memory(shared_url, options=memory_options) as memory:
         for number in range(3):
             turn = [Message(role="user", content=f"refund number {number} 退款 {part}") for part in range(5)]
@@ -281,8 +279,8 @@ async def test_a_deleted_session_leaves_no_document(shared_url: str, memory_opti
         assert await asyncio.to_thread(documents, shared_url) == 10
 
 
-async def test_a_deletion_waits_for_who_indexes_the_session(postgres_url: str) -> None:
-    """On PostgreSQL an indexer in the middle of its transaction ends first, so that its documents are deleted too."""
+async def test_a_deletion_waits_for_the_indexer_of_the_session(postgres_url: str) -> None:
+    """On PostgreSQL, a running indexer commits first, so that its documents are deleted too."""
     async with migrated_driver(postgres_url) as driver, await psycopg.AsyncConnection.connect(postgres_url) as indexer:
         transcripts = TableTranscripts(driver, count=len, clock=SettableClock())
         await transcripts.append(Turn("room", (Message(role="user", content="old"),)))
@@ -300,7 +298,7 @@ async def test_a_deletion_waits_for_who_indexes_the_session(postgres_url: str) -
 
 
 class BeforeWriting:
-    """A driver that lets something happen before its first write."""
+    """A driver that runs a callback before its first write."""
 
     def __init__(self, driver: Driver, happens: Callable[[], Awaitable[None]]) -> None:
         self._driver = driver
@@ -316,7 +314,7 @@ class BeforeWriting:
 
     @asynccontextmanager
     async def writing(self, *, lock_timeout_seconds: float | None = None) -> AsyncIterator[Connection]:
-        """As the driver's, later."""
+        """Run the callback, then open a transaction."""
         happens, self._happens = self._happens, None
         if happens:
             await happens()
@@ -325,7 +323,7 @@ class BeforeWriting:
 
 
 class BeforeEach(BeforeWriting):
-    """One that lets something happen before each use of the database, which are counted from 1."""
+    """A driver that runs a callback before each use of the database, with the number of the use."""
 
     def __init__(self, driver: Driver, happens: Callable[[int], Awaitable[None]]) -> None:
         async def next_one() -> None:
@@ -351,7 +349,7 @@ class BeforeEach(BeforeWriting):
 
 
 def test_processes_that_index_at_once_index_everything_once(shared_url: str, tmp_path: Path) -> None:
-    """Four processes search a database in which nothing is indexed yet: each message is in the index once."""
+    """Four processes search a database without an index at once: each message is indexed once."""
     asyncio.run(fill(shared_url, tmp_path))
     together = [(shared_url, str(tmp_path / "pending"))] * 4
     assert run_together(search_all, together) == [600] * 4
@@ -359,7 +357,7 @@ def test_processes_that_index_at_once_index_everything_once(shared_url: str, tmp
 
 
 async def fill(url: str, folder: Path) -> None:
-    """Store sixty turns of ten messages without indexing any."""
+    """Store sixty turns of ten messages without indexing them."""
     options = MemoryOptions(background=False, pending=PendingOptions(folder=folder))
     async with open_memory(url, options=options) as memory:
         for number in range(60):
@@ -368,7 +366,7 @@ async def fill(url: str, folder: Path) -> None:
 
 
 def search_all(url: str, folder: str) -> int:
-    """What each of the processes does; answers how many messages it found."""
+    """Search as each of the processes does; return the number of messages found."""
 
     async def search() -> int:
         options = MemoryOptions(pending=PendingOptions(folder=Path(folder)))
@@ -381,7 +379,7 @@ def search_all(url: str, folder: str) -> int:
 
 
 def documents(url: str) -> int:
-    """How many documents the index has; SQLite also checks them against the texts."""
+    """Return the number of documents in the index; SQLite also checks them against the texts."""
     if parse_address(url).dsn is not None:
         return len(query(url, "SELECT 1 FROM chat_search"))
     query(url, "INSERT INTO chat_search (chat_search, rank) VALUES ('integrity-check', 1)")

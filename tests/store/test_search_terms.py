@@ -1,4 +1,4 @@
-"""What a text is found by: its words in any case, on either engine."""
+"""Tests of search terms: words are found in any case on both engines."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from threadkeep.store.search_terms import (
 _CASED = [char for char in map(chr, range(0x20000)) if char.lower() != char or char.upper() != char]
 
 
-def test_a_pattern_fits_every_text_that_has_its_term() -> None:
-    """Whatever capitals the text has: no search loses a text that its index has found."""
+def test_a_pattern_matches_every_text_with_its_term() -> None:
+    """The check of the text keeps every text that the index returns, in any case."""
     for char in _CASED:
         for term in search_terms(f"a{char}"):
             assert re.search(term_pattern(term), f"a{char}"), (char, term)
 
 
-def test_letters_that_fts5_takes_for_one_are_one() -> None:
-    """What SQLite's index finds in another case is not dropped when the text is read."""
+def test_relevance_folds_case_like_fts5() -> None:
+    """A text that SQLite's index finds in another case also passes the check of the text."""
     with closing(sqlite3.connect(":memory:")) as database:
         database.execute("CREATE VIRTUAL TABLE texts USING fts5 (content, tokenize = 'trigram')")
         database.execute("CREATE VIRTUAL TABLE tokens USING fts5vocab (texts, 'instance')")
@@ -40,7 +40,7 @@ def test_letters_that_fts5_takes_for_one_are_one() -> None:
 
 
 def test_a_fingerprint_has_two_bytes() -> None:
-    """It is the same in every process, and words that look alike have different ones."""
+    """A fingerprint is the same in every process, and fingerprints use nearly all values."""
     assert fingerprints(["refund", "退款", "refund"]) == [-28292, 3583]
     many = fingerprints(map(str, range(200_000)))
     assert (min(many), max(many)) == (-0x8000, 0x7FFF)
@@ -48,13 +48,13 @@ def test_a_fingerprint_has_two_bytes() -> None:
 
 
 def test_the_trigrams_of_a_query_are_bounded() -> None:
-    """Each once, quoted; of a query as long as a book enough to find few texts."""
+    """Each trigram appears once and quoted; a very long query has 64 of them."""
     assert trigram_expression(["abcd", "xabc", 'a"b', "ab"]) == '"abc" "bcd" "xab" "a""b"'
     assert len(trigram_expression(map(str, range(10_000))).split()) == 64
 
 
-def test_relevance_is_of_texts_with_all_words() -> None:
-    """More of a word is better, and so is less beside it; a rare word weighs more than a common one."""
+def test_relevance_needs_all_words() -> None:
+    """Relevance rises with the number of matches and the rarity of a word, and falls with the length of the text."""
     words = relevance_words(["Refund", "order"], [rarity(2, 1000), rarity(900, 1000)])
     assert relevance("refunds only", words) is None
     once = relevance("REFUND beside an order", words)

@@ -1,4 +1,4 @@
-"""Pending turns on disk: what is there after a crash, whose file it is, and that nothing is lost on the way."""
+"""Tests of pending turns on disk: they survive crashes, each file has one owner, and no turn is lost."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ _NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def entry(name: str, content: str = "hi") -> PendingTurn:
-    """A turn to keep."""
+    """Return a pending turn."""
     messages = (Message(role="user", content=content, id=f"{name}:1"), Message(role="assistant", content="ok", id=name))
     return PendingTurn(name, Turn("room", messages, "u1"), _NOW)
 
 
 def names(path: Path) -> list[str]:
-    """The turns that a file keeps."""
+    """Return the ids of the turns in a file."""
     return [kept.entry_id for kept in read_entries(path)]
 
 
 @given(st.text(st.characters()), st.text(st.characters(exclude_categories=["Cs"])))
-def test_a_kept_turn_comes_back_as_it_was(
+def test_a_pending_turn_is_read_back_unchanged(
     tmp_path_factory: pytest.TempPathFactory, content: str, metadata: str
 ) -> None:
-    """Whatever its characters: separators of lines, lone surrogates, NUL, other languages."""
+    """Messages may have line separators, lone surrogates and NUL."""
     file = SpoolFile.create(tmp_path_factory.mktemp("spool"))
     message = Message(
         role="user", content=content, id="m", sent_at=_NOW, tokens=3, metadata={metadata: [metadata]}, original=content
@@ -53,15 +53,15 @@ def test_a_kept_turn_comes_back_as_it_was(
 
 @pytest.mark.parametrize("separator", ["\u2028", "\u2029", "\x85", "\x0b", "\x1c", "\r", "\n"])
 def test_no_character_of_a_message_ends_its_line(tmp_path: Path, separator: str) -> None:
-    """Those that Python takes for the end of a line too."""
+    """Python's line separators other than a newline do not end a line either."""
     file = SpoolFile.create(tmp_path)
     file.keep(entry("first", f"a{separator}b"))
     assert read_entries(file.path)[0].turn.messages[0].content == f"a{separator}b"
     file.close()
 
 
-def test_a_last_line_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
-    """Wherever the crash cut it, the turns before it are there, and what is written after it counts."""
+def test_a_truncated_last_line_is_skipped(tmp_path: Path) -> None:
+    """After a crash at any byte, earlier turns are read, and later turns are appended correctly."""
     file = SpoolFile.create(tmp_path / "whole")
     for name in ("first", "second", "torn"):
         file.keep(entry(name))
@@ -82,8 +82,8 @@ def test_a_last_line_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
         taken.close()
 
 
-def test_a_turn_that_this_version_cannot_read_is_not_thrown_away(tmp_path: Path) -> None:
-    """A line of a newer Threadkeep goes to a file of its own, which this version does not touch."""
+def test_a_turn_that_this_version_cannot_read_is_kept(tmp_path: Path) -> None:
+    """A line of a newer Threadkeep is moved to a separate file."""
     file = SpoolFile.create(tmp_path)
     file.keep(entry("newer"))
     file.close()
@@ -102,8 +102,8 @@ def test_a_turn_that_this_version_cannot_read_is_not_thrown_away(tmp_path: Path)
     assert spool_files(tmp_path) == []
 
 
-def test_a_line_that_is_nested_too_deeply_is_kept_aside(tmp_path: Path) -> None:
-    """The turns before and behind it are delivered."""
+def test_a_line_that_is_nested_too_deeply_is_set_aside(tmp_path: Path) -> None:
+    """The turns before and after the line are delivered."""
     file = SpoolFile.create(tmp_path)
     file.keep(entry("first"))
     file.close()
@@ -118,10 +118,8 @@ def test_a_line_that_is_nested_too_deeply_is_kept_aside(tmp_path: Path) -> None:
     assert len(damaged_turns(tmp_path)) == 1
 
 
-def test_a_line_stays_in_its_file_if_it_cannot_get_one_of_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The disk is full: nothing is thrown away, and the next start tries again."""
+def test_a_damaged_line_stays_in_its_file_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a full disk the damaged line stays in the pending file, and the next start retries."""
     file = SpoolFile.create(tmp_path)
     file.keep(entry("first"))
     file.close()
@@ -141,8 +139,8 @@ def test_a_line_stays_in_its_file_if_it_cannot_get_one_of_its_own(
     assert len(damaged_turns(tmp_path)) == 1
 
 
-def test_the_file_of_a_living_process_is_left_alone_and_that_of_a_killed_one_taken_over(tmp_path: Path) -> None:
-    """A real process, a real kill -9: before it nobody gets the file, after it all that was kept is there."""
+def test_the_file_of_a_killed_process_is_taken_over(tmp_path: Path) -> None:
+    """No other process can take over the file before its owner is killed; all turns are there afterwards."""
     child = Child(keep_and_wait, str(tmp_path))
     try:
         while not (spool_files(tmp_path) and len(names(spool_files(tmp_path)[0])) == 2):
@@ -158,8 +156,8 @@ def test_the_file_of_a_living_process_is_left_alone_and_that_of_a_killed_one_tak
     taken.close()
 
 
-def test_who_looks_from_outside_keeps_nobody_from_taking_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A service that starts while somebody asks whether the owner lives gets the file a moment later."""
+def test_a_check_of_the_owner_does_not_prevent_a_takeover(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shared lock of a process that checks the owner delays a takeover only briefly."""
     file = SpoolFile.create(tmp_path)
     file.keep(entry("first"))
     assert in_use(file.path)
@@ -174,8 +172,8 @@ def test_who_looks_from_outside_keeps_nobody_from_taking_over(tmp_path: Path, mo
     assert not in_use(file.path)
 
 
-def test_who_looks_for_ever_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A look that was stopped half-way keeps its lock; the service starts without the file."""
+def test_a_takeover_does_not_wait_forever_for_a_shared_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If a suspended process keeps its shared lock, the service starts without the file."""
     file = SpoolFile.create(tmp_path)
     file.keep(entry("first"))
     file.close()
@@ -187,15 +185,15 @@ def test_who_looks_for_ever_is_not_waited_for(tmp_path: Path, monkeypatch: pytes
 
 
 def keep_and_wait(folder: str) -> None:
-    """What the process does until it is killed."""
+    """Write two turns, and wait until the process is killed."""
     file = SpoolFile.create(Path(folder))
     file.keep(entry("first"))
     file.keep(entry("second"))
     time.sleep(60)
 
 
-def test_what_is_done_is_forgotten_and_an_empty_file_goes(tmp_path: Path) -> None:
-    """In any order; the file is empty when nothing is left, and removed when it is closed."""
+def test_delivered_turns_are_removed_from_the_file(tmp_path: Path) -> None:
+    """Turns can be removed in any order; the file is deleted when it is closed empty."""
     file = SpoolFile.create(tmp_path)
     kept = [entry(name) for name in ("first", "second", "third")]
     for each in kept:
@@ -213,7 +211,7 @@ def test_what_is_done_is_forgotten_and_an_empty_file_goes(tmp_path: Path) -> Non
 
 
 def test_a_text_is_in_the_file_only_while_its_turn_is_pending(tmp_path: Path) -> None:
-    """Also a changed turn, and one that an earlier version has only marked as done; the others stay."""
+    """A changed turn, and one that an earlier version only marked as done, are removed too."""
     file = SpoolFile.create(tmp_path)
     kept = [entry(name, f"words of {name}") for name in ("first", "second", "third")]
     for each in (*kept, kept[0]):
@@ -233,8 +231,8 @@ def test_a_text_is_in_the_file_only_while_its_turn_is_pending(tmp_path: Path) ->
     taken.close()
 
 
-def test_a_line_whose_removal_was_cut_off_is_removed(tmp_path: Path) -> None:
-    """The machine lost power after the first byte."""
+def test_an_interrupted_removal_of_a_line_is_completed(tmp_path: Path) -> None:
+    """A power failure may interrupt the removal after the first byte."""
     file = SpoolFile.create(tmp_path)
     file.keep(entry("first"))
     file.close()
@@ -242,16 +240,15 @@ def test_a_line_whose_removal_was_cut_off_is_removed(tmp_path: Path) -> None:
     assert spool.read_spool(file.path).empty
 
 
-def test_what_still_waits_stays_when_the_file_is_closed(tmp_path: Path) -> None:
-    """For the next start."""
+def test_pending_turns_stay_when_the_file_is_closed(tmp_path: Path) -> None:
     file = SpoolFile.create(tmp_path)
     file.keep(entry("first"))
     file.close()
     assert names(file.path) == ["first"]
 
 
-def test_a_turn_is_on_disk_before_anybody_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The file is synced after its line was written, and the folder after the file was made."""
+def test_a_turn_is_synced_to_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file is synced after each line, and the folder after the file is created."""
     synced: list[tuple[int, int]] = []
 
     def note(descriptor: int) -> None:
@@ -267,8 +264,8 @@ def test_a_turn_is_on_disk_before_anybody_is_told(tmp_path: Path, monkeypatch: p
     file.close()
 
 
-def test_a_full_disk_leaves_the_lines_before_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The disk takes half a line and no more: it is told, the half is taken back, and later lines can be read."""
+def test_a_partial_write_on_a_full_disk_is_rolled_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A partial write raises and is rolled back, and later lines can be read."""
     file = SpoolFile.create(tmp_path)
     file.keep(entry("first"))
     write = os.write
@@ -285,23 +282,23 @@ def test_a_full_disk_leaves_the_lines_before_whole(tmp_path: Path, monkeypatch: 
 
 
 def refuse(*_: object) -> int:
-    """A disk without room."""
+    """Raise as a full disk does."""
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def test_what_is_no_json_is_refused(tmp_path: Path) -> None:
-    """And leaves the file as it was."""
+def test_a_turn_that_is_not_json_is_refused(tmp_path: Path) -> None:
+    """The file stays unchanged."""
     file = SpoolFile.create(tmp_path)
     bad = Message(role="user", content="hi", id="m", metadata={"score": 1.0})
-    object.__setattr__(bad, "metadata", {"score": float("nan")})  # as if somebody had got at it since
+    object.__setattr__(bad, "metadata", {"score": float("nan")})  # as if it was changed after its creation
     with pytest.raises(InvalidMessage):
         file.keep(PendingTurn("first", Turn("room", (bad,)), _NOW))
     assert file.path.read_bytes() == b""
     file.close()
 
 
-def test_a_file_is_seen_by_others_only_with_its_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody who starts at that moment can take it for that of a dead process."""
+def test_a_file_is_visible_only_when_it_is_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that starts at that moment cannot take the file for that of a dead process."""
     seen: list[list[Path]] = []
     flock = fcntl.flock
 
@@ -316,8 +313,7 @@ def test_a_file_is_seen_by_others_only_with_its_lock(tmp_path: Path, monkeypatch
     file.close()
 
 
-def test_only_their_user_may_read_pending_turns(tmp_path: Path) -> None:
-    """They are what people said."""
+def test_only_the_user_of_the_process_may_read_pending_turns(tmp_path: Path) -> None:
     file = SpoolFile.create(tmp_path / "pending")
     assert stat.S_IMODE(file.path.stat().st_mode) == 0o600
     assert stat.S_IMODE(file.path.parent.stat().st_mode) == 0o700

@@ -1,4 +1,4 @@
-"""Encrypted SQLite files: nothing can be read without the key, and everything works with it, search included."""
+"""Tests of encrypted SQLite files: they are unreadable without the key, and fully usable with it."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ CANARY = "zanzibarquokka"
 
 
 def contents(folder: Path) -> bytes:
-    """All bytes of a database: its file, and its WAL."""
+    """Return all bytes of the database file and its WAL."""
     return b"".join(path.read_bytes() for path in folder.glob("threadkeep.db*"))
 
 
 async def test_an_encrypted_file_has_no_word_and_is_searched(
     tmp_path: Path, sqlite_url: str, memory_options: MemoryOptions
 ) -> None:
-    """Transcripts, index, graph store and checkpoints; another key, or none, opens nothing."""
+    """Transcripts, index, graph store and checkpoints are encrypted; without the right key nothing opens."""
     options = replace(memory_options, store=StoreOptions(key=KEY))
     async with open_memory(sqlite_url, options=options) as memory:
         await memory.session("room").append([Message(role="user", content=f"where is the {CANARY}?")])
@@ -51,8 +51,8 @@ async def test_an_encrypted_file_has_no_word_and_is_searched(
     assert KEY not in repr(options)
 
 
-def test_a_key_that_cannot_be_used_stops_the_start(tmp_path: Path) -> None:
-    """With the sentence that says how to make one; the key is never shown."""
+def test_an_invalid_key_is_refused_at_start(tmp_path: Path) -> None:
+    """The error says how to create a key, and does not show the given one."""
     with pytest.raises(InvalidSettings, match="openssl rand -hex 32") as caught:
         load_settings(database_url=f"sqlite:///{tmp_path}/x.db", database_key="secret")
     assert "secret" not in str(caught.value)
@@ -62,5 +62,5 @@ def test_a_key_that_cannot_be_used_stops_the_start(tmp_path: Path) -> None:
 @pytest.mark.timeout(1800)
 @pytest.mark.xdist_group("suites")
 def test_the_suite_of_the_store_runs_on_encrypted_files() -> None:
-    """All tests that open SQLite files in `tests/store`, `tests/graph_store` and `tests/history`."""
+    """Run the tests of `tests/store`, `tests/graph_store` and `tests/history` that use SQLite files."""
     run_store_suites("sqlite-file", THREADKEEP_TEST_DATABASE_KEY=KEY)

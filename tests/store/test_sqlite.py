@@ -1,4 +1,4 @@
-"""The SQLite driver: its settings, its locks, and what it says when a file cannot be used."""
+"""Tests of the SQLite driver: its settings, its locks, and its errors for unusable files."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ SELECT count(*) FROM n
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """The file that `memory` of this module has open."""
+    """Return the path of the file that `memory` of this module opens."""
     return tmp_path / "threadkeep.db"
 
 
 @pytest.fixture
 async def memory(path: Path, memory_options: MemoryOptions) -> AsyncIterator[Memory]:
-    """A memory over a file."""
+    """Open a memory on a SQLite file, and close it after the test."""
     async with open_memory(f"sqlite:///{path}", options=memory_options) as opened:
         yield opened
 
 
 @asynccontextmanager
 async def opened(path: Path | None) -> AsyncIterator[SqliteDriver]:
-    """A driver of a file, or of a database in memory."""
+    """Open a driver on a file or in memory, and close it after the block."""
     driver = SqliteDriver(path, StoreOptions())
     try:
         yield driver
@@ -57,21 +57,21 @@ async def opened(path: Path | None) -> AsyncIterator[SqliteDriver]:
 
 
 def write_elsewhere(path: Path) -> None:
-    """Another process takes the write lock and gives it back."""
+    """Take the write lock with another connection, and release it."""
     with closing(sqlite3.connect(path, timeout=5)) as other, other:
         other.execute("BEGIN IMMEDIATE")
 
 
 def says(words: str) -> list[Message]:
-    """A turn of one message."""
+    """Return a turn of one message."""
     return [Message(role="user", content=words)]
 
 
 @pytest.mark.parametrize(("synchronous", "number"), [("FULL", 2), ("NORMAL", 1)])
-async def test_a_file_is_opened_for_many_processes_and_for_power_cuts(
+async def test_all_connections_use_wal_and_the_configured_durability(
     path: Path, synchronous: Literal["FULL", "NORMAL"], number: int
 ) -> None:
-    """WAL, foreign keys, and the durability that was asked for, on reading and writing connections."""
+    """All connections use WAL, foreign keys and the configured durability."""
     driver = SqliteDriver(path, StoreOptions(synchronous=synchronous))
     async with driver.writing() as writer, driver.reading() as reader:
         for connection in (writer, reader):
@@ -82,19 +82,17 @@ async def test_a_file_is_opened_for_many_processes_and_for_power_cuts(
 
 
 async def test_full_durability_is_the_default() -> None:
-    """Nobody has to ask for it."""
     assert StoreOptions().synchronous == "FULL"
 
 
 async def test_a_writer_does_not_stop_readers(memory: Memory, path: Path) -> None:
-    """While another process writes, what was stored is read."""
     await memory.session("room").append(says("hi"))
     async with locked_meanwhile(path):
         assert len(await memory.session("room").tail(5)) == 1
 
 
-async def test_a_lock_held_too_long_is_told_and_forgotten(path: Path, memory_options: MemoryOptions) -> None:
-    """The append fails with the cure when the timeout is over; the next one after the lock is gone succeeds."""
+async def test_a_lock_held_too_long_raises(path: Path, memory_options: MemoryOptions) -> None:
+    """The append raises after the timeout, with the cure; an append after the lock is released succeeds."""
     async with open_memory(f"sqlite:///{path}", options=_patient(memory_options, 0.05)) as memory:
         async with locked_meanwhile(path):
             with pytest.raises(StoreUnavailable, match="Another process holds its lock for too long"):
@@ -107,7 +105,7 @@ async def test_a_lock_held_too_long_is_told_and_forgotten(path: Path, memory_opt
 async def test_a_write_cancelled_while_it_waits_for_the_lock_leaves_no_lock_behind(
     memory: Memory, path: Path, steps: int
 ) -> None:
-    """Whenever its caller gives up: this process and all others write on afterwards."""
+    """After a cancel at any step, this process and others can write."""
     await memory.session("room").append(says("hi"))
     async with locked_meanwhile(path):
         task = asyncio.ensure_future(memory.session("room").reset())
@@ -122,8 +120,8 @@ async def test_a_write_cancelled_while_it_waits_for_the_lock_leaves_no_lock_behi
     assert await memory.session("room").count() == 2
 
 
-async def test_a_cancelled_write_leaves_the_next_one_its_transaction() -> None:
-    """Wherever a caller is cancelled, also between asking for a transaction and getting it, the next write works."""
+async def test_a_write_after_a_cancelled_one_gets_its_transaction() -> None:
+    """A caller can be cancelled at any step, also between asking for a transaction and getting it."""
     async with open_memory("sqlite://") as memory:
         session = memory.session("room:1")
         await session.append([Message("user", "one")])
@@ -139,7 +137,7 @@ async def test_a_cancelled_write_leaves_the_next_one_its_transaction() -> None:
 
 @pytest.mark.parametrize("steps", range(8))
 async def test_a_cancelled_read_leaves_the_readers_usable(memory: Memory, steps: int) -> None:
-    """Many reads begun and given up; the next ones answer."""
+    """Reads after many cancelled ones succeed."""
     session = memory.session("room")
     await session.append(says("hi"))
     tasks = [asyncio.ensure_future(session.tail(5)) for _ in range(20)]
@@ -154,7 +152,7 @@ async def test_a_cancelled_read_leaves_the_readers_usable(memory: Memory, steps:
 
 @pytest.mark.parametrize("steps", range(6))
 async def test_a_read_that_is_cancelled_while_its_file_is_opened_ends_as_cancelled(path: Path, steps: int) -> None:
-    """Also if the file cannot be opened: a background task that handles that error would go on for ever."""
+    """If opening fails too, the cancel wins; otherwise a background task that handles errors would never stop."""
     async with opened(path) as driver:
         async with driver.writing() as writer:
             await writer.execute("CREATE TABLE a (b)", {})
@@ -173,7 +171,7 @@ async def test_a_read_that_is_cancelled_while_its_file_is_opened_ends_as_cancell
 async def test_a_read_that_is_cancelled_twice_stops_no_other(
     path: Path, in_memory: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The next reader gets the connection when nothing of the read before is left."""
+    """The next reader gets the connection only after the cancelled query has ended."""
     monkeypatch.setattr("threadkeep.store.sqlite._STOP_SECONDS", 0.0)
     async with opened(None if in_memory else path) as driver:
 
@@ -201,10 +199,10 @@ async def test_a_read_that_is_cancelled_twice_stops_no_other(
         (b"SQLite format 3\x00" + b"\xff" * 8000, "not an SQLite database|damaged"),
     ],
 )
-async def test_a_file_that_is_no_database_is_told(
+async def test_a_file_that_is_no_database_is_refused(
     path: Path, memory_options: MemoryOptions, content: bytes, says_so: str
 ) -> None:
-    """With the cure, and without touching the file."""
+    """The error has the cure, and the file stays unchanged."""
     await asyncio.to_thread(path.write_bytes, content)
     with pytest.raises(StoreUnavailable, match=says_so):
         async with open_memory(f"sqlite:///{path}", options=memory_options):
@@ -212,29 +210,28 @@ async def test_a_file_that_is_no_database_is_told(
     assert await asyncio.to_thread(path.read_bytes) == content
 
 
-async def test_a_folder_in_the_files_place_is_told(tmp_path: Path, memory_options: MemoryOptions) -> None:
-    """It cannot be opened, and the sentence says what to check."""
+async def test_a_folder_instead_of_the_file_is_refused(tmp_path: Path, memory_options: MemoryOptions) -> None:
+    """The error says what to check."""
     with pytest.raises(StoreUnavailable, match="that the path is not a folder"):
         async with open_memory(f"sqlite:///{tmp_path}", options=memory_options):
             pass
 
 
-async def test_a_path_that_cannot_be_looked_up_is_told(tmp_path: Path, memory_options: MemoryOptions) -> None:
-    """Like a path in a folder of another user, whose permissions bind every user except root."""
+async def test_a_path_that_cannot_be_looked_up_is_refused(tmp_path: Path, memory_options: MemoryOptions) -> None:
+    """The error is the same for a folder without permissions, which do not apply to root."""
     with pytest.raises(StoreUnavailable, match="permissions"):
         async with open_memory(f"sqlite:///{tmp_path / ('long' * 100)}.db", options=memory_options):
             pass
 
 
-async def test_folders_on_the_way_are_made(tmp_path: Path, memory_options: MemoryOptions) -> None:
-    """A first start needs nothing prepared."""
+async def test_missing_folders_are_created(tmp_path: Path, memory_options: MemoryOptions) -> None:
     async with open_memory(f"sqlite:///{tmp_path}/a/b/threadkeep.db", options=memory_options) as memory:
         await memory.session("room").append(says("hi"))
     assert (tmp_path / "a" / "b" / "threadkeep.db").is_file()
 
 
 async def test_a_closed_memory_says_that_it_is_closed(path: Path, memory_options: MemoryOptions) -> None:
-    """Reads and writes after the block, with the cure."""
+    """Reads and writes after the block raise an error with the cure."""
     async with open_memory(f"sqlite:///{path}", options=memory_options) as memory:
         session = memory.session("room")
         await session.append(says("hi"))
@@ -244,7 +241,7 @@ async def test_a_closed_memory_says_that_it_is_closed(path: Path, memory_options
 
 
 async def test_a_missing_table_is_an_error_of_the_store(memory: Memory, path: Path) -> None:
-    """Whatever the engine says becomes one of our errors, so that callers can tell it from their own mistakes."""
+    """Errors of the engine are raised as StoreError, so that callers can tell them from their own mistakes."""
     with closing(sqlite3.connect(path)) as other, other:
         other.execute("DROP TABLE chat_messages")
     with pytest.raises(StoreError):
@@ -271,8 +268,8 @@ def _patient(options: MemoryOptions, seconds: float) -> MemoryOptions:
 
 
 @pytest.mark.parametrize("replaced", [False, True], ids=["removed", "replaced"])
-async def test_a_file_that_is_gone_takes_no_turns(memory: Memory, path: Path, replaced: bool) -> None:
-    """SQLite would commit to a file without a name: the turns wait instead, and go when the file is back."""
+async def test_a_removed_file_accepts_no_turns(memory: Memory, path: Path, replaced: bool) -> None:
+    """SQLite would commit to an unlinked file: the turns are pending instead, until the file is back."""
     session = memory.session("room")
     await session.append(says("before"))
     away = path.with_name("away.db")
@@ -288,7 +285,7 @@ async def test_a_file_that_is_gone_takes_no_turns(memory: Memory, path: Path, re
 
 
 async def test_a_database_on_a_read_only_mount_can_be_read(path: Path, memory_options: MemoryOptions) -> None:
-    """Its windows and its search as well, and it can be copied; a write is refused with a sentence."""
+    """Windows, search and copies work; a write raises."""
     async with open_memory(f"sqlite:///{path}", options=memory_options) as memory:
         await memory.session("room").append(says("hello there"))
         assert await memory.search("hello")
@@ -321,7 +318,7 @@ copy_sqlite(Path("{path}"), Path("{copy}"))
 
 
 def read_on_read_only_mount(path: Path, copy: Path) -> str:
-    """What a process reads that has the folder mounted read-only; the test is skipped where nobody may mount."""
+    """Return what a process reads with the folder mounted read-only; skip the test without the right to mount."""
     folder = path.parent
     mount = f"mount --bind {folder} {folder} && mount -o remount,bind,ro {folder}"
     if subprocess.run(["unshare", "-m", "sh", "-c", mount], capture_output=True, check=False).returncode:
@@ -338,10 +335,10 @@ def read_on_read_only_mount(path: Path, copy: Path) -> str:
 
 
 @pytest.mark.parametrize("existing", [False, True], ids=["new", "existing"])
-async def test_only_their_user_may_read_the_files(
+async def test_only_the_user_of_the_process_may_read_the_files(
     tmp_path: Path, memory_options: MemoryOptions, existing: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Also those that an earlier version made, with a word; folders of others stay as they are."""
+    """Files of earlier versions are changed, with a warning; other folders keep their permissions."""
     path = tmp_path / "data" / "threadkeep.db"
     await asyncio.to_thread(tmp_path.chmod, 0o755)
     if existing:
@@ -358,12 +355,12 @@ async def test_only_their_user_may_read_the_files(
 
 
 def modes_below(folder: Path) -> dict[str, int]:
-    """The permissions of a folder and of everything in it, by relative path."""
+    """Return the permissions of a folder and of everything in it, by relative path."""
     return {str(each.relative_to(folder)): stat.S_IMODE(each.stat().st_mode) for each in (folder, *folder.rglob("*"))}
 
 
-def test_the_own_data_folder_of_earlier_versions_is_tightened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is Threadkeep's alone, unlike any other folder."""
+def test_the_data_folder_of_earlier_versions_becomes_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The data folder belongs to Threadkeep alone, unlike other folders."""
     own = tmp_path / "threadkeep"
     own.mkdir(mode=0o755)
     monkeypatch.setattr(private_files, "user_data_path", lambda _: own)
@@ -372,7 +369,7 @@ def test_the_own_data_folder_of_earlier_versions_is_tightened(tmp_path: Path, mo
 
 
 async def test_further_connections_leave_the_locks_of_the_file_in_place(sqlite_url: str) -> None:
-    """Otherwise a process that closes the file takes itself for the last one, and deletes the log of the others."""
+    """Without the locks, a process that closes the file would take itself for the last one and delete the WAL."""
     path = parse_address(sqlite_url).path
     # The bytes that every connection of SQLite locks for reading.
     try_it = (

@@ -1,4 +1,4 @@
-"""The SQL texts: found by name, written for many rows, and with psycopg's placeholders."""
+"""Tests of SQL files: statements by name, for many rows, and with psycopg's placeholders."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _FILES = [
 
 
 def test_the_values_row_is_written_for_each_row() -> None:
-    """One VALUES row becomes two with numbered parameters; the rest of the statement stays."""
+    """The VALUES row is repeated with numbered parameters; the rest of the statement stays."""
     assert for_rows("INSERT INTO t (a, b)\nVALUES (:a, :b)\nRETURNING a", 2) == (
         "INSERT INTO t (a, b)\nVALUES (:a_0, :b_0), (:a_1, :b_1)\nRETURNING a"
     )
 
 
-def test_the_rows_are_what_the_numbered_parameters_say() -> None:
-    """SQLite takes the statement with the parameters of `row_parameters`, each row with its own values."""
+def test_each_row_has_its_numbered_parameters() -> None:
+    """SQLite accepts the statement with the parameters of `row_parameters`."""
     with closing(sqlite3.connect(":memory:")) as database, database:
         database.execute("CREATE TABLE t (a, b)")
         rows: list[dict[str, object]] = [{"a": 1, "b": "one"}, {"a": 2, "b": None}, {"a": 3, "b": ":a_0"}]
@@ -41,24 +41,23 @@ def test_the_rows_are_what_the_numbered_parameters_say() -> None:
 
 
 def test_a_statement_without_a_values_row_is_refused() -> None:
-    """Writing it many times over would mean nothing."""
     with pytest.raises(ValueError, match="no VALUES row"):
         for_rows("SELECT 1", 2)
 
 
 def test_psycopg_gets_its_own_placeholders() -> None:
-    """Names become %(name)s; a percent sign is doubled; casts stay as they are."""
+    """Names become %(name)s, percent signs are doubled, and casts stay."""
     assert for_psycopg("SELECT :a::text, 5 % 2 WHERE b = :b_1") == "SELECT %(a)s::text, 5 %% 2 WHERE b = %(b_1)s"
 
 
 def test_a_time_in_a_statement_is_no_parameter() -> None:
-    """A colon that follows a letter or a digit begins no name."""
+    """A colon after a letter or a digit begins no parameter."""
     assert for_psycopg("SELECT '12:30'") == "SELECT '12:30'"
 
 
 @pytest.mark.parametrize("path", _FILES)
-def test_every_statement_has_a_text_of_its_own(path: str) -> None:
-    """Names are not used twice in a file, comments are gone, and nothing is empty."""
+def test_every_statement_has_a_unique_name_and_a_text(path: str) -> None:
+    """Names are unique in a file, comments are removed, and no statement is empty."""
     statements = load_statements(path)
     assert statements
     for name, sql in statements.items():
@@ -69,7 +68,7 @@ def test_every_statement_has_a_text_of_its_own(path: str) -> None:
 
 @pytest.mark.parametrize("backend", ["sqlite", "postgres"])
 def test_migrations_are_numbered_without_a_gap(backend: str) -> None:
-    """And each has statements."""
+    """Each migration has statements."""
     known = known_migrations("sqlite" if backend == "sqlite" else "postgres")
     first = known[0][0]
     assert [version for version, _ in known] == list(range(first, first + len(known)))
@@ -78,8 +77,8 @@ def test_migrations_are_numbered_without_a_gap(backend: str) -> None:
         assert load_script(f"{backend}/{name}")
 
 
-def test_what_goes_with_a_session_is_what_is_locked_before() -> None:
-    """Whoever deletes more rows than were locked in their order may wait for somebody in a circle."""
+def test_a_deletion_deletes_exactly_the_locked_runs() -> None:
+    """Deleting rows that were not locked in order before could deadlock."""
     held, head = load_statements("postgres/runs.sql")["hold_runs"], "\nSELECT 1 FROM chat_runs"
     gone, tail = load_statements("transcripts.sql")["delete_runs"], "\nDELETE FROM chat_runs"
     assert held.partition(head)[0] == gone.partition(tail)[0] != gone

@@ -1,4 +1,4 @@
-"""Summaries: what counts is one unbroken range since the last reset, each message in one of them."""
+"""Tests of summaries: the active ones form one unbroken range since the last reset."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from threadkeep.store.summaries import Uncovered
 from threadkeep.testing import SettableClock
 
 
-async def test_a_summary_comes_back_as_it_was(memory: Memory, clock: SettableClock) -> None:
-    """With the time of storing, unless it has one of its own."""
+async def test_a_summary_is_read_back_unchanged(memory: Memory, clock: SettableClock) -> None:
+    """The time of storing is added unless the summary has one."""
     await say(memory, 6)
     first = replace(summary(1, 3, text="Ihr Tee: 茶 🍵"), model="openai:gpt-5-mini", prompt_version="2")
     second = replace(summary(4, 6), created_at=datetime(2025, 3, 4, 5, 6, 7, 89, tzinfo=UTC))
@@ -27,8 +27,8 @@ async def test_a_summary_comes_back_as_it_was(memory: Memory, clock: SettableClo
     assert await memory.summaries.all_of(ROOM) == [replace(first, created_at=clock()), second]
 
 
-async def test_what_no_database_keeps_is_replaced(memory: Memory) -> None:
-    """As in messages: a broken character does not cost the summary."""
+async def test_invalid_characters_are_replaced(memory: Memory) -> None:
+    """Invalid characters are replaced, as in messages."""
     await say(memory, 2)
     assert await memory.summaries.add(summary(1, 2, text="a\x00b\ud800c"))
     [stored] = await memory.summaries.active(ROOM)
@@ -36,8 +36,8 @@ async def test_what_no_database_keeps_is_replaced(memory: Memory) -> None:
 
 
 @pytest.mark.parametrize(("first_seq", "last_seq"), [(1, 2), (2, 6), (3, 4), (3, 6), (5, 8), (6, 8), (4, 11), (11, 12)])
-async def test_only_what_follows_the_others_is_taken(memory: Memory, first_seq: int, last_seq: int) -> None:
-    """No gap, no overlap, nothing that is not said yet; what is refused leaves nothing."""
+async def test_a_summary_must_follow_the_others(memory: Memory, first_seq: int, last_seq: int) -> None:
+    """A gap, an overlap, or messages that do not exist are refused, and nothing is stored."""
     await say(memory, 10)
     assert await memory.summaries.add(summary(1, 3))
     assert not await memory.summaries.add(summary(first_seq, last_seq))
@@ -45,15 +45,15 @@ async def test_only_what_follows_the_others_is_taken(memory: Memory, first_seq: 
     assert len(await memory.summaries.all_of(ROOM)) == 1
 
 
-async def test_the_first_begins_at_the_beginning(memory: Memory) -> None:
-    """A message that stands before it would be in no summary."""
+async def test_the_first_summary_begins_at_the_first_message(memory: Memory) -> None:
+    """Otherwise messages before it would be in no summary."""
     await say(memory, 4)
     assert not await memory.summaries.add(summary(2, 4))
     assert await memory.summaries.add(summary(1, 4))
 
 
-async def test_a_summary_takes_the_place_of_others(memory: Memory) -> None:
-    """Of all that it replaces, and of exactly their range; they are kept beside it."""
+async def test_a_merged_summary_replaces_others(memory: Memory) -> None:
+    """The new summary has exactly the range of those that it replaces, which stay stored."""
     await say(memory, 10)
     parts = [summary(1, 2), summary(3, 5), summary(6, 9)]
     for part in parts:
@@ -70,10 +70,10 @@ async def test_a_summary_takes_the_place_of_others(memory: Memory) -> None:
     ("replaced", "first_seq", "last_seq"),
     [([0, 2], 1, 6), ([0, 2], 1, 2), ([0, 1], 1, 5), ([0, 1], 2, 4), ([1], 3, 6), ([0, 1, 2], 1, 7), ([3], 1, 2)],
 )
-async def test_a_summary_that_is_not_what_it_replaces_is_refused(
+async def test_a_merged_summary_with_another_range_is_refused(
     memory: Memory, replaced: list[int], first_seq: int, last_seq: int
 ) -> None:
-    """Parts with a gap, another range, a part that does not count: nothing changes."""
+    """Parts with a gap, another range, or an inactive part change nothing."""
     await say(memory, 8)
     parts = [summary(1, 2), summary(3, 4), summary(5, 6)]
     for part in parts:
@@ -84,8 +84,8 @@ async def test_a_summary_that_is_not_what_it_replaces_is_refused(
     assert await ranges(memory) == [(1, 2), (3, 4), (5, 6)]
 
 
-async def test_what_was_replaced_is_not_replaced_again(memory: Memory) -> None:
-    """Whoever comes second with the same parts has lost."""
+async def test_a_replaced_summary_is_not_replaced_again(memory: Memory) -> None:
+    """The second merge of the same parts is refused."""
     await say(memory, 4)
     parts = [summary(1, 2), summary(3, 4)]
     for part in parts:
@@ -97,7 +97,7 @@ async def test_what_was_replaced_is_not_replaced_again(memory: Memory) -> None:
 
 
 async def test_a_reset_hides_older_summaries(memory: Memory) -> None:
-    """They do not count any more; the next begins after the reset."""
+    """Older summaries are inactive, and the next one begins after the reset."""
     await say(memory, 4)
     assert await memory.summaries.add(summary(1, 3))
     await memory.session(ROOM).reset()
@@ -110,15 +110,14 @@ async def test_a_reset_hides_older_summaries(memory: Memory) -> None:
 
 
 async def test_a_summary_that_was_begun_before_a_reset_is_refused(memory: Memory) -> None:
-    """What was forgotten does not come back."""
     await say(memory, 4)
     await memory.session(ROOM).reset()
     assert not await memory.summaries.add(summary(1, 3))
     assert await memory.summaries.all_of(ROOM) == []
 
 
-async def test_another_session_of_the_name_takes_no_summary_of_the_former(memory: Memory) -> None:
-    """Who names the last message's id is told when it is gone."""
+async def test_a_new_session_accepts_no_summary_of_a_deleted_one(memory: Memory) -> None:
+    """With the id of its last message, a summary of a deleted session is refused."""
     await say(memory, 4)
     [*_, last] = await memory.session(ROOM).tail(4)
     await memory.session(ROOM).delete()
@@ -129,8 +128,8 @@ async def test_another_session_of_the_name_takes_no_summary_of_the_former(memory
     assert await memory.summaries.add(summary(1, 4), last_id=last.id)
 
 
-async def test_what_is_not_covered_is_counted(memory: Memory) -> None:
-    """What user and assistant said after the summaries, or after the reset."""
+async def test_uncovered_messages_are_counted(memory: Memory) -> None:
+    """Messages of user and assistant after the summaries, or after the reset, are counted."""
     assert await memory.summaries.uncovered(ROOM) == Uncovered()
     await say(memory, 5)
     assert await memory.summaries.uncovered(ROOM) == Uncovered(0, 5, 5, 50)
@@ -145,8 +144,7 @@ async def test_what_is_not_covered_is_counted(memory: Memory) -> None:
     assert await memory.summaries.uncovered(ROOM) == Uncovered(6, 8, 2, 20)
 
 
-async def test_of_many_at_once_one_is_taken(memory: Memory) -> None:
-    """All stand for the same range; each message is in one of them."""
+async def test_one_of_many_concurrent_summaries_is_accepted(memory: Memory) -> None:
     await say(memory, 4)
     taken = await asyncio.gather(*(memory.summaries.add(summary(1, 4)) for _ in range(10)))
     assert sorted(taken) == [False] * 9 + [True]
@@ -154,8 +152,8 @@ async def test_of_many_at_once_one_is_taken(memory: Memory) -> None:
 
 
 @pytest.mark.process
-def test_of_many_processes_one_is_taken(shared_url: str) -> None:
-    """Four processes with overlapping ranges at one moment, three rounds of them: no message is in two summaries."""
+def test_summaries_of_many_processes_do_not_overlap(shared_url: str) -> None:
+    """Four processes add overlapping ranges three times: no message is in two summaries."""
     asyncio.run(prepare(shared_url))
     answers = run_together(add_three, [(shared_url, number) for number in range(4)])
     taken = sorted(pair for answer in answers for pair in answer)
@@ -163,13 +161,13 @@ def test_of_many_processes_one_is_taken(shared_url: str) -> None:
 
 
 async def prepare(url: str) -> None:
-    """A session to summarise."""
+    """Create a session to summarise."""
     async with open_memory(url, options=MemoryOptions(background=False)) as memory:
         await say(memory, 60)
 
 
 def add_three(url: str, number: int) -> list[tuple[int, int]]:
-    """What each of the processes does; answers the ranges of its summaries that were taken."""
+    """Add summaries as each of the processes does; return the ranges that were accepted."""
 
     async def add() -> list[tuple[int, int]]:
         taken: list[tuple[int, int]] = []
@@ -184,8 +182,8 @@ def add_three(url: str, number: int) -> list[tuple[int, int]]:
     return asyncio.run(add())
 
 
-async def test_work_on_a_session_is_claimed_by_one(memory: Memory, clock: SettableClock) -> None:
-    """Until the time is over, or it is released; another kind of work is another claim."""
+async def test_a_claim_on_a_session_has_one_owner(memory: Memory, clock: SettableClock) -> None:
+    """A claim lasts until it expires or is released; other kinds of work have claims of their own."""
     await say(memory, 1)
     assert await memory.summaries.claim(ROOM, "summary", "a", 60)
     assert not await memory.summaries.claim(ROOM, "summary", "b", 60)
@@ -203,8 +201,8 @@ async def test_work_on_a_session_is_claimed_by_one(memory: Memory, clock: Settab
     assert await memory.summaries.claim(ROOM, "summary", "a", 60)
 
 
-async def test_of_many_claims_at_once_one_is_given(memory: Memory, clock: SettableClock) -> None:
-    """At first, and when an old one is over."""
+async def test_one_of_many_concurrent_claims_is_given(memory: Memory, clock: SettableClock) -> None:
+    """The same holds when an old claim has expired."""
     await say(memory, 1)
     for _ in range(2):
         claims = await asyncio.gather(*(memory.summaries.claim(ROOM, "summary", f"p{n}", 60) for n in range(8)))
@@ -212,16 +210,14 @@ async def test_of_many_claims_at_once_one_is_given(memory: Memory, clock: Settab
         clock.advance(60)
 
 
-async def test_a_session_that_is_not_there_has_nothing(memory: Memory) -> None:
-    """No work to claim, no summaries to read or to add."""
+async def test_a_missing_session_has_no_claims_and_no_summaries(memory: Memory) -> None:
     assert not await memory.summaries.claim(ROOM, "summary", "a", 60)
     assert not await memory.summaries.add(summary(1, 1))
     assert await memory.summaries.active(ROOM) == []
     await memory.summaries.release(ROOM, "summary", "a")
 
 
-async def test_another_users_summaries_are_not_there(memory: Memory) -> None:
-    """They say what the other one said."""
+async def test_summaries_of_another_user_are_not_returned(memory: Memory) -> None:
     await say(memory, 2, user_id="u1")
     await memory.summaries.add(summary(1, 2))
     assert len(await memory.summaries.active(ROOM, user_id="u1")) == 1
@@ -233,7 +229,7 @@ async def test_another_users_summaries_are_not_there(memory: Memory) -> None:
     ("first_seq", "last_seq", "text", "tokens"),
     [(0, 2, "a", 1), (3, 2, "a", 1), (1, 2, " \n", 1), (1, 2, "", 1), (1, 2, "a", -1)],
 )
-def test_what_stands_for_nothing_is_no_summary(first_seq: int, last_seq: int, text: str, tokens: int) -> None:
-    """Refused where it is made, with a sentence that does not quote it."""
+def test_an_invalid_summary_is_refused(first_seq: int, last_seq: int, text: str, tokens: int) -> None:
+    """The error does not quote the text."""
     with pytest.raises(InvalidInput, match="A summary's"):
         Summary(ROOM, first_seq, last_seq, text, "test-model", "1", tokens)

@@ -1,4 +1,4 @@
-"""A limit on how long calls wait for connections and locks, all of them together."""
+"""Tests of `waiting_until`: one limit for all waits of a call for connections and locks."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ _PATIENT = StoreOptions(lock_timeout_seconds=600.0, pool_max_size=1, pool_timeou
 
 
 async def write_in_block(driver: Driver, duty: str) -> None:
-    """Write in a block of a transaction."""
+    """Write in the block of a transaction."""
     async with driver.writing() as connection:
         await connection.execute(_INSERT, {"duty": duty})
 
 
 async def write_at_once(driver: Driver, duty: str) -> None:
-    """Write a transaction in one visit."""
+    """Write a transaction in one call."""
     await driver.write([(_INSERT, {"duty": duty})])
 
 
 async def duties(driver: Driver) -> list[str]:
-    """What was written."""
+    """Return the rows that were written."""
     async with driver.reading() as connection:
         return sorted(str(duty) for (duty,) in await connection.fetch("SELECT duty FROM chat_duties", {}))
 
 
 @pytest.mark.parametrize("write", [write_in_block, write_at_once])
-async def test_a_file_that_is_held_is_waited_for_no_longer(tmp_path: Path, write: Write) -> None:
-    """Nor the others of the process that wait for it; after the block the usual limit holds again."""
+async def test_the_wait_for_a_locked_file_is_limited(tmp_path: Path, write: Write) -> None:
+    """The limit also covers waiting behind other writes of the process; after the block the usual timeout applies."""
     path = tmp_path / "held.db"
     async with migrated_driver(f"sqlite:///{path}"):
         pass
@@ -67,8 +67,8 @@ async def test_a_file_that_is_held_is_waited_for_no_longer(tmp_path: Path, write
 
 
 @pytest.mark.parametrize("write", [write_in_block, write_at_once])
-async def test_a_row_that_is_locked_is_waited_for_no_longer(postgres_url: str, write: Write) -> None:
-    """Nor a connection of the pool."""
+async def test_the_wait_for_a_locked_row_is_limited(postgres_url: str, write: Write) -> None:
+    """The limit also covers waiting for a connection of the pool."""
     driver = await PostgresDriver.open(postgres_url, _PATIENT)
     try:
         async with asyncio.timeout(HANG_SECONDS), await psycopg.AsyncConnection.connect(postgres_url) as other:
