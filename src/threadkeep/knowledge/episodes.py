@@ -98,8 +98,7 @@ class Episodes(ClockedTables, sql=("episodes.sql",)):
         if scope.kind == "workspace":
             raise InvalidInput("A workspace has no episodes; name a session or a user.")
         asked = {"scope": scope.kind, "owner": scope.owner, "sessions": sessions, "reach": reach}
-        async with self._driver.reading() as connection:
-            rows = await connection.fetch(self._sql["newest_messages"], asked)
+        rows = await self._driver.fetch(self._sql["newest_messages"], asked)
         messages = list(_messages(rows))
         if self._messages_at is not None:
             messages = await _with_texts(messages, self._messages_at)

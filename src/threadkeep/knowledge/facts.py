@@ -17,13 +17,13 @@ from threadkeep.errors import KnowledgeNotFound
 from threadkeep.knowledge.recall import FactVectors, normalised, rank_facts, take_of_each, without_shadowed
 from threadkeep.knowledge.rows import (
     MAX_PAGE,
+    OWNER_SQL,
     canonical,
     check_sees,
     fact_of,
     fact_row,
     known_owner,
     owner_columns,
-    owner_statements,
     page_parameters,
     seen_row,
 )
@@ -44,7 +44,7 @@ from threadkeep.records.knowledge import (
 from threadkeep.records.sessions import check_argument, check_each
 from threadkeep.store.codec import clean_text, time_text
 from threadkeep.store.driver import Connection, Driver, Row
-from threadkeep.store.statements import for_rows, row_parameters, text_filter
+from threadkeep.store.statements import ClockedTables, for_rows, row_parameters, text_filter
 
 MAX_EVIDENCE = 20
 """The maximum number of origins that are stored for a fact."""
@@ -55,7 +55,7 @@ _RANKED_AT_ONCE = 2_000
 """More facts than this are ranked in an OS thread, because each takes 20 microseconds of CPU."""
 
 
-class Knowledge:
+class Knowledge(ClockedTables, sql=OWNER_SQL):
     """The facts of a database.
 
     A key has one valid fact in its scope, even with several writers and processes. Remembering the same value again
@@ -63,9 +63,7 @@ class Knowledge:
     """
 
     def __init__(self, driver: Driver, *, observer: Observer, clock: Callable[[], datetime]) -> None:
-        self._driver = driver
-        self._clock = clock
-        self._sql = owner_statements(driver.backend)
+        super().__init__(driver, clock=clock)
         self._vectors = FactVectors(observer)
         self._remembered: dict[tuple[tuple[Scope, ...], int], tuple[list[Row], list[Fact]]] = {}
 
@@ -424,7 +422,7 @@ class Knowledge:
     async def _lock(self, connection: Connection, scope: Scope, key: str, now: datetime) -> Fact | None:
         """Lock a key until the transaction ends, and return its valid fact; None if it has none."""
         parameters = {"scope": scope.kind, "owner": scope.owner, "key": key}
-        if "lock_key" in self._sql:
+        if self.backend == "postgres":
             await connection.fetch(self._sql["lock_key"], parameters)
         held = await connection.fetch(self._sql["hold_valid"], {**parameters, "now": time_text(now)})
         return fact_of(held[0]) if held else None

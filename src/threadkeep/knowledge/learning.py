@@ -20,12 +20,13 @@ from threadkeep.context.quotation import quoted_message
 from threadkeep.errors import InvalidInput, is_transient
 from threadkeep.knowledge.promotion import accepted_directives, looks_like_secret
 from threadkeep.knowledge.proposals import LearnerKind, Proposals, Proposed, Reading
-from threadkeep.knowledge.rows import MessagesAt, owner_statements
+from threadkeep.knowledge.rows import OWNER_SQL, MessagesAt
 from threadkeep.observe import FactsProposed, LearningFailed, LearningSkipped, Observer
 from threadkeep.records import Message
 from threadkeep.records.knowledge import Scope, ScopeKind
 from threadkeep.store.codec import time_of
 from threadkeep.store.driver import Driver
+from threadkeep.store.statements import Tables
 
 _MOST_SESSIONS = 1_000
 _REACH = 40
@@ -79,18 +80,17 @@ class LearningRequest:
     accept_from: float | None = None
 
 
-class Learning:
+class Learning(Tables, sql=(*OWNER_SQL, "learning.sql")):
     """The queue of sessions to learn from."""
 
     def __init__(
         self, driver: Driver, proposals: Proposals, *, observer: Observer, messages_at: MessagesAt | None = None
     ) -> None:
         """Create a queue; `messages_at` reads the texts of messages in a graph store, whose rows have no texts."""
-        self._driver = driver
+        super().__init__(driver)
         self._messages_at = messages_at
         self._proposals = proposals
         self._observer = observer
-        self._sql = owner_statements(driver.backend, "learning.sql")
         self._waiting: OrderedDict[tuple[str, str], LearningRequest] = OrderedDict()
         self._refused: dict[tuple[str, str], list[Reading]] = {}
         self._idle = asyncio.Event()
@@ -198,8 +198,7 @@ class Learning:
         """Return the first unread messages with a few earlier ones, and the `seq` up to which the learner has read."""
         asked = {"session_id": request.session_id, "kind": request.learner.kind}
         page = {**asked, "before": _CONTEXT_MESSAGES, "limit": _REACH + _CONTEXT_MESSAGES}
-        async with self._driver.reading() as connection:
-            rows = await connection.fetch(self._sql["unread_messages"], page)
+        rows = await self._driver.fetch(self._sql["unread_messages"], page)
         if not rows:
             async with self._driver.writing() as connection:
                 if not await connection.execute(self._sql["begin_learning"], {**asked, "reach": _REACH}):

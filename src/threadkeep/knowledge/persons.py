@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from datetime import datetime, timedelta
 
 from threadkeep.errors import InvalidInput, KnowledgeNotFound
-from threadkeep.knowledge.rows import owner_statements, page_parameters
+from threadkeep.knowledge.rows import OWNER_SQL, page_parameters
 from threadkeep.records.knowledge import (
     CONTROLS,
     MAX_KEY_CHARACTERS,
@@ -17,25 +16,20 @@ from threadkeep.records.knowledge import (
     check_name,
 )
 from threadkeep.store.codec import time_of, time_text
-from threadkeep.store.driver import Connection, Driver, Row
-from threadkeep.store.statements import text_filter
+from threadkeep.store.driver import Connection, Row
+from threadkeep.store.statements import ClockedTables, text_filter
 
 SEEN_INTERVAL = timedelta(hours=1)
 """The precision of `last_seen_at`. A finer precision would cost a write per message."""
 
 
-class Persons:
+class Persons(ClockedTables, sql=OWNER_SQL):
     """The persons of a database.
 
     An id is a `user_id` or a channel's sender, such as `telegram:123`. Each id is a separate person until it is merged
     into another. A merge moves no data, so it can be undone: facts stay under the id for which they were remembered,
     and are found under all ids of the person.
     """
-
-    def __init__(self, driver: Driver, *, clock: Callable[[], datetime]) -> None:
-        self._driver = driver
-        self._clock = clock
-        self._sql = owner_statements(driver.backend)
 
     async def resolve(self, alias: str, *, name: str | None = None) -> Person:
         """Return the person with an id; create the person if the id is new.
@@ -138,7 +132,7 @@ class Persons:
             return await connection.execute(self._sql["forget_person"], {"person_id": rows[0][1]}) > 0
 
     async def _lock_merges(self, connection: Connection) -> None:
-        if "lock_merges" in self._sql:
+        if self.backend == "postgres":
             await connection.fetch(self._sql["lock_merges"], {})
 
     async def _canonical(self, connection: Connection, person_id: str) -> str:

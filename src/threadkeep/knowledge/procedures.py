@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime
 
 from threadkeep.context.recall import IndexedTurn, RecallIndex
 from threadkeep.errors import KnowledgeNotFound
 from threadkeep.knowledge.rows import (
     MAX_PAGE,
+    OWNER_SQL,
     check_sees,
     known_owner,
     owner_columns,
-    owner_statements,
     page_parameters,
     procedure_of,
     procedure_row,
@@ -21,17 +21,11 @@ from threadkeep.knowledge.rows import (
 from threadkeep.records.knowledge import SCOPE_KINDS, Procedure, ProcedureQuery, Scope
 from threadkeep.records.sessions import check_argument, check_each
 from threadkeep.store.codec import clean_text, time_of, time_text
-from threadkeep.store.driver import Driver
-from threadkeep.store.statements import text_filter
+from threadkeep.store.statements import ClockedTables, text_filter
 
 
-class Procedures:
+class Procedures(ClockedTables, sql=(*OWNER_SQL, "procedures.sql")):
     """The procedures of a database. Names are unique in a scope."""
-
-    def __init__(self, driver: Driver, *, clock: Callable[[], datetime]) -> None:
-        self._driver = driver
-        self._clock = clock
-        self._sql = owner_statements(driver.backend, "procedures.sql")
 
     async def teach(self, procedure: Procedure, *, user_id: str | None = None) -> Procedure:
         """Store a procedure, or replace the procedure with the same name; return the stored procedure.

@@ -14,14 +14,7 @@ from threadkeep.errors import InvalidInput
 from threadkeep.knowledge.facts import Knowledge
 from threadkeep.knowledge.graphiti.service import Graphiti
 from threadkeep.knowledge.promotion import Promotion, kind_of
-from threadkeep.knowledge.rows import (
-    canonical,
-    known_owner,
-    owner_columns,
-    owner_statements,
-    page_parameters,
-    seen_row,
-)
+from threadkeep.knowledge.rows import OWNER_SQL, canonical, known_owner, owner_columns, page_parameters, seen_row
 from threadkeep.records.json_values import Json
 from threadkeep.records.knowledge import (
     Evidence,
@@ -35,6 +28,7 @@ from threadkeep.records.knowledge import (
 )
 from threadkeep.store.codec import clean_text, time_of, time_text
 from threadkeep.store.driver import Connection, Driver, Row
+from threadkeep.store.statements import ClockedTables
 
 type LearnerKind = Literal["model", "directives"]
 
@@ -64,7 +58,7 @@ class Reading:
     upto_seq: int
 
 
-class Proposals:
+class Proposals(ClockedTables, sql=(*OWNER_SQL, "learning.sql")):
     """The table `chat_fact_proposals`.
 
     A learner reads each message once, even with several processes. If a person has rejected or undone a model's
@@ -74,11 +68,9 @@ class Proposals:
     def __init__(
         self, driver: Driver, knowledge: Knowledge, graphiti: Graphiti, *, clock: Callable[[], datetime]
     ) -> None:
-        self._driver = driver
+        super().__init__(driver, clock=clock)
         self._knowledge = knowledge
         self._graphiti = graphiti
-        self._clock = clock
-        self._sql = owner_statements(driver.backend, "learning.sql")
 
     async def add(self, reading: Reading, proposed: Sequence[Proposed]) -> int | None:
         """Store proposals and the `seq` up to which the learner has read; return the number of new proposals.
@@ -136,8 +128,7 @@ class Proposals:
             "owner": None if query.scope is None else query.scope.owner,
             "user_id": query.user_id,
         }
-        async with self._driver.reading() as connection:
-            rows = await connection.fetch(self._sql["proposals"], parameters)
+        rows = await self._driver.fetch(self._sql["proposals"], parameters)
         found = [_proposal(row) for row in rows[: query.limit]]
         return found, (found[-1].updated_at, found[-1].id) if len(rows) > query.limit else None
 
@@ -205,8 +196,7 @@ class Proposals:
     async def acceptable(self, session_id: str, kind: LearnerKind, confidence: float) -> list[str]:
         """Return the ids of a learner's open proposals in a session whose confidence is `confidence` or more."""
         row = {"session_id": session_id, "kind": kind, "confidence": confidence}
-        async with self._driver.reading() as connection:
-            return [found[0] for found in await connection.fetch(self._sql["open_proposals_of"], row)]
+        return [found[0] for found in await self._driver.fetch(self._sql["open_proposals_of"], row)]
 
     async def _decide(
         self, connection: Connection, proposal: Proposal, status: ProposalStatus, by: str, fact_id: str | None = None

@@ -16,10 +16,11 @@ from threadkeep.records.json_values import Json
 from threadkeep.records.knowledge import MAX_OWNER_CHARACTERS, Fact, Procedure, Scope, check_name
 from threadkeep.records.sessions import check_argument
 from threadkeep.store.codec import clean_json, clean_text, time_of, time_text
-from threadkeep.store.driver import Backend, Connection, Row
-from threadkeep.store.statements import load_statements
+from threadkeep.store.driver import Connection, Row
 
 MAX_PAGE = 1000
+OWNER_SQL = ("persons.sql", "facts.sql", "{backend}/sessions.sql", "postgres/knowledge.sql")
+"""The files of the statements that this module needs. Only PostgreSQL needs the locks of the last one."""
 
 type MessagesAt = Callable[[str, Collection[int]], Awaitable[Sequence[Message]]]
 """A reader of a session's messages by their `seq`, for sessions whose rows have no texts."""
@@ -27,12 +28,6 @@ type MessagesAt = Callable[[str, Collection[int]], Awaitable[Sequence[Message]]]
 # The cursor of the first page of a list.
 _LAST_TIME = "9999-12-31T23:59:59.999999+00:00"
 _LAST_ID = "~"
-
-
-def owner_statements(backend: Backend, *files: str) -> Mapping[str, str]:
-    """Return the SQL statements of some files, together with the statements that this module needs."""
-    locks = ("postgres/knowledge.sql",) if backend == "postgres" else ()
-    return load_statements("persons.sql", "facts.sql", f"{backend}/sessions.sql", *locks, *files)
 
 
 async def known_owner(connection: Connection, sql: Mapping[str, str], scope: Scope, now: datetime) -> Scope:

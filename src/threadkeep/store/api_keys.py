@@ -110,8 +110,7 @@ class ApiKeys(ClockedTables, sql=("api_keys.sql",)):
         Raises:
             ApiKeyNotFound: there is no key with this name, or all of them are revoked.
         """
-        async with self._driver.writing() as connection:
-            count = await connection.execute(self._sql["revoke"], {"name": name, "now": time_text(self._clock())})
+        count = await self._execute("revoke", {"name": name, "now": time_text(self._clock())})
         if not count:
             raise ApiKeyNotFound(name)
         return count

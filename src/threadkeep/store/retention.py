@@ -194,8 +194,7 @@ class RetentionRows(ClockedTables, sql=_STATEMENTS):
         """Set a session's own limits, or remove them with None; return False if it is missing or another user's."""
         value = None if retention is None else dump_json(retention.to_dict())
         parameters = {"session_id": session_id, "user_id": user_id, "retention": value}
-        async with self._driver.writing() as connection:
-            return await connection.execute(self._sql["set_retention"], parameters) > 0
+        return await self._execute("set_retention", parameters) > 0
 
     async def reclaim_space(self) -> bool:
         """Shrink the SQLite file, while other writes wait. Return False on PostgreSQL, which uses autovacuum."""

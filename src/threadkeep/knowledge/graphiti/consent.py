@@ -13,10 +13,10 @@ from threadkeep.records.graphiti import CONSENT_VERSION, DATA_CLASSES, Consent, 
 from threadkeep.records.knowledge import MAX_OWNER_CHARACTERS, check_name
 from threadkeep.store.codec import clean_text, time_of, time_text
 from threadkeep.store.driver import Driver, Row, Statement
-from threadkeep.store.statements import load_statements
+from threadkeep.store.statements import ClockedTables
 
 
-class Consents:
+class Consents(ClockedTables, sql=("graph_consents.sql",)):
     """The tables of consents and trusted workspaces.
 
     Each check reads the database, because another process may just have withdrawn consent. The statements that record a
@@ -24,17 +24,14 @@ class Consents:
     """
 
     def __init__(self, driver: Driver, options: GraphitiOptions | None, *, clock: Callable[[], datetime]) -> None:
-        self._driver = driver
+        super().__init__(driver, clock=clock)
         self._options = options if options is not None and options.enabled else None
-        self._clock = clock
-        self._sql = load_statements("graph_consents.sql")
 
     async def granted(self) -> frozenset[DataClass]:
         """Return the kinds of data that may be sent to the endpoint now."""
         if self._options is None:
             return frozenset()
-        async with self._driver.reading() as connection:
-            rows = await connection.fetch(*self._granted_statement(self._options))
+        rows = await self._driver.fetch(*self._granted_statement(self._options))
         return _granted_in(rows)
 
     async def closed(self, workspace: str | None, data_class: DataClass = "chat_text") -> GraphitiClosure | None:
@@ -85,14 +82,12 @@ class Consents:
             "data_classes": f" {' '.join(consent.data_classes)} ",
             "now": time_text(consent.decided_at),
         }
-        async with self._driver.writing() as connection:
-            await connection.execute(self._sql["decide"], row)
+        await self._execute("decide", row)
         return consent
 
     async def decisions(self, limit: int = 20) -> list[Consent]:
         """Return the newest `limit` decisions, for all Graphiti servers, newest first."""
-        async with self._driver.reading() as connection:
-            rows = await connection.fetch(self._sql["decisions"], {"limit": limit})
+        rows = await self._driver.fetch(self._sql["decisions"], {"limit": limit})
         return [
             Consent(
                 version=version,
@@ -109,18 +104,15 @@ class Consents:
         """Record that the person `by` trusts a workspace; None means runs without a workspace."""
         check_name("person's name", by, MAX_OWNER_CHARACTERS)
         row = {"workspace": _workspace(workspace), "trusted_by": by, "now": time_text(self._clock())}
-        async with self._driver.writing() as connection:
-            await connection.execute(self._sql["trust"], row)
+        await self._execute("trust", row)
 
     async def distrust(self, workspace: str | None) -> bool:
         """Stop trusting a workspace; return False if it was not trusted."""
-        async with self._driver.writing() as connection:
-            return await connection.execute(self._sql["distrust"], {"workspace": _workspace(workspace)}) > 0
+        return await self._execute("distrust", {"workspace": _workspace(workspace)}) > 0
 
     async def trusted(self) -> list[str | None]:
         """Return the trusted workspaces; None means runs without a workspace."""
-        async with self._driver.reading() as connection:
-            return [row[0] or None for row in await connection.fetch(self._sql["trusted"], {})]
+        return [row[0] or None for row in await self._driver.fetch(self._sql["trusted"], {})]
 
     def _granted_statement(self, options: GraphitiOptions) -> Statement:
         return self._sql["granted"], {"endpoint": options.endpoint, "version": CONSENT_VERSION}

@@ -14,7 +14,7 @@ from threadkeep.records.graphiti import CONSENT_VERSION, DataClass, Delivery, De
 from threadkeep.records.knowledge import Scope
 from threadkeep.store.codec import time_of, time_text
 from threadkeep.store.driver import Driver, Parameters, Row, Statement
-from threadkeep.store.statements import load_statements
+from threadkeep.store.statements import ClockedTables
 from threadkeep.store.transcripts import END
 
 _DEAD_PERIOD = timedelta(minutes=1)
@@ -83,7 +83,7 @@ class Lease:
     failures: int
 
 
-class Deliveries:
+class Deliveries(ClockedTables, sql=("graph_deliveries.sql", "postgres/knowledge.sql")):
     """The tables `chat_graph_deliveries` and `chat_graph_groups`.
 
     Guarantees: one process at a time owns a group. Only that process marks a message as sent, before it sends it, and
@@ -91,12 +91,9 @@ class Deliveries:
     """
 
     def __init__(self, driver: Driver, endpoint: str, *, observer: Observer, clock: Callable[[], datetime]) -> None:
-        self._driver = driver
+        super().__init__(driver, clock=clock)
         self._observer = observer
         self._endpoint = endpoint
-        self._clock = clock
-        locks = ("postgres/knowledge.sql",) if driver.backend == "postgres" else ()
-        self._sql = load_statements("graph_deliveries.sql", *locks)
         self._dead: tuple[datetime, dict[str, int]] | None = None
 
     async def due_groups(self, limit: int) -> list[str]:
@@ -145,7 +142,7 @@ class Deliveries:
         marked: list[int] = []
         now = self._clock()
         async with self._driver.writing() as connection:
-            if "lock_backfill" in self._sql and "backfill" in messages.values():
+            if self.backend == "postgres" and "backfill" in messages.values():
                 await connection.fetch(self._sql["lock_backfill"], {})
             for number, data_class in messages.items():
                 row = {
@@ -308,12 +305,7 @@ class Deliveries:
         return count
 
     async def _fetch(self, statement: str, parameters: Parameters) -> list[Row]:
-        async with self._driver.reading() as connection:
-            return await connection.fetch(self._sql[statement], parameters)
-
-    async def _execute(self, statement: str, parameters: Parameters) -> int:
-        async with self._driver.writing() as connection:
-            return await connection.execute(self._sql[statement], parameters)
+        return await self._driver.fetch(self._sql[statement], parameters)
 
     async def _execute_each(self, statement: str, rows: Sequence[Parameters]) -> None:
         if rows:

@@ -188,8 +188,7 @@ class Backfill(ClockedTables, sql=("graph_turns.sql",)):
 
     async def sessions(self, user_id: str | None = None) -> list[str]:
         """Return the ids of up to 10,001 sessions, of one user or of all, that have turns which were never queued."""
-        async with self._driver.reading() as connection:
-            rows = await connection.fetch(self._sql["sessions_to_backfill"], {"user_id": user_id, "limit": 10_001})
+        rows = await self._driver.fetch(self._sql["sessions_to_backfill"], {"user_id": user_id, "limit": 10_001})
         return [row[0] for row in rows]
 
     async def queue(

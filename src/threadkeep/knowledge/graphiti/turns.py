@@ -11,13 +11,14 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
 from threadkeep.errors import InvalidInput
-from threadkeep.knowledge.rows import owner_statements
+from threadkeep.knowledge.rows import OWNER_SQL
 from threadkeep.observe import EpisodesDelivered, Observer
 from threadkeep.records import Message
 from threadkeep.records.graphiti import GraphitiOptions, GroupStrategy, check_group_id
 from threadkeep.records.knowledge import Scope
 from threadkeep.store.codec import message_of, time_text
 from threadkeep.store.driver import Connection, Driver
+from threadkeep.store.statements import ClockedTables
 
 MARK = "\n…[truncated]"
 """The suffix of a message that was cut."""
@@ -124,17 +125,15 @@ class Outbound:
     backfill: bool = False
 
 
-class TurnQueue:
+class TurnQueue(ClockedTables, sql=(*OWNER_SQL, "graph_turns.sql")):
     """The queue of stored turns. One process at a time converts them to deliveries, in order."""
 
     def __init__(
         self, driver: Driver, options: GraphitiOptions, *, observer: Observer, clock: Callable[[], datetime]
     ) -> None:
-        self._driver = driver
+        super().__init__(driver, clock=clock)
         self._observer = observer
         self._options = options
-        self._clock = clock
-        self._sql = owner_statements(driver.backend, "graph_turns.sql")
 
     async def make_deliveries(self) -> int:
         """Create the deliveries of the oldest 50 turns, and return the number of these turns; 0 if there are none.
@@ -147,7 +146,7 @@ class TurnQueue:
             if not await connection.fetch(self._sql["oldest_turns"], {"limit": 1}):
                 return 0
         async with self._driver.writing() as connection:
-            if "lock_turns" in self._sql:
+            if self.backend == "postgres":
                 await connection.fetch(self._sql["lock_turns"], {})
             rows = await connection.fetch(self._sql["oldest_turns"], {"limit": _TURNS_AT_ONCE})
             queued = 0
