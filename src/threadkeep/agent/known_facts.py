@@ -19,13 +19,7 @@ from threadkeep.agent.extras import Extra, ExtraRequest, section_message
 from threadkeep.agent.knowledge_tools import ALL_SCOPES, RunScopes
 from threadkeep.agent.recalled_turns import embedder_of
 from threadkeep.agent.turn_options import IdOf
-from threadkeep.context.manifest import (
-    Entry,
-    FactExclusion,
-    FactReference,
-    FactsLeftOut,
-    TurnReference,
-)
+from threadkeep.context.manifest import Entry, FactExclusion, FactReference, FactsLeftOut, TurnReference
 from threadkeep.context.quotation import (
     fact_line,
     facts_text,

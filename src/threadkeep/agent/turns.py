@@ -30,13 +30,7 @@ from threadkeep.agent.conversion import (
 from threadkeep.agent.holding import HeldAnswer
 from threadkeep.agent.questions import RECEIVED
 from threadkeep.agent.turn_context import TurnContext
-from threadkeep.errors import (
-    MessageNotFound,
-    MessageSuperseded,
-    QuestionGone,
-    StoreUnavailable,
-    TurnInMemoryOnly,
-)
+from threadkeep.errors import MessageNotFound, MessageSuperseded, QuestionGone, StoreUnavailable, TurnInMemoryOnly
 from threadkeep.history.recollection import PAGE_ROWS
 from threadkeep.history.session import in_time
 from threadkeep.observe import HistoryDiffers

@@ -12,11 +12,7 @@ from threadkeep.agent.context_view import ContextView, Difference, SeenMessage
 from threadkeep.agent.explanations import in_words, join_ranges, left_out_in_words, recall_in_words
 from threadkeep.cli.opening import on_this_database
 from threadkeep.cli.terminal import counted, first_words, terminal
-from threadkeep.context.manifest import (
-    ContextManifest,
-    Entry,
-    LeftOut,
-)
+from threadkeep.context.manifest import ContextManifest, Entry, LeftOut
 from threadkeep.context.tokens import TokenFactor
 
 type Row = tuple[str, ...]

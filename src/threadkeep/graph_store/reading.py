@@ -10,15 +10,7 @@ from functools import partial
 from threadkeep.errors import SessionDamaged, StoreUnavailable
 from threadkeep.graph_store.items import Items, Readable, ReadItems, TableItems, Value, Writing
 from threadkeep.graph_store.known import KnownChunks
-from threadkeep.graph_store.layout import (
-    GraphLayout,
-    ItemKey,
-    chunk_key,
-    chunk_of,
-    chunk_spans,
-    id_note,
-    seqs_down,
-)
+from threadkeep.graph_store.layout import GraphLayout, ItemKey, chunk_key, chunk_of, chunk_spans, id_note, seqs_down
 from threadkeep.graph_store.shapes import (
     METADATA,
     Conversation,

@@ -9,16 +9,7 @@ from datetime import datetime
 from threadkeep.errors import MessageNotFound, SessionNotFound, WrongUser
 from threadkeep.graph_store.appending import Target, chunk_items
 from threadkeep.graph_store.items import Value, Writing
-from threadkeep.graph_store.layout import (
-    STEPS,
-    ItemKey,
-    Ranges,
-    chunk_spans,
-    joined,
-    ranges_of,
-    seqs_down,
-    size_of,
-)
+from threadkeep.graph_store.layout import STEPS, ItemKey, Ranges, chunk_spans, joined, ranges_of, seqs_down, size_of
 from threadkeep.graph_store.reading import ConversationReader, HeldChunks, Overlay, first_user_text
 from threadkeep.graph_store.shapes import Conversation, message_in, notes_of
 from threadkeep.graph_store.writing import ConversationWriter

@@ -18,15 +18,7 @@ from threadkeep.store.codec import Counter, clean_text, prepare, prepare_turn, t
 from threadkeep.store.contexts import Steps
 from threadkeep.store.null_stores import NullContexts
 from threadkeep.store.search_terms import fold
-from threadkeep.store.transcripts import (
-    END,
-    Branching,
-    Recent,
-    SessionChanges,
-    SessionQuery,
-    Superseded,
-    Superseding,
-)
+from threadkeep.store.transcripts import END, Branching, Recent, SessionChanges, SessionQuery, Superseded, Superseding
 
 
 def selected(infos: Iterable[SessionInfo], query: SessionQuery) -> list[SessionInfo]:

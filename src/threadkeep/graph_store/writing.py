@@ -15,14 +15,7 @@ from threadkeep.graph_store.appending import Appended, Target, Written, append, 
 from threadkeep.graph_store.items import ConversationChanged, Items, Readable, ReadOnce, Stored, Value, Writing
 from threadkeep.graph_store.layout import OWN, STEPS, GraphLayout, ItemKey, chunk_of, chunk_spans, id_note
 from threadkeep.graph_store.reading import ConversationReader
-from threadkeep.graph_store.shapes import (
-    Conversation,
-    answer_note,
-    metadata_value,
-    missing_chunk,
-    noted_seq,
-    notes_of,
-)
+from threadkeep.graph_store.shapes import Conversation, answer_note, metadata_value, missing_chunk, noted_seq, notes_of
 from threadkeep.records import Receipt, Turn, dump_json
 from threadkeep.store.codec import Prepared, clean_json, clean_text, time_text
 from threadkeep.store.driver import RowLocked, Statement, StatementCancelled

@@ -20,13 +20,7 @@ from threadkeep.boundary import ErrorBoundary
 from threadkeep.context.compression import UNLIMITED, WindowRoom
 from threadkeep.context.tokens import TokenCounter
 from threadkeep.errors import StoreError
-from threadkeep.history.compression import (
-    Compression,
-    CompressionFailed,
-    CompressionRequest,
-    RangeReader,
-    Summarizer,
-)
+from threadkeep.history.compression import Compression, CompressionFailed, CompressionRequest, RangeReader, Summarizer
 from threadkeep.history.keys import channel_of
 from threadkeep.history.summary_writer import SummaryWriter
 from threadkeep.observe import Observer, SummaryFailed, SummaryFailure

@@ -15,14 +15,7 @@ from threadkeep.context.cut import pieces
 from threadkeep.context.quotation import quoted_summary
 from threadkeep.context.tokens import TokenCounter
 from threadkeep.errors import StoreError
-from threadkeep.history.compression import (
-    CompressionFailed,
-    CompressionRequest,
-    Part,
-    RangeReader,
-    SummaryTask,
-    is_due,
-)
+from threadkeep.history.compression import CompressionFailed, CompressionRequest, Part, RangeReader, SummaryTask, is_due
 from threadkeep.history.keys import channel_of
 from threadkeep.observe import Observer, SummaryMade
 from threadkeep.records import Summary

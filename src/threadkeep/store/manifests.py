@@ -13,14 +13,7 @@ from typing import Literal
 from threadkeep.records import Json, dump_json
 from threadkeep.store.codec import clean_json, json_text, short_time, time_of, time_text
 from threadkeep.store.compact_json import compact, expanded, packed, seqs_of_ids, unpacked, with_ids, without_ids
-from threadkeep.store.driver import (
-    GROUP_LOCK_SECONDS,
-    Connection,
-    DuplicateRow,
-    Parameters,
-    Row,
-    Statement,
-)
+from threadkeep.store.driver import GROUP_LOCK_SECONDS, Connection, DuplicateRow, Parameters, Row, Statement
 from threadkeep.store.statements import ClockedTables, for_rows, row_parameters
 
 type Cursor = tuple[datetime, str, int]

@@ -7,15 +7,7 @@ from dataclasses import replace
 
 from threadkeep.records import Message, Turn
 from threadkeep.store.transcripts import Transcripts
-from threadkeep.testing.transcript_source import (
-    TranscriptSource,
-    assistant,
-    contents,
-    note,
-    seqs,
-    turn,
-    user,
-)
+from threadkeep.testing.transcript_source import TranscriptSource, assistant, contents, note, seqs, turn, user
 
 
 class ReadingGuarantees(TranscriptSource):

@@ -20,15 +20,7 @@ from threadkeep.web.api.parameters import AppInUse, EncodedPathRoute, UserId
 from threadkeep.web.callers import READS, Caller, CallerInUse
 from threadkeep.web.langgraph.run_events import ProtocolEvent
 from threadkeep.web.langgraph.schemas import CommandBody, CommandResponseBody, EventStreamBody
-from threadkeep.web.langgraph.states import (
-    Question,
-    find_thread,
-    history_of,
-    question_of,
-    questions,
-    seq_of,
-    state_of,
-)
+from threadkeep.web.langgraph.states import Question, find_thread, history_of, question_of, questions, seq_of, state_of
 from threadkeep.web.langgraph.thread_events import EventChoice, ThreadEvents, thread_events_of
 from threadkeep.web.langgraph.threads import CreatedThread, ThreadId
 from threadkeep.web.problems import documented, problem_of
