@@ -174,16 +174,6 @@ def _address(run: Run) -> str:
     return f"{thread}/runs/{quote(run.run_id, safe='')}"
 
 
-async def _streamed(asked: ThreadRuns, body: RunCreateBody) -> EventStream:
-    run, position = await asked.start(body, "wait")
-    events, _ = await asked.events(run)
-    parts = encoded_parts(events, body.modes(), position=position)
-    stream = EventStream(_with_heartbeats(asked, run, parts, cancels=body.on_disconnect == "cancel"))
-    stream.headers["Content-Location"] = _address(run)
-    stream.headers["Location"] = f"{_address(run)}/stream"
-    return stream
-
-
 async def _with_heartbeats(
     asked: ThreadRuns, run: Run, parts: AsyncGenerator[bytes], *, cancels: bool
 ) -> AsyncGenerator[bytes]:
@@ -199,19 +189,6 @@ async def _with_heartbeats(
                     await asked.cancel_if_going_on(run.run_id)
 
 
-async def _waited(asked: ThreadRuns, body: RunCreateBody, response: Response) -> dict[str, Any]:
-    run, _ = await asked.start(body, "wait")
-    response.headers["Content-Location"] = _address(run)
-    response.headers["Location"] = f"{_address(run)}/join"
-    return await asked.values(run.run_id)
-
-
-async def _begun(asked: ThreadRuns, body: RunCreateBody, response: Response) -> ThreadRunBody:
-    run, _ = await asked.start(body, "background")
-    response.headers["Content-Location"] = _address(run)
-    return ThreadRunBody.of(run, status_of(run))
-
-
 @router.post(
     "/threads/{thread_id}/runs/stream",
     summary="Run an assistant in a thread, and stream the run",
@@ -220,7 +197,13 @@ async def _begun(asked: ThreadRuns, body: RunCreateBody, response: Response) -> 
 )
 async def stream_run(asked: RunsInThread, body: RunCreateBody) -> EventStream:
     """Stream a run in the chosen modes. `Content-Location` names the run, `Location` its stream for a reconnect."""
-    return await _streamed(asked, body)
+    run, position = await asked.start(body, "wait")
+    events, _ = await asked.events(run)
+    parts = encoded_parts(events, body.modes(), position=position)
+    stream = EventStream(_with_heartbeats(asked, run, parts, cancels=body.on_disconnect == "cancel"))
+    stream.headers["Content-Location"] = _address(run)
+    stream.headers["Location"] = f"{_address(run)}/stream"
+    return stream
 
 
 @router.post(
@@ -231,31 +214,36 @@ async def stream_run(asked: RunsInThread, body: RunCreateBody) -> EventStream:
 )
 async def stream_stateless_run(asked: RunsAlone, body: RunCreateBody) -> EventStream:
     """Stream a run that sees no earlier turns and stores none."""
-    return await _streamed(asked, body)
+    return await stream_run(asked, body)
 
 
 @router.post("/threads/{thread_id}/runs/wait", summary="Run an assistant in a thread, and wait", responses=_STARTING)
 async def wait_for_run(asked: RunsInThread, body: RunCreateBody, response: Response) -> dict[str, Any]:
     """Return the thread's values after the run: with `__interrupt__` if it waits, with `__error__` if it failed."""
-    return await _waited(asked, body, response)
+    run, _ = await asked.start(body, "wait")
+    response.headers["Content-Location"] = _address(run)
+    response.headers["Location"] = f"{_address(run)}/join"
+    return await asked.values(run.run_id)
 
 
 @router.post("/runs/wait", summary="Run an assistant without a thread, and wait", responses=_STARTING)
 async def wait_for_stateless_run(asked: RunsAlone, body: RunCreateBody, response: Response) -> dict[str, Any]:
     """Return the messages of a run that sees no earlier turns and stores none."""
-    return await _waited(asked, body, response)
+    return await wait_for_run(asked, body, response)
 
 
 @router.post("/threads/{thread_id}/runs", summary="Run an assistant in the background", responses=_STARTING)
 async def start_background_run(asked: RunsInThread, body: RunCreateBody, response: Response) -> ThreadRunBody:
     """Start a run in a thread and return it. Join it later, or read the state of the thread."""
-    return await _begun(asked, body, response)
+    run, _ = await asked.start(body, "background")
+    response.headers["Content-Location"] = _address(run)
+    return ThreadRunBody.of(run, status_of(run))
 
 
 @router.post("/runs", summary="Run an assistant in the background without a thread", responses=_STARTING)
 async def start_stateless_run(asked: RunsAlone, body: RunCreateBody, response: Response) -> ThreadRunBody:
     """Start a run that sees no earlier turns and stores none."""
-    return await _begun(asked, body, response)
+    return await start_background_run(asked, body, response)
 
 
 @router.get("/threads/{thread_id}/runs", summary="List the runs of a thread", responses=_FAILURES)
