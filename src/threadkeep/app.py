@@ -7,7 +7,7 @@ import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -135,7 +135,11 @@ def _channels(memory: Memory, runs: RunsOnDemand, file: ChannelsFile) -> Abstrac
 
 def resources_of(memory: Memory, model: BaseChatModel, options: ChatOptions) -> Resources:
     """Return the resources for the nodes of workflows; nodes that name no model use `model`."""
-    named = cache(partial(make_model, variable="model"))
+
+    @cache
+    def model_named(name: str | None) -> BaseChatModel:
+        return model if name is None else make_model(name, variable="model")
+
     sources: list[ExtraSource] = []
     if options.facts or options.directives or memory.graphiti.recalls:
         sources.append(
@@ -145,7 +149,7 @@ def resources_of(memory: Memory, model: BaseChatModel, options: ChatOptions) -> 
         sources.append(RecalledTurns(memory, scope=options.recall))
     return Resources(
         memory=memory,
-        model=lambda name: model if name is None else named(name),
+        model=model_named,
         observer=memory.observers,
         turn_options=replace(options.turn_options(sources), learning=learning_of(memory, model, options)),
         workspace=options.workspace,

@@ -27,7 +27,6 @@ from threadkeep.history.memory_options import MemoryOptions
 from threadkeep.history.memory_parts import Backend, MemoryParts, MessageSearch, TextDigests
 from threadkeep.history.older_turns import OlderTurns
 from threadkeep.history.pending import PendingOptions, PendingTurns
-from threadkeep.history.retention import Pruner
 from threadkeep.history.session import Session
 from threadkeep.history.session_rows import SessionCache
 from threadkeep.records import SearchHit, SearchResult, SessionInfo
@@ -35,7 +34,6 @@ from threadkeep.records.sessions import check_argument, check_each, check_user_i
 from threadkeep.store.address import DatabaseAddress
 from threadkeep.store.archive import ArchivedPart, Restored
 from threadkeep.store.backend import DamageRegister
-from threadkeep.store.contexts import Contexts
 from threadkeep.store.null_stores import NullContexts, NullSearch, NullTranscripts
 from threadkeep.store.spool import spool_files
 from threadkeep.store.transcripts import SessionQuery, sessions_page
@@ -76,7 +74,7 @@ class Memory:
     def __init__(self, parts: MemoryParts) -> None:
         tables = parts.tables
         self.opened_with: tuple[DatabaseAddress, MemoryOptions] | None = (parts.address, parts.options)
-        self._backend = parts.backend
+        self._use(parts.backend)
         self._address = parts.address
         self._driver = parts.driver
         self._conversations = parts.conversations
@@ -106,25 +104,12 @@ class Memory:
         self.loop = MemoryLoop()
         self.lifetime = AsyncExitStack()
 
-    @property
-    def contexts(self) -> Contexts:
-        """The anchors of windows (at which each profile's window begins), and the tool calls of earlier turns."""
-        return self._backend.contexts
-
-    @property
-    def older_turns(self) -> OlderTurns:
-        """The search for relevant older turns."""
-        return self._backend.older_turns
-
-    @property
-    def pending(self) -> PendingTurns:
-        """The turns that could not be written yet."""
-        return self._backend.pending
-
-    @property
-    def retention(self) -> Pruner:
-        """The retention of messages and sessions."""
-        return self._backend.retention
+    def _use(self, backend: Backend) -> None:
+        self._backend = backend
+        self.contexts = backend.contexts
+        self.older_turns = backend.older_turns
+        self.pending = backend.pending
+        self.retention = backend.retention
 
     async def check_database(self) -> None:
         """Check that the database answers, and that a SQLite file is still the file that was opened.
@@ -258,7 +243,7 @@ class Memory:
     def _at(self, backend: Backend) -> Self:
         """Return a copy with another backend's sessions; it shares all but the identity, lifetime and session cache."""
         other = copy.copy(self)
-        other._backend = backend  # noqa: SLF001 - it is a copy of this object
+        other._use(backend)  # noqa: SLF001 - it is a copy of this object
         other.opened_with, other.identity, other.lifetime = None, Identity(), AsyncExitStack()
         other.session_cache = SessionCache(0)
         return other

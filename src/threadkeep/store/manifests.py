@@ -125,7 +125,7 @@ class ManifestRows(ClockedTables, sql=("manifests.sql", "{backend}/sessions.sql"
         session_id = str(entry.session_id)
         short = packed(without_ids(entry.manifest()), _columns(session_id, entry.run_id))
         now, key = self._clock(), {"session_id": session_id, "run_id": entry.run_id}
-        row = {**key, "created_at": self._moment(entry.created_at), "manifest": compact(json_text(short))}
+        row = {**key, "created_at": short_time(entry.created_at, self.backend), "manifest": compact(json_text(short))}
         used = {"session_id": session_id, "now": time_text(now), "worn": time_text(now - _RENEWAL)}
         return [
             (self._sql["insert_manifest"], row),
@@ -162,7 +162,7 @@ class ManifestRows(ClockedTables, sql=("manifests.sql", "{backend}/sessions.sql"
     ) -> list[StoredManifest]:
         """Return the records of a session that are older than the cursor `before`, newest first."""
         moment, run_id, call = before or _LAST
-        parameters = {"created_at": self._moment(moment), "run_id": run_id, "call": call, "limit": limit}
+        parameters = {"created_at": short_time(moment, self.backend), "run_id": run_id, "call": call, "limit": limit}
         return await self._fetch("of_session", {"session_id": session_id, "user_id": user_id, **parameters})
 
     async def texts(
@@ -178,15 +178,12 @@ class ManifestRows(ClockedTables, sql=("manifests.sql", "{backend}/sessions.sql"
 
     async def purge(self, before: datetime, limit: int) -> int:
         """Delete manifests and texts from before a time, up to `limit` rows per table; return how many were deleted."""
-        manifests: Parameters = {"before": self._moment(before), "limit": limit}
+        manifests: Parameters = {"before": short_time(before, self.backend), "limit": limit}
         texts: Parameters = {"before": time_text(before - _RENEWAL), "limit": limit}
         async with self._driver.writing() as connection:
             steps = [("purge_manifests", manifests), ("purge_run_manifests", manifests)]
             steps += [("purge_texts", texts), ("purge_run_texts", texts)]
             return sum([await connection.execute(self._sql[statement], given) for statement, given in steps])
-
-    def _moment(self, moment: datetime) -> int | str:
-        return short_time(moment, self._driver.backend)
 
     async def _fetch(self, statement: str, parameters: Mapping[str, object]) -> list[StoredManifest]:
         async with self._driver.reading() as connection:
@@ -234,7 +231,11 @@ class ManifestRows(ClockedTables, sql=("manifests.sql", "{backend}/sessions.sql"
         ids = await self._ids_at(connection, keeper.session_id, [manifest for _, manifest in rows])
         parameters: list[dict[str, object]] = []
         for entry, manifest in rows:
-            key = {"run_id": entry.run_id, "created_at": self._moment(entry.created_at), keeper.column: keeper.name}
+            key = {
+                "run_id": entry.run_id,
+                "created_at": short_time(entry.created_at, self.backend),
+                keeper.column: keeper.name,
+            }
             if not (entry.again and await self._is_there(connection, keeper, key, (entry, manifest))):
                 short = packed(without_ids(manifest, ids), _columns(keeper.session_id, entry.run_id))
                 parameters.append({**key, "manifest": compact(dump_json(short))})
