@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 _ROOT = Path(__file__).parent.parent
-_TEST = "tests/channels/test_telegram_processes.py::test_every_message_is_answered_once_through_kills"
+_TEST = "tests/channels/test_telegram_processes.py::test_every_message_gets_one_reply_despite_kills"
 
 
 def main(arguments: Sequence[str]) -> int:

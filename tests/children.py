@@ -1,4 +1,4 @@
-"""Real processes for tests: forked from a server that has imported Threadkeep once, so that a start costs little."""
+"""Child processes for tests, forked from a server that has imported Threadkeep once, so that a start is fast."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Child[T]:
 
     @property
     def pid(self) -> int:
-        """The process's id."""
+        """The id of the process."""
         assert self.process.pid is not None
         return self.process.pid
 
@@ -76,14 +76,14 @@ class Child[T]:
         return value  # type: ignore[no-any-return]
 
     def kill(self) -> None:
-        """End the process with SIGKILL, if it still runs, and wait until it is gone."""
+        """End the process with SIGKILL if it still runs, and wait until it has ended."""
         self.process.kill()
         self.process.join()
         self._answer.close()
 
 
 def run_together[T](work: Callable[..., T], arguments: Sequence[tuple[object, ...]]) -> list[T]:
-    """Run the function in one process for each argument, all starting at once; return the results in order."""
+    """Run the function in one process for each argument, started together; return the results in order."""
     together = PROCESSES.Barrier(len(arguments))
     children = [Child(work, *each, together=together) for each in arguments]
     try:
@@ -107,7 +107,10 @@ def _run(
 
 @contextmanager
 def serving(serve: Callable[[Path], object], place: Path) -> Iterator[str]:
-    """A process that serves until the end of the block: the address, which it writes with a line end into a file."""
+    """Run a process that serves until the end of the block.
+
+    Yields its address, which the process writes to a file, followed by a line end.
+    """
     child: Child[object] = Child(serve, place)
     try:
         deadline = time.monotonic() + 60
@@ -120,7 +123,7 @@ def serving(serve: Callable[[Path], object], place: Path) -> Iterator[str]:
 
 
 def run_store_suites(selection: str, **environment: str) -> None:
-    """Run the selected tests of the stores once more, with other variables; fail with the end of what they print."""
+    """Run the selected tests of the stores with other environment variables; fail with the end of their output."""
     command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "-k", selection, "-x"]
     run = subprocess.run(
         [*command, "tests/store", "tests/graph_store", "tests/history"],

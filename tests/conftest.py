@@ -1,4 +1,4 @@
-"""Fixtures of all tests: a database of each engine, a memory over it, a settable clock, and bounded examples."""
+"""Fixtures of all tests: a database of each engine, a memory over it, a settable clock, and Hypothesis profiles."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ from threadkeep.testing import SettableClock
 if TYPE_CHECKING:
     from tests.servers import Postgres
 
-# Before the first test there is no garbage, but there are many objects that the collector would search.
+# Before the first test there is no garbage, but the collector would search many objects.
 gc.disable()
 
-# Folders of tests are in memory, and gone after those that pass: most of a commit to a file is waiting for the disk.
+# Folders of tests are in memory, and removed after tests that pass: most of a commit is waiting for the disk.
 if "TMPDIR" not in os.environ and (_MEMORY := memory_folder()) is not None:
     os.environ["TMPDIR"] = tempfile.tempdir = str(_MEMORY)
 
@@ -46,7 +46,7 @@ if "TMPDIR" not in os.environ and (_MEMORY := memory_folder()) is not None:
 _FOLDER = Path(tempfile.mkdtemp(prefix="threadkeep-tests-"))
 os.environ |= {"XDG_DATA_HOME": str(_FOLDER / "data"), "XDG_STATE_HOME": str(_FOLDER / "state")}
 os.environ.setdefault("XDG_RUNTIME_DIR", str(_FOLDER))
-# Then every SQLite file of the tests is encrypted; see tests/store/test_sqlcipher.py.
+# With this key, every SQLite file of the tests is encrypted; see tests/store/test_sqlcipher.py.
 if _KEY := os.environ.pop("THREADKEEP_TEST_DATABASE_KEY", None):
     *_OTHER_DEFAULTS, _ = StoreOptions.__init__.__defaults__ or ()
     StoreOptions.__init__.__defaults__ = (*_OTHER_DEFAULTS, _KEY)
@@ -57,9 +57,9 @@ os.environ["LANGGRAPH_STRICT_MSGPACK"] = "true"
 for module in ("append_guarantees", "reading_guarantees", "session_guarantees", "superseding_guarantees"):
     pytest.register_assert_rewrite(f"threadkeep.testing.{module}")
 
-# How long somebody is kept waiting at most for what can be done without. A machine with other work to do takes longer,
-# and tests are about what comes of it; those about the waiting set a time of their own.
-_PATIENCES = (
+# Timeouts of optional work. A busy machine takes longer, and most tests check the result of that work.
+# Tests of the timeouts themselves set their own.
+_TIMEOUTS = (
     "threadkeep.history.older_turns._TIMEOUT_SECONDS",
     "threadkeep.history.memory_parts._TIMEOUT_SECONDS",
     "threadkeep.history.turn_vectors._QUERY_SECONDS",
@@ -67,13 +67,13 @@ _PATIENCES = (
     "threadkeep.history.manifests._CLOSING_SECONDS",
 )
 
-# Tests that pass with a file and PostgreSQL should pass in memory too; that is checked with the slow tests.
+# Tests that pass on a file and on PostgreSQL should also pass in memory; only the slow tests check that.
 DATABASES = ("sqlite-file", pytest.param("sqlite-memory", marks=pytest.mark.slow), "postgres")
-# For packages that reach the database through a memory: with the tests that take long, they do so on PostgreSQL too.
+# For packages that use the database through a memory: on PostgreSQL only with the slow tests.
 MOSTLY_SQLITE = ("sqlite-file", pytest.param("postgres", marks=pytest.mark.slow))
 
 # The same few examples each time, so that an unrelated change does not fail because of a random example.
-# Fixtures of a test are shared by its examples: databases are made once, and sessions are new each time.
+# Examples of a test share its fixtures: databases are created once, and sessions are new each time.
 settings.register_profile(
     "ci",
     max_examples=40,
@@ -96,39 +96,39 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 def pytest_configure() -> None:
     """Handle SIGTERM like Ctrl-C, so that fixtures stop what they started."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    # Shells start processes in the background with Ctrl-C ignored, which some tests are about.
+    # Shells start background processes with Ctrl-C ignored, but some tests need it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_finish() -> None:
-    """Leave what is imported and collected out of all later searches for garbage: it is large, and stays to the end."""
+    """Exclude imported modules and collected tests from garbage collection: they are many and stay to the end."""
     gc.enable()
     gc.collect()
     gc.freeze()
-    # Garbage is collected rarely: a collection finds little, and takes as long as several tests.
+    # A collection finds little garbage and takes as long as several tests, so collect rarely.
     gc.set_threshold(20_000, 10, 10)
 
 
 def pytest_unconfigure() -> None:
     """End processes that an interrupted test has left, and remove the folder of all tests."""
-    # At the exit of the process they are told to end and waited for; one that is paused is not told.
+    # At exit, multiprocessing sends SIGTERM to children and joins them; a paused child would not end.
     for child in multiprocessing.active_children():
         child.kill()
-    # What is frozen stays so, because pytest searches the heap five times after this.
+    # Do not unfreeze, because pytest runs the garbage collector five times after this.
     shutil.rmtree(_FOLDER, ignore_errors=True)
 
 
 @pytest.fixture(scope="session", autouse=True)
-def unhurried() -> Iterator[None]:
-    """Leave nothing out because the machine is slow."""
+def long_timeouts() -> Iterator[None]:
+    """Set long timeouts for optional work, so that a slow machine skips none."""
     with pytest.MonkeyPatch.context() as patch:
-        for name in _PATIENCES:
+        for name in _TIMEOUTS:
             patch.setattr(name, HANG_SECONDS)
         yield
 
 
 @pytest.fixture(scope="session", autouse=True)
-def prepared_once() -> Iterator[None]:
+def schema_created_once() -> Iterator[None]:
     """Create the schema of databases in memory once and not in every test."""
     with pytest.MonkeyPatch.context() as patch, copying_schema() as open_database:
         patch.setattr("threadkeep.history.opening.open_database", open_database)
@@ -136,8 +136,11 @@ def prepared_once() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def looked_up_once() -> Iterator[None]:
-    """Keep what libraries look up for each client and graph: authorities of TLS take 50 ms, type hints 5 ms."""
+def lookups_cached() -> Iterator[None]:
+    """Cache lookups that libraries repeat for each client and graph.
+
+    TLS authorities take 50 ms, type hints 5 ms.
+    """
     with pytest.MonkeyPatch.context() as patch:
         for module, name in (
             (httpcore2, "default_ssl_context"),
@@ -152,7 +155,7 @@ def looked_up_once() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[Postgres]:
-    """Run a PostgreSQL for this test process; no test stops it."""
+    """Run a PostgreSQL server for this test process; no test stops it."""
     from tests.servers import running_postgres
 
     with running_postgres() as server:
@@ -161,7 +164,7 @@ def postgres_server() -> Iterator[Postgres]:
 
 @pytest.fixture(scope="session")
 def unsteady_postgres() -> Iterator[Postgres]:
-    """Run another PostgreSQL, for tests that stop and start it."""
+    """Run another PostgreSQL server, for tests that stop and start it."""
     from tests.servers import running_postgres
 
     with running_postgres() as server:
@@ -197,7 +200,7 @@ def sqlite_url(tmp_path: Path) -> str:
 
 @pytest.fixture(scope="session")
 def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A SQLite file with Threadkeep's schema and nothing in it; making the schema takes longer than a copy."""
+    """Return a SQLite file with Threadkeep's schema and no rows; migrating takes longer than a copy."""
     path = tmp_path_factory.mktemp("template") / "threadkeep.db"
     with open_memory_sync(f"sqlite:///{path}", options=MemoryOptions(background=False)):
         return path
@@ -205,7 +208,7 @@ def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(params=DATABASES)
 def database_url(request: pytest.FixtureRequest) -> str:
-    """An empty database of each kind in turn."""
+    """Return the URL of an empty database of each kind."""
     return url_of(request, str(request.param))
 
 
@@ -247,7 +250,7 @@ def memory_options(tmp_path: Path, clock: SettableClock) -> MemoryOptions:
 
 @pytest.fixture
 async def memory(database_url: str, memory_options: MemoryOptions, events: RecordedEvents) -> AsyncIterator[Memory]:
-    """An open memory over an empty database of each kind in turn."""
+    """Open a memory over an empty database of each kind."""
     async with open_memory(database_url, observers=[events], options=memory_options) as opened:
         yield opened
 
@@ -260,8 +263,8 @@ async def sqlite_memory(memory_options: MemoryOptions, events: RecordedEvents) -
 
 
 @pytest.fixture(autouse=True)
-def logging_as_before() -> Iterator[None]:
-    """Put the process's logging back as it was: a handler that stays would write to a stream that is closed by then."""
+def restored_logging() -> Iterator[None]:
+    """Restore the logging of the process after a test; a remaining handler would write to a closed stream."""
     root = logging.getLogger()
     names = ("", "uvicorn", "threadkeep")
     handlers, levels = root.handlers[:], {name: logging.getLogger(name).level for name in names}

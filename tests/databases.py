@@ -1,4 +1,4 @@
-"""Direct access to databases: through a driver without a memory, and through the engines' own libraries."""
+"""Direct access to databases, through a driver or through the libraries of the engines."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from threadkeep.store.sqlite_connection import connect
 
 @asynccontextmanager
 async def driver_of(url: str) -> AsyncIterator[Driver]:
-    """A driver alone, without a memory over it."""
+    """Open a driver without a memory."""
     address = parse_address(url)
     driver: Driver
     if address.dsn is not None:
@@ -33,14 +33,14 @@ async def driver_of(url: str) -> AsyncIterator[Driver]:
 
 @asynccontextmanager
 async def migrated_driver(url: str) -> AsyncIterator[Driver]:
-    """A driver over a database with our schema."""
+    """Open a driver over a database with Threadkeep's schema."""
     async with driver_of(url) as driver:
         await migrate(driver, datetime(2026, 1, 1, tzinfo=UTC))
         yield driver
 
 
 def query(url: str, sql: str) -> list[tuple[object, ...]]:
-    """Return the rows of a statement, read with the engine's own library."""
+    """Return the rows of a statement, with the library of the engine."""
     address = parse_address(url)
     if address.dsn is not None:
         with psycopg.connect(address.dsn) as connection:
@@ -51,7 +51,7 @@ def query(url: str, sql: str) -> list[tuple[object, ...]]:
 
 
 def execute(url: str, sql: str) -> None:
-    """Run a statement with the engine's own library."""
+    """Execute a statement with the library of the engine."""
     address = parse_address(url)
     if address.dsn is not None:
         with psycopg.connect(address.dsn, autocommit=True) as connection:

@@ -1,3 +1,3 @@
-"""The limit of every wait for a condition: it ends tests that hang, and is never reached on a machine that is busy."""
+"""The timeout of every wait for a condition: it ends a hanging test, and is long enough for a busy machine."""
 
 HANG_SECONDS = 300.0

@@ -1,4 +1,4 @@
-"""Where the tests keep files: in memory, where there is room."""
+"""The folder for files of tests: in memory, if there is enough space."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _ROOM_BYTES = 2 * 1024**3
 
 
 def memory_folder() -> Path | None:
-    """A folder whose files are in memory, if there is room: databases make many files and wait for disks to take them.
+    """Return a folder in memory if it has enough space, because databases write many files and wait for the disk.
 
-    The tests end processes, never the power: what a disk would have kept then is nothing that they look at.
+    Files in memory are enough, because tests kill processes but simulate no power failure.
     """
     try:
         roomy = shutil.disk_usage(_SHARED_MEMORY).free >= _ROOM_BYTES

@@ -1,4 +1,4 @@
-"""Databases that take nothing for a while."""
+"""Databases that refuse writes for a while."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Another connection holds the write lock of a SQLite file inside the block."""
+    """Hold the write lock of a SQLite file in another connection during the block."""
     with closing(sqlite3.connect(path, isolation_level=None, check_same_thread=False)) as other:
         other.execute("BEGIN IMMEDIATE")
         yield
@@ -20,7 +20,7 @@ def locked(path: Path) -> Iterator[None]:
 
 @asynccontextmanager
 async def locked_meanwhile(path: Path) -> AsyncIterator[None]:
-    """The same for a test in an event loop, which has to run while the lock is waited for."""
+    """Hold the lock in an event loop, which must run while the lock is waited for."""
     lock = locked(path)
     await asyncio.to_thread(lock.__enter__)
     try:
@@ -30,7 +30,7 @@ async def locked_meanwhile(path: Path) -> AsyncIterator[None]:
 
 
 class Outage:
-    """A database in a SQLite file that can be taken away: `async with outage():`."""
+    """A SQLite database that can refuse writes: `async with outage():`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -38,6 +38,6 @@ class Outage:
 
     @asynccontextmanager
     async def __call__(self) -> AsyncIterator[None]:
-        """The database takes no writes inside the block."""
+        """Refuse writes during the block."""
         async with locked_meanwhile(self.path):
             yield

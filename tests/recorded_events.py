@@ -10,28 +10,28 @@ from threadkeep.observe import Event
 
 
 class RecordedEvents:
-    """An observer that keeps what it was told."""
+    """An observer that records events."""
 
     def __init__(self) -> None:
         self.all: list[Event] = []
-        self._told = asyncio.Event()
+        self._changed = asyncio.Event()
 
     def notify(self, event: Event, /) -> None:
-        """Keep one event."""
+        """Record an event."""
         self.all.append(event)
-        self._told.set()
+        self._changed.set()
 
     def of[E: Event](self, kind: type[E]) -> list[E]:
-        """The events of a kind so far, in order."""
+        """Return the recorded events of a kind, in order."""
         return [event for event in self.all if isinstance(event, kind)]
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Return when the condition holds; it is looked at again after each event.
+        """Wait until the condition holds; check it after each event.
 
         Raises:
             TimeoutError: it takes too long.
         """
         async with asyncio.timeout(HANG_SECONDS):
             while not condition():
-                self._told.clear()
-                await self._told.wait()
+                self._changed.clear()
+                await self._changed.wait()

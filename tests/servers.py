@@ -1,4 +1,4 @@
-"""PostgreSQL servers of the tests' own: started from a wheel, in folders of their own, stopped by who started them."""
+"""PostgreSQL servers for tests: started from a wheel, in their own folders, and stopped at the end."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from threadkeep.store.postgres import PostgresDriver
 type StopMode = Literal["smart", "fast", "immediate"]
 
 _TEMPLATE = "threadkeep_template"
-# Databases are partitioned then; see tests/store/test_partitions.py.
+# With a number, databases are partitioned; see tests/store/test_partitions.py.
 _PARTITIONS = int(os.environ.get("THREADKEEP_TEST_PARTITIONS", "0"))
-# What the machine's power supply would need is off: the tests end processes, never the power.
+# Durability is off, because the tests kill processes but simulate no power failure.
 _CONFIGURATION = """
 fsync = off
 full_page_writes = off
@@ -39,7 +39,7 @@ autovacuum = off
 
 
 class Postgres:
-    """One server. Databases are copies of a migrated template, which takes some 20 ms in memory."""
+    """A server. Its databases are copies of a migrated template, which takes about 20 ms in memory."""
 
     def __init__(self, server: PostgresServer) -> None:
         self._server = server
@@ -48,17 +48,17 @@ class Postgres:
         self._commands: psycopg.Connection | None = None
 
     def url(self, database: str) -> str:
-        """The URL of a database of this server."""
+        """Return the URL of a database of this server."""
         return str(self._server.get_uri(database=database))
 
     @contextmanager
     def database(self, *, empty: bool = False, partitions: int = _PARTITIONS) -> Iterator[str]:
-        """The URL of a new database, with Threadkeep's schema unless it shall be empty; dropped at the end."""
+        """Create a database, with Threadkeep's schema unless `empty`; yield its URL, and drop it after the block."""
         name = f"test_{next(self._numbers)}"
         template = "template0" if empty else f"{_TEMPLATE}_{partitions}"
         if not empty and template not in self._templates:
             self._command(f"CREATE DATABASE {template}")
-            # In a thread: whoever asks may be in an event loop already.
+            # In a thread, because the caller may be in an event loop.
             with ThreadPoolExecutor(1) as thread:
                 thread.submit(asyncio.run, _migrate(self.url(template), partitions)).result()
             self._templates.add(template)
@@ -70,7 +70,7 @@ class Postgres:
 
     @property
     def running(self) -> bool:
-        """Whether the server takes connections."""
+        """Return whether the server accepts connections."""
         try:
             psycopg.connect(self.url("postgres"), connect_timeout=2).close()
         except psycopg.OperationalError:
@@ -98,7 +98,7 @@ class Postgres:
         pgexec("pg_ctl", arguments, bin_path=self._server.bin_path, user=self._server.system_user)
 
     def _command(self, sql: str) -> None:
-        """Have the server do something, over a connection that stays; a test may have stopped the server meanwhile."""
+        """Execute a command over a lasting connection; reconnect if a test has stopped the server."""
         if self._commands is not None:
             try:
                 self._commands.execute(sql.encode())
@@ -121,9 +121,9 @@ class Postgres:
 
 @contextmanager
 def running_postgres() -> Iterator[Postgres]:
-    """A new server, stopped and removed at the end, also if this process is killed."""
+    """Start a new server; stop and remove it after the block, and also if this process is killed."""
     folder = Path(tempfile.mkdtemp(prefix="threadkeep-postgres-", dir=memory_folder()))
-    # As root the server runs as a user of its own, who has to get here.
+    # As root, the server runs as another user, who needs access to the folder.
     folder.chmod(0o755)
     with guarded_postgres(folder):
         server = get_server(folder / "data", cleanup_mode=None, start=False)

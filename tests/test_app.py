@@ -1,4 +1,4 @@
-"""What is opened for the service: the chat as the settings describe it, with the models that they name."""
+"""Tests of `open_app`: the chat and its models follow the settings."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ type NamedModels = Callable[..., None]
 
 @pytest.fixture
 def named_models(monkeypatch: pytest.MonkeyPatch) -> NamedModels:
-    """Puts scripted models in the place of those that settings name."""
+    """Return a function that replaces the models of the settings by scripted ones."""
 
     def name(**models: BaseChatModel) -> None:
         monkeypatch.setattr("threadkeep.app.make_model", lambda name, variable="": models[name])
@@ -33,7 +33,7 @@ def named_models(monkeypatch: pytest.MonkeyPatch) -> NamedModels:
 
 
 async def ask(app: App, texts: Iterable[str]) -> ContextManifest:
-    """Say something, one after the other; the record of the last call."""
+    """Send messages one after the other; return the manifest of the last call."""
     for text in texts:
         await app.chat.ask(ChatRequest(text, session_id="room:1"))
         await app.memory.compressor.idle()
@@ -41,8 +41,8 @@ async def ask(app: App, texts: Iterable[str]) -> ContextManifest:
     return ContextManifest.from_dict(newest.manifest)
 
 
-async def test_the_budget_is_what_the_settings_leave(tmp_path: Path, named_models: NamedModels) -> None:
-    """The limit, or the context window less the reply and 512, if that is less; the window is of the kind they say."""
+async def test_the_budget_follows_the_settings(tmp_path: Path, named_models: NamedModels) -> None:
+    """The budget is the smaller of the limit and the context window less the reply and 512."""
     for settings, budget in (
         (settings_for(tmp_path), 4000),
         (settings_for(tmp_path, context_window=1500, max_output_tokens=500), 488),
@@ -61,7 +61,7 @@ async def test_the_budget_is_what_the_settings_leave(tmp_path: Path, named_model
 
 @pytest.mark.parametrize("name", ["", "small"])
 async def test_older_messages_become_a_summary(tmp_path: Path, named_models: NamedModels, name: str) -> None:
-    """By the chat's own model, or the one that is named for it."""
+    """The summary is made by the chat's model, unless another is set."""
     small = ScriptedModel(repeat("They counted.")) if name else None
     chatting = ScriptedModel(
         lambda messages: "They counted." if "<record>" in str(messages) else "ok" for _ in repeat(0)
@@ -76,8 +76,8 @@ async def test_older_messages_become_a_summary(tmp_path: Path, named_models: Nam
     assert small is None or len(small.calls) == 1
 
 
-async def test_older_turns_are_recalled_where_the_settings_say_so(tmp_path: Path, named_models: NamedModels) -> None:
-    """What is out of the window and bears on the question stands beside it."""
+async def test_older_turns_are_recalled_if_enabled(tmp_path: Path, named_models: NamedModels) -> None:
+    """The section `selected` has related messages from before the window."""
     texts = ["The lighthouse keeper is called Ignatius Vollmer.", *[f"Filler {number}." for number in range(5)]]
     for recall, sections in (("off", {"window", "input"}), ("session", {"window", "input", "selected"})):
         named_models(demo=ScriptedModel(repeat("ok")))
@@ -86,8 +86,8 @@ async def test_older_turns_are_recalled_where_the_settings_say_so(tmp_path: Path
         assert set(seen.sections) == sections
 
 
-async def test_the_chat_knows_facts_where_the_settings_say_so(tmp_path: Path, named_models: NamedModels) -> None:
-    """Those of its session and of the workspace that is named, and none without the setting."""
+async def test_facts_are_in_the_context_if_enabled(tmp_path: Path, named_models: NamedModels) -> None:
+    """The facts include those of the configured workspace."""
     for facts, sections in ((False, {"input"}), (True, {"facts", "input"})):
         named_models(demo=ScriptedModel(repeat("ok")))
         async with open_app(settings_for(tmp_path, facts=facts, workspace="shop")) as app:
@@ -106,8 +106,8 @@ async def test_the_chat_knows_facts_where_the_settings_say_so(tmp_path: Path, na
         ({"model": "nobody:x"}, "THREADKEEP_MODEL"),
     ],
 )
-async def test_what_cannot_work_stops_the_start(tmp_path: Path, overrides: dict[str, object], variable: str) -> None:
-    """Before the database is opened; the sentence names the variable."""
+async def test_unusable_settings_stop_the_start(tmp_path: Path, overrides: dict[str, object], variable: str) -> None:
+    """The start fails before the database is opened, and the error names the variable."""
     database = tmp_path / "threadkeep.db"
     settings = settings_for(tmp_path, database_url=f"sqlite:///{database}", **overrides)
     with pytest.raises(InvalidSettings, match=variable) as refused:
@@ -117,8 +117,8 @@ async def test_what_cannot_work_stops_the_start(tmp_path: Path, overrides: dict[
     assert not database.exists()
 
 
-async def test_a_node_without_room_for_a_prompt_stops_the_start(tmp_path: Path) -> None:
-    """At its line: the file alone cannot tell, since the window is that of the service's model."""
+async def test_a_node_without_space_for_a_prompt_stops_the_start(tmp_path: Path) -> None:
+    """The error has the line. The check needs the context window of the service's model."""
     path = tmp_path / "bot.yaml"
     path.write_text(
         "schema: 1\nname: bot\nnodes:\n  say:\n    kind: model\n    max_output_tokens: 900000\n    next: end\n"
@@ -133,8 +133,8 @@ async def test_a_node_without_room_for_a_prompt_stops_the_start(tmp_path: Path) 
     ("more", "sentence"),
     [("    tokn: x", "channel 1, tokn"), ("    workflow: desk", "There is no workflow 'desk' here")],
 )
-async def test_a_bot_that_cannot_be_used_stops_the_start(tmp_path: Path, more: str, sentence: str) -> None:
-    """With the variable, the file and the place; a command that needs no bots does not read them."""
+async def test_an_unusable_bot_stops_the_start(tmp_path: Path, more: str, sentence: str) -> None:
+    """The error names the variable and the field. A command without bots does not read the file."""
     path = tmp_path / "channels.yaml"
     path.write_text(f"channels:\n  - kind: telegram\n    name: one\n    token: '1:a'\n{more}\n")
     settings = settings_for(tmp_path, channels=path)
@@ -147,8 +147,8 @@ async def test_a_bot_that_cannot_be_used_stops_the_start(tmp_path: Path, more: s
 
 
 @pytest.mark.slow
-def test_a_service_whose_turns_are_waited_for_does_not_load_the_queue(tmp_path: Path) -> None:
-    """Importing dbos takes seconds of CPU and tens of megabytes; it is for runs that are queued."""
+def test_inline_turns_do_not_import_the_queue(tmp_path: Path) -> None:
+    """Importing dbos takes seconds of CPU and tens of megabytes; only queued runs need it."""
     script = f"""
 import asyncio, sys
 from pathlib import Path

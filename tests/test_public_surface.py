@@ -1,4 +1,4 @@
-"""What users import: every promised name, typed and light."""
+"""Tests of the public names: they exist, have types and docstrings, and import little."""
 
 from __future__ import annotations
 
@@ -102,64 +102,60 @@ HEAVY = {
 
 
 def modules_after(code: str) -> set[str]:
-    """The modules that a fresh process has after running some code."""
+    """Return the modules of a new process after it has executed some code."""
     script = f"{code}\nimport json, sys; print(json.dumps(sorted(sys.modules)))"
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     return set(json.loads(run.stdout.splitlines()[-1]))
 
 
 def heavy_after(code: str) -> set[str]:
-    """The heavy packages among them."""
+    """Return the heavy packages of a new process after it has executed some code."""
     return HEAVY & {name.partition(".")[0] for name in modules_after(code)}
 
 
 @pytest.mark.parametrize("name", sorted(PROMISED))
-def test_every_promised_name_is_there(name: str) -> None:
-    """It can be imported, it is listed, and it is documented."""
+def test_every_promised_name_exists(name: str) -> None:
+    """The name can be imported, is listed in `__all__` and has a docstring."""
     assert name in threadkeep.__all__
     assert name in dir(threadkeep)
     value = getattr(threadkeep, name)
     assert name == "__version__" or value.__doc__
 
 
-def test_every_name_that_is_listed_is_there() -> None:
-    """`from threadkeep import *` does not fail."""
+def test_every_listed_name_exists() -> None:
     for name in threadkeep.__all__:
         assert getattr(threadkeep, name) is not None
 
 
-def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
-    """As for any module."""
+def test_an_unknown_name_raises_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         _ = threadkeep.nonsense
 
 
-def test_the_names_that_type_checkers_see_are_those_that_programs_get() -> None:
-    """The two lists of the package's `__init__` say the same."""
+def test_type_checkers_see_the_same_names() -> None:
+    """The two lists in `__init__` have the same names."""
     source = Path(threadkeep.__file__).read_text(encoding="utf-8")
     typed = {line.rsplit(" as ", 1)[1] for line in source.splitlines() if line.startswith("    from threadkeep")}
     assert typed == set(threadkeep.__all__)
 
 
-def test_the_doubles_for_tests_are_there() -> None:
-    """`threadkeep.testing` has its names, and no others are promised."""
+def test_test_doubles_are_public() -> None:
+    """`threadkeep.testing` has the promised names, each with a docstring."""
     assert {"Gate", "ScriptedModel", "SettableClock", "TranscriptContract"} <= set(threadkeep.testing.__all__)
     for name in threadkeep.testing.__all__:
         assert getattr(threadkeep.testing, name).__doc__
 
 
-def test_the_version_is_a_version() -> None:
-    """Numbers with points between them."""
+def test_the_version_has_a_valid_form() -> None:
     assert re.fullmatch(r"\d+\.\d+\.\d+(\.dev\d+|[ab]\d+|rc\d+)?", threadkeep.__version__)
 
 
 def test_types_are_published() -> None:
-    """The package says that it is typed."""
     assert (Path(threadkeep.__file__).parent / "py.typed").exists()
 
 
-def test_the_import_alone_loads_nothing() -> None:
-    """No framework, no driver, no provider, no face: names are imported when they are used."""
+def test_importing_threadkeep_imports_no_heavy_package() -> None:
+    """Names are imported on first access."""
     assert heavy_after("import threadkeep") == set()
 
 
@@ -174,13 +170,12 @@ def test_the_import_alone_loads_nothing() -> None:
         "__version__",
     ],
 )
-def test_pure_names_load_no_framework(names: str) -> None:
-    """Whoever needs a record or a rule does not pay for an agent."""
+def test_pure_names_import_no_heavy_package(names: str) -> None:
     assert heavy_after(f"from threadkeep import {names}") == set()
 
 
-def test_a_memory_loads_no_agent_and_no_face() -> None:
-    """A program that reads and writes sessions loads neither LangGraph's agents nor the other database's driver."""
+def test_a_memory_imports_no_agent_and_no_interface() -> None:
+    """A memory on SQLite imports neither LangGraph's agents nor the driver of PostgreSQL."""
     code = (
         "import asyncio, threadkeep\n"
         "async def main():\n"
@@ -207,8 +202,7 @@ def test_a_memory_loads_no_agent_and_no_face() -> None:
 
 
 @pytest.mark.slow
-def test_an_agent_loads_no_face_and_no_provider() -> None:
-    """The middleware needs LangChain and nothing of the service."""
+def test_an_agent_imports_no_interface_and_no_provider() -> None:
     assert (
         heavy_after("from threadkeep import SessionMemory, memory_node, session_turn")
         & {

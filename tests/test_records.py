@@ -1,4 +1,4 @@
-"""Messages: what is refused at once, and that JSON gives back what it was made of."""
+"""Tests of messages: invalid values are refused, and JSON is a lossless form."""
 
 from __future__ import annotations
 
@@ -46,8 +46,7 @@ _MESSAGES = st.builds(
 
 
 @given(_MESSAGES)
-def test_a_message_is_the_same_after_json(message: Message) -> None:
-    """Every field, whatever its value."""
+def test_a_message_is_equal_after_a_round_trip_through_json(message: Message) -> None:
     assert Message.from_json(message.to_json()) == message
     assert Message.from_dict(json.loads(message.to_json())) == message
 
@@ -85,14 +84,14 @@ def test_a_message_is_the_same_after_json(message: Message) -> None:
         ({"original": object()}, "must be JSON"),
     ],
 )
-def test_what_could_not_be_stored_is_refused_at_once(fields: dict[str, Any], says: str) -> None:
-    """The sentence names the field."""
+def test_invalid_values_are_refused(fields: dict[str, Any], says: str) -> None:
+    """The error names the field."""
     with pytest.raises(InvalidMessage, match=says):
         Message(**{"role": "user", "content": "hi", **fields})
 
 
-def test_other_sequences_and_mappings_become_those_of_json() -> None:
-    """So that a message is equal to what comes back from its JSON, and nobody changes it from outside."""
+def test_sequences_and_mappings_become_lists_and_dicts() -> None:
+    """A message is equal after a round trip, and a later change of the given values does not change the message."""
     inner: dict[str, Json] = {"b": (1, (2, 3))}
     message = Message(role="user", content="hi", metadata=MappingProxyType({"a": inner}), original=({"c": ()},))
     inner["b"] = ()
@@ -101,8 +100,8 @@ def test_other_sequences_and_mappings_become_those_of_json() -> None:
     assert Message.from_json(message.to_json()) == message
 
 
-def test_a_refusal_never_quotes_what_was_read() -> None:
-    """Neither in its sentence nor in what is printed above it: what cannot be read is somebody's words."""
+def test_errors_never_quote_the_input() -> None:
+    """Neither the error nor its context has the input, which may be text of a person."""
     secret = "canary"
     good = {"role": "user", "content": "hi"}
     wrong: list[dict[str, Any]] = [
@@ -132,14 +131,14 @@ def test_a_refusal_never_quotes_what_was_read() -> None:
         ({"a": {1, 2}}, "must be JSON"),
     ],
 )
-def test_what_is_no_json_is_refused(value: object, says: str) -> None:
-    """Keys that are numbers would come back as other keys."""
+def test_values_that_are_no_json_are_refused(value: object, says: str) -> None:
+    """Numeric keys would become text keys after a round trip."""
     with pytest.raises(InvalidMessage, match=says):
         dump_json(value)
 
 
-def test_json_that_is_too_deep_is_refused() -> None:
-    """Before it could be stored and never be read again."""
+def test_deeply_nested_json_is_refused() -> None:
+    """Otherwise, the value could be stored but never read."""
     deep: list[Any] = []
     for _ in range(100_000):
         deep = [deep]
@@ -159,6 +158,6 @@ def test_json_that_is_too_deep_is_refused() -> None:
     ],
 )
 def test_json_that_is_no_message_is_refused(read: Callable[[], Message], says: str) -> None:
-    """With what is wrong about it."""
+    """The error names the problem."""
     with pytest.raises(InvalidMessage, match=says):
         read()

@@ -1,4 +1,4 @@
-"""The environment: defaults, the `.env` file, and sentences for what cannot be used, without its secrets."""
+"""Tests of the settings: defaults, the `.env` file, and errors that name the variable and no secret."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SECRET = "s3cret-7f3a"
 
 @pytest.fixture(autouse=True)
 def bare_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No variable of ours, a home of the test's own, and an empty working folder."""
+    """Delete the variables of Threadkeep, and use a home and an empty working folder of the test."""
     for name in list(os.environ):
         if name.upper().startswith("THREADKEEP_"):
             monkeypatch.delenv(name)
@@ -39,7 +39,7 @@ def bare_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def refused(monkeypatch: pytest.MonkeyPatch, **variables: str) -> InvalidSettings:
-    """The error of an environment that cannot be used; it never shows the secret, wherever one looks."""
+    """Return the error for invalid variables, after checking that it shows no secret."""
     for name, value in variables.items():
         monkeypatch.setenv(f"THREADKEEP_{name}", value)
     with pytest.raises(InvalidSettings) as caught:
@@ -50,8 +50,8 @@ def refused(monkeypatch: pytest.MonkeyPatch, **variables: str) -> InvalidSetting
     return caught.value
 
 
-def test_a_short_command_finds_the_same_database(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Without reading all settings, unless others of them apply to the database."""
+def test_plain_database_agrees_with_the_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The short form returns None if other settings affect the database."""
     assert plain_database() == load_settings().database
     assert load_settings().store_options() == StoreOptions()
     assert load_settings().transcripts == "tables"
@@ -65,8 +65,8 @@ def test_a_short_command_finds_the_same_database(monkeypatch: pytest.MonkeyPatch
     assert plain_database() is None
 
 
-def test_the_defaults_are_those_of_the_promise(tmp_path: Path) -> None:
-    """Without any variable: a file in the user's data directory, the demo model, loopback."""
+def test_the_defaults(tmp_path: Path) -> None:
+    """The defaults are a file in the user's data directory, the demo model and the loopback address."""
     settings = load_settings()
     assert str(settings.database) == f"sqlite:///{tmp_path}/data/threadkeep/threadkeep.db"
     assert settings.database.path == default_database()
@@ -84,8 +84,8 @@ def test_the_defaults_are_those_of_the_promise(tmp_path: Path) -> None:
 
 
 def test_every_variable_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Each name of the promise, with a value that is not its default."""
-    monkeypatch.setattr("threadkeep.settings.find_spec", lambda name: name)  # not every machine has the extra sqlcipher
+    """Each setting is read from its variable, with a value that is not the default."""
+    monkeypatch.setattr("threadkeep.settings.find_spec", lambda name: name)  # the extra sqlcipher may be missing
     variables: dict[str, tuple[str, object]] = {
         "DATABASE_URL": ("postgresql://u@h/other", SecretStr("postgresql://u@h/other")),
         "POSTGRES_POOL_MIN_SIZE": ("2", 2),
@@ -210,7 +210,7 @@ def test_every_variable_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 
 
 def test_a_file_in_the_working_folder_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """`.env` stands below the environment, which stands below what the caller says; other names are ignored."""
+    """Keyword arguments override the environment, which overrides `.env`; other names are ignored."""
     (tmp_path / ".env").write_text(
         "# ours\nTHREADKEEP_PORT=9001\nTHREADKEEP_MODEL='ollama:qwen3'\nthreadkeep_host=localhost\nOTHER=1\n"
         "THREADKEEP_NOT_KNOWN=1\n"
@@ -277,31 +277,30 @@ def test_a_file_in_the_working_folder_is_read(monkeypatch: pytest.MonkeyPatch, t
         ("HOST", "example.org", "THREADKEEP_API_KEYS"),
     ],
 )
-def test_what_cannot_be_used_names_the_variable_and_the_cure(
+def test_errors_name_the_variable_and_the_cure(
     monkeypatch: pytest.MonkeyPatch, name: str, value: str, cure: str
 ) -> None:
-    """One sentence for the person who starts the service."""
     error = refused(monkeypatch, **{name: value})
     assert error.variable == f"THREADKEEP_{name}"
     assert cure in str(error)
 
 
-def test_settings_that_contradict_each_other_name_one_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The smallest pool is not larger than the largest."""
+def test_a_minimum_above_the_maximum_names_both_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The smallest pool must not be larger than the largest."""
     error = refused(monkeypatch, POSTGRES_POOL_MIN_SIZE="5", POSTGRES_POOL_MAX_SIZE="4")
     assert error.variable == "THREADKEEP_POSTGRES_POOL_MIN_SIZE"
     assert "THREADKEEP_POSTGRES_POOL_MAX_SIZE" in str(error)
 
 
-def test_a_summary_that_would_keep_all_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing would be left to summarise when it is due."""
+def test_a_summary_that_keeps_all_messages_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A summary must cover some messages when its trigger is reached."""
     error = refused(monkeypatch, SUMMARY_TRIGGER="messages:20", SUMMARY_KEEP="messages:20")
     assert error.variable == "THREADKEEP_SUMMARY_KEEP"
     assert "THREADKEEP_SUMMARY_TRIGGER" in str(error)
 
 
-def test_sizes_of_summaries_are_read() -> None:
-    """In each unit; without a trigger there are none, and an empty keep is the default."""
+def test_triggers_of_summaries_are_read() -> None:
+    """All units are read. Without a trigger there is no compression, and an empty `keep` is the default."""
     assert load_settings().compression is None
     made = load_settings(summary_trigger=" Tokens: 20000 ", summary_keep="fraction:0.25").compression
     assert made is not None
@@ -313,19 +312,18 @@ def test_sizes_of_summaries_are_read() -> None:
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "localhost", "::1"])
 def test_loopback_needs_no_keys(host: str) -> None:
-    """Only this machine can come there."""
     assert load_settings(host=host).host == host
 
 
 def test_other_addresses_need_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a key the service may be seen."""
+    """With a key, the service may listen on all addresses."""
     monkeypatch.setenv("THREADKEEP_HOST", "0.0.0.0")  # noqa: S104  what is tested
     monkeypatch.setenv("THREADKEEP_API_KEYS", f"web:{SECRET}")
     assert load_settings().api_keys["web"].get_secret_value() == SECRET
 
 
 def test_secrets_are_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In no way of looking at the settings: text, representation, dump, or an address made of them."""
+    """Covered are text, `repr`, dumps and the addresses made from the settings."""
     monkeypatch.setenv("THREADKEEP_DATABASE_URL", f"postgresql://u:{SECRET}@h/d?sslpassword={SECRET}")
     monkeypatch.setenv("THREADKEEP_POSTGRES_DSN", f"postgresql://u:{SECRET}@h/graph")
     monkeypatch.setenv("THREADKEEP_API_KEYS", f"web:{SECRET}")
@@ -367,40 +365,42 @@ SQLITE, POSTGRES, OTHER = "sqlite:////t/t.db", "postgresql://u@h/transcripts", "
         ),
     ],
 )
-def test_the_graph_store_follows_the_database_unless_told(given: dict[str, object], expected: str) -> None:
-    """Backend, path and DSN together say where it is."""
+def test_the_graph_store_is_in_the_database_unless_set(given: dict[str, object], expected: str) -> None:
+    """Backend, path and DSN together determine the location."""
     assert str(load_settings(**given).graph_store) == expected
 
 
-def test_a_graph_store_on_sqlite_beside_transcripts_on_postgres_has_a_file_of_its_own(tmp_path: Path) -> None:
-    """In the user's data directory when no path is given."""
+def test_a_graph_store_on_sqlite_has_a_default_file(tmp_path: Path) -> None:
+    """Transcripts are on PostgreSQL, so the graph store needs a file in the user's data directory."""
     settings = load_settings(database_url=POSTGRES, graph_store_backend="sqlite")
     assert settings.graph_store.path == tmp_path / "data" / "threadkeep" / "graph_store.db"
 
 
-def test_a_graph_store_on_postgres_needs_to_know_which() -> None:
-    """A DSN is required, unless the transcripts are on PostgreSQL already."""
+def test_a_graph_store_on_postgres_needs_a_dsn() -> None:
+    """The DSN may be omitted if the transcripts are on PostgreSQL."""
     with pytest.raises(InvalidSettings, match="so set THREADKEEP_POSTGRES_DSN") as caught:
         load_settings(database_url=SQLITE, graph_store_backend="postgres")
     assert caught.value.variable == "THREADKEEP_POSTGRES_DSN"
 
 
-def test_settings_do_not_change(tmp_path: Path) -> None:
-    """They are read once."""
+def test_settings_are_immutable(tmp_path: Path) -> None:
     settings = load_settings()
     with pytest.raises(ValueError, match="frozen"):
         settings.port = 1  # type: ignore[misc]
 
 
 def test_workflows_are_a_list(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files, folders and graphs in Python, with commas between; whether they are there is seen when they are read."""
+    """The list has files, folders and graphs in Python, separated by commas.
+
+    Reading the settings does not check them.
+    """
     assert load_settings().workflows == []
     monkeypatch.setenv("THREADKEEP_WORKFLOWS", "flows/support.yaml, /etc/flows,bot=shop.flows:graph,")
     assert load_settings().workflows == ["flows/support.yaml", "/etc/flows", "bot=shop.flows:graph"]
 
 
-def test_variables_that_are_no_settings_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Those of the environment and of `.env`, with the one that was meant, and never with what they hold."""
+def test_unknown_variables_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Unknown variables of the environment and of `.env` are named with a suggestion, and without their values."""
     assert unknown_variables() == []
     monkeypatch.setenv("THREADKEEP_MODEL", "demo")
     monkeypatch.setenv("THREADKEEP_SYSTEM_PROMT", SECRET)
@@ -430,15 +430,15 @@ def test_variables_that_are_no_settings_are_named(monkeypatch: pytest.MonkeyPatc
         ),
     ],
 )
-def test_graphiti_says_what_it_cannot_use(
+def test_invalid_graphiti_settings_are_refused(
     monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], named: str
 ) -> None:
-    """With the variable and the cure."""
+    """The error names the variable and the cure."""
     assert refused(monkeypatch, **variables).variable == f"THREADKEEP_{named}"
 
 
-def test_graphiti_is_off_unless_it_is_turned_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An address alone sends nothing; its key never shows."""
+def test_graphiti_is_off_unless_enabled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An endpoint alone enables nothing, and `repr` hides the key."""
     monkeypatch.setenv("THREADKEEP_GRAPHITI_ENDPOINT", "http://graph:8000/")
     assert load_settings().memory_options().graphiti is None
     monkeypatch.setenv("THREADKEEP_GRAPHITI_ENABLED", "true")

@@ -1,7 +1,8 @@
-"""The size of the code, and the way of a message through it: the figures may only fall.
+"""Limits on the size of the code and on the functions that a message enters; they may only fall.
 
-A feature that needs more pays for it elsewhere, or raises a figure in a commit that says why. The ways have a few
-functions of room, because a busy machine takes some branches that a quiet one does not.
+A feature that needs more removes code elsewhere, or raises a limit in a commit that says why. The limits
+of
+functions have some reserve, because a busy machine takes other branches than a quiet one.
 """
 
 from __future__ import annotations
@@ -37,17 +38,20 @@ CHAT_FILES, CHAT_FUNCTIONS = 73, 419
 AGENT_FILES, AGENT_FUNCTIONS = 47, 303
 
 
-# In one process the modules are parsed once.
+# In one process, so that the modules are parsed once.
 pytestmark = pytest.mark.xdist_group("structure")
 
 
-# Only modules in which one of these stands are parsed: it takes seconds for all.
+# Only modules with such text are parsed, because parsing all takes seconds.
 _COUNTED = re.compile(r"except\s*:|\b(Base)?Exception\b|\bErrorBoundary\(|^[ \t]+(import|from)[ \t]", re.MULTILINE)
 
 
 @functools.cache
 def counts() -> Counter[str]:
-    """How often there is what may not grow. Trees of modules are not kept: each search for garbage would walk them."""
+    """Count the limited constructs.
+
+    Syntax trees are not stored, because each garbage collection would traverse them.
+    """
     found: Counter[str] = Counter()
     functions = (ast.FunctionDef, ast.AsyncFunctionDef)
     counted = (ast.ExceptHandler, ast.Call, ast.Import, ast.ImportFrom)
@@ -77,7 +81,7 @@ def _counted_as(node: ast.AST, *, inside: bool) -> str:
 
 
 def test_the_package_does_not_grow() -> None:
-    """By files and by lines."""
+    """Files and lines are limited."""
     files = list(SOURCE.rglob("*.py"))
     lines = sum(len(path.read_text().splitlines()) for path in files)
     assert len(files) <= MOST_FILES
@@ -85,29 +89,29 @@ def test_the_package_does_not_grow() -> None:
 
 
 def test_broad_excepts_do_not_grow() -> None:
-    """Handlers of every error; each names its reason beside `noqa`."""
+    """A broad handler catches every exception, and names its reason beside `noqa`."""
     assert 0 < counts()["broad except"] <= MOST_BROAD_EXCEPTS
 
 
 def test_boundaries_of_errors_do_not_grow() -> None:
-    """Uses of `ErrorBoundary`, which stops any error as well, and reports it."""
+    """An `ErrorBoundary` catches every exception too, and reports it."""
     assert 0 < counts()["boundary"] <= MOST_BOUNDARIES
 
 
 def test_late_imports_do_not_grow() -> None:
-    """Imports in functions, outside of the command line, which starts light by them."""
+    """Imports in functions are limited outside of the command line, which uses them for a fast start."""
     assert 0 < counts()["late import"] <= MOST_LATE_IMPORTS
 
 
-def test_every_mutant_can_be_planted() -> None:
-    """A line that was rewritten is mended in `scripts/mutants.py` too."""
+def test_every_mutant_applies() -> None:
+    """After a change of a mutated line, update `scripts/mutants.py`."""
     sources = {mutant.module: (SOURCE / mutant.module).read_text() for mutant in MUTANTS}
     assert [mutant for mutant in MUTANTS if sources[mutant.module].count(mutant.line) != 1] == []
 
 
 @contextmanager
 def walked(entered: set[tuple[str, str]]) -> Iterator[None]:
-    """Note the functions of the package that are entered, as (file, qualified name)."""
+    """Record the functions of the package that are entered, as (file, qualified name)."""
     ours = str(SOURCE)
 
     def note(frame: FrameType, event: str, _: object) -> None:
@@ -125,7 +129,7 @@ def walked(entered: set[tuple[str, str]]) -> Iterator[None]:
 
 
 async def shortest_way(turn: Callable[[str], Awaitable[object]]) -> set[tuple[str, str]]:
-    """Return the functions that the shortest of six warm turns enters: work in the background falls into some."""
+    """Return the functions of the shortest of six warm turns, because background work runs during some of them."""
     for text in ("one", "two", "three"):
         await turn(text)
     ways: list[set[tuple[str, str]]] = []
@@ -137,8 +141,8 @@ async def shortest_way(turn: Callable[[str], Awaitable[object]]) -> set[tuple[st
     return min(ways, key=len)
 
 
-async def test_the_way_of_a_chat_message_does_not_grow(tmp_path: Path) -> None:
-    """A warm message to the demo model on SQLite, from the request to the answer."""
+async def test_the_call_path_of_a_chat_message_does_not_grow(tmp_path: Path) -> None:
+    """The path is that of a warm message to the demo model on SQLite, from the request to the reply."""
     async with (
         opened_app(ScriptedModel(["ok"] * 9), settings_for(tmp_path)) as app,
         client_of(app) as client,
@@ -148,8 +152,8 @@ async def test_the_way_of_a_chat_message_does_not_grow(tmp_path: Path) -> None:
     assert len(entered) <= CHAT_FUNCTIONS
 
 
-async def test_the_way_of_an_agents_turn_does_not_grow(sqlite_url: str, memory_options: MemoryOptions) -> None:
-    """A warm turn of `create_agent` with `SessionMemory`, on SQLite; the search index is not part of a turn."""
+async def test_the_call_path_of_an_agents_turn_does_not_grow(sqlite_url: str, memory_options: MemoryOptions) -> None:
+    """The path is that of a warm turn of `create_agent` with `SessionMemory` on SQLite, without indexing."""
     async with open_memory(sqlite_url, options=replace(memory_options, background=False)) as memory:
         agent = make_agent(ScriptedModel(["ok"] * 9), [SessionMemory(memory)])
         entered = await shortest_way(lambda text: ask(agent, text))

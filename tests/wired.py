@@ -1,4 +1,4 @@
-"""A graph that writes to its store and reads its own thread: what it says tells whether it was given both."""
+"""A graph that uses its store and its thread; its reply shows whether it had both."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from threadkeep.workflows.resources import RunContext
 from threadkeep.workflows.state import WorkflowState
 
 BOTH = "stored True, remembered True, begun 1 times: yes"
-"""What is said where the graph has its store and its thread."""
+"""The reply of a graph that has its store and its thread."""
 
 PARENT = "schema: 1\nname: above\nnodes:\n  ask: {kind: subworkflow, workflow: wired, next: end}\n"
 NAMED = "wired=tests.wired:graph"
-"""How a setting names the graph; it names the parent by its file."""
+"""The graph in the form of the setting; the parent is set by its file."""
 
 _PLACE = ("wired",)
 
 
 async def write(state: WorkflowState, runtime: Runtime[RunContext]) -> WorkflowState:
-    """Leave a mark in the store, and one in the state, which only the thread carries over a question."""
+    """Write a mark to the store, and one to the state, which only a checkpoint keeps during an interrupt."""
     run_id = runtime.context.run_id
     assert runtime.store is not None, "the graph was compiled without its store"
     known = await runtime.store.aget(_PLACE, run_id)
@@ -33,7 +33,7 @@ async def write(state: WorkflowState, runtime: Runtime[RunContext]) -> WorkflowS
 
 
 async def read(state: WorkflowState, runtime: Runtime[RunContext]) -> WorkflowState:
-    """Fail once if that is wanted, ask a person, and look for both marks."""
+    """Fail once if the message asks for it, interrupt, and look for both marks."""
     run_id = runtime.context.run_id
     assert runtime.store is not None
     found = await runtime.store.aget(_PLACE, run_id)

@@ -1,4 +1,4 @@
-"""The bench runs: nobody finds out that it does not when the figures are wanted."""
+"""Tests that the bench runs and measures all contenders."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HANDFUL = replace(
 
 @pytest.mark.parametrize("engine", ENGINES)
 async def test_threadkeep_and_raw_sql_are_measured_side_by_side(engine: Engine) -> None:
-    """Every measure has a figure for both, and the figures make tables."""
+    """Both contenders have a figure for each measure, and the tables have them."""
     told: list[str] = []
     results = await run(replace(HANDFUL, engines=(engine,)), told.append)
     for contender in ("threadkeep", "raw"):

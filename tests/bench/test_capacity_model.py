@@ -1,4 +1,4 @@
-"""The capacity model: its limits, and a simulation that agrees with them."""
+"""Tests of the capacity model: its limits, and a simulation that agrees with them."""
 
 from __future__ import annotations
 
@@ -19,28 +19,31 @@ COSTS = UnitCosts(
 )
 
 
-def test_what_is_used_up_first_is_named() -> None:
-    """Services at first; with many of them the database; with slow disks its commits."""
+def test_the_limiting_resource_is_named() -> None:
+    """The limit is the services, with many services the database, and with slow disks the commits."""
     assert predict(COSTS, Deployment(1)).turns_per_second == pytest.approx(200)
     assert predict(COSTS, Deployment(1)).saturated == "services"
     assert predict(COSTS, Deployment(40)).saturated == "database"
     assert predict(replace(COSTS, sync_seconds=0.1), Deployment(1)).saturated == "commits"
 
 
-def test_shared_cores_are_divided_among_all_who_work() -> None:
-    """Two cores, and clients that cost as much as the rest."""
+def test_shared_cores_are_divided_among_all_processes() -> None:
+    """On two cores, clients use as much time as services and database together."""
     assert shared_rate(COSTS, 2.0, client_seconds=0.006) == pytest.approx(2 / 0.012)
 
 
 def test_the_disk_grows_with_messages_and_turns() -> None:
-    """A thousand millions of messages: texts and index, and a run for each two."""
+    """A thousand million messages need space for texts and the index, and a run for each two messages."""
     assert disk_bytes(COSTS, 1_000_000_000) == pytest.approx(1.6e12)
     assert disk_bytes(COSTS, 1_000_000_000, with_runs=False) == pytest.approx(1.2e12)
 
 
 @pytest.mark.slow
-def test_a_simulation_takes_what_is_predicted_and_no_more() -> None:
-    """Below the limit all turns pass at their rate; above it no more than the limit, and they queue."""
+def test_a_simulation_reaches_the_predicted_rate() -> None:
+    """Below the limit, all turns are executed at their rate.
+
+    Above the limit, the rate is the limit and latency grows.
+    """
     limit = predict(COSTS, Deployment(2)).turns_per_second
     calm = simulate(COSTS, Deployment(2), rate=0.5 * limit, model_seconds=0.0)
     assert calm.turns_per_second == pytest.approx(0.5 * limit, rel=0.05)

@@ -1,4 +1,4 @@
-"""The chaos runs, shortly: sessions and trees beside processes that are killed, and every promise is kept."""
+"""Tests of short chaos runs, in which processes are killed while they execute sessions and trees of runs."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ _FACTOR = int(os.environ.get("THREADKEEP_SOAK_FACTOR", "1"))
 
 @pytest.fixture
 def place(shared_url: str, tmp_path: Path) -> Place:
-    """A database of each kind that processes can share, and what is noted beside it."""
-    assert PROCESSES.get_start_method() == "forkserver"  # with what the tests have imported
+    """Return a database of each kind that processes can share, with a folder for notes."""
+    assert PROCESSES.get_start_method() == "forkserver"  # it has imported the modules of the tests
     return Place(shared_url, Graphs(Notes(tmp_path / "notes")))
 
 
 def plan(seconds: float) -> Plan:
-    """A little of it, another each time; the seed is told where something is found."""
+    """Return a short plan with a random seed, which a failure reports."""
     return Plan(random.randrange(10**6), seconds * _FACTOR, sessions=1, between_kills=(0.4, 1.0))
 
 
 @pytest.mark.process
 @pytest.mark.slow
-async def test_people_and_processes_that_die(place: Place) -> None:
-    """Every message has its turn, once and in order; nothing overlaps, is paid twice, counted twice or left at work."""
+async def test_a_soak_with_killed_processes_has_no_faults(place: Place) -> None:
+    """Each message has one turn, in order. No work overlaps, is billed or counted twice, or is left running."""
     little = plan(1.5)
     told = await soak(place, little)
     found = await history(place.url, told, place.graphs.notes.read())
@@ -45,8 +45,8 @@ async def test_people_and_processes_that_die(place: Place) -> None:
 
 @pytest.mark.process
 @pytest.mark.slow
-async def test_trees_and_processes_that_die(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is cancelled ends with all below it, and the session goes on; `make bench` measures how soon."""
+async def test_cancelled_trees_end_despite_killed_processes(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cancelled run ends with all its children, and its session continues. `make bench` measures the delay."""
     monkeypatch.setattr("bench.chaos_storm.STOPPED_WITHIN_SECONDS", 10.0)
     little = plan(1.5)
     weather = await storms(place, little)
@@ -56,8 +56,8 @@ async def test_trees_and_processes_that_die(place: Place, monkeypatch: pytest.Mo
     assert "cancelled p50" in delays([*weather.storms, *weather.storms])
 
 
-def test_work_beside_other_work_is_found() -> None:
-    """Of one session, in one process or two; what a dead process had is over."""
+def test_overlapping_work_is_found() -> None:
+    """Work of one session overlaps in one process or two. Work of a dead process has ended."""
     one, two = Note(1.0, 1, "begin", "s/1", "r1"), Note(2.0, 2, "begin", "s/2", "r2")
     assert len(list(overlapping([one, two]))) == 1
     assert list(overlapping([one, one._replace(what="end"), two])) == []
@@ -65,8 +65,8 @@ def test_work_beside_other_work_is_found() -> None:
     assert list(overlapping([one, two._replace(text="t/1")])) == []
 
 
-def test_work_long_after_its_cancelling_is_found() -> None:
-    """Whether it goes on or begins anew."""
+def test_work_after_a_cancellation_is_found() -> None:
+    """The work continued, or was started again."""
     storm = Storm("s/1", "r1", 5.0, 10.0, 10.5, 11.0)
     begin, end = Note(9.0, 1, "begin", "s/1", "r"), Note(13.0, 1, "end", "s/1", "r")
     assert stopped_after(storm, [begin, end]) == pytest.approx(3.0)
@@ -74,8 +74,8 @@ def test_work_long_after_its_cancelling_is_found() -> None:
     assert stopped_after(storm, [begin, end._replace(seconds=11.0), begin._replace(seconds=14.0)]) == pytest.approx(4.0)
 
 
-def test_a_history_without_its_messages_is_no_good_one() -> None:
-    """What was accepted and is not there is named."""
+def test_a_lost_message_is_a_fault() -> None:
+    """The fault names an accepted message that is not stored."""
     told = Told([Accepted("enqueue-1", "enqueue-1/1", "r1", "new")], ["a fault that people saw"])
     first, second = History(told, [], [], []).faults()
     assert first == "a fault that people saw"

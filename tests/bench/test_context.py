@@ -1,4 +1,4 @@
-"""The bench of contexts runs, its tables are whole, and its section of the page is left alone by other runs."""
+"""Tests that the bench of contexts runs, writes whole tables, and leaves other sections of the page unchanged."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ pytestmark = pytest.mark.slow
 HANDFUL = replace(QUICK, engines=("sqlite",), stored=(20, 40), rounds=1, repeats=1)
 
 
-async def test_every_figure_is_there(tmp_path: Path) -> None:
-    """Threadkeep beside `trim_messages`, the parts of a call, and all who share beginnings."""
+async def test_the_bench_of_contexts_measures_everything(tmp_path: Path) -> None:
+    """Measured are Threadkeep and `trim_messages`, the parts of a call, and the reuse of prefixes."""
     told: list[str] = []
     found = await run(HANDFUL, 3, told.append)
     tables = {name: markdown(sheet) for name, sheet in sheets(found).items()}
@@ -33,8 +33,8 @@ async def test_every_figure_is_there(tmp_path: Path) -> None:
     assert tables["aims"] in page
 
 
-def test_a_section_is_replaced_in_its_place() -> None:
-    """What stands around it stays, and a page that is written anew takes it over."""
+def test_a_section_is_replaced_at_its_position() -> None:
+    """The text around a section stays, and a regenerated page keeps the section."""
     page = with_section(with_section("# Page\n", "context", "one"), "other", "two")
     page = with_section(page, "context", "three")
     assert page.index("three") < page.index("two")

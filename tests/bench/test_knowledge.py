@@ -1,4 +1,4 @@
-"""The bench of knowledge is whole: each state of the server is timed, and facts are looked for."""
+"""Tests that the bench of knowledge times each state of the server and measures recall."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from bench.tables import markdown
 pytestmark = pytest.mark.slow
 
 
-async def test_every_figure_of_knowledge_is_there(tmp_path: Path) -> None:
-    """A turn in each state, what is found, and no fact of anybody else."""
+async def test_the_bench_of_knowledge_measures_everything(tmp_path: Path) -> None:
+    """Turns are timed in each state, facts are recalled, and no fact of another person is returned."""
     told: list[str] = []
     found = await run(QUICK, told.append)
     assert set(found.turns) == set(STATES)
@@ -30,8 +30,8 @@ async def test_every_figure_of_knowledge_is_there(tmp_path: Path) -> None:
     assert all(markdown(sheet) in page for sheet in sheets(found).values())
 
 
-def test_the_facts_are_two_hundred_of_fifty_persons() -> None:
-    """With a question about each, that has not the key in it."""
+def test_the_bench_has_two_hundred_facts_of_fifty_persons() -> None:
+    """Each fact has a question."""
     everybody = facts_of_everybody()
     assert sum(len(facts) for facts in everybody.values()) == 200
     assert len(everybody) == 50

@@ -1,4 +1,4 @@
-"""The bench of facts that survive compression, with few turns."""
+"""Tests of the bench of facts that survive compression, with few turns."""
 
 from __future__ import annotations
 
@@ -11,20 +11,19 @@ from threadkeep.context.compression import SummaryText
 
 @pytest.fixture(scope="module")
 def made() -> Planted:
-    """The turns and questions of the bench."""
+    """Return the turns and questions of the bench."""
     return planted()
 
 
-def test_code_words_stand_in_the_turns_that_are_asked_for(made: Planted) -> None:
-    """Each in one turn."""
+def test_each_code_word_is_in_one_turn(made: Planted) -> None:
     words = sorted({word for _, words in made.asked for word in words})
     assert len(made.turns) == 2 * TURNS
     assert len(words) >= 50
     assert all(sum(word in turn.text for turn in made.turns) == 1 for word in words)
 
 
-async def test_what_a_call_holds_is_counted(sqlite_memory: Memory, made: Planted) -> None:
-    """By kinds of questions, of a session that was compressed while it grew."""
+async def test_the_bench_counts_recalled_facts(sqlite_memory: Memory, made: Planted) -> None:
+    """The counts are by kinds of questions, of a session that was compressed while it grew."""
     session = sqlite_memory.session("room")
     await converse(sqlite_memory, session, made.turns[:80], LimitedModel(facts=True))
     active = await sqlite_memory.summaries.active("room")

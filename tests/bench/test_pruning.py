@@ -1,4 +1,4 @@
-"""The bench of retention runs, and says what it measured."""
+"""Tests that the bench of retention runs and prints its measurements."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import pytest
 from bench.pruning import main
 
 
-def test_appends_are_timed_while_messages_go(capsys: pytest.CaptureFixture[str]) -> None:
-    """A line without pruning, one for archiving and one for deleting."""
+def test_appends_are_timed_during_pruning(capsys: pytest.CaptureFixture[str]) -> None:
+    """The output has a line without pruning, one for archiving and one for deleting."""
     assert main(["--messages", "400", "--rest", "0.05"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line[:20].strip() for line in lines] == ["meanwhile", "nothing", "archive 200", "delete 400"]

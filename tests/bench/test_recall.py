@@ -1,4 +1,4 @@
-"""The bench of recall runs, and made-up chats are remembered in both languages, question or remark."""
+"""Tests that the bench of recall runs, and that facts of made-up chats are recalled."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.mark.parametrize("chat", list(chats(seeds=(7,))), ids=lambda chat: str(chat.id))
 def test_made_up_chats_are_remembered(chat: Chat) -> None:
-    """At 1,000 tokens hardly anything is missed, whether asked for or touched in passing."""
+    """At 1,000 tokens, at least 95 % of the facts are recalled in each category."""
     recalls, _ = measure(chat, Recall())
     for category, found in recalls.items():
         assert sum(row[1] for row in found) / len(found) >= 0.95, category
@@ -25,22 +25,22 @@ def test_made_up_chats_are_remembered(chat: Chat) -> None:
 
 @pytest.mark.parametrize("part", ["fitted", "held out"])
 def test_facts_between_long_answers_are_remembered(part: recall_hard.Part) -> None:
-    """At 2,000 tokens nearly all that is asked in the words of the fact, also in the part that no fit has seen."""
+    """At 2,000 tokens, at least 90 % of the facts are recalled, also in the part that was not used for the fit."""
     chat = next(recall_hard.chats(part, (7,), sessions=12))
     recalls, _ = measure(chat, Recall())
     for category in ("question", "update", "contradiction"):
         assert sum(row[2] for row in recalls[category]) / len(recalls[category]) >= 0.9, category
 
 
-def test_the_held_out_part_has_nothing_of_the_fitted_one() -> None:
-    """Neither its topics nor its facts."""
+def test_the_held_out_part_shares_nothing_with_the_fitted_one() -> None:
+    """The two parts share no topic words and no facts."""
     (topics, facts), (others, held_out) = FITTED, HELD_OUT
     assert not {word for topic in topics for word in topic.words} & {word for topic in others for word in topic.words}
     assert not {fact.told for fact in facts} & {fact.told for fact in held_out}
 
 
 def test_the_adapter_keeps_within_its_budget() -> None:
-    """What is selected costs no more than it may, so that the evaluation cuts nothing off."""
+    """The selected turns cost at most the budget, so the evaluation cuts no turn."""
     chat = next(chats(seeds=(3,), sessions=8))
     memory = Recall()
     memory.ingest(chat.turns)
@@ -50,7 +50,7 @@ def test_the_adapter_keeps_within_its_budget() -> None:
 
 
 def test_the_figures_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    """Without data, the made-up chats are measured alone."""
+    """Without data, only the made-up chats are measured."""
     assert main([]) == 0
     assert "ms of CPU a query" in capsys.readouterr().out
 
@@ -60,7 +60,7 @@ def test_the_figures_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_data_set_that_cannot_be_read_is_refused(
     bench: str, content: bytes | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With the exit code of a wrong argument, and the cure."""
+    """The exit code is that of a wrong argument, and the error names the cure."""
     if bench != "recall":
         pytest.importorskip("numpy")
     path = tmp_path / "conversations.json"

@@ -1,4 +1,4 @@
-"""The bench of runs is whole: every way to make a turn is timed, and all that grows is counted."""
+"""Tests that the bench of runs times every way to execute a turn, and counts the growth of the database."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from bench.tables import markdown
 
 pytestmark = pytest.mark.slow
 
-# Workers are processes, which take seconds to begin.
+# Workers are left out, because their processes take seconds to start.
 HERE = (WAITED_FOR, PLAIN, SAVER)
 HANDFUL = RunsPlan(engines=("sqlite",), latency_rounds=2, queue=QueuePlan(1, 2, HERE), growth_turns=3)
 
 
-async def test_every_figure_of_runs_is_there(tmp_path: Path) -> None:
-    """A turn as a run and without, turns a second of all contenders, and the growth by its parts."""
+async def test_the_bench_of_runs_measures_everything(tmp_path: Path) -> None:
+    """Measured are a turn with and without a run, turns a second of all contenders, and the growth by its parts."""
     told: list[str] = []
     found = await run(HANDFUL, told.append)
     tables = {name: markdown(sheet) for name, sheet in sheets(found).items()}

@@ -1,4 +1,4 @@
-"""The published errors of the token estimates: as they are, within the aim, and of texts that nothing was fitted to."""
+"""Tests of the published errors of the token estimates: they are current, within the aim, and from unseen texts."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ HALVES: tuple[Half, ...] = ("fit", "published")
 DOCS = Path(__file__).parents[2] / "docs"
 LANGUAGES = {one.row for one in texts() if one.kind == "prose"}
 FITTED = frozenset(rows("fit"))
-"""The rows of which another half was fitted to; eight languages have none."""
+"""Rows with another half that was used for the fit; eight languages have none."""
 
 
 @pytest.fixture(scope="module")
 def measured() -> list[Row]:
-    """The rows of the table."""
+    """Return the rows of the table."""
     return measure()
 
 
-def test_the_published_table_is_that_of_the_code(measured: list[Row]) -> None:
-    """Whoever changes the estimate runs `python -m bench tokens` too."""
+def test_the_published_table_is_current(measured: list[Row]) -> None:
+    """After a change of the estimate, run `python -m bench tokens`."""
     page = (DOCS / PAGE).read_text(encoding="utf-8")
     assert markdown(error_sheet(measured)) in page
     assert misses(measured) in page
     assert markdown(family_sheet(measured)) in page
 
 
-def test_the_kept_counts_are_those_of_the_texts() -> None:
-    """Whoever changes a text counts it again with all tokenizers."""
+def test_the_stored_counts_are_current() -> None:
+    """After a change of a text, count the texts again with all tokenizers."""
     for half in HALVES:
         for encoding in EXACT:
             count = counter_named(encoding)
@@ -54,8 +54,8 @@ def test_the_kept_counts_are_those_of_the_texts() -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_no_language_is_far_under(family: Family) -> None:
-    """Over all texts of a language, by the tokenizer's own estimate."""
+def test_no_language_has_a_large_error(family: Family) -> None:
+    """The error is over all texts of a language, for the estimate of each tokenizer family."""
     for title, own in rows("published").items():
         if title.endswith((": prose", ": chat")):
             real = sum(real_counts()["published"][family][title])
@@ -64,7 +64,7 @@ def test_no_language_is_far_under(family: Family) -> None:
 
 
 def test_nearly_all_rows_meet_the_aim(measured: list[Row]) -> None:
-    """Never under by more than a tenth, nor over by more than a third; no row is far from it."""
+    """The aim is at most 10 % under and 33 % over. A few rows miss it, and no row by much."""
     errors = [row.errors[encoding] for row in measured for encoding in EXACT if row.title in FITTED]
     assert sum(not found.is_within for found in errors) <= 3
     assert min(found.p5 for found in errors) >= -0.12
@@ -75,7 +75,7 @@ def test_nearly_all_rows_meet_the_aim(measured: list[Row]) -> None:
 
 
 def test_twenty_four_languages_and_a_dozen_kinds_of_content_are_measured(measured: list[Row]) -> None:
-    """Each as prose and as remarks of a chat."""
+    """Each language has prose and chat messages."""
     titles = {row.title for row in measured}
     assert len(LANGUAGES) == 24
     assert {f"{language}: {kind}" for language in LANGUAGES for kind in ("prose", "chat")} <= titles
@@ -84,12 +84,11 @@ def test_twenty_four_languages_and_a_dozen_kinds_of_content_are_measured(measure
 
 @pytest.mark.parametrize("half", HALVES)
 def test_samples_have_the_stated_lengths(half: Half) -> None:
-    """From a remark to a long answer."""
     assert all(SHORTEST <= len(text) <= LONGEST for own in rows(half).values() for text in own)
 
 
-def test_nothing_published_was_fitted_to() -> None:
-    """No text stands in both halves, and no made-up sample comes twice."""
+def test_published_texts_were_not_used_for_the_fit() -> None:
+    """The two halves share no long line and no sample."""
     own = {half: {line for one in texts() if one.half == half for line in one.text.split("\n")} for half in HALVES}
     shared = {line for line in own["fit"] & own["published"] if len(line) >= 20}
     assert not shared
@@ -100,7 +99,7 @@ def test_nothing_published_was_fitted_to() -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_estimate_is_the_sum_over_its_patterns(family: Family) -> None:
-    """The fast passes of the package and the plain counting that the costs are fitted with agree."""
+    """The optimized estimate agrees with the plain count that the costs are fitted with."""
     costs = [costs[FAMILIES.index(family)] for _, costs in all_patterns()]
     samples = st.sampled_from([text for own in rows("published").values() for text in own])
 

@@ -1,4 +1,4 @@
-"""The check of the turns finds each kind of fault in a recorded history, and none in a good one."""
+"""Tests that the check of turns finds each kind of fault in a recorded history, and none in a correct one."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _AWAY = [Outage("one", 1.0, 3.0, "stall")]
 
 
 def answer(number: int, message_id: str, speaker: str = "assistant") -> str:
-    """The answer of a call to a question."""
+    """Return the reply of a call to a question."""
     return answer_text(number, message_id, speaker, "some words")
 
 
 def row(seq: int, question: str, number: int = 0, **more: object) -> Stored:
-    """A question, or with the number of a call its answer."""
+    """Return a question, or the reply of a call to the question."""
     if not number:
         return replace(Stored("s", seq, question, "user", question_text(question), "complete"), **more)  # type: ignore[arg-type]
     text = answer(number, question)
@@ -41,13 +41,13 @@ def row(seq: int, question: str, number: int = 0, **more: object) -> Stored:
 
 
 def told(message_id: str, number: int, at: float, **more: object) -> Told:
-    """An answer that a caller received half a second after asking."""
+    """Return a reply that a caller received half a second after asking."""
     text = answer(number, message_id)
     return replace(Told("s", message_id, text, "one", at - 0.5, at, f"run-{message_id}"), **more)  # type: ignore[arg-type]
 
 
 def call(number: int, at: float, *message_ids: str, answers: Sequence[int] = ()) -> ModelCall:
-    """A call for the last question, which is sent earlier questions with the answers of these calls."""
+    """Return a call for the last question; its context has the earlier questions with the replies of these calls."""
     messages = []
     for message_id, given in zip(message_ids, [*answers, 0], strict=True):
         messages.append(("user", question_text(message_id)))
@@ -57,7 +57,7 @@ def call(number: int, at: float, *message_ids: str, answers: Sequence[int] = ())
 
 
 def run(message_id: str, number: int, status: str = "done") -> RunRow:
-    """A run with the answer of a call."""
+    """Return a run with the reply of a call."""
     return RunRow(f"run-{message_id}", "s", message_id, status, answer(number, message_id))
 
 
@@ -71,12 +71,12 @@ GOOD = TurnHistory(
 
 
 def stored(*rows: Stored) -> Change:
-    """A history with other rows."""
+    """Replace the rows of a history."""
     return lambda history: replace(history, stored=rows)
 
 
 def more(**added: Sequence[object]) -> Change:
-    """A history with further events."""
+    """Add events to a history."""
 
     def change(history: TurnHistory) -> TurnHistory:
         changed: dict[str, Any] = {name: [*getattr(history, name), *each] for name, each in added.items()}
@@ -86,12 +86,12 @@ def more(**added: Sequence[object]) -> Change:
 
 
 def faults(history: TurnHistory) -> list[Fault]:
-    """All faults that the check finds."""
+    """Return all faults that the check finds."""
     return list(check(history).faults)
 
 
-def test_a_good_history_has_no_fault(tmp_path: Path) -> None:
-    """Also after it was saved and read again."""
+def test_a_correct_history_has_no_fault(tmp_path: Path) -> None:
+    """A saved history gives the same result."""
     assert check(GOOD) == check(TurnHistory())
     GOOD.write(tmp_path / "history.json")
     assert check(TurnHistory.read(tmp_path / "history.json")) == check(GOOD)
@@ -128,32 +128,35 @@ def test_a_good_history_has_no_fault(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_each_fault_is_found(change: Change, kind: str, says: str) -> None:
-    """With its kind and a sentence that names the question."""
+    """Each fault has its kind and a sentence that names the question."""
     assert any(fault.kind == kind and says in fault.says for fault in faults(change(GOOD))), faults(change(GOOD))
 
 
-def test_an_answer_that_was_told_in_an_outage_may_give_way() -> None:
-    """If it is stored as superseded, and the answer in its place was told too; not in quiet times."""
+def test_a_reply_of_an_outage_may_be_superseded() -> None:
+    """A superseded reply is a conflict only if an outage overlaps it and the current reply was received too."""
     two = more(told=[told("q1", 7, 2.5)], calls=[replace(call(7, 1.2, "q1"), number=7)])(GOOD)
     both = stored(row(1, "q1"), row(2, "q1", 1), row(3, "q1", 7, superseded=True), row(4, "q2"), row(5, "q2", 2))(two)
     assert [fault.kind for fault in faults(two)] == ["told differently"]
     assert [fault.kind for fault in faults(both)] == ["told differently"]
     verdict = check(replace(both, outages=_AWAY))
     assert (list(verdict.faults), [conflict.kind for conflict in verdict.conflicts]) == ([], ["told differently"])
-    # A repeat after the outage must be told the answer that stays.
+    # A repeat after the outage must return the current reply.
     late = more(told=[told("q1", 7, 9.0, final=True)])(replace(both, outages=_AWAY))
     assert [fault.kind for fault in faults(late)] == ["told differently"]
 
 
-def test_a_turn_that_was_told_in_an_outage_may_be_stored_behind_the_next() -> None:
-    """Other processes do not wait for it."""
+def test_a_turn_of_an_outage_may_be_stored_late() -> None:
+    """Other processes do not wait for the turn, so a later turn may precede it."""
     late = stored(row(1, "q2"), row(2, "q2", 2), row(3, "q1"), row(4, "q1", 1))(GOOD)
     verdict = check(replace(late, outages=[Outage("one", 0.5, 1.5, "stall")]))
     assert (list(verdict.faults), [conflict.kind for conflict in verdict.conflicts]) == ([], ["reordered"])
 
 
-def test_a_process_that_wakes_may_send_what_it_had_read() -> None:
-    """Its question was answered while it was paused; turns that were told meanwhile are not in its call."""
+def test_a_resumed_process_may_use_an_old_context() -> None:
+    """The call of a paused process lacks turns that were answered meanwhile.
+
+    This is allowed if its question was answered.
+    """
     late = more(calls=[call(3, 6.0, "q1")], asked=[Asked("s", "q0", 0.1)], told=[told("q0", 4, 5.5)])
     rows = [row(1, "q1"), row(2, "q1", 1), row(3, "q2"), row(4, "q2", 2), row(5, "q0"), row(6, "q0", 4)]
     woken = replace(late(GOOD), stored=rows)
@@ -162,8 +165,11 @@ def test_a_process_that_wakes_may_send_what_it_had_read() -> None:
     assert "context" in {fault.kind for fault in faults(asked_anew)}
 
 
-def test_a_call_may_be_sent_an_answer_that_waited_in_an_outage() -> None:
-    """Nobody was told it, and another one was stored; not in quiet times, and not when it was told."""
+def test_a_context_may_have_a_pending_reply_of_an_outage() -> None:
+    """The reply was received by no caller and another was stored.
+
+    Without an outage, or with a caller, it is a fault.
+    """
     waited = more(calls=[call(7, 1.2, "q1"), call(8, 4.2, "q1", "q2", answers=[7])])(GOOD)
     away = replace(waited, outages=[Outage("one", 1.0, 4.5, "stall")])
     assert [fault.kind for fault in faults(waited)] == ["context", "context"]
@@ -172,8 +178,11 @@ def test_a_call_may_be_sent_an_answer_that_waited_in_an_outage() -> None:
     assert "context" in {fault.kind for fault in faults(heard)}
 
 
-def test_each_speaker_has_an_answer_of_its_own() -> None:
-    """Of two speakers both answers belong to the question; the last one is told. One that is missing is found."""
+def test_each_speaker_has_its_own_reply() -> None:
+    """A question to two speakers has two replies, and callers receive the last.
+
+    A missing or a second reply is a fault.
+    """
     first, second = answer(1, "q1", "writer"), answer(2, "q1", "critic")
     rows = [
         row(1, "q1"),

@@ -1,4 +1,4 @@
-"""The model of the chaos bench, served in the process of the tests."""
+"""Tests of the model of the chaos bench, served in the process of the tests."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ _LOGGERS = ("", "uvicorn", "uvicorn.access", "uvicorn.asgi", "uvicorn.error")
 
 
 def logging_now() -> list[tuple[object, ...]]:
-    """The settings of the loggers that a server may change."""
+    """Return the state of the loggers that a server may change."""
     loggers = map(logging.getLogger, _LOGGERS)
     return [(one.name, one.level, one.propagate, one.disabled, one.handlers[:]) for one in loggers]
 
 
-async def test_a_model_that_is_served_leaves_logging_as_it_was() -> None:
-    """Other tests of the process read what uvicorn logs."""
+async def test_serving_a_model_leaves_logging_unchanged() -> None:
+    """Other tests of the process read the log of uvicorn."""
     before = logging_now()
     async with serving_model(TurnModel(random.Random(1), (0.0, 0.0))):
         assert logging_now() == before

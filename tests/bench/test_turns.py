@@ -1,4 +1,7 @@
-"""Two services beside faults: everybody is told what is stored. A minute in CI; the long form is `make bench`."""
+"""Tests of two services under faults: callers receive the replies that are stored.
+
+`make bench` runs the long form.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from bench.turn_check import check
 from bench.turn_faults import FaultName, TurnPlan
 from tests.children import PROCESSES
 
-# A process that shares a SQLite file is not taken for dead while it is paused, so more of them are killed there.
+# On SQLite, a paused process keeps its lease, so more processes are killed instead.
 _FAULTS: dict[Engine, Counter[FaultName]] = {
     "sqlite": Counter({"kill": 6, "pause": 1, "stall": 1, "slow": 1, "full": 1}),
     "postgres": Counter({"kill": 3, "pause": 2, "stall": 1, "cut": 1, "slow": 1}),
@@ -24,7 +27,7 @@ _FAULTS: dict[Engine, Counter[FaultName]] = {
 
 
 def little(engine: Engine, faults: Counter[FaultName]) -> TurnPlan:
-    """A plan of less than a minute."""
+    """Return a plan of less than a minute."""
     [plan] = plans(engine, random.randrange(10**6), 20, faults)
     return plan
 
@@ -33,9 +36,9 @@ def little(engine: Engine, faults: Counter[FaultName]) -> TurnPlan:
 @pytest.mark.process
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("engine", ENGINES)
-async def test_everybody_is_told_what_is_stored(engine: Engine, tmp_path: Path) -> None:
-    """While services are killed and paused, the database stalls and the disk is full."""
-    assert PROCESSES.get_start_method() == "forkserver"  # with what the tests have imported
+async def test_callers_receive_the_stored_replies(engine: Engine, tmp_path: Path) -> None:
+    """Services are killed and paused, the database stalls, and the disk is full."""
+    assert PROCESSES.get_start_method() == "forkserver"  # it has imported the modules of the tests
     plan = little(engine, _FAULTS[engine])
     history = await run_turns(plan, tmp_path, print)
     faults = "\n".join(f"{fault.kind}: {fault.says}" for fault in check(history).faults)
@@ -44,7 +47,7 @@ async def test_everybody_is_told_what_is_stored(engine: Engine, tmp_path: Path) 
 
 @pytest.mark.process
 async def test_quiet_services_have_no_fault(tmp_path: Path) -> None:
-    """Two services with one database and nothing that fails: the bench itself makes no fault."""
+    """Without faults in the services, the bench itself reports none."""
     plan = replace(little("sqlite", Counter()), sessions=3, turns_of_session=3, turns=9, model_seconds=(0.0, 0.05))
     history = await run_turns(plan, tmp_path, print)
     verdict = check(history)
@@ -52,8 +55,8 @@ async def test_quiet_services_have_no_fault(tmp_path: Path) -> None:
     assert len(history.told) >= len(history.calls) >= 9
 
 
-def test_the_parts_of_a_long_run_share_its_faults() -> None:
-    """No fault and no turn is lost by it, and each part has another seed."""
+def test_a_long_run_is_split_with_its_faults() -> None:
+    """The parts have all faults and nearly all turns, and different seeds."""
     parts = plans("postgres", 7, 1_700, {"kill": 10, "pause": 1})
     assert [part.seed for part in parts] == [7, 8, 9]
     assert sum((part.faults for part in parts), Counter()) == {"kill": 10, "pause": 1}

@@ -1,4 +1,4 @@
-"""Fake platforms, each in a process of its own."""
+"""Fixtures: fake platforms, each in a separate process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A service with a bot, over a model of the test's own, and the messages of one person."""
+"""A service with a Telegram bot and a given model, and the messages of one person."""
 
 from __future__ import annotations
 
@@ -35,42 +35,42 @@ class BotDesk:
 
     @property
     def memory(self) -> Memory:
-        """Where conversations are."""
+        """The memory of the service."""
         return self.app.memory
 
     async def send(self, update: Values, *, secret: str = TELEGRAM_SECRET, bot: str = "one") -> int:
-        """Call the webhook of the bot, again while it takes too long, as Telegram does; the status."""
+        """Call the webhook of the bot; repeat after 503, as Telegram does. Return the status."""
         headers = {"X-Telegram-Bot-Api-Secret-Token": secret}
         while (response := await self.client.post(f"/channels/{bot}", json=update, headers=headers)).status_code == 503:
             pass
         return response.status_code
 
     async def say(self, text: str, number: int = 1, **changes: Any) -> None:
-        """Send a message that must be taken."""
+        """Send a message, and require status 200."""
         assert await self.send(update(text, number, **changes)) == 200
 
     async def answered(self, count: int = 1) -> list[str]:
-        """What the person was sent, when so many messages have arrived and nothing waits."""
+        """Wait for this many replies and an empty outbox; return the texts that the person got."""
         await until(lambda: len(self.telegram.texts()) >= count)
         await until(self.nothing_waits)
         return self.telegram.texts()
 
     async def nothing_waits(self) -> bool:
-        """Whether every answer is over or has failed."""
+        """Return whether each entry of the outbox is delivered or has failed."""
         counts = await self.memory.channels.outbox.counts()
         return not any(status in ("waiting", "ready") for _, status in counts)
 
     async def statuses(self) -> list[OutboxStatus]:
-        """How each message of the outbox stands, in order."""
+        """Return the status of each entry of the outbox, in order."""
         return [entry.status for entry in await self.memory.channels.outbox.entries()]
 
     async def transcript(self, session_id: str = SESSION) -> list[tuple[str, str]]:
-        """Who said what."""
+        """Return roles and texts of a session."""
         return [(message.role, message.content) for message in await self.memory.session(session_id).tail(100)]
 
 
 def telegram_settings(telegram: FakeTelegram, **changes: Any) -> TelegramSettings:
-    """The settings of a bot by webhook at the fake platform."""
+    """Return the settings of a bot with a webhook at the fake platform."""
     given = {"kind": "telegram", "name": "one", "token": TELEGRAM_TOKEN, "receive": "webhook"}
     given |= {"secret": TELEGRAM_SECRET, "username": "KeepBot", "api": telegram.address}
     return TelegramSettings.model_validate({**given, **changes})
@@ -80,7 +80,7 @@ def telegram_settings(telegram: FakeTelegram, **changes: Any) -> TelegramSetting
 async def opened_bot(
     url: str, folder: Path, telegram: FakeTelegram, model: BaseChatModel, **settings: Any
 ) -> AsyncIterator[BotDesk]:
-    """A service over a database, with one bot, or with `others` beside it."""
+    """Open a service over a database, with one bot and optional `others`."""
     others: list[Mapping[str, Any]] = settings.pop("others", [])
     environment: Mapping[str, Any] = settings.pop("environment", {})
     options = settings.pop("options", SOON)
@@ -94,7 +94,7 @@ async def opened_bot(
 
 
 def update(text: str, number: int = 1, **changes: Any) -> Values:
-    """An update with a message of a private chat."""
+    """Return an update with a message of a private chat."""
     sender = {"id": 7, "is_bot": False, "first_name": "Anna", "username": "anna"}
     message = {"message_id": 100 + number, "date": SENT_AT, "from": sender, "chat": {"id": 7, "type": "private"}}
     return {"update_id": number, "message": {**message, "text": text, **changes}}

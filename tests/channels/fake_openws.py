@@ -1,4 +1,4 @@
-"""The gateway of WeCom's AI bots in another process: a WebSocket of one bot, its messages, and what it was sent."""
+"""A fake gateway of WeCom's AI bots in another process, with one WebSocket at a time and records of its frames."""
 
 from __future__ import annotations
 
@@ -36,22 +36,22 @@ class _State:
 
 
 class FakeGateway:
-    """The gateway as a test sees it."""
+    """The interface of the fake gateway for tests."""
 
     def __init__(self, address: str, control: str) -> None:
         self.address = address
         self._url = control
 
     def push(self, body: Values) -> str:
-        """Send a message or an event, now or to the next connection; the id of its frame."""
+        """Send a message or an event, now or to the next connection; return the id of its frame."""
         return str(self._control("push", body=body))
 
     def refuse(self, *codes: int) -> None:
-        """Refuse the next answers with these codes."""
+        """Refuse the next replies with these codes."""
         self._control("refuse", codes=codes)
 
     def is_connected(self) -> bool:
-        """Whether there is a connection."""
+        """Return whether a bot is connected."""
         return bool(self._control("connected"))
 
     def drop(self) -> None:
@@ -59,25 +59,25 @@ class FakeGateway:
         self._control("drop")
 
     def subscriptions(self) -> list[int]:
-        """What each attempt to subscribe was told, in order."""
+        """Return the error code of each attempt to subscribe, in order."""
         return list(self._control("subscriptions"))
 
     def pings(self) -> int:
-        """How often the bot has said that it is still there."""
+        """Return the number of pings from the bot."""
         return int(self._control("pings"))
 
     def frames(self, cmd: str) -> list[Values]:
-        """The accepted frames of a command, in order."""
+        """Return the accepted frames of a command, in order."""
         return [frame for frame in self._control("frames") if frame["cmd"] == cmd]
 
     def streams(self, req_id: str) -> list[tuple[str, bool]]:
-        """What the answer to a message showed, one text after the other, and whether it was the last."""
+        """Return the texts that the reply to a message showed, in order, each with whether it was the last."""
         frames = [frame["body"] for frame in self.frames("aibot_respond_msg") if frame["headers"]["req_id"] == req_id]
         assert len({body["stream"]["id"] for body in frames}) <= 1
         return [(body["stream"]["content"], body["stream"]["finish"]) for body in frames]
 
     def texts(self) -> list[str]:
-        """The answers as they are in the end: of finished streams and of messages, in order."""
+        """Return the final replies, of finished streams and of messages, in order."""
         found = []
         for frame in self._control("frames"):
             body = frame.get("body", {})
@@ -93,7 +93,7 @@ class FakeGateway:
 
 @contextmanager
 def faking_gateway(folder: Path) -> Iterator[FakeGateway]:
-    """A gateway that listens."""
+    """Run the gateway in a process, and yield its interface."""
     with serving(_serve, folder / "gateway.address") as address:
         yield FakeGateway(*address.split())
 
@@ -114,7 +114,7 @@ def _serve(place: Path) -> None:
 
 
 def _talk(state: _State, socket: ServerConnection) -> None:
-    """Talk to one connection until it ends."""
+    """Serve one connection until it ends."""
     try:
         for text in socket:
             frame = json.loads(text)
@@ -207,4 +207,4 @@ class _Control(BaseHTTPRequestHandler):
         return self.known.frames
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's own name
-        """Say nothing."""
+        """Log nothing."""

@@ -1,4 +1,4 @@
-"""A fake of Telegram's Bot API in another process: it queues, pushes, refuses, and records what it was sent."""
+"""A fake of Telegram's Bot API in another process: it queues, pushes, refuses, and records its calls."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class _State:
 
 
 class FakeTelegram:
-    """The platform as a test sees it."""
+    """The interface of the fake platform for tests."""
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -41,11 +41,11 @@ class FakeTelegram:
         self._control("push", updates=updates)
 
     def deliver(self, url: str, secret: str, *updates: Values, times: int = 1) -> list[int]:
-        """Call a webhook with each update so many times, all at once; the statuses, in the order of the updates."""
+        """Call a webhook with each update this many times at once; return the statuses in order."""
         return list(self._control("deliver", url=url, secret=secret, updates=updates, times=times))
 
     def refuse(self, status: int, description: str = "", *, times: int = 1, **parameters: int) -> None:
-        """Refuse the next messages; with the status 0 take them, and break the connection before the answer."""
+        """Refuse the next messages; for status 0, accept them and break the connection before the response."""
         body = {"ok": False, "error_code": status, "description": description, "parameters": parameters}
         self._control("refuse", refusals=[{"status": status, "body": body}] * times)
 
@@ -63,7 +63,7 @@ class FakeTelegram:
 
 @contextmanager
 def faking_telegram(folder: Path) -> Iterator[FakeTelegram]:
-    """A platform that listens."""
+    """Run the platform in a process, and yield its interface."""
     with serving(_serve, folder / "telegram.address") as address:
         yield FakeTelegram(address)
 
@@ -85,7 +85,7 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_POST(self) -> None:
-        """Answer a bot, or a test."""
+        """Handle a request of a bot or a test."""
         values = json.loads(self.rfile.read(int(self.headers["content-length"] or 0)) or b"{}")
         _, first, method = self.path.split("/", 2)
         if first == "control":
@@ -162,7 +162,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _seen(values: Values) -> str:
-    """Return what a person sees of a message; fail if Telegram would refuse it."""
+    """Return the visible text of a message; fail if Telegram would refuse it."""
     assert isinstance(values["chat_id"], int)
     text: str = visible(values["text"]) if values.get("parse_mode") == "MarkdownV2" else values["text"]
     assert 1 <= len(text.encode("utf-16-le")) // 2 <= 4096

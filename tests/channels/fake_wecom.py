@@ -1,4 +1,4 @@
-"""WeCom's API in another process, behind a socket: tokens that expire, pages of desks, limits, and what it was sent."""
+"""A fake of WeCom's API in another process, with access tokens, pages of desks, limits, and records of its calls."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class _State:
 
 
 class FakeWeCom:
-    """The platform as a test sees it."""
+    """The interface of the fake platform for tests."""
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -56,7 +56,7 @@ class FakeWeCom:
         return int(self._control("tokens"))
 
     def pages(self) -> list[Values]:
-        """The calls for pages, in order."""
+        """Return the calls for pages, in order."""
         return list(self._control("pages"))
 
     def expire(self) -> None:
@@ -64,20 +64,20 @@ class FakeWeCom:
         self._control("expire")
 
     def refuse(self, *codes: int) -> None:
-        """Refuse the next messages with these codes; 0 takes one and breaks the connection before the answer."""
+        """Refuse the next messages with these codes; for 0, accept one and break the connection before the response."""
         self._control("refuse", codes=codes)
 
     def limit(self, messages: int) -> None:
-        """Accept so many messages after each message of a customer."""
+        """Accept this many messages after each message of a customer."""
         self._control("limit", messages=messages)
 
     def write(self, *items: Values, page: int = 1000) -> None:
-        """Add messages to a desk, which is read in pages of a size; an item without an id leaves its place empty."""
+        """Add messages to a desk, which is read in pages of a size. An item without an id is a gap in its page."""
         self._control("write", items=items, page=page)
 
     @staticmethod
     def text_of(call: Values) -> str:
-        """The text of a message."""
+        """Return the text of a message; fail if it exceeds the limit of the platform."""
         kind: str = call["msgtype"]
         text: str = call[kind]["content"]
         assert len(text.encode()) <= (20_480 if kind == "markdown" else 2048)
@@ -89,7 +89,7 @@ class FakeWeCom:
 
 @contextmanager
 def faking_wecom(folder: Path) -> Iterator[FakeWeCom]:
-    """A platform that listens."""
+    """Run the platform in a process, and yield its interface."""
     with serving(_serve, folder / "wecom.address") as address:
         yield FakeWeCom(address)
 
@@ -111,11 +111,11 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
-        """Answer a bot."""
+        """Handle a request of a bot."""
         self._do({})
 
     def do_POST(self) -> None:
-        """Answer a bot, or a test."""
+        """Handle a request of a bot or a test."""
         self._do(json.loads(self.rfile.read(int(self.headers["content-length"] or 0)) or b"{}"))
 
     def _do(self, values: Values) -> None:

@@ -9,9 +9,9 @@ _RESERVED = set("#+-=|{}.!")
 
 
 def visible(text: str) -> str:
-    """Return what a person sees of a text in MarkdownV2; fail if Telegram would return 400.
+    """Return the visible text of MarkdownV2; fail if Telegram would return 400.
 
-    Reserved characters have a backslash before them, and each entity that begins ends.
+    Reserved characters must have a backslash before them, and each entity must be closed.
     """
     shown: list[str] = []
     for number, block in enumerate(re.split(r"(?m)^```(?=\S*$)", text)):

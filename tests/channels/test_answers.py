@@ -1,4 +1,4 @@
-"""Answers as the messages that carry them."""
+"""Tests of splitting replies into messages."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from threadkeep.channels.formatting import split_markdown, split_text, utf8_length, utf16_length
 
 
-def test_ten_thousand_characters_are_three_messages_of_telegram() -> None:
-    """Cut between paragraphs, in order."""
+def test_a_reply_is_split_between_paragraphs() -> None:
+    """10,000 characters are three messages of Telegram."""
     paragraphs = [f"{number:03d} " + "x" * 494 for number in range(20)]
     text = "\n\n".join(paragraphs)
     assert len(text) > 9_990
@@ -30,26 +30,24 @@ def test_ten_thousand_characters_are_three_messages_of_telegram() -> None:
         ("a\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\nb", ["a", "b"]),
     ],
 )
-def test_a_cut_is_at_the_best_place_in_the_second_half(text: str, parts: list[str]) -> None:
-    """A paragraph, a line, a sentence, a blank, else anywhere."""
+def test_a_text_is_split_at_the_best_position(text: str, parts: list[str]) -> None:
+    """The end of a paragraph is preferred, then that of a line, a sentence or a word, in the second half of a part."""
     limit = 8 if "我" in text else 12
     assert list(split_text(text, limit)) == parts
 
 
-def test_a_limit_in_bytes_cuts_between_characters() -> None:
-    """Not inside of one."""
+def test_a_limit_in_bytes_splits_between_characters() -> None:
     parts = split_text("消" * 1000, 2048, size=utf8_length)
     assert [len(part) for part in parts] == [682, 318]
 
 
 def test_telegram_counts_in_utf16() -> None:
-    """An emoji counts twice."""
+    """An emoji counts as two."""
     assert [len(part) for part in split_text("😀" * 3000, 4096, size=utf16_length)] == [2048, 952]
 
 
 @pytest.mark.parametrize("sign", ["👩\u200d👩\u200d👧", "e\u0301", "👍🏽", "❤\ufe0f"])
-def test_a_sign_of_several_characters_is_not_cut(sign: str) -> None:
-    """Families, accents and skin tones stay whole."""
+def test_grapheme_clusters_are_not_split(sign: str) -> None:
     for part in split_text(sign * 100, 101):
         assert part == sign * (len(part) // len(sign))
 
@@ -57,36 +55,33 @@ def test_a_sign_of_several_characters_is_not_cut(sign: str) -> None:
 @pytest.mark.parametrize(
     "marked", ["**Mind this. It matters.**", "`a. b.c`", "[the page. Really](https://example.org/a)"]
 )
-def test_a_cut_breaks_no_markup_of_a_line(marked: str) -> None:
-    """Bold, code and links of one long paragraph stay in one message, as they were written."""
+def test_inline_markup_is_not_split(marked: str) -> None:
     parts = split_markdown(f"{marked} " * 900, 4096, size=utf16_length)
     assert len(parts) > 1
     assert sum(part.count(marked) for part in parts) == 900
 
 
-def test_a_cut_in_markup_that_is_too_long_is_made() -> None:
-    """There is no other place for it."""
+def test_markup_longer_than_a_part_is_split() -> None:
     parts = split_markdown(f"**{'word ' * 2000}**", 4096, size=utf16_length)
     assert " ".join(parts) == f"**{'word ' * 2000}**"
     assert len(parts) == 3
 
 
-def test_a_cut_is_behind_a_code_block_rather_than_in_it() -> None:
-    """The marks of the closing fence are no open code."""
+def test_a_text_is_split_after_a_code_block() -> None:
+    """The closing fence does not count as an opening one."""
     block = "```\n" + "\n\n".join(["line()"] * 70) + "\n```"
     rest = "word " * 100
     parts = split_markdown(f"{block}\n\n{rest}", 800)
     assert parts[0] == block
 
 
-def test_a_power_is_no_bold() -> None:
-    """Two asterisks between blanks open nothing."""
+def test_asterisks_between_blanks_are_not_markup() -> None:
     parts = split_markdown(f"2 ** 3 {'word ' * 30}\n{'word ' * 90}", 400)
     assert parts[0] == f"2 ** 3 {'word ' * 30}".rstrip()
 
 
-def test_a_code_block_that_is_cut_goes_on_as_one() -> None:
-    """It is closed at the end of a message and opened again, with its language, in the next one."""
+def test_a_split_code_block_is_closed_and_reopened() -> None:
+    """The next message reopens the block with its language."""
     code = "\n".join(f"    line_{number}()" for number in range(300))
     parts = split_markdown(f"Look:\n\n```python\n{code}\n```\n\nThat is all.", 1000)
     assert len(parts) > 3
@@ -98,8 +93,7 @@ def test_a_code_block_that_is_cut_goes_on_as_one() -> None:
 
 
 @given(st.text(st.sampled_from("ab \n.。`~#\u0301😀"), max_size=400), st.integers(1, 40))
-def test_nothing_but_blanks_is_lost(text: str, limit: int) -> None:
-    """Whatever the text and the limit."""
+def test_only_white_space_is_lost(text: str, limit: int) -> None:
     parts = split_text(text, limit)
     assert all(part.strip() and len(part) <= limit for part in parts)
     assert "".join("".join(parts).split()) == "".join(text.split())
@@ -107,7 +101,7 @@ def test_nothing_but_blanks_is_lost(text: str, limit: int) -> None:
 
 @given(st.text(st.sampled_from("ab \n`~"), max_size=2000), st.integers(150, 400))
 def test_the_lines_of_a_code_block_fit(text: str, limit: int) -> None:
-    """A part with the lines that were added is not longer than the limit, and code blocks are never left open."""
+    """Parts with added fences stay within the limit, and no character is lost."""
     parts = split_markdown(text, limit)
     assert all(len(part) <= limit for part in parts)
     sent = iter([sign for part in parts for sign in part if sign in "ab"])

@@ -1,4 +1,4 @@
-"""The file of the channels: what it may say, and what is told of its mistakes."""
+"""Tests of the file of the channels: its fields, and the errors for mistakes."""
 
 from __future__ import annotations
 
@@ -21,14 +21,17 @@ ENVIRONMENT = {"BOT_TOKEN": "1:canary-token"}
 
 
 def written(folder: Path, text: str) -> Path:
-    """A file with a text."""
+    """Write a text to the file and return its path."""
     path = folder / "channels.yaml"
     path.write_text(dedent(text))
     return path
 
 
-def test_three_lines_are_a_bot(tmp_path: Path) -> None:
-    """It polls, and the chat answers; secrets come from the environment and are not shown."""
+def test_a_bot_needs_three_fields(tmp_path: Path) -> None:
+    """By default, a bot polls and uses the workflow `chat`.
+
+    Secrets come from the environment, and `repr` hides them.
+    """
     file = read_channels(written(tmp_path, BOT), ENVIRONMENT)
     [bot] = file.channels
     assert (bot.name, bot.receive, bot.workflow) == ("support", "polling", "chat")
@@ -39,8 +42,8 @@ def test_three_lines_are_a_bot(tmp_path: Path) -> None:
     assert file.delivery.keep_seconds == 7 * 86_400
 
 
-def test_a_bot_may_have_limits_texts_and_a_workflow(tmp_path: Path) -> None:
-    """And delivery times of its own file."""
+def test_optional_fields_are_read(tmp_path: Path) -> None:
+    """Covered are limits, texts, a workflow and delivery times."""
     more = "    workflow: desk\n    language: zh\n    texts: {failed: ''}\n    allowed_users: ['7']\n"
     more += "delivery: {poll_seconds: 0.5}\n"
     file = read_channels(written(tmp_path, BOT + more), ENVIRONMENT)
@@ -72,8 +75,8 @@ def test_a_bot_may_have_limits_texts_and_a_workflow(tmp_path: Path) -> None:
         (BOT + "delivery: {poll_seconds: 0}", "delivery"),
     ],
 )
-def test_a_mistake_is_told_with_its_place_and_without_its_value(tmp_path: Path, text: str, sentence: str) -> None:
-    """The file, the bot and the field."""
+def test_a_mistake_is_reported_without_its_value(tmp_path: Path, text: str, sentence: str) -> None:
+    """The error names the file, the bot and the field."""
     with pytest.raises(InvalidInput) as refused:
         read_channels(written(tmp_path, text), ENVIRONMENT)
     assert sentence in str(refused.value)
@@ -82,8 +85,8 @@ def test_a_mistake_is_told_with_its_place_and_without_its_value(tmp_path: Path, 
 
 
 @pytest.mark.parametrize("content", [None, b"\xff\xfe"])
-def test_a_file_that_cannot_be_read_is_told(tmp_path: Path, content: bytes | None) -> None:
-    """It is missing, or no text."""
+def test_an_unreadable_file_is_reported(tmp_path: Path, content: bytes | None) -> None:
+    """The file is missing, or is not UTF-8."""
     path = tmp_path / "channels.yaml"
     if content is not None:
         path.write_bytes(content)

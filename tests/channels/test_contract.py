@@ -1,4 +1,4 @@
-"""The contract of a channel, held by each of them."""
+"""Tests of the contract that all channels fulfill."""
 
 from __future__ import annotations
 
@@ -50,15 +50,18 @@ each_platform = pytest.mark.parametrize("kind", PLATFORMS)
 
 
 def message_in(received: Received) -> IncomingMessage:
-    """The one message of a callback."""
+    """Return the only message of a callback."""
     [update] = received.updates
     assert isinstance(update, IncomingMessage)
     return update
 
 
 @each_platform
-def test_a_message_has_what_a_turn_needs(kind: str) -> None:
-    """Its text alone, a valid key that names the channel, an id, the sender, the platform's time; it can be stored."""
+def test_a_message_has_all_fields_of_a_turn(kind: str) -> None:
+    """A message has its stripped text, a valid session id, an id, the sender and the platform's time.
+
+    It can be stored.
+    """
     platform = PLATFORMS[kind]
     channel = platform.channel()
     message = message_in(platform.deliver(channel, " Where is my parcel?\n"))
@@ -75,14 +78,14 @@ def test_a_message_has_what_a_turn_needs(kind: str) -> None:
     stored = Message(role=message.role, content=message.text, id=message.message_id, metadata=message.metadata)
     assert Message.from_json(stored.to_json()) == stored
     assert restored_message(stored_message(message), message.reply_to) == message
-    if kind != "wecom_aibot":  # its messages come without a time
+    if kind != "wecom_aibot":  # its messages have no time
         assert message.sent_at is not None
         assert message.sent_at.timestamp() == SENT_AT
 
 
 @each_platform
-def test_a_repeat_has_the_same_id_and_another_message_another_one(kind: str) -> None:
-    """Also if the words are the same."""
+def test_only_a_repeated_message_has_the_same_id(kind: str) -> None:
+    """A second message with the same text has another id."""
     platform = PLATFORMS[kind]
     channel = platform.channel()
     first, again, other = (message_in(platform.deliver(channel, "ok", number)) for number in (1, 1, 2))
@@ -92,8 +95,8 @@ def test_a_repeat_has_the_same_id_and_another_message_another_one(kind: str) -> 
 
 
 @each_platform
-def test_two_bots_have_two_conversations_with_one_person(kind: str) -> None:
-    """The key has the bot, the application or the desk."""
+def test_two_bots_have_separate_sessions_with_one_person(kind: str) -> None:
+    """The session id has the bot, the application or the desk."""
     platform = PLATFORMS[kind]
     one, two = (message_in(platform.deliver(platform.channel(bot), "hi")) for bot in ("one", "two"))
     assert one.session_id != two.session_id
@@ -101,7 +104,7 @@ def test_two_bots_have_two_conversations_with_one_person(kind: str) -> None:
 
 @each_platform
 def test_a_callback_without_credentials_is_refused(kind: str) -> None:
-    """Before its body is read: it is no JSON and no XML."""
+    """The callback is refused before its body is parsed."""
     channel = PLATFORMS[kind].channel()
     for method in METHODS:
         with pytest.raises(CallbackRefused, match="signature_missing"):
@@ -109,8 +112,7 @@ def test_a_callback_without_credentials_is_refused(kind: str) -> None:
 
 
 @each_platform
-def test_refusals_and_records_show_no_secret_and_no_words(kind: str) -> None:
-    """In errors and in what `repr` shows, which is what reaches a log."""
+def test_errors_and_reprs_show_no_secret_and_no_text(kind: str) -> None:
     platform = PLATFORMS[kind]
     channel = platform.channel()
     shown = [repr(platform.deliver(channel, "my private words")), repr(channel), repr(platform.callback("words"))]
@@ -125,8 +127,8 @@ def test_refusals_and_records_show_no_secret_and_no_words(kind: str) -> None:
 
 
 @each_platform
-def test_a_message_without_text_is_no_turn(kind: str) -> None:
-    """It comes with what an answer needs; blanks are no text."""
+def test_a_message_without_text_is_ignored(kind: str) -> None:
+    """The update has the session for a reply. White space is not text."""
     platform = PLATFORMS[kind]
     [update] = platform.deliver(platform.channel(), " \n\t").updates
     assert isinstance(update, Ignored)
@@ -138,9 +140,9 @@ def test_a_message_without_text_is_no_turn(kind: str) -> None:
 @each_platform
 @given(body=any_text | st.sampled_from(["", "{", "[]", "null", "<xml>", '"{}"', "[" * 100_000, "1e999", "NaN"]))
 def test_an_authentic_callback_never_raises(kind: str, body: str) -> None:
-    """Whatever it holds: it is ignored, and the platform does not repeat it."""
+    """Otherwise, the platform would repeat the callback."""
     platform = PLATFORMS[kind]
-    # The crypto of the platforms knows no lone surrogates.
+    # The crypto of the platforms cannot encode lone surrogates.
     received = platform.channel().receive(platform.callback(body.encode("utf-8", "replace").decode()))
     [update] = received.updates
     assert isinstance(update, Ignored)
@@ -149,8 +151,11 @@ def test_an_authentic_callback_never_raises(kind: str, body: str) -> None:
 
 @each_platform
 @given(text=st.lists(words, max_size=40).map(" ".join) | st.lists(words, max_size=40).map("\n\n".join))
-def test_the_parts_of_an_answer_fit_and_lose_no_word(kind: str, text: str) -> None:
-    """Each part fits the platform's limit, none is blank, and together they have every character but blanks."""
+def test_the_parts_of_a_reply_fit_and_lose_no_text(kind: str, text: str) -> None:
+    """Each part fits the limit of the platform and is not blank.
+
+    Together they have all characters except white space.
+    """
     size = utf16_length if kind == "telegram" else utf8_length
     whole = text * (1 + 3 * LIMITS[kind] // max(1, len(text))) if "`" not in text and "~" not in text else text
     parts = PLATFORMS[kind].channel().split(whole)
@@ -159,8 +164,7 @@ def test_the_parts_of_an_answer_fit_and_lose_no_word(kind: str, text: str) -> No
 
 
 @each_platform
-def test_a_blank_answer_is_no_message(kind: str) -> None:
-    """Nothing is sent for it."""
+def test_a_blank_reply_has_no_parts(kind: str) -> None:
     channel = PLATFORMS[kind].channel()
     assert channel.split("") == ()
     assert channel.split(" \n" * 9000) == ()

@@ -1,4 +1,4 @@
-"""Callbacks while the model does not answer: each platform gets its response within its limit."""
+"""Tests of callbacks while the model does not respond: each platform gets its response within its limit."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CHECK_SECONDS = 1.0
 
 
 async def take(desk: BotDesk | WeComDesk, number: int) -> None:
-    """Deliver a message, which must be taken within the limit."""
+    """Deliver a message, and require its response within the limit."""
     if isinstance(desk, WeComDesk) and isinstance(desk.platform, WeComService):
         desk.wecom.write(WeComService().item("hi", number, send_time=int(time.time())))
     async with asyncio.timeout(LIMIT_SECONDS):
@@ -28,7 +28,7 @@ async def take(desk: BotDesk | WeComDesk, number: int) -> None:
 
 
 async def check_address(desk: WeComDesk) -> None:
-    """Check the address of the callbacks, which must answer with the plain text within the limit."""
+    """Send an echo request, and require the plain text within the limit."""
     encrypted, query = desk.platform.sealed("1616140317555161061", at=int(time.time()))
     async with asyncio.timeout(CHECK_SECONDS):
         response = await desk.client.get(f"/channels/one?{query}&echostr={quote(encrypted, safe='')}")
@@ -36,10 +36,10 @@ async def check_address(desk: WeComDesk) -> None:
 
 
 @pytest.mark.parametrize("kind", ["telegram", "wecom_dm", "wecom_cs", "wecom_aibot"])
-async def test_the_platform_is_answered_while_the_model_hangs(
+async def test_callbacks_succeed_while_the_model_hangs(
     kind: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    """A message, its repeat and the next one; the answers are sent when they are there."""
+    """Callbacks are a message, its repeat and the next message. The replies are sent when the model responds."""
     gate = Gate()
     model = ScriptedModel([[gate, "one"], "two"])
     fake = request.getfixturevalue("telegram" if kind == "telegram" else "wecom")
@@ -57,5 +57,5 @@ async def test_the_platform_is_answered_while_the_model_hangs(
         assert fake.texts() == []
         assert set(await desk.statuses()) == {"waiting"}
         gate.open()
-        if kind != "wecom_aibot":  # which fetches its answers
+        if kind != "wecom_aibot":  # the platform fetches its replies
             assert await desk.answered(2) == ["one", "two"]

@@ -1,4 +1,4 @@
-"""Telegram: the webhook's secret and each kind of update, also as python-telegram-bot writes them."""
+"""Tests of reading Telegram callbacks: the secret of the webhook, and each kind of update."""
 
 from __future__ import annotations
 
@@ -20,69 +20,68 @@ KEEPBOT: dict[str, Any] = {"id": 4242, "is_bot": True, "first_name": "Keep", "us
 
 
 def update(kind: str = "message", /, channel: TelegramChannel | None = None, **fields: Any) -> Update:
-    """What the channel makes of an update of a kind."""
+    """Return the result of the channel for an update of a kind."""
     event = fields if kind == "inline_query" else telegram_message(**fields)
     return (channel or PLATFORM.channel()).read_update(json.loads(json.dumps({"update_id": 1, kind: event})))
 
 
 def message(kind: str = "message", /, channel: TelegramChannel | None = None, **fields: Any) -> IncomingMessage:
-    """The message of an update."""
+    """Return the message of an update."""
     found = update(kind, channel, **fields)
     assert isinstance(found, IncomingMessage), found
     return found
 
 
 def reason(found: Update) -> str:
-    """Why an update is ignored."""
+    """Return why an update is ignored."""
     assert isinstance(found, Ignored)
     return found.reason
 
 
 def mention(text: str, name: str = "@KeepBot") -> dict[str, Any]:
-    """The entity of a name in a text, in UTF-16 as Telegram counts."""
+    """Return the entity of a name in a text, with offsets in UTF-16 as in Telegram."""
     before = text[: text.index(name)]
     return {"type": "mention", "offset": len(before.encode("utf-16-le")) // 2, "length": len(name)}
 
 
 @pytest.mark.parametrize("secret", [None, "", "wrong", "webhook-secre", "webhook-secret2", "wébhook", "\ud800"])
-def test_another_secret_is_refused(secret: str | None) -> None:
-    """And a missing one."""
+def test_a_wrong_or_missing_secret_is_refused(secret: str | None) -> None:
     with pytest.raises(CallbackRefused):
         PLATFORM.channel().receive(PLATFORM.callback(PLATFORM.body("hi"), secret))
 
 
 @pytest.mark.parametrize("secret", [None, "", "anything"])
-def test_a_bot_without_a_secret_takes_no_webhook(secret: str | None) -> None:
-    """An empty header is not equal to an empty secret."""
+def test_a_bot_without_a_secret_refuses_webhooks(secret: str | None) -> None:
+    """An empty header does not match an empty secret."""
     with pytest.raises(CallbackRefused):
         PLATFORM.channel(secret="").receive(PLATFORM.callback(PLATFORM.body("hi"), secret))
 
 
 def test_the_header_may_have_any_case() -> None:
-    """Proxies change it."""
+    """Proxies change the case of headers."""
     headers = {"X-TELEGRAM-bot-api-secret-TOKEN": "webhook-secret"}
     body = PLATFORM.body("hi").encode()
     received = PLATFORM.channel().receive(Callback(method="POST", received_at=NOW, headers=headers, body=body))
     assert isinstance(received.updates[0], IncomingMessage)
 
 
-def test_the_key_has_the_bot_the_chat_and_the_topic() -> None:
-    """An answer goes to the topic, as a reply."""
+def test_the_session_id_has_the_bot_the_chat_and_the_topic() -> None:
+    """The reply goes to the topic and refers to the message."""
     topic = message(text="/ask", chat=GROUP, is_topic_message=True, message_thread_id=5)
     assert topic.session_id == "telegram:4242:-100123:5"
     assert topic.reply_to == {"chat_id": "-100123", "message_id": "42", "message_thread_id": "5"}
     assert topic.message_id == "telegram:4242:1"
 
 
-def test_a_reply_in_a_group_without_topics_has_none() -> None:
-    """Although it has a thread id."""
+def test_a_thread_id_without_a_topic_is_ignored() -> None:
+    """Replies in a group without topics also have a thread id."""
     found = message(text="/ask", chat=GROUP, message_thread_id=41)
     assert found.session_id == "telegram:4242:-100123"
     assert "message_thread_id" not in found.reply_to
 
 
-def test_a_private_chat_belongs_to_its_person_and_a_group_to_nobody() -> None:
-    """The sender of each message is known all the same."""
+def test_a_private_chat_has_an_owner_and_a_group_has_none() -> None:
+    """The metadata of a message name its sender in both cases."""
     assert message(text="hi").user_id == "telegram:7"
     in_group = message(text="/hi", chat=GROUP)
     assert in_group.user_id is None
@@ -91,7 +90,7 @@ def test_a_private_chat_belongs_to_its_person_and_a_group_to_nobody() -> None:
 
 
 def test_the_fields_for_templates_are_those_of_the_parser() -> None:
-    """As texts, the number of the group with its minus."""
+    """Templates can use the fields of the parser. All ids are texts."""
     found = message(text="/hi", chat={"id": -1, "type": "group"})
     assert found.results["telegram_events_parser"] == {
         "bot_id": "4242",
@@ -107,15 +106,15 @@ def test_the_fields_for_templates_are_those_of_the_parser() -> None:
 
 
 def test_a_caption_is_the_text_of_a_photo() -> None:
-    """With its own entities."""
+    """The entities of a caption are used, too."""
     assert message(photo=[{"file_id": "f"}], caption="What is this?").text == "What is this?"
     text = "@KeepBot what is this?"
     assert message(photo=[{}], caption=text, caption_entities=[mention(text)], chat=GROUP).text == "what is this?"
 
 
 @pytest.mark.parametrize("media", ["sticker", "photo", "voice", "document", "location"])
-def test_media_without_a_caption_is_no_turn(media: str) -> None:
-    """But a message that can be answered, unlike what Telegram tells of a group."""
+def test_media_without_a_caption_is_ignored(media: str) -> None:
+    """Media get a reply that the bot reads text only; service messages of a group get none."""
     fields: dict[str, Any] = {media: {"file_id": "f"}}
     found = update(**fields)
     assert reason(found) == "no_text"
@@ -135,19 +134,19 @@ def test_media_without_a_caption_is_no_turn(media: str) -> None:
     ],
 )
 def test_a_mention_in_a_group_addresses_the_bot_and_is_no_text(text: str, expected: str) -> None:
-    """In any case, anywhere."""
+    """Mentions are found in any case and at any position."""
     name = "@keepbot" if "@keepbot" in text else "@KeepBot"
     assert message(text=text, entities=[mention(text, name)], chat=GROUP).text == expected
 
 
 def test_a_mention_by_id_addresses_the_bot() -> None:
-    """Which Telegram writes for a name that is no username."""
+    """Telegram writes such a mention for a name that is no username."""
     entity: dict[str, Any] = {"type": "text_mention", "offset": 0, "length": 4, "user": KEEPBOT}
     assert message(text="Keep hello", entities=[entity], chat=GROUP).text == "hello"
 
 
 def test_a_reply_to_the_bot_addresses_it() -> None:
-    """Not one to another person."""
+    """A reply to another person does not address the bot."""
     answer = {"message_id": 41, "from": KEEPBOT, "text": "Which one?"}
     found = message(text="the red one", reply_to_message=answer, chat=GROUP)
     assert found.text == "the red one"
@@ -157,20 +156,19 @@ def test_a_reply_to_the_bot_addresses_it() -> None:
 
 
 def test_a_message_in_a_topic_that_the_bot_created_does_not_address_it() -> None:
-    """Telegram marks each message of a topic as a reply to the service message that began the topic."""
+    """Telegram marks each message of a topic as a reply to the service message that created the topic."""
     created = {"message_id": 5, "from": KEEPBOT, "forum_topic_created": {"name": "Parcels", "icon_color": 1}}
     topic: dict[str, Any] = {"is_topic_message": True, "message_thread_id": 5, "reply_to_message": created}
     assert reason(update(text="Who is at home?", chat=GROUP, **topic)) == "not_addressed"
 
 
-def test_a_chosen_quote_goes_before_the_whole_message() -> None:
-    """A person marks the words that they answer."""
+def test_a_chosen_quote_replaces_the_whole_message() -> None:
     answer = {"message_id": 41, "from": KEEPBOT, "text": "One. Two."}
     assert message(text="why?", reply_to_message=answer, quote={"text": "Two."}).quoted_text == "Two."
 
 
-def test_what_people_of_a_group_say_to_each_other_is_not_for_the_bot() -> None:
-    """Unless it takes all messages, or does not know its name."""
+def test_group_messages_between_people_are_ignored() -> None:
+    """A bot that takes all messages, or that does not know its name, reads them."""
     text = "@someone see you"
     fields: dict[str, Any] = {"text": text, "entities": [mention(text, "@someone")], "chat": GROUP}
     assert reason(update(**fields)) == "not_addressed"
@@ -179,14 +177,13 @@ def test_what_people_of_a_group_say_to_each_other_is_not_for_the_bot() -> None:
 
 
 @pytest.mark.parametrize("chat", [GROUP, {"id": 7, "type": "private"}])
-def test_a_command_with_the_name_of_the_bot_is_the_command(chat: dict[str, Any]) -> None:
-    """In groups that of another bot is not for us."""
+def test_the_name_of_the_bot_is_removed_from_a_command(chat: dict[str, Any]) -> None:
     entity = {"type": "bot_command", "offset": 0, "length": len("/new@keepbot")}
     assert message(text="/new@keepbot now", entities=[entity], chat=chat).text == "/new now"
 
 
-def test_a_command_for_another_bot_is_not_for_us() -> None:
-    """Although Telegram delivers it, and even if the bot takes all messages."""
+def test_a_command_for_another_bot_is_ignored() -> None:
+    """The command is ignored even if the bot takes all messages."""
     entity = {"type": "bot_command", "offset": 0, "length": len("/new@other")}
     channel = PLATFORM.channel(group_messages="all")
     assert reason(update(channel=channel, text="/new@other", entities=[entity], chat=GROUP)) == "not_addressed"
@@ -203,13 +200,13 @@ def test_a_command_for_another_bot_is_not_for_us() -> None:
         [{"type": "mention", "offset": True, "length": 1.5}],
     ],
 )
-def test_entities_that_make_no_sense_are_passed_over(entities: object) -> None:
-    """The text is there."""
+def test_invalid_entities_are_ignored(entities: object) -> None:
+    """The text is read without them."""
     assert message(text="/hello", entities=entities, chat=GROUP).text == "/hello"
 
 
-def test_an_edit_is_ignored_unless_it_is_asked_for() -> None:
-    """Then it is a new message, at the time of the edit."""
+def test_an_edit_is_ignored_unless_enabled() -> None:
+    """If enabled, an edit is a new message at the time of the edit."""
     fields: dict[str, Any] = {"text": "I meant two", "edit_date": SENT_AT + 60}
     assert reason(update("edited_message", **fields)) == "kind"
     found = message("edited_message", PLATFORM.channel(allowed_updates=("message", "edited_message")), **fields)
@@ -217,15 +214,15 @@ def test_an_edit_is_ignored_unless_it_is_asked_for() -> None:
     assert found.sent_at == datetime.fromtimestamp(SENT_AT + 60, UTC)
 
 
-def test_a_shared_position_that_moves_is_no_new_message() -> None:
-    """Telegram sends each move as an edit; a sentence about pictures for each of them would flood the chat."""
+def test_updates_of_a_live_location_are_ignored() -> None:
+    """Telegram sends each move as an edit, and a reply to each would flood the chat."""
     channel = PLATFORM.channel(allowed_updates=("message", "edited_message"))
     moved: dict[str, Any] = {"location": {"latitude": 1.5, "longitude": 2.5}, "edit_date": SENT_AT + 60}
     assert update("edited_message", channel, **moved) == Ignored("kind")
 
 
-def test_a_pressed_button_says_its_data() -> None:
-    """In the chat of the button, by the person who pressed it, not by the bot whose button it is."""
+def test_a_pressed_button_is_a_message_with_its_data() -> None:
+    """The sender is the person who pressed the button, not the bot that sent it."""
     channel = PLATFORM.channel(allowed_updates=("callback_query",))
     question = telegram_message(**{"from": KEEPBOT}, text="Yes or no?", chat=GROUP)
     found = channel.read_update(
@@ -240,14 +237,14 @@ def test_a_pressed_button_says_its_data() -> None:
 
 
 def test_a_button_without_a_chat_is_ignored() -> None:
-    """It belongs to a message that was sent through another bot's window."""
+    """The button is in a message that was sent in inline mode."""
     channel = PLATFORM.channel(allowed_updates=UPDATE_KINDS)
     press: Any = {"id": "q1", "from": {"id": 7}, "data": "yes", "inline_message_id": "m"}
     assert reason(channel.read_update({"update_id": 3, "callback_query": press})) == "chat_type"
 
 
-def test_a_post_of_a_channel_is_taken_where_channels_are_allowed() -> None:
-    """It has no sender."""
+def test_a_channel_post_is_read_if_channels_are_allowed() -> None:
+    """A channel post has no sender."""
     post: dict[str, Any] = {"text": "News", "chat": {"id": -5, "type": "channel"}, "from": None}
     assert reason(update("channel_post", PLATFORM.channel(allowed_updates=UPDATE_KINDS), **post)) == "chat_type"
     channel = PLATFORM.channel(allowed_updates=("channel_post",), chat_types=("channel",))
@@ -258,7 +255,6 @@ def test_a_post_of_a_channel_is_taken_where_channels_are_allowed() -> None:
 
 @pytest.mark.parametrize("kind", ["inline_query", "my_chat_member", "chat_member", "chat_join_request"])
 def test_updates_without_a_message_are_ignored(kind: str) -> None:
-    """Whether they are asked for or not."""
     for channel in (PLATFORM.channel(), PLATFORM.channel(allowed_updates=UPDATE_KINDS)):
         assert reason(update(kind, channel)) in ("kind", "chat_type")
 
@@ -281,20 +277,20 @@ def test_updates_without_a_message_are_ignored(kind: str) -> None:
         (f'{{"update_id": {"9" * 5000}, "message": {{"text": "a"}}}}', "malformed"),
     ],
 )
-def test_what_is_no_message_for_a_bot_starts_nothing(body: str, expected: str) -> None:
-    """The response is 200 all the same, or Telegram would repeat it."""
+def test_other_updates_are_ignored_with_a_reason(body: str, expected: str) -> None:
+    """The update is accepted, because Telegram would repeat a refused one."""
     [found] = PLATFORM.channel().receive(PLATFORM.callback(body)).updates
     assert reason(found) == expected
 
 
 def test_messages_of_other_bots_are_ignored() -> None:
-    """Two bots would talk to each other for ever."""
+    """Otherwise, two bots would reply to each other forever."""
     sender: dict[str, Any] = {"from": {"id": 9, "is_bot": True}}
     assert reason(update(text="hi", **sender)) == "from_bot"
 
 
-def test_people_who_write_as_a_chat_are_heard() -> None:
-    """Anonymous administrators and people who write as their channel: Telegram puts a bot of its own in `from`."""
+def test_people_who_write_as_a_chat_are_read() -> None:
+    """For anonymous administrators and channels, `from` is a bot of Telegram. The sender is then the chat."""
     anonymous: dict[str, Any] = {"from": {"id": 1087968824, "is_bot": True, "first_name": "Group"}}
     chat = GROUP | {"title": "Parcels"}
     found = message(text="/hi", chat=chat, sender_chat=chat, **anonymous)
@@ -307,22 +303,22 @@ def test_people_who_write_as_a_chat_are_heard() -> None:
     assert found.sender == Sender("telegram:-100777", "Anna's news")
 
 
-def test_a_group_that_becomes_a_supergroup_is_told_in_both_chats() -> None:
-    """Both say the same, so that the second is a repeat of the first."""
+def test_both_updates_of_a_migrated_group_are_equal() -> None:
+    """Telegram reports the change in the old and the new chat."""
     expected = ChatMigrated("-5", "-100123")
     assert update(chat={"id": -5, "type": "group"}, migrate_to_chat_id=-100123) == expected
     assert update(chat=GROUP, migrate_from_chat_id=-5) == expected
 
 
-def test_a_conversation_keeps_its_id_when_its_chat_gets_another_one() -> None:
-    """The answer goes to the chat as it is now."""
+def test_a_session_keeps_its_id_when_its_chat_migrates() -> None:
+    """The reply is sent to the new id of the chat."""
     found = in_chat(message(text="/hi", chat=GROUP), "-5")
     assert found.session_id == "telegram:4242:-5"
     assert found.reply_to["chat_id"] == "-100123"
 
 
 def test_updates_of_python_telegram_bot_are_read() -> None:
-    """An implementation that others wrote has the same shapes."""
+    """An independent library writes updates of the same form."""
     sender = telegram.User(7, "Anna", is_bot=False, username="anna")
     chat = telegram.Chat(-100123, "supergroup")
     text = "@KeepBot Tschüß 😀"
@@ -363,8 +359,8 @@ def test_updates_of_python_telegram_bot_are_read() -> None:
         {"name": "a\n"},
     ],
 )
-def test_options_that_cannot_work_are_refused(options: dict[str, str]) -> None:
-    """With a sentence that holds no secret."""
+def test_invalid_options_are_refused(options: dict[str, str]) -> None:
+    """The error does not quote the value."""
     with pytest.raises(InvalidInput) as refused:
         TelegramOptions(**{"name": "one", "token": "1:a", **options})  # type: ignore[arg-type]
     for value in options.values():

@@ -1,4 +1,4 @@
-"""Answers of models in Telegram's MarkdownV2."""
+"""Tests of translating Markdown of models into Telegram's MarkdownV2."""
 
 from __future__ import annotations
 
@@ -33,15 +33,14 @@ from threadkeep.channels.formatting import markdown_v2
         ("", ""),
     ],
 )
-def test_markdown_of_models_is_telegrams(markdown: str, sent: str) -> None:
-    """Markup is translated, and everything else is escaped."""
+def test_markdown_is_translated_and_escaped(markdown: str, sent: str) -> None:
     assert markdown_v2(markdown) == sent
     visible(sent)
 
 
 @given(st.text(st.sampled_from("ab1 \n*_~`[]()#>+-=|{}.!\\"), max_size=60) | st.text(max_size=60))
-def test_every_text_is_valid_and_shows_every_word(text: str) -> None:
-    """Letters and digits stay, in order, whatever the markup; only the language of a code block is not shown."""
+def test_every_text_is_valid_and_keeps_its_letters(text: str) -> None:
+    """Letters and digits stay in order. Only the language of a code block is not shown."""
     text = text.replace("\r", "").replace("\ufdd0", "")
     words = [sign for sign in visible(markdown_v2(text)) if sign.isalnum()]
     expected = [sign for sign in re.sub(r"(?m)^ {0,3}(?:```|~~~).*$", "", text) if sign.isalnum()]

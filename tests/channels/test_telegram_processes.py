@@ -1,4 +1,4 @@
-"""Two services behind one database, each killed again and again, and a Telegram that sends what was not taken."""
+"""Tests of two services on one database that are killed repeatedly, while a fake Telegram repeats refused updates."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ from threadkeep.records.runs import RunQuery
 
 CHATS = (7, 8)
 MESSAGES = int(os.environ.get("CHANNEL_MESSAGES", "40"))
-"""Messages of each chat; `python -m bench channels` sends more."""
+"""Number of messages in a chat; `python -m bench channels` sends more."""
 FIGURES = os.environ.get("CHANNEL_FIGURES")
-"""A file for the figures of each database, a line each."""
+"""Path of a file that gets one line of figures for each database."""
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 
 @dataclass
 class Fleet:
-    """Two places for services; a place whose service was killed has none for a while."""
+    """Two slots for services; the address of a slot is None between a kill and the next start."""
 
     addresses: dict[int, str | None]
     kills: int = 0
 
     async def deliver(self, number: int, chat: int, text: str) -> None:
-        """Send an update until one of the services takes it, as Telegram does."""
+        """Send an update until one of the services accepts it, as Telegram does."""
         sender = {"id": chat, "is_bot": False, "first_name": "Anna"}
         body = update(text, number, chat={"id": chat, "type": "private"}, **{"from": sender})
         headers = {"X-Telegram-Bot-Api-Secret-Token": TELEGRAM_SECRET}
@@ -62,10 +62,10 @@ class Fleet:
                     return
 
 
-async def test_an_update_that_comes_to_two_processes_at_once_is_one_turn(
+async def test_an_update_sent_to_two_processes_is_one_turn(
     shared_url: str, tmp_path: Path, telegram: FakeTelegram
 ) -> None:
-    """Three times to each; the person gets one answer."""
+    """Each process gets the update three times, and the person gets one reply."""
     with providing() as provider:
         provider.answer = lambda newest: [f"re: {newest}"]
         environment = _environment(shared_url, tmp_path, telegram) | provider.environment
@@ -88,10 +88,10 @@ async def test_an_update_that_comes_to_two_processes_at_once_is_one_turn(
     assert telegram.texts() == ["re: hi"]
 
 
-async def test_a_deletion_outlives_the_process_that_was_asked_for_it(
+async def test_a_deletion_survives_the_process_that_requested_it(
     shared_url: str, tmp_path: Path, telegram: FakeTelegram
 ) -> None:
-    """Another process deletes and confirms; the update that comes again deletes nothing that was written since."""
+    """Another process deletes and confirms. A repeat of the update does not delete later messages."""
     held = threading.Event()
     with providing() as provider:
         provider.answer = lambda newest: [held, "late"] if newest == "slow" else [f"re: {newest}"]
@@ -119,10 +119,10 @@ async def test_a_deletion_outlives_the_process_that_was_asked_for_it(
     assert Counter(telegram.texts())["Our conversation is deleted."] == 1
 
 
-async def test_every_message_is_answered_once_through_kills(
+async def test_every_message_gets_one_reply_despite_kills(
     shared_url: str, tmp_path: Path, telegram: FakeTelegram
 ) -> None:
-    """Stored once and in order, answered once, and delivered once but where the outbox says that a process died."""
+    """Messages are stored once and in order. A reply arrives twice only if its entry is marked uncertain."""
     fleet, began = Fleet({0: None, 1: None}), time.monotonic()
     with providing() as provider:
         provider.answer = lambda newest: [f"re: {newest}"]
@@ -152,7 +152,7 @@ async def _talk(fleet: Fleet, chat: int) -> None:
 async def _keep_up(
     fleet: Fleet, place: int, folder: Path, environment: Mapping[str, str], delivered: asyncio.Event
 ) -> None:
-    """Run a service and kill it after a while, again and again."""
+    """Run a service and kill it after a while, repeatedly."""
     pause = 1.0 + 0.7 * place
     for generation in count():
         async with AsyncExitStack() as stack:
@@ -172,7 +172,7 @@ async def _keep_up(
 
 @asynccontextmanager
 async def _last_service(folder: Path, environment: Mapping[str, str]) -> AsyncIterator[None]:
-    """A service that nobody kills: it goes on with what others left."""
+    """Run a service that is not killed and completes the remaining work."""
     async with running(folder / "last", environment):
         yield
 
@@ -189,7 +189,7 @@ async def _all_over(memory: Memory) -> bool:
 
 
 async def _check(memory: Memory, telegram: FakeTelegram) -> int:
-    """Check the transcripts and the answers; return how many answers were sent twice."""
+    """Check the transcripts and the replies; return how many replies were sent twice."""
     runs, _ = await memory.runs.records.runs(RunQuery(limit=2 * MESSAGES))
     assert Counter((run.status, run.error) for run in runs) == {("done", None): MESSAGES * len(CHATS)}
     entries = await memory.channels.outbox.entries(limit=2 * MESSAGES)
@@ -232,6 +232,6 @@ def _environment(url: str, folder: Path, telegram: FakeTelegram) -> dict[str, st
         "THREADKEEP_CHANNELS": str(file),
         "THREADKEEP_PENDING_DIR": str(folder / "pending"),
         "THREADKEEP_RUN_DEAD_SECONDS": "2",
-        # Processes die here more often than a run is begun again by default.
+        # Processes die more often than the default number of attempts.
         "THREADKEEP_RUN_MAX_ATTEMPTS": "100",
     }

@@ -1,4 +1,4 @@
-"""WeCom's crypto by the published vectors and against wechatpy, and the reader of XML."""
+"""Tests of WeCom's encryption, with published vectors and wechatpy, and of reading XML."""
 
 from __future__ import annotations
 
@@ -66,12 +66,12 @@ DIRECT = WeComDirect()
 
 
 def crypto_of(vector: str) -> WeComCrypto:
-    """The crypto with the keys of a vector."""
+    """Return the crypto with the keys of a vector."""
     return WeComCrypto(*ECHOES[vector][0])
 
 
 def signed(timestamp: str, nonce: str, signature: str, rest: str = "", *, method: str = "GET") -> Callback:
-    """A request at the time of its timestamp."""
+    """Return a request that is received at the time of its timestamp."""
     query = f"msg_signature={signature}&timestamp={timestamp}&nonce={nonce}{rest}"
     at = datetime.fromtimestamp(int(timestamp), UTC)
     return Callback(method=method, received_at=at, query=query)  # type: ignore[arg-type]
@@ -79,8 +79,8 @@ def signed(timestamp: str, nonce: str, signature: str, rest: str = "", *, method
 
 @pytest.mark.parametrize("vector", ECHOES)
 @pytest.mark.parametrize("encoded", [True, False], ids=["percent", "raw"])
-def test_the_check_of_an_address_is_answered_with_the_plain_text(vector: str, encoded: bool) -> None:
-    """V1 to V3: without quotes or newline; also where a server left the `+` of base64 as it is."""
+def test_an_echo_request_is_answered_with_the_plain_text(vector: str, encoded: bool) -> None:
+    """The response has no quotes and no newline. A `+` of base64 may be percent-encoded or raw."""
     _, (timestamp, nonce, signature), echo, plain = ECHOES[vector]
     callback = signed(timestamp, nonce, signature, f"&echostr={quote(echo, safe='') if encoded else echo}")
     received = crypto_of(vector).receive(callback, xml_envelope)
@@ -91,7 +91,7 @@ def test_the_check_of_an_address_is_answered_with_the_plain_text(vector: str, en
 
 @pytest.mark.parametrize("vector", ECHOES)
 def test_a_vector_with_anything_else_changed_is_refused(vector: str) -> None:
-    """The nonce, the time, the signature, the text, the token or the receiver."""
+    """Changed are the nonce, the time, the signature, the text, the token or the receiver."""
     (token, key, receiver), (timestamp, nonce, signature), echo, _ = ECHOES[vector]
     wrong = [
         signed(timestamp, f"{nonce[:-1]}x", signature, f"&echostr={echo}"),
@@ -112,15 +112,15 @@ def test_a_vector_with_anything_else_changed_is_refused(vector: str) -> None:
     assert WeComCrypto(token, key, None).receive(right, xml_envelope)
 
 
-def test_the_signature_of_another_token_is_that_of_the_sample() -> None:
-    """V2 with the token `xxxxxxx`."""
+def test_the_signature_of_the_published_sample_is_reproduced() -> None:
+    """The sample is V2 with the token `xxxxxxx`."""
     (_, key, receiver), (timestamp, nonce, _), echo, _ = ECHOES["V2"]
     crypto = WeComCrypto("xxxxxxx", key, receiver)
     assert crypto.sign(timestamp, nonce, echo) == "59dce1a653fc31a6f0472567199561e9336a8d0b"
 
 
 def test_a_message_is_decrypted() -> None:
-    """V4, with a padding of one byte."""
+    """V4 has a padding of one byte."""
     callback = signed("1411525903", "461056294", "74d92dfeb87ba7c714f89d98870ae5eb62dff26d", method="POST")
     body = f"<xml><ToUserName>x</ToUserName><Encrypt><![CDATA[{V4_MESSAGE}]]></Encrypt></xml>".encode()
     plain = crypto_of("V3").receive(replace(callback, body=body), xml_envelope)
@@ -136,7 +136,7 @@ def test_a_message_is_decrypted() -> None:
 
 
 def test_replies_are_encrypted_as_in_the_vectors() -> None:
-    """V5, V6 and V7, with their random bytes."""
+    """Vectors V5, V6 and V7 are reproduced with their random bytes."""
     v5 = crypto_of("V3").seal(V5_REPLY, timestamp="1411525903", nonce="461056294", salt=b"1234567890123456")
     assert v5.encrypted.startswith("9s4gMv99m88kKTh/H8IdkOiM")
     assert v5.encrypted.endswith("F9XiKzHo3")
@@ -154,8 +154,8 @@ def test_replies_are_encrypted_as_in_the_vectors() -> None:
 
 
 @given(text=st.text(st.characters(exclude_categories=["Cs"]), max_size=500), receiver=st.sampled_from([CORP, ""]))
-def test_wechatpy_reads_what_we_encrypt_and_we_read_what_it_encrypts(text: str, receiver: str) -> None:
-    """An implementation that others wrote, for any text and each length of the padding."""
+def test_wechatpy_and_threadkeep_decrypt_each_others_texts(text: str, receiver: str) -> None:
+    """Covered are any text and each length of the padding."""
     ours, theirs = WeComCrypto(WECOM_TOKEN, AES_KEY, receiver), WeChatCrypto(WECOM_TOKEN, AES_KEY, receiver)
     sealed = ours.seal(text, timestamp="1", nonce="n")
     assert theirs.check_signature(sealed.signature, "1", "n", sealed.encrypted) == text
@@ -163,16 +163,16 @@ def test_wechatpy_reads_what_we_encrypt_and_we_read_what_it_encrypts(text: str, 
 
 
 @given(st.binary(max_size=200) | st.text(max_size=100))
-def test_a_text_that_was_not_encrypted_with_the_key_is_refused(text: bytes | str) -> None:
-    """Also one of the right length; nothing else is raised."""
+def test_a_text_that_cannot_be_decrypted_is_refused(text: bytes | str) -> None:
+    """No other exception is raised."""
     encrypted = text if isinstance(text, str) else base64.b64encode(text).decode()
     with pytest.raises(CallbackRefused, match="unreadable"):
         WeComCrypto(WECOM_TOKEN, AES_KEY, "").decrypt(encrypted)
 
 
 @pytest.mark.parametrize(("seconds", "refused"), [(-301, True), (-300, False), (300, False), (301, True)])
-def test_a_callback_of_another_time_is_refused(seconds: int, refused: bool) -> None:
-    """More than five minutes off, in either direction; a replay within them has the same message id."""
+def test_an_old_or_early_callback_is_refused(seconds: int, refused: bool) -> None:
+    """The limit is five minutes in each direction."""
     callback = DIRECT.callback(DIRECT.body("hi"), at=int((NOW + timedelta(seconds=seconds)).timestamp()))
     if not refused:
         assert DIRECT.channel().receive(callback).updates
@@ -182,7 +182,7 @@ def test_a_callback_of_another_time_is_refused(seconds: int, refused: bool) -> N
 
 
 def test_the_signature_is_checked_before_the_clock_and_the_clock_before_the_decryption() -> None:
-    """A request that fails all three is refused for its signature; with a right one for its age."""
+    """A request with all three errors is refused for its signature, and one with two for its age."""
     old = int((NOW - timedelta(days=1)).timestamp())
     with pytest.raises(CallbackRefused, match="signature_wrong"):
         DIRECT.channel().receive(DIRECT.callback("x", at=old, token="another"))
@@ -195,15 +195,14 @@ def test_the_signature_is_checked_before_the_clock_and_the_clock_before_the_decr
 
 @pytest.mark.parametrize("timestamp", ["", "-1", "1e9", "9" * 5000, "٣", " 1"])
 def test_a_timestamp_that_is_no_number_is_refused(timestamp: str) -> None:
-    """Although it is signed."""
     crypto = WeComCrypto(WECOM_TOKEN, AES_KEY, CORP)
     query = f"msg_signature={crypto.sign(timestamp, 'n', 'x')}&timestamp={quote(timestamp)}&nonce=n&echostr=x"
     with pytest.raises(CallbackRefused):
         crypto.receive(Callback(method="GET", received_at=NOW, query=query), xml_envelope)
 
 
-def test_a_message_of_one_bot_is_refused_by_another_kind_of_receiver() -> None:
-    """An AI bot has no receiver's id, an application has one."""
+def test_a_message_for_another_receiver_is_refused() -> None:
+    """AI bots use an empty receiver id, applications the id of the corporation."""
     with pytest.raises(CallbackRefused, match="receiver_wrong"):
         WeComCrypto(WECOM_TOKEN, AES_KEY, CORP).receive(
             WeComAIBot().callback("{}"), lambda body: json.loads(body)["encrypt"]
@@ -211,8 +210,8 @@ def test_a_message_of_one_bot_is_refused_by_another_kind_of_receiver() -> None:
 
 
 @pytest.mark.parametrize("key", ["", "short", "a" * 42, "a" * 44, "?" * 43, "é" * 43])
-def test_a_key_of_another_form_is_refused(key: str) -> None:
-    """The sentence does not hold it."""
+def test_an_invalid_key_is_refused(key: str) -> None:
+    """The error does not quote the key."""
     with pytest.raises(InvalidInput, match="EncodingAESKey") as refused:
         WeComCrypto("token", key, "")
     assert not key or key not in str(refused.value)
@@ -236,5 +235,5 @@ def test_a_key_of_another_form_is_refused(key: str) -> None:
     ],
 )
 def test_flat_xml_is_read_and_definitions_are_refused(text: str, fields: dict[str, str] | None) -> None:
-    """Nothing is expanded and nothing is fetched."""
+    """Entities are not expanded, and no external file is read."""
     assert read_xml(text) == fields

@@ -1,4 +1,4 @@
-"""WeCom AI bots: messages, refreshes of answers, events, and the answers themselves."""
+"""Tests of reading WeCom AI bot callbacks, and of encrypting their responses."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ GROUP: dict[str, Any] = {"chattype": "group", "chatid": "wrGROUP-1"}
 
 
 def received(text: str = "hi", options: dict[str, Any] | None = None, **changes: Any) -> Update:
-    """What the channel makes of a message."""
+    """Return the result of the channel for a message."""
     channel = PLATFORM.channel(**(options or {}))
     [update] = channel.receive(PLATFORM.callback(PLATFORM.body(text, **changes))).updates
     return update
 
 
 def message(text: str = "hi", options: dict[str, Any] | None = None, **changes: Any) -> IncomingMessage:
-    """The message of a callback."""
+    """Return the message of a callback."""
     update = received(text, options, **changes)
     assert isinstance(update, IncomingMessage), update
     return update
 
 
-def test_the_key_is_that_of_the_group_or_of_the_person() -> None:
-    """All groups of one person are not one conversation."""
+def test_the_session_id_has_the_group_or_the_person() -> None:
+    """Each group is a session of its own."""
     assert message().session_id == "wecom_aibot:B1:single:U1"
     assert message(**GROUP).session_id == "wecom_aibot:B1:group:wrGROUP-1"
     assert message(**GROUP).user_id is None
     assert message().user_id == "wecom_aibot:B1:U1"
 
 
-def test_members_of_two_corporations_with_one_id_have_two_conversations() -> None:
-    """A bot of a third party serves several corporations."""
+def test_the_session_id_has_the_corporation() -> None:
+    """A bot of a third party serves several corporations, whose members may have equal ids."""
     members: list[dict[str, Any]] = [{"from": {"userid": "U1", "corpid": corp}} for corp in ("ww1", "ww2")]
     ours, theirs = (message(**member) for member in members)
     assert ours.session_id == "wecom_aibot:B1:single:ww1_3aU1"
@@ -47,8 +47,8 @@ def test_members_of_two_corporations_with_one_id_have_two_conversations() -> Non
     assert (ours.user_id, theirs.user_id) == ("wecom_aibot:B1:ww1:U1", "wecom_aibot:B1:ww2:U1")
 
 
-def test_the_id_of_a_message_is_kept_as_it_is() -> None:
-    """With its slashes and its equals signs."""
+def test_the_id_of_a_message_is_unchanged() -> None:
+    """The id has slashes and equals signs."""
     assert message().message_id == "CAIQ/1="
 
 
@@ -63,26 +63,24 @@ def test_the_id_of_a_message_is_kept_as_it_is() -> None:
         ("@Anna hello", {"bot_name": "Robot A"}, "@Anna hello"),
     ],
 )
-def test_the_mention_at_the_beginning_is_no_text_of_a_group(text: str, options: dict[str, Any], expected: str) -> None:
-    """In a single chat it is."""
+def test_a_leading_mention_is_removed_in_a_group(text: str, options: dict[str, Any], expected: str) -> None:
+    """The text of a single chat is unchanged."""
     assert message(text, options, **GROUP).text == expected
     assert message(text, options).text == text
 
 
-def test_a_mention_alone_is_no_turn() -> None:
-    """There is nothing to answer."""
+def test_a_mention_without_text_is_ignored() -> None:
     assert _ignored(received("@RobotA", **GROUP)).reason == "no_text"
 
 
-def test_a_quote_is_beside_the_text() -> None:
-    """It was said before, by somebody."""
+def test_a_quote_is_separate_from_the_text() -> None:
     quote: dict[str, Any] = {"msgtype": "text", "text": {"content": "The parcel is late."}}
     found = message("why?", quote=quote)
     assert (found.text, found.quoted_text) == ("why?", "The parcel is late.")
 
 
-def test_words_of_voice_and_of_mixed_messages_are_text() -> None:
-    """Pictures among them are left out."""
+def test_text_of_voice_and_mixed_messages_is_read() -> None:
+    """Pictures of a mixed message are skipped."""
     assert message(msgtype="voice", voice={"content": "hello there"}).text == "hello there"
     items = [
         {"msgtype": "text", "text": {"content": "@RobotA look:"}},
@@ -92,14 +90,13 @@ def test_words_of_voice_and_of_mixed_messages_are_text() -> None:
     assert message(msgtype="mixed", mixed={"msg_item": items}, **GROUP).text == "look:\nand this"
 
 
-def test_a_refresh_asks_for_an_answer() -> None:
-    """It is no turn of a person."""
+def test_a_refresh_requests_a_stream() -> None:
     assert received(msgtype="stream", stream={"id": "run-1"}) == StreamRefresh("run-1")
     assert received(msgtype="stream") == Ignored("incomplete")
 
 
-def test_a_person_who_opens_the_chat_can_be_welcomed() -> None:
-    """Other events start nothing."""
+def test_opening_the_chat_is_reported() -> None:
+    """Other events are ignored."""
     assert received(msgtype="event", event={"eventtype": "enter_chat"}) == ChatEntered("wecom_aibot:B1:single:U1")
     assert received(msgtype="event", event={"eventtype": "feedback_event"}) == Ignored("kind")
 
@@ -116,19 +113,19 @@ def test_a_person_who_opens_the_chat_can_be_welcomed() -> None:
         ({"aibotid": ""}, "incomplete"),
     ],
 )
-def test_a_message_without_its_parts_starts_nothing(changes: dict[str, Any], reason: str) -> None:
-    """A group without its id is not the person's place."""
+def test_an_incomplete_message_is_ignored(changes: dict[str, Any], reason: str) -> None:
+    """A group message without the id of the group is not a message of a single chat."""
     assert _ignored(received(**changes)).reason == reason
 
 
-def test_messages_for_another_bot_are_not_for_us() -> None:
-    """Where the bot is named in the options."""
+def test_messages_for_another_bot_are_ignored() -> None:
+    """The check applies if the options have the id of the bot."""
     assert received(options={"bot_id": "B2"}) == Ignored("not_for_us")
     assert message(options={"bot_id": "B1"}).session_id == "wecom_aibot:B1:single:U1"
 
 
-def test_an_answer_is_encrypted_as_the_platform_reads_it() -> None:
-    """The whole text so far, under its stream's id, with a signature over it."""
+def test_a_reply_can_be_decrypted_by_the_platform() -> None:
+    """The response has the whole text so far, the id of the stream and a valid signature."""
     channel = PLATFORM.channel()
     response = channel.stream_response("run-1", "你好 <b>", finished=False, timestamp="1700000000", nonce="n1")
     assert _opened(response) == {"msgtype": "stream", "stream": {"id": "run-1", "finish": False, "content": "你好 <b>"}}
@@ -155,8 +152,8 @@ def test_an_answer_is_encrypted_as_the_platform_reads_it() -> None:
         ("", False),
     ],
 )
-def test_answers_go_to_the_hosts_of_wecom_only(url: str, accepted: bool) -> None:
-    """Over https; another address is not kept."""
+def test_only_response_urls_of_wecom_are_accepted(url: str, accepted: bool) -> None:
+    """The URL must use https; another URL is not stored."""
     assert is_response_url(url) is accepted
     assert message(response_url=url).reply_to == ({"response_url": url} if accepted else {})
 

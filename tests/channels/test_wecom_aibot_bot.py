@@ -1,4 +1,4 @@
-"""An AI bot, whose answers the platform fetches while they grow, against a platform in another process."""
+"""Tests of a WeCom AI bot whose replies the platform fetches, with a fake platform in another process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SESSION = "wecom_aibot:B1:single:U1"
 
 
 def opened(response: httpx2.Response) -> dict[str, Any]:
-    """What the platform reads of a response."""
+    """Return the decrypted body of a response."""
     sent = response.json()
     crypto = WeChatCrypto(WECOM_TOKEN, AES_KEY, "")
     text = crypto.check_signature(sent["msgsignature"], str(sent["timestamp"]), sent["nonce"], sent["encrypt"])
@@ -33,7 +33,7 @@ def opened(response: httpx2.Response) -> dict[str, Any]:
 
 
 async def say(desk: WeComDesk, text: str, number: int = 1, **changes: Any) -> dict[str, Any]:
-    """Send a message; the stream of its answer."""
+    """Send a message; return the stream of its reply."""
     url = f"{desk.wecom.address}/cgi-bin/aibot/response?response_code=CODE{number}"
     stream: dict[str, Any] = opened(
         await desk.post(json.dumps(aibot_message(text, number) | {"response_url": url} | changes))
@@ -43,13 +43,13 @@ async def say(desk: WeComDesk, text: str, number: int = 1, **changes: Any) -> di
 
 
 async def refresh(desk: WeComDesk, stream_id: str) -> dict[str, Any]:
-    """Ask for an answer so far."""
+    """Request the reply so far."""
     body = json.dumps({"aibotid": "B1", "msgtype": "stream", "stream": {"id": stream_id}})
     return dict(opened(await desk.post(body))["stream"])
 
 
 async def finished(desk: WeComDesk, stream: dict[str, Any]) -> str:
-    """Refresh until the answer is finished, as the platform does."""
+    """Refresh until the reply is finished, as the platform does; return its text."""
     found = stream
 
     async def is_finished() -> bool:
@@ -61,8 +61,8 @@ async def finished(desk: WeComDesk, stream: dict[str, Any]) -> str:
     return str(found["content"])
 
 
-async def test_an_answer_grows_under_the_eyes_of_the_person(shared_url: str, tmp_path: Path, wecom: FakeWeCom) -> None:
-    """The first response comes at once; each refresh has the whole text so far, from the database."""
+async def test_a_reply_is_streamed_through_refreshes(shared_url: str, tmp_path: Path, wecom: FakeWeCom) -> None:
+    """The first response does not wait for the model. A refresh returns the whole text so far."""
     gate = Gate()
     model = ScriptedModel([["Your parcel ", gate, "is on its way."]])
     async with opened_wecom(KIND, shared_url, tmp_path, wecom, model) as desk:
@@ -84,10 +84,8 @@ async def test_an_answer_grows_under_the_eyes_of_the_person(shared_url: str, tmp
     assert wecom.texts() == []
 
 
-async def test_a_message_that_comes_again_has_the_same_stream(
-    shared_url: str, tmp_path: Path, wecom: FakeWeCom
-) -> None:
-    """While the answer grows and afterwards; it is one turn."""
+async def test_a_repeated_message_has_the_same_stream(shared_url: str, tmp_path: Path, wecom: FakeWeCom) -> None:
+    """Repeats are recognized during the turn and after it."""
     gate = Gate()
     model = ScriptedModel([[gate, "ok"]])
     async with opened_wecom(KIND, shared_url, tmp_path, wecom, model) as desk:
@@ -100,10 +98,10 @@ async def test_a_message_that_comes_again_has_the_same_stream(
         assert len(await desk.transcript(SESSION)) == 2
 
 
-async def test_an_answer_that_takes_too_long_goes_to_the_address_of_the_message(
+async def test_a_late_reply_is_sent_to_the_response_url(
     tmp_path: Path, wecom: FakeWeCom, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The stream ends with a sentence; the answer comes once."""
+    """The stream ends with a notice, and the reply is sent once."""
     for module in (intake, wecom_aibot):
         monkeypatch.setattr(module, "STREAM_TIME", timedelta(0))
     gate = Gate()
@@ -117,10 +115,10 @@ async def test_an_answer_that_takes_too_long_goes_to_the_address_of_the_message(
         assert await desk.answered() == ["late"]
 
 
-async def test_nobody_fetches_and_the_answer_is_sent(
+async def test_a_reply_that_is_not_fetched_is_sent(
     tmp_path: Path, wecom: FakeWeCom, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After the time in which the platform could have fetched it."""
+    """The bot sends the reply after the time in which the platform may fetch it."""
     monkeypatch.setattr(intake, "STREAM_TIME", timedelta(seconds=1))
     gate = Gate()
     async with opened_wecom(KIND, "sqlite://", tmp_path, wecom, ScriptedModel([[gate, "ok"]])) as desk:
@@ -133,8 +131,8 @@ async def test_nobody_fetches_and_the_answer_is_sent(
     assert wecom.sent() == [{"msgtype": "markdown", "markdown": {"content": "ok"}}]
 
 
-async def test_the_end_of_a_very_long_answer_is_sent(tmp_path: Path, wecom: FakeWeCom) -> None:
-    """A stream has 20,480 bytes."""
+async def test_the_rest_of_a_long_reply_is_sent(tmp_path: Path, wecom: FakeWeCom) -> None:
+    """A stream has at most 20,480 bytes."""
     answer = "a" * 15_000 + "\n\n" + "b" * 15_000
     async with opened_wecom(KIND, "sqlite://", tmp_path, wecom, ScriptedModel([answer])) as desk:
         stream = await say(desk, "hi")
@@ -143,8 +141,8 @@ async def test_the_end_of_a_very_long_answer_is_sent(tmp_path: Path, wecom: Fake
         assert await finished(desk, stream) == "a" * 15_000
 
 
-async def test_commands_and_pictures_are_answered_in_the_response(tmp_path: Path, wecom: FakeWeCom) -> None:
-    """There is nothing to wait for; opening the chat is welcomed."""
+async def test_commands_and_pictures_get_their_reply_in_the_response(tmp_path: Path, wecom: FakeWeCom) -> None:
+    """The first response has the complete reply. A person who opens the chat gets a welcome."""
     async with opened_wecom(KIND, "sqlite://", tmp_path, wecom, ScriptedModel(repeat("ok")), language="zh") as desk:
         for _ in range(2):
             help_text = await say(desk, "/help", 1)
@@ -160,17 +158,17 @@ async def test_commands_and_pictures_are_answered_in_the_response(tmp_path: Path
     assert wecom.texts() == []
 
 
-async def test_an_unknown_stream_ends(tmp_path: Path, wecom: FakeWeCom) -> None:
-    """It was deleted, or is another bot's."""
+async def test_an_unknown_stream_is_finished(tmp_path: Path, wecom: FakeWeCom) -> None:
+    """The stream was deleted, or is of another bot."""
     async with opened_wecom(KIND, "sqlite://", tmp_path, wecom, ScriptedModel()) as desk:
         for stream_id in ("7", "x", "²"):
             assert (await refresh(desk, stream_id))["finish"] is True
 
 
-async def test_an_answer_goes_nowhere_but_to_wecom(
+async def test_a_response_url_of_another_host_is_refused(
     tmp_path: Path, wecom: FakeWeCom, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The address comes with the message."""
+    """The entry fails and does not store the URL."""
     for module in (intake, wecom_aibot):
         monkeypatch.setattr(module, "STREAM_TIME", timedelta(0))
     gate = Gate()

@@ -1,4 +1,4 @@
-"""An AI bot with a long connection, from a message to its answer, against a gateway in another process."""
+"""Tests of a WeCom AI bot with a long connection, with a fake gateway in another process."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SESSION = "wecom_aibot:B1:single:U1"
 
 @dataclass(frozen=True)
 class ConnectedDesk:
-    """An open service with a bot that connects to the gateway."""
+    """An open service with a bot that is connected to the gateway."""
 
     app: App
     client: httpx2.AsyncClient
@@ -45,35 +45,35 @@ class ConnectedDesk:
 
     @property
     def memory(self) -> Memory:
-        """Where conversations are."""
+        """The memory of the service."""
         return self.app.memory
 
     async def answered(self, count: int = 1) -> list[str]:
-        """What people were sent, when so many answers have arrived and nothing waits."""
+        """Wait for this many replies and an empty outbox; return the texts that people got."""
         await until(lambda: len(self.gateway.texts()) >= count)
         await until(self.nothing_waits)
         return self.gateway.texts()
 
     async def nothing_waits(self) -> bool:
-        """Whether every answer is over or has failed."""
+        """Return whether each entry of the outbox is delivered or has failed."""
         counts = await self.memory.channels.outbox.counts()
         return not any(status in ("waiting", "ready") for _, status in counts)
 
     async def transcript(self) -> list[tuple[str, str]]:
-        """Who said what."""
+        """Return roles and texts of the transcript."""
         return [(message.role, message.content) for message in await self.memory.session(SESSION).tail(100)]
 
 
 @pytest.fixture
 def gateway(tmp_path: Path) -> Iterator[FakeGateway]:
-    """A gateway of the test's own."""
+    """Start a gateway for the test."""
     with faking_gateway(tmp_path) as fake:
         yield fake
 
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Short pauses: the gateway is near."""
+    """Shorten the pauses of the connection."""
     for name in ("_PING_SECONDS", "_LOOK_SECONDS", "_GROW_SECONDS", "_FIRST_PAUSE_SECONDS"):
         monkeypatch.setattr(wecom_connection, name, 0.05)
 
@@ -82,7 +82,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 async def connected(
     url: str, folder: Path, gateway: FakeGateway, model: BaseChatModel, **changes: Any
 ) -> AsyncIterator[ConnectedDesk]:
-    """A service over a database, with one bot."""
+    """Open a service over a database, with one bot."""
     environment: Mapping[str, Any] = changes.pop("environment", {})
     given = {"kind": "wecom_aibot", "name": "one", "receive": "connection", "bot_id": "B1", "secret": SECRET}
     settings = WeComAIBotSettings.model_validate({**given, "connection": gateway.address, **changes})
@@ -95,17 +95,17 @@ async def connected(
 
 
 def message(text: str, number: int = 1, **changes: Any) -> dict[str, Any]:
-    """A message as the gateway sends it: without an address of its own."""
+    """Return a message as the gateway sends it, without a response URL."""
     body = {**aibot_message(text, number), **changes}
     del body["response_url"]
     return body
 
 
 @pytest.mark.slow
-async def test_an_answer_grows_over_the_connection(
+async def test_a_reply_is_streamed_over_the_connection(
     shared_url: str, tmp_path: Path, gateway: FakeGateway, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """In the stream of its message; a message that comes again is one turn and gets nothing. No log has a frame."""
+    """A repeated message is one turn and gets no second reply. The log contains no frames and no secret."""
     caplog.set_level(logging.DEBUG)
     gate = Gate()
     model = ScriptedModel([["Your parcel ", gate, "is on its way."]])
@@ -131,10 +131,10 @@ async def test_an_answer_grows_over_the_connection(
 
 
 @pytest.mark.slow
-async def test_an_answer_outlives_the_connection_of_its_message(
+async def test_a_reply_after_a_reconnect_is_sent_as_a_message(
     shared_url: str, tmp_path: Path, gateway: FakeGateway
 ) -> None:
-    """The bot connects again, and the answer is a message of its own, sent once."""
+    """The reply is sent once over the new connection."""
     gate = Gate()
     async with connected(shared_url, tmp_path, gateway, ScriptedModel([[gate, "late"]])) as desk:
         gateway.push(message("hi", chattype="group", chatid="wrGROUP"))
@@ -147,10 +147,10 @@ async def test_an_answer_outlives_the_connection_of_its_message(
     assert sent["body"] == {"chatid": "wrGROUP", "msgtype": "markdown", "markdown": {"content": "late"}}
 
 
-async def test_an_answer_that_takes_too_long_is_a_message(
+async def test_a_late_reply_is_sent_as_a_message(
     tmp_path: Path, gateway: FakeGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its stream ends with a sentence; so does that of a stream that WeCom has ended."""
+    """The stream ends with a notice after its time. A reply whose stream WeCom has ended is a message, too."""
     monkeypatch.setattr(wecom_connection, "STREAM_TIME", timedelta(0))
     gate = Gate()
     async with connected("sqlite://", tmp_path, gateway, ScriptedModel([[gate, "late"], "next"])) as desk:
@@ -168,8 +168,8 @@ async def test_an_answer_that_takes_too_long_is_a_message(
     assert [frame["body"]["chatid"] for frame in gateway.frames("aibot_send_msg")] == ["U1", "U1"]
 
 
-async def test_a_long_answer_is_a_stream_and_messages(tmp_path: Path, gateway: FakeGateway) -> None:
-    """A frame has 20,480 bytes."""
+async def test_a_long_reply_is_a_stream_and_messages(tmp_path: Path, gateway: FakeGateway) -> None:
+    """A frame has at most 20,480 bytes."""
     answer = "a" * 15_000 + "\n\n" + "b" * 15_000
     async with connected("sqlite://", tmp_path, gateway, ScriptedModel([answer])) as desk:
         gateway.push(message("hi"))
@@ -178,8 +178,8 @@ async def test_a_long_answer_is_a_stream_and_messages(tmp_path: Path, gateway: F
     assert (entry.status, entry.parts_sent) == ("delivered", 2)
 
 
-async def test_a_message_that_is_no_reply_is_sent_over_the_connection(tmp_path: Path, gateway: FakeGateway) -> None:
-    """To the chat of the newest message; a repeat of its id is sent once."""
+async def test_an_unprompted_message_is_sent_over_the_connection(tmp_path: Path, gateway: FakeGateway) -> None:
+    """The recipient is the chat of the newest message; a repeated id is sent once."""
     async with connected("sqlite://", tmp_path, gateway, ScriptedModel(["ok"])) as desk:
         gateway.push(message("hi"))
         await desk.answered()
@@ -190,8 +190,8 @@ async def test_a_message_that_is_no_reply_is_sent_over_the_connection(tmp_path: 
     assert sent["body"]["chatid"] == "U1"
 
 
-async def test_commands_pictures_and_joined_messages_end_their_streams(tmp_path: Path, gateway: FakeGateway) -> None:
-    """And the chat is welcomed; the first of two joined messages has no answer of its own."""
+async def test_streams_of_all_kinds_of_messages_are_ended(tmp_path: Path, gateway: FakeGateway) -> None:
+    """A new chat gets a welcome. The stream of the first of two coalesced messages ends without a reply."""
     gate = Gate()
     model = ScriptedModel([[gate, "one"], "all"])
     settings = {"double_texting": "coalesce"}
@@ -214,8 +214,8 @@ async def test_commands_pictures_and_joined_messages_end_their_streams(tmp_path:
 
 
 @pytest.mark.slow
-async def test_one_process_at_a_time_is_connected(shared_url: str, tmp_path: Path, gateway: FakeGateway) -> None:
-    """The other one sends nothing, and connects when the first one has gone."""
+async def test_only_one_process_is_connected(shared_url: str, tmp_path: Path, gateway: FakeGateway) -> None:
+    """The second process connects when the first has closed its connection."""
     model = ScriptedModel(repeat("ok"))
     async with AsyncExitStack() as first:
         await first.enter_async_context(connected(shared_url, tmp_path, gateway, model))
@@ -232,10 +232,10 @@ async def test_one_process_at_a_time_is_connected(shared_url: str, tmp_path: Pat
             assert await desk.answered(3) == ["ok", "ok", "ok"]
 
 
-async def test_a_bot_whose_place_is_taken_connects_again(
+async def test_a_replaced_connection_is_opened_again(
     tmp_path: Path, gateway: FakeGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After the longest pause: another program of the operator has connected with the same secret."""
+    """Another program with the same secret replaces the connection; the bot reconnects after the longest pause."""
     monkeypatch.setattr(wecom_connection, "_LONGEST_PAUSE_SECONDS", 0.1)
     async with connected("sqlite://", tmp_path, gateway, ScriptedModel(["ok"])) as desk:
         await until(lambda: gateway.subscriptions() == [0])
@@ -247,8 +247,8 @@ async def test_a_bot_whose_place_is_taken_connects_again(
         assert await desk.answered() == ["ok"]
 
 
-async def test_a_wrong_secret_is_told_and_tried_again(tmp_path: Path, gateway: FakeGateway) -> None:
-    """With pauses; callbacks over HTTP are refused, whatever their key."""
+async def test_a_wrong_secret_is_reported_and_retried(tmp_path: Path, gateway: FakeGateway) -> None:
+    """Callbacks over HTTP are refused for such a bot."""
     async with connected("sqlite://", tmp_path, gateway, ScriptedModel(), secret="wrong") as desk:
         await until(lambda: len(gateway.subscriptions()) >= 2)
         callback = WeComAIBot().callback(WeComAIBot().body("hi"))
@@ -260,18 +260,18 @@ async def test_a_wrong_secret_is_told_and_tried_again(tmp_path: Path, gateway: F
 
 
 @pytest.mark.parametrize("changes", [{"bot_id": ""}, {"secret": ""}, {"receive": "webhook"}])
-def test_a_bot_without_what_it_needs_is_refused(changes: dict[str, str]) -> None:
-    """With a sentence that names it, and no secret."""
+def test_a_bot_with_a_missing_option_is_refused(changes: dict[str, str]) -> None:
+    """The error names the option and quotes no secret."""
     given = {"kind": "wecom_aibot", "name": "one", "receive": "connection", "bot_id": "B1", "secret": SECRET}
     with pytest.raises(InvalidInput, match="needs its") as refused:
         WeComAIBotSettings.model_validate({**given, **changes}).channel()
     assert SECRET not in str(refused.value)
 
 
-async def test_a_database_that_takes_nothing_does_not_end_the_connection(
+async def test_the_connection_survives_a_database_outage(
     tmp_path: Path, gateway: FakeGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What people write meanwhile waits in the process, in order: WeCom does not send it again."""
+    """Messages stay in memory in order during the outage, because WeCom does not repeat them."""
     monkeypatch.setattr(wecom_connection, "_LONGEST_PAUSE_SECONDS", 0.2)
     outage = Outage(tmp_path / "channels.db")
     model = ScriptedModel(lambda messages: f"to {messages[-1].text}" for _ in range(3))
@@ -287,10 +287,10 @@ async def test_a_database_that_takes_nothing_does_not_end_the_connection(
     assert gateway.subscriptions() == [0]
 
 
-async def test_a_message_that_comes_while_the_service_stops_is_taken(
+async def test_a_message_received_during_shutdown_is_stored(
     tmp_path: Path, gateway: FakeGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The connection ends first, and what it has brought is stored. The next process answers."""
+    """The connection is closed first, then its messages are stored. The next process replies."""
     comes, goes_on, take = asyncio.Event(), asyncio.Event(), Intake.take
 
     async def slow(*args: Any, **named: Any) -> None:

@@ -1,4 +1,4 @@
-"""Two services with the long connection of an AI bot behind one database; the connected one is killed."""
+"""Tests of two services with the long connection of one AI bot on one database; the connected one is killed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 @dataclass
 class Fleet:
-    """Services of one bot, the gateway, and what people have written."""
+    """Services of one bot, the gateway, and the messages that people wrote."""
 
     folder: Path
     environment: Mapping[str, str]
@@ -40,38 +40,41 @@ class Fleet:
     told: list[str] = field(default_factory=list)
 
     async def start(self, serve: Callable[..., None] | None = None) -> None:
-        """Start one more service."""
+        """Start another service."""
         folder = self.folder / f"service-{len(self.services)}"
         _, service = await self.stack.enter_async_context(running(folder, self.environment, serve or _serve_quickly))
         self.services.append(service)
 
     async def kill(self, place: int) -> None:
-        """Kill a service, which has the connection and has stored every message, at once."""
+        """Kill a service that has the connection, after it has stored each message."""
         await until(self.all_stored)
         before = len(self.gateway.subscriptions())
         self.services[place].child.kill()
         await until(lambda: not self.gateway.is_connected() or len(self.gateway.subscriptions()) > before)
 
     def write(self, *texts: str) -> None:
-        """Write messages, each of a person of its own."""
+        """Send messages, each from another person."""
         for text in texts:
             self.told.append(text)
             self.gateway.push(_message(text, len(self.told)))
 
     async def all_stored(self) -> bool:
-        """Whether each message has its run; WeCom does not repeat one whose process dies before that."""
+        """Return whether each message has its run.
+
+        WeCom does not repeat a message whose process died before that.
+        """
         runs, _ = await self.memory.runs.records.runs(RunQuery(limit=100))
         return len(runs) == len(self.told)
 
     async def all_answered(self) -> bool:
-        """Whether nothing is left to answer."""
+        """Return whether each message is stored and no entry of the outbox is open."""
         counts = await self.memory.channels.outbox.counts()
         waits = any(status in ("waiting", "ready") for _, status in counts)
         return await self.all_stored() and not waits
 
 
 async def test_another_process_connects_when_one_is_killed(shared_url: str, tmp_path: Path) -> None:
-    """Each message is stored and answered once; twice at most where the outbox says that a process died meanwhile."""
+    """Each message is stored and answered once. A reply may be sent twice only if its entry is marked uncertain."""
     rest = threading.Event()
     async with AsyncExitStack() as stack:
         gateway = stack.enter_context(faking_gateway(tmp_path))
@@ -95,8 +98,8 @@ async def test_another_process_connects_when_one_is_killed(shared_url: str, tmp_
     assert SECRET not in "".join(service.written for service in fleet.services)
 
 
-async def test_a_message_whose_process_died_before_its_run_is_answered(shared_url: str, tmp_path: Path) -> None:
-    """WeCom does not repeat it; another process, and one that starts later, take it from the outbox."""
+async def test_a_message_is_recovered_if_its_process_dies_before_the_run(shared_url: str, tmp_path: Path) -> None:
+    """WeCom does not repeat the message. Another process, or one that starts later, reads it from the outbox."""
     async with AsyncExitStack() as stack:
         gateway = stack.enter_context(faking_gateway(tmp_path))
         provider = stack.enter_context(providing())
@@ -123,7 +126,7 @@ async def test_a_message_whose_process_died_before_its_run_is_answered(shared_ur
 
 
 async def _check(fleet: Fleet) -> None:
-    """Check the transcripts, and how often each answer was sent."""
+    """Check the transcripts, and how often each reply was sent."""
     runs, _ = await fleet.memory.runs.records.runs(RunQuery(limit=100))
     assert Counter((run.status, run.error) for run in runs) == {("done", None): len(fleet.told)}
     entries = {entry.session_id: entry for entry in await fleet.memory.channels.outbox.entries(limit=100)}
@@ -144,7 +147,7 @@ def _message(text: str, number: int) -> dict[str, Any]:
 
 
 def _serve_quickly(folder: Path, environment: Mapping[str, str]) -> None:
-    """Serve with short pauses, and a claim of the connection that ends soon after its process."""
+    """Serve with short pauses, and with a claim of the connection that expires soon after its process."""
     for name in ("_PING_SECONDS", "_LOOK_SECONDS", "_GROW_SECONDS", "_FIRST_PAUSE_SECONDS"):
         setattr(wecom_connection, name, 0.1)
     wecom_connection._CLAIM_SECONDS = 1.5  # noqa: SLF001
@@ -152,7 +155,7 @@ def _serve_quickly(folder: Path, environment: Mapping[str, str]) -> None:
 
 
 def _serve_and_die(folder: Path, environment: Mapping[str, str]) -> None:
-    """Serve until a message has its row in the outbox and no run yet."""
+    """Serve until a message has a row in the outbox, and die before its run is submitted."""
 
     async def die(*_: object, **__: object) -> None:
         os.kill(os.getpid(), signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""WeCom customer service: notices, pages of a desk, customers, servicers and recalls."""
+"""Tests of reading WeCom customer service: notices, pages of a desk, customers, human agents and recalls."""
 
 from __future__ import annotations
 
@@ -25,12 +25,11 @@ json_values = st.recursive(
 
 
 def page(*items: dict[str, Any], desks: frozenset[str] = frozenset(), **fields: Any) -> SyncPage:
-    """What the channel reads in a page."""
+    """Return the result of the channel for a page."""
     return PLATFORM.channel(desks=desks).read_page(json.loads(json.dumps({"msg_list": items, **fields})))
 
 
 def test_a_notice_names_the_desk_and_the_token() -> None:
-    """Nothing is in it to answer."""
     received = PLATFORM.channel().receive(PLATFORM.callback(PLATFORM.body("")))
     assert received.updates == (DeskNotified(DESK, "ENCsync"),)
     assert received.response.body == b"success"
@@ -40,21 +39,20 @@ def test_a_notice_names_the_desk_and_the_token() -> None:
     ("changes", "reason"),
     [({"Event": "subscribe"}, "kind"), ({"MsgType": "text"}, "kind"), ({"OpenKfId": ""}, "incomplete")],
 )
-def test_other_events_start_nothing(changes: dict[str, Any], reason: str) -> None:
-    """And a notice without a desk."""
+def test_other_events_and_incomplete_notices_are_ignored(changes: dict[str, Any], reason: str) -> None:
     received = PLATFORM.channel().receive(PLATFORM.callback(PLATFORM.body("", **changes)))
     assert received.updates == (Ignored(reason),)  # type: ignore[arg-type]
 
 
-def test_a_service_can_be_bound_to_some_desks() -> None:
-    """Notices and messages of others are not for it."""
+def test_a_bot_can_be_restricted_to_some_desks() -> None:
+    """Notices and messages of other desks are ignored."""
     channel = PLATFORM.channel(desks=frozenset({"wk2"}))
     assert channel.receive(PLATFORM.callback(PLATFORM.body(""))).updates == (Ignored("not_for_us"),)
     assert page(PLATFORM.item("hi"), desks=frozenset({"wk2"})).updates == (Ignored("not_for_us"),)
 
 
 def test_a_page_may_have_several_customers_with_several_messages() -> None:
-    """In the order of their times, each with the key of its customer."""
+    """Messages are in the order of their times, each with the session of its customer."""
     items = [
         PLATFORM.item("third", 3, send_time=SENT_AT + 2),
         PLATFORM.item("first", 1),
@@ -66,23 +64,22 @@ def test_a_page_may_have_several_customers_with_several_messages() -> None:
     assert found == [(KEY, "first"), ("wecom_cs:wkAJ2GCAAASSm4_5fFh:wm2", "other"), (KEY, "third")]
 
 
-def test_the_next_page_begins_at_the_cursor() -> None:
-    """A page can be empty although there are more."""
+def test_a_page_has_the_cursor_of_the_next() -> None:
+    """An empty page can have a successor."""
     assert page(next_cursor="c2", has_more=1) == SyncPage((), "c2", has_more=True)
     assert page(next_cursor="c3", has_more=0) == SyncPage((), "c3", has_more=False)
     assert page() == SyncPage((), "", has_more=False)
 
 
-def test_an_answer_goes_to_the_customer_at_the_desk() -> None:
-    """From which the message came."""
+def test_a_reply_has_the_customer_and_the_desk() -> None:
     [message] = page(PLATFORM.item("hi")).updates
     assert isinstance(message, IncomingMessage)
     assert message.reply_to == {"open_kfid": DESK, "touser": "wm1"}
     assert message.message_id == "m1"
 
 
-def test_a_servicer_speaks_for_the_desk() -> None:
-    """In the transcript, without an answer."""
+def test_a_message_of_a_human_agent_is_stored_as_assistant() -> None:
+    """Such a message gets no reply."""
     [message] = page(PLATFORM.item("I refund it.", origin=5, servicer_userid="zhang")).updates
     assert isinstance(message, IncomingMessage)
     assert (message.role, message.wants_answer, message.session_id) == ("assistant", False, KEY)
@@ -91,8 +88,8 @@ def test_a_servicer_speaks_for_the_desk() -> None:
 
 
 @pytest.mark.parametrize("kind", ["user_recall_msg", "servicer_recall_msg"])
-def test_a_message_that_was_taken_back_is_named(kind: str) -> None:
-    """The ids of an event are inside of it."""
+def test_a_recall_has_the_id_of_its_message(kind: str) -> None:
+    """The ids are inside of the event."""
     event = {"event_type": kind, "open_kfid": DESK, "external_userid": "wm1", "recall_msgid": "m1"}
     item = {"msgid": "e1", "send_time": SENT_AT, "origin": 4, "msgtype": "event", "event": event}
     assert page(item).updates == (MessageRecalled(KEY, "m1", "wecom_cs:wm1"),)
@@ -104,8 +101,8 @@ def test_a_message_that_was_taken_back_is_named(kind: str) -> None:
     ("fail_type", "error"),
     [(4, "ReplyTimeOver"), (5, "SessionState"), (6, "ReplyLimit"), (10, "Forbidden"), (0, "NotDelivered")],
 )
-def test_a_message_that_did_not_arrive_is_named(fail_type: int, error: str) -> None:
-    """With the reason, and where the answer can be sent again."""
+def test_a_failed_delivery_has_the_id_of_its_message(fail_type: int, error: str) -> None:
+    """The update has the reason, and the address for a retry."""
     event = {"event_type": "msg_send_fail", "open_kfid": DESK, "external_userid": "wm1", "fail_msgid": "s1"}
     item = {"msgid": "e1", "origin": 4, "msgtype": "event", "event": {**event, "fail_type": fail_type}}
     assert page(item).updates == (AnswerFailed(KEY, "s1", error, {"open_kfid": DESK, "touser": "wm1"}),)
@@ -114,7 +111,7 @@ def test_a_message_that_did_not_arrive_is_named(fail_type: int, error: str) -> N
 
 
 def test_other_events_of_a_desk_are_ignored() -> None:
-    """Such as a customer who opens the chat."""
+    """An example is a customer who opens the chat."""
     event = {"event_type": "enter_session", "open_kfid": DESK, "external_userid": "wm1", "welcome_code": "w"}
     assert page({"msgid": "e1", "origin": 4, "msgtype": "event", "event": event}).updates == (Ignored("kind"),)
 
@@ -130,8 +127,7 @@ def test_other_events_of_a_desk_are_ignored() -> None:
         ({"msgtype": "image"}, "no_text"),
     ],
 )
-def test_a_message_without_its_parts_starts_nothing(changes: dict[str, Any], reason: str) -> None:
-    """There is no bucket for all of them."""
+def test_an_incomplete_message_is_ignored(changes: dict[str, Any], reason: str) -> None:
     [update] = page(PLATFORM.item("hi", **changes)).updates
     assert isinstance(update, Ignored)
     assert update.reason == reason
@@ -139,5 +135,5 @@ def test_a_message_without_its_parts_starts_nothing(changes: dict[str, Any], rea
 
 @given(json_values)
 def test_a_page_of_any_shape_is_read(value: Any) -> None:
-    """What is no message starts nothing."""
+    """A value that is no message is ignored without an exception."""
     assert all(isinstance(update, Ignored) for update in PLATFORM.channel().read_page(value).updates)

@@ -1,4 +1,4 @@
-"""A customer service, from the notice to the answers, against a platform in another process."""
+"""Tests of a WeCom customer service bot, from the notice to the replies, with a fake platform in another process."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ KIND, SCOPE = "wecom_cs", f"wecom_cs:{CORP}"
 
 
 def item(text: str, number: int = 1, customer: str = "wm1", **changes: Any) -> dict[str, object]:
-    """A message that a customer wrote now."""
+    """Return a message that a customer wrote now."""
     return WeComService().item(text, number, external_userid=customer, send_time=int(time.time()), **changes)
 
 
 async def fetched(desk: WeComDesk) -> None:
-    """Return when no notice is left."""
+    """Wait until no notice is left."""
 
     async def nothing_noticed() -> bool:
         return not await desk.memory.channels.state.values_of(SCOPE, "notice:")
@@ -39,8 +39,8 @@ async def fetched(desk: WeComDesk) -> None:
 
 
 @pytest.mark.slow
-async def test_customers_of_one_page_are_answered_each(shared_url: str, tmp_path: Path, wecom: FakeWeCom) -> None:
-    """Several messages of one customer are one run, in the order in which they were written; all pages are read."""
+async def test_each_customer_of_a_page_gets_a_reply(shared_url: str, tmp_path: Path, wecom: FakeWeCom) -> None:
+    """Several messages of one customer are one run, in their order, and all pages are read."""
     model = ScriptedModel(repeat("ok"))
     wecom.write(item("a", 1), item("x", 2, "wm2"), item("b", 3), item("c", 4), page=10)
     async with opened_wecom(KIND, shared_url, tmp_path, wecom, model) as desk:
@@ -54,8 +54,8 @@ async def test_customers_of_one_page_are_answered_each(shared_url: str, tmp_path
 
 
 @pytest.mark.slow
-async def test_pages_are_read_to_the_end_and_never_again(shared_url: str, tmp_path: Path, wecom: FakeWeCom) -> None:
-    """The cursor is in the database, where another process finds it; a message that comes again is no turn."""
+async def test_pages_are_read_to_the_end_once(shared_url: str, tmp_path: Path, wecom: FakeWeCom) -> None:
+    """The cursor is stored for other processes. A repeated message is no turn."""
     wecom.write(*(item(f"message {number}", number) for number in range(5)), page=2)
     model = ScriptedModel(repeat("ok"))
     async with opened_wecom(KIND, shared_url, tmp_path, wecom, model) as desk:
@@ -75,7 +75,7 @@ async def test_pages_are_read_to_the_end_and_never_again(shared_url: str, tmp_pa
 
 
 async def test_an_empty_page_is_not_the_end(tmp_path: Path, wecom: FakeWeCom) -> None:
-    """WeCom says that there are more."""
+    """WeCom marks the page as having a successor."""
     wecom.write({"open_kfid": DESK}, {"open_kfid": DESK}, item("hi"), page=1)
     async with opened_wecom(KIND, "sqlite://", tmp_path, wecom, ScriptedModel(["ok"])) as desk:
         await desk.say("")
@@ -83,8 +83,8 @@ async def test_an_empty_page_is_not_the_end(tmp_path: Path, wecom: FakeWeCom) ->
     assert [page.get("cursor") for page in wecom.pages()] == [None, "1", "2"]
 
 
-async def test_a_token_that_is_too_old_is_not_sent(tmp_path: Path, wecom: FakeWeCom) -> None:
-    """It is valid for ten minutes; the notice stays valid."""
+async def test_an_expired_token_is_not_sent(tmp_path: Path, wecom: FakeWeCom) -> None:
+    """A token is valid for ten minutes. The notice stays valid without it."""
     wecom.write(item("hi"))
     async with opened_wecom(KIND, "sqlite://", tmp_path, wecom, ScriptedModel(["ok"])) as desk:
         at = desk.memory.clock() - timedelta(minutes=10)
@@ -97,14 +97,14 @@ async def test_a_token_that_is_too_old_is_not_sent(tmp_path: Path, wecom: FakeWe
 
 
 @pytest.mark.slow
-async def test_one_process_at_a_time_fetches_a_desk(shared_url: str, tmp_path: Path, wecom: FakeWeCom) -> None:
-    """While another one does, this one fetches the other desks."""
+async def test_only_one_process_fetches_a_desk(shared_url: str, tmp_path: Path, wecom: FakeWeCom) -> None:
+    """The second process still fetches other desks."""
     wecom.write(item("hi", 1))
     async with opened_wecom(KIND, shared_url, tmp_path, wecom, ScriptedModel(repeat("ok"))) as desk:
         duties, duty = desk.memory.channels.duties, f"fetch:{SCOPE}:{DESK}"
         assert await duties.claim(duty, "another process", seconds=60.0, every_seconds=0.0)
         await desk.say("")
-        for number in (2, 3):  # the second one comes after a whole round
+        for number in (2, 3):  # the second message arrives after a whole poll
             wecom.write(item("hi", number, "wm2", open_kfid="wk2"))
             await desk.post(desk.platform.body("", OpenKfId="wk2"))
             await desk.answered(number - 1)
@@ -116,8 +116,8 @@ async def test_one_process_at_a_time_fetches_a_desk(shared_url: str, tmp_path: P
 
 
 @pytest.mark.slow
-async def test_a_notice_outlives_the_process_that_took_it(shared_url: str, tmp_path: Path, wecom: FakeWeCom) -> None:
-    """WeCom's API was away."""
+async def test_a_notice_survives_its_process(shared_url: str, tmp_path: Path, wecom: FakeWeCom) -> None:
+    """The API of WeCom was unreachable for the first process."""
     async with opened_wecom(KIND, shared_url, tmp_path, wecom, ScriptedModel(), api="http://127.0.0.1:9") as desk:
         await desk.say("")
     wecom.write(item("hello?"))
@@ -126,8 +126,8 @@ async def test_a_notice_outlives_the_process_that_took_it(shared_url: str, tmp_p
 
 
 @pytest.mark.slow
-async def test_a_bot_leaves_the_desks_of_another_bot_alone(shared_url: str, tmp_path: Path, wecom: FakeWeCom) -> None:
-    """Both bots are of one corporation; the bot of the desk finds its notice and its messages."""
+async def test_a_bot_skips_the_desks_of_another_bot(shared_url: str, tmp_path: Path, wecom: FakeWeCom) -> None:
+    """Both bots are of one corporation. The bot of the desk later reads the notice and the messages."""
     async with opened_wecom(KIND, shared_url, tmp_path, wecom, ScriptedModel(), api="http://127.0.0.1:9") as desk:
         await desk.say("")
     wecom.write(item("hello?"), item("hi", 2, "wm2", open_kfid="wk2"))
@@ -139,8 +139,8 @@ async def test_a_bot_leaves_the_desks_of_another_bot_alone(shared_url: str, tmp_
         assert await desk.answered(2) == ["two", "one"]
 
 
-async def test_history_from_before_the_start_is_not_answered(tmp_path: Path, wecom: FakeWeCom) -> None:
-    """A desk that is read for the first time comes with three days of it; it is in the transcript, but for pictures."""
+async def test_messages_from_before_the_start_get_no_reply(tmp_path: Path, wecom: FakeWeCom) -> None:
+    """The first read of a desk returns three days of messages. Texts are stored, pictures are not."""
     old, picture = item("two days ago", 1), item("", 3, msgtype="image")
     old["send_time"] = picture["send_time"] = int(time.time()) - 172_800
     wecom.write(old, picture, item("now", 2))
@@ -150,8 +150,8 @@ async def test_history_from_before_the_start_is_not_answered(tmp_path: Path, wec
         assert await desk.transcript(FIRST) == [("user", "two days ago"), ("user", "now"), ("assistant", "ok")]
 
 
-async def test_what_a_person_of_the_desk_says_is_in_the_transcript(tmp_path: Path, wecom: FakeWeCom) -> None:
-    """Without an answer; a picture of theirs is left alone."""
+async def test_messages_of_human_agents_are_stored(tmp_path: Path, wecom: FakeWeCom) -> None:
+    """Such messages get no reply, and pictures are ignored."""
     wecom.write(
         item("I will look.", 1, origin=5, servicer_userid="zhang"),
         item("", 2, origin=5, servicer_userid="zhang", msgtype="image"),
@@ -168,8 +168,8 @@ async def test_what_a_person_of_the_desk_says_is_in_the_transcript(tmp_path: Pat
         assert await desk.statuses() == []
 
 
-async def test_a_message_that_is_taken_back_is_noted_and_not_answered(tmp_path: Path, wecom: FakeWeCom) -> None:
-    """If its run has not begun."""
+async def test_a_recalled_message_is_noted_and_gets_no_reply(tmp_path: Path, wecom: FakeWeCom) -> None:
+    """The run of the message had not started."""
     gate = Gate()
     model = ScriptedModel([[gate, "one"]])
     async with opened_wecom(KIND, "sqlite://", tmp_path, wecom, model) as desk:
@@ -188,8 +188,8 @@ async def test_a_message_that_is_taken_back_is_noted_and_not_answered(tmp_path: 
     assert len(model.calls) == 1
 
 
-async def test_a_picture_that_is_taken_back_first_locks_nobody_out(tmp_path: Path, wecom: FakeWeCom) -> None:
-    """A recall of what was never taken is no message; the customer's first words are answered."""
+async def test_a_recalled_picture_does_not_block_the_customer(tmp_path: Path, wecom: FakeWeCom) -> None:
+    """The recall of an unknown message is ignored, and the first text gets a reply."""
     async with opened_wecom(KIND, "sqlite://", tmp_path, wecom, ScriptedModel(["Hello."])) as desk:
         recall = {"event_type": "user_recall_msg", "open_kfid": DESK, "external_userid": "wm1", "recall_msgid": "m0"}
         event = {"msgid": "e1", "send_time": int(time.time()), "origin": 4, "msgtype": "event", "event": recall}
@@ -203,7 +203,7 @@ async def test_a_picture_that_is_taken_back_first_locks_nobody_out(tmp_path: Pat
 
 
 async def test_a_damaged_session_does_not_stop_its_desk(tmp_path: Path, wecom: FakeWeCom) -> None:
-    """A recall in it cannot be noted; other customers are answered."""
+    """A recall in the damaged session cannot be stored; other customers still get replies."""
     url, environment = f"sqlite:///{tmp_path}/history.db", {"transcripts": "graph_store"}
     model = ScriptedModel(repeat("Hello."))
     async with opened_wecom(KIND, url, tmp_path, wecom, model, environment=environment) as desk:
@@ -219,24 +219,25 @@ async def test_a_damaged_session_does_not_stop_its_desk(tmp_path: Path, wecom: F
 
 
 def failures(desk: WeComDesk, reason: str) -> float | None:
-    """How many answers were counted as refused for good."""
+    """Return the number of replies that were counted as refused for good."""
     labels = {"channel": KIND, "reason": reason}
     assert desk.app.metrics is not None
     return desk.app.metrics.registry.get_sample_value("threadkeep_channel_failures_total", labels)
 
 
 def send_failed(sent_id: str, fail_type: int, number: int) -> dict[str, Any]:
-    """An event of a page: a message that was accepted did not reach the customer."""
+    """Return the event of an accepted message that did not reach the customer."""
     event: dict[str, Any] = {"event_type": "msg_send_fail", "open_kfid": DESK, "external_userid": "wm1"}
     event |= {"fail_msgid": sent_id, "fail_type": fail_type}
     return {"msgid": f"e{number}", "send_time": int(time.time()), "origin": 4, "msgtype": "event", "event": event}
 
 
 @pytest.mark.parametrize(("code", "error"), [(95001, "ReplyLimit"), (95002, "ReplyTimeOver")])
-async def test_the_limits_of_the_platform_are_told_and_not_tried_again(
-    tmp_path: Path, wecom: FakeWeCom, code: int, error: str
-) -> None:
-    """Five messages, 48 hours: in the outbox and as a metric; another customer is answered."""
+async def test_limits_of_the_platform_are_not_retried(tmp_path: Path, wecom: FakeWeCom, code: int, error: str) -> None:
+    """The limits are five messages and 48 hours.
+
+    The outbox and a metric show the error, and other customers get replies.
+    """
     wecom.refuse(code)
     wecom.write(item("a", 1), item("x", 2, "wm2"))
     async with opened_wecom(KIND, "sqlite://", tmp_path, wecom, ScriptedModel(repeat("ok"))) as desk:
@@ -250,10 +251,8 @@ async def test_the_limits_of_the_platform_are_told_and_not_tried_again(
 
 
 @pytest.mark.slow
-async def test_the_rest_of_a_long_answer_can_be_sent_when_the_customer_writes_again(
-    shared_url: str, tmp_path: Path, wecom: FakeWeCom
-) -> None:
-    """Five of its seven parts arrive; an operator sends the others, and none twice."""
+async def test_a_retry_sends_the_missing_parts_of_a_reply(shared_url: str, tmp_path: Path, wecom: FakeWeCom) -> None:
+    """Five of seven parts arrive. After the customer's next message, a retry sends the other two only."""
     parts = [f"{number} " + "a" * 1998 for number in range(7)]
     wecom.limit(5)
     wecom.write(item("Tell me all.", 1))
@@ -271,10 +270,8 @@ async def test_the_rest_of_a_long_answer_can_be_sent_when_the_customer_writes_ag
         assert await desk.statuses() == ["delivered", "delivered"]
 
 
-async def test_a_message_that_wecom_could_not_deliver_after_all_is_told(
-    shared_url: str, tmp_path: Path, wecom: FakeWeCom
-) -> None:
-    """It comes as an event, twice counts once; the answer keeps what a retry needs. An unknown id changes nothing."""
+async def test_a_late_delivery_failure_is_recorded(shared_url: str, tmp_path: Path, wecom: FakeWeCom) -> None:
+    """A repeated event counts once, the entry keeps its address for a retry, and an unknown id is ignored."""
     wecom.write(item("hi", 1))
     async with opened_wecom(KIND, shared_url, tmp_path, wecom, ScriptedModel(["one", "two"])) as desk:
         await desk.say("")
@@ -296,8 +293,8 @@ async def test_a_message_that_wecom_could_not_deliver_after_all_is_told(
         ]
 
 
-async def test_an_answer_is_sent_once_though_the_connection_breaks(tmp_path: Path, wecom: FakeWeCom) -> None:
-    """WeCom knows the id of the message."""
+async def test_a_reply_is_sent_once_after_a_broken_connection(tmp_path: Path, wecom: FakeWeCom) -> None:
+    """WeCom detects the repeat by the id of the message."""
     wecom.refuse(0)
     wecom.write(item("a"))
     async with opened_wecom(KIND, "sqlite://", tmp_path, wecom, ScriptedModel(["ok"])) as desk:

@@ -1,4 +1,4 @@
-"""WeCom direct messages: which callbacks are messages, and of whom."""
+"""Tests of reading WeCom direct messages."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ PLATFORM = WeComDirect()
 
 
 def received(text: str = "hi", **changes: Any) -> Update:
-    """What the channel makes of a message."""
+    """Return the result of the channel for a message."""
     body = PLATFORM.body(text, **changes)
     [update] = PLATFORM.channel().receive(PLATFORM.callback(body)).updates
     return update
 
 
-def test_a_message_has_the_key_of_corporation_application_and_member() -> None:
-    """Each part escaped; the id is the platform's, with the time of the person."""
+def test_the_session_id_has_corporation_application_and_member() -> None:
+    """The parts of the session id are escaped. The message has the platform's id and time."""
     message = received()
     assert isinstance(message, IncomingMessage)
     assert message.session_id == f"wecom_dm:{CORP}:1:li_40corp"
@@ -32,8 +32,7 @@ def test_a_message_has_the_key_of_corporation_application_and_member() -> None:
     assert message.sent_at.timestamp() == SENT_AT
 
 
-def test_the_platform_is_answered_at_once() -> None:
-    """With a body that says success, whatever the callback is."""
+def test_every_callback_gets_the_same_response() -> None:
     for body in (PLATFORM.body("hi"), PLATFORM.body("hi", MsgType="event"), "no xml"):
         response = PLATFORM.channel().receive(PLATFORM.callback(body)).response
         assert response == CallbackResponse(b"success", "text/plain")
@@ -50,38 +49,36 @@ def test_the_platform_is_answered_at_once() -> None:
         ({"MsgId": ""}, "incomplete"),
     ],
 )
-def test_what_is_no_message_of_a_member_starts_nothing(changes: dict[str, Any], reason: str) -> None:
-    """Events, pictures, groups, other applications, messages without a sender or an id."""
+def test_other_callbacks_are_ignored_with_a_reason(changes: dict[str, Any], reason: str) -> None:
+    """Covered are events, pictures, groups, other applications, and messages without a sender or an id."""
     update = received(**changes)
     assert isinstance(update, Ignored)
     assert update.reason == reason
 
 
 @pytest.mark.parametrize("moment", ["soon", "9" * 5000])
-def test_the_own_application_may_be_named(moment: str) -> None:
-    """And a time that is no number, or none of a clock, is none."""
+def test_an_invalid_time_is_ignored(moment: str) -> None:
+    """The message names the bot's own application."""
     message = received(AgentID="1", CreateTime=moment)
     assert isinstance(message, IncomingMessage)
     assert message.sent_at is None
 
 
-def test_text_with_markup_stays_as_it_was_written() -> None:
-    """It is data, not XML."""
+def test_text_with_markup_is_unchanged() -> None:
     body = xml({"FromUserName": "li", "MsgType": "text", "MsgId": "1", "Content": "a <b> & c"})
     [message] = PLATFORM.channel().receive(PLATFORM.callback(body)).updates
     assert isinstance(message, IncomingMessage)
     assert message.text == "a <b> & c"
 
 
-def test_the_check_of_the_address_is_answered() -> None:
-    """With the text alone."""
+def test_an_echo_request_is_answered_with_the_plain_text() -> None:
     received = PLATFORM.channel().receive(PLATFORM.url_check("1616140317555161061"))
     assert received.response.body == b"1616140317555161061"
 
 
 @pytest.mark.parametrize("options", [{"corp_id": ""}, {"agent_id": ""}, {"agent_id": "one"}, {"name": "a b"}])
-def test_options_without_a_place_are_refused(options: dict[str, str]) -> None:
-    """An application without its corporation would share its history."""
+def test_options_with_missing_ids_are_refused(options: dict[str, str]) -> None:
+    """Applications without a corporation would share one history."""
     given = {"name": "one", "corp_id": CORP, "agent_id": "1", "token": "t", "encoding_aes_key": "a" * 43}
     with pytest.raises(InvalidInput):
         WeComDirectOptions(**{**given, **options})

@@ -1,4 +1,4 @@
-"""A bot for members of a corporation, from the callback to the answer, against a platform in another process."""
+"""Tests of a bot for members of a corporation, with a fake WeCom in another process."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from threadkeep.testing import Gate, ScriptedModel
 SESSION = f"wecom_dm:{CORP}:1:li_40corp"
 
 
-async def test_a_member_is_answered(shared_url: str, tmp_path: Path, wecom: FakeWeCom) -> None:
-    """WeCom hears success at once; the answer is a call of its own."""
+async def test_a_member_gets_a_reply(shared_url: str, tmp_path: Path, wecom: FakeWeCom) -> None:
+    """The response to the callback does not wait for the model, and the reply is a separate call."""
     gate = Gate()
     async with opened_wecom("wecom_dm", shared_url, tmp_path, wecom, ScriptedModel([[gate, "你好"]])) as desk:
         async with asyncio.timeout(4):
@@ -34,8 +34,8 @@ async def test_a_member_is_answered(shared_url: str, tmp_path: Path, wecom: Fake
     assert (call["touser"], call["agentid"], call["msgtype"], call["safe"]) == ("li@corp", 1, "text", 0)
 
 
-async def test_the_address_is_checked_by_a_get(tmp_path: Path, wecom: FakeWeCom) -> None:
-    """With the plain text and nothing around it; somebody else is refused."""
+async def test_an_echo_request_is_answered(tmp_path: Path, wecom: FakeWeCom) -> None:
+    """The response is the plain text; a request with another token is refused."""
     async with opened_wecom("wecom_dm", "sqlite://", tmp_path, wecom, ScriptedModel()) as desk:
         encrypted, query = desk.platform.sealed("1616140317555161061", at=int(time()))
         response = await desk.client.get(f"/channels/one?{query}&echostr={quote(encrypted, safe='')}")
@@ -44,8 +44,8 @@ async def test_the_address_is_checked_by_a_get(tmp_path: Path, wecom: FakeWeCom)
         assert (await desk.client.get(f"/channels/one?{query}&echostr={quote(encrypted, safe='')}")).status_code == 403
 
 
-async def test_a_message_that_comes_three_times_is_one_turn(shared_url: str, tmp_path: Path, wecom: FakeWeCom) -> None:
-    """At one moment and afterwards."""
+async def test_a_repeated_message_is_one_turn(shared_url: str, tmp_path: Path, wecom: FakeWeCom) -> None:
+    """Repeats are recognized at the same moment and after the reply."""
     model = ScriptedModel(repeat("ok"))
     async with opened_wecom("wecom_dm", shared_url, tmp_path, wecom, model) as desk:
         await asyncio.gather(*(desk.say("hi") for _ in range(3)))
@@ -56,10 +56,8 @@ async def test_a_message_that_comes_three_times_is_one_turn(shared_url: str, tmp
 
 
 @pytest.mark.slow
-async def test_one_token_serves_all_calls_until_wecom_refuses_it(
-    shared_url: str, tmp_path: Path, wecom: FakeWeCom
-) -> None:
-    """It is in the database, where a process that starts later finds it."""
+async def test_an_access_token_is_reused_until_it_is_refused(shared_url: str, tmp_path: Path, wecom: FakeWeCom) -> None:
+    """The token is stored for processes that start later."""
     model = ScriptedModel(repeat("ok"))
     async with opened_wecom("wecom_dm", shared_url, tmp_path, wecom, model) as desk:
         await desk.say("a", 1)
@@ -74,16 +72,16 @@ async def test_one_token_serves_all_calls_until_wecom_refuses_it(
     assert wecom.tokens() == 2
 
 
-async def test_a_long_answer_is_cut_by_bytes_and_sent_in_order(tmp_path: Path, wecom: FakeWeCom) -> None:
-    """No part has more than 2,048 bytes, which the platform holds."""
+async def test_a_long_reply_is_split_by_bytes(tmp_path: Path, wecom: FakeWeCom) -> None:
+    """Each part has at most 2,048 bytes, which the fake platform checks."""
     answer = "\n\n".join(f"{number} " + "字" * 500 for number in range(3))
     async with opened_wecom("wecom_dm", "sqlite://", tmp_path, wecom, ScriptedModel([answer])) as desk:
         await desk.say("hi")
         assert "\n\n".join(await desk.answered(3)) == answer
 
 
-async def test_a_broken_connection_does_not_double_a_message(tmp_path: Path, wecom: FakeWeCom) -> None:
-    """The repeat asks WeCom to look for the same text; the same words in another answer are sent."""
+async def test_a_reply_is_sent_once_after_a_broken_connection(tmp_path: Path, wecom: FakeWeCom) -> None:
+    """The retry enables WeCom's duplicate check for the text. The same text of a later reply is sent."""
     wecom.refuse(0)
     async with opened_wecom("wecom_dm", "sqlite://", tmp_path, wecom, ScriptedModel(["ok", "ok"])) as desk:
         await desk.say("a", 1)
@@ -93,8 +91,8 @@ async def test_a_broken_connection_does_not_double_a_message(tmp_path: Path, wec
         assert await desk.answered(2) == ["ok", "ok"]
 
 
-async def test_what_wecom_refuses_for_good_stays_and_the_rest_is_tried_again(tmp_path: Path, wecom: FakeWeCom) -> None:
-    """HTTP says 200 to both."""
+async def test_permanent_errors_of_wecom_are_not_retried(tmp_path: Path, wecom: FakeWeCom) -> None:
+    """A rate limit is retried, an invalid user is not; both responses have HTTP status 200."""
     wecom.refuse(45009, 60111)
     async with opened_wecom("wecom_dm", "sqlite://", tmp_path, wecom, ScriptedModel(["one"])) as desk:
         await desk.say("hi")
@@ -104,8 +102,8 @@ async def test_what_wecom_refuses_for_good_stays_and_the_rest_is_tried_again(tmp
     assert wecom.texts() == []
 
 
-async def test_a_member_who_did_not_get_the_answer_is_told(tmp_path: Path, wecom: FakeWeCom) -> None:
-    """WeCom says success, and names them."""
+async def test_an_invalid_recipient_is_a_failure(tmp_path: Path, wecom: FakeWeCom) -> None:
+    """WeCom's response is a success that lists the member as invalid."""
     async with opened_wecom("wecom_dm", "sqlite://", tmp_path, wecom, ScriptedModel(["one"])) as desk:
         await desk.say("hi", FromUserName="gone")
         await until(desk.nothing_waits)
@@ -114,8 +112,8 @@ async def test_a_member_who_did_not_get_the_answer_is_told(tmp_path: Path, wecom
     assert wecom.texts() == []
 
 
-async def test_only_members_of_the_list_are_answered(tmp_path: Path, wecom: FakeWeCom) -> None:
-    """WeCom hears success for the others too."""
+async def test_only_listed_members_get_replies(tmp_path: Path, wecom: FakeWeCom) -> None:
+    """The callback of another member also succeeds."""
     model = ScriptedModel(["ok"])
     async with opened_wecom("wecom_dm", "sqlite://", tmp_path, wecom, model, allowed_users=["li@corp"]) as desk:
         assert (await desk.say("hi", 1, FromUserName="wang")).content == b"success"

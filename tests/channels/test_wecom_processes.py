@@ -1,4 +1,4 @@
-"""Two services behind one database, and WeCom, which calls either of them."""
+"""Tests of two services on one database, with callbacks of WeCom to both of them."""
 
 from __future__ import annotations
 
@@ -27,10 +27,8 @@ MESSAGES = 12
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 
-async def test_any_process_tells_an_answer_that_grows_in_another(
-    shared_url: str, tmp_path: Path, wecom: FakeWeCom
-) -> None:
-    """The pieces so far, and then the whole."""
+async def test_any_process_returns_the_reply_of_another(shared_url: str, tmp_path: Path, wecom: FakeWeCom) -> None:
+    """A refresh returns the text so far, and at the end the whole text."""
     rest = threading.Event()
     with providing() as provider:
         provider.answer = lambda _: ["Your parcel ", rest, "is on its way."]
@@ -54,8 +52,11 @@ async def test_any_process_tells_an_answer_that_grows_in_another(
     assert not [secret for secret in (WECOM_TOKEN, AES_KEY, "response_code", "parcel") if secret in logs]
 
 
-async def test_customers_are_answered_once_through_kills(shared_url: str, tmp_path: Path, wecom: FakeWeCom) -> None:
-    """Notices come to both services at once; one is killed again and again. Each message is stored once, in order."""
+async def test_customers_get_one_reply_despite_kills(shared_url: str, tmp_path: Path, wecom: FakeWeCom) -> None:
+    """Notices arrive at both services, of which one is killed repeatedly.
+
+    Each message is stored once and in order.
+    """
     with providing() as provider:
         provider.answer = lambda newest: [f"re: {newest}"]
         environment = _environment(shared_url, tmp_path, wecom, "wecom_cs") | provider.environment

@@ -1,4 +1,4 @@
-"""A service with a bot of WeCom, over a model of the test's own, and the callbacks of the platform."""
+"""A service with a WeCom bot and a given model, and the callbacks of the platform."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ class WeComDesk:
 
     @property
     def memory(self) -> Memory:
-        """Where conversations are."""
+        """The memory of the service."""
         return self.app.memory
 
     async def post(self, body: str) -> httpx2.Response:
-        """Call the callback address with a body, encrypted; again while it takes too long, as WeCom does."""
+        """Call the callback URL with an encrypted body; repeat after 503, as WeCom does."""
         callback = self.platform.callback(body, at=int(time.time()))
         url = f"/channels/one?{callback.query}"
         while (response := await self.client.post(url, content=callback.body)).status_code == 503:
@@ -54,33 +54,33 @@ class WeComDesk:
         return response
 
     async def say(self, text: str, number: int = 1, **changes: Any) -> httpx2.Response:
-        """Send a message that must be taken."""
+        """Send a message, and require status 200."""
         response = await self.post(self.platform.body(text, number, **changes))
         assert response.status_code == 200
         return response
 
     async def answered(self, count: int = 1) -> list[str]:
-        """What people were sent, when so many messages have arrived and nothing waits."""
+        """Wait for this many replies and an empty outbox; return the texts that people got."""
         await until(lambda: len(self.wecom.texts()) >= count)
         await until(self.nothing_waits)
         return self.wecom.texts()
 
     async def nothing_waits(self) -> bool:
-        """Whether every answer is over or has failed."""
+        """Return whether each entry of the outbox is delivered or has failed."""
         counts = await self.memory.channels.outbox.counts()
         return not any(status in ("waiting", "ready") for _, status in counts)
 
     async def statuses(self) -> list[OutboxStatus]:
-        """How each message of the outbox stands, in order."""
+        """Return the status of each entry of the outbox, in order."""
         return [entry.status for entry in await self.memory.channels.outbox.entries()]
 
     async def transcript(self, session_id: str) -> list[tuple[str, str]]:
-        """Who said what."""
+        """Return roles and texts of a session."""
         return [(message.role, message.content) for message in await self.memory.session(session_id).tail(100)]
 
 
 def wecom_settings(kind: str, wecom: FakeWeCom, **changes: Any) -> AnyBot:
-    """The settings of a bot at the fake platform."""
+    """Return the settings of a bot at the fake platform."""
     given: dict[str, Any] = {"kind": kind, "name": "one", "token": WECOM_TOKEN, "encoding_aes_key": AES_KEY}
     given |= {"api": wecom.address}
     match kind:
@@ -98,7 +98,7 @@ def wecom_settings(kind: str, wecom: FakeWeCom, **changes: Any) -> AnyBot:
 async def opened_wecom(
     kind: str, url: str, folder: Path, wecom: FakeWeCom, model: BaseChatModel, **settings: Any
 ) -> AsyncIterator[WeComDesk]:
-    """A service over a database, with one bot."""
+    """Open a service over a database, with one bot."""
     options = settings.pop("options", SOON)
     environment: dict[str, Any] = settings.pop("environment", {})
     async with opened_app(model, settings_for(folder, database_url=url, **environment)) as app:

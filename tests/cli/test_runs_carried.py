@@ -232,7 +232,7 @@ def test_a_run_that_cannot_start_is_one_sentence(sqlite_desk: CommandLine) -> No
 
 @pytest.mark.process
 def test_a_worker_executes_queued_runs(sqlite_desk: CommandLine) -> None:
-    """Runs queued before and after its start are executed. SIGTERM ends it with 0, and a misspelled setting is named."""
+    """Runs queued before and after the start are executed. SIGTERM ends the worker with 0."""
     sqlite_desk.set(THREADKEEP_RUN_CONCURENCY="1")
     left = sqlite_desk("workflows", "run", "bot", "Hello", "--background")
     assert "threadkeep worker" in left.err

@@ -1,4 +1,4 @@
-"""The Grafana dashboard asks for metrics and labels that there are."""
+"""Tests that the Grafana dashboard uses existing metrics and labels."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ def queries() -> list[str]:
     return [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
 
 
-def test_every_metric_of_the_dashboard_is_there() -> None:
-    """Histograms by their buckets, all others by their full names."""
+def test_every_metric_of_the_dashboard_exists() -> None:
+    """Histograms are named by their buckets, other metrics by their full names."""
     asked = {name for query in queries() for name in _NAME.findall(query)}
     assert asked
     assert {name.removesuffix("_bucket") for name in asked} <= set(METRICS)
 
 
-def test_every_label_of_the_dashboard_is_there() -> None:
-    """A sum by a label that a metric has not would be empty names."""
+def test_every_label_of_the_dashboard_exists() -> None:
+    """A sum by a label that the metric lacks would have an empty name. Metrics without a series are not checked."""
     text = PrometheusObserver().render().decode()
     for query in queries():
         wanted = {label.strip() for labels in _BY.findall(query) for label in labels.split(",")}
@@ -39,7 +39,7 @@ def test_every_label_of_the_dashboard_is_there() -> None:
 
 
 def test_panels_do_not_overlap() -> None:
-    """Each has a place of its own, and an id."""
+    """Each panel has its own position and id."""
     panels = json.loads(DASHBOARD.read_text(encoding="utf-8"))["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels)
     assert len({(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in panels}) == len(panels)

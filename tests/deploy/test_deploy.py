@@ -1,4 +1,4 @@
-"""The files for Docker and systemd: checked by the tools that the machine has, and their settings exist."""
+"""Tests of the files for Docker and systemd, with the tools of the machine."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ FILES = ("Dockerfile", "compose.yaml", "threadkeep.service")
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_every_setting_is_there(name: str) -> None:
-    """A misspelled variable would do nothing."""
+def test_every_setting_of_the_files_exists(name: str) -> None:
+    """A misspelled variable would have no effect."""
     text = (DEPLOY / name).read_text(encoding="utf-8")
     there = {f"THREADKEEP_{field.upper()}" for field in Settings.model_fields}
     named = set(re.findall(r"THREADKEEP_\w+", text))
@@ -31,7 +31,7 @@ def test_every_setting_is_there(name: str) -> None:
 
 
 def test_compose_has_all_parts_and_their_volumes() -> None:
-    """The service, two workers, PostgreSQL and Prometheus; each mounted file or volume exists."""
+    """The parts are the service, two workers, PostgreSQL and Prometheus; each mounted file or volume exists."""
     compose: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.yaml").read_text(encoding="utf-8"))
     services = compose["services"]
     assert set(services) == {"service", "worker-1", "worker-2", "database", "prometheus"}
@@ -43,8 +43,8 @@ def test_compose_has_all_parts_and_their_volumes() -> None:
     assert scrape["static_configs"][0]["targets"][0].partition(":")[0] in services
 
 
-def test_what_the_image_copies_is_there() -> None:
-    """Each source of a COPY from the repository."""
+def test_the_files_of_the_image_exist() -> None:
+    """Each source of a COPY from the repository exists."""
     lines = (DEPLOY / "Dockerfile").read_text(encoding="utf-8").splitlines()
     sources = [
         word for line in lines if line.startswith("COPY ") and "--from" not in line for word in line.split()[1:-1]
@@ -54,7 +54,6 @@ def test_what_the_image_copies_is_there() -> None:
 
 
 def test_hadolint_accepts_the_image() -> None:
-    """Without a warning, and without a remark."""
     program = shutil.which("hadolint", path=str(Path(sys.executable).parent)) or shutil.which("hadolint")
     if program is None:
         pytest.skip("There is no hadolint for this kind of machine.")
@@ -64,7 +63,7 @@ def test_hadolint_accepts_the_image() -> None:
 
 
 def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
-    """With a program that exists here in the place of the installed one."""
+    """The program of the unit is replaced by one that exists on this machine."""
     if shutil.which("systemd-analyze") is None:
         pytest.skip("There is no systemd-analyze here.")
     unit = (DEPLOY / "threadkeep.service").read_text(encoding="utf-8")

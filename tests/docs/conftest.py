@@ -1,4 +1,4 @@
-"""Where the blocks of a page run: in a folder of the test's own, under the names that the docs use."""
+"""Fixtures: the folder, the environment and the database for executing the blocks of a page."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ SHOWN_POSTGRES = "postgresql://threadkeep@db.internal/threadkeep"
 def place_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> Callable[[Page], Place]:
-    """Gives a page its places: a folder, a home, and a PostgreSQL database if the page speaks of one."""
+    """Return a function that maps the paths and addresses of a page to a folder and a database of the test."""
     for name in [name for name in os.environ if name.startswith("THREADKEEP_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     monkeypatch.setenv("OPENAI_API_KEY", "not-a-key")
-    # As somebody has done who keeps the database where the pages show it.
+    # The pages assume this setting of the reader.
     monkeypatch.setenv("THREADKEEP_DATABASE_URL", f"sqlite:///{tmp_path}/threadkeep.db")
     monkeypatch.chdir(tmp_path)
 

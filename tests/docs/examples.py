@@ -7,7 +7,7 @@ import re
 
 _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)")
-# `stores`: maintenance may have deleted checkpoints of earlier examples.
+# `stores` varies because maintenance may have deleted checkpoints of earlier examples.
 _VARYING = frozenset({"subject", "ids", "signature", "next_cursor", "stores"})
 
 

@@ -1,4 +1,4 @@
-"""The pages of the docs, taken apart: fenced blocks, headings, links."""
+"""The pages of the docs, parsed into fenced blocks, headings and links."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _CODE = re.compile(r"`[^`\n]*`")
 
 @dataclass(frozen=True)
 class Block:
-    """One fenced block: its language, its text, and the line of the page on which the text begins."""
+    """A fenced block: its language, its text, and the line of the page where the text begins."""
 
     language: str
     text: str
@@ -27,7 +27,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Page:
-    """A page, by its path from the root of the repository."""
+    """A page, named by its path from the root of the repository."""
 
     name: str
     text: str
@@ -40,7 +40,7 @@ class Page:
         return ROOT / self.name
 
     def blocks_in(self, *languages: str) -> list[Block]:
-        """The blocks in some languages, in order."""
+        """Return the blocks in some languages, in order."""
         return [block for block in self.blocks if block.language in languages]
 
     def anchors(self) -> set[str]:
@@ -53,7 +53,7 @@ class Page:
         return {f"{slug}-{again}" if again else slug for slug, times in found.items() for again in range(times + 1)}
 
     def links(self) -> list[str]:
-        """The targets of all links and pictures."""
+        """Return the targets of all links and pictures."""
         without_code = _CODE.sub("", self.prose)
         return [next(filter(None, found)) for found in _LINK.findall(without_code)]
 
@@ -63,7 +63,7 @@ class Page:
 
 
 def page(name: str) -> Page:
-    """The page with a path from the root, such as `docs/tutorial.md`."""
+    """Return the page with a path from the root, such as `docs/tutorial.md`."""
     text = (ROOT / name).read_text(encoding="utf-8")
     prose, blocks = _taken_apart(text.splitlines())
     return Page(name, text, prose, tuple(blocks))

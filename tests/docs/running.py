@@ -1,4 +1,4 @@
-"""Execution of a page from top to bottom, as a reader would: its Python, its commands, its requests."""
+"""Execution of a page from top to bottom: its Python, its commands and its requests."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from threadkeep.cli import main
 
 PYTHON = ("python", "py")
 RUNNABLE = (*PYTHON, "sh", "http")
-# These commands wait for a person, serve until they are stopped, or need something that no page has.
+# These commands need a person, serve until they are stopped, or need data that no page has.
 _NOT_RUN = frozenset({("serve",), ("mcp",), ("chat",), ("bench",), ("pending", "drop")})
 
 
@@ -45,20 +45,20 @@ class Place:
     replacements: Mapping[str, str]
 
     def here(self, text: str) -> str:
-        """The text with this test's own places."""
+        """Return a text with the values of this test."""
         for shown, real in self.replacements.items():
             text = text.replace(shown, real)
         return text
 
     def shown(self, text: str) -> str:
-        """The text with the places of the docs again."""
+        """Return a text with the placeholders of the docs."""
         for shown, real in self.replacements.items():
             text = text.replace(real, shown)
         return text
 
 
 def run_page(page: Page, place: Place, set_variable: Callable[[str, str], None]) -> None:
-    """Carry a page out; what a block prints or answers has to stand in the block that follows, if that shows output."""
+    """Execute a page. The output of a block must equal the following block, if that shows output."""
     with asyncio.Runner() as runner:
         run = PageRun(page, place, runner, set_variable)
         try:
@@ -71,13 +71,13 @@ def run_page(page: Page, place: Place, set_variable: Callable[[str, str], None])
 
 @dataclass
 class PageRun:
-    """What lives from block to block: the names of the Python blocks, and the service once it was asked."""
+    """The state between the blocks of a page: the names of the Python blocks, and the service once it is used."""
 
     page: Page
     place: Place
     runner: asyncio.Runner
     set_variable: Callable[[str, str], None]
-    # A page stands for a module that a reader types: `await` works at the top of it.
+    # A page is like a session of `python -m asyncio`, in which `await` works at the top level.
     names: dict[str, object] = field(default_factory=lambda: {"__name__": "__main__"})
     opened: AsyncExitStack = field(default_factory=AsyncExitStack)
     client: httpx2.AsyncClient | None = None
@@ -98,7 +98,7 @@ class PageRun:
 
     def _python(self, block: Block) -> str:
         tree = ast.parse(self.place.here(block.text), filename=str(self.page.path))
-        # A traceback then names the line of the page.
+        # A traceback names the line of the page.
         ast.increment_lineno(tree, block.line - 1)
         code: CodeType = compile(tree, str(self.page.path), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
         printed = io.StringIO()
@@ -127,7 +127,7 @@ class PageRun:
             _compare_output(self.place.shown(_threadkeep(command, where)), following, where)
 
     def close_service(self) -> None:
-        """Let the database go: between blocks nothing of this loop runs, not even what holds a lock."""
+        """Close the service, because nothing in this loop runs between blocks, and a lock would stay held."""
         self.runner.run(self.opened.aclose())
         self.client = None
 
@@ -165,7 +165,7 @@ def _threadkeep(command: Command, where: str) -> str:
 
 
 def _compare_output(output: str, following: Block | None, where: str) -> None:
-    """Compare the JSON that a command prints with the block that shows it; what is for people may change its looks."""
+    """Compare JSON output of a command with the block that shows it. Output for people is not compared."""
     if following is not None and following.language == "json" and output.startswith("{"):
         found = differences(json_documents(following.text), json_documents(output))
         assert not found, f"{where}: {'; '.join(found)}\n{output}"

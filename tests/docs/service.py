@@ -1,4 +1,4 @@
-"""The service behind the requests of a page, called without a socket."""
+"""The service for the requests of a page, called without a socket."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ JSON = "application/json"
 
 @dataclass(frozen=True)
 class Request:
-    """One HTTP request, as a page shows it."""
+    """An HTTP request of a page."""
 
     method: str
     target: str
@@ -31,7 +31,7 @@ class Request:
 
 @asynccontextmanager
 async def opened_service(**overrides: object) -> AsyncIterator[httpx2.AsyncClient]:
-    """A client of the service with the settings of the environment."""
+    """Open the service with the settings of the environment, and yield a client."""
     async with open_app(load_settings(**overrides)) as app:
         service = create_service(app)
         transport = httpx2.ASGITransport(service, raise_app_exceptions=False)
@@ -42,12 +42,12 @@ async def opened_service(**overrides: object) -> AsyncIterator[httpx2.AsyncClien
 
 
 async def send(client: httpx2.AsyncClient, request: Request) -> httpx2.Response:
-    """The service's answer."""
+    """Return the response of the service."""
     return await client.request(request.method, request.target, headers=request.headers, content=request.body)
 
 
 def request_of_curl(command: Command) -> Request:
-    """The request that a curl command sends."""
+    """Return the request that a curl command sends."""
     method, target, headers, body = "", "", {}, None
     words = iter(command.arguments)
     for word in words:
@@ -67,7 +67,7 @@ def request_of_curl(command: Command) -> Request:
 
 
 def request_of_block(text: str) -> Request:
-    """The request that an `http` block shows: request line, headers, an empty line, the body."""
+    """Return the request of an `http` block: request line, headers, an empty line, the body."""
     head, _, body = text.partition("\n\n")
     first, *lines = head.splitlines()
     method, target, *_ = first.split()
@@ -76,7 +76,7 @@ def request_of_block(text: str) -> Request:
 
 
 def check_response(shown: str, response: httpx2.Response, where: str) -> None:
-    """Compare an answer with the `http` block that shows it: status, content type, body."""
+    """Compare a response with the `http` block that shows it: status, content type, body."""
     head, _, body = shown.partition("\n\n")
     first, *lines = head.splitlines()
     assert first.split()[1] == str(response.status_code), f"{where}: {response.status_code} {response.text}"
@@ -87,7 +87,7 @@ def check_response(shown: str, response: httpx2.Response, where: str) -> None:
 
 
 def check_body(shown: str, response: httpx2.Response, where: str) -> None:
-    """Compare a body with what a page shows of it."""
+    """Compare a body with the block that shows it."""
     kind = response.headers.get("content-type", "")
     found: list[str]
     if "event-stream" in kind:

@@ -1,4 +1,4 @@
-"""Shell blocks taken apart into commands: what is set before them, the program, its arguments."""
+"""Parsing of shell blocks into commands: variables, the program and its arguments."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _REDIRECTIONS = frozenset({">", ">>", "<"})
 
 @dataclass(frozen=True)
 class Command:
-    """One command of a shell block. `piped` says that it is one of several, or that its output goes elsewhere."""
+    """A command of a shell block. `piped` is True for a part of a pipe or list, or with redirected output."""
 
     environment: Mapping[str, str]
     program: str
@@ -23,7 +23,7 @@ class Command:
 
 
 def commands_of(script: str) -> Iterator[Command]:
-    """All commands of a block, in order; comments are left out, continued lines are one."""
+    """Yield all commands of a block, in order. Comments are skipped, and continued lines are joined."""
     for line in script.replace("\\\n", " ").splitlines():
         words = shlex.shlex(line, posix=True, punctuation_chars="|;&<>")
         words.whitespace_split = True

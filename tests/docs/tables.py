@@ -1,4 +1,4 @@
-"""Tables of a page, as rows of cells without their marks."""
+"""Parsing of the tables of a page into rows of cells."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ _CELL_BORDER = re.compile(r"(?<!\\)\|")
 
 
 def table_rows(page: Page) -> list[list[str]]:
-    """The rows of all tables of a page, headings included."""
+    """Return the rows of all tables of a page, including headings."""
     lines = [line.strip() for line in page.prose.splitlines() if line.lstrip().startswith("|")]
     rows = [[cell.strip() for cell in _CELL_BORDER.split(line)[1:-1]] for line in lines]
     return [row for row in rows if not all(re.fullmatch(":?-+:?", cell) for cell in row)]
 
 
 def row_of(page: Page, name: str) -> list[str]:
-    """The first row that begins with a name in code marks (or is one of several names there)."""
+    """Return the first row whose first cell has a name in code marks."""
     for row in table_rows(page):
         if name in code_in(row[0]):
             return row
@@ -30,7 +30,7 @@ def code_in(text: str) -> list[str]:
 
 
 def section(page: Page, heading: str) -> str:
-    """The text under a heading, without the heading itself, up to the next one of the same depth or above."""
+    """Return the text under a heading, up to the next heading of the same or a higher level."""
     found = re.search(rf"^(#+) `?{re.escape(heading)}`?$", page.text, re.MULTILINE)
     assert found, f"{page.name} has no heading {heading}"
     rest = page.text[found.end() :]

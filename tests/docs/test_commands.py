@@ -1,4 +1,4 @@
-"""No page shows a command, an option or an extra that is not there."""
+"""Tests that the docs show only existing commands, options and extras."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from tests.docs.tables import code_in
 from threadkeep.cli.commands import commands
 
 GROUP = commands()
-# Said once, at the beginning of the page.
+# Described once, at the beginning of the page.
 HELP = {"-h", "--help", "--database"}
-# Programs that the docs may use beside our own and make.
+# Other programs that the docs may use.
 _OTHERS = {"pip", "python", "python3", "curl", "sqlite3", "createdb", "echo", "export", ""}
 
 type Options = dict[str, set[str]]
 
 
 def options_of(command: object, name: str) -> Iterator[tuple[str, set[str]]]:
-    """Every command below a command by its name, with its options."""
+    """Yield the name and the options of every command below a command."""
     if isinstance(command, TyperGroup):
         for verb, inner in command.commands.items():
             yield from options_of(inner, f"{name} {verb}")
@@ -35,23 +35,22 @@ def options_of(command: object, name: str) -> Iterator[tuple[str, set[str]]]:
     yield name, opts - HELP
 
 
-THERE: Options = dict(options_of(GROUP, "threadkeep"))
+EXISTING: Options = dict(options_of(GROUP, "threadkeep"))
 
 
 @pytest.mark.parametrize("one", all_pages(), ids=lambda one: one.name)
-def test_every_command_that_is_shown_is_there(one: Page) -> None:
-    """In shell blocks and in code marks: its name and its options; and every verb of make."""
+def test_every_shown_command_exists(one: Page) -> None:
+    """Commands in shell blocks and in code marks have existing names and options, and targets of make exist."""
     shown = [command for block in one.blocks_in("sh") for command in commands_of(block.text)]
     assert not {command.program for command in shown} - _OTHERS - {"threadkeep", "make"}
     for code in code_in(one.prose):
         if code.startswith(("threadkeep ", "make ")):
             shown += commands_of(code)
-    wrong = [command for command in shown if not is_there(command)]
+    wrong = [command for command in shown if not exists(command)]
     assert not wrong
 
 
-def test_every_extra_that_is_shown_is_there() -> None:
-    """What stands in brackets after the package's name, where it is installed."""
+def test_every_shown_extra_exists() -> None:
     with (ROOT / "pyproject.toml").open("rb") as file:
         there = set(tomllib.load(file)["project"]["optional-dependencies"])
     shown = {
@@ -63,8 +62,8 @@ def test_every_extra_that_is_shown_is_there() -> None:
     assert shown <= there
 
 
-def is_there(command: Command) -> bool:
-    """Whether a command of ours, or a verb of make, is what it says."""
+def exists(command: Command) -> bool:
+    """Return whether a command of Threadkeep, or a target of make, exists."""
     if command.program == "make":
         verbs = [word for word in command.arguments if "=" not in word]
         return set(verbs) <= set(re.findall(r"^([a-z]+):.*## ", (ROOT / "Makefile").read_text(), re.MULTILINE))
@@ -74,5 +73,5 @@ def is_there(command: Command) -> bool:
     if options <= HELP | {"--version", "--install-completion"}:
         options = set()
     words = " ".join(["threadkeep", *[word for word in command.arguments if not word.startswith("-")]])
-    known = [name for name in THERE if f"{words} ".startswith(f"{name} ") or f"{name} ".startswith(f"{words} ")]
-    return any(options <= THERE[name] for name in known)
+    known = [name for name in EXISTING if f"{words} ".startswith(f"{name} ") or f"{name} ".startswith(f"{words} ")]
+    return any(options <= EXISTING[name] for name in known)

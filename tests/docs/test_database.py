@@ -1,4 +1,4 @@
-"""The page about the tables names every one of them, and its queries work on both engines."""
+"""Tests that the page about the database names every table, and that its queries work on both engines."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ QUERIES = [block.text for block in DATABASE.blocks_in("sql")]
 
 
 async def fill(url: str) -> None:
-    """Store a conversation."""
+    """Store a session with two messages, and a fact."""
     async with open_memory(url) as memory:
         messages = [
             Message(role="user", content="hi", metadata={"page": "/checkout"}),
@@ -30,32 +30,31 @@ async def fill(url: str) -> None:
 
 
 def queries_for(engine: str) -> list[str]:
-    """The queries that are for all engines, or say that they are for this one."""
+    """Return the queries for all engines and for this engine."""
     return [query for query in QUERIES if not query.startswith("-- ") or query.startswith(f"-- {engine}\n")]
 
 
 @pytest.fixture
 def filled_path(tmp_path: Path, sqlite_url: str) -> Path:
-    """An SQLite file with a conversation."""
+    """Return an SQLite file with a session."""
     asyncio.run(fill(sqlite_url))
     return tmp_path / "threadkeep.db"
 
 
 def test_every_table_and_column_is_described(filled_path: Path) -> None:
-    """The two main tables column by column, the others by name."""
+    """The two main tables have all their columns, the others their names."""
     with contextlib.closing(sqlite3.connect(filled_path)) as connection:
         tables = connection.execute("SELECT name FROM sqlite_master WHERE type IN ('table', 'view')").fetchall()
         for table in ("chat_sessions", "chat_messages"):
             columns = {row[1] for row in connection.execute(f"PRAGMA table_info({table})")}
             first_cells = [line.split("|")[1] for line in section(DATABASE, table).splitlines() if line.startswith("|")]
             assert {name for cell in first_cells for name in code_in(cell)} == columns
-    # FTS5 keeps its own data in tables beside chat_search.
+    # FTS5 stores its data in more tables with this prefix.
     ours = {name for (name,) in tables if not name.startswith(("sqlite_", "chat_search_"))}
     assert ours <= set(code_in(DATABASE.text)) | {"chat_sessions", "chat_messages"}
 
 
 def test_the_queries_work_on_sqlite(filled_path: Path) -> None:
-    """Those without an engine's name, and those for SQLite."""
     with contextlib.closing(sqlite3.connect(filled_path)) as connection:
         answers = {query: connection.execute(query).fetchall() for query in queries_for("SQLite")}
     empty = [query for query, rows in answers.items() if not rows]
@@ -64,7 +63,6 @@ def test_the_queries_work_on_sqlite(filled_path: Path) -> None:
 
 
 def test_the_queries_work_on_postgres(postgres_url: str) -> None:
-    """Those without an engine's name, and those for PostgreSQL."""
     asyncio.run(fill(postgres_url))
     with psycopg.connect(postgres_url) as connection:
         answers = {query: connection.execute(query.encode()).fetchall() for query in queries_for("PostgreSQL")}

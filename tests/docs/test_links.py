@@ -1,4 +1,4 @@
-"""Every link inside of the repository leads somewhere."""
+"""Tests of the links inside of the repository."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import pytest
 from tests.docs.pages import DOCS, ROOT, Page, all_pages, linked_pages
 from tests.docs.tables import code_in
 
-# `make bench` writes it; the pages may speak of it before it was run here.
+# `make bench` writes this page, so it may not exist.
 GENERATED = {DOCS / "benchmarks.md"}
 
 
 @pytest.mark.parametrize("page", linked_pages(), ids=lambda page: page.name)
-def test_links_lead_somewhere(page: Page) -> None:
-    """Files are there, and so are the headings that are linked to."""
+def test_links_have_existing_targets(page: Page) -> None:
+    """The file and the heading of a link exist."""
     pages = {one.path: one for one in linked_pages()}
     broken = []
     for link in page.links():
@@ -29,15 +29,14 @@ def test_links_lead_somewhere(page: Page) -> None:
 
 
 def test_every_page_is_linked_from_the_index() -> None:
-    """Whoever begins at docs/index.md finds every page."""
     [index] = [one for one in all_pages() if one.path == DOCS / "index.md"]
     linked = {(index.path.parent / link.partition("#")[0]).resolve() for link in index.links()}
     missing = [one.name for one in all_pages() if DOCS in one.path.parents and one.path not in {*linked, index.path}]
     assert not missing
 
 
-def test_the_laws_name_tests_that_are_there() -> None:
-    """Each file that the page about the laws names."""
+def test_the_tests_named_by_the_laws_exist() -> None:
+    """Each test file on the page exists."""
     [laws] = [one for one in all_pages() if one.name == "docs/explanation/laws.md"]
     files = {code for code in code_in(laws.prose) if code.endswith(".py")}
     assert len(files) > 10

@@ -1,4 +1,4 @@
-"""Measured numbers stand in docs/benchmarks.md; wherever else one is quoted, it is the same."""
+"""Tests that measured numbers quoted elsewhere are those of docs/benchmarks.md."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MEASURED = re.compile(r"\d[\d,]*(?:\.\d+)?(?= ?(?:ms\b|×|turns a second|turns/
 
 @pytest.mark.parametrize("page", all_pages(), ids=lambda page: page.name)
 def test_quoted_measurements_are_those_of_the_benchmarks(page: Page) -> None:
-    """Each number with a unit of speed, in a paragraph that names the benchmarks as its source."""
+    """Checked are numbers with a unit of speed, in paragraphs that link to the benchmarks."""
     if page.path == BENCHMARKS:
         return
     quoted = {

@@ -1,4 +1,4 @@
-"""What the docs show works as it stands, and answers what they say."""
+"""Tests that the examples of the docs work and have the shown output."""
 
 from __future__ import annotations
 
@@ -17,15 +17,13 @@ PAGES = [page for page in all_pages() if page.blocks_in(*RUNNABLE)]
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 @pytest.mark.slow
-def test_a_page_can_be_carried_out(
-    page: Page, place_of: Callable[[Page], Place], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its Python, commands and requests work in their order, and what they print stands in the block that follows."""
+def test_a_page_can_be_executed(page: Page, place_of: Callable[[Page], Place], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python, commands and requests work in their order, and their output is in the block that follows."""
     run_page(page, place_of(page), monkeypatch.setenv)
 
 
 def test_python_can_be_pasted_into_the_shell() -> None:
-    """Into `python -m asyncio`: before Python 3.13 an empty line ends an indented block, and nothing else does."""
+    """In `python -m asyncio` before Python 3.13, only an empty line ends an indented block."""
     for page in all_pages():
         for block in page.blocks_in("python", "python3"):
             compiler = codeop.CommandCompiler()
@@ -38,8 +36,8 @@ def test_python_can_be_pasted_into_the_shell() -> None:
                     entered = []
 
 
-def test_code_that_needs_other_packages_uses_names_that_are_there() -> None:
-    """Blocks in `python3` are not run, since they import what this project does not install."""
+def test_blocks_with_other_packages_import_existing_names() -> None:
+    """Blocks in `python3` are not executed, because they import packages that are not installed."""
     blocks = [(page, block) for page in all_pages() for block in page.blocks_in("python3")]
     assert blocks
     for page, block in blocks:

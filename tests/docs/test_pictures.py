@@ -1,4 +1,4 @@
-"""The pictures agree with the code."""
+"""Tests that the pictures of the docs agree with the code."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _SVG = "{http://www.w3.org/2000/svg}"
 
 
 def texts_of(name: str) -> list[Element]:
-    """The texts of a picture, in order."""
+    """Return the text elements of a picture, in order."""
     return list(parse(DOCS / "images" / name).iter(f"{_SVG}text"))  # noqa: S314 - our own file
 
 
-def test_the_sections_are_drawn_as_the_plan_has_them() -> None:
-    """In the order in which they are sent, with their shares, and the extras by who yields first."""
+def test_the_picture_of_the_context_has_the_plan() -> None:
+    """The sections are in the order of the prompt, with their shares and the order in which they are shortened."""
     plan = ContextPlan()
     texts = texts_of("context.svg")
     assert [text.text for text in texts if text.get("class") == "name"] == [*plan.order, "steps"]
@@ -36,7 +36,7 @@ def test_the_sections_are_drawn_as_the_plan_has_them() -> None:
 
 
 def test_the_picture_of_the_layers_has_every_package() -> None:
-    """Each layer of the import contract, from the top down, and packages of one layer from left to right."""
+    """Each layer of the import contract is drawn from the top down, and packages of one layer from left to right."""
     with (ROOT / "pyproject.toml").open("rb") as file:
         contracts = tomllib.load(file)["tool"]["importlinter"]["contracts"]
     [layers] = [contract["layers"] for contract in contracts if contract["type"] == "layers"]

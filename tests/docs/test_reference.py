@@ -1,4 +1,4 @@
-"""The reference is complete, and says nothing that is not so."""
+"""Tests that the reference is complete and correct."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ METRICS_PAGE = page("docs/reference/metrics.md")
 HTTP = page("docs/reference/http.md")
 
 ERROR_NAMES = {kind.__name__ for kind in vars(threadkeep.errors).values() if isinstance(kind, type)}
-# Their default is a place on the user's own machine, or no place at all, and is said in words.
+# The default of these settings depends on the machine, or is no value; the page describes it in words.
 IN_WORDS = {"database_url", "pending_dir", "graph_store_backend", "graph_store_sqlite_path", "postgres_dsn"}
 IN_WORDS |= {
     "channels",
@@ -53,15 +53,15 @@ IN_WORDS |= {name for name in Settings.model_fields if name.startswith("retentio
 
 
 def subclasses[T](kind: type[T]) -> Iterable[type[T]]:
-    """All classes below a class."""
+    """Yield all subclasses of a class, recursively."""
     for below in kind.__subclasses__():
         yield below
         yield from subclasses(below)
 
 
 @pytest.mark.parametrize("name", ["Memory", "SyncMemory", "Session", "Window", "KeyResolution", "Message"])
-def test_no_method_is_described_that_is_not_there(name: str) -> None:
-    """In the tables of its section the names before a bracket are those of its methods."""
+def test_described_methods_exist(name: str) -> None:
+    """In the tables of a section, names before a bracket are methods of the class."""
     first_cells = re.findall(r"^\|([^|]+)\|", section(PYTHON, name), re.MULTILINE)
     named = {word for cell in first_cells for word in re.findall(r"`(?:\w+\.)?(\w+)\(", cell)}
     assert named <= set(dir(getattr(threadkeep, name)))
@@ -69,7 +69,7 @@ def test_no_method_is_described_that_is_not_there(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in threadkeep.__all__ if name not in ERROR_NAMES])
 def test_every_public_name_has_a_section(name: str) -> None:
-    """With its signature as it is, and the names of its fields."""
+    """The section has the signature and the names of the fields."""
     text = section(PYTHON, name)
     thing = getattr(threadkeep, name)
     if thing is threadkeep.Settings:
@@ -87,15 +87,18 @@ def test_every_public_name_has_a_section(name: str) -> None:
 
 
 @pytest.mark.parametrize(("one", "write"), [(CLI, cli_page), (PYTHON, python_page)], ids=["cli", "python"])
-def test_the_lists_are_those_of_the_code(one: Page, write: Callable[[str], str]) -> None:
-    """Commands, options, methods and signatures; `python scripts/write_reference.py` brings the pages up to date."""
+def test_the_lists_are_current(one: Page, write: Callable[[str], str]) -> None:
+    """The lists are commands, options, methods and signatures.
+
+    `python scripts/write_reference.py` updates the pages.
+    """
     assert write(one.text) == one.text
 
 
-def errors_there_are() -> dict[str, type[ThreadkeepError]]:
-    """All errors of the package but those of the terminal, which become sentences there.
+def all_errors() -> dict[str, type[ThreadkeepError]]:
+    """Return all errors of the package, except those of the terminal, which become sentences there.
 
-    Adapters of packages that have an environment of their own cannot be imported here.
+    Adapters whose packages are not installed cannot be imported and are skipped.
     """
     elsewhere = tuple(f"threadkeep.adapters.{name}" for name in ("google_adk", "llama_index", "pydantic_ai"))
     for module in pkgutil.walk_packages(threadkeep.__path__, "threadkeep."):
@@ -106,8 +109,8 @@ def errors_there_are() -> dict[str, type[ThreadkeepError]]:
 
 
 def test_every_error_is_described() -> None:
-    """In the table and in the tree, with the built-in class that it also is."""
-    kinds = errors_there_are()
+    """Each error is in the table and in the tree, with its built-in base class."""
+    kinds = all_errors()
     [tree] = [block.text for block in ERRORS.blocks_in("text") if "├" in block.text]
     for name, kind in kinds.items():
         row_of(ERRORS, name)
@@ -120,14 +123,14 @@ def test_every_error_is_described() -> None:
 
 @pytest.mark.parametrize("name", list(Settings.model_fields))
 def test_every_setting_is_described(name: str) -> None:
-    """With its default."""
+    """The row has the default of the setting."""
     row = row_of(SETTINGS, f"THREADKEEP_{name.upper()}")
     if name not in IN_WORDS:
         assert row[1].strip("`") == default_of(Settings.model_fields[name])
 
 
 def default_of(field: FieldInfo) -> str:
-    """The default of a setting as one writes it into the environment."""
+    """Return the default of a setting in the form of an environment variable."""
     value = field.get_default(call_default_factory=True)
     assert value is not PydanticUndefined
     if isinstance(value, SecretStr):
@@ -139,8 +142,7 @@ def default_of(field: FieldInfo) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def test_no_page_names_a_variable_that_is_not_there() -> None:
-    """Each THREADKEEP_… in the docs is a setting."""
+def test_variables_named_in_the_docs_are_settings() -> None:
     known = {f"THREADKEEP_{name.upper()}" for name in Settings.model_fields}
     unknown = {
         f"{one.name}: {name}"
@@ -153,7 +155,7 @@ def test_no_page_names_a_variable_that_is_not_there() -> None:
 
 @pytest.mark.parametrize("name", METRICS)
 def test_every_metric_is_described(name: str) -> None:
-    """With its kind and its labels."""
+    """The row has the type and the labels of the metric."""
     row = row_of(METRICS_PAGE, name)
     observer = PrometheusObserver()
     observer.notify(events.TurnFinished(milliseconds=1))
@@ -163,21 +165,20 @@ def test_every_metric_is_described(name: str) -> None:
     assert set(code_in(row[2])) == labels
 
 
-def test_no_metric_is_described_that_is_not_there() -> None:
-    """In any page."""
+def test_metrics_named_in_the_docs_exist() -> None:
     known = {*METRICS, *(f"{name}_count" for name in METRICS)}
     named = {name for one in all_pages() for name in re.findall(r"threadkeep_(?:agent|turn|model|run)\w+", one.text)}
     assert named <= known
 
 
 def kinds_of(kind: type[events.Event]) -> list[type[events.Event]]:
-    """The events below a class that have none below them."""
+    """Return the subclasses of an event class that have no subclasses."""
     return [leaf for below in kind.__subclasses__() for leaf in kinds_of(below) or [below]]
 
 
 @pytest.mark.parametrize("kind", kinds_of(events.Event), ids=lambda kind: kind.__name__)
 def test_every_event_is_described(kind: type[events.Event], caplog: pytest.LogCaptureFixture) -> None:
-    """With its fields, and the level at which it is logged."""
+    """The row has the fields of the event, and its log level."""
     row = row_of(METRICS_PAGE, kind.__name__)
     fields = dataclasses.fields(kind)
     shared = {"session_id", "run_id", "channel", "backend"}
@@ -190,12 +191,12 @@ def test_every_event_is_described(kind: type[events.Event], caplog: pytest.LogCa
 
 @pytest.fixture(scope="module")
 def document() -> Mapping[str, Any]:
-    """The OpenAPI document of the service, which takes a second to make."""
+    """Return the OpenAPI document of the service, which takes a second to create."""
     return openapi_document()
 
 
 def test_every_endpoint_is_described(document: Mapping[str, Any]) -> None:
-    """As a heading of its own, and none that is not there."""
+    """Each endpoint has a heading with its query parameters, and each heading an endpoint."""
     there = {f"{method.upper()} {path}" for path, methods in document["paths"].items() for method in methods}
     assert set(re.findall(r"^## ((?:GET|POST|PATCH|DELETE|PUT) \S+)$", HTTP.text, re.MULTILINE)) == there
     for path, methods in document["paths"].items():
@@ -205,26 +206,26 @@ def test_every_endpoint_is_described(document: Mapping[str, Any]) -> None:
             assert not [name for name in in_query if name not in text], f"{method} {path}"
 
 
-def test_the_list_of_endpoints_is_that_of_the_service(document: Mapping[str, Any]) -> None:
-    """The table at the beginning has each of them; `python scripts/write_reference.py` adds what is missing."""
+def test_the_list_of_endpoints_is_current(document: Mapping[str, Any]) -> None:
+    """The table at the beginning has all endpoints; `python scripts/write_reference.py` adds missing ones."""
     assert http_page(HTTP.text, document) == HTTP.text
 
 
-def test_every_request_that_is_shown_is_one_of_the_openapi_document(document: Mapping[str, Any]) -> None:
-    """With a status of its answer that the document has."""
+def test_shown_requests_are_in_the_openapi_document(document: Mapping[str, Any]) -> None:
+    """The status of the shown response is in the document, too."""
     blocks = HTTP.blocks_in("http")
     assert len(blocks) % 2 == 0
     for request, response in zip(blocks[::2], blocks[1::2], strict=True):
         method, target, *_ = request.text.split()
         takes = [path for path, methods in document["paths"].items() if method.lower() in methods]
         patterns = {path: re.sub(r"\{\w+\}", "[^/]+", path) for path in takes}
-        # The longest: what stands literally in a path goes before a parameter.
+        # The longest path wins, because a literal part has precedence over a parameter.
         path = max((p for p, pattern in patterns.items() if re.fullmatch(pattern, target.partition("?")[0])), key=len)
         assert response.text.split()[1] in document["paths"][path][method.lower()]["responses"], request.text
 
 
 def test_every_kind_of_problem_is_described() -> None:
-    """With its status, as it stands in the code of the HTTP face."""
+    """The rows have the statuses and the types that are in the code of the HTTP interface."""
     sources = [path.read_text(encoding="utf-8") for path in (ROOT / "src/threadkeep/web").rglob("*.py")]
     named = re.compile(r'\b([45]\d\d)[,:]\s*\(?"([a-z]+(?:-[a-z]+)*)"(?!:)')
     there = {found for source in sources for found in named.findall(source)}

@@ -1,4 +1,4 @@
-"""The log: one line for an event, and nothing of what people said, whoever logs it."""
+"""Tests of the log: one line for an event, and no text of people or models from any logger."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ CANARY = "canary-7f3a"
 
 
 def configured(level: Level = "DEBUG", *, as_json: bool = True) -> io.StringIO:
-    """The stream that all logging goes to from now on."""
+    """Configure logging, and return the stream that it writes to."""
     stream = io.StringIO()
     configure_logging(level, json=as_json, stream=stream)
     return stream
 
 
 def lines(stream: io.StringIO) -> list[dict[str, object]]:
-    """What was logged as JSON."""
+    """Return the logged JSON lines."""
     return [json.loads(line) for line in stream.getvalue().splitlines()]
 
 
@@ -54,8 +54,8 @@ def test_an_event_is_one_line_of_its_fields() -> None:
     }
 
 
-def test_a_number_has_as_many_digits_as_anybody_reads() -> None:
-    """Three after the point."""
+def test_numbers_are_rounded() -> None:
+    """Numbers have three digits after the point."""
     stream = configured()
     LogObserver().notify(TurnFinished(milliseconds=5068.267446993559))
     assert lines(stream)[0]["milliseconds"] == 5068.267
@@ -63,7 +63,7 @@ def test_a_number_has_as_many_digits_as_anybody_reads() -> None:
 
 @pytest.mark.parametrize(("level", "names"), [("DEBUG", ["store_read", "turn_finished"]), ("INFO", ["turn_finished"])])
 def test_the_level_decides_what_is_written(level: Level, names: list[str]) -> None:
-    """Single reads are details, a finished turn is news."""
+    """Single reads are at DEBUG, finished turns at INFO."""
     stream = configured(level)
     observer = LogObserver()
     observer.notify(StoreRead(backend="sqlite", milliseconds=1))
@@ -72,24 +72,23 @@ def test_the_level_decides_what_is_written(level: Level, names: list[str]) -> No
 
 
 @pytest.mark.parametrize(("session_id", "status", "written"), [("s", "done", 0), (None, "done", 1), ("s", "failed", 1)])
-def test_a_turn_has_one_line(session_id: str | None, status: RunOutcome, written: int) -> None:
-    """A run that is done in a session is the turn whose line follows; other runs have lines of their own."""
+def test_a_finished_run_of_a_session_has_no_line(session_id: str | None, status: RunOutcome, written: int) -> None:
+    """The line of the turn follows. Runs without a session, or that failed, have a line."""
     stream = configured("INFO")
     LogObserver().notify(RunFinished(workflow="chat", status=status, milliseconds=1, session_id=session_id))
     assert len(lines(stream)) == written
 
 
 @pytest.mark.parametrize(("outcome", "level"), [("delivered", "info"), ("postponed", "info"), ("failed", "warning")])
-def test_an_answer_that_is_refused_for_good_is_a_warning(outcome: DeliveryOutcome, level: str) -> None:
-    """With the reason: the platform's limits, say."""
+def test_a_permanently_refused_reply_is_a_warning(outcome: DeliveryOutcome, level: str) -> None:
+    """The line has the reason, for example a limit of the platform."""
     stream = configured()
     LogObserver().notify(AnswerSent(channel="wecom_cs", bot="one", outcome=outcome, error="ReplyLimit", milliseconds=1))
     [line] = lines(stream)
     assert (line["event"], line["level"], line["error"]) == ("answer_sent", level, "ReplyLimit")
 
 
-def test_lines_for_people_have_no_colours_in_a_file() -> None:
-    """Without a terminal the line is plain text."""
+def test_text_lines_have_no_colors_in_a_file() -> None:
     stream = configured(as_json=False)
     LogObserver().notify(ContextBuilt(messages=3, tokens=10))
     assert "context_built" in stream.getvalue()
@@ -97,15 +96,13 @@ def test_lines_for_people_have_no_colours_in_a_file() -> None:
     assert "\x1b" not in stream.getvalue()
 
 
-def test_configuring_twice_writes_once() -> None:
-    """A second call replaces the first one's stream."""
+def test_a_second_configuration_replaces_the_first() -> None:
     first, second = configured(), configured()
     LogObserver().notify(TurnFinished(milliseconds=1))
     assert (len(lines(first)), len(lines(second))) == (0, 1)
 
 
-def test_an_observer_made_before_the_configuration_is_heard() -> None:
-    """The order of opening rooms and configuring the log does not matter."""
+def test_an_observer_may_be_created_before_the_configuration() -> None:
     observer = LogObserver()
     stream = configured()
     observer.notify(TurnFinished(milliseconds=1))
@@ -113,8 +110,8 @@ def test_an_observer_made_before_the_configuration_is_heard() -> None:
 
 
 @pytest.mark.parametrize("as_json", [True, False])
-def test_nobody_writes_what_people_said(as_json: bool) -> None:
-    """At DEBUG, neither details of libraries, nor arguments, nor errors' sentences reach the log."""
+def test_the_log_has_no_text_of_people(as_json: bool) -> None:
+    """Details of libraries, arguments and error messages do not reach the log, even at DEBUG."""
     stream = configured(as_json=as_json)
     logging.getLogger("openai._base_client").debug("Request options: %s", {"messages": [CANARY]})
     logging.getLogger("langchain_core.callbacks").warning("Error in callback: %s", CANARY)
@@ -131,11 +128,11 @@ def test_nobody_writes_what_people_said(as_json: bool) -> None:
         logging.getLogger("threadkeep.web").exception("The request failed.")
     assert CANARY not in stream.getvalue()
     assert stream.getvalue().count("ValueError") == 4
-    assert "test_nobody_writes_what_people_said" in stream.getvalue()
+    assert "test_the_log_has_no_text_of_people" in stream.getvalue()
 
 
 def test_requests_have_method_path_and_status() -> None:
-    """A request's line says what was asked for, without the query."""
+    """The line has no query string."""
     stream = configured()
     arguments = ("127.0.0.1:5", "GET", "/api/v1/sessions?user_id=u1", "1.1", 200)
     logging.getLogger("uvicorn.access").info('%s - "%s %s HTTP/%s" %d', *arguments)
@@ -148,8 +145,8 @@ def test_requests_have_method_path_and_status() -> None:
     )
 
 
-def test_trusted_messages_are_filled_in() -> None:
-    """Threadkeep's and uvicorn's own sentences are whole."""
+def test_messages_of_trusted_loggers_are_formatted() -> None:
+    """Messages of Threadkeep and uvicorn have their arguments."""
     stream = configured()
     logging.getLogger("uvicorn.error").info("Started server process [%d]", 7)
     logging.getLogger("threadkeep.observe").warning("The observer %s failed with %s.", "Sink", "OSError")
@@ -159,8 +156,8 @@ def test_trusted_messages_are_filled_in() -> None:
     ]
 
 
-async def test_an_error_that_nobody_awaited_is_named_only() -> None:
-    """The event loop's own report keeps the class of the error, not its sentence."""
+async def test_an_unretrieved_exception_is_logged_by_its_class() -> None:
+    """The report of the event loop omits the message of the error."""
     stream = configured()
     loop = asyncio.get_running_loop()
     loop.call_exception_handler({"message": "Task exception was never retrieved", "exception": ValueError(CANARY)})

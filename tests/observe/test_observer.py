@@ -1,4 +1,4 @@
-"""Events and the fan-out to observers."""
+"""Tests of events, and of sending them to several observers."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from threadkeep.observe.observer import FromChannel, Observer, Observers, work_f
 
 
 class Recorder:
-    """An observer that remembers."""
+    """An observer that records events."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
 
     def notify(self, event: Event, /) -> None:
-        """Remember the event."""
+        """Record the event."""
         self.events.append(event)
 
 
@@ -29,17 +29,17 @@ class Broken:
     """An observer that always fails."""
 
     def notify(self, event: Event, /) -> None:
-        """Fail."""
+        """Raise an error."""
         raise OSError("the disk with the secret words is full")
 
 
 def kinds() -> list[type[Event]]:
-    """Every class of event."""
+    """Return all classes of events."""
     return [kind for kind in vars(events).values() if isinstance(kind, type) and issubclass(kind, Event)]
 
 
-def test_every_sink_is_told_in_order() -> None:
-    """A sink that is added later hears later events only."""
+def test_observers_are_notified_in_order() -> None:
+    """An observer that is added later receives only later events."""
     first, later = Recorder(), Recorder()
     observers = Observers(first)
     observers.notify(PendingWrites(backend="sqlite", count=1))
@@ -49,8 +49,8 @@ def test_every_sink_is_told_in_order() -> None:
     assert later.events == first.events[1:]
 
 
-def test_a_failing_sink_hurts_nobody(caplog: pytest.LogCaptureFixture) -> None:
-    """The caller goes on, the other sinks are told, and the log names the sink once without the error's sentence."""
+def test_a_failing_observer_does_not_affect_others(caplog: pytest.LogCaptureFixture) -> None:
+    """The caller and the other observers continue. The log names the observer once, without the error message."""
     recorder = Recorder()
     observers = Observers(Broken(), recorder)
     event = PendingWrites(backend="sqlite", count=0)
@@ -64,15 +64,14 @@ def test_a_failing_sink_hurts_nobody(caplog: pytest.LogCaptureFixture) -> None:
     assert "secret" not in caplog.text
 
 
-def test_no_sinks_is_an_observer_too() -> None:
-    """A fan-out without sinks takes every event."""
+def test_observers_may_be_empty() -> None:
     observer: Observer = Observers()
     observer.notify(PendingWrites(backend="other", count=0))
 
 
 @pytest.mark.parametrize("kind", kinds())
-def test_events_are_frozen_and_hold_no_text_of_people(kind: type[Event]) -> None:
-    """An event has counts, times, closed names, ids of sessions and runs, names of workflows and bots; nothing else."""
+def test_events_are_frozen_and_have_no_text_of_people(kind: type[Event]) -> None:
+    """Texts in an event are ids, names of workflows and bots, and closed sets of names."""
     assert vars(kind)["__dataclass_params__"].frozen
     hints = get_type_hints(kind)
     for field in dataclasses.fields(kind):
@@ -81,8 +80,8 @@ def test_events_are_frozen_and_hold_no_text_of_people(kind: type[Event]) -> None
             assert field.name in named
 
 
-def test_events_without_a_channel_get_that_by_which_they_came() -> None:
-    """A channel that is known stays, and so do events that have none."""
+def test_events_get_the_channel_of_their_source() -> None:
+    """An event with a channel, or without that field, is unchanged."""
     recorder = Recorder()
     told = FromChannel("http", recorder)
     read = StoreRead(backend="sqlite", milliseconds=1.0, session_id="room")
@@ -93,8 +92,8 @@ def test_events_without_a_channel_get_that_by_which_they_came() -> None:
     assert recorder.events == [dataclasses.replace(read, channel="http"), telegram, count]
 
 
-async def test_work_for_another_channel_is_told_as_that() -> None:
-    """In the task that does it, and in no other; a channel that is known stays."""
+async def test_a_task_can_set_the_channel_of_its_events() -> None:
+    """The channel applies to events of that task only; an event with a channel is unchanged."""
     recorder = Recorder()
     told = FromChannel("http", recorder)
     read = StoreRead(backend="sqlite", milliseconds=1.0)

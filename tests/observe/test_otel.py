@@ -1,4 +1,4 @@
-"""Spans of runs, turns and the memory, kept by the real SDK."""
+"""Tests of OpenTelemetry spans of runs, turns and the memory, with the real SDK."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SECRET = "my card is 4111"
 
 
 def recording() -> tuple[TracerProvider, InMemorySpanExporter]:
-    """Return a provider and where its spans are."""
+    """Return a provider and the exporter that has its spans."""
     provider, exporter = TracerProvider(), InMemorySpanExporter()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     return provider, exporter
@@ -31,8 +31,8 @@ def attributes_of(span: ReadableSpan) -> dict[str, object]:
     return dict(span.attributes or {})
 
 
-async def test_a_turn_is_spans_without_words(tmp_path: Path) -> None:
-    """Of the run, the agent, the reads and the writes, each with the conversation; none has what was said."""
+async def test_a_turn_has_spans_without_text(tmp_path: Path) -> None:
+    """The run, the agent, the reads and the writes have spans with the session id and without message texts."""
     provider, exporter = recording()
     settings = load_settings(database_url="sqlite://", pending_dir=tmp_path / "pending")
     async with open_app(settings, observers=[OtelObserver(provider)]) as app:
@@ -52,8 +52,8 @@ async def test_a_turn_is_spans_without_words(tmp_path: Path) -> None:
     assert agent["gen_ai.usage.cache_read.input_tokens"] == 0
 
 
-async def test_spans_belong_to_the_callers_and_sessions_may_be_digests() -> None:
-    """The caller's open span is the parent."""
+async def test_spans_have_a_parent_and_may_hash_session_ids() -> None:
+    """The parent is the caller's open span."""
     provider, exporter = recording()
     observer = OtelObserver(provider, hashes_sessions=True)
     async with open_memory("sqlite://", observers=[observer]) as memory:
@@ -66,8 +66,8 @@ async def test_spans_belong_to_the_callers_and_sessions_may_be_digests() -> None
     assert "room:1" not in read.to_json()
 
 
-def test_a_failed_run_is_an_error() -> None:
-    """With the name of the error's class, and its duration."""
+def test_the_span_of_a_failed_run_has_an_error() -> None:
+    """The span has the class of the error, and the duration of the run."""
     provider, exporter = recording()
     OtelObserver(provider).notify(
         RunFinished(workflow="chat", status="failed", error="ModelCallFailed", milliseconds=250)

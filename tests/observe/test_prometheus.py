@@ -1,4 +1,4 @@
-"""Metrics: names, labels and values as Prometheus reads them."""
+"""Tests of Prometheus metrics: their names, labels and values."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ from threadkeep.observe.prometheus import METRICS, RUN_STATES, PrometheusObserve
 PREFIX = "threadkeep_agent_history_"
 
 
-def test_messages_of_channels_are_counted_from_delivery_to_answer() -> None:
-    """By the platform and what became of them, from zero; what untyped code passes is no new label."""
+def test_messages_of_channels_are_counted() -> None:
+    """Counters by platform and outcome start at zero. An unknown value is counted as `other`."""
     observer = PrometheusObserver()
     assert sample(observer, "threadkeep_channel_updates_total", channel="telegram", result="taken") == 0
     observer.notify(UpdateReceived(channel="telegram", bot="one", outcome="taken"))
@@ -66,8 +66,8 @@ def test_messages_of_channels_are_counted_from_delivery_to_answer() -> None:
     assert sample(observer, "threadkeep_channel_troubles_total", channel="other", work="polling") == 1
 
 
-def test_what_retention_takes_is_counted() -> None:
-    """By what became of it; rounds that were broken off too. Both are there, at zero, from the start."""
+def test_pruned_messages_are_counted() -> None:
+    """Counters by action, and of failed runs of retention, start at zero."""
     observer = PrometheusObserver()
     name, failures = "threadkeep_pruned_messages_total", "threadkeep_pruning_failures_total"
     assert [sample(observer, name, action=action) for action in ("archive", "delete")] == [0, 0]
@@ -78,8 +78,8 @@ def test_what_retention_takes_is_counted() -> None:
     assert sample(observer, failures) == 1
 
 
-def test_runs_are_counted_by_the_workflows_that_are_known() -> None:
-    """All others are one; how they ended, how long they took, and what went wrong with them; from zero."""
+def test_runs_are_counted_by_known_workflows() -> None:
+    """Unknown workflows are counted as `other`. Counters of outcomes, durations and troubles start at zero."""
     observer = PrometheusObserver(workflows=["chat", "desk"])
     for status in RUN_OUTCOMES:
         assert sample(observer, "threadkeep_runs_total", workflow="desk", status=status) == 0
@@ -100,8 +100,8 @@ def test_runs_are_counted_by_the_workflows_that_are_known() -> None:
     assert b"secret" not in observer.render()
 
 
-def test_runs_of_the_database_are_counted_when_somebody_asks() -> None:
-    """Where nobody can tell, there is no number, which an alert sees."""
+def test_open_runs_are_set_before_a_scrape() -> None:
+    """If the counts are unknown, the metric has no value, which an alert can detect."""
     observer = PrometheusObserver()
     observer.set_runs({"queued": 3, "set_aside": 1})
     assert [sample(observer, "threadkeep_open_runs", state=state) for state in RUN_STATES] == [3, 0, 0, 1]
@@ -110,12 +110,12 @@ def test_runs_of_the_database_are_counted_when_somebody_asks() -> None:
 
 
 def sample(observer: PrometheusObserver, name: str, **labels: str) -> float | None:
-    """The value of one series, None if it is not there."""
+    """Return the value of a series, or None if it does not exist."""
     return observer.registry.get_sample_value(name, labels)
 
 
-def test_all_names_of_the_interface_are_there_at_once() -> None:
-    """A scrape before the first event has every metric under its exact name."""
+def test_all_metrics_exist_before_the_first_event() -> None:
+    """A scrape has each metric of the interface under its exact name."""
     text = PrometheusObserver().render().decode()
     for name in METRICS:
         assert re.search(rf"^# HELP {name} ", text, re.MULTILINE), name
@@ -142,7 +142,7 @@ def test_failures_of_the_backend_in_use_start_at_zero(backend: Backend) -> None:
 
 
 def test_reads_and_writes_are_timed() -> None:
-    """A latency lands in its bucket under backend, channel and outcome."""
+    """A latency is in the bucket of its backend, channel and outcome."""
     observer = PrometheusObserver()
     observer.notify(StoreRead(backend="postgres", channel="telegram", milliseconds=0.2))
     observer.notify(StoreWrite(backend="sqlite", channel="http", outcome="error", milliseconds=70))
@@ -154,7 +154,7 @@ def test_reads_and_writes_are_timed() -> None:
 
 
 def test_failures_are_counted_once() -> None:
-    """A failed try counts one, and the news that its turn is kept counts nothing more."""
+    """A failed write counts once, although the deferred turn has an event too."""
     observer = PrometheusObserver()
     observer.notify(WriteFailed(backend="sqlite", outcome="fallback", error="StoreUnavailable"))
     observer.notify(WriteDeferred(backend="sqlite", messages=2))
@@ -167,8 +167,8 @@ def test_failures_are_counted_once() -> None:
     assert sample(observer, PREFIX + "store_read_failures_total", **labels) == 1
 
 
-def test_turns_models_and_keys_are_counted() -> None:
-    """What is not about the store is counted by channel, status and direction."""
+def test_turns_model_failures_and_key_failures_are_counted() -> None:
+    """The labels are channel, status and direction."""
     observer = PrometheusObserver()
     observer.notify(HistoryTruncated(channel="http", dropped=3))
     observer.notify(KeyResolutionFailed(reason="empty_part"))
@@ -182,8 +182,7 @@ def test_turns_models_and_keys_are_counted() -> None:
     assert sample(observer, "threadkeep_model_tokens_total", direction="output", estimated="false") == 7
 
 
-def test_tokens_that_no_provider_reported_are_counted_apart() -> None:
-    """A sum of both is one query; what was measured is another."""
+def test_estimated_tokens_are_counted_separately() -> None:
     observer = PrometheusObserver()
     observer.notify(TurnFinished(milliseconds=1, input_tokens=5, output_tokens=7))
     observer.notify(TurnFinished(milliseconds=1, input_tokens=50, output_tokens=70, estimated=True))
@@ -193,7 +192,7 @@ def test_tokens_that_no_provider_reported_are_counted_apart() -> None:
 
 
 def test_the_size_of_model_calls_is_counted() -> None:
-    """How many messages and tokens each was sent: with a session's memory, and with a run's."""
+    """Messages and tokens of calls with a session's memory, and with a run's memory, are counted."""
     observer = PrometheusObserver()
     assert sample(observer, "threadkeep_model_call_messages_count") == 0
     observer.notify(ContextBuilt(messages=3, tokens=90))
@@ -205,8 +204,8 @@ def test_the_size_of_model_calls_is_counted() -> None:
     assert sample(observer, "threadkeep_model_call_tokens_bucket", le="100.0") == 1
 
 
-def test_what_leaves_a_runs_memory_is_counted() -> None:
-    """Characters and messages apart, from zero, and sent prompts count nothing."""
+def test_trimming_of_a_runs_memory_is_counted() -> None:
+    """Characters and messages have separate counters that start at zero."""
     observer = PrometheusObserver()
     names = ("threadkeep_memory_trimmed_chars_total", "threadkeep_memory_trimmed_messages_total")
     assert [sample(observer, name) for name in names] == [0, 0]
@@ -217,7 +216,7 @@ def test_what_leaves_a_runs_memory_is_counted() -> None:
 
 
 def test_summaries_are_counted() -> None:
-    """By what they stand for; what failed by its reason, from zero on."""
+    """Counters are by the summarized kind; failures are by reason and start at zero."""
     observer = PrometheusObserver()
     assert sample(observer, "threadkeep_summary_failures_total", reason="too_long") == 0
     observer.notify(SummaryMade(messages=40, tokens=200, milliseconds=900))
@@ -229,8 +228,8 @@ def test_summaries_are_counted() -> None:
     assert sample(observer, "threadkeep_summary_failures_total", reason="too_long") == 1
 
 
-def test_manifests_that_are_not_kept_are_counted() -> None:
-    """By reason, from zero on; a try that failed has lost nothing yet."""
+def test_dropped_manifests_are_counted() -> None:
+    """Counters are by reason and start at zero. A failed write alone is not a dropped manifest."""
     observer = PrometheusObserver("postgres")
     dropped = {"backend": "postgres", "reason": "crowded"}
     assert sample(observer, "threadkeep_manifests_dropped_total", **dropped) == 0
@@ -242,7 +241,7 @@ def test_manifests_that_are_not_kept_are_counted() -> None:
 
 
 def test_labels_are_a_closed_set() -> None:
-    """What untyped code passes never becomes a label, and session ids never do."""
+    """An unknown value becomes `other`, and session ids are never labels."""
     observer = PrometheusObserver()
     wrong: str = "telegram:123"
     observer.notify(
@@ -256,12 +255,11 @@ def test_labels_are_a_closed_set() -> None:
 
 
 def test_two_observers_do_not_share_a_registry() -> None:
-    """Two services in one process count apart, and the global registry stays untouched."""
+    """Services in one process have separate counts, and the global registry is unchanged."""
     one, other = PrometheusObserver(), PrometheusObserver()
     one.notify(KeyResolutionFailed(reason="empty"))
     assert sample(other, PREFIX + "key_resolution_failures_total", channel="other") == 0
 
 
 def test_the_content_type_is_the_text_format() -> None:
-    """A scraper is told what it gets."""
     assert PrometheusObserver.content_type.startswith("text/plain; version=")

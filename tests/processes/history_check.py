@@ -1,4 +1,4 @@
-"""What must hold for a session that many processes wrote to, whatever happened to them."""
+"""The checks of a session that many processes wrote to."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 class Part(NamedTuple):
-    """One message of a turn: who wrote it, in which of the writer's turns, and which of the turn's messages it is."""
+    """A message of a turn: its writer, the number of the turn, and the position of the message in the turn."""
 
     writer: str
     number: int
@@ -23,14 +23,14 @@ class Part(NamedTuple):
 
     @classmethod
     def of(cls, message_id: str) -> Part:
-        """The part that has an id."""
+        """Return the part that has an id."""
         writer, number, part = message_id.split("/")
         return cls(writer, int(number), int(part))
 
 
 @dataclass(frozen=True)
 class Acknowledged:
-    """A turn whose writer was told that it is stored, and where."""
+    """A turn that a writer received a receipt for, and its positions."""
 
     writer: str
     number: int
@@ -40,7 +40,7 @@ class Acknowledged:
 
 @dataclass(frozen=True)
 class History:
-    """What is stored (place and part, in order of place), what was acknowledged, and how many messages a turn has."""
+    """The stored messages in order, the acknowledged turns, and the number of messages of a turn."""
 
     stored: Sequence[tuple[int, Part]]
     acknowledged: Sequence[Acknowledged]
@@ -48,7 +48,7 @@ class History:
 
 
 def faults(history: History) -> list[str]:
-    """Every law that is broken, as a sentence; none if all is well."""
+    """Return a sentence for each broken guarantee; none if the history is correct."""
     return [
         *_numbered_without_gaps(history),
         *_exactly_once(history),

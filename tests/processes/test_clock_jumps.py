@@ -1,4 +1,4 @@
-"""A clock that jumps by hours, under a process that speaks: libfaketime sets it."""
+"""Tests of a process whose clock jumps by hours or days, set by libfaketime."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ asyncio.run(main())
 
 
 @pytest.mark.skipif(LIBRARY is None, reason="libfaketime is not installed: apt-get install faketime")
-def test_turns_are_answered_and_ordered_whatever_the_clock_says(tmp_path: Path, shared_url: str) -> None:
-    """Forward and back by days: each turn is answered once, in the order of the database, and nothing waits."""
+def test_clock_jumps_do_not_affect_turns(tmp_path: Path, shared_url: str) -> None:
+    """Each turn has one reply, turns are in the order of the database, and no turn is pending."""
     rate = tmp_path / "faketimerc"
     rate.write_text("+0")
     environment = {

@@ -1,4 +1,4 @@
-"""Processes that compress one session: killed in the middle, and two at once."""
+"""Tests of processes that compress one session: one is killed during it, and several work at once."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ IN_PARTS = 1_500
 
 
 def options(folder: Path, clock: SettableClock | None = None) -> MemoryOptions:
-    """A memory on a clock that all processes share, since it stands still."""
+    """Return the options of a memory with a stopped clock, which is equal in all processes."""
     pending = PendingOptions(folder=folder / "pending", first_pause_seconds=0.01, longest_pause_seconds=0.05)
     return MemoryOptions(clock=clock or SettableClock(), pending=pending)
 
 
 async def compressed(memory: Memory, summarizer: WrittenDown) -> bool:
-    """Whether a summary was made."""
+    """Return whether a summary was made."""
     try:
         return await memory.compressor.compress_now("room", SMALL, summarizer, budget=8_000) is not None
     except CompressionFailed:
@@ -39,7 +39,10 @@ async def compressed(memory: Memory, summarizer: WrittenDown) -> bool:
 
 
 def compress(url: str, folder: Path, at_second_part: Event | None = None) -> tuple[bool, int]:
-    """Compress the session, and stop for ever at the second part if an event is given; how often a model was asked."""
+    """Compress the session, and hang at the second part if an event is given.
+
+    Returns whether a summary was made, and the number of model calls.
+    """
     return asyncio.run(_compress(url, folder, at_second_part))
 
 
@@ -58,14 +61,14 @@ async def _compress(url: str, folder: Path, at_second_part: Event | None) -> tup
 
 
 async def prepare(url: str, folder: Path) -> None:
-    """A session that is to be compressed, in several parts."""
+    """Store a session that needs compression in several parts."""
     async with open_memory(url, options=options(folder)) as memory:
         await talk(memory, 40)
 
 
 @pytest.mark.slow
-async def test_a_process_that_is_killed_at_it(shared_url: str, tmp_path: Path) -> None:
-    """What it had stored stays, what it had begun leaves no trace, and another does the rest when its claim is over."""
+async def test_another_process_continues_the_compression_of_a_killed_one(shared_url: str, tmp_path: Path) -> None:
+    """Stored summaries stay, and another process does the rest when the claim has expired."""
     await prepare(shared_url, tmp_path)
     at_second_part = PROCESSES.Event()
     child = Child(compress, shared_url, tmp_path, at_second_part)
@@ -86,8 +89,8 @@ async def test_a_process_that_is_killed_at_it(shared_url: str, tmp_path: Path) -
         assert len(await memory.session("room").tail(100)) == 80
 
 
-async def test_several_at_once_make_one_summary_of_each_range(shared_url: str, tmp_path: Path) -> None:
-    """One of them asks the model, the others leave it alone."""
+async def test_concurrent_processes_make_one_summary_of_each_range(shared_url: str, tmp_path: Path) -> None:
+    """Only one process calls the model."""
     await prepare(shared_url, tmp_path)
     results = await asyncio.to_thread(run_together, compress, [(shared_url, tmp_path)] * 4)
     async with open_memory(shared_url, options=options(tmp_path)) as memory:
@@ -98,10 +101,10 @@ async def test_several_at_once_make_one_summary_of_each_range(shared_url: str, t
     assert sum(asked for _, asked in results) == len(active)
 
 
-async def test_one_that_was_given_up_for_dead_stores_nothing_more(
+async def test_a_process_with_an_expired_claim_stores_no_summary(
     shared_url: str, tmp_path: Path, events: RecordedEvents
 ) -> None:
-    """Its claim was over, another did its work: what it comes with is too late."""
+    """Another process has compressed the session meanwhile."""
     await prepare(shared_url, tmp_path)
     slow, gate = WrittenDown(), Gate()
 

@@ -1,4 +1,4 @@
-"""Disks that are full and files that may not be written: a clear error, nothing acknowledged lost, and on it goes."""
+"""Tests of full disks and read-only files: errors are clear, and no acknowledged message is lost."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ _TEXT = "x" * 30_000
 
 
 def says(words: str) -> list[Message]:
-    """A turn of one large message."""
+    """Return a turn of one large message."""
     return [Message(role="user", content=f"{words} {_TEXT}", id=words)]
 
 
 def options(folder: Path) -> MemoryOptions:
-    """A memory whose pending turns are beside its database."""
+    """Return the options of a memory whose pending turns are in the folder of its database."""
     pending = PendingOptions(folder=folder / "pending", first_pause_seconds=0.01, longest_pause_seconds=0.05)
     return MemoryOptions(background=False, pending=pending)
 
 
 @pytest.fixture
 def open_folder() -> Iterator[Path]:
-    """A folder that every user of the machine can get to."""
+    """Create a folder that every user of the machine can read."""
     folder = Path(tempfile.mkdtemp(prefix="threadkeep-disk-"))
     folder.chmod(0o755)
     yield folder
@@ -48,7 +48,7 @@ def open_folder() -> Iterator[Path]:
 
 @pytest.fixture
 def small_disk(open_folder: Path) -> Iterator[Path]:
-    """A disk of two megabytes."""
+    """Mount a disk of two megabytes."""
     mounted = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", "size=2m", "threadkeep-test", str(open_folder)], capture_output=True, check=False
     )
@@ -61,7 +61,7 @@ def small_disk(open_folder: Path) -> Iterator[Path]:
 
 
 async def fill(memory: Memory, name: str) -> list[str]:
-    """Append until the disk is full, and check that the error names the cure; answers what was acknowledged."""
+    """Append until the disk is full, check that the error names the cure, and return the ids of the stored messages."""
     taken: list[str] = []
     refused = ""
     while not refused and len(taken) < 2000:
@@ -75,14 +75,14 @@ async def fill(memory: Memory, name: str) -> list[str]:
 
 
 async def ids(memory: Memory) -> list[str]:
-    """What is stored."""
+    """Return the ids of the stored messages."""
     page = await memory.session("room").page(limit=5000)
     assert [message.seq for message in page.messages] == list(range(1, len(page.messages) + 1))
     return [str(message.id) for message in page.messages]
 
 
-async def test_a_full_disk_loses_nothing_and_works_again_with_room(small_disk: Path) -> None:
-    """The error names the cure; what was acknowledged is read; what could not be kept anywhere waits in memory."""
+async def test_a_full_disk_loses_no_acknowledged_message(small_disk: Path) -> None:
+    """Reads still work, and a recorded turn stays in memory until there is space."""
     events = RecordedEvents()
     ballast = small_disk / "ballast"
     await asyncio.to_thread(ballast.write_bytes, b"x" * 700_000)
@@ -102,14 +102,14 @@ async def test_a_full_disk_loses_nothing_and_works_again_with_room(small_disk: P
         assert await ids(memory) == [*taken, "waits", "after"]
 
 
-def test_a_quota_loses_nothing_and_works_again_when_it_is_raised(open_folder: Path) -> None:
-    """The same with a limit on the size of files, in a process of its own."""
+def test_a_limit_on_file_sizes_loses_no_acknowledged_message(open_folder: Path) -> None:
+    """Appends work again when the limit is raised. The test runs in a process of its own."""
     child: Child[None] = Child(reach_the_quota, open_folder)
     child.result()
 
 
 def reach_the_quota(folder: Path) -> None:
-    """What the process does."""
+    """Reach the limit, and append again after it is raised."""
 
     async def reach() -> None:
         url = f"sqlite:///{folder}/threadkeep.db"
@@ -127,10 +127,10 @@ def reach_the_quota(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("may_write_folder", [True, False])
-def test_a_read_only_database_is_read_and_says_why_it_takes_nothing(open_folder: Path, may_write_folder: bool) -> None:
-    """To a user who may only read it: reads work, an append names the cure, and nothing is changed.
+def test_a_read_only_database_can_be_read(open_folder: Path, may_write_folder: bool) -> None:
+    """Reads work, an append fails with the cure, and the file does not change.
 
-    Also where the folder is read-only too, and SQLite has no place for what its readers share.
+    The folder may be read-only too, so that SQLite cannot create its shared-memory file.
     """
     path = open_folder / "data" / "threadkeep.db"
     path.parent.mkdir()
@@ -145,7 +145,7 @@ def test_a_read_only_database_is_read_and_says_why_it_takes_nothing(open_folder:
 
 
 async def prepare(path: Path) -> None:
-    """A database with two messages, up to date and indexed."""
+    """Create a database with two messages, migrated and indexed."""
     async with open_memory(f"sqlite:///{path}", options=options(path.parent.parent)) as memory:
         await memory.session("room").append(
             [Message(role="user", content="find me"), Message(role="user", content="2")]
@@ -154,14 +154,14 @@ async def prepare(path: Path) -> None:
 
 
 def become_nobody() -> None:
-    """Give up the rights of root, to whom nothing is read-only."""
+    """Drop the rights of root, which ignores file permissions."""
     if os.geteuid() == 0:
         os.setegid(_NOBODY)
         os.seteuid(_NOBODY)
 
 
 def read_only(path: Path) -> None:
-    """What the process does with a read-only file."""
+    """Read and try to write, in the process of another user."""
     become_nobody()
 
     async def read() -> None:

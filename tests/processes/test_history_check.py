@@ -1,4 +1,4 @@
-"""The checker of histories finds what it looks for: else it would prove nothing."""
+"""Tests of the checks of histories, which prove nothing if they find no faults."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _ACKNOWLEDGED = [Acknowledged("a", 1, 1, 2), Acknowledged("b", 1, 3, 4)]
 
 
 def history(ids: Sequence[str], acknowledged: Sequence[Acknowledged] = (), *, first: int = 1) -> History:
-    """A history of two-message turns with these ids, numbered from `first`."""
+    """Return a history of two-message turns with these ids, numbered from `first`."""
     return History([(seq, Part.of(id_)) for seq, id_ in enumerate(ids, start=first)], acknowledged, 2)
 
 
-def test_a_history_as_it_should_be_has_no_faults() -> None:
-    """Also with a turn that is stored and was never acknowledged."""
+def test_a_correct_history_has_no_faults() -> None:
+    """A turn may be stored without an acknowledgment."""
     assert faults(history(_WHOLE, _ACKNOWLEDGED)) == []
     assert faults(history([])) == []
 
@@ -37,5 +37,5 @@ def test_a_history_as_it_should_be_has_no_faults() -> None:
     ],
 )
 def test_each_fault_is_found(found: History, says: str) -> None:
-    """Gaps, doubles, torn turns, losses, moves and wrong order."""
+    """The faults are gaps, duplicates, torn turns, losses, moves and a wrong order."""
     assert says in " · ".join(faults(found))

@@ -1,4 +1,4 @@
-"""Tests that are interrupted or killed leave no process behind."""
+"""Tests that an interrupted or killed test run leaves no process behind."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = [
 _ROOT = Path(__file__).parents[2]
 _HANG_SECONDS = 100.0
 
-# A test with a PostgreSQL, a child that works, one that is paused, and a service; it writes their ids and waits.
+# A test with PostgreSQL, a running and a paused child, and a service. It writes their process ids and waits.
 _TEST = """
 import asyncio, os, signal, time
 from pathlib import Path
@@ -49,7 +49,7 @@ async def test_everything_runs(postgres_server, tmp_path):
 
 
 def until[T](found: Callable[[], T], what: Callable[[], str]) -> T:
-    """Return what is found as soon as it is true."""
+    """Poll until a value is true, and return it."""
     deadline = time.monotonic() + _HANG_SECONDS
     while not (value := found()):
         assert time.monotonic() < deadline, what()
@@ -58,7 +58,7 @@ def until[T](found: Callable[[], T], what: Callable[[], str]) -> T:
 
 
 def alive(pids: Sequence[int]) -> list[str]:
-    """The command lines of processes that are not gone."""
+    """Return the command lines of processes that still run."""
     found = []
     for pid in pids:
         try:
@@ -76,8 +76,8 @@ def alive(pids: Sequence[int]) -> list[str]:
     [(signal.SIGINT, ()), (signal.SIGTERM, ("-n", "1")), (signal.SIGKILL, ())],
     ids=["ctrl-c", "stopped-workers", "killed"],
 )
-def test_nothing_is_left_behind(number: signal.Signals, options: Sequence[str], tmp_path: Path) -> None:
-    """PostgreSQL, its folder, children at work or paused, and services go with the tests that started them."""
+def test_no_process_is_left_behind(number: signal.Signals, options: Sequence[str], tmp_path: Path) -> None:
+    """PostgreSQL, its folder, running and paused children, and services end with the tests that started them."""
     test, ready = tmp_path / "test_inner.py", tmp_path / "ready"
     test.write_text(_TEST)
     command = [sys.executable, "-m", "pytest", "-c", "pyproject.toml", "-p", "tests.conftest", *options, str(test)]

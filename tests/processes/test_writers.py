@@ -1,4 +1,4 @@
-"""Many processes write to one session: nothing that was acknowledged is lost, doubled, torn or out of order."""
+"""Tests of many processes that write to one session: no acknowledged turn is lost, doubled, torn or out of order."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _POLL_SECONDS = 0.01
 
 
 def test_eight_writers_of_one_session(shared_url: str, tmp_path: Path) -> None:
-    """Every turn of every process has its place, 1 to n."""
+    """All turns of all processes are stored, with sequence numbers from 1 without gaps."""
     jobs = [Job(shared_url, tmp_path, f"writer{n}", turns=15 * _FACTOR) for n in range(8)]
     assert run_together(write, [(job,) for job in jobs]) == [0] * 8
     history = history_of(jobs)
@@ -34,7 +34,10 @@ def test_eight_writers_of_one_session(shared_url: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_writers_that_are_killed_and_replaced(shared_url: str, tmp_path: Path) -> None:
-    """At random moments, with a real SIGKILL; who takes over tries the last turn again. Others read meanwhile."""
+    """Writers get SIGKILL at random moments, and their successors retry the last turn.
+
+    Another process reads meanwhile.
+    """
     jobs = [Job(shared_url, tmp_path, f"writer{n}", turns=1_000_000) for n in range(4)]
     chance = random.Random(seed := random.randrange(10**6))
     with watched(jobs[0]), working(jobs) as writers:
@@ -51,8 +54,10 @@ def test_writers_that_are_killed_and_replaced(shared_url: str, tmp_path: Path) -
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["fast", "immediate"])
-def test_a_postgres_that_is_restarted_under_load(unsteady_postgres: Postgres, mode: StopMode, tmp_path: Path) -> None:
-    """Writers and readers go on by themselves, and nothing that was acknowledged is lost."""
+def test_a_restart_of_postgres_loses_no_acknowledged_turn(
+    unsteady_postgres: Postgres, mode: StopMode, tmp_path: Path
+) -> None:
+    """Writers and readers continue without a restart of their own."""
     with unsteady_postgres.database() as url:
         jobs = [Job(url, tmp_path, f"writer{n}", turns=1_000_000) for n in range(4)]
         with watched(jobs[0]), working(jobs) as writers:
@@ -66,7 +71,7 @@ def test_a_postgres_that_is_restarted_under_load(unsteady_postgres: Postgres, mo
 
 @contextmanager
 def working(jobs: list[Job]) -> Iterator[list[Child[int]]]:
-    """Writers at work inside the block; those that are in the list at its end are killed."""
+    """Run writers during the block; kill the current writers at its end."""
     writers: list[Child[int]] = [Child(write, job) for job in jobs]
     try:
         yield writers
@@ -77,7 +82,7 @@ def working(jobs: list[Job]) -> Iterator[list[Child[int]]]:
 
 @contextmanager
 def watched(job: Job) -> Iterator[None]:
-    """A process that reads inside the block, and must have read without a fault."""
+    """Run a process that reads during the block, and check that it read without a fault."""
     stop = PROCESSES.Event()
     reader: Child[int] = Child(watch, job, stop)
     try:
@@ -89,7 +94,7 @@ def watched(job: Job) -> Iterator[None]:
 
 
 def until_each_went_on(jobs: list[Job], writers: list[Child[int]], *, turns: int) -> None:
-    """Return when each writer has noted so many turns more; fails when one has ended by itself."""
+    """Wait until each writer has noted this many more turns; fail if one has ended."""
     wanted = [last_acknowledged(job) + turns for job in jobs]
     _until(lambda: all(last_acknowledged(job) >= number for job, number in zip(jobs, wanted, strict=True)), writers)
 

@@ -1,4 +1,4 @@
-"""Processes that write to one session and note what was acknowledged, where a kill cannot take the note away."""
+"""Processes that write to one session, and note acknowledged turns in a file that survives a kill."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PARTS = 3
 
 @dataclass(frozen=True)
 class Job:
-    """Which session a writer writes to, up to which of its turns; `folder` keeps its notes."""
+    """The session and the number of turns of a writer, and the folder of its notes."""
 
     url: str
     folder: Path
@@ -30,12 +30,12 @@ class Job:
 
     @property
     def notes(self) -> Path:
-        """Where the writer notes what was acknowledged."""
+        """The file in which the writer notes acknowledged turns."""
         return self.folder / f"{self.writer}.acknowledged"
 
 
 def write(job: Job) -> int:
-    """Write turn by turn, from behind the last acknowledged one; answers how many tries failed."""
+    """Write the turns after the last acknowledged one; return the number of failed tries."""
     return asyncio.run(_write(job))
 
 
@@ -62,10 +62,10 @@ async def _tried(session: Session, messages: list[Message]) -> Receipt | None:
 
 
 def watch(job: Job, stop: Event) -> int:
-    """Read the newest messages again and again; answers how often.
+    """Read the newest messages repeatedly; return the number of reads.
 
     Raises:
-        AssertionError: a read went back, or found another message at a place that was read before.
+        AssertionError: a read is older than an earlier one, or has another message at a position.
     """
     return asyncio.run(_watch(job, stop))
 
@@ -92,7 +92,7 @@ async def _watch(job: Job, stop: Event) -> int:
 
 @asynccontextmanager
 async def opened(url: str, folder: Path) -> AsyncIterator[Memory]:
-    """A memory, as soon as its database answers."""
+    """Open a memory, and retry until its database is available."""
     options = MemoryOptions(
         background=False,
         store=StoreOptions(pool_max_size=2, pool_timeout_seconds=2.0),
@@ -108,7 +108,7 @@ async def opened(url: str, folder: Path) -> AsyncIterator[Memory]:
 
 
 def acknowledged(job: Job) -> list[Acknowledged]:
-    """What a writer noted; a line that a kill cut off was not noted."""
+    """Return the acknowledged turns of a writer; a truncated last line does not count."""
     if not job.notes.exists():
         return []
     lines = job.notes.read_text().split("\n")[:-1]
@@ -116,12 +116,12 @@ def acknowledged(job: Job) -> list[Acknowledged]:
 
 
 def last_acknowledged(job: Job) -> int:
-    """The number of the newest turn that a writer noted."""
+    """Return the number of the newest turn that a writer noted."""
     return max((turn.number for turn in acknowledged(job)), default=0)
 
 
 def history_of(jobs: list[Job]) -> History:
-    """All that the session of some writers has, and all that they noted."""
+    """Return all messages of the session of some writers, and all turns that they noted."""
     stored = asyncio.run(_stored(jobs[0]))
     return History(stored, [turn for job in jobs for turn in acknowledged(job)], PARTS)
 

@@ -1,4 +1,4 @@
-"""The clock that tests set."""
+"""Tests of the clock that tests can set."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 from threadkeep.testing import SettableClock
 
 
-def test_the_clock_stands_until_it_is_moved() -> None:
-    """Time passes only when the test says so, in both directions."""
+def test_the_clock_stands_still_until_it_is_moved() -> None:
+    """The clock can be moved in both directions."""
     clock = SettableClock()
     before = clock()
     assert clock() == before
@@ -19,8 +19,8 @@ def test_the_clock_stands_until_it_is_moved() -> None:
     assert clock() - before == timedelta(seconds=1)
 
 
-def test_the_clock_gives_utc() -> None:
-    """A time of another zone is the same moment in UTC."""
+def test_the_clock_returns_utc() -> None:
+    """A time of another zone is converted."""
     clock = SettableClock(datetime(2026, 5, 1, 2, tzinfo=timezone(timedelta(hours=8))))
     assert clock().isoformat() == "2026-04-30T18:00:00+00:00"
     clock.set(datetime(2020, 1, 1, tzinfo=UTC))
@@ -28,6 +28,6 @@ def test_the_clock_gives_utc() -> None:
 
 
 def test_a_time_without_a_zone_is_refused() -> None:
-    """A naive time would mean another moment on each machine."""
+    """A naive time would be another moment on each machine."""
     with pytest.raises(ValueError, match="time zone"):
-        SettableClock().set(datetime(2026, 1, 1))  # noqa: DTZ001 - what is refused
+        SettableClock().set(datetime(2026, 1, 1))  # noqa: DTZ001 - a naive time is refused

@@ -1,4 +1,4 @@
-"""The scripted model: what it says, how it streams, what it remembers."""
+"""Tests of the scripted model: its replies, its streams and its records."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def add(a: int, b: int) -> int:
 ADDING = AIMessage(content="Let me add.", tool_calls=[{"name": "add", "args": {"a": 1, "b": 2}, "id": "call-1"}])
 
 
-async def test_replies_come_in_order() -> None:
-    """Texts, messages and errors are said one after the other, and the end is an error of its own."""
+async def test_replies_are_returned_in_order() -> None:
+    """Texts, messages and errors follow the script; a call after its end raises `ScriptEnded`."""
     model = ScriptedModel(["one", AIMessage(content="two"), ValueError("three")])
     assert (await model.ainvoke("a")).content == "one"
     assert model.invoke("b").content == "two"
@@ -39,8 +39,8 @@ async def test_replies_come_in_order() -> None:
         model.invoke("e")
 
 
-async def test_every_call_is_remembered_as_it_was() -> None:
-    """What happens to a message after the call does not change the record."""
+async def test_calls_are_recorded_as_copies() -> None:
+    """A change of a message after the call does not change the record."""
     model = ScriptedModel(itertools.repeat("ok"))
     message = HumanMessage("before")
     await model.ainvoke([SystemMessage("be kind"), message])
@@ -50,8 +50,8 @@ async def test_every_call_is_remembered_as_it_was() -> None:
     assert model.tools == [(), ()]
 
 
-async def test_functions_answer_from_the_messages() -> None:
-    """A reply may be computed, also by an async function."""
+async def test_functions_compute_replies_from_the_messages() -> None:
+    """A function may be async."""
 
     async def later(messages: Sequence[BaseMessage]) -> str:
         return f"later {len(messages)}"
@@ -61,8 +61,8 @@ async def test_functions_answer_from_the_messages() -> None:
     assert (await model.ainvoke("b")).content == "later 1"
 
 
-async def test_a_stream_comes_word_by_word_with_usage_at_the_end() -> None:
-    """The chunks add up to the reply, and the last carries the usage."""
+async def test_a_reply_is_streamed_word_by_word_with_usage() -> None:
+    """The chunks add up to the reply, and the last has the usage."""
     model = ScriptedModel(["Hello  there,\nyou ", "Hello you"])
     chunks = [chunk async for chunk in model.astream("a b c")]
     assert [chunk.content for chunk in chunks] == ["Hello", "  there,", "\nyou", " ", ""]
@@ -71,15 +71,15 @@ async def test_a_stream_comes_word_by_word_with_usage_at_the_end() -> None:
     assert "".join(str(chunk.content) for chunk in model.stream("a")) == "Hello you"
 
 
-async def test_whole_replies_have_usage_too() -> None:
-    """A call without streaming reports the same usage, and a usage in the script is kept."""
+async def test_replies_without_streaming_have_usage() -> None:
+    """A usage in the script is kept."""
     given = AIMessage(content="x", usage_metadata={"input_tokens": 7, "output_tokens": 8, "total_tokens": 15})
     model = ScriptedModel(["one two", given])
     assert (await model.ainvoke("a")).usage_metadata == {"input_tokens": 1, "output_tokens": 2, "total_tokens": 3}
     assert (await model.ainvoke("a")).usage_metadata == given.usage_metadata
 
 
-async def test_a_streamed_message_is_whole_when_added_up() -> None:
+async def test_streamed_chunks_add_up_to_the_message() -> None:
     """Tool calls survive streaming."""
     model = ScriptedModel([ADDING])
     total = AIMessageChunk(content="")
@@ -92,14 +92,14 @@ async def test_a_streamed_message_is_whole_when_added_up() -> None:
 
 
 async def test_a_gate_holds_the_reply_in_the_middle() -> None:
-    """A test can look at a half reply before it lets the rest come."""
+    """A test can look at a partial reply before it opens the gate."""
     gate = Gate()
     model = ScriptedModel([["half ", gate, "whole"]])
     seen: list[str] = []
 
     async def read() -> None:
         async for chunk in model.astream("go"):
-            seen.append(str(chunk.content))  # noqa: PERF401 - what was read so far is what the test looks at
+            seen.append(str(chunk.content))  # noqa: PERF401 - the test reads the partial list
 
     reader = asyncio.create_task(read())
     await gate.reached()
@@ -111,7 +111,7 @@ async def test_a_gate_holds_the_reply_in_the_middle() -> None:
 
 @pytest.mark.parametrize("streams", [True, False])
 async def test_a_call_can_be_cancelled_at_a_gate(streams: bool) -> None:
-    """A cancelled call ends at once, and the next one has the next reply."""
+    """The call ends at once, and the next call gets the next reply."""
     gate = Gate()
     model = ScriptedModel([["half ", gate, "whole"], "next"])
 
@@ -130,8 +130,8 @@ async def test_a_call_can_be_cancelled_at_a_gate(streams: bool) -> None:
     assert (await model.ainvoke("go")).content == "next"
 
 
-async def test_an_error_can_come_in_the_middle_of_a_stream() -> None:
-    """What was said before the error arrives."""
+async def test_an_error_can_interrupt_a_stream() -> None:
+    """The words before the error are streamed."""
     model = ScriptedModel([["some words", ConnectionError("gone")]])
     stream = model.astream("go")
     assert [(await anext(stream)).content, (await anext(stream)).content] == ["some", " words"]
@@ -139,8 +139,8 @@ async def test_an_error_can_come_in_the_middle_of_a_stream() -> None:
         await anext(stream)
 
 
-def test_sync_calls_refuse_what_has_to_wait() -> None:
-    """A gate or an async function in a sync call is an error with the cure, not a deadlock."""
+def test_sync_calls_refuse_gates_and_async_functions() -> None:
+    """The error suggests `ainvoke`; otherwise, the call would deadlock."""
 
     async def later(messages: Sequence[BaseMessage]) -> str:
         return "later"
@@ -153,7 +153,7 @@ def test_sync_calls_refuse_what_has_to_wait() -> None:
 
 
 async def test_an_agent_uses_its_tools_as_scripted() -> None:
-    """In an agent the model sees the tool's result, and the record has the tools on offer."""
+    """The second call has the result of the tool, and the record has the offered tools."""
     model = ScriptedModel([ADDING, "It is 3."])
     agent: Any = create_agent(model, [add])
     state = await agent.ainvoke({"messages": [HumanMessage("1 + 2?")]})
@@ -169,7 +169,7 @@ async def test_an_agent_uses_its_tools_as_scripted() -> None:
 
 
 async def test_an_agent_streams_the_words() -> None:
-    """LangGraph's message stream has the model's words one by one."""
+    """LangGraph's message stream has the words one by one."""
     agent: Any = create_agent(ScriptedModel(["one two three"]), [])
     words = [
         chunk.content async for chunk, _ in agent.astream({"messages": [HumanMessage("go")]}, stream_mode="messages")
@@ -177,14 +177,13 @@ async def test_an_agent_streams_the_words() -> None:
     assert [word for word in words if word] == ["one", " two", " three"]
 
 
-async def test_streaming_can_be_switched_off() -> None:
-    """A model without streaming gives its reply in one piece."""
+async def test_streaming_can_be_disabled() -> None:
     model = ScriptedModel(["one two"], disable_streaming=True)
     assert [chunk.content async for chunk in model.astream("go")] == ["one two"]
 
 
 def test_the_clock_does_not_load_langchain() -> None:
-    """Doubles are imported when they are asked for."""
+    """Test doubles are imported on first access."""
     code = "import sys; from threadkeep.testing import SettableClock; print('langchain_core' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
