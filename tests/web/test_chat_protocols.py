@@ -1,4 +1,4 @@
-"""Front ends of other protocols, against a service that listens: OpenAI's client, the AI SDK's stream, AG-UI."""
+"""Tests of other chat protocols against a listening service: OpenAI's client, the AI SDK's stream, and AG-UI."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from threadkeep.testing import Gate, ScriptedModel
 
 @asynccontextmanager
 async def service(folder: Path, model: ScriptedModel, **settings: object) -> AsyncIterator[httpx2.AsyncClient]:
-    """A client of a service that listens."""
+    """Return a client of a listening service."""
     async with opened_app(model, settings_for(folder, **settings)) as app, listening(app) as client:
         yield client
 
 
 @asynccontextmanager
 async def openai_client(client: httpx2.AsyncClient, *, max_retries: int = 0) -> AsyncIterator[openai.AsyncOpenAI]:
-    """OpenAI's own client, with the address of the service."""
+    """Return OpenAI's own client with the address of the service."""
     async with openai.AsyncOpenAI(base_url=f"{client.base_url}/v1", api_key="none", max_retries=max_retries) as found:
         yield found
 
 
 async def data_of(response: httpx2.Response) -> AsyncIterator[Any]:
-    """The data of the unnamed events of a stream, `[DONE]` as it is."""
+    """Yield the data of the unnamed events of a stream, and `[DONE]` unparsed."""
     async for line in response.aiter_lines():
         if line.startswith("data: "):
             data = line.removeprefix("data: ")
@@ -42,19 +42,19 @@ async def data_of(response: httpx2.Response) -> AsyncIterator[Any]:
 
 
 async def parts_of(client: httpx2.AsyncClient, path: str, body: Mapping[str, Any]) -> list[Any]:
-    """The data of all events of a stream."""
+    """Return the data of all events of a stream."""
     async with client.stream("POST", path, json=body) as response:
         assert response.status_code == 200, await response.aread()
         return [one async for one in data_of(response)]
 
 
 def ui_message(text: str, message_id: str = "m1", role: str = "user") -> dict[str, Any]:
-    """A message as `useChat` sends it."""
+    """Return a message as `useChat` sends it."""
     return {"id": message_id, "role": role, "parts": [{"type": "text", "text": text}]}
 
 
-async def test_openais_client_goes_on_in_the_session_that_it_names(tmp_path: Path) -> None:
-    """Its earlier messages are not stored again, and its usage is that of the turn."""
+async def test_openais_client_continues_the_session_that_it_names(tmp_path: Path) -> None:
+    """Earlier messages of the request are not stored again, and the usage is that of the turn."""
     model = ScriptedModel(["Noted.", ["It is ", "teal."]])
     async with service(tmp_path, model) as client, openai_client(client) as given, asyncio.timeout(HANG_SECONDS):
         asked: list[Any] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "I like teal."}]
@@ -79,7 +79,10 @@ async def test_openais_client_goes_on_in_the_session_that_it_names(tmp_path: Pat
 
 
 async def test_openais_client_without_a_session_begins_one_with_its_history(tmp_path: Path) -> None:
-    """The response names the new session, which begins with the earlier messages; `user` continues the last one."""
+    """The response names the new session, which begins with the earlier messages.
+
+    `user` continues the user's last session.
+    """
     model = ScriptedModel(["one", "two", "three"])
     async with service(tmp_path, model) as client, openai_client(client) as given, asyncio.timeout(HANG_SECONDS):
         asked: list[Any] = [
@@ -103,7 +106,7 @@ async def test_openais_client_without_a_session_begins_one_with_its_history(tmp_
 
 @pytest.mark.parametrize("session_id", ["Zürich", "room 😀"])
 async def test_openais_client_names_sessions_in_every_script(tmp_path: Path, session_id: str) -> None:
-    """Headers are UTF-8, in the request and in the response, also for a session that another client began."""
+    """The session header is UTF-8 in the request and the response, also for a session of another client."""
     async with service(tmp_path, ScriptedModel(["one", "two", "three"])) as client:
         await client.post("/api/v1/chat", json={"message": "a", "session_id": session_id, "user_id": "u1"})
         body: dict[str, Any] = {"model": "chat", "messages": [{"role": "user", "content": "b"}], "user": "u1"}
@@ -116,8 +119,8 @@ async def test_openais_client_names_sessions_in_every_script(tmp_path: Path, ses
     assert [text for _, text, _ in said(stored)] == ["a", "one", "b", "two", "b", "three"]
 
 
-async def test_openais_client_shows_what_is_wrong(tmp_path: Path) -> None:
-    """The sentence of the problem document, also of fields, and of a missing key."""
+async def test_openais_client_shows_the_problem(tmp_path: Path) -> None:
+    """The client raises the text of the problem document, also for invalid fields and a missing key."""
     asked: list[Any] = [{"role": "user", "content": "hi"}]
     async with service(tmp_path, ScriptedModel([])) as client, openai_client(client) as given:
         with pytest.raises(openai.NotFoundError, match="This workflow does not exist"):
@@ -145,14 +148,13 @@ async def test_openais_client_shows_what_is_wrong(tmp_path: Path) -> None:
     ],
 )
 async def test_a_message_has_the_same_limit_in_each_protocol(tmp_path: Path, path: str, body: Any) -> None:
-    """Which the document of the error says."""
     async with service(tmp_path, ScriptedModel([])) as client:
         refused = await client.post(path, json=body)
     assert (refused.status_code, "100,000 characters" in refused.json()["detail"]) == (422, True)
 
 
-async def test_what_openais_client_cannot_have_is_refused(tmp_path: Path) -> None:
-    """Tools of its own, several answers, and a model that is no workflow."""
+async def test_unsupported_options_of_openais_client_are_refused(tmp_path: Path) -> None:
+    """Own tools, several answers and unknown models are refused."""
     async with service(tmp_path, ScriptedModel([])) as client, openai_client(client) as given:
         asked: list[Any] = [{"role": "user", "content": "hi"}]
         with pytest.raises(openai.UnprocessableEntityError):
@@ -172,7 +174,7 @@ async def test_what_openais_client_cannot_have_is_refused(tmp_path: Path) -> Non
 async def test_openais_client_asks_once_if_the_turn_fails_or_waits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its own retries would store the question again, because they have no message id."""
+    """The client does not retry. A retry would store the message again, because it has no message id."""
     (tmp_path / "asking.py").write_text(ASKING)
     monkeypatch.syspath_prepend(tmp_path)
     model = ScriptedModel([ValueError("secret words")] * 8)
@@ -196,7 +198,7 @@ class LosesFirstAnswer(httpx2.AsyncHTTPTransport):
     lost = False
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        """Raise a timeout in place of the first answer."""
+        """Raise a timeout instead of returning the first response."""
         response = await super().handle_async_request(request)
         if self.lost:
             return response
@@ -210,7 +212,7 @@ class LosesFirstAnswer(httpx2.AsyncHTTPTransport):
 async def test_openais_client_asks_once_with_an_idempotency_key(
     tmp_path: Path, shared_url: str, named: dict[str, str], stream: bool
 ) -> None:
-    """Its repeat after a timeout gets the stored answer; the next key is a new question with the same words."""
+    """A retry after a timeout gets the stored answer. Another key is a new message with the same text."""
     model = ScriptedModel(["one", "two", "three"])
     lossy = httpx2.AsyncClient(transport=LosesFirstAnswer())
     async with service(tmp_path, model, database_url=shared_url) as client, asyncio.timeout(HANG_SECONDS):
@@ -238,8 +240,8 @@ async def test_openais_client_asks_once_with_an_idempotency_key(
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/api/v1/ai-sdk/chat", "/api/v1/ag-ui"])
-async def test_a_stream_whose_model_fails_says_so(tmp_path: Path, path: str) -> None:
-    """The last event is an error in the protocol's form; it quotes no exception."""
+async def test_a_stream_whose_model_fails_ends_with_an_error(tmp_path: Path, path: str) -> None:
+    """The last event is an error in the form of the protocol, without the text of the exception."""
     bodies: dict[str, Any] = {
         "/v1/chat/completions": {"model": "chat", "stream": True, "messages": [{"role": "user", "content": "hi"}]},
         "/api/v1/ai-sdk/chat": {"id": "room", "messages": [ui_message("hi")]},
@@ -253,7 +255,7 @@ async def test_a_stream_whose_model_fails_says_so(tmp_path: Path, path: str) -> 
 
 
 async def test_a_chat_of_the_ai_sdk_is_answered_in_its_stream(tmp_path: Path) -> None:
-    """Header and parts are those of the UI message stream, a repeat gets the same answer, and the chat is read."""
+    """The header and the parts are those of the UI message stream, and a repeat gets the same answer."""
     async with service(tmp_path, ScriptedModel([["It is ", "teal."], "again"])) as client:
         body = {"id": "room", "messages": [ui_message("Which?")], "trigger": "submit-message"}
         async with client.stream("POST", "/api/v1/ai-sdk/chat", json=body) as response:
@@ -277,7 +279,7 @@ async def test_a_chat_of_the_ai_sdk_is_answered_in_its_stream(tmp_path: Path) ->
 
 
 async def test_an_edited_message_of_the_ai_sdk_gets_an_answer_of_its_own(tmp_path: Path) -> None:
-    """`sendMessage({text, messageId})` keeps the id of the message; each new text replaces the stored one once."""
+    """`sendMessage({text, messageId})` keeps the id of the message. Each new text replaces the stored one once."""
     path = "/api/v1/ai-sdk/chat"
 
     def edit(text: str) -> dict[str, Any]:
@@ -298,8 +300,8 @@ async def test_an_edited_message_of_the_ai_sdk_gets_an_answer_of_its_own(tmp_pat
     assert gone.status_code == 409
 
 
-async def test_a_page_that_is_loaded_again_gets_the_answer_that_is_being_given(tmp_path: Path) -> None:
-    """From its beginning; 204 if none is being given."""
+async def test_a_reloaded_page_gets_the_running_answer(tmp_path: Path) -> None:
+    """The stream endpoint sends the running answer from its beginning, or returns 204 if there is none."""
     gate = Gate()
     async with service(tmp_path, ScriptedModel([["It is ", gate, "teal."]])) as client, asyncio.timeout(HANG_SECONDS):
         before = await client.get("/api/v1/ai-sdk/chat/room/stream")
@@ -317,8 +319,8 @@ async def test_a_page_that_is_loaded_again_gets_the_answer_that_is_being_given(t
 
 
 @pytest.mark.parametrize("path", ["/api/v1/ai-sdk/chat", "/api/v1/ag-ui"])
-async def test_a_question_without_an_answer_is_not_asked_again(tmp_path: Path, path: str) -> None:
-    """It failed before, and the client sends it again before the next one."""
+async def test_a_message_without_an_answer_is_not_answered_again(tmp_path: Path, path: str) -> None:
+    """A failed message that the client sends again before the next one is not answered."""
     async with service(tmp_path, ScriptedModel([RuntimeError("broken"), "fine"])) as client:
         for count in (1, 2):
             sent = [(f"m{number}", f"Question {number}.") for number in range(1, count + 1)]
@@ -332,7 +334,7 @@ async def test_a_question_without_an_answer_is_not_asked_again(tmp_path: Path, p
 
 
 async def test_a_thread_of_ag_ui_is_merged_by_message_id(tmp_path: Path) -> None:
-    """The client sends everything each time; snapshots give it the transcript before and after the answer."""
+    """The client sends all messages each time. Snapshots before and after the answer return the transcript."""
     async with service(tmp_path, ScriptedModel(["one", ["tw", "o"]])) as client:
         messages: list[Any] = [{"id": "a", "role": "user", "content": "first"}]
         first = await parts_of(client, "/api/v1/ag-ui", run_input(messages))
@@ -350,7 +352,7 @@ async def test_a_thread_of_ag_ui_is_merged_by_message_id(tmp_path: Path) -> None
         "RUN_FINISHED",
     ]
     assert second[0] == {"type": "RUN_STARTED", "threadId": "room", "runId": "r2"}
-    # A client drops what a snapshot lacks: both have the question, at its position.
+    # A client drops messages that a snapshot lacks. Both snapshots have the user message at its position.
     assert [one["content"] for one in first[1]["messages"]] == ["first"]
     assert [one["content"] for one in second[1]["messages"]] == ["first", "one", "second"]
     assert [one["content"] for one in second[-2]["messages"]] == ["first", "one", "second", "two"]
@@ -361,7 +363,7 @@ async def test_a_thread_of_ag_ui_is_merged_by_message_id(tmp_path: Path) -> None
 
 
 async def test_a_message_ends_before_the_next_one_of_its_node_begins(tmp_path: Path) -> None:
-    """Also if the model has ids of its own for its pieces, and marks none as the last."""
+    """A message also ends if the model sets the ids of its pieces and marks no piece as the last."""
     body = {**run_input([{"id": "m1", "role": "user", "content": "hi"}]), "forwardedProps": {"workflow": "in-turn"}}
     async with service(tmp_path, ScriptedModel([]), workflows="in-turn=tests.web.at_once:in_turn") as client:
         parts = [part for part in await parts_of(client, "/api/v1/ag-ui", body) if isinstance(part, dict)]
@@ -370,8 +372,8 @@ async def test_a_message_ends_before_the_next_one_of_its_node_begins(tmp_path: P
     assert spoken == [(kind, name) for name in ("first", "second") for kind in kinds]
 
 
-async def test_a_call_of_a_tool_ends_no_message_that_streams_beside_it(tmp_path: Path) -> None:
-    """It has no text, and an id of its own."""
+async def test_a_tool_call_ends_no_message_that_streams_at_the_same_time(tmp_path: Path) -> None:
+    """A tool call has no text and its own id."""
     body = {**run_input([{"id": "m1", "role": "user", "content": "hi"}]), "forwardedProps": {"workflow": "beside"}}
     async with service(tmp_path, ScriptedModel([]), workflows="beside=tests.web.at_once:beside_tools") as client:
         parts = [part for part in await parts_of(client, "/api/v1/ag-ui", body) if isinstance(part, dict)]
@@ -401,12 +403,12 @@ async def test_messages_that_stream_at_once_end_each_on_its_own(tmp_path: Path) 
 
 
 def run_input(messages: list[Any], run_id: str = "r1") -> dict[str, Any]:
-    """A request of an AG-UI client."""
+    """Return a request of an AG-UI client."""
     return {"threadId": "room", "runId": run_id, "messages": messages, "tools": [], "context": [], "state": {}}
 
 
 def text_of(parts: list[Any]) -> str:
-    """The text of a UI message stream."""
+    """Return the text of a UI message stream."""
     return "".join(one["delta"] for one in parts if one != "[DONE]" and one["type"] == "text-delta")
 
 
@@ -414,7 +416,7 @@ def text_of(parts: list[Any]) -> str:
 async def test_a_message_id_that_cannot_be_stored_is_known_again(
     tmp_path: Path, shared_url: str, message_id: str
 ) -> None:
-    """By its hash, as in the other protocols."""
+    """A repeat of an id that cannot be stored is recognized by its hash."""
     message = {"role": "user", "content": "Hi", "id": message_id}
     body = json.dumps({"threadId": "s", "runId": "r", "messages": [message]})
     headers = {"content-type": "application/json"}

@@ -1,4 +1,4 @@
-"""ChatKit's page served by the service: threads are sessions, and answers are runs."""
+"""Tests of ChatKit's protocol: threads are sessions, and answers are runs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def request_of(kind: str, /, **params: Any) -> dict[str, Any]:
 
 
 def said(text: str, *attachments: str) -> dict[str, Any]:
-    """Return what a person typed, with the ids of attachments."""
+    """Return the content of a user message, with the ids of attachments."""
     content = [{"type": "input_text", "text": text}]
     return {"content": content, "attachments": attachments, "quoted_text": None, "inference_options": {}}
 
@@ -49,14 +49,14 @@ async def ask(client: httpx2.AsyncClient, request: dict[str, Any], user: str = "
 
 
 def answer_in(events: list[dict[str, Any]]) -> str:
-    """Return the text of the answer that a stream brought."""
+    """Return the text of the answer in a stream."""
     [item] = [event["item"] for event in events if event["type"] == "thread.item.done"][-1:]
     assert item["type"] == "assistant_message", events
     return str(item["content"][0]["text"])
 
 
 async def test_messages_of_several_agents_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each that is stored is an item to the end, under its id; none is taken back."""
+    """Each stored message is an item under its id, and none is removed from the stream."""
     monkeypatch.setattr(chatkit_server, "CHAT", "team")
     settings = settings_for(tmp_path, workflows="team=tests.web.at_once:team")
     async with opened_app(ScriptedModel([]), settings) as app, client_of(app) as client:
@@ -81,9 +81,9 @@ async def items_of(client: httpx2.AsyncClient, thread_id: str, user: str = "ann"
 
 
 async def test_a_thread_is_a_session_and_its_answers_are_runs(app: App, client: httpx2.AsyncClient) -> None:
-    """The answer streams, the second one knows the first turn, and the transcript has each message once.
+    """The answer is streamed, the second turn has the first in its context, and each message is stored once.
 
-    The page can go on from the item of a stream, which has the id of the stored answer.
+    The ids of streamed items are the ids of the stored messages, so that the page can continue from them.
     """
     events = await ask(client, request_of("threads.create", input=said("My cat is called Miso.")))
     kinds = [event["type"] for event in events]
@@ -120,7 +120,7 @@ async def test_a_thread_is_a_session_and_its_answers_are_runs(app: App, client: 
 
 
 async def test_an_answer_is_given_again_after_a_message(tmp_path: Path) -> None:
-    """The old answer and what followed it stay in the history; the question keeps its id."""
+    """A retry supersedes the old answer and the turns after it. The user message keeps its id."""
     model = ScriptedModel(["one", "two", "three"])
     async with opened_app(model, settings_for(tmp_path)) as app, client_of(app) as client:
         events = await ask(client, request_of("threads.create", input=said("q1")))
@@ -135,8 +135,8 @@ async def test_an_answer_is_given_again_after_a_message(tmp_path: Path) -> None:
         assert [one.text for one in model.calls[-1] if one.type != "system"] == ["q1"]
 
 
-async def test_what_a_message_replies_to_is_shown_to_the_model(tmp_path: Path) -> None:
-    """The words that a person selected on the page, also if the answer is given again; no part of the message."""
+async def test_the_quoted_text_of_a_message_is_in_the_context(tmp_path: Path) -> None:
+    """The quoted text is in the context, also after a retry, but is no part of the message."""
     model = ScriptedModel(["one", "two"])
     async with opened_app(model, settings_for(tmp_path)) as app, client_of(app) as client:
         asked = {**said("Why?"), "quoted_text": "The parcel is late."}
@@ -148,7 +148,7 @@ async def test_what_a_message_replies_to_is_shown_to_the_model(tmp_path: Path) -
 
 
 async def test_an_answer_after_an_unknown_message_is_not_found(app: App, client: httpx2.AsyncClient) -> None:
-    """Nothing is answered and nothing changes."""
+    """A retry after an unknown message returns 404 and changes nothing."""
     [created, *_] = await ask(client, request_of("threads.create", input=said("q1")))
     thread_id = created["thread"]["id"]
     before = await items_of(client, thread_id)
@@ -159,7 +159,7 @@ async def test_an_answer_after_an_unknown_message_is_not_found(app: App, client:
 
 
 async def test_a_title_has_the_length_that_the_api_allows(app: App, client: httpx2.AsyncClient) -> None:
-    """A longer one is refused, and the thread keeps its title."""
+    """A longer title is refused, and the thread keeps its title."""
     [created, *_] = await ask(client, request_of("threads.create", input=said("q1")))
     thread_id = created["thread"]["id"]
     await ask(client, request_of("threads.update", thread_id=thread_id, title="x" * 200))
@@ -171,7 +171,7 @@ async def test_a_title_has_the_length_that_the_api_allows(app: App, client: http
 
 
 async def test_a_repeated_request_with_its_key_gets_the_first_answer(app: App, client: httpx2.AsyncClient) -> None:
-    """The page has no message ids: a key of the caller makes a request repeatable."""
+    """The page has no message ids, so a key of the caller identifies a repeat."""
     request = request_of("threads.create", input=said("My colour is teal."))
     first = await ask(client, request, **{"Idempotency-Key": "k1"})
     again = await ask(client, request, **{"Idempotency-Key": "k1"})
@@ -181,7 +181,7 @@ async def test_a_repeated_request_with_its_key_gets_the_first_answer(app: App, c
 
 
 async def test_another_users_thread_is_not_found(app: App, client: httpx2.AsyncClient) -> None:
-    """In every kind of request that names a thread; nothing of it changes."""
+    """Each kind of request that names another user's thread returns 404 and changes nothing."""
     [created, done, *_] = await ask(client, request_of("threads.create", input=said("secret")))
     thread_id, item_id = created["thread"]["id"], done["item"]["id"]
     before = await items_of(client, thread_id)
@@ -210,12 +210,12 @@ async def test_another_users_thread_is_not_found(app: App, client: httpx2.AsyncC
 
 
 def attachments_of(app: App) -> ThreadkeepStore[str | None]:
-    """Return the store in which the operator's own upload describes attachments; its contexts are user ids."""
+    """Return the store to which the operator's upload adds attachments. Its contexts are user ids."""
     return ThreadkeepStore[str | None](app.memory, user_id=lambda user: user)
 
 
 async def test_another_users_attachment_is_not_found(app: App, client: httpx2.AsyncClient) -> None:
-    """Nor a missing one: no thread is begun with it, no message is stored, and nothing is deleted."""
+    """A request with another user's attachment or a missing one returns 404, stores nothing and deletes nothing."""
     store, file = attachments_of(app), FileAttachment(id="atc_1", name="a.txt", mime_type="text/plain")
     await store.save_attachment(file, "ann")
     [created, *_] = await ask(client, request_of("threads.create", input=said("hi")), "bob")
@@ -239,7 +239,7 @@ async def test_another_users_attachment_is_not_found(app: App, client: httpx2.As
 
 
 async def test_an_attachment_is_sent_and_deleted_by_its_user(app: App, client: httpx2.AsyncClient) -> None:
-    """It belongs to the thread from then on; files themselves are not taken."""
+    """A sent attachment belongs to its thread. Uploads of files are refused."""
     store, file = attachments_of(app), FileAttachment(id="atc_1", name="a.txt", mime_type="text/plain")
     await store.save_attachment(file, "ann")
     events = await ask(client, request_of("threads.create", input=said("Look.", "atc_1")))
@@ -254,7 +254,7 @@ async def test_an_attachment_is_sent_and_deleted_by_its_user(app: App, client: h
     assert response.status_code == 422
 
 
-async def test_a_reader_who_goes_away_finds_the_answer(tmp_path: Path) -> None:
+async def test_a_disconnected_reader_finds_the_answer(tmp_path: Path) -> None:
     """Closing the stream does not cancel the run."""
     gate = Gate()
     model = ScriptedModel([[gate, "the whole answer"]])
@@ -265,7 +265,7 @@ async def test_a_reader_who_goes_away_finds_the_answer(tmp_path: Path) -> None:
             async for line in response.aiter_lines():
                 event = json.loads(line.removeprefix("data: ") or "{}")
                 thread_id = event.get("thread", {}).get("id", thread_id)
-                if event.get("type") == "stream_options":  # nothing of the answer is there yet
+                if event.get("type") == "stream_options":  # the answer has not begun yet
                     break
         gate.open()
 
@@ -276,7 +276,7 @@ async def test_a_reader_who_goes_away_finds_the_answer(tmp_path: Path) -> None:
 
 
 def tables_with(url: str, word: str) -> set[str]:
-    """Return the tables of which a row has a word in any column."""
+    """Return the tables with a row that contains a word."""
     if url.startswith("postgres"):
         names = "SELECT table_name FROM information_schema.tables WHERE table_schema = current_schema()"
     else:
@@ -286,7 +286,7 @@ def tables_with(url: str, word: str) -> set[str]:
 
 
 async def test_the_model_sees_the_newest_of_a_long_thread(tmp_path: Path) -> None:
-    """Of 250 items, and not their beginning."""
+    """The context has the newest messages of a thread that is longer than the window, not the oldest."""
     model = ScriptedModel(["fine"])
     async with opened_app(model, settings_for(tmp_path)) as app, client_of(app) as client:
         old = [Message(("user", "assistant")[number % 2], f"item {number}") for number in range(250)]
@@ -302,7 +302,7 @@ async def test_the_model_sees_the_newest_of_a_long_thread(tmp_path: Path) -> Non
 @pytest.mark.process
 @pytest.mark.slow
 async def test_a_thread_is_the_same_in_another_process(shared_url: str, tmp_path: Path) -> None:
-    """It is begun in one, goes on in another, and is read in both."""
+    """A thread of one process is continued in another, and both return the same items."""
     environment = {
         "THREADKEEP_DATABASE_URL": shared_url,
         "THREADKEEP_MODEL": "demo",
@@ -321,7 +321,7 @@ async def test_a_thread_is_the_same_in_another_process(shared_url: str, tmp_path
 
 @pytest.mark.parametrize("deleted_by", ["ann", None])
 async def test_a_deleted_thread_leaves_no_row(shared_url: str, tmp_path: Path, deleted_by: str | None) -> None:
-    """Of its messages, items, attachments and runs, whether its user deletes it or an operator."""
+    """The messages, items, attachments and runs are deleted, by the user and by an operator."""
     whose = {} if deleted_by is None else {"user_id": deleted_by}
     async with (
         opened_app(DemoModel(), settings_for(tmp_path, database_url=shared_url)) as app,
@@ -342,7 +342,7 @@ async def test_a_deleted_thread_leaves_no_row(shared_url: str, tmp_path: Path, d
 
 
 async def test_pages_of_threads_have_no_gaps(app: App, client: httpx2.AsyncClient) -> None:
-    """Also while a message moves a thread to the top."""
+    """The pages have all threads, even while a message moves a thread to the top."""
     for number in range(5):
         await app.memory.session(f"t{number}", user_id="ann").append([Message("user", f"q{number}")])
     seen: list[str] = []
@@ -358,8 +358,8 @@ async def test_pages_of_threads_have_no_gaps(app: App, client: httpx2.AsyncClien
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"type": "secret"}', b'{"type": "threads.get_by_id"}'])
-async def test_other_requests_are_refused_without_their_words(client: httpx2.AsyncClient, body: bytes) -> None:
-    """422, and nothing of the body in it."""
+async def test_invalid_requests_are_refused_without_their_text(client: httpx2.AsyncClient, body: bytes) -> None:
+    """An invalid request returns 422 without its text."""
     response = await client.post("/chatkit", content=body)
     assert response.status_code == 422
     assert "secret" not in response.text
@@ -372,7 +372,7 @@ class HeldImport(MetaPathFinder):
         self.begun, self.released = threading.Event(), threading.Event()
 
     def find_spec(self, fullname: str, *_: object) -> None:
-        """Find nothing: others import the module."""
+        """Find nothing: other finders import the module."""
         if fullname == chatkit_server.__name__:
             self.begun.set()
             assert self.released.wait(HANG_SECONDS)
@@ -381,7 +381,7 @@ class HeldImport(MetaPathFinder):
 async def test_others_are_answered_during_the_import(
     client: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first request imports ChatKit, which takes seconds; the others do not wait for it."""
+    """Requests do not wait for the first one, which imports ChatKit for seconds."""
     held = HeldImport()
     monkeypatch.setattr(sys, "meta_path", [held, *sys.meta_path])
     monkeypatch.delitem(sys.modules, chatkit_server.__name__)
@@ -394,7 +394,7 @@ async def test_others_are_answered_during_the_import(
 
 
 async def test_a_failed_model_is_an_error_event(tmp_path: Path) -> None:
-    """The question stays, and may be asked again."""
+    """The error event allows a retry, which answers the stored message."""
     model = ScriptedModel([RuntimeError("boom"), "fine"])
     async with opened_app(model, settings_for(tmp_path)) as app, client_of(app) as client:
         events = await ask(client, request_of("threads.create", input=said("q1")))

@@ -1,4 +1,4 @@
-"""/api/v1/facts, /procedures and /persons: what outlives a session, each user their own."""
+"""Tests of /api/v1/facts, /procedures and /persons, with the ownership of users."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SHOP = {"scope": "workspace", "owner": "shop"}
 
 
 async def remembered(client: httpx2.AsyncClient, **fact: object) -> dict[str, Any]:
-    """A fact that must be remembered."""
+    """Store a fact, and return it."""
     response = await client.put("/api/v1/facts", json=fact)
     assert response.status_code == 200, response.text
     answer: dict[str, Any] = response.json()
@@ -27,14 +27,14 @@ async def remembered(client: httpx2.AsyncClient, **fact: object) -> dict[str, An
 
 
 async def keys(client: httpx2.AsyncClient, **parameters: object) -> list[str]:
-    """The keys of the facts that are listed."""
+    """Return the keys of the listed facts."""
     response = await client.get("/api/v1/facts", params={name: str(value) for name, value in parameters.items()})
     assert response.status_code == 200, response.text
     return [fact["key"] for fact in response.json()["facts"]]
 
 
 async def test_a_fact_is_remembered_confirmed_and_contradicted(client: httpx2.AsyncClient) -> None:
-    """The answer is the fact that is valid now; the history has every value."""
+    """The response is the valid fact, and the history has every value."""
     evidence = {"session_id": "room:1", "seq": 17, "run_id": None}
     first = await remembered(
         client, **ANN, key="diet", value={"is": None, "list": [1]}, kind="preference", evidence=evidence
@@ -51,7 +51,7 @@ async def test_a_fact_is_remembered_confirmed_and_contradicted(client: httpx2.As
 
 
 async def test_a_key_is_one_fact_in_every_spelling(client: httpx2.AsyncClient) -> None:
-    """The answer has the stored spelling; a list and a deletion take any."""
+    """The response has the normalized key; lists and deletions accept any spelling."""
     first = await remembered(client, **ANN, key="Home City", value="Lisbon")
     again = await remembered(client, **ANN, key="home-city", value="Lisbon")
     assert (first["key"], again["id"], again["confirmed"]) == ("home_city", first["id"], 2)
@@ -60,8 +60,8 @@ async def test_a_key_is_one_fact_in_every_spelling(client: httpx2.AsyncClient) -
     assert forgotten.json() == {"forgotten": 1, "not_found": []}
 
 
-async def test_facts_are_listed_by_what_is_asked_for(client: httpx2.AsyncClient) -> None:
-    """Scope, owner, kind, text; page by page."""
+async def test_facts_are_filtered_and_paged(client: httpx2.AsyncClient) -> None:
+    """Facts are filtered by scope, owner, kind and text, and paged."""
     await say(client, "hi", session_id="room:1")
     await remembered(client, **ANN, key="a", value="red", kind="preference")
     await remembered(client, **SHOP, key="b", value="green", kind="decision")
@@ -81,7 +81,7 @@ async def test_facts_are_listed_by_what_is_asked_for(client: httpx2.AsyncClient)
 
 @pytest.mark.parametrize("path", ["facts", "procedures", "facts/proposals"])
 async def test_an_owner_without_its_scope_is_a_422(client: httpx2.AsyncClient, path: str) -> None:
-    """A filter is never ignored: the list would be everybody's."""
+    """An incomplete filter is refused: if it were ignored, the list would have everybody's entries."""
     await remembered(client, **ANN, key="a", value="red")
     await remembered(client, **SHOP, key="b", value="green")
     refused = await client.get(f"/api/v1/{path}", params={"owner": "ann"})
@@ -92,7 +92,7 @@ async def test_an_owner_without_its_scope_is_a_422(client: httpx2.AsyncClient, p
 
 
 async def test_facts_are_forgotten_with_all_their_values(client: httpx2.AsyncClient) -> None:
-    """One, some by their ids, some by their keys, or all of an owner."""
+    """Facts are forgotten by one id, several ids, keys, or the owner."""
     old = await remembered(client, **ANN, key="a", value=1)
     await remembered(client, **ANN, key="a", value=2)
     assert (await client.delete(f"/api/v1/facts/{old['id']}")).status_code == 204
@@ -110,7 +110,7 @@ async def test_facts_are_forgotten_with_all_their_values(client: httpx2.AsyncCli
 
 
 async def test_a_user_sees_changes_and_forgets_the_own_facts_only(client: httpx2.AsyncClient) -> None:
-    """Anything else is not there: of another, of a workspace, of another's session."""
+    """Facts of another user, of a workspace and of another user's session are not found."""
     await say(client, "hi", session_id="room:1", user_id="ann")
     await say(client, "hi", session_id="room:2", user_id="bob")
     places = [
@@ -155,26 +155,28 @@ async def test_a_user_sees_changes_and_forgets_the_own_facts_only(client: httpx2
         {**ANN, "key": "k", "value": "x" * 10_001},
     ],
 )
-async def test_what_cannot_be_kept_is_a_422(client: httpx2.AsyncClient, body: dict[str, object]) -> None:
-    """And nothing is stored."""
+async def test_an_invalid_fact_is_a_422(client: httpx2.AsyncClient, body: dict[str, object]) -> None:
+    """Invalid facts are refused, and nothing is stored."""
     check_problem(await client.put("/api/v1/facts", json=body), 422, "invalid-request")
     assert await keys(client, past=True) == []
 
 
 @pytest.mark.parametrize("body", [{}, {"ids": [], **ANN}, {"scope": "user"}, {"ids": ["a"], "keys": ["b"]}])
-async def test_what_is_to_be_forgotten_is_named_in_one_way(client: httpx2.AsyncClient, body: dict[str, object]) -> None:
-    """By ids, or by an owner."""
+async def test_facts_to_forget_are_named_by_ids_or_by_an_owner(
+    client: httpx2.AsyncClient, body: dict[str, object]
+) -> None:
+    """A request names ids or an owner, not both and not neither."""
     check_problem(await client.post("/api/v1/facts/forget", json=body), 422, "invalid-request")
 
 
-async def test_a_session_that_is_not_there_has_no_facts(client: httpx2.AsyncClient) -> None:
-    """It is a 404."""
+async def test_a_missing_session_has_no_facts(client: httpx2.AsyncClient) -> None:
+    """A fact of a missing session is refused with 404."""
     body = {"scope": "session", "owner": "room:9", "key": "k", "value": 1}
     check_problem(await client.put("/api/v1/facts", json=body), 404, "session-not-found")
 
 
 async def test_a_procedure_is_taught_listed_and_forgotten(client: httpx2.AsyncClient) -> None:
-    """One of each name; another user's is not there."""
+    """A name has one procedure per owner, and another user's procedure is not found."""
     body = {**SHOP, "name": "refund", "content": ["find", "pay"], "goal_contains": ["money back"], "context_has": ["x"]}
     first = (await client.put("/api/v1/procedures", json=body)).json()
     assert {name: first[name] for name in body} == body
@@ -202,7 +204,7 @@ async def test_a_procedure_is_taught_listed_and_forgotten(client: httpx2.AsyncCl
 
 
 async def test_persons_are_resolved_merged_and_unmerged(client: httpx2.AsyncClient) -> None:
-    """With ids of any text."""
+    """Person ids may be any text."""
     slashed = "crm/7"
     person = (await client.put("/api/v1/persons", json={"id": slashed, "name": "Ann"})).json()
     assert (person["id"], person["names"], person["new"]) == (slashed, ["Ann"], True)
@@ -227,7 +229,7 @@ async def test_persons_are_resolved_merged_and_unmerged(client: httpx2.AsyncClie
 
 
 async def test_no_word_of_a_fact_is_in_an_error(client: httpx2.AsyncClient, app: App) -> None:
-    """Neither its value nor its key."""
+    """An error contains neither the value nor the key of the fact."""
     response = await client.put("/api/v1/facts", json={**ANN, "key": "canary\n", "value": "canary"})
     assert "canary" not in response.text
     response = await client.put("/api/v1/facts", json={**ANN, "key": "k", "value": "canary" * 2_000})
@@ -235,7 +237,7 @@ async def test_no_word_of_a_fact_is_in_an_error(client: httpx2.AsyncClient, app:
 
 
 async def proposed(client: httpx2.AsyncClient, **parameters: str) -> list[dict[str, Any]]:
-    """The proposals as soon as there are some: they come beside the answer."""
+    """Wait for proposals, which are made after the answer, and return them."""
     found: list[dict[str, Any]] = []
 
     async def some() -> bool:
@@ -246,8 +248,8 @@ async def proposed(client: httpx2.AsyncClient, **parameters: str) -> list[dict[s
     return found
 
 
-async def test_directives_are_followed_listed_explained_and_undone(tmp_path: Path) -> None:
-    """By the built-in chat, each user their own; and the next answer's context has the fact."""
+async def test_directives_are_followed_listed_and_undone(tmp_path: Path) -> None:
+    """A directive in the chat becomes an accepted proposal and a fact of its user, and can be undone."""
     settings = settings_for(tmp_path, directives=True, facts=True)
     async with opened_app(DemoModel(), settings) as app, client_of(app) as client:
         await say(client, "preference (user): Keep diffs small.", session_id="room:1", user_id="ann")
@@ -266,7 +268,7 @@ async def test_directives_are_followed_listed_explained_and_undone(tmp_path: Pat
 
 
 async def test_a_directive_for_the_workspace_of_the_settings_is_followed(tmp_path: Path) -> None:
-    """Without Graphiti too."""
+    """The workspace of the settings is used without Graphiti too."""
     settings = settings_for(tmp_path, directives=True, workspace="shop")
     async with opened_app(DemoModel(), settings) as app, client_of(app) as client:
         await say(client, "decision: Use PostgreSQL.", session_id="room:1")
@@ -275,7 +277,7 @@ async def test_a_directive_for_the_workspace_of_the_settings_is_followed(tmp_pat
 
 
 async def test_a_model_proposes_facts_from_the_chat(tmp_path: Path) -> None:
-    """The summarizer's model or the chat's own; a person accepts, and the next context has the fact."""
+    """A model proposes a fact, a person accepts it, and the next context has it."""
     entry = {"message": 1, "about": "user", "key": "city", "value": "Lisbon", "kind": "preference", "confidence": 0.9}
     model = ScriptedModel(["Noted.", json.dumps([entry]), "In Lisbon.", "[]"])
     settings = settings_for(tmp_path, learning=True, facts=True)
@@ -293,7 +295,7 @@ async def test_a_model_proposes_facts_from_the_chat(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["facts", "procedures"])
 @pytest.mark.parametrize("odd", ["\\ud83d", "\\u0000"])
 async def test_an_id_that_no_database_keeps_is_a_422(client: httpx2.AsyncClient, kind: str, odd: str) -> None:
-    """A lone surrogate cannot be in an answer either."""
+    """A lone surrogate or a NUL in an id is refused."""
     json_type = {"content-type": "application/json"}
     answer = await client.post(f"/api/v1/{kind}/forget", content=f'{{"ids": ["{odd}"]}}', headers=json_type)
     check_problem(answer, 422, "invalid-request")

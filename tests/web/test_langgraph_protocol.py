@@ -1,4 +1,4 @@
-"""The streaming protocol of LangGraph's server, as its Python SDK speaks it, against a service that listens."""
+"""Tests of the streaming protocol of LangGraph's server, with its Python SDK, against a listening service."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ graph.add_edge(START, "answer")
 async def sdk(
     folder: Path, model: ScriptedModel, **settings: object
 ) -> AsyncIterator[tuple[LangGraphClient, httpx2.AsyncClient]]:
-    """A client of LangGraph's SDK, and one of our own API, of the same service."""
+    """Return a client of LangGraph's SDK and one of Threadkeep's API, of the same service."""
     async with opened_app(model, settings_for(folder, **settings)) as app, listening(app) as client:
         langgraph = get_client(url=str(client.base_url), timeout=HANG_SECONDS)
         try:
@@ -63,17 +63,17 @@ async def sdk(
 
 
 def asks(text: str, **more: str) -> dict[str, Any]:
-    """The input of a run that asks something."""
+    """Return the input of a run with a user message."""
     return {"messages": [{"role": "user", "content": text, **more}]}
 
 
 def texts(values: Any) -> list[tuple[str, str]]:
-    """Type and text of each message."""
+    """Return the type and text of each message."""
     return [(one["type"], one["content"]) for one in values["messages"]]
 
 
 async def test_turns_of_a_thread_are_turns_of_a_session(tmp_path: Path) -> None:
-    """Each output is the transcript so far, also for a second client of the same thread, whose run is a new one."""
+    """Each output is the transcript so far, also for a second client of the thread, whose run is a new one."""
     async with sdk(tmp_path, ScriptedModel(["Noted.", "It is teal."])) as (langgraph, client):
         async with asyncio.timeout(HANG_SECONDS), langgraph.threads.stream("t1", assistant_id="chat") as stream:
             await stream.run.start(input=asks("I like teal.", id="m1"))
@@ -92,7 +92,7 @@ async def test_turns_of_a_thread_are_turns_of_a_session(tmp_path: Path) -> None:
 
 
 async def test_messages_come_in_pieces_and_are_assembled(tmp_path: Path) -> None:
-    """The first piece is there before the last is thought of, and the SDK makes a message of them."""
+    """The first piece is sent before the last is generated, and the SDK assembles the message."""
     gate = Gate()
     async with sdk(tmp_path, ScriptedModel([["It", gate, " is teal."]])) as (langgraph, _):
         thread = langgraph.threads.stream(assistant_id="chat")
@@ -109,8 +109,8 @@ async def test_messages_come_in_pieces_and_are_assembled(tmp_path: Path) -> None
             assert texts(await stream.output)[-1] == ("ai", "It is teal.")
 
 
-async def test_events_are_numbered_and_go_on_after_a_number(tmp_path: Path) -> None:
-    """A client that comes back with `since` has what follows, each event once, in order."""
+async def test_events_are_numbered_and_continue_after_a_number(tmp_path: Path) -> None:
+    """A client that reconnects with `since` gets each later event once, in order."""
     async with sdk(tmp_path, ScriptedModel(["one two three"])) as (_, client):
         body = {"channels": ["lifecycle", "messages", "values"]}
         command = {"id": 7, "method": "run.start", "params": {"assistant_id": "chat", "input": asks("hi")}}
@@ -128,7 +128,7 @@ async def test_events_are_numbered_and_go_on_after_a_number(tmp_path: Path) -> N
 
 
 async def test_the_events_of_a_message_are_those_of_langgraph(tmp_path: Path) -> None:
-    """LangGraph's own events of the same answer, `astream_events(version="v3")`, have the same order and fields."""
+    """The events have the order and the fields of `astream_events(version="v3")` for the same answer."""
     pieces = ["It", " is", " teal."]
 
     async def answer(state: MessagesState) -> dict[str, Any]:
@@ -164,7 +164,7 @@ def _shape(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 async def test_a_message_has_the_usage_of_its_own_model_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another model is called before the message is complete."""
+    """The usage is not that of another model that is called before the message is complete."""
     (tmp_path / "judged.py").write_text(JUDGED)
     monkeypatch.syspath_prepend(tmp_path)
     async with sdk(tmp_path, ScriptedModel([]), workflows="judged=judged:graph") as (_, client):
@@ -176,7 +176,7 @@ async def test_a_message_has_the_usage_of_its_own_model_call(tmp_path: Path, mon
 
 
 async def test_a_message_that_its_first_chunk_alone_names_is_streamed_once(tmp_path: Path) -> None:
-    """Some providers do; LangChain names the other chunks after the call."""
+    """Some providers set the id in the first chunk only. LangChain gives the other chunks the id of the call."""
     async with sdk(tmp_path, ScriptedModel([[AIMessage("", id="msg_1"), "It is", " teal."]])) as (_, client):
         command = {"id": 1, "method": "run.start", "params": {"assistant_id": "chat", "input": asks("Which?")}}
         await client.post("/threads/t1/commands", json=command)
@@ -187,7 +187,7 @@ async def test_a_message_that_its_first_chunk_alone_names_is_streamed_once(tmp_p
 
 
 async def test_messages_one_after_the_other_have_the_name_of_their_node(tmp_path: Path) -> None:
-    """Only messages that stream at once need other names."""
+    """Only messages that stream at the same time need other names."""
     async with sdk(tmp_path, ScriptedModel([]), workflows="in-turn=tests.web.at_once:in_turn") as (_, client):
         command = {"id": 1, "method": "run.start", "params": {"assistant_id": "in-turn", "input": asks("hi")}}
         await client.post("/threads/t1/commands", json=command)
@@ -198,7 +198,7 @@ async def test_messages_one_after_the_other_have_the_name_of_their_node(tmp_path
 
 
 async def test_messages_that_stream_at_once_are_assembled_each_by_its_id(tmp_path: Path) -> None:
-    """By the SDK, and in a v1 stream; clients that go by the node find one for each."""
+    """The SDK and a v1 stream assemble simultaneous messages by id. Each has its own node name."""
     async with sdk(tmp_path, ScriptedModel([]), workflows="twice=tests.web.at_once:graph") as (langgraph, client):
         thread = langgraph.threads.stream(assistant_id="twice")
         async with asyncio.timeout(HANG_SECONDS), thread as stream:
@@ -226,7 +226,7 @@ async def test_messages_that_stream_at_once_are_assembled_each_by_its_id(tmp_pat
 
 
 async def test_a_run_that_fails_fails_the_output(tmp_path: Path) -> None:
-    """The error names a kind, and nothing that the provider said."""
+    """The error does not contain the provider's text."""
     async with sdk(tmp_path, ScriptedModel([ValueError("secret of the provider")])) as (langgraph, _):
         thread = langgraph.threads.stream(assistant_id="chat")
         async with asyncio.timeout(HANG_SECONDS), thread as stream:
@@ -237,7 +237,7 @@ async def test_a_run_that_fails_fails_the_output(tmp_path: Path) -> None:
 
 
 async def test_a_question_of_a_run_is_answered_by_the_sdk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The run waits in the state of its thread, and goes on with the answer."""
+    """The state of the thread has the question, and the run continues with the answer."""
     (tmp_path / "asking.py").write_text(ASKING)
     monkeypatch.syspath_prepend(tmp_path)
     async with sdk(tmp_path, ScriptedModel([]), workflows="asking=asking:graph") as (langgraph, _):
@@ -254,7 +254,7 @@ async def test_a_question_of_a_run_is_answered_by_the_sdk(tmp_path: Path, monkey
 
 
 async def test_a_turn_is_answered_again_from_the_checkpoint_before_it(tmp_path: Path) -> None:
-    """Without input the question is answered again; with a message it is another one. What followed is superseded."""
+    """Without input the message is answered again, with input it is replaced. The later turns are superseded."""
     async with sdk(tmp_path, ScriptedModel(["a", "b", "c", "d"])) as (langgraph, client):
         for text in ("first", "second"):
             await _turn(langgraph, input=asks(text))
@@ -272,7 +272,7 @@ async def test_a_turn_is_answered_again_from_the_checkpoint_before_it(tmp_path: 
 
 
 async def test_threads_are_listed_with_their_first_and_newest_message(tmp_path: Path) -> None:
-    """By workflow too; an id that is new names no state, and a deleted thread is gone."""
+    """Threads are also listed by workflow. A created thread has no state yet, and a deleted one is not listed."""
     async with sdk(tmp_path, ScriptedModel(["a", "b"])) as (langgraph, _):
         created = await langgraph.threads.create(metadata={"page": "/"})
         await _turn(langgraph, input=asks("first"))
@@ -325,7 +325,7 @@ async def _turn(langgraph: LangGraphClient, **given: Any) -> Any:
 
 
 async def _events(client: httpx2.AsyncClient, body: dict[str, Any]) -> list[dict[str, Any]]:
-    """The events of a thread up to the end of a run."""
+    """Return the events of a thread up to the end of a run."""
     found: list[dict[str, Any]] = []
     async with client.stream("POST", "/threads/t1/stream/events", json=body) as response:
         async for line in response.aiter_lines():

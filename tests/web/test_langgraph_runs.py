@@ -1,4 +1,4 @@
-"""The v1 API of LangGraph's server, as its Python SDK and `RemoteGraph` speak it, against a service that listens."""
+"""Tests of the v1 API of LangGraph's server, with its Python SDK and `RemoteGraph`, against a listening service."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ALL_MODES: list[StreamMode] = ["values", "updates", "messages", "messages-tuple"
 
 
 async def test_a_streamed_run_gives_values_pieces_and_its_ids(tmp_path: Path) -> None:
-    """The parts begin with `metadata`, end with `end`, and the pieces make the answer of the last values."""
+    """The parts begin with `metadata` and end with `end`, and the pieces make the answer in the last values."""
     created: list[Any] = []
     async with (
         sdk(tmp_path, ScriptedModel([["It is ", "teal."]])) as (langgraph, client),
@@ -53,7 +53,10 @@ async def test_a_streamed_run_gives_values_pieces_and_its_ids(tmp_path: Path) ->
 
 
 async def test_each_message_is_one_update_of_a_run_that_is_joined_late(tmp_path: Path) -> None:
-    """Its answer is in the trace twice: among what the agent said, and as the message of the run."""
+    """The trace has the answer twice, as a message of the agent and as the answer of the run.
+
+    The update has it once.
+    """
     async with sdk(tmp_path, ScriptedModel(["It is teal."])) as (langgraph, _), asyncio.timeout(HANG_SECONDS):
         await langgraph.runs.wait("t1", "chat", input=asks("Which?"))
         [run] = await langgraph.runs.list("t1")
@@ -65,7 +68,7 @@ async def test_each_message_is_one_update_of_a_run_that_is_joined_late(tmp_path:
 
 
 async def test_a_stream_is_rejoined_after_the_last_event(tmp_path: Path) -> None:
-    """A client that comes back with the id of an event gets the events after it, once each."""
+    """A client that reconnects with the id of an event gets each later event once."""
     gate = Gate()
     async with (
         sdk(tmp_path, ScriptedModel([["It is ", gate, "teal."]])) as (langgraph, _),
@@ -94,7 +97,7 @@ async def test_a_stream_is_rejoined_after_the_last_event(tmp_path: Path) -> None
 
 
 async def test_an_id_that_no_event_can_have_gets_the_whole_stream(tmp_path: Path) -> None:
-    """Later readers of the run also get the usual ids."""
+    """An impossible event id does not change the ids that later readers get."""
     async with sdk(tmp_path, ScriptedModel(["It is teal."])) as (langgraph, _), asyncio.timeout(HANG_SECONDS):
         await langgraph.runs.wait("t1", "chat", input=asks("Which?"))
         [run] = await langgraph.runs.list("t1")
@@ -114,10 +117,10 @@ async def test_an_id_that_no_event_can_have_gets_the_whole_stream(tmp_path: Path
         ("rollback", ["second", "two"]),
     ],
 )
-async def test_a_second_run_of_a_busy_thread_does_as_its_strategy_says(
+async def test_a_second_run_of_a_busy_thread_follows_its_strategy(
     tmp_path: Path, strategy: MultitaskStrategy, left: list[str]
 ) -> None:
-    """Both runs are joined; the transcript has what the strategy leaves of the first one. `reject` is a 409."""
+    """The transcript has what the strategy leaves of the first run. `reject` returns 409."""
     gate = Gate()
     async with (
         sdk(tmp_path, ScriptedModel([["It is ", gate, "teal."], "two"])) as (langgraph, _),
@@ -128,7 +131,7 @@ async def test_a_second_run_of_a_busy_thread_does_as_its_strategy_says(
         with pytest.raises(ConflictError):
             await langgraph.runs.create("t1", "chat", input=asks("x"), multitask_strategy="reject")
         second = await langgraph.runs.create("t1", "chat", input=asks("second"), multitask_strategy=strategy)
-        if strategy == "enqueue":  # the others cancel the first run, which may take a moment
+        if strategy == "enqueue":  # the other strategies cancel the first run, which may take a moment
             gate.open()
         for each in (run_id, second["run_id"]):
             await langgraph.runs.join("t1", each)
@@ -138,7 +141,7 @@ async def test_a_second_run_of_a_busy_thread_does_as_its_strategy_says(
 
 
 async def test_a_rejected_fork_of_a_busy_thread_supersedes_nothing(tmp_path: Path) -> None:
-    """The 409 of `reject` comes first; a fork that is repeated while its own run is active is not rejected."""
+    """A rejected fork supersedes nothing. A repeated fork whose own run is active is not rejected."""
     gate, last = Gate(), Gate()
     async with (
         sdk(tmp_path, ScriptedModel(["one", ["It is ", gate, "teal."], [last, "three"]])) as (langgraph, _),
@@ -171,7 +174,7 @@ async def _until(stream: AsyncIterator[StreamPart], name: str) -> AsyncIterator[
 
 
 async def test_runs_are_waited_for_joined_and_listed(tmp_path: Path) -> None:
-    """`wait` returns the values, a run in the background is joined, and the thread lists both, newest first."""
+    """`wait` returns the values, `join` those of a background run, and `list` returns the newest run first."""
     async with sdk(tmp_path, ScriptedModel(["one", "two"])) as (langgraph, _), asyncio.timeout(HANG_SECONDS):
         waited = await langgraph.runs.wait("t1", "chat", input=asks("first"))
         begun = await langgraph.runs.create("t1", "chat", input=asks("second"))
@@ -186,7 +189,7 @@ async def test_runs_are_waited_for_joined_and_listed(tmp_path: Path) -> None:
 
 
 async def test_a_run_without_a_thread_stores_nothing(tmp_path: Path) -> None:
-    """It is streamed and waited for all the same, and its values are its own two messages."""
+    """The values of a run without a thread are its own two messages."""
     async with sdk(tmp_path, ScriptedModel(["one", "two"])) as (langgraph, _), asyncio.timeout(HANG_SECONDS):
         waited = await langgraph.runs.wait(None, "chat", input=asks("first"))
         parts = [part async for part in langgraph.runs.stream(None, "chat", input=asks("second"))]
@@ -198,7 +201,7 @@ async def test_a_run_without_a_thread_stores_nothing(tmp_path: Path) -> None:
 
 
 async def test_a_question_of_a_run_is_answered_by_a_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The values of the interrupted run name the question; `resume` streams what follows, and nothing before it."""
+    """The values of an interrupted run contain the question. `resume` streams only what follows it."""
     (tmp_path / "asking.py").write_text(ASKING)
     monkeypatch.syspath_prepend(tmp_path)
     async with sdk(tmp_path, ScriptedModel([]), workflows="asking=asking:graph") as (langgraph, _):
@@ -228,7 +231,7 @@ async def test_a_question_of_a_run_is_answered_by_a_command(tmp_path: Path, monk
 async def test_a_second_service_streams_only_what_follows_an_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared_url: str
 ) -> None:
-    """A service that has not read the run yet sends no question that is answered, neither then nor in a later join."""
+    """A service that has not read the run sends no answered question, neither after `resume` nor in a later join."""
     (tmp_path / "asking.py").write_text(ASKING)
     monkeypatch.syspath_prepend(tmp_path)
     settings = {"workflows": "asking=asking:graph", "database_url": shared_url}
@@ -251,17 +254,20 @@ async def test_a_second_service_streams_only_what_follows_an_answer(
 
 
 def asking_twice(folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Write a graph that asks two questions, one after the other; return the setting that names it."""
+    """Write a graph that asks two questions one after the other, and return the setting that names it."""
     twice = ASKING.replace("interrupt('Ship it?')", "interrupt('Ship it?'), interrupt('When?')")
     (folder / "asking_two.py").write_text(twice)
     monkeypatch.syspath_prepend(folder)
     return "asking=asking_two:graph"
 
 
-async def test_a_stream_has_the_question_that_another_service_led_to(
+async def test_a_stream_has_a_question_that_follows_a_resume_at_another_service(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared_url: str
 ) -> None:
-    """A service that has read a run up to its first question reads it on, also if the run waits again by then."""
+    """A service that has read a run up to its first question streams the second one.
+
+    Another service resumed the run.
+    """
     settings = {"workflows": asking_twice(tmp_path, monkeypatch), "database_url": shared_url}
     async with (
         sdk(tmp_path / "a", ScriptedModel([]), **settings) as (first, _),
@@ -295,7 +301,10 @@ async def test_a_repeated_answer_to_an_interrupt_answers_no_other(
 
 
 async def test_an_answer_to_several_interrupts_names_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One without their ids is refused with the ids, and answers nothing; each can be answered by itself."""
+    """An answer without the ids of several interrupts is refused with the ids.
+
+    Each interrupt can be answered alone.
+    """
     second = ASKING.replace('"ask"', '"ask_too"').replace("Ship it?", "When?").partition("StateGraph(MessagesState)")[2]
     (tmp_path / "asking_both.py").write_text(ASKING + second)
     monkeypatch.syspath_prepend(tmp_path)
@@ -319,7 +328,7 @@ async def test_an_answer_to_several_interrupts_names_them(tmp_path: Path, monkey
 
 
 async def test_every_value_of_a_run_that_asks_has_its_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`useStream` shows the messages of the last values, and reads none beside `__interrupt__`."""
+    """`useStream` shows the messages of the last values, and reads none from values that have only `__interrupt__`."""
     (tmp_path / "asking.py").write_text(ASKING)
     monkeypatch.syspath_prepend(tmp_path)
     async with sdk(tmp_path, ScriptedModel([]), workflows="asking=asking:graph") as (langgraph, _):
@@ -335,7 +344,10 @@ async def test_every_value_of_a_run_that_asks_has_its_message(tmp_path: Path, mo
 async def test_a_question_of_a_run_is_resolved_without_an_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By a `goto` to the end, as the button of agent-chat-ui sends it; the thread goes on with the next message."""
+    """`goto: __end__`, as agent-chat-ui sends it, resolves the question.
+
+    The thread continues with the next message.
+    """
     (tmp_path / "asking.py").write_text(ASKING)
     monkeypatch.syspath_prepend(tmp_path)
     async with sdk(tmp_path, ScriptedModel(["Next."]), workflows="asking=asking:graph") as (langgraph, _):
@@ -354,8 +366,8 @@ async def test_a_question_of_a_run_is_resolved_without_an_answer(
     assert texts(values)[-2:] == [("human", "another"), ("ai", "Next.")]
 
 
-async def test_a_run_is_cancelled_and_one_whose_client_goes_away_too(tmp_path: Path) -> None:
-    """By the verb, and by `on_disconnect: cancel`; without it the run goes on."""
+async def test_a_run_is_cancelled_by_request_and_by_disconnect(tmp_path: Path) -> None:
+    """A run is cancelled by `cancel`, and by a disconnect with `on_disconnect: cancel`."""
     gates = [Gate(), Gate()]
     model = ScriptedModel([["a", gates[0]], ["b", gates[1]]])
     async with sdk(tmp_path, model) as (langgraph, _), asyncio.timeout(HANG_SECONDS):
@@ -377,8 +389,8 @@ async def test_a_run_is_cancelled_and_one_whose_client_goes_away_too(tmp_path: P
     assert (cancelled["status"], gone["status"]) == ("interrupted", "interrupted")
 
 
-async def test_a_failed_run_says_so(tmp_path: Path) -> None:
-    """A stream has an `error` part, `wait` raises, and no word of the exception is shown."""
+async def test_a_failed_run_is_reported(tmp_path: Path) -> None:
+    """The stream has an `error` part, `wait` raises, and neither contains the text of the exception."""
     async with sdk(tmp_path, ScriptedModel([ConnectionError("secret words")] * 8)) as (langgraph, _):
         async with asyncio.timeout(HANG_SECONDS):
             parts = [part async for part in langgraph.runs.stream("t1", "chat", input=asks("one"))]
@@ -389,7 +401,7 @@ async def test_a_failed_run_says_so(tmp_path: Path) -> None:
 
 
 async def test_the_first_question_is_answered_again_from_the_beginning(tmp_path: Path) -> None:
-    """The checkpoint 0 counts in each place where a client may name it, as the others do."""
+    """The checkpoint 0 is accepted in each field in which a client may name a checkpoint."""
     async with sdk(tmp_path, ScriptedModel(["a", "b", "c", "d"])) as (langgraph, _), asyncio.timeout(HANG_SECONDS):
         await langgraph.runs.wait("t1", "chat", input=asks("first"))
         beginning = (await langgraph.threads.get_state("t1"))["parent_checkpoint"]
@@ -404,7 +416,10 @@ async def test_the_first_question_is_answered_again_from_the_beginning(tmp_path:
 
 
 async def test_a_long_thread_continues_from_a_checkpoint_that_is_no_longer_shown(tmp_path: Path) -> None:
-    """Its state has the messages before it; a run replaces the next question; the shown ones begin at a checkpoint."""
+    """A checkpoint before the newest 1000 messages can be read and forked.
+
+    The shown messages begin at a checkpoint.
+    """
     turns = [asks(f"q{number}")["messages"] + [{"role": "assistant", "content": "a"}] for number in range(502)]
     async with sdk(tmp_path, ScriptedModel(["b"])) as (langgraph, _), asyncio.timeout(HANG_SECONDS):
         await langgraph.threads.update_state("t1", {"messages": [message for turn in turns for message in turn]})
@@ -420,7 +435,7 @@ async def test_a_long_thread_continues_from_a_checkpoint_that_is_no_longer_shown
 
 
 async def test_a_checkpoint_of_another_server_is_refused(tmp_path: Path) -> None:
-    """It is not ignored: the run would be added at the end, and the newest state be shown."""
+    """A checkpoint id that is not a seq is refused. If it were ignored, the run would continue at the end."""
     strange: Any = {"checkpoint_id": "1f0f7c1e-62a0-6d4e-8001-2b1f5d3c9a7b"}
     async with sdk(tmp_path, ScriptedModel(["one"])) as (langgraph, _), asyncio.timeout(HANG_SECONDS):
         await langgraph.runs.wait("t1", "chat", input=asks("first"))
@@ -432,8 +447,8 @@ async def test_a_checkpoint_of_another_server_is_refused(tmp_path: Path) -> None
         assert len(texts((await langgraph.threads.get_state("t1"))["values"])) == 2
 
 
-async def test_what_is_not_supported_is_refused(tmp_path: Path) -> None:
-    """Not ignored: a webhook that never comes would be waited for."""
+async def test_unsupported_options_are_refused(tmp_path: Path) -> None:
+    """Unsupported options are refused and not ignored: a client would wait for a webhook that never comes."""
     async with sdk(tmp_path, ScriptedModel([])) as (langgraph, _), asyncio.timeout(HANG_SECONDS):
         for extra in ({"webhook": "https://example.com"}, {"interrupt_before": ["a"]}, {"after_seconds": 5}):
             with pytest.raises(UnprocessableEntityError):
@@ -444,8 +459,8 @@ async def test_what_is_not_supported_is_refused(tmp_path: Path) -> None:
             await langgraph.runs.get("t1", "nobody")
 
 
-async def test_a_thread_is_edited_copied_and_seen_as_it_was(tmp_path: Path) -> None:
-    """Messages are added without a run, once; a copy goes on for itself; each turn has a state."""
+async def test_a_thread_is_edited_and_copied_and_its_earlier_states_are_read(tmp_path: Path) -> None:
+    """`update_state` adds messages once without a run, a copy is independent, and each turn has a state."""
     async with sdk(tmp_path, ScriptedModel(["one", "two"])) as (langgraph, client), asyncio.timeout(HANG_SECONDS):
         await langgraph.runs.wait("t1", "chat", input=asks("first"))
         added = {
@@ -469,7 +484,7 @@ async def test_a_thread_is_edited_copied_and_seen_as_it_was(tmp_path: Path) -> N
 
 
 async def test_assistants_are_workflows(tmp_path: Path) -> None:
-    """They are found, described and drawn."""
+    """The assistants API finds, describes and draws the workflows."""
     async with sdk(tmp_path, ScriptedModel([])) as (langgraph, _), asyncio.timeout(HANG_SECONDS):
         found = await langgraph.assistants.search()
         assistant = await langgraph.assistants.get("chat")
@@ -486,7 +501,7 @@ async def test_assistants_are_workflows(tmp_path: Path) -> None:
 
 
 async def test_the_store_has_items_but_no_histories(tmp_path: Path) -> None:
-    """Items are stored, found and deleted; the namespaces of histories are neither read nor written."""
+    """The store API reads and writes items, but refuses the namespaces of histories."""
     async with sdk(tmp_path, ScriptedModel([]), database_url=f"sqlite:///{tmp_path}/a.db") as (langgraph, _):
         async with asyncio.timeout(HANG_SECONDS):
             store = langgraph.store
@@ -507,7 +522,7 @@ async def test_the_store_has_items_but_no_histories(tmp_path: Path) -> None:
 
 
 async def test_a_page_of_the_store_is_filled_although_histories_come_first(tmp_path: Path, shared_url: str) -> None:
-    """Histories are not counted: neither in the limit nor in the offset, of items and of namespaces."""
+    """Items of histories do not count in the limit or the offset, for items and for namespaces."""
     settings = settings_for(tmp_path, database_url=shared_url)
     async with opened_app(ScriptedModel([]), settings) as app, listening(app) as client:
         store, langgraph = await app.memory.graph_store(), get_client(url=str(client.base_url))
@@ -523,7 +538,7 @@ async def test_a_page_of_the_store_is_filled_although_histories_come_first(tmp_p
 
 
 async def test_a_remote_graph_is_a_graph(tmp_path: Path) -> None:
-    """`RemoteGraph` invokes and streams a workflow in a thread, as any graph; its state is the transcript."""
+    """`RemoteGraph` invokes and streams a workflow in a thread, and its state is the transcript."""
     async with sdk(tmp_path, ScriptedModel(["one", ["tw", "o"]])) as (langgraph, _):
         remote = RemoteGraph("chat", client=langgraph)
         config: Any = {"configurable": {"thread_id": "t1"}}
@@ -539,8 +554,8 @@ async def test_a_remote_graph_is_a_graph(tmp_path: Path) -> None:
     assert texts(state.values) == [*texts(result), ("human", "second"), ("ai", "two")]
 
 
-async def test_another_users_runs_are_not_there(tmp_path: Path) -> None:
-    """A key that speaks for one user sees neither the runs nor the stream of another one's thread."""
+async def test_another_users_runs_are_not_found(tmp_path: Path) -> None:
+    """A key of one user cannot read the runs or streams of another user's thread."""
     async with opened_app(ScriptedModel(["one"]), settings_for(tmp_path)) as app, served(app) as (client, _):
         mine = await app.memory.api_keys.add("mine", scope="write", user_id="u1")
         await app.memory.api_keys.add("yours", scope="write", user_id="u2")
@@ -558,10 +573,10 @@ async def test_another_users_runs_are_not_there(tmp_path: Path) -> None:
 
 
 async def closed(stream: AsyncIterator[Any]) -> None:
-    """Close a stream of the SDK, as a client does that goes away."""
+    """Close a stream of the SDK, as a client does that disconnects."""
     await cast("AsyncGenerator[Any]", stream).aclose()
 
 
 def key(given: Any) -> dict[str, str]:
-    """The header of a key."""
+    """Return the header of an API key."""
     return {"X-API-Key": given.secret}

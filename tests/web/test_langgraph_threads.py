@@ -1,4 +1,4 @@
-"""Threads of LangGraph's server API: creation, search and the options that are refused."""
+"""Tests of threads in LangGraph's server API: creation, search, ownership, and refused options."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ANN = {"user_id": "ann"}
 
 
 async def test_the_metadata_of_a_new_thread_is_stored_for_its_user(tmp_path: Path) -> None:
-    """It is found before and after the first run, and belongs to its user; the thread has the messages of its runs."""
+    """The thread is found by its metadata before and after its first run, by its user only."""
     states: Any = []
     values: Any = None
     async with sdk(tmp_path, ScriptedModel(["hello", "bye"])) as (langgraph, _):
@@ -45,7 +45,10 @@ async def test_the_metadata_of_a_new_thread_is_stored_for_its_user(tmp_path: Pat
 
 
 async def test_the_metadata_of_a_new_thread_without_a_user_is_stored_by_its_first_run(tmp_path: Path) -> None:
-    """The run's user owns the thread; a thread that is deleted before leaves nothing for a later one of its name."""
+    """The user of the first run owns the thread.
+
+    The metadata of a deleted thread are not used for a later one with its id.
+    """
     async with sdk(tmp_path, ScriptedModel(["a", "b"])) as (langgraph, client):
         for thread_id in ("t1", "t2"):
             await langgraph.threads.create(thread_id=thread_id, metadata={"page": "/cart"})
@@ -61,8 +64,8 @@ async def test_the_metadata_of_a_new_thread_without_a_user_is_stored_by_its_firs
     assert (info["user_id"], info["metadata"]) == ("ann", {"page": "/cart"})
 
 
-async def test_a_thread_is_there_before_its_first_run(tmp_path: Path) -> None:
-    """With or without metadata: it is read, changed, created once, and deleted for good."""
+async def test_a_thread_exists_before_its_first_run(tmp_path: Path) -> None:
+    """A created thread can be read, updated and deleted before its first run, and cannot be created again."""
     async with sdk(tmp_path, ScriptedModel(["a"])) as (langgraph, _):
         created: Any = await langgraph.threads.create(metadata={"page": "/cart"})
         plain: Any = await langgraph.threads.create()
@@ -87,7 +90,7 @@ async def test_a_thread_is_there_before_its_first_run(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("user", [{}, ANN])
 async def test_of_two_creations_at_once_one_creates_the_thread(tmp_path: Path, user: dict[str, str]) -> None:
-    """The other one gets a conflict, or the thread that is there, and its metadata are dropped."""
+    """The others get a conflict, or the existing thread without their metadata."""
     async with sdk(tmp_path, ScriptedModel([])) as (langgraph, _):
         for thread_id, if_exists in (("t1", None), ("t2", "do_nothing")):
             options: Any = {"thread_id": thread_id, "params": user, "if_exists": if_exists}
@@ -101,8 +104,8 @@ async def test_of_two_creations_at_once_one_creates_the_thread(tmp_path: Path, u
             assert all(one["metadata"].items() >= given.items() for one in told if one not in refused)
 
 
-async def test_a_created_thread_ends_when_its_session_begins(tmp_path: Path) -> None:
-    """By an update of its state or by a chat: it is deleted whole, and does not come back."""
+async def test_a_created_thread_becomes_its_session(tmp_path: Path) -> None:
+    """A thread whose session began by an update or a chat is deleted completely."""
     async with sdk(tmp_path, ScriptedModel(["a", "b"])) as (langgraph, client):
         for thread_id in ("t1", "t2", "t3"):
             await langgraph.threads.create(thread_id=thread_id, metadata={"page": "/cart"})
@@ -126,8 +129,11 @@ async def test_a_created_thread_ends_when_its_session_begins(tmp_path: Path) -> 
     assert sessions == []
 
 
-async def test_a_created_thread_is_no_other_users(tmp_path: Path) -> None:
-    """One of a user is theirs at once; one without a user is that of requests without one, until its first run."""
+async def test_a_created_thread_belongs_to_its_user(tmp_path: Path) -> None:
+    """A created thread belongs to its user at once.
+
+    Without a user it is visible to requests without one, until its first run.
+    """
     async with sdk(tmp_path, ScriptedModel(["a"])) as (langgraph, client):
         await langgraph.threads.create(thread_id="t1", params=ANN)
         await langgraph.threads.create(thread_id="t2")
@@ -152,7 +158,7 @@ async def test_a_created_thread_is_no_other_users(tmp_path: Path) -> None:
 
 
 async def test_the_user_in_the_query_is_the_user_of_a_run(tmp_path: Path) -> None:
-    """As in `config.configurable`; two users are refused, and nothing is stored."""
+    """The user may be in the query or in `config.configurable`. A request with two users is refused."""
     async with sdk(tmp_path, ScriptedModel(["a", "b", "c"])) as (langgraph, client):
         await langgraph.runs.wait("t1", "chat", input=asks("first"), params=ANN)
         config: Any = {"configurable": ANN}
@@ -175,8 +181,8 @@ async def test_the_user_in_the_query_is_the_user_of_a_run(tmp_path: Path) -> Non
     assert [(one["session_id"], one["user_id"], one["message_count"]) for one in infos] == [("t1", "ann", 6)]
 
 
-async def test_a_run_may_want_a_thread_that_exists(tmp_path: Path) -> None:
-    """Nothing is stored for one that does not, if the client says so."""
+async def test_a_run_may_require_an_existing_thread(tmp_path: Path) -> None:
+    """With `if_not_exists: reject`, a run in a missing thread is refused and stores nothing."""
     async with sdk(tmp_path, ScriptedModel(["a", "b"])) as (langgraph, _):
         with pytest.raises(NotFoundError, match="if_not_exists"):
             await langgraph.runs.create("t1", "chat", input=asks("x"), if_not_exists="reject")
@@ -187,7 +193,7 @@ async def test_a_run_may_want_a_thread_that_exists(tmp_path: Path) -> None:
 
 
 async def test_threads_are_sorted_and_read_without_values(tmp_path: Path) -> None:
-    """By the fields of LangGraph's client, in both directions, also by pages."""
+    """Threads are sorted by the fields of LangGraph's client, in both directions, and paged."""
     async with sdk(tmp_path, ScriptedModel(["1", "2", "3", "4"])) as (langgraph, _):
         for thread_id in ("b", "c", "a", "b"):
             await langgraph.runs.wait(thread_id, "chat", input=asks(thread_id))
@@ -206,8 +212,7 @@ async def test_threads_are_sorted_and_read_without_values(tmp_path: Path) -> Non
         assert texts(thread["values"]) == [("human", "a"), ("ai", "3")]
 
 
-async def test_what_is_not_supported_is_refused_with_the_cure(tmp_path: Path) -> None:
-    """Nothing is ignored that would change the result."""
+async def test_unsupported_thread_options_are_refused_with_the_cure(tmp_path: Path) -> None:
     async with sdk(tmp_path, ScriptedModel(["a"])) as (langgraph, _):
         await langgraph.runs.wait("t1", "chat", input=asks("x"))
         with pytest.raises(UnprocessableEntityError, match="metadata"):
@@ -224,7 +229,10 @@ async def test_what_is_not_supported_is_refused_with_the_cure(tmp_path: Path) ->
 
 
 async def test_values_that_no_database_stores_are_cleaned_or_refused(tmp_path: Path, shared_url: str) -> None:
-    """Text is stored with a mark for the character; a number or a time that would be changed is not stored."""
+    """Characters that cannot be stored are replaced in text.
+
+    Numbers and times that would be changed are refused.
+    """
     item: dict[str, Any] = {"namespace": ["n"], "key": "k", "value": {}}
     async with sdk(tmp_path, ScriptedModel([]), database_url=shared_url) as (langgraph, client):
 

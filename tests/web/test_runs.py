@@ -1,4 +1,4 @@
-"""/api/v1/workflows/{name}/runs and /api/v1/runs: asked for, read as they happen, stopped, answered, tried again."""
+"""Tests of /api/v1/workflows/{name}/runs and /api/v1/runs."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ RUNS = "/api/v1/workflows/bot/runs"
 async def service(
     folder: Path, model: ScriptedModel, flow: str = FLOW, **overrides: object
 ) -> AsyncIterator[tuple[App, httpx2.AsyncClient]]:
-    """A service with the workflows `bot` and `parent` over a model."""
+    """Open a service with the workflows `bot` and `parent` over a model."""
     names = []
     for name, text in (("bot", flow), ("parent", PARENT)):
         (folder / f"{name}.yaml").write_text(text)
@@ -62,7 +62,7 @@ async def service(
 
 
 def events_of(text: str) -> list[tuple[str, str | None, Any]]:
-    """The name, id and data of each server-sent event."""
+    """Return the name, id and data of each server-sent event."""
     found = []
     for block in filter(None, text.split("\n\n")):
         fields = dict(line.split(": ", 1) for line in block.splitlines() if not line.startswith(":"))
@@ -73,7 +73,7 @@ def events_of(text: str) -> list[tuple[str, str | None, Any]]:
 
 @pytest.mark.parametrize("database", ["sqlite://", "file"])
 async def test_a_run_is_waited_for(tmp_path: Path, database: str) -> None:
-    """Its answer, its usage and its session; the same message again is the same run; the turn is stored once."""
+    """The response has the answer, the usage and the session. A repeated message returns the same run."""
     url = database if database == "sqlite://" else f"sqlite:///{tmp_path}/threadkeep.db"
     async with service(tmp_path, ScriptedModel(["Hello."]), database_url=url) as (app, client):
         body = {"message": "Hi", "session_id": "room", "user_id": "ann", "message_id": "m1"}
@@ -92,8 +92,8 @@ async def test_a_run_is_waited_for(tmp_path: Path, database: str) -> None:
         assert "answer" in {event["node"] for event in trace["events"]}
 
 
-async def test_the_users_session_goes_on(tmp_path: Path) -> None:
-    """Without a session id: the one that the user last had with the workflow."""
+async def test_a_run_without_a_session_continues_the_users_session(tmp_path: Path) -> None:
+    """A run without a session id continues the user's last session with the workflow."""
     async with service(tmp_path, ScriptedModel(["One.", "Two.", "Three."])) as (_, client):
         first = (await client.post(RUNS, json={"message": "Hi", "user_id": "ann"})).json()
         again = (await client.post(RUNS, json={"message": "And?", "user_id": "ann"})).json()
@@ -101,8 +101,8 @@ async def test_the_users_session_goes_on(tmp_path: Path) -> None:
         assert first["session_id"] == again["session_id"] != other["session_id"]
 
 
-async def test_a_run_goes_on_in_the_background(tmp_path: Path) -> None:
-    """202 at once; it is in the list, and done in the end."""
+async def test_a_run_in_the_background(tmp_path: Path) -> None:
+    """A background run returns 202 at once, is listed, and ends as done."""
     gate = Gate()
     async with service(tmp_path, ScriptedModel([["Well, ", gate, "yes."]])) as (_, client):
         response = await client.post(RUNS, json={"message": "Hi", "user_id": "ann", "mode": "background"})
@@ -120,8 +120,11 @@ async def test_a_run_goes_on_in_the_background(tmp_path: Path) -> None:
         check_problem(await client.get(f"/api/v1/runs/{run_id}", params={"user_id": "bob"}), 404, "run-not-found")
 
 
-async def test_a_run_is_read_as_it_happens_and_again_from_an_event_on(tmp_path: Path) -> None:
-    """Events with their numbers, the pieces of the answer, the end; `Last-Event-ID` leaves out what is known."""
+async def test_a_run_is_streamed_from_any_event(tmp_path: Path) -> None:
+    """A stream has numbered events, the pieces of the answer and the end.
+
+    `Last-Event-ID` skips the earlier events.
+    """
     async with service(tmp_path, ScriptedModel(["a few words"])) as (_, client):
         told = events_of((await client.post(RUNS, json={"message": "Hi", "mode": "stream"})).text)
         assert (told[0][0], told[0][2]["run_id"]) == ("start", told[-1][2]["run_id"])
@@ -137,8 +140,8 @@ async def test_a_run_is_read_as_it_happens_and_again_from_an_event_on(tmp_path: 
         assert [number for _, number, _ in events_of(whole.text) if number] == [str(number) for number in numbers]
 
 
-async def test_a_message_that_is_refused_names_the_run_in_its_way(tmp_path: Path) -> None:
-    """So that whoever sent it can wait for that one, or cancel it."""
+async def test_the_refusal_of_a_message_names_the_running_run(tmp_path: Path) -> None:
+    """The client can wait for the named run, or cancel it."""
     gate = Gate()
     async with service(tmp_path, ScriptedModel([[gate]]), f"{FLOW}options: {{double_texting: reject}}") as (_, client):
         body = {"message": "Hi", "session_id": "room", "mode": "background"}
@@ -149,7 +152,7 @@ async def test_a_message_that_is_refused_names_the_run_in_its_way(tmp_path: Path
 
 
 async def test_a_new_answer_that_is_refused_supersedes_nothing(tmp_path: Path) -> None:
-    """The 409 comes first; after the turn that was in the way, the question is answered again."""
+    """A refused `regenerate` changes nothing. After the running turn, the message is answered again."""
     gate = Gate()
     model = ScriptedModel(["one", [gate, "two"], "again"])
     async with service(tmp_path, model, f"{FLOW}options: {{double_texting: reject}}") as (_, client):
@@ -169,7 +172,7 @@ async def test_a_new_answer_that_is_refused_supersedes_nothing(tmp_path: Path) -
 
 
 async def test_a_run_that_is_cancelled_before_it_begins_keeps_its_question(tmp_path: Path, shared_url: str) -> None:
-    """Also by a process that has executed nothing yet."""
+    """The message is stored even if the process has not executed any run yet."""
     new = NewRun(run_id="r1", workflow="bot", input={"text": "I am Ann"}, session_id="room", message_id="m1")
     async with open_memory(shared_url) as memory:
         await memory.runs.order.add(new)
@@ -181,8 +184,8 @@ async def test_a_run_that_is_cancelled_before_it_begins_keeps_its_question(tmp_p
         assert [message["content"] for message in history] == ["I am Ann"]
 
 
-async def test_a_request_may_say_what_becomes_of_the_turn_that_goes_on(tmp_path: Path) -> None:
-    """Whatever the workflow says; another word is refused."""
+async def test_a_request_may_set_double_texting(tmp_path: Path) -> None:
+    """`double_texting` of a request overrides that of the workflow. An unknown value is refused."""
     gate = Gate()
     async with service(tmp_path, ScriptedModel([["one", gate], "two"]), FLOW) as (_, client):
         body = {"message": "Hi", "session_id": "room", "mode": "background"}
@@ -196,8 +199,8 @@ async def test_a_request_may_say_what_becomes_of_the_turn_that_goes_on(tmp_path:
         check_problem(await client.post(RUNS, json={**body, "double_texting": "drop"}), 422, "invalid-request")
 
 
-async def test_a_run_is_stopped_and_tried_again(tmp_path: Path) -> None:
-    """Cancelled it is over; tried again it answers; what is done is not tried again."""
+async def test_a_run_is_cancelled_and_retried(tmp_path: Path) -> None:
+    """A cancelled run can be retried. A done run cannot be retried or resumed."""
     gate = Gate()
     async with service(tmp_path, ScriptedModel([["Well, ", gate], "Yes."])) as (_, client):
         run_id = (await client.post(RUNS, json={"message": "Hi", "mode": "background"})).json()["run_id"]
@@ -217,7 +220,7 @@ async def test_a_run_is_stopped_and_tried_again(tmp_path: Path) -> None:
 
 
 async def test_an_answer_with_a_message_id_counts_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A repeat returns the run as it is: it does not answer the next question."""
+    """A repeated answer returns the run unchanged, and does not answer the next question."""
     (tmp_path / "form_of_two.py").write_text(ASKING)
     monkeypatch.syspath_prepend(str(tmp_path))
     settings = settings_for(tmp_path, workflows=["form=form_of_two:graph"])
@@ -241,7 +244,7 @@ async def test_an_answer_with_a_message_id_counts_once(tmp_path: Path, monkeypat
 async def test_an_answer_to_a_child_is_waited_for(
     shared_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The response has the next question, or the result, and not the question that was just answered."""
+    """The response has the next question or the result, not the question that was just answered."""
     (tmp_path / "form_of_a_child.py").write_text(ASKING)
     (tmp_path / "parent.yaml").write_text(PARENT.replace("workflow: bot", "workflow: form"))
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -257,7 +260,7 @@ async def test_an_answer_to_a_child_is_waited_for(
 
 
 async def test_a_parent_and_its_child_are_a_tree(tmp_path: Path) -> None:
-    """The parent's usage has the child's, once."""
+    """The usage of the parent includes that of the child once."""
     async with service(tmp_path, ScriptedModel(["Four words of it."])) as (_, client):
         parent = (await client.post("/api/v1/workflows/parent/runs", json={"message": "Hi"})).json()
         assert (parent["status"], parent["text"]) == ("done", "Four words of it.")
@@ -272,7 +275,7 @@ async def test_a_parent_and_its_child_are_a_tree(tmp_path: Path) -> None:
 
 
 async def test_runs_are_paged(tmp_path: Path) -> None:
-    """The newest first, each once."""
+    """The pages have each run once, the newest first."""
     async with service(tmp_path, ScriptedModel(["ok"] * 5)) as (_, client):
         made = [(await client.post(RUNS, json={"message": "Hi"})).json()["run_id"] for _ in range(5)]
         found: list[str] = []
@@ -286,7 +289,7 @@ async def test_runs_are_paged(tmp_path: Path) -> None:
 
 
 async def test_a_model_that_fails_fails_the_run(tmp_path: Path) -> None:
-    """The run says so, with the kind of error and none of its words; the question is kept."""
+    """A failed run has the kind of the error without its text, and its message is stored."""
     async with service(tmp_path, ScriptedModel([ValueError("secret words")])) as (app, client):
         run = (await client.post(RUNS, json={"message": "Hi", "session_id": "room"})).json()
         assert run["status"] == "failed"
@@ -308,17 +311,17 @@ async def test_a_model_that_fails_fails_the_run(tmp_path: Path) -> None:
         ("runs/nope/resume", {"value": 1}, 404, "run-not-found"),
     ],
 )
-async def test_what_cannot_be_done_is_a_problem(
+async def test_an_invalid_request_is_a_problem(
     tmp_path: Path, path: str, body: dict[str, object], status: int, kind: str
 ) -> None:
-    """With its kind, and nothing is run."""
+    """An invalid request returns a problem document of its kind, and no run begins."""
     async with service(tmp_path, ScriptedModel()) as (_, client):
         check_problem(await client.post(f"/api/v1/{path}", json=body), status, kind)
         assert (await client.get("/api/v1/runs")).json()["runs"] == []
 
 
-async def test_the_calls_of_a_child_are_told_under_its_run(tmp_path: Path) -> None:
-    """It is in no session; what it was sent is rebuilt from the answer, for its user alone."""
+async def test_the_calls_of_a_child_are_listed_under_its_run(tmp_path: Path) -> None:
+    """The manifest of a child's call is listed for its user only, and the call can be rebuilt from it."""
     model = ScriptedModel(["Well."])
     async with service(tmp_path, model) as (app, client):
         asked = {"message": "My cat is Miso", "session_id": "s1", "user_id": "ann"}
@@ -334,15 +337,15 @@ async def test_the_calls_of_a_child_are_told_under_its_run(tmp_path: Path) -> No
 
 
 async def test_how_much_of_a_run_is_traced_is_a_setting(tmp_path: Path) -> None:
-    """What comes after is left out, visibly, but for how the run stands."""
+    """Events beyond the limit are omitted and marked, except for the status."""
     async with service(tmp_path, ScriptedModel(["hello"]), run_trace_max_events=2) as (_, client):
         run_id = (await client.post(RUNS, json={"message": "hi"})).json()["run_id"]
         events = (await client.get(f"/api/v1/runs/{run_id}/trace")).json()["events"]
     assert [event["kind"] for event in events] == ["status", "node_started", "trace_cut", "status"]
 
 
-async def test_a_run_that_is_no_longer_kept(tmp_path: Path) -> None:
-    """A repeat gets its answer, as a whole or as a stream; there is no trace any more, and it is in no list."""
+async def test_a_pruned_run(tmp_path: Path) -> None:
+    """A repeat of a pruned run returns its answer. The run has no trace and is not listed."""
     async with service(tmp_path, ScriptedModel(["hello"])) as (app, client):
         body = {"message": "hi", "session_id": "s1", "message_id": "m1"}
         first = (await client.post(RUNS, json=body)).json()
@@ -363,8 +366,8 @@ async def test_a_run_that_is_no_longer_kept(tmp_path: Path) -> None:
         assert "not stored any more" in problem["detail"]
 
 
-async def test_a_conversation_of_an_agent_s_own_is_seen_and_erased_as_sessions_are(tmp_path: Path) -> None:
-    """In lists, in the history, in the search; for its user alone."""
+async def test_an_agents_own_conversation_is_read_and_erased_as_a_session(tmp_path: Path) -> None:
+    """An agent's own conversation is listed, read, searched, changed and deleted as a session, by its user only."""
     flow = FLOW.replace("kind: agent,", "kind: agent, use_graph_chat_history: true,")
     async with service(tmp_path, ScriptedModel(["Well."]), flow=flow) as (_, client):
         inputs = {"history_key": "desk-7"}
