@@ -296,7 +296,7 @@ async def test_a_budget_that_is_too_small_is_reported_as_such(sqlite_memory: Mem
         await make_chat(sqlite_memory, ScriptedModel(), ChatOptions(max_tokens=1)).ask(said("one two three four five"))
 
 
-async def test_another_users_session_is_not_there(memory: Memory, make_chat: Chats) -> None:
+async def test_another_users_session_is_not_found(memory: Memory, make_chat: Chats) -> None:
     """A message to another user's session raises `SessionNotFound`, calls no model and stores nothing."""
     model = ScriptedModel(["hello", "again"])
     chat = make_chat(memory, model)

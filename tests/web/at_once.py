@@ -1,4 +1,4 @@
-"""Workflows that stream two messages: at once, where both begin before either goes on, or one after the other."""
+"""Workflows that stream two messages, simultaneously or one after the other."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from threadkeep.workflows.state import WorkflowState
 
 
 class Meeting(Gate):
-    """A gate that lets two through together."""
+    """A gate that two callers pass together."""
 
     def __init__(self, barrier: asyncio.Barrier) -> None:
         super().__init__()
         self._barrier = barrier
 
     async def pass_through(self) -> None:
-        """Wait for the other one."""
+        """Wait for the other caller."""
         await self._barrier.wait()
 
 
 async def answer(state: MessagesState) -> dict[str, Any]:
-    """Ask two models at once."""
+    """Call two models simultaneously."""
     meeting = Meeting(asyncio.Barrier(2))
     models = [ScriptedModel([[first, meeting, rest]]) for first, rest in (("one", " three"), ("two", " four"))]
     return {"messages": list(await asyncio.gather(*(model.ainvoke(state["messages"]) for model in models)))}
@@ -45,7 +45,7 @@ graph.add_edge(START, "answer")
 
 
 class _OwnIds(BaseChatModel):
-    """A model whose pieces have its own id, and none of which is marked as the last."""
+    """A model whose pieces have the model's own id, and none is marked as the last."""
 
     name: str
 
@@ -62,7 +62,7 @@ class _OwnIds(BaseChatModel):
 
 
 async def answer_twice(state: MessagesState) -> dict[str, Any]:
-    """Ask two models one after the other."""
+    """Call two models one after the other."""
     return {"messages": [await _OwnIds(name=name).ainvoke(state["messages"]) for name in ("first", "second")]}
 
 
@@ -90,7 +90,7 @@ team.add_edge("writer", "editor")
 
 
 async def answer_beside_tools(state: MessagesState) -> dict[str, Any]:
-    """Ask a model that streams text, and at once one that only calls a tool and is whole before the text is."""
+    """Call a model that streams text, and one that calls a tool and ends before the text does."""
     whole = asyncio.Event()
 
     class Slow(_OwnIds):

@@ -1,4 +1,4 @@
-"""Bodies of requests that a service takes, made from its OpenAPI document."""
+"""Valid request bodies, made from the OpenAPI document of a service."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 _SAID = {"role": "user", "content": "hi"}
-# Their schemas say less than what is needed.
+# The schemas of these bodies do not describe all that is required.
 _BODIES: Mapping[str, object] = {
     "/api/v1/facts/forget": {"scope": "user", "owner": "ann"},
     "/threads/{thread_id}/state": {"values": {"messages": [_SAID]}},
@@ -20,7 +20,7 @@ _BODIES: Mapping[str, object] = {
 
 
 def body_of(document: Mapping[str, Any], path: str, method: str, known: Mapping[str, str]) -> object:
-    """A body of an operation with its required fields, and those whose value is known; None if it takes none."""
+    """Return a body with the required fields and the known values, or None if the operation takes none."""
     if path in _BODIES:
         return _BODIES[path]
     operation = document["paths"].get(path, {}).get(method.lower(), {})

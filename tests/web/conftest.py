@@ -1,4 +1,4 @@
-"""A service over an empty database in memory, with the demo model."""
+"""Fixtures: a service over an empty database in memory, with the demo model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from threadkeep.app import App
 
 @pytest.fixture(scope="session", autouse=True)
 def unhurried_probes() -> Iterator[None]:
-    """Nothing is said to be away because the machine is slow."""
+    """Raise the timeout of the readiness probe, so that a slow machine does not fail it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("threadkeep.web.api.health.PATIENCE_SECONDS", HANG_SECONDS)
         yield
@@ -24,13 +24,13 @@ def unhurried_probes() -> Iterator[None]:
 
 @pytest.fixture
 async def app(tmp_path: Path) -> AsyncIterator[App]:
-    """An App with the demo model."""
+    """Return an App with the demo model."""
     async with opened_app(DemoModel(), settings_for(tmp_path)) as opened:
         yield opened
 
 
 @pytest.fixture
 async def client(app: App) -> AsyncIterator[httpx2.AsyncClient]:
-    """A client of the service over `app`."""
+    """Return a client of the service over `app`."""
     async with client_of(app) as client:
         yield client

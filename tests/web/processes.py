@@ -1,4 +1,4 @@
-"""The service as a process of its own: forked, asked over HTTP, stopped by a signal, its output kept."""
+"""The service in its own process: started, called over HTTP and stopped by a signal, with its output recorded."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from threadkeep.web.service import serve
 
 
 class ServiceProcess:
-    """A service that runs somewhere else, in an environment and a folder of its own."""
+    """A service in another process, with its own environment and folder."""
 
     def __init__(self, folder: Path, environment: Mapping[str, str], work: Callable[..., None] | None = None) -> None:
         folder.mkdir(exist_ok=True)
@@ -33,18 +33,18 @@ class ServiceProcess:
 
     @property
     def written(self) -> str:
-        """All that it wrote so far."""
+        """Return its output so far."""
         return self._output.read_text() + self._log.read_text()
 
     @property
     def address(self) -> str | None:
-        """Where it listens, once it does."""
+        """Return its address, or None before it listens."""
         assert self.child.process.is_alive(), self.written
         found = re.findall(r"listens on (http://\S+)", self._output.read_text())
         return found[-1] if found else None
 
     async def stop(self, number: signal.Signals = signal.SIGTERM) -> int | None:
-        """Send it a signal and wait for its end; answers the exit status."""
+        """Send a signal, wait for the end of the process, and return its exit status."""
         os.kill(self.child.pid, number)
         await asyncio.to_thread(self.child.process.join, HANG_SECONDS)
         return self.child.process.exitcode
@@ -54,9 +54,9 @@ class ServiceProcess:
 async def running(
     folder: Path, environment: Mapping[str, str], work: Callable[..., None] | None = None
 ) -> AsyncIterator[tuple[httpx2.AsyncClient, ServiceProcess]]:
-    """A process that listens, and a client of it; it is killed at the end if it still runs.
+    """Start a process that serves, and yield a client and the process. A running process is killed after the block.
 
-    With `work` the process does that, which calls `serve_in` in the end.
+    With `work`, the process calls that instead, which calls `serve_in` in the end.
     """
     service = ServiceProcess(folder, environment, work)
     try:
@@ -69,7 +69,7 @@ async def running(
 
 
 def serve_in(folder: Path, environment: Mapping[str, str]) -> None:
-    """What the process does: as `threadkeep serve`, whose own start is tested beside the other commands."""
+    """Serve as `threadkeep serve` does. The start of that command is tested with the other commands."""
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)

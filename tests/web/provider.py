@@ -1,4 +1,4 @@
-"""A model provider on loopback that speaks OpenAI's protocol, records what it is asked, and answers as it is told."""
+"""A model provider on loopback with OpenAI's protocol, which records its requests and sends scripted answers."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ type Answer = Sequence[Piece] | int
 
 
 class Provider:
-    """What was asked so far, and what is answered: pieces of text, an event to wait for between them, or a status.
+    """The recorded requests and the next answer: pieces of text, an event to wait for between them, or a status.
 
-    `answer` is called with the text of the newest message; it may be replaced at any time.
+    `answer` is called with the text of the newest message. It may be replaced at any time.
     """
 
     def __init__(self) -> None:
@@ -31,12 +31,12 @@ class Provider:
 
     @property
     def messages(self) -> list[tuple[str, str]]:
-        """Role and text of the messages of the newest request."""
+        """Return the roles and texts of the newest request."""
         return [(message["role"], message["content"]) for message in self.requests[-1]["messages"]]
 
     @property
     def environment(self) -> dict[str, str]:
-        """What makes a service use this provider."""
+        """Return the environment of a service that uses this provider."""
         return {
             "THREADKEEP_MODEL": "openai:gpt-test",
             "OPENAI_BASE_URL": f"{self.address}/v1",
@@ -46,7 +46,7 @@ class Provider:
 
 @contextmanager
 def providing() -> Iterator[Provider]:
-    """A provider that listens."""
+    """Start a provider, and stop it after the block."""
     provider = Provider()
 
     class Handler(_Handler):
@@ -69,19 +69,19 @@ class _Handler(BaseHTTPRequestHandler):
     told: Provider
 
     def do_POST(self) -> None:
-        """Record a request and answer it."""
+        """Record a request, and answer it."""
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
         self.told.requests.append({**body, "path": self.path})
         self.told.keys.append(self.headers["authorization"])
         newest = str(body["messages"][-1]["content"])
-        with contextlib.suppress(ConnectionError):  # who asked may be gone
+        with contextlib.suppress(ConnectionError):  # the caller may have disconnected
             asked = body.get("stream_options", {}).get("include_usage") is True
             self._answer(newest, stream=body.get("stream") is True, asked_for_usage=asked)
 
     def _answer(self, newest: str, *, stream: bool, asked_for_usage: bool) -> None:
         answer = self.told.answer(newest)
         if isinstance(answer, int):
-            # Providers quote what they were sent; nothing of it may come further than this.
+            # Providers quote the request in errors. The service must not pass this on.
             self._send(answer, {"error": {"message": f"cannot answer: {newest}", "type": "invalid_request_error"}})
         elif stream:
             self._stream(answer, _USAGE if asked_for_usage and self.told.reports_usage else None)
@@ -118,7 +118,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's own name
-        """Say nothing."""
+        """Log nothing."""
 
 
 def _after_waiting(pieces: Sequence[Piece]) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Services for tests: over an App with a model of the test's own, called in process or through a socket."""
+"""Helpers that open services with a scripted model, called in process or through a socket."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from threadkeep.web.service import HEARTBEAT_SECONDS, create_service
 
 
 def settings_for(folder: Path, **overrides: object) -> Settings:
-    """Settings that keep everything below a folder; the database is in memory unless one is named."""
+    """Return settings whose files are below a folder. The database is in memory by default."""
     return load_settings(**{"database_url": "sqlite://", "pending_dir": folder / "pending", **overrides})
 
 
 async def until(fact: Callable[[], bool | Awaitable[bool]]) -> None:
-    """Return when something has become so, in this process or in another one."""
+    """Wait until a condition is true, in this process or in another one."""
     async with asyncio.timeout(HANG_SECONDS):
         while True:
             answer = fact()
@@ -42,7 +42,7 @@ async def until(fact: Callable[[], bool | Awaitable[bool]]) -> None:
 
 @asynccontextmanager
 async def opened_app(model: BaseChatModel, settings: Settings) -> AsyncIterator[App]:
-    """An App whose chat talks to this model, whatever the settings name."""
+    """Open an App whose chat uses this model, whatever the settings name."""
     metrics = PrometheusObserver(backend=settings.database.backend)
     url = settings.database_url.get_secret_value()
     async with open_memory(url, observers=[metrics], options=settings.memory_options()) as memory:
@@ -57,7 +57,7 @@ async def opened_app(model: BaseChatModel, settings: Settings) -> AsyncIterator[
 
 
 def client_of(app: App) -> httpx2.AsyncClient:
-    """A client that calls the service without a socket."""
+    """Return a client that calls the service without a socket."""
     transport = httpx2.ASGITransport(create_service(app), raise_app_exceptions=False)
     return httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1:8700", timeout=HANG_SECONDS)
 
@@ -71,7 +71,10 @@ async def served(
     limits: ConnectionLimits | None = None,
     wrapped_in: Callable[[ASGIApp], ASGIApp] = lambda service: service,
 ) -> AsyncIterator[tuple[httpx2.AsyncClient, Server]]:
-    """A server behind a real socket, and a client of it; it is told to stop at the end, or before."""
+    """Open a server behind a real socket, and yield a client and the server.
+
+    The server stops after the block, or before.
+    """
     started = asyncio.Event()
     service = create_service(app, heartbeat_seconds=heartbeat_seconds)
     service.add_middleware(wrapped_in)
@@ -90,21 +93,21 @@ async def served(
 
 @asynccontextmanager
 async def listening(app: App, *, heartbeat_seconds: float = HEARTBEAT_SECONDS) -> AsyncIterator[httpx2.AsyncClient]:
-    """A client of the service behind a real socket, for streams and for callers who go away."""
+    """Open a server behind a real socket, and yield a client, for streams and for disconnects."""
     async with served(app, heartbeat_seconds=heartbeat_seconds) as (client, _):
         yield client
 
 
 @dataclass(frozen=True)
 class Event:
-    """One server-sent event; a comment has no name."""
+    """A server-sent event; a comment has no name."""
 
     name: str
     data: Mapping[str, Any] = field(default_factory=dict)
 
 
 async def events_of(response: httpx2.Response) -> AsyncIterator[Event]:
-    """The events of a stream as they come, comments too."""
+    """Yield the events of a stream as they arrive, with comments."""
     name = ""
     async for line in response.aiter_lines():
         if line.startswith(":"):
@@ -116,7 +119,7 @@ async def events_of(response: httpx2.Response) -> AsyncIterator[Event]:
 
 
 async def streamed(client: httpx2.AsyncClient, body: Mapping[str, object]) -> list[Event]:
-    """All events of one chat stream."""
+    """Return all events of a chat stream."""
     async with client.stream("POST", "/api/v1/chat/stream", json=body) as response:
         assert response.status_code == 200, await response.aread()
         assert response.headers["content-type"].startswith("text/event-stream")
@@ -124,7 +127,7 @@ async def streamed(client: httpx2.AsyncClient, body: Mapping[str, object]) -> li
 
 
 async def say(client: httpx2.AsyncClient, message: str, **more: object) -> dict[str, Any]:
-    """The answer to a message that must be answered."""
+    """Send a message, and return the answer."""
     response = await client.post("/api/v1/chat", json={"message": message, **more})
     assert response.status_code == 200, response.text
     answer: dict[str, Any] = response.json()
@@ -132,7 +135,7 @@ async def say(client: httpx2.AsyncClient, message: str, **more: object) -> dict[
 
 
 async def history(client: httpx2.AsyncClient, session_id: str, **parameters: str) -> list[dict[str, Any]]:
-    """What was said in a session that must be there."""
+    """Return the messages of a session."""
     response = await client.get(f"/api/v1/chat/history/{session_id}", params=parameters)
     assert response.status_code == 200, response.text
     messages: list[dict[str, Any]] = response.json()["messages"]
@@ -140,12 +143,12 @@ async def history(client: httpx2.AsyncClient, session_id: str, **parameters: str
 
 
 def said(messages: list[dict[str, Any]]) -> list[tuple[str, str, str]]:
-    """Role, text and status of each message."""
+    """Return the role, text and status of each message."""
     return [(message["role"], message["content"], message["status"]) for message in messages]
 
 
 def check_problem(response: httpx2.Response, status: int, kind: str) -> dict[str, Any]:
-    """The problem document that a response must carry."""
+    """Check the problem document of a response, and return it."""
     assert response.status_code == status, response.text
     assert response.headers["content-type"] == "application/problem+json"
     problem: dict[str, Any] = response.json()
@@ -157,7 +160,7 @@ def check_problem(response: httpx2.Response, status: int, kind: str) -> dict[str
 
 
 class UnreadBody(AsyncIterator[bytes]):
-    """A body that nobody must read."""
+    """A request body that fails if it is read."""
 
     async def __anext__(self) -> bytes:
         """Fail."""

@@ -1,4 +1,4 @@
-"""Who may call: with keys those who have one, without keys those on this machine."""
+"""Tests of access: a service with keys requires one, and a service without keys serves this machine only."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CLOSED = [
 
 @pytest.fixture
 async def guarded(tmp_path: Path) -> AsyncIterator[httpx2.AsyncClient]:
-    """A client without a key, of a service that wants one."""
+    """Return a client without a key, of a service that requires one."""
     settings = settings_for(tmp_path, api_keys="web:k-one,bot:k-zwei-ü", host="0.0.0.0")  # noqa: S104
     async with opened_app(DemoModel(), settings) as app, client_of(app) as client:
         yield client
@@ -40,14 +40,14 @@ async def guarded(tmp_path: Path) -> AsyncIterator[httpx2.AsyncClient]:
 async def test_without_a_key_everything_but_health_and_docs_is_a_401(
     guarded: httpx2.AsyncClient, method: str, path: str
 ) -> None:
-    """Also what is not there: nobody learns what is."""
+    """Unknown paths return 401 too, so that a stranger does not learn which exist."""
     response = await guarded.request(method, path)
     check_problem(response, 401, "api-key-needed")
     assert response.headers["www-authenticate"] == "Bearer"
 
 
-async def test_the_description_asks_no_other_host(client: httpx2.AsyncClient) -> None:
-    """Scripts and styles are the service's own: the page works without a network, and tells nobody of its reader."""
+async def test_docs_load_nothing_from_other_hosts(client: httpx2.AsyncClient) -> None:
+    """The scripts and styles of /docs are the service's own, so that the page works without a network."""
     page = (await client.get("/docs")).text
     assert re.findall(r"https?://[^'\"]+", page) == []
     named = re.findall(r"(?:href|src)=\"([^\"]+)\"", page)
@@ -56,7 +56,7 @@ async def test_the_description_asks_no_other_host(client: httpx2.AsyncClient) ->
 
 
 @pytest.mark.parametrize("path", sorted(OPEN_PATHS))
-async def test_health_and_the_description_are_open(guarded: httpx2.AsyncClient, path: str) -> None:
+async def test_health_and_docs_are_open(guarded: httpx2.AsyncClient, path: str) -> None:
     """A load balancer has no key, and a browser cannot send one when it opens a page."""
     assert (await guarded.get(path)).status_code == 200
 
@@ -71,8 +71,7 @@ async def test_health_and_the_description_are_open(guarded: httpx2.AsyncClient, 
         {b"authorization": b"Basic xyz", b"x-api-key": b"k-one"},
     ],
 )
-async def test_any_of_the_keys_opens_in_either_header(guarded: httpx2.AsyncClient, headers: dict[bytes, bytes]) -> None:
-    """From any host: the key says enough."""
+async def test_any_key_is_accepted_in_either_header(guarded: httpx2.AsyncClient, headers: dict[bytes, bytes]) -> None:
     response = await guarded.get("/api/v1/sessions", headers=headers)
     assert response.status_code == 200
 
@@ -91,20 +90,19 @@ async def test_any_of_the_keys_opens_in_either_header(guarded: httpx2.AsyncClien
         {"cookie": "x-api-key=k-one"},
     ],
 )
-async def test_anything_else_does_not(guarded: httpx2.AsyncClient, headers: dict[str, str]) -> None:
-    """Nor does the key in the address, where it would be logged."""
+async def test_other_credentials_are_refused(guarded: httpx2.AsyncClient, headers: dict[str, str]) -> None:
+    """A wrong key, a malformed header, and a key in the URL, where it would be logged, are refused."""
     check_problem(await guarded.get("/api/v1/sessions", headers=headers), 401, "api-key-needed")
     check_problem(await guarded.get("/api/v1/sessions?api_key=k-one", headers=headers), 401, "api-key-needed")
 
 
-async def test_the_key_is_asked_for_before_the_body_is_read(guarded: httpx2.AsyncClient) -> None:
-    """Strangers send nothing."""
+async def test_the_key_is_checked_before_the_body_is_read(guarded: httpx2.AsyncClient) -> None:
     check_problem(await guarded.post("/api/v1/chat", content=UnreadBody()), 401, "api-key-needed")
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1:8700", "localhost", "LOCALHOST:8700", "[::1]:8700", "127.8.8.8"])
 async def test_without_keys_loopback_names_are_served(client: httpx2.AsyncClient, host: str) -> None:
-    """However this machine calls itself."""
+    """A service without keys serves every name of the loopback interface."""
     assert (await client.get("/api/v1/sessions", headers={"host": host})).status_code == 200
 
 
@@ -123,14 +121,14 @@ async def test_without_keys_loopback_names_are_served(client: httpx2.AsyncClient
 async def test_without_keys_pages_of_other_sites_are_refused(
     client: httpx2.AsyncClient, headers: dict[str, str]
 ) -> None:
-    """A name that leads to 127.0.0.1 does not make a page one of this machine's."""
+    """A host name that resolves to 127.0.0.1 is refused too."""
     check_problem(await client.post("/api/v1/sessions/s1/reset", headers=headers), 403, "foreign-host")
 
 
-async def test_the_description_says_what_keys_are_wanted(
+async def test_the_openapi_document_has_the_security_schemes(
     guarded: httpx2.AsyncClient, client: httpx2.AsyncClient
 ) -> None:
-    """Where none are, it does not ask for any."""
+    """The OpenAPI document has the security schemes only if the service requires keys."""
     closed = (await guarded.get("/openapi.json")).json()
     assert closed["paths"]["/api/v1/chat"]["post"]["security"] == [{"HTTPBearer": []}, {"APIKeyHeader": []}]
     assert "k-one" not in str(closed)
@@ -139,7 +137,7 @@ async def test_the_description_says_what_keys_are_wanted(
 
 @pytest.mark.parametrize("keys", ["", "web:k-one"])
 async def test_pages_of_named_origins_may_call_the_service(tmp_path: Path, keys: str) -> None:
-    """A browser asks first, without a key; then it may read the response and its headers. Other pages may not."""
+    """The preflight of a configured origin succeeds without a key, and its requests may read the response headers."""
     origin = "https://chat.example.com"
     settings = settings_for(tmp_path, api_keys=keys, cors_origins=origin)
     asks = {"origin": origin, "access-control-request-method": "POST", "access-control-request-headers": "x-api-key"}

@@ -1,4 +1,4 @@
-"""What a key may do: its scope, the one user that it speaks for, and how many requests it may send."""
+"""Tests of what a key may do: its scope, the user that it is limited to, and its rate limit."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _keys_are_read_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 async def ann(client: httpx2.AsyncClient) -> dict[str, str]:
-    """The ids of what Ann has, for the parameters of all paths."""
+    """Return the ids of Ann's data, for the parameters of all paths."""
     answer = await say(client, CANARY, session_id="room", user_id="ann")
     fact = {"scope": "user", "owner": "ann", "key": "note", "value": CANARY}
     stored = (await client.put("/api/v1/facts", json=fact)).json()
@@ -46,13 +46,13 @@ async def ann(client: httpx2.AsyncClient) -> dict[str, str]:
 
 
 async def key(app: App, *, scope: KeyScope = "write", user_id: str | None = None) -> dict[str, str]:
-    """The headers with a new key."""
+    """Return the headers with a new key."""
     new = await app.memory.api_keys.add(f"{scope}-{user_id}", scope=scope, user_id=user_id)
     return {"authorization": f"Bearer {new.secret}"}
 
 
 async def test_from_the_first_key_on_each_request_needs_one(app: App, client: httpx2.AsyncClient) -> None:
-    """Of a running service; a revoked key is refused, and does not open the service again."""
+    """A running service requires a key after the first is added. Revoking it does not open the service again."""
     assert (await client.get("/api/v1/sessions")).status_code == 200
     headers = await key(app, scope="read")
     check_problem(await client.get("/api/v1/sessions"), 401, "api-key-needed")
@@ -67,8 +67,8 @@ async def test_from_the_first_key_on_each_request_needs_one(app: App, client: ht
     check_problem(await client.get("/api/v1/sessions"), 401, "api-key-needed")
 
 
-async def test_a_key_that_reads_changes_nothing(app: App, client: httpx2.AsyncClient, ann: dict[str, str]) -> None:
-    """Every route that is not said to read refuses it before it looks at the request."""
+async def test_a_read_key_changes_nothing(app: App, client: httpx2.AsyncClient, ann: dict[str, str]) -> None:
+    """A key with the scope `read` is refused by every route that changes something, before the request is validated."""
     headers = await key(app, scope="read")
     refused = 0
     for route, method in routes_of(app):
@@ -80,8 +80,8 @@ async def test_a_key_that_reads_changes_nothing(app: App, client: httpx2.AsyncCl
     assert (await client.get("/api/v1/sessions/room", headers=headers)).json()["message_count"] == 2
 
 
-async def test_a_key_that_writes_does_not_administer(app: App, client: httpx2.AsyncClient) -> None:
-    """Erasing a person and consent are left to admin."""
+async def test_a_write_key_does_not_administer(app: App, client: httpx2.AsyncClient) -> None:
+    """Erasing a person and consent require the scope `admin`."""
     headers = await key(app)
     check_problem(await client.delete("/api/v1/users/ann", headers=headers), 403, "scope-missing")
     check_problem(await client.put("/api/v1/knowledge/consent", json={}, headers=headers), 403, "scope-missing")
@@ -92,7 +92,7 @@ async def test_a_key_that_writes_does_not_administer(app: App, client: httpx2.As
 async def test_head_answers_as_get_does_without_its_body(
     app: App, client: httpx2.AsyncClient, ann: dict[str, str]
 ) -> None:
-    """On every route that takes GET, for a key that may read and for one that may not."""
+    """Every route with GET answers HEAD, for keys that may read the resource and for others."""
     for headers in (await key(app, scope="read"), await key(app, scope="read", user_id="bob")):
         for path in [route.path.format(**ids_of(route, ann)) for route, method in routes_of(app) if method == "GET"]:
             head, whole = [await client.request(method, path, headers=headers) for method in ("HEAD", "GET")]
@@ -105,7 +105,7 @@ async def test_head_answers_as_get_does_without_its_body(
 async def test_callers_share_no_answer_by_an_idempotency_key(
     app: App, client: httpx2.AsyncClient, path: str, user: str | None
 ) -> None:
-    """Each key's request is its own, although both name the same user, or none; a repeat gets the same answer."""
+    """Requests of different keys with the same idempotency key are separate, even for the same user."""
     said = {"content": [{"type": "input_text", "text": "hi"}], "attachments": [], "inference_options": {}}
     body: dict[str, Any] = {"model": "chat", "messages": [{"role": "user", "content": "hi"}], "user": user}
     if path == "/chatkit":
@@ -118,7 +118,9 @@ async def test_callers_share_no_answer_by_an_idempotency_key(
         found = (await client.get("/api/v1/sessions", headers=headers)).json()["sessions"]
         messages.append(sum(one["message_count"] for one in found))
         sessions.append(len(found))
-    assert messages == ([3, 6, 6, 6] if path == "/chatkit" else [2, 4, 4, 4])  # a new thread has an item of its own
+    assert messages == (
+        [3, 6, 6, 6] if path == "/chatkit" else [2, 4, 4, 4]
+    )  # a new thread also has an item for its creation
     assert sessions == ([1, 1, 1, 1] if user and path != "/chatkit" else [1, 2, 2, 2])
 
 
@@ -126,7 +128,7 @@ async def test_callers_share_no_answer_by_an_idempotency_key(
 async def test_a_key_of_one_user_reads_nothing_of_another(
     app: App, client: httpx2.AsyncClient, ann: dict[str, str], scope: KeyScope
 ) -> None:
-    """By no route that there is, in a request that it takes: it asks who the user is, or is closed."""
+    """No route returns another user's text to a key of one user."""
     headers = await key(app, scope=scope, user_id="bob")
     document, known = create_service(app).openapi(), {**ann, "owner": "ann"}
     seen, invalid = set(), set()
@@ -140,7 +142,7 @@ async def test_a_key_of_one_user_reads_nothing_of_another(
             if response.status_code == 422:
                 invalid.add((method, route.path))
     assert seen <= {200, 201, 204, 403, 404, 409, 422}
-    # Every other route has seen who asks, and for whom.
+    # Every other request is valid, so that its route has checked the user.
     assert invalid <= {("GET", "/threads/{thread_id}/state/{checkpoint_id}")}
     more = await key(app, scope="admin")
     for kept in ("chat/history/room", f"facts/{ann['fact_id']}", f"procedures/{ann['procedure_id']}"):
@@ -150,7 +152,7 @@ async def test_a_key_of_one_user_reads_nothing_of_another(
 async def test_a_key_of_one_user_changes_nothing_of_another(
     app: App, client: httpx2.AsyncClient, ann: dict[str, str]
 ) -> None:
-    """What is Ann's is not there; what names her is refused; what Bob says is Bob's."""
+    """A key of Bob cannot find or change Ann's data, and its own data belong to Bob."""
     headers = await key(app, user_id="bob")
     owned = [
         ("POST", "/api/v1/chat", {"message": "hi", "session_id": "room"}, "session-not-found"),
@@ -184,8 +186,8 @@ async def test_a_key_of_one_user_changes_nothing_of_another(
     assert [session["session_id"] for session in listed] == [answer["session_id"]]
 
 
-async def test_a_key_and_a_user_send_so_many_requests(tmp_path: Path) -> None:
-    """Then 429 until there is a token again; other users and other keys are not held up."""
+async def test_requests_are_limited_by_key_and_by_user(tmp_path: Path) -> None:
+    """A key and a user get 429 after their limits. Other keys and users are not affected."""
     settings = settings_for(tmp_path, api_keys="web:one,bot:two", requests_per_key=4, requests_per_user=2)
     async with opened_app(DemoModel(), settings) as app, client_of(app) as client:
         web, bot = {"x-api-key": "one"}, {"x-api-key": "two"}
@@ -202,7 +204,7 @@ async def test_a_key_and_a_user_send_so_many_requests(tmp_path: Path) -> None:
 
 
 def test_a_bucket_is_refilled_evenly() -> None:
-    """A burst of a minute's requests, then one for each part of the minute."""
+    """A bucket allows a minute's requests at once, and then one for each part of the minute."""
     now = 0.0
     bucket = Buckets(60, clock=lambda: now)
     assert [bucket.take("a") for _ in range(60)] == [0.0] * 60
@@ -215,13 +217,13 @@ def test_a_bucket_is_refilled_evenly() -> None:
 
 
 def routes_of(app: App) -> list[tuple[APIRoute, str]]:
-    """All routes of a service that a key is asked for, with each of their methods."""
+    """Return all routes that require a key, with each of their methods."""
     routes = [route for route in create_service(app).routes if isinstance(route, APIRoute)]
     guarded = [route for route in routes if route.path not in OPEN_PATHS and not route.path.startswith(CALLBACKS)]
     return [(route, method) for route in guarded for method in sorted(route.methods or ())]
 
 
 def ids_of(route: APIRoute, known: dict[str, str]) -> dict[str, str]:
-    """The parameters of a path: those of Ann, or else a name that is not there."""
+    """Return the parameters of a path: Ann's ids, or a name that does not exist."""
     names = [part[1:-1].partition(":")[0] for part in route.path.split("/") if part.startswith("{")]
     return {name: known.get(name, "nothing") for name in names}

@@ -1,4 +1,4 @@
-"""No word that people say, and no key, in any log, metric or problem: everything is run at DEBUG and searched."""
+"""Tests that no log, metric or problem contains people's text or keys, even at debug level."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ pytestmark = pytest.mark.process
 
 @pytest.fixture
 def provider() -> Iterator[Provider]:
-    """A provider that answers with a canary, and that quotes what it was sent when it fails."""
+    """Return a provider that answers with a canary, and quotes the request when it fails."""
     with providing() as started:
         started.answer = lambda text: 400 if "fail" in text else [f"{CANARY} ", "answer"]
         yield started
 
 
 def say_everything(index: int) -> dict[str, object]:
-    """A chat request with a canary wherever a text can be."""
+    """Return a chat request with a canary in each text."""
     return {
         "message": f"{CANARY} message {index}",
         "session_id": "s1",
@@ -40,7 +40,7 @@ def say_everything(index: int) -> dict[str, object]:
 
 
 async def use_all_of_it(client: httpx2.AsyncClient) -> list[httpx2.Response]:
-    """Call every endpoint, well and badly."""
+    """Call every endpoint, with valid and invalid requests."""
     await streamed(client, say_everything(0))
     chat, session = "/api/v1/chat", "/api/v1/sessions/s1"
     requests = [
@@ -75,10 +75,10 @@ async def use_all_of_it(client: httpx2.AsyncClient) -> list[httpx2.Response]:
 
 
 @pytest.mark.parametrize("log_json", ["true", pytest.param("false", marks=pytest.mark.slow)])
-async def test_nothing_that_is_said_gets_out(
+async def test_no_text_of_people_is_in_logs_metrics_or_problems(
     tmp_path: Path, sqlite_url: str, provider: Provider, log_json: str
 ) -> None:
-    """Neither in good times nor when the model fails, the database is locked, or requests are broken."""
+    """The log, the metrics and the problems contain no canary, also if the model fails or the database is locked."""
     environment = {
         **provider.environment,
         "OPENAI_API_KEY": f"sk-{CANARY}",
@@ -98,7 +98,7 @@ async def test_nothing_that_is_said_gets_out(
             responses.append(await client.post("/api/v1/chat", json=say_everything(9)))
             assert (await client.get("/readyz")).json()["pending_writes"] > 0
             other.execute("ROLLBACK")
-        await until(lambda: nothing_waits(client))
+        await until(lambda: nothing_is_pending(client))
         responses.append(await client.delete("/api/v1/sessions/s1"))
         metrics = (await client.get("/metrics")).text
         await service.stop()
@@ -109,13 +109,13 @@ async def test_nothing_that_is_said_gets_out(
     errors = [response.text for response in responses if "event: error" in response.text]
     assert len(errors) == 1
     for event in ("store_write", "context_built", "model_failed", "turn_finished", "write_deferred", "http_request"):
-        assert event in written, "the log is not at work"
+        assert event in written, "the log does not record events"
     for output in (written, problems, errors[0], metrics):
         assert CANARY not in output
     assert provider.keys[0] == f"Bearer sk-{CANARY}"
     assert CANARY in str(provider.requests)
 
 
-async def nothing_waits(client: httpx2.AsyncClient) -> bool:
-    """Whether all turns have been written."""
+async def nothing_is_pending(client: httpx2.AsyncClient) -> bool:
+    """Return whether no turn is pending."""
     return bool((await client.get("/readyz")).json().get("pending_writes") == 0)

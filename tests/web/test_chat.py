@@ -1,4 +1,4 @@
-"""POST /api/v1/chat: answers with memory, once for each message id, in order of arrival."""
+"""Tests of POST /api/v1/chat: answers with memory, repeats of message ids, and the order of turns."""
 
 from __future__ import annotations
 
@@ -29,8 +29,7 @@ ANSWER_FIELDS = {
 NESTED: dict[str, object] = functools.reduce(lambda inner, _: {"a": inner}, range(40), {})
 
 
-async def test_an_answer_has_exactly_the_promised_fields(client: httpx2.AsyncClient) -> None:
-    """The names of the interface, no more and no less."""
+async def test_an_answer_has_exactly_the_documented_fields(client: httpx2.AsyncClient) -> None:
     answer = await say(client, "My name is Ann.", session_id="session-123", message_id="m1")
     assert set(answer) == ANSWER_FIELDS
     assert set(answer["usage"]) == {"input_tokens", "output_tokens"}
@@ -41,22 +40,20 @@ async def test_an_answer_has_exactly_the_promised_fields(client: httpx2.AsyncCli
     assert answer["run_id"]
 
 
-async def test_it_remembers_what_was_said_before(client: httpx2.AsyncClient) -> None:
-    """The second turn knows the first."""
+async def test_a_session_remembers_its_earlier_turns(client: httpx2.AsyncClient) -> None:
     await say(client, "My name is Ann.", session_id="s1")
     answer = await say(client, "What is my name?", session_id="s1")
     assert "My name is Ann." in answer["response"]
     assert answer["context"]["messages"] == 3
 
 
-async def test_another_session_knows_nothing_of_it(client: httpx2.AsyncClient) -> None:
-    """Memory belongs to a session."""
+async def test_a_session_does_not_see_the_turns_of_another(client: httpx2.AsyncClient) -> None:
     await say(client, "My name is Ann.", session_id="s1")
     assert "Ann" not in (await say(client, "What is my name?", session_id="s2"))["response"]
 
 
 async def test_without_a_session_id_a_session_begins(client: httpx2.AsyncClient) -> None:
-    """The answer names it, and it can be gone on with."""
+    """A message without a session id begins a session, and the answer names it."""
     first = await say(client, "My name is Ann.")
     second = await say(client, "What is my name?", session_id=first["session_id"])
     assert "Ann" in second["response"]
@@ -64,7 +61,7 @@ async def test_without_a_session_id_a_session_begins(client: httpx2.AsyncClient)
 
 
 async def test_the_same_message_id_gets_the_first_answer_again(tmp_path: Path) -> None:
-    """One model call, one turn in the transcript, the same answer in every field."""
+    """A repeat returns the same answer in every field, without a model call or a second turn."""
     model = ScriptedModel(["first", "second"])
     async with opened_app(model, settings_for(tmp_path)) as app, client_of(app) as client:
         answers = [await say(client, "hi", session_id="s1", message_id="m1") for _ in range(3)]
@@ -74,7 +71,7 @@ async def test_the_same_message_id_gets_the_first_answer_again(tmp_path: Path) -
 
 
 async def test_the_same_message_id_at_the_same_time_is_one_turn(tmp_path: Path) -> None:
-    """Whoever arrives while the first still runs gets its answer."""
+    """A repeat during the turn gets the answer of that turn."""
     gate = Gate()
     model = ScriptedModel([["one ", gate, "answer"]])
     async with opened_app(model, settings_for(tmp_path)) as app, client_of(app) as client:
@@ -87,14 +84,14 @@ async def test_the_same_message_id_at_the_same_time_is_one_turn(tmp_path: Path) 
 
 
 async def test_the_same_words_twice_are_two_turns(client: httpx2.AsyncClient) -> None:
-    """Only a message id makes a repeat."""
+    """Only a message id identifies a repeat."""
     for _ in range(2):
         await say(client, "ok", session_id="s1")
     assert [message["content"] for message in await history(client, "s1")][::2] == ["ok", "ok"]
 
 
 async def test_twenty_at_once_on_one_session_are_answered_in_order_of_arrival(tmp_path: Path) -> None:
-    """Each turn sees all before it; the transcript has them whole and in order."""
+    """Each turn sees all turns before it, and the transcript has them in order."""
     model = ScriptedModel(lambda messages: f"to {messages[-1].text}" for _ in range(20))
     settings = settings_for(tmp_path, history_max_messages=100)
     async with opened_app(model, settings) as app, client_of(app) as client:
@@ -106,8 +103,8 @@ async def test_twenty_at_once_on_one_session_are_answered_in_order_of_arrival(tm
     assert [len(call) for call in model.calls] == list(range(1, 41, 2))
 
 
-async def test_a_turn_that_comes_later_waits_for_one_that_waited(tmp_path: Path) -> None:
-    """When the first ends, the second runs; a third that arrives now must wait for it."""
+async def test_a_later_message_does_not_overtake_a_waiting_one(tmp_path: Path) -> None:
+    """A message that arrives after the end of a turn does not overtake a message that already waits."""
     gates = [Gate(), Gate(), Gate()]
     model = ScriptedModel([[f"answer {n}", gate] for n, gate in enumerate(gates)])
     async with opened_app(model, settings_for(tmp_path)) as app, client_of(app) as client:
@@ -130,7 +127,6 @@ async def test_a_turn_that_comes_later_waits_for_one_that_waited(tmp_path: Path)
 
 
 async def test_sessions_run_in_parallel(tmp_path: Path) -> None:
-    """A turn that takes long holds up its own session only."""
     gate = Gate()
     model = ScriptedModel([["slow ", gate, "answer"], "quick answer"])
     async with opened_app(model, settings_for(tmp_path)) as app, client_of(app) as client:
@@ -141,8 +137,8 @@ async def test_sessions_run_in_parallel(tmp_path: Path) -> None:
         assert (await slow)["response"] == "slow answer"
 
 
-async def test_a_failing_model_is_a_502_and_nothing_stands_in_for_an_answer(tmp_path: Path) -> None:
-    """The question is stored, no apology is; the same message id succeeds later."""
+async def test_a_failing_model_is_a_502_without_a_stored_answer(tmp_path: Path) -> None:
+    """The message is stored without an answer, and a repeat of its id succeeds later."""
     model = ScriptedModel([ValueError("secret of the provider"), "now it works"])
     async with opened_app(model, settings_for(tmp_path)) as app, client_of(app) as client:
         body = {"message": "hi", "session_id": "s1", "message_id": "m1"}
@@ -155,8 +151,8 @@ async def test_a_failing_model_is_a_502_and_nothing_stands_in_for_an_answer(tmp_
         assert [message["content"] for message in await history(client, "s1")] == ["hi", "now it works"]
 
 
-async def test_a_failure_names_the_id_that_the_message_was_given(tmp_path: Path) -> None:
-    """So a caller without ids of its own can send it again."""
+async def test_a_failure_names_the_generated_ids(tmp_path: Path) -> None:
+    """A caller without its own ids can send the message again with the ids of the problem."""
     model = ScriptedModel([ValueError(), "now it works"])
     async with opened_app(model, settings_for(tmp_path)) as app, client_of(app) as client:
         problem = check_problem(await client.post("/api/v1/chat", json={"message": "hi"}), 502, "model-failed")
@@ -168,8 +164,8 @@ async def test_a_failure_names_the_id_that_the_message_was_given(tmp_path: Path)
         ]
 
 
-async def test_confidence_and_escalation_come_through(tmp_path: Path) -> None:
-    """What the workflow says of its answer is in the answer and in the history."""
+async def test_confidence_and_escalation_are_returned(tmp_path: Path) -> None:
+    """The confidence and the escalation of a workflow's answer are in the response and in the history."""
     answer = AIMessage("Let me ask.", response_metadata={"confidence": 0.25, "escalated": True})
     async with opened_app(ScriptedModel([answer]), settings_for(tmp_path)) as app, client_of(app) as client:
         told = await say(client, "hi", session_id="s1")
@@ -179,14 +175,13 @@ async def test_confidence_and_escalation_come_through(tmp_path: Path) -> None:
 
 
 async def test_metadata_is_stored_with_the_message(app: App, client: httpx2.AsyncClient) -> None:
-    """What the caller sends beside the message stays with it."""
     await say(client, "hi", session_id="s1", metadata={"page": "/pricing", "tries": [1, 2.5, None]})
     [question, _] = await app.memory.session("s1").tail(2)
     assert question.metadata == {"page": "/pricing", "tries": [1, 2.5, None]}
 
 
-async def test_a_session_is_its_owners(client: httpx2.AsyncClient) -> None:
-    """For another user it is not there, neither to talk in nor to read."""
+async def test_a_session_belongs_to_its_user(client: httpx2.AsyncClient) -> None:
+    """Another user's session is not found."""
     await say(client, "My name is Ann.", session_id="s1", user_id="ann")
     body = {"message": "What is my name?", "session_id": "s1", "user_id": "bob"}
     check_problem(await client.post("/api/v1/chat", json=body), 404, "session-not-found")
@@ -194,7 +189,7 @@ async def test_a_session_is_its_owners(client: httpx2.AsyncClient) -> None:
 
 
 async def test_another_users_message_id_joins_nobodys_turn(tmp_path: Path) -> None:
-    """The same id in the same session at the same time: the stranger gets a 404, the owner the answer."""
+    """Another user's request with the same ids during the turn returns 404."""
     gate = Gate()
     model = ScriptedModel([["an", gate, " answer"]])
     async with opened_app(model, settings_for(tmp_path)) as app, client_of(app) as client:
@@ -209,7 +204,7 @@ async def test_another_users_message_id_joins_nobodys_turn(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("message", ["nul \x00 here", "half \ud83d here"])
 async def test_characters_that_no_database_keeps_are_replaced(tmp_path: Path, message: str) -> None:
-    """The model is told what is stored, and the answer can be sent."""
+    """The model gets the text that is stored."""
     model = ScriptedModel([lambda messages: f"You said: {messages[-1].text}"])
     async with opened_app(model, settings_for(tmp_path)) as app, client_of(app) as client:
         content = b'{"session_id": "s1", "message": "%s"}' % message.encode("unicode-escape").replace(b"\\x", b"\\u00")
@@ -249,8 +244,8 @@ async def test_characters_that_no_database_keeps_are_replaced(tmp_path: Path, me
         None,
     ],
 )
-async def test_what_cannot_be_used_is_a_422(client: httpx2.AsyncClient, body: object) -> None:
-    """Nothing is stored, nothing is asked."""
+async def test_an_invalid_message_is_a_422(client: httpx2.AsyncClient, body: object) -> None:
+    """An invalid request stores nothing."""
     response = await client.post("/api/v1/chat", json=body)
     assert check_problem(response, 422, response.json()["type"].rpartition(":")[2])["detail"]
     assert (await client.get("/api/v1/sessions")).json()["sessions"] == []
@@ -259,7 +254,7 @@ async def test_what_cannot_be_used_is_a_422(client: httpx2.AsyncClient, body: ob
 @pytest.mark.parametrize("character", ["x", "长", "🙂"])
 @pytest.mark.parametrize("ascii_only", [True, False])
 async def test_the_longest_message_is_taken(client: httpx2.AsyncClient, character: str, ascii_only: bool) -> None:
-    """100,000 characters of any script, however their JSON is written: an escaped emoji has twelve bytes."""
+    """100,000 characters of any script are accepted. An escaped emoji has twelve bytes of JSON."""
     content = json.dumps({"message": character * 100_000, "session_id": "s1"}, ensure_ascii=ascii_only).encode()
     response = await client.post("/api/v1/chat", content=content, headers={"content-type": "application/json"})
     assert response.status_code == 200
@@ -267,26 +262,25 @@ async def test_the_longest_message_is_taken(client: httpx2.AsyncClient, characte
 
 
 async def test_a_session_id_that_names_nothing_is_refused_with_its_reason(client: httpx2.AsyncClient) -> None:
-    """The reasons are those of the keys."""
+    """The reason is that of an invalid key."""
     response = await client.post("/api/v1/chat", json={"message": "hi", "session_id": "telegram:"})
     assert check_problem(response, 422, "invalid-session-id")["reason"] == "empty_part"
 
 
 async def test_numbers_that_json_does_not_have_are_refused(client: httpx2.AsyncClient) -> None:
-    """Python would read NaN; a database would not keep it."""
+    """`NaN` is refused: Python would read it, but a database would not store it."""
     content = b'{"message": "hi", "metadata": {"a": NaN}}'
     response = await client.post("/api/v1/chat", content=content, headers={"content-type": "application/json"})
     check_problem(response, 422, "invalid-request")
 
 
 @pytest.mark.parametrize("workflow", [None, "chat"])
-async def test_the_workflow_is_chat(client: httpx2.AsyncClient, workflow: str | None) -> None:
-    """By name or by saying nothing."""
+async def test_the_default_workflow_is_chat(client: httpx2.AsyncClient, workflow: str | None) -> None:
     await say(client, "hi", workflow=workflow)
 
 
-async def test_another_workflow_is_a_404_that_names_what_there_is(client: httpx2.AsyncClient) -> None:
-    """Nothing is stored for it."""
+async def test_an_unknown_workflow_is_a_404_with_the_available_ones(client: httpx2.AsyncClient) -> None:
+    """A request for an unknown workflow returns 404 with the available ones and stores nothing."""
     response = await client.post("/api/v1/chat", json={"message": "hi", "workflow": "research"})
     assert check_problem(response, 404, "workflow-not-found")["available"] == ["chat"]
     assert (await client.get("/api/v1/sessions")).json()["sessions"] == []

@@ -1,4 +1,4 @@
-"""Connections whose request does not arrive, or arrives byte by byte, are closed; slow answers are not."""
+"""Tests of connections: those whose request arrives too slowly are closed, and slow answers are not."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _HEAD = b"POST /api/v1/chat HTTP/1.1\r\nhost: localhost\r\ncontent-type: applica
 async def limited(
     tmp_path: Path, limits: ConnectionLimits, model: ScriptedModel | None = None
 ) -> AsyncIterator[tuple[httpx2.AsyncClient, int]]:
-    """A server with limits: a client, and the port."""
+    """Open a server with limits, and yield a client and the port."""
     async with (
         opened_app(model or ScriptedModel([]), settings_for(tmp_path)) as app,
         served(app, limits=limits) as (client, server),
@@ -35,7 +35,7 @@ async def limited(
 
 
 async def answer(port: int, *parts: bytes, pause: float = 0.0) -> bytes:
-    """What a raw client gets that sends some parts, and then waits for the end of the connection."""
+    """Return what a raw client receives that sends some parts and then waits for the end of the connection."""
     async with asyncio.timeout(HANG_SECONDS):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         try:
@@ -54,29 +54,29 @@ async def answer(port: int, *parts: bytes, pause: float = 0.0) -> bytes:
     [(), (b"GET /healthz HT",), (_HEAD, b'{"mess'), (b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n", b"\r\n")],
     ids=["nothing", "half a line", "half a body", "an empty line after an answer"],
 )
-async def test_a_request_that_does_not_arrive_is_given_up(tmp_path: Path, parts: tuple[bytes, ...]) -> None:
-    """Wherever it stopped."""
+async def test_an_incomplete_request_is_closed(tmp_path: Path, parts: tuple[bytes, ...]) -> None:
+    """An incomplete request is closed or answered with 408, wherever it stopped."""
     async with limited(tmp_path, ConnectionLimits(10, 0.2, 0.2)) as (_, port):
         got = await answer(port, *parts, pause=0.1)
         assert got == b"" or b"408 Request Timeout" in got
 
 
 @pytest.mark.parametrize("path", ["/api/v1/chat", "/chatkit", "/console/sign-in"])
-async def test_a_client_that_goes_before_its_body_is_no_error(
+async def test_a_disconnect_during_the_body_is_no_error(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, path: str
 ) -> None:
-    """Nobody can fill the log with errors by sending half a form."""
+    """A client that disconnects during its body causes no error in the log."""
     async with limited(tmp_path, ConnectionLimits(10, 0.2, 0.2)) as (client, port):
-        await client.post(path, content=b"{}")  # imports what the path needs
+        await client.post(path, content=b"{}")  # imports the modules of the path
         await answer(port, _HEAD.replace(b"/api/v1/chat", path.encode()), b'{"mess')
     assert [record.message for record in caplog.records if record.levelname == "ERROR"] == []
 
 
 def test_a_request_that_arrives_while_the_process_is_stopped_is_answered(tmp_path: Path) -> None:
-    """Its time is over when the process goes on, and it is in the socket all the same."""
+    """A request that arrives in time is answered, although its timer fires before its bytes are read."""
 
     class Stops(asyncio.Protocol):
-        """Stops the event loop, of which the service's timers come before its sockets then."""
+        """A protocol that blocks the event loop, so that its timers run before its sockets are read."""
 
         def data_received(self, _: bytes) -> None:
             late.send(b"TP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
@@ -101,15 +101,14 @@ def test_a_request_that_arrives_while_the_process_is_stopped_is_answered(tmp_pat
         assert runner.run(got()).startswith(b"HTTP/1.1 200")
 
 
-async def test_single_bytes_do_not_prolong_the_time(tmp_path: Path) -> None:
-    """uvicorn's own limit begins again with each byte."""
+async def test_single_bytes_do_not_extend_the_limit(tmp_path: Path) -> None:
+    """The limit is for the whole request. uvicorn's own limit restarts with each byte."""
     async with limited(tmp_path, ConnectionLimits(10, 0.3, 0.3)) as (_, port):
         got = await answer(port, *[b"GET /healthz HTTP/1.1\r\nx-slow: "], *[b"a"] * 20, pause=0.05)
         assert got == b"" or b"408" in got
 
 
 async def test_an_answer_may_take_longer_than_its_request(tmp_path: Path) -> None:
-    """A stream whose model is slow goes on."""
     gate = Gate()
     model = ScriptedModel([["first", gate, " last"]])
     async with limited(tmp_path, ConnectionLimits(10, 0.2, 0.2), model) as (client, _):
@@ -121,7 +120,10 @@ async def test_an_answer_may_take_longer_than_its_request(tmp_path: Path) -> Non
 
 
 async def test_one_connection_too_many_is_refused(tmp_path: Path) -> None:
-    """With 503 and the time to wait; when the others are gone there is room again."""
+    """A connection beyond the limit gets 503 with `Retry-After`.
+
+    After others are closed, new ones are accepted.
+    """
     async with limited(tmp_path, ConnectionLimits(2, HANG_SECONDS, HANG_SECONDS)) as (client, port):
         others = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
         got = await answer(port)
@@ -130,14 +132,14 @@ async def test_one_connection_too_many_is_refused(tmp_path: Path) -> None:
         for _, writer in others:
             writer.close()
             await writer.wait_closed()
-        # The server sees the end of a connection a moment later.
+        # The server notices a closed connection a moment later.
         answers = [(await client.get("/healthz")).status_code for _ in range(20)]
         assert answers[-1] == 200
 
 
 @pytest.mark.slow
 async def test_many_half_open_requests_keep_nobody_out(tmp_path: Path) -> None:
-    """1,500 connections that send half a line: all are closed, and a person is answered meanwhile."""
+    """A message is answered while 1,500 connections have sent half a line, and all of them are closed."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 8192) if hard > 0 else 8192, hard))
     model = ScriptedModel(["hello"])

@@ -1,4 +1,4 @@
-"""One damaged item of a graph store is the trouble of its own session, and of nobody else: over HTTP."""
+"""Tests of damaged items in a graph store over HTTP: only their own session is affected."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ANN = {"user_id": "ann"}
 
 @asynccontextmanager
 async def service(folder: Path, url: str) -> AsyncIterator[tuple[httpx2.AsyncClient, App]]:
-    """A service whose transcripts are in the graph store of a database, with a damaged session of each kind."""
+    """Open a service with its transcripts in a graph store, and a damaged session of each kind."""
     settings = settings_for(folder, database_url=url, transcripts="graph_store")
     model = ScriptedModel(lambda messages: f"{len(messages)} seen" for _ in range(999))
     async with opened_app(model, settings) as app, client_of(app) as client:
@@ -33,8 +33,8 @@ async def service(folder: Path, url: str) -> AsyncIterator[tuple[httpx2.AsyncCli
         yield client, app
 
 
-async def test_a_damaged_session_is_answered_and_its_turn_kept(shared_url: str, tmp_path: Path) -> None:
-    """Without memory, the same for a repeat; everybody else's chat has theirs."""
+async def test_a_damaged_session_is_answered_and_its_turn_is_pending(shared_url: str, tmp_path: Path) -> None:
+    """A damaged session is answered without memory and its turns are pending. Other sessions have their memory."""
     async with service(tmp_path, shared_url) as (client, app):
         heard: dict[str, list[str]] = {}
         for session_id, kind in SESSIONS.items():
@@ -51,8 +51,11 @@ async def test_a_damaged_session_is_answered_and_its_turn_kept(shared_url: str, 
         await until(is_kept)
 
 
-async def test_a_damaged_session_is_named_and_nobody_else_hears_of_it(shared_url: str, tmp_path: Path) -> None:
-    """Its history is a problem document; lists and searches have the others and name it to whose it is."""
+async def test_a_damaged_session_is_named_to_its_user_only(shared_url: str, tmp_path: Path) -> None:
+    """The history of a damaged session is a problem.
+
+    Lists and searches name it to its user only and have the other sessions.
+    """
     async with service(tmp_path, shared_url) as (client, _):
         reported: dict[str, str] = {}
         for session_id, kind in SESSIONS.items():
@@ -86,7 +89,7 @@ async def test_a_damaged_session_is_named_and_nobody_else_hears_of_it(shared_url
 
 @pytest.mark.slow
 async def test_a_damaged_session_is_erased(shared_url: str, tmp_path: Path) -> None:
-    """With every item of it, by its owner only; what waited for it goes too, and it can begin again."""
+    """Its owner can delete all items of a damaged session and its pending turns, and begin it again."""
     async with service(tmp_path, shared_url) as (client, app):
         for session_id in SESSIONS:
             await say(client, "and?", session_id=session_id, **ANN)

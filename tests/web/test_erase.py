@@ -1,4 +1,4 @@
-"""Erase over HTTP, in a service that goes on: no byte of the person is left in any of its files."""
+"""Tests of erasing over HTTP in a running service: no byte of the person remains in any of its files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.process
 
 
 async def live(client: httpx2.AsyncClient) -> None:
-    """Leave something in every store that requests reach, under ids that name the person too."""
+    """Create data of the person in every store that requests reach, with ids that contain the name."""
     for number in range(3):
         body = {
             "message": f"{CANARY} {number}",
@@ -39,18 +39,18 @@ async def live(client: httpx2.AsyncClient) -> None:
 
 
 def files_with_canary(folder: Path) -> list[str]:
-    """The files of the service with a byte of the person: database, WAL, engine, pending turns."""
+    """Return the files of the service with a byte of the person: database, WAL, engine, pending turns."""
     files = [path for path in folder.rglob("*") if path.is_file()]
     return [str(path.relative_to(folder)) for path in files if CANARY.encode() in path.read_bytes().lower()]
 
 
 def started(provider: Provider, gate: threading.Event) -> None:
-    """Let the model wait in the middle of its answers to questions that say so."""
+    """Let the model wait during its answers to messages that contain `wait`."""
     provider.answer = lambda text: [f"{CANARY} ", gate, "end"] if "wait" in text else ["ok"]
 
 
 async def test_a_service_keeps_no_byte_of_an_erased_person(tmp_path: Path) -> None:
-    """Neither of what was stored, nor of turns that go on meanwhile: readers get an answer, and it is not stored."""
+    """Erasing also removes turns that run meanwhile: their callers get an answer, which is not stored."""
     data, gate = tmp_path / "data", threading.Event()
     with providing() as provider:
         started(provider, gate)

@@ -1,4 +1,4 @@
-"""Graphiti over HTTP: what may go there, what is on its way, and what a person asks for."""
+"""Tests of Graphiti over HTTP: consent, deliveries, and the operations of a person."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ K = "/api/v1/knowledge"
 
 @pytest.fixture
 async def graphiti() -> AsyncIterator[FakeGraphiti]:
-    """A server that stores at once."""
+    """Return a server that stores at once."""
     async with FakeGraphiti(backend="neo4j") as server:
         yield server
 
 
 @pytest.fixture
 async def app(tmp_path: Path, graphiti: FakeGraphiti) -> AsyncIterator[App]:
-    """A service that may be allowed to send turns there."""
+    """Return a service that is configured to send turns to Graphiti."""
     settings = settings_for(
         tmp_path,
         graphiti_enabled=True,
@@ -39,7 +39,7 @@ async def app(tmp_path: Path, graphiti: FakeGraphiti) -> AsyncIterator[App]:
 
 
 async def allow(client: httpx2.AsyncClient, *more: str) -> None:
-    """Allow the text of chats, and more."""
+    """Grant consent for the text of chats and more, and trust the workspace."""
     grant = {"decision": "grant", "data_classes": ["chat_text", *more], "by": "ops"}
     assert (await client.put(f"{K}/consent", json=grant)).status_code == 200
     trust = {"workspace": "shop", "by": "ops"}
@@ -47,7 +47,7 @@ async def allow(client: httpx2.AsyncClient, *more: str) -> None:
 
 
 async def chat(client: httpx2.AsyncClient, message: str, session_id: str = "web-1") -> None:
-    """Say something."""
+    """Send a message."""
     said = await client.post("/api/v1/chat", json={"message": message, "session_id": session_id})
     assert said.status_code == 200, said.text
 
@@ -55,7 +55,7 @@ async def chat(client: httpx2.AsyncClient, message: str, session_id: str = "web-
 async def test_a_chat_arrives_and_is_recalled_in_another_session(
     client: httpx2.AsyncClient, app: App, graphiti: FakeGraphiti
 ) -> None:
-    """With the status, the list, and the record of the call that was shown the fact."""
+    """A turn is delivered, listed as confirmed, and its fact is in the manifest of a call in another session."""
     await allow(client)
     await chat(client, "The garden gate opens with the tulip key")
     while (await client.get(f"{K}/status")).json()["counts"] != {"confirmed": 4, "turns": 0}:
@@ -73,10 +73,8 @@ async def test_a_chat_arrives_and_is_recalled_in_another_session(
     assert [one.path for one in graphiti.requests].count("/messages") == 2
 
 
-async def test_without_consent_nothing_leaves_and_verbs_say_so(
-    client: httpx2.AsyncClient, graphiti: FakeGraphiti
-) -> None:
-    """409 with the cure."""
+async def test_without_consent_nothing_is_sent(client: httpx2.AsyncClient, graphiti: FakeGraphiti) -> None:
+    """Without consent nothing is sent, and a backfill is refused with 409 and the cure."""
     await chat(client, "hello")
     refused = await client.post(f"{K}/backfill", json={})
     assert (refused.status_code, refused.json()["type"]) == (409, "urn:threadkeep:graphiti-closed")
@@ -90,7 +88,6 @@ async def test_without_consent_nothing_leaves_and_verbs_say_so(
 async def test_a_person_promotes_backfills_tests_and_purges(
     client: httpx2.AsyncClient, app: App, graphiti: FakeGraphiti, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each with its answer."""
     monkeypatch.setattr("threadkeep.knowledge.graphiti.maintenance._GONE_SECONDS", 0)
     await chat(client, "hello")
     await allow(client, "backfill", "promoted_facts")
@@ -113,7 +110,7 @@ async def test_a_person_promotes_backfills_tests_and_purges(
 
 
 async def test_dead_messages_are_retried_and_dropped(client: httpx2.AsyncClient, graphiti: FakeGraphiti) -> None:
-    """By number, or all of them."""
+    """Dead messages are dropped by number, and retried together."""
     graphiti.fail("status", "/messages", status=503)
     await allow(client)
     await chat(client, "hello")

@@ -1,4 +1,4 @@
-"""/healthz, /readyz and /metrics: alive, able to work, and counted."""
+"""Tests of /healthz, /readyz and /metrics."""
 
 from __future__ import annotations
 
@@ -25,20 +25,19 @@ _SCHEMA = known_migrations("sqlite")[-1][0]
 
 
 async def test_the_process_is_alive(client: httpx2.AsyncClient) -> None:
-    """Whatever the database does."""
     assert (await client.get("/healthz")).json() == {"status": "ok"}
 
 
 @pytest.mark.parametrize("path", ["/healthz", "/readyz"])
 async def test_load_balancers_may_ask_for_the_head_alone(client: httpx2.AsyncClient, path: str) -> None:
-    """Many do so by default; the answer is that to GET, without its body."""
+    """Many load balancers send HEAD by default. The response is that to GET without its body."""
     head, whole = await client.head(path), await client.get(path)
     assert (head.status_code, head.content) == (200, b"")
     assert head.headers["content-type"] == whole.headers["content-type"]
 
 
 async def test_the_service_is_ready_when_its_database_answers(client: httpx2.AsyncClient) -> None:
-    """With the engine, the schema, and what waits to be written."""
+    """The response has the backend, the schema version and the number of pending writes."""
     ready = await client.get("/readyz")
     assert (ready.status_code, ready.json()) == (
         200,
@@ -47,10 +46,10 @@ async def test_the_service_is_ready_when_its_database_answers(client: httpx2.Asy
 
 
 @pytest.mark.parametrize("fails", [True, False], ids=["fails", "hangs"])
-async def test_without_its_database_it_is_not(
+async def test_the_service_is_not_ready_without_its_database(
     app: App, client: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch, fails: bool
 ) -> None:
-    """A database that does not answer in time is as good as none."""
+    """A service whose database fails or does not answer in time is not ready, but alive."""
 
     async def broken(*_: object) -> None:
         if fails:
@@ -67,7 +66,10 @@ async def test_without_its_database_it_is_not(
 
 
 async def test_a_replaced_database_file_is_named_with_the_cure(tmp_path: Path) -> None:
-    """By readiness, by the 503 of a write, by the log, and by what waits: reads of the old file still succeed."""
+    """Readiness, the 503 of a write and the event of a deferred write name the replaced file.
+
+    Reads of the old file still succeed.
+    """
     settings = settings_for(tmp_path, database_url=f"sqlite:///{tmp_path}/threadkeep.db")
     async with opened_app(ScriptedModel(["hello"]), settings) as app, client_of(app) as client:
         await say(client, "hi", session_id="s1")
@@ -93,7 +95,7 @@ async def test_a_replaced_database_file_is_named_with_the_cure(tmp_path: Path) -
 
 
 async def test_metrics_count_turns(client: httpx2.AsyncClient) -> None:
-    """In the text format of Prometheus, with the channel as a label."""
+    """Metrics are in the Prometheus text format, with the channel as a label and without session ids."""
     await say(client, "hi", session_id="telegram:1")
     await say(client, "hi", session_id="s1")
     response = await client.get("/metrics")
@@ -106,7 +108,7 @@ async def test_metrics_count_turns(client: httpx2.AsyncClient) -> None:
 
 
 async def test_runs_are_counted_when_the_metrics_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that are over by workflow, the others as the database has them then; nothing while it does not answer."""
+    """Open runs are counted in the database at each scrape, and omitted while it does not answer."""
     async with open_app(settings_for(tmp_path), works=False) as app, client_of(app) as client:
         assert (await client.post("/api/v1/workflows/chat/runs", json={"message": "hi"})).json()["status"] == "done"
         await app.memory.runs.order.add(NewRun(run_id="r1", workflow="chat", input={}))
@@ -122,8 +124,8 @@ async def test_runs_are_counted_when_the_metrics_are_read(tmp_path: Path, monkey
         assert "threadkeep_open_runs{" not in (await client.get("/metrics")).text
 
 
-async def test_all_that_the_service_does_counts_as_http(tmp_path: Path) -> None:
-    """Reads, writes and their failures too, where the session id names no channel; a channel that it names stays."""
+async def test_operations_of_the_service_count_as_http(tmp_path: Path) -> None:
+    """Operations of a session whose id names no channel count as `http`, and others as their channel."""
     async with open_app(settings_for(tmp_path)) as app, client_of(app) as client:
         await say(client, "hi", session_id="s1")
         await say(client, "hi", session_id="telegram:1")
@@ -134,8 +136,8 @@ async def test_all_that_the_service_does_counts_as_http(tmp_path: Path) -> None:
     assert not any('channel="other"' in line for line in counted if "_created" not in line)
 
 
-async def test_what_came_another_way_is_not_counted_as_http(tmp_path: Path) -> None:
-    """Such as the runs of the command line, which a service carries out too."""
+async def test_runs_of_the_command_line_do_not_count_as_http(tmp_path: Path) -> None:
+    """A run of the command line that the service executes counts as `other`."""
     async with open_app(settings_for(tmp_path)) as app, client_of(app) as client:
         service = await app.runs.service()
         submitted = await service.submit(RunRequest(workflow="chat", text="hi", session_id="s1", trigger="cli"))

@@ -1,4 +1,4 @@
-"""GET /api/v1/chat/history/{session_id}: what was said, newest page first, oldest message first."""
+"""Tests of GET /api/v1/chat/history/{session_id}."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from threadkeep.records import Message
 
 
 async def fill(app: App, session_id: str, count: int, **more: str) -> None:
-    """Give a session messages `1`, `2`, … of user and assistant in turn."""
+    """Append messages `1`, `2`, … of user and assistant in turn to a session."""
     messages = [Message(role="user" if n % 2 else "assistant", content=str(n)) for n in range(1, count + 1)]
     await app.memory.session(session_id, **more).append(messages)
 
 
 async def test_a_page_is_the_newest_and_leads_to_the_older(app: App, client: httpx2.AsyncClient) -> None:
-    """`next_before` until the beginning; `count` is what the answer holds."""
+    """The first page has the newest messages, and `next_before` leads to the older ones."""
     await fill(app, "s1", 7)
     pages = []
     before: int | None = None
@@ -36,14 +36,14 @@ async def test_a_page_is_the_newest_and_leads_to_the_older(app: App, client: htt
 
 
 async def test_fifty_messages_unless_another_limit_is_given(app: App, client: httpx2.AsyncClient) -> None:
-    """At most 200."""
+    """The default limit is 50, and the highest 200."""
     await fill(app, "s1", 210)
     assert [message["seq"] for message in await history(client, "s1")] == list(range(161, 211))
     assert len(await history(client, "s1", limit="200")) == 200
 
 
-async def test_each_message_has_the_promised_fields(app: App, client: httpx2.AsyncClient) -> None:
-    """Confidence and escalation are the assistant's only; the time is the sender's where it is known."""
+async def test_each_message_has_the_documented_fields(app: App, client: httpx2.AsyncClient) -> None:
+    """Only answers have a confidence and an escalation. The timestamp is the sender's if it is known."""
     sent = datetime(2024, 1, 15, 10, 0, tzinfo=UTC)
     messages = [
         Message(role="system", content="a note"),
@@ -66,8 +66,8 @@ async def test_each_message_has_the_promised_fields(app: App, client: httpx2.Asy
     assert second["escalated"] is True
 
 
-async def test_a_session_that_is_not_there_is_a_404(app: App, client: httpx2.AsyncClient) -> None:
-    """So is another user's."""
+async def test_a_missing_session_is_a_404(app: App, client: httpx2.AsyncClient) -> None:
+    """Another user's session and a missing one return 404."""
     await fill(app, "s1", 2, user_id="ann")
     check_problem(await client.get("/api/v1/chat/history/unknown"), 404, "session-not-found")
     check_problem(await client.get("/api/v1/chat/history/s1?user_id=bob"), 404, "session-not-found")
@@ -79,7 +79,7 @@ async def test_a_session_that_is_not_there_is_a_404(app: App, client: httpx2.Asy
     "query",
     ["limit=0", "limit=201", "limit=x", "limit=", "before=0", "before=-1", "before=x", f"before={2**53}", "user_id="],
 )
-async def test_limits_that_cannot_be_used_are_a_422(app: App, client: httpx2.AsyncClient, query: str) -> None:
+async def test_invalid_limits_are_a_422(app: App, client: httpx2.AsyncClient, query: str) -> None:
     """The problem names the parameter."""
     await fill(app, "s1", 2)
     problem = check_problem(await client.get(f"/api/v1/chat/history/s1?{query}"), 422, "invalid-request")

@@ -1,4 +1,4 @@
-"""A body above the limit is a 413, whatever its headers say."""
+"""Tests of the body limit: a body above it returns 413, whatever its headers say."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ JSON = {"content-type": "application/json"}
 
 
 def body_of(size: int) -> bytes:
-    """A chat request of exactly so many bytes."""
+    """Return a chat request with a number of bytes."""
     frame = len(json.dumps({"message": ""}))
     return json.dumps({"message": "x" * (size - frame)}).encode()
 
 
 async def pieces(body: bytes) -> AsyncIterator[bytes]:
-    """A body of which nobody knows the length before."""
+    """Yield a body in pieces, without a content length."""
     for start in range(0, len(body), 500):
         yield body[start : start + 500]
 
 
 @pytest.fixture
 async def limited(tmp_path: Path) -> AsyncIterator[httpx2.AsyncClient]:
-    """A client of a service that takes bodies up to `LIMIT`."""
+    """Return a client of a service that accepts bodies up to `LIMIT`."""
     async with opened_app(DemoModel(), settings_for(tmp_path, body_limit=LIMIT)) as app, client_of(app) as client:
         yield client
 
 
 async def test_a_body_may_be_as_long_as_the_limit(limited: httpx2.AsyncClient) -> None:
-    """To the byte, in one piece or in many."""
+    """A body of exactly the limit is accepted, in one piece or several."""
     assert (await limited.post("/api/v1/chat", content=body_of(LIMIT), headers=JSON)).status_code == 200
     assert (await limited.post("/api/v1/chat", content=pieces(body_of(LIMIT)), headers=JSON)).status_code == 200
 
 
-async def test_a_byte_more_is_too_much(limited: httpx2.AsyncClient) -> None:
+async def test_a_body_above_the_limit_is_refused(limited: httpx2.AsyncClient) -> None:
     """The problem names the limit."""
     for path in ("/api/v1/chat", "/api/v1/chat/stream"):
         problem = check_problem(
@@ -52,21 +52,21 @@ async def test_a_byte_more_is_too_much(limited: httpx2.AsyncClient) -> None:
 
 
 @pytest.mark.parametrize("length", ["10", "0", "-1", "many", "٣"])
-async def test_a_length_that_lies_does_not_help(limited: httpx2.AsyncClient, length: str) -> None:
-    """What comes is counted."""
+async def test_a_wrong_content_length_is_ignored(limited: httpx2.AsyncClient, length: str) -> None:
+    """A wrong `Content-Length` is ignored: the received bytes are counted."""
     headers = [(b"content-type", b"application/json"), (b"content-length", length.encode())]
     response = await limited.post("/api/v1/chat", content=pieces(body_of(LIMIT + 1)), headers=headers)
     check_problem(response, 413, "body-too-large")
 
 
-async def test_a_length_above_the_limit_is_enough_to_refuse(limited: httpx2.AsyncClient) -> None:
-    """Before anything of the body is read."""
+async def test_a_content_length_above_the_limit_is_refused(limited: httpx2.AsyncClient) -> None:
+    """A body with a `Content-Length` above the limit is refused before it is read."""
     headers = {**JSON, "content-length": str(LIMIT + 1)}
     check_problem(await limited.post("/api/v1/chat", content=UnreadBody(), headers=headers), 413, "body-too-large")
 
 
-async def test_through_a_socket_the_connection_outlives_a_refusal(tmp_path: Path) -> None:
-    """A client that sent too much can send less."""
+async def test_a_connection_can_be_used_after_a_refusal(tmp_path: Path) -> None:
+    """A connection can be used after a body was refused."""
     async with opened_app(DemoModel(), settings_for(tmp_path, body_limit=LIMIT)) as app, listening(app) as client:
         for content in (body_of(LIMIT + 1), pieces(body_of(LIMIT * 100))):
             check_problem(await client.post("/api/v1/chat", content=content, headers=JSON), 413, "body-too-large")

@@ -1,4 +1,4 @@
-"""Another process holds the SQLite file: people are answered within one limit, and each turn is there once after it."""
+"""Tests of a SQLite file that another process locks: messages are answered soon, and each turn is stored once."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ from tests.web.services import client_of, history, opened_app, said, say, settin
 from threadkeep.testing import ScriptedModel
 
 
-async def test_a_file_that_is_held_keeps_nobody_waiting_for_its_lock(tmp_path: Path) -> None:
-    """Neither for the lock itself nor for what else of the process waits for it, which would be ten minutes each."""
+async def test_a_locked_file_does_not_delay_answers(tmp_path: Path) -> None:
+    """A turn does not wait for the lock, nor for other work of the process that waits for it.
+
+    Each would take ten minutes.
+    """
     path = tmp_path / "held.db"
     settings = settings_for(tmp_path, database_url=f"sqlite:///{path}", lock_timeout=600.0, write_timeout=0.2)
     model = ScriptedModel(lambda messages: f"to {messages[-1].text}" for _ in range(6))
@@ -38,8 +41,8 @@ async def test_a_file_that_is_held_keeps_nobody_waiting_for_its_lock(tmp_path: P
         assert len(model.calls) == 5
 
 
-async def test_a_new_file_that_is_held_keeps_nobody_waiting_either(tmp_path: Path) -> None:
-    """There are no tables of runs yet, whose making would wait for the lock; later turns are runs as ever."""
+async def test_a_locked_file_without_tables_does_not_delay_answers(tmp_path: Path) -> None:
+    """A locked file without tables does not delay the first turns, although creating the tables waits for the lock."""
     path = tmp_path / "held.db"
     settings = settings_for(tmp_path, database_url=f"sqlite:///{path}", lock_timeout=600.0, write_timeout=0.2)
     model = ScriptedModel(lambda messages: f"to {messages[-1].text}" for _ in range(6))

@@ -1,4 +1,4 @@
-"""/api/v1/runs/{id}/manifests and /api/v1/sessions/{id}/manifests: what each model call saw, each user their own."""
+"""Tests of the manifests of runs and sessions over HTTP, with the ownership of users."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from threadkeep.testing import ScriptedModel
 
 
 async def calls_of(client: httpx2.AsyncClient, path: str, **parameters: str) -> list[dict[str, Any]]:
-    """The manifests of a list that must be given."""
+    """Return the manifests of a list."""
     response = await client.get(f"/api/v1/{path}/manifests", params=parameters)
     assert response.status_code == 200, response.text
     found: list[dict[str, Any]] = response.json()["manifests"]
     return found
 
 
-async def test_the_calls_of_a_run_are_told_in_order(client: httpx2.AsyncClient, app: App) -> None:
-    """As the manifest itself says it, with the call's number and the tokens per section, and without any text."""
+async def test_the_calls_of_a_run_are_listed(client: httpx2.AsyncClient, app: App) -> None:
+    """A manifest has the number of its call and the tokens of each section, and no text."""
     await say(client, "My cat is called Miso.", session_id="s1")
     run_id = (await say(client, "What is my cat called?", session_id="s1"))["run_id"]
     [call] = await calls_of(client, f"runs/{run_id}")
@@ -43,8 +43,8 @@ async def test_the_calls_of_a_run_are_told_in_order(client: httpx2.AsyncClient, 
     assert "Miso" not in str(call)
 
 
-async def test_the_schema_tells_the_forms_of_dates(client: httpx2.AsyncClient) -> None:
-    """Of a fact the day; of a call the time, which there always is."""
+async def test_the_schema_has_the_formats_of_dates(client: httpx2.AsyncClient) -> None:
+    """The OpenAPI document has the formats of dates, and requires the time of a call."""
     schemas = (await client.get("/openapi.json")).json()["components"]["schemas"]
     since = schemas["FactReference"]["properties"]["since"]
     assert [one.get("format") for one in since["anyOf"]] == ["date", None]
@@ -53,8 +53,8 @@ async def test_the_schema_tells_the_forms_of_dates(client: httpx2.AsyncClient) -
     assert (created_at["type"], created_at["format"]) == ("string", "date-time")
 
 
-async def test_a_record_rebuilds_what_was_sent(tmp_path: Path) -> None:
-    """The answer of the API is all that it takes."""
+async def test_a_manifest_rebuilds_its_call(tmp_path: Path) -> None:
+    """A manifest of the API rebuilds the messages of its call."""
     model = ScriptedModel(["One.", "Two."])
     settings = settings_for(tmp_path, system_prompt="Be brief.")
     async with opened_app(model, settings) as app, client_of(app) as client:
@@ -67,7 +67,6 @@ async def test_a_record_rebuilds_what_was_sent(tmp_path: Path) -> None:
 
 
 async def test_the_calls_of_a_session_come_page_by_page_newest_first(client: httpx2.AsyncClient) -> None:
-    """Each once, whatever the size of the page."""
     runs = [(await say(client, f"question {number}", session_id="s1"))["run_id"] for number in range(5)]
     found: list[str] = []
     parameters: dict[str, str] = {"limit": "2"}
@@ -82,8 +81,8 @@ async def test_the_calls_of_a_session_come_page_by_page_newest_first(client: htt
     assert found == runs[::-1]
 
 
-async def test_the_calls_of_an_agents_own_conversation_are_there_too(tmp_path: Path) -> None:
-    """Page by page; each names the conversation, and rebuilds what was sent."""
+async def test_the_calls_of_an_agents_own_conversation_are_listed(tmp_path: Path) -> None:
+    """The manifests of an agent's own conversation are paged, name its key, and rebuild the messages."""
     path = tmp_path / "bot.yaml"
     path.write_text(BOT % "")
     asked = {"message": "Hi", "user_id": "ann", "sessionless": True, "results": telegram(bot_id="b", chat_id=7)}
@@ -101,8 +100,8 @@ async def test_the_calls_of_an_agents_own_conversation_are_there_too(tmp_path: P
         check_problem(theirs, 404, "session-not-found")
 
 
-async def test_another_users_calls_are_not_there(client: httpx2.AsyncClient) -> None:
-    """Exactly as those that do not exist."""
+async def test_another_users_calls_are_not_found(client: httpx2.AsyncClient) -> None:
+    """The response is the same as for a missing run or session."""
     run_id = (await say(client, "hi", session_id="s1", user_id="ann"))["run_id"]
     for kind, there, elsewhere in (("run", f"runs/{run_id}", "runs/r0"), ("session", "sessions/s1", "sessions/s0")):
         theirs = await client.get(f"/api/v1/{there}/manifests?user_id=bob")
@@ -114,15 +113,14 @@ async def test_another_users_calls_are_not_there(client: httpx2.AsyncClient) -> 
 
 
 async def test_a_deleted_session_has_no_calls(client: httpx2.AsyncClient) -> None:
-    """They go with it."""
     run_id = (await say(client, "hi", session_id="s1"))["run_id"]
     await client.delete("/api/v1/sessions/s1")
     check_problem(await client.get(f"/api/v1/runs/{run_id}/manifests"), 404, "run-not-found")
     check_problem(await client.get("/api/v1/sessions/s1/manifests"), 404, "session-not-found")
 
 
-async def test_where_nothing_is_kept_a_session_has_no_calls(tmp_path: Path) -> None:
-    """The setting that says so is named."""
+async def test_without_retention_a_session_has_no_calls(tmp_path: Path) -> None:
+    """The problem names the setting that disables manifests."""
     settings = settings_for(tmp_path, manifest_retention_days=0)
     async with opened_app(ScriptedModel(["hi"]), settings) as app, client_of(app) as client:
         run_id = (await say(client, "hi", session_id="s1"))["run_id"]
@@ -143,15 +141,14 @@ async def test_where_nothing_is_kept_a_session_has_no_calls(tmp_path: Path) -> N
         cursor_of(["yesterday", "r1", 1]),
     ],
 )
-async def test_a_cursor_that_nobody_was_given_is_a_422(client: httpx2.AsyncClient, cursor: str) -> None:
-    """It is opaque: what leads nowhere is refused, not guessed at."""
+async def test_an_invalid_cursor_is_a_422(client: httpx2.AsyncClient, cursor: str) -> None:
+    """A cursor is opaque: an invalid one is refused, not interpreted."""
     await say(client, "hi", session_id="s1")
     response = await client.get("/api/v1/sessions/s1/manifests", params={"cursor": cursor})
     check_problem(response, 422, "invalid-request")
 
 
 @pytest.mark.parametrize("path", ["runs/a%00b", f"runs/{'x' * 513}", "sessions/a%0A"])
-async def test_ids_that_cannot_be_are_a_422(client: httpx2.AsyncClient, path: str) -> None:
-    """They are not looked for."""
+async def test_invalid_ids_are_a_422(client: httpx2.AsyncClient, path: str) -> None:
     response = await client.get(f"/api/v1/{path}/manifests")
     assert response.status_code == 422

@@ -1,4 +1,4 @@
-"""The OpenAPI document is true: whatever it allows is answered as it says."""
+"""Property tests of the OpenAPI document: every request is answered as it says."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.limits import HANG_SECONDS
 from tests.web.services import opened_app, served, settings_for
 from threadkeep.agent.demo import DemoModel
 
-# Without `positive_data_acceptance`: that an id is printable cannot be said in a pattern that all tools read.
+# Without `positive_data_acceptance`: no pattern that all tools support can require printable ids.
 CHECKS = [
     not_a_server_error,
     content_type_conformance,
@@ -43,7 +43,7 @@ CHECKS = [
 
 
 def ended_soon(service: ASGIApp) -> ASGIApp:
-    """Let callers of `/stream/events` go away soon, and give them the whole answer: it stays open for later runs."""
+    """Disconnect callers of `/stream/events` soon and complete their response, which stays open for later runs."""
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or not scope["path"].endswith("/stream/events"):
@@ -73,7 +73,7 @@ def ended_soon(service: ASGIApp) -> ASGIApp:
 
 
 class Served(threading.Thread):
-    """A service on a loop of its own, for a test tool that waits for answers."""
+    """A service in a thread with its own event loop, for a test tool that blocks."""
 
     def __init__(self, folder: pytest.TempPathFactory) -> None:
         super().__init__(daemon=True)
@@ -84,18 +84,18 @@ class Served(threading.Thread):
         self.address = ""
 
     def __enter__(self) -> str:
-        """Its address, when it listens."""
+        """Start the service, and return its address."""
         self.start()
         assert self._up.wait(HANG_SECONDS)
         return self.address
 
     def __exit__(self, *_: object) -> None:
-        """Stop it."""
+        """Stop the service."""
         self._loop.call_soon_threadsafe(self._end.set)
         self.join()
 
     def run(self) -> None:
-        """Serve until the end is asked for."""
+        """Serve until the service is stopped."""
         with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
             runner.run(self._serve())
 
@@ -109,13 +109,13 @@ class Served(threading.Thread):
 
 @pytest.fixture(scope="module")
 def document(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BaseSchema]:
-    """The OpenAPI document of a running service."""
+    """Return the OpenAPI document of a running service."""
     with Served(tmp_path_factory) as address:
         yield schemathesis.openapi.from_url(f"{address}/openapi.json")
 
 
 async def test_operations_have_readable_names(client: httpx2.AsyncClient) -> None:
-    """Each of its own, as a generated client calls it."""
+    """Operation ids are unique, and usable as names in a generated client."""
     document = (await client.get("/openapi.json")).json()
     names = [operation["operationId"] for path in document["paths"].values() for operation in path.values()]
     assert len(set(names)) == len(names) > 60
@@ -130,19 +130,19 @@ SENT_WHOLE = (
 
 
 async def test_what_is_always_sent_is_required(client: httpx2.AsyncClient) -> None:
-    """Also a field with a default value: a generated client need not ask whether it is there."""
+    """A field that is always sent is required, even with a default. A generated client need not check for it."""
     schemas = (await client.get("/openapi.json")).json()["components"]["schemas"]
     for name in SENT_WHOLE:
         assert set(schemas[name]["required"]) == set(schemas[name]["properties"]), name
 
 
-# The engine of runs waits for random times in a thread beside, which Hypothesis takes for the strategies' doing.
+# The engine of runs uses random pauses in another thread, which Hypothesis attributes to the strategies.
 @pytest.mark.filterwarnings("ignore:Do not use the .random. module:hypothesis.errors.HypothesisDeprecationWarning")
 @pytest.mark.hypothesis
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE], ids=lambda mode: str(mode.value))
 def test_whatever_is_sent_is_answered_as_documented(document: BaseSchema, mode: GenerationMode) -> None:
-    """No 500; no status, media type or shape that is not in the document, whether it allows what was sent or not."""
+    """No request causes a 500, or a status, media type or schema that is not in the document."""
     found = list(document.get_all_operations())
     operations = [each.ok() for each in found if isinstance(each, Ok)]
     assert len(operations) == len(found) > 60
@@ -152,7 +152,7 @@ def test_whatever_is_sent_is_answered_as_documented(document: BaseSchema, mode: 
 
 
 def _try(cases: SearchStrategy[Case[Any]]) -> None:
-    # What is not in the document is rare for some bodies: most that are made up are valid, and are left out.
+    # For some bodies most generated cases are valid and are filtered out of the negative mode.
     @settings(max_examples=settings().max_examples // 3, suppress_health_check=[HealthCheck.filter_too_much])
     @given(case=cases)
     def answered_as_documented(case: Case[Any]) -> None:

@@ -1,4 +1,4 @@
-"""PostgreSQL stops under the service: people are answered, and every turn is there once when it is back."""
+"""Tests of a service whose PostgreSQL stops: messages are answered, and each turn is stored once afterwards."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
     from tests.servers import Postgres
 
-# One server is stopped and started: two tests at once would stop each other's.
+# The tests stop and start the same server, so they must not run at the same time.
 pytestmark = pytest.mark.xdist_group("unsteady_postgres")
 
 
 async def pending(client: httpx2.AsyncClient) -> int:
-    """How many turns wait, as the metrics say."""
+    """Return the number of pending writes in the metrics."""
     [line] = [
         line
         for line in (await client.get("/metrics")).text.splitlines()
@@ -44,16 +44,19 @@ async def pending(client: httpx2.AsyncClient) -> int:
 
 @pytest.fixture
 def unsteady_url(unsteady_postgres: Postgres) -> Iterator[str]:
-    """An empty database that can be stopped."""
+    """Return an empty database whose server can be stopped."""
     with unsteady_postgres.database() as url:
         yield url
 
 
 @pytest.mark.slow
-async def test_an_outage_costs_nobody_an_answer_and_no_turn(
+async def test_an_outage_loses_no_answer_and_no_turn(
     tmp_path: Path, unsteady_postgres: Postgres, unsteady_url: str
 ) -> None:
-    """Chat goes on with what the process still knows; readyz and metrics tell; then all is written exactly once."""
+    """The chat answers during an outage with the context in memory, and each turn is stored once.
+
+    Readiness and metrics report the outage.
+    """
     settings = settings_for(tmp_path, database_url=unsteady_url, postgres_pool_timeout=1.0, write_timeout=0.5)
     model = ScriptedModel(lambda messages: f"to {messages[-1].text}" for _ in range(9))
     async with opened_app(model, settings) as app, client_of(app) as client:
@@ -86,10 +89,10 @@ async def test_an_outage_costs_nobody_an_answer_and_no_turn(
         assert len(model.calls) == 4
 
 
-async def test_an_outage_in_the_middle_of_a_turn_costs_nobody_an_answer(
+async def test_an_outage_during_a_turn_loses_no_answer(
     tmp_path: Path, unsteady_postgres: Postgres, unsteady_url: str
 ) -> None:
-    """The database goes while the model thinks: its answer is given all the same, and is there once when it is back."""
+    """An outage during a model call does not lose the answer, which is stored once afterwards."""
     settings = settings_for(tmp_path, database_url=unsteady_url, postgres_pool_timeout=1.0, write_timeout=0.5)
     gate = Gate()
     model = ScriptedModel(["ok", [gate, "the answer"]])
@@ -117,10 +120,13 @@ async def test_an_outage_in_the_middle_of_a_turn_costs_nobody_an_answer(
         assert len(model.calls) == 2
 
 
-async def test_an_outage_shows_nobody_what_another_said(
+async def test_an_outage_discloses_no_session_of_another_user(
     tmp_path: Path, unsteady_postgres: Postgres, unsteady_url: str
 ) -> None:
-    """Whose a session is cannot be asked then: a stranger is answered, but from nothing, and leaves nothing in it."""
+    """During an outage, a message to another user's session is answered without its messages.
+
+    It is not stored in it.
+    """
     settings = settings_for(tmp_path, database_url=unsteady_url, postgres_pool_timeout=1.0, write_timeout=0.5)
     model = ScriptedModel("ok" for _ in range(9))
     async with opened_app(model, settings) as app, client_of(app) as client:
@@ -138,12 +144,12 @@ async def test_an_outage_shows_nobody_what_another_said(
 
 
 async def is_settled(client: httpx2.AsyncClient, *, waiting: int) -> bool:
-    """Whether the database answers and only so many turns wait, which it does not want."""
+    """Return whether the database answers and a number of turns is pending, which it refuses."""
     response = await client.get("/readyz")
     return response.status_code == 200 and response.json()["pending_writes"] == waiting
 
 
 async def is_ready(client: httpx2.AsyncClient) -> bool:
-    """Whether the database answers and nothing waits any more."""
+    """Return whether the database answers and no turn is pending."""
     response = await client.get("/readyz")
     return response.status_code == 200 and response.json()["pending_writes"] == await pending(client) == 0

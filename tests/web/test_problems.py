@@ -1,4 +1,4 @@
-"""Every error is a problem document, and none tells what was said or what is inside."""
+"""Tests of errors: each is a problem document and contains neither the request's text nor internals."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ CANARY = "canary-5e1f"
 JSON = {"content-type": "application/json"}
 
 
-async def test_a_body_that_is_nested_too_deep_is_named_so(client: httpx2.AsyncClient) -> None:
-    """It is JSON, so the problem does not call it unreadable JSON."""
+async def test_a_body_that_is_nested_too_deeply_is_refused_as_such(client: httpx2.AsyncClient) -> None:
+    """The problem of a body that is nested too deeply names the depth."""
     content = b'{"message": %s}' % (b"[" * 100_000 + b"]" * 100_000)
     problem = check_problem(await client.post("/api/v1/chat", content=content, headers=JSON), 400, "unreadable-body")
     assert "nested too deeply" in problem["detail"]
 
 
 @pytest.mark.parametrize("path", ["/nope", "/api/v1", "/api/v1/chat/", "/docs/", "/api/v1/sessions/s1/nope"])
-async def test_an_address_where_nothing_is_is_a_404(client: httpx2.AsyncClient, path: str) -> None:
-    """No redirect, no other form of error."""
+async def test_an_unknown_path_is_a_404(client: httpx2.AsyncClient, path: str) -> None:
+    """An unknown path returns a problem document, and no redirect."""
     check_problem(await client.get(path), 404, "not-found")
 
 
@@ -40,10 +40,8 @@ async def test_an_address_where_nothing_is_is_a_404(client: httpx2.AsyncClient, 
         ("/docs/files/swagger-ui.css", "GET, HEAD"),
     ],
 )
-async def test_a_method_that_an_address_does_not_take_is_a_405(
-    client: httpx2.AsyncClient, path: str, allowed: str
-) -> None:
-    """With all methods that it takes, of all its routes; HEAD is answered wherever GET is."""
+async def test_an_unsupported_method_is_a_405(client: httpx2.AsyncClient, path: str, allowed: str) -> None:
+    """The header `Allow` has the methods of all routes of the path, and HEAD wherever GET is."""
     response = await client.put(path)
     check_problem(response, 405, "method-not-allowed")
     assert response.headers["allow"] == allowed
@@ -65,16 +63,16 @@ async def test_a_method_that_an_address_does_not_take_is_a_405(
         CANARY.encode(),
     ],
 )
-async def test_what_was_sent_is_not_told_back(client: httpx2.AsyncClient, content: bytes) -> None:
-    """Neither a text nor a name that only the sender knows: problems are logged by clients."""
+async def test_a_problem_does_not_quote_the_request(client: httpx2.AsyncClient, content: bytes) -> None:
+    """A problem quotes no text of the request, because clients log problems."""
     response = await client.post("/api/v1/chat", content=content, headers=JSON)
     assert response.status_code in (404, 422)
     assert response.headers["content-type"] == "application/problem+json"
     assert CANARY not in response.text
 
 
-async def test_a_validation_problem_says_where_and_what(client: httpx2.AsyncClient) -> None:
-    """A pointer into the body, a sentence, and nothing else."""
+async def test_a_validation_problem_has_pointers_and_sentences(client: httpx2.AsyncClient) -> None:
+    """Each error has a pointer into the body and a sentence, and nothing else."""
     body = {"session_id": 5, "user_id": "a\nb", "more": 1, "metadata": {"a": float("1e10")}}
     response = await client.post("/api/v1/chat", json=body)
     assert check_problem(response, 422, "invalid-request")["errors"] == [
@@ -99,7 +97,7 @@ async def test_a_validation_problem_says_where_and_what(client: httpx2.AsyncClie
 async def test_an_unknown_field_is_answered_with_the_known_ones(
     client: httpx2.AsyncClient, path: str, body: dict[str, object], known: str
 ) -> None:
-    """Also if the body may be missing; inside another object, /docs lists them."""
+    """The error lists the known fields of the body. For a nested object it refers to /docs."""
     [found] = check_problem(await client.post(path, json=body), 422, "invalid-request")["errors"]
     assert f"unknown field; {known}" in found["detail"]
 
@@ -107,8 +105,7 @@ async def test_an_unknown_field_is_answered_with_the_known_ones(
 @pytest.mark.parametrize(
     "content", [b'{"message": "\xff"}', b"[" * 100_000, b'{"message": "hi", "metadata": ' + b"1" * 5000 + b"}"]
 )
-async def test_what_is_no_json_in_utf8_is_a_400_or_422(client: httpx2.AsyncClient, content: bytes) -> None:
-    """However it is broken."""
+async def test_a_body_that_is_not_json_in_utf8_is_a_400_or_422(client: httpx2.AsyncClient, content: bytes) -> None:
     response = await client.post("/api/v1/chat", content=content, headers=JSON)
     assert response.status_code in (400, 422)
     check_problem(response, response.status_code, response.json()["type"].rpartition(":")[2])
@@ -124,10 +121,10 @@ async def test_what_is_no_json_in_utf8_is_a_400_or_422(client: httpx2.AsyncClien
         (b'{"message": "hi"}', "application/x-www-form-urlencoded"),
     ],
 )
-async def test_a_body_that_is_no_json_object_is_told_with_its_cure(
+async def test_a_body_that_is_not_a_json_object_is_refused_with_the_cure(
     client: httpx2.AsyncClient, content: bytes, media_type: str
 ) -> None:
-    """What to send, and the header that curl does not set by itself."""
+    """The error names the expected body and the header `Content-Type`, which curl does not set itself."""
     response = await client.post("/api/v1/chat", content=content, headers={"content-type": media_type})
     [found] = check_problem(response, 422, "invalid-request")["errors"]
     assert found["pointer"] == ""
@@ -136,16 +133,16 @@ async def test_a_body_that_is_no_json_object_is_told_with_its_cure(
 
 @pytest.mark.parametrize("media_type", ["text/plain", "application/x-www-form-urlencoded", None])
 async def test_only_json_is_read(client: httpx2.AsyncClient, media_type: str | None) -> None:
-    """What a web page of another site could send without being asked is not taken."""
+    """Other media types are refused, because a page of another site could send them without a preflight."""
     headers = {} if media_type is None else {"content-type": media_type}
     response = await client.post("/api/v1/chat", content=b'{"message": "hi"}', headers=headers)
     check_problem(response, 422, "invalid-request")
 
 
-async def test_an_error_that_nobody_foresaw_is_a_500_that_tells_nothing(
+async def test_an_unexpected_error_is_a_500_without_details(
     app: App, client: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is inside stays inside; the log has its place."""
+    """The problem contains neither the class nor the text of the error, and has the security headers."""
 
     async def broken(*_: object) -> None:
         raise RuntimeError(CANARY)
@@ -161,10 +158,10 @@ async def test_an_error_that_nobody_foresaw_is_a_500_that_tells_nothing(
 
 
 @pytest.mark.parametrize("error", [StoreUnavailable("inside"), StoreClosed("inside")])
-async def test_a_database_that_does_not_answer_is_a_503_to_be_tried_again(
+async def test_an_unavailable_database_is_a_503_with_retry_after(
     app: App, client: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    """With the time after which to try."""
+    """The response has `Retry-After`."""
 
     async def broken(*_: object) -> None:
         raise error
@@ -184,7 +181,7 @@ async def test_a_database_that_does_not_answer_is_a_503_to_be_tried_again(
         (BudgetTooSmall(CANARY), "context-too-small"),
     ],
 )
-async def test_a_500_is_logged_by_class_and_place(
+async def test_a_500_is_logged_by_class_and_location(
     app: App,
     client: httpx2.AsyncClient,
     monkeypatch: pytest.MonkeyPatch,
@@ -192,7 +189,10 @@ async def test_a_500_is_logged_by_class_and_place(
     error: Exception,
     kind: str,
 ) -> None:
-    """Whoever runs the service finds it; the sentence may quote people and is in neither."""
+    """The log has the class and the location of the error.
+
+    Its text, which may quote people, is neither logged nor returned.
+    """
 
     async def broken(*_: object) -> None:
         raise error
@@ -208,7 +208,7 @@ async def test_a_500_is_logged_by_class_and_place(
 
 
 async def test_a_service_whose_system_prompt_leaves_no_room_does_not_start(tmp_path: Path) -> None:
-    """It would answer every message with a 500."""
+    """Otherwise it would answer every message with a 500."""
     settings = settings_for(tmp_path, system_prompt="Be kind. " * 99, history_max_tokens=50)
     with pytest.raises(InvalidSettings, match="THREADKEEP_SYSTEM_PROMPT has"):
         async with open_app(settings):
@@ -216,15 +216,15 @@ async def test_a_service_whose_system_prompt_leaves_no_room_does_not_start(tmp_p
 
 
 @pytest.mark.parametrize("error", [ThreadkeepError("inside"), KeyError("inside")])
-def test_an_error_without_a_place_in_the_table_is_internal(error: Exception) -> None:
-    """Its sentence was not written for callers."""
+def test_an_error_that_is_not_in_the_table_is_internal(error: Exception) -> None:
+    """The text of an unknown error is not returned, because it was not written for callers."""
     problem = problem_of(error)
     assert (problem.status, problem.type) == (500, "urn:threadkeep:internal-error")
     assert "inside" not in problem.detail
 
 
 async def test_every_response_is_safe_in_a_browser(client: httpx2.AsyncClient) -> None:
-    """Not cached, not guessed at, not framed; no other site is let in."""
+    """Every response has the headers against caching, sniffing, referrers and framing, and none of CORS."""
     for path in ("/healthz", "/nope", "/api/v1/sessions", "/docs"):
         headers = (await client.get(path, headers={"origin": "http://localhost:3000"})).headers
         assert headers["cache-control"] == "no-store"

@@ -1,4 +1,4 @@
-"""Services as real processes: two on one database, stopped in mid-sentence, started again."""
+"""Tests of services as processes: two on one database, stopped or killed during an answer, and restarted."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.process
 
 @pytest.fixture
 def provider() -> Iterator[Provider]:
-    """A provider for the processes."""
+    """Return a provider for the processes."""
     with providing() as started:
         yield started
 
@@ -32,7 +32,7 @@ def provider() -> Iterator[Provider]:
 async def test_one_message_id_in_two_processes_is_answered_once(
     tmp_path: Path, shared_url: str, provider: Provider
 ) -> None:
-    """One model call, the same answer to everybody, one turn in the transcript."""
+    """Requests with one message id at two processes cause one model call, and all get the same answer."""
     thought = threading.Event()
     provider.answer = lambda _: [thought, "the only answer"]
     environment = {**provider.environment, "THREADKEEP_DATABASE_URL": shared_url}
@@ -59,10 +59,11 @@ async def test_one_message_id_in_two_processes_is_answered_once(
     assert len(provider.requests) == 1
 
 
-async def test_a_service_that_is_stopped_in_mid_sentence_goes_on_after_its_start(
-    tmp_path: Path, sqlite_url: str, provider: Provider
-) -> None:
-    """What was said is stored, the caller is told, the exit is clean; the next process remembers all of it."""
+async def test_a_service_that_is_stopped_during_an_answer(tmp_path: Path, sqlite_url: str, provider: Provider) -> None:
+    """A stopped service stores the partial answer, ends the stream with an error, and exits with 0.
+
+    The next process answers a repeat.
+    """
     provider.answer = lambda text: ["half an", threading.Event(), " answer"] if text == "hi" else ["fine"]
     environment = {
         **provider.environment,
@@ -92,10 +93,8 @@ async def test_a_service_that_is_stopped_in_mid_sentence_goes_on_after_its_start
     assert len(provider.requests) == 4
 
 
-async def test_a_service_that_is_killed_in_mid_sentence_goes_on_elsewhere(
-    tmp_path: Path, shared_url: str, provider: Provider
-) -> None:
-    """Nobody asks again: the other process takes the turn over, and then what came behind it; each is answered once."""
+async def test_a_service_that_is_killed_during_an_answer(tmp_path: Path, shared_url: str, provider: Provider) -> None:
+    """The other process takes over the turn of a killed one without a repeat, and then answers the next message."""
     provider.answer = lambda text: ["half an", threading.Event(), " answer"] if text == "one" else ["fine"]
     environment = {
         **provider.environment,
@@ -123,8 +122,8 @@ async def test_a_service_that_is_killed_in_mid_sentence_goes_on_elsewhere(
 
 
 @pytest.mark.slow
-async def test_clients_of_langgraph_go_on_after_a_kill(tmp_path: Path, shared_url: str, provider: Provider) -> None:
-    """With `Last-Event-ID` and with `since`: the other process sends what follows, to the end of the run."""
+async def test_clients_of_langgraph_continue_after_a_kill(tmp_path: Path, shared_url: str, provider: Provider) -> None:
+    """After a kill, the other process continues the streams from `Last-Event-ID` and `since` to the end of the run."""
     provider.answer = lambda _: ["half an", threading.Event(), " answer"]
     environment = {
         **provider.environment,
@@ -174,7 +173,7 @@ async def test_clients_of_langgraph_go_on_after_a_kill(tmp_path: Path, shared_ur
 
 
 async def protocol_events(response: httpx2.Response) -> AsyncIterator[dict[str, Any]]:
-    """The events of a thread's stream."""
+    """Yield the events of a thread's stream."""
     async for line in response.aiter_lines():
         if line.startswith("data: "):
             yield json.loads(line.removeprefix("data: "))

@@ -1,4 +1,4 @@
-"""End to end, down to the wire: what a provider that speaks OpenAI's protocol is sent."""
+"""End-to-end tests of the requests that a provider with OpenAI's protocol receives."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from threadkeep.records import Message
 
 @pytest.fixture
 def provider(monkeypatch: pytest.MonkeyPatch) -> Iterator[Provider]:
-    """A provider that the environment names."""
+    """Return a provider that the environment names."""
     with providing() as started:
         for name, value in started.environment.items():
             monkeypatch.setenv(name, value)
@@ -30,13 +30,13 @@ def provider(monkeypatch: pytest.MonkeyPatch) -> Iterator[Provider]:
 
 @asynccontextmanager
 async def chatting(folder: Path, **overrides: object) -> AsyncIterator[tuple[App, httpx2.AsyncClient]]:
-    """A service with the model that the environment names."""
+    """Open a service with the model that the environment names."""
     async with open_app(settings_for(folder, **overrides)) as app, listening(app) as client:
         yield app, client
 
 
 async def store(app: App, count: int, text: str = "message {}", times: int = 1) -> list[tuple[str, str]]:
-    """Store messages 1, 2, … of user and assistant in turn; as the wire will have them."""
+    """Store messages 1, 2, … of user and assistant in turn, and return their roles and texts."""
     messages = [
         Message(role="user" if n % 2 else "assistant", content=text.format(n) * times) for n in range(1, count + 1)
     ]
@@ -45,8 +45,8 @@ async def store(app: App, count: int, text: str = "message {}", times: int = 1) 
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
-async def test_the_newest_twenty_go_over_the_wire(tmp_path: Path, provider: Provider, stream: bool) -> None:
-    """System first, then 6 to 25 behind a mark, then the input; nothing else, in either form of the request."""
+async def test_the_newest_twenty_messages_are_sent(tmp_path: Path, provider: Provider, stream: bool) -> None:
+    """The request has the system prompt, an opening, messages 6 to 25 and the input, streamed or not."""
     provider.answer = lambda _: ["so ", "it ", "is"]
     async with chatting(tmp_path, system_prompt="Be brief.") as (app, client):
         stored = await store(app, 25)
@@ -68,8 +68,8 @@ async def test_the_newest_twenty_go_over_the_wire(tmp_path: Path, provider: Prov
         ]
 
 
-async def test_what_goes_over_the_wire_keeps_the_budget(tmp_path: Path, provider: Provider) -> None:
-    """By the counter in use, the system message and the input included; and it is used well."""
+async def test_a_request_keeps_the_budget(tmp_path: Path, provider: Provider) -> None:
+    """The request fits the token budget, and one more message would not."""
     async with chatting(tmp_path, system_prompt="Be brief.", history_max_tokens=400) as (app, client):
         stored = await store(app, 25, "This is message number {}. ", times=6)
         answer = await say(client, "and now?", session_id="s1")
@@ -82,7 +82,7 @@ async def test_what_goes_over_the_wire_keeps_the_budget(tmp_path: Path, provider
 
 
 async def test_an_input_above_the_budget_is_cut_visibly(tmp_path: Path, provider: Provider) -> None:
-    """It alone is sent; the transcript has it whole."""
+    """Only the cut input is sent, and the transcript has it whole."""
     message = "word " * 1000
     async with chatting(tmp_path, history_max_tokens=50) as (app, client):
         await store(app, 4)
@@ -96,8 +96,8 @@ async def test_an_input_above_the_budget_is_cut_visibly(tmp_path: Path, provider
 
 
 @pytest.mark.parametrize("off", [{"history_enabled": False}, {"history_max_messages": 0}, {"history_max_tokens": 0}])
-async def test_no_history_means_none(tmp_path: Path, provider: Provider, off: dict[str, object]) -> None:
-    """The transcript is kept all the same."""
+async def test_no_history_is_sent_if_it_is_off(tmp_path: Path, provider: Provider, off: dict[str, object]) -> None:
+    """Without history only the input is sent, and the transcript is still stored."""
     async with chatting(tmp_path, **off) as (app, client):
         await store(app, 4)
         await say(client, "and now?", session_id="s1")
@@ -105,8 +105,8 @@ async def test_no_history_means_none(tmp_path: Path, provider: Provider, off: di
         assert len(await history(client, "s1")) == 6
 
 
-async def test_notes_are_not_sent_and_take_no_place(tmp_path: Path, provider: Provider) -> None:
-    """System rows of a transcript never count."""
+async def test_system_messages_are_not_sent(tmp_path: Path, provider: Provider) -> None:
+    """System messages of a transcript are not sent, and do not count as messages."""
     async with chatting(tmp_path, history_max_messages=2) as (app, client):
         await store(app, 4)
         await app.memory.session("s1").append([Message(role="system", content="a note")] * 5)
@@ -114,8 +114,11 @@ async def test_notes_are_not_sent_and_take_no_place(tmp_path: Path, provider: Pr
     assert provider.messages == [("user", "message 3"), ("assistant", "message 4"), ("user", "and now?")]
 
 
-async def test_a_question_is_sent_once_and_after_a_failure_again(tmp_path: Path, provider: Provider) -> None:
-    """502, the question stored, nothing in place of an answer; the same message id succeeds later, without a double."""
+async def test_a_failed_message_is_sent_again_by_a_repeat(tmp_path: Path, provider: Provider) -> None:
+    """A failed call stores the message without an answer.
+
+    A repeat of its id calls the provider again and stores no second message.
+    """
     provider.answer = lambda _: 400
     async with chatting(tmp_path) as (app, client):
         stored = await store(app, 2)
@@ -141,7 +144,7 @@ async def test_a_question_is_sent_once_and_after_a_failure_again(tmp_path: Path,
 
 
 async def test_a_model_that_takes_too_long_has_failed(tmp_path: Path, provider: Provider) -> None:
-    """Its time is a setting; what it had said is not taken for an answer."""
+    """A model call that exceeds its timeout fails, and its partial answer is not the answer."""
     waiting = threading.Event()
     provider.answer = lambda _: ["half an", waiting, " answer"]
     async with chatting(tmp_path, model_timeout_seconds=0.3) as (_, client):
@@ -151,10 +154,8 @@ async def test_a_model_that_takes_too_long_has_failed(tmp_path: Path, provider: 
         assert said(await history(client, "s1"))[0] == ("user", "hi", "complete")
 
 
-async def test_the_next_call_does_not_see_a_question_without_an_answer_as_its_own(
-    tmp_path: Path, provider: Provider
-) -> None:
-    """It is in the history, where the model can take it up."""
+async def test_an_unanswered_message_gets_a_placeholder(tmp_path: Path, provider: Provider) -> None:
+    """A message without an answer is followed by a placeholder in the next request."""
     provider.answer = lambda _: 400
     async with chatting(tmp_path) as (_, client):
         await client.post("/api/v1/chat", json={"message": "first", "session_id": "s1"})
@@ -165,10 +166,11 @@ async def test_the_next_call_does_not_see_a_question_without_an_answer_as_its_ow
 
 @pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
 @pytest.mark.parametrize("reported", [False, True], ids=["silent", "reported"])
-async def test_usage_says_whether_it_is_an_estimate(
-    tmp_path: Path, provider: Provider, stream: bool, reported: bool
-) -> None:
-    """In the answer and in the run; a provider at another address than OpenAI's is asked for it in streams as well."""
+async def test_estimated_usage_is_marked(tmp_path: Path, provider: Provider, stream: bool, reported: bool) -> None:
+    """The answer, the run and the OpenAI response mark estimated usage.
+
+    Streamed calls ask the provider for usage.
+    """
     provider.reports_usage = reported
     async with chatting(tmp_path) as (_, client):
         if stream:

@@ -1,4 +1,4 @@
-"""Retention over HTTP: limits of a session's own, each user their own, and what is left of runs that went."""
+"""Tests of retention over HTTP: limits of a session, ownership, and the remains of pruned runs."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ NO_LIMITS = {"archive": NONE, "delete": NONE}
 
 
 async def test_a_session_has_no_limits_of_its_own_at_first(client: httpx2.AsyncClient) -> None:
-    """The service's rules are told beside, and how much has gone."""
+    """The response has the rules of the service and the newest pruned seqs."""
     await say(client, "hi", session_id="s1")
     told = (await client.get(PATH)).json()
     assert told == {"session_id": "s1", "own": None, "rules": NO_LIMITS, "archived_seq": 0, "deleted_seq": 0}
 
 
-async def test_limits_are_given_and_taken_away(client: httpx2.AsyncClient, app: App) -> None:
-    """All of them at once; without any the session is kept for good; deleted, the rules hold again."""
+async def test_limits_are_set_and_deleted(client: httpx2.AsyncClient, app: App) -> None:
+    """`PUT` replaces all limits of a session, an empty one keeps it for ever, and after `DELETE` the rules apply."""
     await say(client, "hi", session_id="s1")
     given = await client.put(PATH, json={"archive": {"max_age_days": 30}, "delete": {"max_messages": 500}})
     assert given.status_code == 200
@@ -42,8 +42,8 @@ async def test_limits_are_given_and_taken_away(client: httpx2.AsyncClient, app: 
     assert await app.memory.retention.of("s1") is None
 
 
-async def test_what_has_gone_is_told(client: httpx2.AsyncClient, app: App) -> None:
-    """Its places; the history begins after what was deleted, and `next_before` is null there."""
+async def test_pruned_seqs_are_reported(client: httpx2.AsyncClient, app: App) -> None:
+    """The response has the seqs of pruned messages. The history begins after them, with `next_before` null."""
     for number in range(4):
         await say(client, f"hi {number}", session_id="s1")
     await client.put(PATH, json={"archive": {"max_messages": 2}, "delete": {"max_messages": 4}})
@@ -56,8 +56,8 @@ async def test_what_has_gone_is_told(client: httpx2.AsyncClient, app: App) -> No
     assert (await client.get("/api/v1/sessions/s1")).json()["message_count"] == 4
 
 
-async def test_an_agents_own_conversation_has_none_of_its_own(client: httpx2.AsyncClient, app: App) -> None:
-    """It is told of, by the rules; to give it limits is refused, and to take them away."""
+async def test_an_agents_own_conversation_has_no_limits(client: httpx2.AsyncClient, app: App) -> None:
+    """An agent's own conversation follows the rules; its own limits cannot be set or deleted."""
     beside = await app.memory.namespace(GraphLayout(), await app.memory.graph_store())
     await beside.session("s1", user_id="ann").append([Message(role="user", content="Hi")])
     told = (await client.get(PATH)).json()
@@ -68,8 +68,8 @@ async def test_an_agents_own_conversation_has_none_of_its_own(client: httpx2.Asy
     check_problem(await client.put(f"{PATH}?user_id=bob", json={}), 404, "session-not-found")
 
 
-async def test_another_users_session_is_not_there(client: httpx2.AsyncClient) -> None:
-    """To be looked at or changed; neither is one that nobody has."""
+async def test_another_users_session_is_not_found(client: httpx2.AsyncClient) -> None:
+    """Another user's session and a missing one return 404 for every method."""
     await say(client, "hi", session_id="s1", user_id="ann")
     for path in (f"{PATH}?user_id=ben", "/api/v1/sessions/nobody/retention"):
         for response in (await client.get(path), await client.put(path, json={}), await client.delete(path)):
@@ -77,15 +77,14 @@ async def test_another_users_session_is_not_there(client: httpx2.AsyncClient) ->
     assert (await client.put(f"{PATH}?user_id=ann", json={})).status_code == 200
 
 
-async def test_the_service_makes_rounds_by_itself(tmp_path: Path) -> None:
-    """Once its settings have rules."""
+async def test_the_service_prunes_by_itself(tmp_path: Path) -> None:
     settings = settings_for(tmp_path, retention_delete_max_messages=2, retention_interval_hours=1e-6)
     async with opened_app(ScriptedModel(["One.", "Two."]), settings) as app, client_of(app) as client:
         await say(client, "first", session_id="s1")
         await say(client, "second", session_id="s1")
 
         async def are_gone_and_counted() -> bool:
-            """They are counted when the round is over, a moment after they are gone."""
+            """Return whether they are deleted and counted: the count follows at the end of the round."""
             gone = (await client.get(PATH)).json()["deleted_seq"] == 2
             metrics = (await client.get("/metrics")).text
             return gone and 'threadkeep_pruned_messages_total{action="delete"} 2.0' in metrics
@@ -106,15 +105,15 @@ async def test_the_service_makes_rounds_by_itself(tmp_path: Path) -> None:
         [],
     ],
 )
-async def test_what_is_no_limit_is_refused(client: httpx2.AsyncClient, body: object) -> None:
-    """And changes nothing."""
+async def test_an_invalid_limit_is_refused(client: httpx2.AsyncClient, body: object) -> None:
+    """An invalid limit is refused and changes nothing."""
     await say(client, "hi", session_id="s1")
     check_problem(await client.put(PATH, json=body), 422, "invalid-request")
     assert (await client.get(PATH)).json()["own"] is None
 
 
-async def test_a_message_is_answered_once_also_when_its_run_is_no_longer_kept(tmp_path: Path) -> None:
-    """As a whole and as a stream; the answer is that of the session, and no model is asked."""
+async def test_a_message_is_answered_once_after_its_run_was_pruned(tmp_path: Path) -> None:
+    """A repeat of a message whose run was pruned returns the stored answer without a model call, streamed or not."""
     model = ScriptedModel(["hello", "not this"])
     async with opened_app(model, settings_for(tmp_path)) as app, client_of(app) as client:
         body = {"message": "hi", "session_id": "s1", "message_id": "m1"}

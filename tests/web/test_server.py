@@ -1,4 +1,4 @@
-"""The process around the service: its socket, what it says, how it ends."""
+"""Tests of the server process: its socket, its announcement, and its shutdown."""
 
 from __future__ import annotations
 
@@ -33,22 +33,21 @@ from threadkeep.web.service import announcement, create_service
 
 
 def test_a_service_that_nobody_uses_is_freed(app: App) -> None:
-    """FastAPI's caches, which last as long as the process, hold nothing of it."""
+    """FastAPI's caches, which last as long as the process, hold no reference to the service."""
     service = weakref.ref(create_service(app))
     gc.collect()
     assert service() is None
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost"])
-def test_the_socket_is_one_that_asyncio_sends_at_once_on(host: str) -> None:
-    """Without IPPROTO_TCP every request would take 40 ms more."""
+def test_the_socket_has_the_protocol_tcp(host: str) -> None:
+    """Without IPPROTO_TCP, asyncio does not set TCP_NODELAY, and every request takes 40 ms more."""
     with bind(host, 0) as bound:
         assert bound.proto == socket.IPPROTO_TCP
         assert bound.getsockname()[1] > 0
 
 
-def test_a_port_that_is_taken_is_told_with_the_cure() -> None:
-    """By the variable that names another."""
+def test_a_used_port_is_refused_with_the_cure() -> None:
     with bind("127.0.0.1", 0) as taken:
         taken.listen()
         with pytest.raises(InvalidSettings, match=r"stop the process .* THREADKEEP_PORT") as caught:
@@ -56,14 +55,13 @@ def test_a_port_that_is_taken_is_told_with_the_cure() -> None:
     assert caught.value.variable == "THREADKEEP_PORT"
 
 
-def test_a_host_that_is_none_is_told_with_the_cure() -> None:
-    """Before anything is opened."""
+def test_an_unknown_host_is_refused_with_the_cure() -> None:
     with pytest.raises(InvalidSettings, match="THREADKEEP_HOST is not an address of this machine"):
         bind("no.such.host.invalid", 8700)
 
 
-def test_the_announcement_says_where_everything_is(tmp_path: Path) -> None:
-    """And in one line how to use a real model; a password is not shown."""
+def test_the_announcement_has_the_urls(tmp_path: Path) -> None:
+    """The announcement has the URLs and how to use a real model, and no password or key."""
     url = "postgresql://ann:canary-secret@db/threads"
     settings = settings_for(tmp_path, database_url=url, api_keys="web:canary-key")
     lines = announcement(settings, "127.0.0.1", 8700)
@@ -77,7 +75,7 @@ def test_the_announcement_says_where_everything_is(tmp_path: Path) -> None:
 
 
 async def test_a_shutdown_lets_a_running_turn_finish(tmp_path: Path) -> None:
-    """Within the limit its caller gets the end; nobody new is let in."""
+    """During a shutdown the running turn ends within the limit, and new connections are refused."""
     gate = Gate()
     model = ScriptedModel([["first", gate, " last"]])
     async with (
@@ -96,8 +94,11 @@ async def test_a_shutdown_lets_a_running_turn_finish(tmp_path: Path) -> None:
         assert [message.content for message in await app.memory.session("s1").tail(9)] == ["hi", "first last"]
 
 
-async def test_a_shutdown_stores_what_a_late_turn_had_said(tmp_path: Path) -> None:
-    """Its caller is told, and asks the next process under the same message id."""
+async def test_a_shutdown_stores_partial_answers(tmp_path: Path) -> None:
+    """A turn beyond the limit stores its partial answer and ends with an error.
+
+    The next process answers a repeat.
+    """
     model = ScriptedModel([["half an", Gate(), " answer"], "the whole answer"])
     settings = settings_for(tmp_path, database_url=f"sqlite:///{tmp_path}/threadkeep.db")
     body = {"message": "hi", "session_id": "s1", "message_id": "m1"}

@@ -1,4 +1,4 @@
-"""Any text is a session id: over HTTP it is shown exactly as it was given, and a path has %2F for a slash."""
+"""Tests of session ids over HTTP: any text is returned unchanged, and a path has %2F for a slash."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ IDS = [
 
 @pytest.fixture(params=["in-process", "socket", "graph-store"])
 async def any_client(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[httpx2.AsyncClient]:
-    """A client of a service, over both transports, and of one that keeps transcripts in a graph store."""
+    """Return a client over each transport, and one of a service with its transcripts in a graph store."""
     overrides = {"transcripts": "graph_store"} if request.param == "graph-store" else {}
     async with (
         opened_app(DemoModel(), settings_for(tmp_path, **overrides)) as app,
@@ -37,8 +37,8 @@ async def any_client(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIte
 
 
 @pytest.mark.parametrize("session_id", IDS)
-async def test_every_address_of_a_session_takes_any_id(any_client: httpx2.AsyncClient, session_id: str) -> None:
-    """It is said to, read, listed, changed, reset, searched and deleted; nothing else is."""
+async def test_every_endpoint_of_a_session_accepts_any_id(any_client: httpx2.AsyncClient, session_id: str) -> None:
+    """Every endpoint of a session accepts any id and does not affect other sessions."""
     other = "b" if session_id != "b" else "c"
     await say(any_client, "an umbrella", session_id=other)
     said = await say(any_client, "a parasol", session_id=session_id)
@@ -78,10 +78,8 @@ async def test_every_address_of_a_session_takes_any_id(any_client: httpx2.AsyncC
         ("x" * 257, "too_long"),
     ],
 )
-async def test_what_names_no_conversation_is_a_422_in_words_of_the_api(
-    any_client: httpx2.AsyncClient, path: str, reason: str
-) -> None:
-    """The answer names no Python function, and nothing is stored."""
+async def test_an_invalid_session_id_is_a_422(any_client: httpx2.AsyncClient, path: str, reason: str) -> None:
+    """The problem names no Python function, and nothing is stored."""
     for response in (
         await any_client.get(f"/api/v1/chat/history/{path}"),
         await any_client.delete(f"/api/v1/sessions/{path}"),
@@ -94,10 +92,8 @@ async def test_what_names_no_conversation_is_a_422_in_words_of_the_api(
 
 
 @pytest.mark.parametrize("session_id", ["%FF", "%ED%A0%80", "a%00"])
-async def test_an_id_that_no_database_stores_is_no_fault_of_the_database(
-    tmp_path: Path, shared_url: str, session_id: str
-) -> None:
-    """It is refused, or there is nothing of that name."""
+async def test_an_id_that_cannot_be_stored_is_no_server_error(tmp_path: Path, shared_url: str, session_id: str) -> None:
+    """An id that cannot be stored is refused or not found, and causes no 5xx."""
     settings = settings_for(tmp_path, database_url=shared_url)
     async with opened_app(DemoModel(), settings) as app, client_of(app) as client:
         for method, path in (

@@ -1,4 +1,4 @@
-"""/api/v1/sessions: list, see, change, reset and delete, each user their own."""
+"""Tests of /api/v1/sessions: listing, reading, changing, resetting and deleting, with the ownership of users."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ SESSION_FIELDS = {
 
 
 async def listed(client: httpx2.AsyncClient, **parameters: str) -> list[str]:
-    """The ids of the sessions in a list that must be given."""
+    """Return the ids of the listed sessions."""
     response = await client.get("/api/v1/sessions", params=parameters)
     assert response.status_code == 200, response.text
     return [session["session_id"] for session in response.json()["sessions"]]
 
 
-async def test_a_session_tells_what_is_known_of_it(client: httpx2.AsyncClient) -> None:
-    """All of it, under the names of the interface."""
+async def test_a_session_has_the_documented_fields(client: httpx2.AsyncClient) -> None:
+    """The response has exactly the documented fields."""
     answer = await say(client, "x" * 51, session_id="s1", user_id="ann")
     session = (await client.get("/api/v1/sessions/s1")).json()
     assert set(session) == SESSION_FIELDS
@@ -51,7 +51,6 @@ async def test_a_session_tells_what_is_known_of_it(client: httpx2.AsyncClient) -
 
 
 async def test_sessions_are_listed_newest_activity_first_page_by_page(app: App, client: httpx2.AsyncClient) -> None:
-    """Each once, whatever the size of the page."""
     for number in range(7):
         await app.memory.session(f"s{number}").append([Message(role="user", content="hi")])
     await app.memory.session("s2").append([Message(role="user", content="again")])
@@ -68,8 +67,8 @@ async def test_sessions_are_listed_newest_activity_first_page_by_page(app: App, 
     assert found == ["s2", "s6", "s5", "s4", "s3", "s1", "s0"]
 
 
-async def test_the_list_can_be_narrowed(client: httpx2.AsyncClient) -> None:
-    """By user, by text, by being active."""
+async def test_the_list_is_filtered(client: httpx2.AsyncClient) -> None:
+    """The list is filtered by user, by text and by `active`."""
     await say(client, "About refunds", session_id="s1", user_id="ann")
     await say(client, "About shipping", session_id="s2", user_id="ann")
     await say(client, "About refunds too", session_id="s3", user_id="bob")
@@ -84,7 +83,7 @@ async def test_the_list_can_be_narrowed(client: httpx2.AsyncClient) -> None:
 
 
 def cursor_of(value: object) -> str:
-    """A cursor as the service writes it, of whatever value."""
+    """Return a cursor in the form of the service, with any value."""
     return base64.urlsafe_b64encode(json.dumps(value).encode()).decode().rstrip("=")
 
 
@@ -103,21 +102,21 @@ def cursor_of(value: object) -> str:
         "x" * 1001,
     ],
 )
-async def test_a_cursor_that_nobody_was_given_is_a_422(client: httpx2.AsyncClient, cursor: str) -> None:
-    """It is opaque: what leads nowhere is refused, not guessed at."""
+async def test_an_invalid_cursor_is_a_422(client: httpx2.AsyncClient, cursor: str) -> None:
+    """A cursor is opaque: an invalid one is refused, not interpreted."""
     response = await client.get("/api/v1/sessions", params={"cursor": cursor})
     check_problem(response, 422, "invalid-request")
 
 
 @pytest.mark.parametrize("query", ["limit=0", "limit=201", "user_id=", "active=perhaps", f"query={'x' * 201}"])
-async def test_parameters_that_cannot_be_used_are_a_422(client: httpx2.AsyncClient, query: str) -> None:
-    """An empty user id above all: it must not show everybody's sessions."""
+async def test_invalid_parameters_are_a_422(client: httpx2.AsyncClient, query: str) -> None:
+    """An empty user id is refused, because it must not list everybody's sessions."""
     problem = check_problem(await client.get(f"/api/v1/sessions?{query}"), 422, "invalid-request")
     assert problem["errors"][0]["parameter"] == query.partition("=")[0]
 
 
-async def test_what_is_known_of_a_session_can_be_changed(client: httpx2.AsyncClient) -> None:
-    """What is not named stays as it is; the messages do in any case."""
+async def test_a_session_is_changed(client: httpx2.AsyncClient) -> None:
+    """Fields that a request does not name stay unchanged, and so do the messages."""
     await say(client, "hi", session_id="s1")
     before = (await client.get("/api/v1/sessions/s1")).json()
     changes = {"title": "Refund 退款", "tags": ["a", "b"], "metadata": {"order": 17}}
@@ -142,8 +141,8 @@ async def test_what_is_known_of_a_session_can_be_changed(client: httpx2.AsyncCli
         {"active": 7},
     ],
 )
-async def test_changes_that_cannot_be_made_are_a_422(client: httpx2.AsyncClient, changes: dict[str, object]) -> None:
-    """Nothing of them is made."""
+async def test_invalid_changes_are_a_422(client: httpx2.AsyncClient, changes: dict[str, object]) -> None:
+    """An invalid change is refused as a whole."""
     await say(client, "hi", session_id="s1")
     before = (await client.get("/api/v1/sessions/s1")).json()
     check_problem(await client.patch("/api/v1/sessions/s1", json={"title": "new", **changes}), 422, "invalid-request")
@@ -151,7 +150,7 @@ async def test_changes_that_cannot_be_made_are_a_422(client: httpx2.AsyncClient,
 
 
 async def test_after_a_reset_the_model_begins_anew(client: httpx2.AsyncClient) -> None:
-    """The transcript stays whole."""
+    """After a reset, the model does not see the earlier messages, which stay in the transcript."""
     await say(client, "My name is Ann.", session_id="s1")
     response = await client.post("/api/v1/sessions/s1/reset")
     assert response.status_code == 200
@@ -160,8 +159,8 @@ async def test_after_a_reset_the_model_begins_anew(client: httpx2.AsyncClient) -
     assert len(await history(client, "s1")) == 4
 
 
-async def test_a_deleted_session_is_gone(client: httpx2.AsyncClient) -> None:
-    """From the list, the history and the search; its message ids are free again."""
+async def test_a_session_is_deleted(client: httpx2.AsyncClient) -> None:
+    """A deleted session is not listed, read or found, and its message ids can be used again."""
     await say(client, "My name is Ann.", session_id="s1", message_id="m1")
     response = await client.delete("/api/v1/sessions/s1")
     assert (response.status_code, response.content) == (204, b"")
@@ -175,8 +174,8 @@ async def test_a_deleted_session_is_gone(client: httpx2.AsyncClient) -> None:
 @pytest.mark.parametrize(
     ("method", "path"), [("GET", ""), ("PATCH", ""), ("DELETE", ""), ("POST", "/reset")], ids=lambda value: value or "-"
 )
-async def test_another_users_session_is_not_there(client: httpx2.AsyncClient, method: str, path: str) -> None:
-    """Exactly as one that does not exist, and nothing of it changes."""
+async def test_another_users_session_is_not_found(client: httpx2.AsyncClient, method: str, path: str) -> None:
+    """The response is the same as for a missing session, and nothing changes."""
     await say(client, "My name is Ann.", session_id="s1", user_id="ann")
     before = (await client.get("/api/v1/sessions/s1")).json()
     body = {"title": "mine"} if method == "PATCH" else None
@@ -190,8 +189,8 @@ async def test_another_users_session_is_not_there(client: httpx2.AsyncClient, me
 
 
 @pytest.mark.parametrize("method", ["POST", "DELETE"], ids=["reset", "delete"])
-async def test_what_ends_a_conversation_waits_for_the_turn_that_runs(tmp_path: Path, method: str) -> None:
-    """Or a reset would part an answer from its question, and a deleted session come back with the answer."""
+async def test_a_reset_or_deletion_waits_for_the_running_turn(tmp_path: Path, method: str) -> None:
+    """A reset or deletion waits for the running turn. Otherwise the answer would be stored after it."""
     gate = Gate()
     model = ScriptedModel([["first", gate], "second"])
     async with opened_app(model, settings_for(tmp_path)) as app, client_of(app) as client:
@@ -216,7 +215,7 @@ async def test_what_ends_a_conversation_waits_for_the_turn_that_runs(tmp_path: P
 
 
 async def test_a_person_is_erased_over_http(client: httpx2.AsyncClient) -> None:
-    """With a receipt that names neither the person nor a word."""
+    """The receipt contains neither the name of the person nor any text."""
     run_id = (await say(client, "canary", session_id="s1", user_id="ann"))["run_id"]
     fact = {"scope": "workspace", "owner": "shop", "key": "told", "value": "canary", "evidence": {"run_id": run_id}}
     assert (await client.put("/api/v1/facts", json=fact)).status_code == 200

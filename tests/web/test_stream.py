@@ -1,4 +1,4 @@
-"""POST /api/v1/chat/stream: a turn as server-sent events, through a real socket."""
+"""Tests of POST /api/v1/chat/stream: a turn as server-sent events, through a real socket."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from threadkeep.testing import Gate, ScriptedModel
 
 
 def text_of(events: list[Event]) -> str:
-    """What the tokens say together."""
+    """Return the joined text of the tokens."""
     return "".join(event.data["text"] for event in events if event.name == "token")
 
 
-async def test_a_stream_starts_speaks_and_ends(tmp_path: Path) -> None:
-    """`start`, a `token` for each piece, `end` with all that the plain answer has."""
+async def test_a_stream_has_start_tokens_and_end(tmp_path: Path) -> None:
+    """A stream has `start`, a `token` for each piece, and `end` with the fields of the plain answer."""
     model = ScriptedModel(["a few words of\nanswer"])
     async with opened_app(model, settings_for(tmp_path)) as app, listening(app) as client:
         events = await streamed(client, {"message": "hi", "session_id": "s1", "message_id": "m1"})
@@ -45,7 +45,7 @@ async def test_a_stream_starts_speaks_and_ends(tmp_path: Path) -> None:
 
 
 async def test_a_turn_streams_while_it_runs(tmp_path: Path) -> None:
-    """The first words are there before the last are thought of."""
+    """The first token is sent before the last is generated."""
     gate = Gate()
     async with (
         opened_app(ScriptedModel([["first", gate, " last"]]), settings_for(tmp_path)) as app,
@@ -59,7 +59,7 @@ async def test_a_turn_streams_while_it_runs(tmp_path: Path) -> None:
 
 
 async def test_the_same_message_id_streams_the_first_answer_again(tmp_path: Path) -> None:
-    """It comes as one piece, since nobody waits for it to be thought."""
+    """The stored answer is streamed as one token, without a model call."""
     model = ScriptedModel(["a few words"])
     async with opened_app(model, settings_for(tmp_path)) as app, listening(app) as client:
         first, again = [
@@ -72,8 +72,8 @@ async def test_the_same_message_id_streams_the_first_answer_again(tmp_path: Path
     assert len(model.calls) == 1
 
 
-async def test_who_joins_late_gets_all_of_it(tmp_path: Path) -> None:
-    """A second stream of a running turn begins at the beginning."""
+async def test_a_late_stream_has_all_events(tmp_path: Path) -> None:
+    """A second stream of a running turn has all of its events."""
     gate = Gate()
     model = ScriptedModel([["first", gate, " last"]])
     body = {"message": "hi", "session_id": "s1", "message_id": "m1"}
@@ -88,15 +88,15 @@ async def test_who_joins_late_gets_all_of_it(tmp_path: Path) -> None:
         assert text_of(await first) == "first last"
 
 
-async def test_a_model_that_does_not_stream_speaks_at_once(tmp_path: Path) -> None:
-    """Tokens joined are the answer, however it came."""
+async def test_the_answer_of_a_model_without_streaming_is_streamed(tmp_path: Path) -> None:
+    """The joined tokens are the answer, even of a model that does not stream."""
     model = ScriptedModel(["all of it"], disable_streaming=True)
     async with opened_app(model, settings_for(tmp_path)) as app, listening(app) as client:
         assert text_of(await streamed(client, {"message": "hi"})) == "all of it"
 
 
 async def test_a_failure_in_mid_stream_is_an_error_event_and_the_last(tmp_path: Path) -> None:
-    """It carries the problem document, without what the provider said; the message can be sent again."""
+    """The last event is the problem document without the provider's text, and the message can be sent again."""
     model = ScriptedModel([["some", ValueError("secret of the provider")], "all of it"])
     body = {"message": "hi", "session_id": "s1", "message_id": "m1"}
     async with opened_app(model, settings_for(tmp_path)) as app, listening(app) as client:
@@ -119,17 +119,17 @@ async def test_a_failure_in_mid_stream_is_an_error_event_and_the_last(tmp_path: 
         ({"message": "hi", "session_id": "s1", "user_id": "bob"}, 404, "session-not-found"),
     ],
 )
-async def test_what_fails_before_the_turn_begins_is_an_http_error(
+async def test_a_failure_before_the_turn_is_an_http_error(
     tmp_path: Path, body: dict[str, object], status: int, kind: str
 ) -> None:
-    """A stream is opened for a turn that runs only."""
+    """A request that fails before its turn begins returns an HTTP error instead of a stream."""
     async with opened_app(DemoModel(), settings_for(tmp_path)) as app, listening(app) as client:
         await say(client, "hi", session_id="s1", user_id="ann")
         check_problem(await client.post("/api/v1/chat/stream", json=body), status, kind)
 
 
-async def test_heartbeats_keep_the_line_while_the_model_thinks(tmp_path: Path) -> None:
-    """Comments, which readers of events do not see."""
+async def test_heartbeats_are_sent_during_a_model_call(tmp_path: Path) -> None:
+    """Comments, which clients ignore, are sent while the model call runs."""
     gate = Gate()
     async with (
         opened_app(ScriptedModel([[gate, "done"]]), settings_for(tmp_path)) as app,
@@ -139,15 +139,15 @@ async def test_heartbeats_keep_the_line_while_the_model_thinks(tmp_path: Path) -
         async with client.stream("POST", "/api/v1/chat/stream", json={"message": "hi"}) as response:
             events = events_of(response)
             while (first := (await anext(events)).name) == "":
-                pass  # the turn begins later than the first heartbeat where the machine has other work to do
+                pass  # on a busy machine the first heartbeat precedes the turn
             assert [first, *[(await anext(events)).name for _ in range(3)]] == ["start", "", "", ""]
             gate.open()
             rest = [event.name async for event in events if event.name]
     assert rest == ["token", "end"]
 
 
-async def test_heartbeats_keep_the_line_while_a_turn_waits_for_the_one_before(tmp_path: Path) -> None:
-    """The stream opens before the turn begins, once a heartbeat is due."""
+async def test_heartbeats_are_sent_while_a_turn_waits(tmp_path: Path) -> None:
+    """The stream opens before its turn begins, when the first heartbeat is due."""
     gate = Gate()
     model = ScriptedModel([["one", gate], "two"])
     async with (
@@ -165,8 +165,8 @@ async def test_heartbeats_keep_the_line_while_a_turn_waits_for_the_one_before(tm
         await first
 
 
-async def test_a_reader_who_goes_away_does_not_lose_the_turn(tmp_path: Path) -> None:
-    """The answer is whole in the history, and the same message id gets it."""
+async def test_a_disconnected_reader_does_not_lose_the_turn(tmp_path: Path) -> None:
+    """After a disconnect the turn ends, its answer is in the history, and a repeat returns it."""
     gate = Gate()
     model = ScriptedModel([["first", gate, " last"]])
     async with opened_app(model, settings_for(tmp_path)) as app, listening(app) as client:
@@ -184,8 +184,8 @@ async def test_a_reader_who_goes_away_does_not_lose_the_turn(tmp_path: Path) -> 
     assert len(model.calls) == 1
 
 
-async def test_a_caller_who_goes_away_does_not_lose_the_turn(tmp_path: Path) -> None:
-    """Nor without a stream."""
+async def test_a_disconnected_caller_does_not_lose_the_turn(tmp_path: Path) -> None:
+    """A disconnect of a request without a stream does not stop the turn."""
     gate = Gate()
     model = ScriptedModel([["first", gate, " last"]])
     async with opened_app(model, settings_for(tmp_path)) as app, listening(app) as client:
@@ -199,7 +199,7 @@ async def test_a_caller_who_goes_away_does_not_lose_the_turn(tmp_path: Path) -> 
 
 
 async def test_half_a_character_from_the_model_can_be_sent(tmp_path: Path) -> None:
-    """A lone surrogate is replaced: it has no bytes."""
+    """A lone surrogate in an answer is replaced, because it has no encoding."""
     model = ScriptedModel([AIMessage("half \ud83d"), AIMessage("half \ud83d")])
     async with opened_app(model, settings_for(tmp_path)) as app, listening(app) as client:
         events = await streamed(client, {"message": "hi", "session_id": "s1"})
@@ -207,10 +207,10 @@ async def test_half_a_character_from_the_model_can_be_sent(tmp_path: Path) -> No
         assert (await say(client, "hi"))["response"] == "half \ufffd"
 
 
-async def test_an_error_that_nobody_foresaw_ends_the_stream_with_an_error_event(
+async def test_an_unexpected_error_ends_the_stream_with_an_error_event(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Or it would look like a good end. The log has its class and its place: its sentence may quote people."""
+    """The event and the log do not contain the text of the error. The log has its class."""
 
     async def broken(turn: ChatTurn) -> AsyncIterator[ChatEvent]:
         yield ChatStarted(turn.session_id, turn.run_id, turn.message_id)

@@ -1,4 +1,4 @@
-"""Messages taken back and replaced, and sessions branched, over HTTP; each user their own."""
+"""Tests of superseding over HTTP: messages are taken back or edited, answers regenerated, and sessions branched."""
 
 from __future__ import annotations
 
@@ -19,13 +19,16 @@ from threadkeep.testing import Gate, ScriptedModel
 
 
 async def fill(app: App, *words: str, session_id: str = "s1", user_id: str | None = None) -> None:
-    """Give a session messages, each with its words for an id; those of the assistant begin with `a`."""
+    """Append messages to a session.
+
+    Each text is also the id, and texts that begin with `a` are the assistant's.
+    """
     messages = [Message("assistant" if word.startswith("a") else "user", word, word) for word in words]
     await app.memory.session(session_id, user_id=user_id).append(messages)
 
 
 async def post(client: httpx2.AsyncClient, verb: str, **body: object) -> dict[str, Any]:
-    """The answer to a request about the session `s1` that must succeed."""
+    """Return the response to a request about the session `s1`, which must succeed."""
     response = await client.post(f"/api/v1/sessions/s1/{verb}", json=body)
     assert response.status_code in (200, 201), response.text
     answer: dict[str, Any] = response.json()
@@ -33,7 +36,7 @@ async def post(client: httpx2.AsyncClient, verb: str, **body: object) -> dict[st
 
 
 async def test_the_newest_messages_are_taken_back(app: App, client: httpx2.AsyncClient) -> None:
-    """One if nobody says how many; without a body too."""
+    """Without a number, one message is taken back."""
     await fill(app, "q1", "a1", "q2", "a2")
     taken = await post(client, "take-back", n=2)
     assert (taken["session_id"], taken["count"]) == ("s1", 2)
@@ -47,15 +50,15 @@ async def test_the_newest_messages_are_taken_back(app: App, client: httpx2.Async
     assert await post(client, "take-back") == {"session_id": "s1", "messages": [], "count": 0}
 
 
-async def test_those_who_take_back_at_once_get_different_messages(app: App, client: httpx2.AsyncClient) -> None:
-    """Each message once."""
+async def test_simultaneous_requests_take_back_different_messages(app: App, client: httpx2.AsyncClient) -> None:
+    """Simultaneous requests take back different messages."""
     await fill(app, *(f"q{number}" for number in range(6)))
     taken = await asyncio.gather(*(post(client, "take-back") for _ in range(6)))
     assert sorted(one["messages"][0]["id"] for one in taken) == [f"q{number}" for number in range(6)]
 
 
 async def test_a_message_is_replaced(app: App, client: httpx2.AsyncClient) -> None:
-    """The history has both versions; the same request again changes nothing."""
+    """The history has both versions of an edited message, and a repeated request changes nothing."""
     await fill(app, "q1", "a1", "q2")
     body = {"message_id": "q1", "message": "better", "new_message_id": "q1b"}
     edited = await post(client, "edit", **body)
@@ -70,7 +73,7 @@ async def test_a_message_is_replaced(app: App, client: httpx2.AsyncClient) -> No
 
 
 async def test_a_session_is_branched(app: App, client: httpx2.AsyncClient) -> None:
-    """Up to a place, under a given id or a new one; people go on in either."""
+    """A branch has the messages up to a seq, under a given id or a new one, and both sessions continue."""
     await fill(app, "q1", "a1", "q2", user_id="ann")
     response = await client.post("/api/v1/sessions/s1/branch?user_id=ann", json={"at": 2, "session_id": "b/1"})
     assert response.status_code == 201
@@ -90,10 +93,10 @@ async def test_a_session_is_branched(app: App, client: httpx2.AsyncClient) -> No
     ("verb", "body"),
     [("take-back", {}), ("edit", {"message_id": "q1", "message": "x"}), ("branch", {})],
 )
-async def test_another_users_session_is_not_there(
+async def test_another_users_session_is_not_found(
     app: App, client: httpx2.AsyncClient, verb: str, body: dict[str, object]
 ) -> None:
-    """Nor is one that never was; nothing is changed."""
+    """Another user's session and a missing one return 404, and nothing changes."""
     await fill(app, "q1", user_id="ann")
     for path in (f"s1/{verb}?user_id=bob", f"unknown/{verb}"):
         check_problem(await client.post(f"/api/v1/sessions/{path}", json=body), 404, "session-not-found")
@@ -115,18 +118,17 @@ async def test_another_users_session_is_not_there(
         ("branch", {"session_id": ""}),
     ],
 )
-async def test_what_cannot_be_done_is_a_422(
+async def test_an_invalid_request_is_a_422(
     app: App, client: httpx2.AsyncClient, verb: str, body: dict[str, object]
 ) -> None:
-    """With a sentence that says why."""
     await fill(app, "q1", "q2")
     response = await client.post(f"/api/v1/sessions/s1/{verb}", json=body)
     assert response.status_code == 422, response.text
     assert [message["id"] for message in await history(client, "s1")] == ["q1", "q2"]
 
 
-async def test_a_message_that_cannot_be_replaced_is_told_apart(app: App, client: httpx2.AsyncClient) -> None:
-    """One that is not there is a 404, one that was superseded a 409."""
+async def test_missing_and_superseded_messages_are_not_edited(app: App, client: httpx2.AsyncClient) -> None:
+    """Editing a missing message returns 404, and editing a superseded one 409."""
     await fill(app, "q1", "a1")
     url = "/api/v1/sessions/s1/edit"
     check_problem(await client.post(url, json={"message_id": "q9", "message": "x"}), 404, "message-not-found")
@@ -135,8 +137,8 @@ async def test_a_message_that_cannot_be_replaced_is_told_apart(app: App, client:
     assert (await client.get("/api/v1/chat/history/s1?view=all")).status_code == 422
 
 
-async def test_a_question_is_answered_again(tmp_path: Path) -> None:
-    """By a new run; whoever sends the message again gets the new answer, and the earlier one stays in the history."""
+async def test_an_answer_is_regenerated(tmp_path: Path) -> None:
+    """A new run answers the message. A repeat returns the new answer, and the earlier one stays in the history."""
     model = ScriptedModel(["first", "second", "next", "third"])
     async with opened_app(model, settings_for(tmp_path)) as app, client_of(app) as client:
         first = await say(client, "q", session_id="s1", user_id="ann", message_id="m1", metadata={"page": "/a"})
@@ -162,8 +164,8 @@ async def test_a_question_is_answered_again(tmp_path: Path) -> None:
             assert (kept["status"], kept["text"]) == ("done", answer)
 
 
-async def test_the_newest_question_is_answered_again_piece_by_piece(tmp_path: Path) -> None:
-    """As of a stream of the chat; an edited question is answered so too."""
+async def test_a_regenerated_answer_is_streamed(tmp_path: Path) -> None:
+    """A regenerated answer is streamed, also for an edited message."""
     async with opened_app(ScriptedModel(["one", "two three"]), settings_for(tmp_path)) as app, client_of(app) as client:
         await say(client, "q", session_id="s1", message_id="m1")
         await post(client, "edit", message_id="m1", message="better", new_message_id="m2")
@@ -175,15 +177,15 @@ async def test_the_newest_question_is_answered_again_piece_by_piece(tmp_path: Pa
         assert [text for _, text, _ in said(await history(client, "s1"))] == ["better", "two three"]
 
 
-async def test_a_question_that_is_being_answered_gets_that_answer(tmp_path: Path) -> None:
-    """Whoever is impatient asks no model once more, and nothing is superseded; twice at once is once."""
+async def test_regenerating_during_a_turn_returns_its_answer(tmp_path: Path) -> None:
+    """Regenerating during a turn returns its answer. Simultaneous requests to regenerate cause one model call."""
     gate = Gate()
     model = ScriptedModel([["slow", gate], "again"])
     async with opened_app(model, settings_for(tmp_path)) as app, client_of(app) as client:
         asking = asyncio.create_task(say(client, "q", session_id="s1", message_id="m1"))
         await gate.reached()
         again = asyncio.create_task(post(client, "regenerate", message_id="m1"))
-        # It waits for the answer that is on its way.
+        # The request waits for the running turn.
         assert await asyncio.wait([again], timeout=1.0) == (set(), {again})
         gate.open()
         assert await again == await asking
@@ -193,8 +195,8 @@ async def test_a_question_that_is_being_answered_gets_that_answer(tmp_path: Path
         assert [text for _, text, _ in said(await history(client, "s1"))] == ["q", "again"]
 
 
-async def test_a_question_without_an_answer_is_tried_again(tmp_path: Path) -> None:
-    """By its own run, which failed."""
+async def test_a_message_without_an_answer_is_retried(tmp_path: Path) -> None:
+    """Regenerating a message without an answer retries its failed run."""
     model = ScriptedModel([RuntimeError("down"), "better"])
     async with opened_app(model, settings_for(tmp_path)) as app, client_of(app) as client:
         failed = await client.post("/api/v1/chat", json={"message": "q", "session_id": "s1", "message_id": "m1"})
@@ -205,8 +207,8 @@ async def test_a_question_without_an_answer_is_tried_again(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("transcripts", ["tables", "graph_store"])
-async def test_messages_that_became_one_turn_get_its_new_answer(tmp_path: Path, transcripts: str) -> None:
-    """Also the earlier one, and when the first run is not kept any more."""
+async def test_coalesced_messages_get_the_new_answer(tmp_path: Path, transcripts: str) -> None:
+    """A repeat of any coalesced message returns the new answer, also after the first run was pruned."""
     gate = Gate()
     model = ScriptedModel([["zero", gate], "first", "second"])
     settings = settings_for(tmp_path, double_texting="coalesce", transcripts=transcripts)
@@ -231,13 +233,13 @@ async def test_messages_that_became_one_turn_get_its_new_answer(tmp_path: Path, 
 
 
 async def inputs_of(app: App, session_id: str, count: int) -> bool:
-    """Whether so many messages of a session wait."""
+    """Return whether a number of messages of a session is queued."""
     [*found], _ = await app.memory.runs.records.runs(RunQuery(session_id=session_id, status="queued"))
     return sum(len(run.inputs) for run in found) == count
 
 
-async def test_what_cannot_be_answered_again_is_told(app: App, client: httpx2.AsyncClient) -> None:
-    """No such question or run, a superseded one, two names, an unknown workflow; nothing is superseded."""
+async def test_missing_and_superseded_answers_are_not_regenerated(app: App, client: httpx2.AsyncClient) -> None:
+    """Regenerating a missing or superseded message fails with its own kind of problem, and supersedes nothing."""
     await say(client, "q", session_id="s1", user_id="ann", message_id="m1")
     url = "/api/v1/sessions/s1/regenerate"
     for body in ({"run_id": "nothing"}, {"message_id": "nothing"}):

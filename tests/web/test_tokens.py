@@ -1,4 +1,4 @@
-"""Tokens of users: a browser speaks for the user that its token names, and for nobody else."""
+"""Tests of user tokens: a token authenticates the user that it names, and nobody else."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PEM = PRIVATE.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublic
 
 
 def token(key: str | EllipticCurvePrivateKey = SHARED, algorithm: str = "HS256", **claims: object) -> dict[str, str]:
-    """The headers with a token that is valid, but for these claims."""
+    """Return the headers with a token that is valid except for these claims."""
     given = {"iss": ISSUER, "aud": AUDIENCE, "sub": "ann", "exp": time.time() + 60, **claims}
     payload = {name: value for name, value in given.items() if value is not None}
     signed = jwt.encode(payload, key, algorithm, headers={"kid": "k1"})
@@ -34,7 +34,7 @@ def token(key: str | EllipticCurvePrivateKey = SHARED, algorithm: str = "HS256",
 
 
 def forged(claims: dict[str, object], algorithm: str, secret: bytes) -> str:
-    """A token as an attacker writes it, whom no library stops: signed with any bytes, or not at all."""
+    """Return a token as an attacker writes it: signed with any bytes, or not at all."""
     parts = [json.dumps(part).encode() for part in ({"alg": algorithm, "typ": "JWT"}, claims)]
     said = b".".join(urlsafe_b64encode(part).rstrip(b"=") for part in parts)
     digests = {"HS256": "sha256", "HS384": "sha384", "HS512": "sha512", "hs256": "sha256"}
@@ -44,7 +44,7 @@ def forged(claims: dict[str, object], algorithm: str, secret: bytes) -> str:
 
 @pytest.fixture
 def jwks() -> Iterator[str]:
-    """The address of an issuer's keys."""
+    """Return the URL of an issuer's keys."""
     key = {**json.loads(jwt.algorithms.ECAlgorithm.to_jwk(PRIVATE.public_key())), "kid": "k1"}
     body = json.dumps({"keys": [key]}).encode()
 
@@ -63,7 +63,7 @@ def jwks() -> Iterator[str]:
 
 
 async def service_with(folder: Path, key: str) -> AsyncIterator[httpx2.AsyncClient]:
-    """A client of a service that accepts the issuer's tokens."""
+    """Yield a client of a service that accepts the issuer's tokens."""
     values = {"jwt_issuer": ISSUER, "jwt_audience": AUDIENCE, "jwt_key": key}
     settings = settings_for(folder, **values, api_keys="web:one")
     async with opened_app(DemoModel(), settings) as app, client_of(app) as client:
@@ -72,13 +72,13 @@ async def service_with(folder: Path, key: str) -> AsyncIterator[httpx2.AsyncClie
 
 @pytest.fixture
 async def client(tmp_path: Path) -> AsyncIterator[httpx2.AsyncClient]:
-    """A client of a service that shares a secret with the issuer."""
+    """Return a client of a service that shares a secret with the issuer."""
     async for client in service_with(tmp_path, SHARED):
         yield client
 
 
-async def test_a_token_speaks_for_its_user(client: httpx2.AsyncClient) -> None:
-    """And for nobody else; a key goes on beside it."""
+async def test_a_token_authenticates_its_user(client: httpx2.AsyncClient) -> None:
+    """A token cannot access another user's data or administer. A key still works beside it."""
     answer = (await client.post("/api/v1/chat", json={"message": "hi"}, headers=token())).json()
     address = f"/api/v1/sessions/{answer['session_id']}"
     assert (await client.get(address, headers=token())).json()["user_id"] == "ann"
@@ -107,12 +107,12 @@ async def test_a_token_speaks_for_its_user(client: httpx2.AsyncClient) -> None:
     ],
 )
 async def test_any_other_token_is_refused(client: httpx2.AsyncClient, headers: dict[str, str]) -> None:
-    """Without a word about the reason."""
+    """An invalid token is refused without a reason."""
     check_problem(await client.get("/api/v1/sessions", headers=headers), 401, "token-invalid")
 
 
 async def test_a_public_key_is_no_shared_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who knows the public key cannot sign with it, also where the library would take it for a secret."""
+    """A token that is signed with the public key is refused, even if the library would accept the key as a secret."""
     monkeypatch.setattr(jwt.algorithms.HMACAlgorithm, "prepare_key", lambda _, key: key.encode())
     async for client in service_with(tmp_path, PEM):
         assert (await client.get("/api/v1/sessions", headers=token(PRIVATE, "ES256"))).status_code == 200
@@ -124,7 +124,7 @@ async def test_a_public_key_is_no_shared_secret(tmp_path: Path, monkeypatch: pyt
 
 
 async def test_a_shared_secret_signs_and_nothing_else(client: httpx2.AsyncClient) -> None:
-    """The same forgery with the real secret is a token; an unsigned one is none."""
+    """A token that is signed with the secret is accepted, and an unsigned one is refused."""
     claims = {"iss": ISSUER, "aud": AUDIENCE, "sub": "ann", "exp": int(time.time()) + 60}
     headers = {"authorization": f"Bearer {forged(claims, 'HS256', SHARED.encode())}"}
     assert (await client.get("/api/v1/sessions", headers=headers)).status_code == 200
@@ -133,15 +133,15 @@ async def test_a_shared_secret_signs_and_nothing_else(client: httpx2.AsyncClient
         check_problem(await client.get("/api/v1/sessions", headers=headers), 401, "token-invalid")
 
 
-async def test_the_issuers_keys_are_read_at_its_address(tmp_path: Path, jwks: str) -> None:
-    """By the id in the token; an unknown one is refused."""
+async def test_the_issuers_keys_are_read_from_its_url(tmp_path: Path, jwks: str) -> None:
+    """The key is selected by the id in the token."""
     async for client in service_with(tmp_path, jwks):
         assert (await client.get("/api/v1/sessions", headers=token(PRIVATE, "ES256"))).status_code == 200
         check_problem(await client.get("/api/v1/sessions", headers=token()), 401, "token-invalid")
 
 
-async def test_keys_that_cannot_be_read_are_no_fault_of_the_token(tmp_path: Path) -> None:
-    """503: the same token may be good later."""
+async def test_unavailable_issuer_keys_are_a_503(tmp_path: Path) -> None:
+    """If the issuer's keys cannot be read, the response is 503, because the token may be valid."""
     async for client in service_with(tmp_path, "http://127.0.0.1:9/keys"):
         response = await client.get("/api/v1/sessions", headers=token(PRIVATE, "ES256"))
         check_problem(response, 503, "issuer-unavailable")

@@ -1,4 +1,4 @@
-"""A service that goes on while a newer Threadkeep has migrated its database: nothing breaks, and it starts no more."""
+"""Test of a service whose database is migrated by a newer Threadkeep: it continues, but cannot be started again."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _TABLES = {
 
 
 def migrate(url: str) -> None:
-    """Do what a later version may do: add columns to the tables, in front of none that is there."""
+    """Add columns to all tables and a newer schema version, as a later version may do."""
     for (table,) in query(url, _TABLES[parse_address(url).backend]):
         execute(url, f"ALTER TABLE {table} ADD COLUMN of_a_newer_version TEXT DEFAULT 'new'")
     execute(url, "INSERT INTO threadkeep_migrations (version, name, applied_at) VALUES (9999, 'newer', '')")
 
 
 async def use(client: httpx2.AsyncClient, turn: str) -> None:
-    """Use what a service has: turns, runs, lists, search, facts, edits, exports."""
+    """Use turns, runs, lists, search, facts, edits and deletions of a service."""
     await say(client, f"zebra {turn}", session_id="room", user_id="ann")
     body = {"message": f"zebra run {turn}", "session_id": f"run-{turn}", "user_id": "ann", "mode": "background"}
     run_id = (await client.post("/api/v1/workflows/chat/runs", json=body)).json()["run_id"]
@@ -53,8 +53,8 @@ async def use(client: httpx2.AsyncClient, turn: str) -> None:
 
 
 @pytest.mark.slow
-async def test_a_service_goes_on_beside_a_newer_one(tmp_path: Path, shared_url: str) -> None:
-    """With all that it does; a second one of its version is refused, and says what to do."""
+async def test_a_service_continues_after_a_newer_migration(tmp_path: Path, shared_url: str) -> None:
+    """The service continues, and a new process of its version is refused with the cure."""
     settings = settings_for(tmp_path, database_url=shared_url)
     async with opened_app(ScriptedModel(["ok"] * 9), settings) as app, client_of(app) as client:
         await use(client, "before")

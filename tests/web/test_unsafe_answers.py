@@ -1,4 +1,4 @@
-"""Neither the database nor the disk takes an answer: nobody is told what a crash would lose."""
+"""Tests of answers that neither the database nor the disk can store: they are not returned."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from threadkeep.testing import ScriptedModel
 
 @asynccontextmanager
 async def nothing_is_stored(database: Path, pending: Path) -> AsyncIterator[None]:
-    """Hold the lock of a database; a file of another program is where the pending turns would be."""
+    """Hold the lock of a database, and replace the folder of pending turns by a file."""
     with closing(sqlite3.connect(database, isolation_level=None, check_same_thread=False)) as other:
-        # In a thread: what the service still writes needs the event loop to end.
+        # In a thread, because writes of the service need the event loop to end.
         await asyncio.to_thread(other.execute, "BEGIN EXCLUSIVE")
         await asyncio.to_thread(shutil.rmtree, pending)
         await asyncio.to_thread(pending.touch)
@@ -26,8 +26,8 @@ async def nothing_is_stored(database: Path, pending: Path) -> AsyncIterator[None
         other.execute("ROLLBACK")
 
 
-async def test_nobody_is_told_an_answer_that_could_be_lost(tmp_path: Path) -> None:
-    """The caller gets a 503, and with the same message id the answer of the same model call when it is safe."""
+async def test_an_answer_that_could_be_lost_is_not_returned(tmp_path: Path) -> None:
+    """The caller gets 503. A repeat returns the answer of the same model call once it is stored."""
     database, pending = tmp_path / "threadkeep.db", tmp_path / "pending"
     settings = settings_for(tmp_path, database_url=f"sqlite:///{database}", write_timeout=0.5, lock_timeout=0.5)
     model = ScriptedModel(["hello", "only one"])
@@ -46,7 +46,7 @@ async def test_nobody_is_told_an_answer_that_could_be_lost(tmp_path: Path) -> No
 
 
 async def test_a_message_without_an_id_can_be_sent_again(tmp_path: Path) -> None:
-    """The problem names the ids that it was given: it is stored once."""
+    """The problem has the generated ids, with which the message is stored once."""
     database, pending = tmp_path / "threadkeep.db", tmp_path / "pending"
     settings = settings_for(tmp_path, database_url=f"sqlite:///{database}", write_timeout=0.5, lock_timeout=0.5)
     async with opened_app(ScriptedModel(["hello", "only one"]), settings) as app, client_of(app) as client:
@@ -61,7 +61,7 @@ async def test_a_message_without_an_id_can_be_sent_again(tmp_path: Path) -> None
 
 
 async def test_a_stream_does_not_end_with_an_answer_that_could_be_lost(tmp_path: Path) -> None:
-    """Its tokens were sent; its end is an error."""
+    """A stream whose tokens were sent ends with an error."""
     database, pending = tmp_path / "threadkeep.db", tmp_path / "pending"
     settings = settings_for(tmp_path, database_url=f"sqlite:///{database}", write_timeout=0.5, lock_timeout=0.5)
     async with opened_app(ScriptedModel(["hello", "only one"]), settings) as app, client_of(app) as client:

@@ -1,4 +1,4 @@
-"""/api/v1/users: the export of a person, as lines that can be continued and as one archive."""
+"""Tests of /api/v1/users: the export of a person, as lines that can be continued and as an archive."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from threadkeep.app import App
 
 
 async def test_a_person_is_exported(client: httpx2.AsyncClient) -> None:
-    """As an archive, or as lines, which go on after any position."""
+    """The export is an archive, or JSON lines that continue after a position."""
     await say(client, "tell me about tea", session_id="room", user_id="ann/1")
     await say(client, "bob here", session_id="other", user_id="bob")
     archived = await client.get("/api/v1/users/ann%2F1")
@@ -34,10 +34,9 @@ async def test_a_person_is_exported(client: httpx2.AsyncClient) -> None:
     check_problem(await client.get(f"/api/v1/users/ann?after={after}"), 422, "invalid-request")
 
 
-async def test_a_key_of_one_user_exports_that_user(
+async def test_a_key_of_one_user_exports_that_user_only(
     app: App, client: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And nobody else."""
     monkeypatch.setattr("threadkeep.web.keys.REFRESH_SECONDS", 0.0)
     await say(client, "hi", session_id="room", user_id="ann")
     new = await app.memory.api_keys.add("phone", scope="read", user_id="ann")

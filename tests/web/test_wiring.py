@@ -1,4 +1,4 @@
-"""Every way in over HTTP gives a graph its store and its thread: opened once at the top, and compiled in one place."""
+"""Test that each way to start a run over HTTP gives its graph a store and a checkpointer."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from threadkeep.testing import ScriptedModel
 
 
 class Asking:
-    """Asks for runs over HTTP."""
+    """A client that starts runs over HTTP in different ways."""
 
     def __init__(self, client: httpx2.AsyncClient) -> None:
         self._client = client
 
     async def waited(self, workflow: str = "wired", message: str = "go") -> dict[str, Any]:
-        """A run that is waited for, and its answer too."""
+        """Start a run and wait for it, and answer its question in the same way."""
         run = await self._post(f"workflows/{workflow}/runs", {"message": message})
         return await self._post(f"runs/{run['run_id']}/resume", {"value": "yes"})
 
     async def streamed(self) -> dict[str, Any]:
-        """A run that is read as it happens, up to its question."""
+        """Stream a run up to its question, and answer it."""
         body = {"message": "go", "mode": "stream"}
         text = (await self._client.post("/api/v1/workflows/wired/runs", json=body)).text
         last = [line for line in text.splitlines() if line.startswith("data: ")][-1]
@@ -34,18 +34,18 @@ class Asking:
         return await self._post(f"runs/{run_id}/resume", {"value": "yes"})
 
     async def queued(self) -> dict[str, Any]:
-        """A run that a worker takes, twice."""
+        """Have a worker execute a run, and have it resumed by a worker."""
         run_id = (await self._post("workflows/wired/runs", {"message": "go", "mode": "background"}))["run_id"]
         await self._reached(run_id, "waiting")
         await self._post(f"runs/{run_id}/resume", {"value": "yes", "mode": "background"})
         return await self._reached(run_id, "done")
 
     async def child(self) -> dict[str, Any]:
-        """A child, which asks by way of its parent."""
+        """Start a run whose child asks a question."""
         return await self.waited("above")
 
     async def retried(self) -> dict[str, Any]:
-        """A run that failed behind its first step."""
+        """Retry a run that failed after its first step."""
         failed = await self._post("workflows/wired/runs", {"message": "break"})
         assert failed["status"] == "failed"
         run = await self._post(f"runs/{failed['run_id']}/retry", {})
@@ -69,7 +69,6 @@ class Asking:
 
 @pytest.mark.slow
 async def test_over_http(shared_url: str, tmp_path: Path) -> None:
-    """Waited for, as a stream, in the background, as a child, after a failure."""
     (tmp_path / "above.yaml").write_text(PARENT)
     names = [NAMED, str(tmp_path / "above.yaml")]
     settings = settings_for(tmp_path, database_url=shared_url, workflows=names)

@@ -1,4 +1,4 @@
-"""/api/v1/workflows: what there is, one of them, and the keys that it makes of a payload."""
+"""Tests of /api/v1/workflows: the list, a workflow, and the explanation of keys."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from threadkeep.testing import ScriptedModel
 
 
 async def test_workflows_are_listed_shown_and_explained(tmp_path: Path) -> None:
-    """Those of the settings beside the built-in one."""
+    """The list has the workflows of the settings and the built-in one."""
     path = tmp_path / "keyed.yaml"
     path.write_text(KEYED)
     async with (
@@ -35,8 +35,8 @@ async def test_workflows_are_listed_shown_and_explained(tmp_path: Path) -> None:
         assert other["refused"] == [{"candidate": "{{results.none.x}}", "reason": "unresolved_template"}]
 
 
-async def test_what_a_channel_delivers_has_no_thread(tmp_path: Path) -> None:
-    """A payload without its bot gives no key, as it is explained: its session is new in each run."""
+async def test_a_channel_payload_without_its_bot_gives_no_key(tmp_path: Path) -> None:
+    """A payload of a channel without its bot gives no key, because its session is new in each run."""
     path = tmp_path / "bot.yaml"
     path.write_text(BOT % "")
     delivered: dict[str, Any] = {"message": "Hi", "results": telegram(bot_id="", chat_id=7)}
@@ -51,8 +51,8 @@ async def test_what_a_channel_delivers_has_no_thread(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["workflows/nope", "workflows/nope/explain-key"])
-async def test_a_workflow_that_is_not_there_is_a_problem(client: httpx2.AsyncClient, path: str) -> None:
-    """With those that are."""
+async def test_an_unknown_workflow_is_a_problem(client: httpx2.AsyncClient, path: str) -> None:
+    """The problem lists the available workflows."""
     if path.endswith("explain-key"):
         response = await client.post(f"/api/v1/{path}", json={"payload": {}})
     else:

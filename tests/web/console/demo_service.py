@@ -1,4 +1,4 @@
-"""A service with made-up conversations, for tests in a browser and for the pictures of the docs."""
+"""A service with sample conversations, for browser tests and for the screenshots of the docs."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ _SUMMARIES = (
 
 
 class PlayedModel(DemoModel):
-    """The demo model with answers to the lines of the made-up conversations; it looks orders up if it has tools."""
+    """The demo model with answers to the lines of the sample conversations. With tools, it looks orders up."""
 
     model: str = "played"
 
@@ -132,7 +132,7 @@ refund.add_edge("ask", END)
 
 @asynccontextmanager
 async def opened_service(folder: Path, **more: object) -> AsyncIterator[tuple[App, httpx2.AsyncClient]]:
-    """Open a service with the made-up conversations; its address is the client's `base_url`."""
+    """Open a service with the sample conversations. Its address is the client's `base_url`."""
     names = ["agent_with_tools", "parent", "facts", "feelings"]
     files = ",".join(str(EXAMPLES / f"{name}.yaml") for name in names)
     settings = settings_for(
@@ -160,7 +160,7 @@ async def opened_service(folder: Path, **more: object) -> AsyncIterator[tuple[Ap
 
 
 async def _fill(app: App, client: httpx2.AsyncClient, telegram: FakeTelegram) -> None:
-    """Hold the conversations, the last one of them last."""
+    """Create the sample conversations, the last one of them last."""
     await _say(client, "web:porto", "ana", "Our hotel in Porto was right at a tram 28 stop, which was perfect.")
     await _say(client, "web:porto", "ana", "The room to the yard was quiet.")
     await _say(client, SHOP, "ben", "Can I still return the kettle?")

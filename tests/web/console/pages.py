@@ -1,4 +1,4 @@
-"""Pages of the console as a browser without scripts has them: links that are followed, and forms that are sent."""
+"""Helpers that follow links and send forms of the console as a browser without scripts does."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class _Reader(HTMLParser):
         self.inline: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Note links, forms with their fields, and what the policy of the pages forbids."""
+        """Collect links, forms with their fields, and inline code that the content policy forbids."""
         values = {name: value or "" for name, value in attrs}
         self.inline += [name for name in values if name == "style" or name.startswith("on")]
         if tag == "script" and "src" not in values:
@@ -52,24 +52,24 @@ class Page:
     links: list[str]
 
     def form(self, ending: str) -> FoundForm:
-        """The first form whose address ends so."""
+        """Return the first form whose address ends with a text."""
         return next(form for form in self.forms if form.action.partition("?")[0].endswith(ending))
 
     @property
     def words(self) -> str:
-        """What a person reads, without tags, with single spaces."""
+        """Return the text of the page without tags, with single spaces."""
         return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", self.text)).split())
 
 
 async def opened(client: httpx2.AsyncClient, address: str, *, status: int = 200) -> Page:
-    """A page that a browser shows as its policy says: no inline script or style, nothing of other hosts."""
+    """Open a page, and check that it has no inline script or style and nothing of other hosts."""
     response = await client.get(address, follow_redirects=True)
     assert response.status_code == status, response.text
     return page_of(response)
 
 
 def page_of(response: httpx2.Response) -> Page:
-    """The page of a response, checked for what every page promises."""
+    """Return the page of a response, after checking the guarantees of every page."""
     assert response.headers["content-type"].startswith("text/html")
     assert "script-src 'self'" in response.headers["content-security-policy"]
     # Browsers send `Origin: null` with the forms of a page that forbids referrers; then no form works.
@@ -83,7 +83,7 @@ def page_of(response: httpx2.Response) -> Page:
 
 
 async def sent(client: httpx2.AsyncClient, form: FoundForm, **values: str) -> Page:
-    """The page that a browser shows after it has sent a form."""
+    """Send a form, and return the page that a browser shows afterwards."""
     content = urlencode({**form.fields, **values})
     response = await client.post(form.action, content=content, headers=FORM, follow_redirects=True)
     assert response.status_code == 200, response.text

@@ -1,4 +1,4 @@
-"""The console in a real browser: live answers, keys, and nothing that hinders people (axe)."""
+"""Tests of the console in a real browser: live answers, the keyboard, and accessibility with axe."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ PAGES = [
 
 @asynccontextmanager
 async def tab(base_url: str, **options: object) -> AsyncIterator[Any]:
-    """A page of a new browser, which must report no error: the policy of the pages forbids nothing that they do."""
+    """Open a page in a new browser, and check that it reports no error and no violation of the content policy."""
     async with playwright.async_playwright() as driver:
         browser = await driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         page = await browser.new_page(base_url=base_url, **options)
@@ -57,7 +57,7 @@ async def tab(base_url: str, **options: object) -> AsyncIterator[Any]:
 
 
 async def test_an_answer_appears_while_it_is_written(tmp_path: Path) -> None:
-    """Ctrl+Enter sends; pieces come into the page; at the end it is the transcript, without a click."""
+    """Ctrl+Enter sends the message, the pieces appear, and the transcript replaces them at the end."""
     gate = Gate()
     model = ScriptedModel([["Well, ", gate, "yes."]])
     async with (
@@ -76,7 +76,7 @@ async def test_an_answer_appears_while_it_is_written(tmp_path: Path) -> None:
 
 
 async def test_the_pages_are_used_with_the_keyboard(tmp_path: Path) -> None:
-    """The first key leads past the header, and a slash to the search."""
+    """Tab leads to the link past the header, and a slash to the search."""
     model = ScriptedModel(["Two."])
     async with (
         opened_app(model, settings_for(tmp_path)) as app,
@@ -95,8 +95,8 @@ async def test_the_pages_are_used_with_the_keyboard(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-async def test_nothing_on_any_page_hinders_people(tmp_path: Path, theme: str) -> None:
-    """Axe finds nothing, in both themes, and a narrow window needs no scrolling to the side."""
+async def test_every_page_is_accessible(tmp_path: Path, theme: str) -> None:
+    """Axe finds no violation in either theme, and a narrow window does not scroll sideways."""
     async with (
         opened_service(tmp_path) as (_, client),
         tab(str(client.base_url), color_scheme=theme) as page,
@@ -113,8 +113,8 @@ async def test_nothing_on_any_page_hinders_people(tmp_path: Path, theme: str) ->
             assert await page.evaluate("document.documentElement.scrollWidth") <= 400, address
 
 
-async def test_long_and_foreign_names_stay_in_their_place(tmp_path: Path) -> None:
-    """None makes a page wider than its window, and the direction of one does not reach the words after it."""
+async def test_long_and_bidirectional_names_do_not_break_the_layout(tmp_path: Path) -> None:
+    """No name makes a page wider than its window, or changes the direction of the text after it."""
     failure = type("F" * 200, (Exception,), {})
     session = "room\u202e1"
     address = f"/console/sessions/{quote(session)}"

@@ -1,4 +1,4 @@
-"""The console's pages of model calls: the budget, what was sent, what was left out and why."""
+"""Tests of the console's pages of model calls: the budget, the messages sent, and the reasons for omissions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from threadkeep.agent.demo import DemoModel
 
 @pytest.fixture
 async def narrow(tmp_path: Path) -> AsyncIterator[httpx2.AsyncClient]:
-    """A client of a service whose calls have room for a few messages, with summaries, facts and recall."""
+    """Return a client of a service with a small budget, summaries, facts and recall."""
     settings = settings_for(
         tmp_path,
         history_max_tokens=2000,
@@ -30,7 +30,7 @@ async def narrow(tmp_path: Path) -> AsyncIterator[httpx2.AsyncClient]:
 
 
 async def test_the_page_of_a_call_says_what_was_sent_and_what_was_not(client: httpx2.AsyncClient) -> None:
-    """The link beside an answer leads there; messages that are out are shown with their reason."""
+    """An answer links to the page of its call, which shows omitted messages with their reason."""
     await said(client, "s", "My cat is called Miso.")
     assert (await client.post("/api/v1/sessions/s/reset")).status_code == 200
     await said(client, "s", "My dog is called Rex.", "What is my dog called?")
@@ -48,7 +48,7 @@ async def test_the_page_of_a_call_says_what_was_sent_and_what_was_not(client: ht
 
 
 async def test_summaries_quotes_and_facts_are_unfolded(narrow: httpx2.AsyncClient) -> None:
-    """A summary to the messages that it covers, a quote to its message, a fact to its evidence."""
+    """A summary shows its messages, a quote links to its message, and a fact to its evidence."""
     await said(narrow, "old", "My cat is called Miso.")
     fact = {"scope": "user", "owner": "ana", "key": "home_city", "value": "Lisbon"}
     evidence = {"session_id": "old", "seq": 1}
@@ -70,8 +70,8 @@ async def test_summaries_quotes_and_facts_are_unfolded(narrow: httpx2.AsyncClien
     assert "a summary stands for it" in page.words
 
 
-async def test_a_call_that_is_not_on_record_is_a_page_with_the_reason(client: httpx2.AsyncClient) -> None:
-    """Also for an odd number, and for another user."""
+async def test_a_call_that_is_not_recorded_is_a_404_page(client: httpx2.AsyncClient) -> None:
+    """A call with an unknown or invalid number, or of another user, returns a page with the status 404."""
     await said(client, "s", "One.")
     run = next(link for link in (await opened(client, "/console/sessions/s")).links if "/calls/last" in link)
     for address in (run.replace("last", "2"), run.replace("last", "x"), f"{run}?user=ben", "/console/runs/no/calls/1"):

@@ -1,4 +1,4 @@
-"""The page that says for each message with some words whether the model was shown it, and why not."""
+"""Tests of the page that shows for each found message whether a model call included it, and why not."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from threadkeep.agent.demo import DemoModel
 
 @asynccontextmanager
 async def service(folder: Path, **options: object) -> AsyncIterator[httpx2.AsyncClient]:
-    """A client of a service with these settings."""
+    """Open a service with these settings, and yield a client."""
     async with opened_app(DemoModel(), settings_for(folder, **options)) as app, client_of(app) as client:
         yield client
 
 
 async def verdicts(client: httpx2.AsyncClient, words: str, session: str = "s", **query: str) -> str:
-    """What the page says of the messages with these words."""
+    """Return the text of the page about the messages that contain the words."""
     params = httpx2.QueryParams({"q": words, "session": session, **query})
     page = await opened(client, f"/console/known?{params}")
     return page.words.partition("newest call")[2] or page.words
 
 
 async def test_a_message_in_the_window_and_the_input(client: httpx2.AsyncClient) -> None:
-    """The newest call had both."""
+    """The page marks messages in the window and the input of the newest call."""
     await said(client, "s", "My cat is called Miso.", "Where does Ada live?")
     assert "in the window" in await verdicts(client, "cat Miso")
     assert "the input of the call" in await verdicts(client, "Where Ada live")
 
 
-async def test_a_message_before_a_reset_over_budget_and_said_later(client: httpx2.AsyncClient) -> None:
-    """Each with its reason in words."""
+async def test_a_message_before_a_reset_and_one_after_the_call(client: httpx2.AsyncClient) -> None:
+    """The page gives the reason for messages before a reset and for those after the call."""
     await said(client, "s", "My cat is called Miso.")
     await client.post("/api/v1/sessions/s/reset")
     await said(client, "s", "Hello.")
@@ -46,7 +46,7 @@ async def test_a_message_before_a_reset_over_budget_and_said_later(client: httpx
 
 
 async def test_a_message_that_was_taken_back_is_found_in_its_session(client: httpx2.AsyncClient) -> None:
-    """No search of the index finds it; the page of its session does."""
+    """A superseded message is not in the search index, but is found with its session."""
     await said(client, "s", "My cat is called Miso.")
     await client.post("/api/v1/sessions/s/take-back", json={"n": 2})
     await said(client, "s", "What is my cat called?")
@@ -54,7 +54,7 @@ async def test_a_message_that_was_taken_back_is_found_in_its_session(client: htt
 
 
 async def test_a_recalled_message_and_one_of_another_user(tmp_path: Path) -> None:
-    """Recalled at its rank; another user's is never recalled."""
+    """A recalled message has its rank. A message of another user is not recalled."""
     async with service(tmp_path, recall="user") as client:
         await said(client, "old", "My cat is called Miso.")
         await said(client, "foreign", "My parrot is called Miso.", user_id="ben")
@@ -64,7 +64,7 @@ async def test_a_recalled_message_and_one_of_another_user(tmp_path: Path) -> Non
 
 
 async def test_a_summarised_message(tmp_path: Path) -> None:
-    """The range of the summary that stands for it."""
+    """The page names the range of the summary that replaces the message."""
     async with service(tmp_path, summary_trigger="messages:8", summary_keep="messages:4") as client:
         await said(client, "s", *[f"Day {number}: we walked far." for number in range(8)])
 
@@ -76,8 +76,8 @@ async def test_a_summarised_message(tmp_path: Path) -> None:
         assert "in the summary of 1–" in await verdicts(client, "Day 0")
 
 
-async def test_a_user_sees_no_words_of_another(client: httpx2.AsyncClient) -> None:
-    """With a user the search is that user's."""
+async def test_a_user_sees_no_messages_of_another(client: httpx2.AsyncClient) -> None:
+    """A search with a user finds only that user's messages."""
     await said(client, "s", "My cat is called Miso.", user_id="ana")
     assert "cat is called" not in await verdicts(client, "Miso", session="", user="ben")
     assert "cat is called" in await verdicts(client, "Miso", session="", user="ana")
@@ -85,5 +85,4 @@ async def test_a_user_sees_no_words_of_another(client: httpx2.AsyncClient) -> No
 
 
 async def test_an_unknown_session_is_a_404(client: httpx2.AsyncClient) -> None:
-    """Not an empty result."""
     assert "Session not found" in (await opened(client, "/console/known?q=x&session=nope", status=404)).words

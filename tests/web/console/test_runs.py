@@ -1,4 +1,4 @@
-"""The console's pages of runs: the list, the trace, the tree, and the questions that a person answers."""
+"""Tests of the console's pages of runs: the list, the trace, the tree, and the questions to a person."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from threadkeep.testing import Gate, ScriptedModel
 
 @pytest.fixture
 def gate() -> Gate:
-    """Where the model's first answer stops."""
+    """Return the gate at which the model's first answer waits."""
     return Gate()
 
 
 @pytest.fixture
 async def bots(tmp_path: Path, gate: Gate) -> AsyncIterator[httpx2.AsyncClient]:
-    """A client of a service with workflows: one that answers, one that starts it, and one that asks a person."""
+    """Return a client of a service with three workflows: one answers, one starts it, and one asks a person."""
     for name, text in (("bot", FLOW), ("parent", PARENT)):
         (tmp_path / f"{name}.yaml").write_text(text)
     names = [*(str(tmp_path / f"{name}.yaml") for name in ("bot", "parent")), "form=tests.web.console.asking:graph"]
@@ -34,7 +34,7 @@ async def bots(tmp_path: Path, gate: Gate) -> AsyncIterator[httpx2.AsyncClient]:
 
 
 async def test_a_workflow_that_asks_begins_a_session_on_the_first_page(bots: httpx2.AsyncClient) -> None:
-    """The page of the new session is there, though the workflow stores the message after it has begun."""
+    """The page of the new session exists, although the workflow stores the message later."""
     form = (await opened(bots, "/")).form("/console/say")
     for number in range(5):
         page = await sent(bots, form, message="Hi", session_id=f"room:{number}", workflow="form")
@@ -42,8 +42,8 @@ async def test_a_workflow_that_asks_begins_a_session_on_the_first_page(bots: htt
     assert "A run asks a person" in (await opened(bots, "/console/sessions/room:4")).words
 
 
-async def test_a_session_says_that_its_last_run_failed(tmp_path: Path) -> None:
-    """With the kind of failure, and the way to try it again; after that nothing is said."""
+async def test_a_session_shows_the_failure_of_its_last_run(tmp_path: Path) -> None:
+    """The page of a session shows the kind of the last failure and a link to retry it, until the retry succeeds."""
     model = ScriptedModel([ValueError("secret"), "Yes."])
     async with opened_app(model, settings_for(tmp_path)) as app, client_of(app) as client:
         await client.post("/api/v1/chat", json={"message": "Is it so?", "session_id": "s"})
@@ -60,8 +60,8 @@ async def test_a_session_says_that_its_last_run_failed(tmp_path: Path) -> None:
         assert "failed" not in (await opened(client, "/console/sessions/s")).words
 
 
-async def test_a_person_answers_what_a_run_asks(bots: httpx2.AsyncClient) -> None:
-    """Each question on its page; the session's page leads there."""
+async def test_a_person_answers_the_questions_of_a_run(bots: httpx2.AsyncClient) -> None:
+    """The page of the session links to the run, whose page has a form for each question."""
     started = await bots.post("/api/v1/workflows/form/runs", json={"message": "Hi", "session_id": "s"})
     address = f"/console/runs/{started.json()['run_id']}"
     link = next(link for link in (await opened(bots, "/console/sessions/s")).links if link == address)
@@ -88,8 +88,8 @@ async def test_a_person_answers_what_a_run_asks(bots: httpx2.AsyncClient) -> Non
     await until(done)
 
 
-async def test_a_run_that_goes_on_is_streamed_and_stopped(bots: httpx2.AsyncClient, gate: Gate) -> None:
-    """The session's page names the stream for the script; without a script it is loaded again by itself."""
+async def test_a_running_run_is_streamed_and_cancelled(bots: httpx2.AsyncClient, gate: Gate) -> None:
+    """The page names the stream for the script. Without a script it reloads itself."""
     started = await bots.post(RUNS, json={"message": "Hi", "session_id": "s", "mode": "background"})
     await gate.reached()
     address = f"/console/runs/{started.json()['run_id']}"
@@ -115,7 +115,6 @@ async def test_a_run_that_goes_on_is_streamed_and_stopped(bots: httpx2.AsyncClie
 
 
 async def test_the_page_of_a_run_has_its_tree_its_trace_and_its_usage(bots: httpx2.AsyncClient, gate: Gate) -> None:
-    """A child is below its parent."""
     gate.open()
     run = (await bots.post("/api/v1/workflows/parent/runs", json={"message": "Hi"})).json()
     page = await opened(bots, f"/console/runs/{run['run_id']}")
@@ -129,7 +128,6 @@ async def test_the_page_of_a_run_has_its_tree_its_trace_and_its_usage(bots: http
 
 
 async def test_the_runs_of_a_session_are_filtered_by_user(client: httpx2.AsyncClient) -> None:
-    """`?user=` hides the runs of others, as in the API."""
     await said(client, "s", "One.", user_id="ana")
     assert "ana" in (await opened(client, "/console/runs?session=s")).words
     assert "No such run." in (await opened(client, "/console/runs?session=s&user=ben")).words

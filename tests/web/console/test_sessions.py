@@ -1,4 +1,4 @@
-"""The console's pages of sessions, read and used without a script."""
+"""Tests of the console's pages of sessions, without scripts."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from tests.web.services import until
 
 
 async def said(client: httpx2.AsyncClient, session_id: str, *messages: str, user_id: str | None = "ana") -> None:
-    """Have messages answered in a session."""
+    """Send messages to a session, and wait for their answers."""
     for message in messages:
         body = {"session_id": session_id, "user_id": user_id, "message": message}
         assert (await client.post("/api/v1/chat", json=body)).status_code == 200
 
 
 async def history(client: httpx2.AsyncClient, session_id: str) -> list[Mapping[str, Any]]:
-    """The active messages of a session."""
+    """Return the active messages of a session."""
     address = f"/api/v1/chat/history/{quote(session_id, safe='')}"
     messages: list[Mapping[str, Any]] = (await client.get(address)).json()["messages"]
     return messages
 
 
 async def test_a_new_user_starts_a_conversation_on_the_first_page(client: httpx2.AsyncClient) -> None:
-    """`/` explains what there is, and its form leads to the transcript with the answer."""
+    """The form of the empty first page leads to the transcript with the answer."""
     first = await opened(client, "/")
     assert "No conversation yet" in first.words
     page = await sent(client, first.form("/console/say"), message="My cat is called Miso.", session_id="room:1")
@@ -44,8 +44,8 @@ async def test_a_new_user_starts_a_conversation_on_the_first_page(client: httpx2
     assert "room:1" in (await opened(client, "/")).words
 
 
-async def test_a_conversation_that_names_no_session_is_a_new_one(client: httpx2.AsyncClient) -> None:
-    """For a user, too, whose last session a message to the API would continue."""
+async def test_a_message_without_a_session_begins_one(client: httpx2.AsyncClient) -> None:
+    """The form of the first page begins a new session, even if the API would continue the user's last one."""
     form = (await opened(client, "/")).form("/console/say")
     for message in ("My cat is called Miso.", "Something else."):
         assert message in (await sent(client, form, message=message, user_id="ana")).words
@@ -54,7 +54,7 @@ async def test_a_conversation_that_names_no_session_is_a_new_one(client: httpx2.
 
 
 async def test_a_form_that_is_sent_twice_stores_one_message(client: httpx2.AsyncClient) -> None:
-    """Also at the same time, as by a double click without scripts; a page that is loaded again sends a new message."""
+    """A double click without scripts stores one message. A reloaded page sends a new message."""
     first = (await opened(client, "/")).form("/console/say")
     pages = await asyncio.gather(*[sent(client, first, message="One.", user_id="ana") for _ in range(2)])
     [listed] = (await client.get("/api/v1/sessions", params={"user_id": "ana"})).json()["sessions"]
@@ -71,7 +71,7 @@ async def test_a_form_that_is_sent_twice_stores_one_message(client: httpx2.Async
 
 
 async def test_a_group_chat_names_its_speakers(client: httpx2.AsyncClient) -> None:
-    """The names that a channel gives stand beside the messages, here and among the results of a search."""
+    """The names of senders that a channel gives are shown with the messages and in search results."""
     for name in ("Ben", "Carla"):
         told = {"session_id": "telegram:1:2", "message": f"{name} was here.", "metadata": {"sender_name": name}}
         assert (await client.post("/api/v1/chat", json=told)).status_code == 200
@@ -81,7 +81,7 @@ async def test_a_group_chat_names_its_speakers(client: httpx2.AsyncClient) -> No
 
 
 async def test_sessions_are_searched_filtered_and_paged(client: httpx2.AsyncClient) -> None:
-    """By words, by user, by channel, by tag, and page by page; every page leads to the next."""
+    """The list is filtered by text, user, channel and tag, and its pages have all sessions."""
     for number in range(32):
         await said(client, f"room:{number}", f"Message {number}", user_id="ana" if number % 2 else "ben")
     first = await opened(client, "/")
@@ -105,7 +105,7 @@ async def test_sessions_are_searched_filtered_and_paged(client: httpx2.AsyncClie
 
 @pytest.mark.parametrize("session_id", ["a/b", "room 1?x#y", "räume:1", "<b>"])
 async def test_every_session_id_has_its_page(client: httpx2.AsyncClient, session_id: str) -> None:
-    """Whatever characters it has, the link of the list leads to it."""
+    """The list links to the page of a session with any characters in its id."""
     await said(client, session_id, "Hello <script>alert(1)</script> & you")
     links = (await opened(client, "/")).links
     [link] = {link for link in links if link.startswith("/console/sessions/")}
@@ -113,8 +113,8 @@ async def test_every_session_id_has_its_page(client: httpx2.AsyncClient, session
     assert "Hello &lt;script&gt;alert(1)&lt;/script&gt; &amp; you" in page.text
 
 
-async def test_a_question_is_edited_answered_again_and_what_it_replaced_is_shown(client: httpx2.AsyncClient) -> None:
-    """The superseded branch stays on the page, marked."""
+async def test_a_message_is_edited_and_its_answer_regenerated(client: httpx2.AsyncClient) -> None:
+    """Superseded messages stay on the page, marked."""
     await said(client, "s", "My cat is called Miso.", "What is my cat called?")
     page = await opened(client, "/console/sessions/s")
     page = await sent(client, page.form("/edit"), message="My dog is called Rex.")
@@ -137,7 +137,7 @@ async def test_a_question_is_edited_answered_again_and_what_it_replaced_is_shown
 
 
 async def test_taking_back_resetting_and_deleting(client: httpx2.AsyncClient) -> None:
-    """Each by its form; after the last one the session has no page."""
+    """The forms of a session take back, reset and delete. A deleted session has no page."""
     await said(client, "s", "One.", "Two.")
     page = await sent(client, (await opened(client, "/console/sessions/s")).form("/take-back"), n="2")
     assert [message["content"] for message in await history(client, "s")][0::2] == ["One."]
@@ -149,7 +149,7 @@ async def test_taking_back_resetting_and_deleting(client: httpx2.AsyncClient) ->
 
 
 async def test_taking_back_twice_from_one_page_takes_back_once(client: httpx2.AsyncClient) -> None:
-    """As by a double click without scripts; a page that is loaded again takes back once more."""
+    """A double click without scripts takes back once. A reloaded page takes back again."""
     await said(client, "s", "One.", "Two.", "Three.")
     form = (await opened(client, "/console/sessions/s")).form("/take-back")
     pages = [await sent(client, form, n="2") for _ in range(2)]
@@ -159,7 +159,7 @@ async def test_taking_back_twice_from_one_page_takes_back_once(client: httpx2.As
 
 
 async def test_a_session_is_exported_with_its_whole_history(client: httpx2.AsyncClient) -> None:
-    """As lines of JSON, in a file with its name."""
+    """The export is a file of JSON lines with the name of the session."""
     await said(client, "a/b", "One.")
     response = await client.get("/console/sessions/a%2Fb/export")
     assert "attachment; filename*=UTF-8''a-b.jsonl" in response.headers["content-disposition"]
@@ -169,7 +169,7 @@ async def test_a_session_is_exported_with_its_whole_history(client: httpx2.Async
 
 @pytest.mark.parametrize("path", ["say", "sessions/s/say", "sessions/s/reset", "sessions/s/delete", "sessions/s/edit"])
 async def test_no_form_works_without_its_token(client: httpx2.AsyncClient, path: str) -> None:
-    """A page of another site cannot know it."""
+    """A form without a valid CSRF token is refused and changes nothing."""
     await said(client, "s", "One.")
     for content in ("message=x", "message=x&csrf=", "message=x&csrf=%C3%BC"):
         response = await client.post(f"/console/{path}", content=content, headers=FORM)
@@ -179,22 +179,22 @@ async def test_no_form_works_without_its_token(client: httpx2.AsyncClient, path:
 
 
 async def test_a_page_of_one_user_shows_that_users_sessions_only(client: httpx2.AsyncClient) -> None:
-    """`?user=` is the same filter as in the API."""
+    """`?user=` filters as in the API."""
     await said(client, "s", "One.", user_id="ana")
     assert "One." in (await opened(client, "/console/sessions/s?user=ana")).words
     await opened(client, "/console/sessions/s?user=ben", status=404)
 
 
 async def test_a_title_has_the_direction_of_its_own_text(client: httpx2.AsyncClient) -> None:
-    """The ellipsis of an Arabic title is at its end, on the left."""
+    """An Arabic title is isolated, so that its ellipsis is at its end on the left."""
     await said(client, "s", "مرحبا " * 20)
     title = f"{('مرحبا ' * 20)[:50].rstrip()}…"
     assert re.search(f'class="title"><bdi>{title}</bdi>', (await opened(client, "/")).text)
     assert f"<h1><bdi>{title}</bdi></h1>" in (await opened(client, "/console/sessions/s")).text
 
 
-async def test_empty_words_are_refused_with_a_cure(client: httpx2.AsyncClient) -> None:
-    """The page says what a message is."""
+async def test_an_empty_message_is_refused_with_a_cure(client: httpx2.AsyncClient) -> None:
+    """An empty message is refused with the allowed length."""
     form = (await opened(client, "/")).form("/console/say")
     response = await client.post("/console/say", content=f"csrf={form.fields['csrf']}&message=++", headers=FORM)
     assert response.status_code == 422
@@ -202,15 +202,14 @@ async def test_empty_words_are_refused_with_a_cure(client: httpx2.AsyncClient) -
 
 
 async def test_an_address_with_invalid_values_is_explained(client: httpx2.AsyncClient) -> None:
-    """The page names the parameter, and not a member of the API's problem document."""
+    """The page names the parameter, and no member of the API's problem document."""
     shown = (await opened(client, f"/?user={'x' * 600}", status=422)).text
     assert "The address has values that are not valid" in shown
     assert "<code>user</code>" in shown
     assert "errors" not in shown
 
 
-async def test_a_message_longer_than_a_page_is_a_page_of_its_own(client: httpx2.AsyncClient) -> None:
-    """Older messages are behind a link."""
+async def test_older_messages_of_a_long_session_are_behind_a_link(client: httpx2.AsyncClient) -> None:
     session = [{"role": "user", "content": f"Line {number}."} for number in range(60)]
     await said(client, "s", *[str(one["content"]) for one in session])
     page = await opened(client, "/console/sessions/s")

@@ -1,4 +1,4 @@
-"""Sign-in to the console: closed like the API, with a key in a cookie that scripts and other sites cannot use."""
+"""Tests of the sign-in to the console: the key is in a cookie that scripts and other sites cannot use."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _keys_are_read_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 async def guarded_app(tmp_path: Path) -> AsyncIterator[App]:
-    """An App that wants keys."""
+    """Return an App that requires keys."""
     settings = settings_for(tmp_path, api_keys="web:k-one,bot:k-zwei-ü", host="0.0.0.0")  # noqa: S104
     async with opened_app(DemoModel(), settings) as app:
         yield app
@@ -35,7 +35,7 @@ async def guarded_app(tmp_path: Path) -> AsyncIterator[App]:
 
 @pytest.fixture
 async def browser(guarded_app: App) -> AsyncIterator[httpx2.AsyncClient]:
-    """A browser before it has signed in."""
+    """Return a browser that has not signed in."""
     async with client_of(guarded_app) as client:
         client.headers.update(BROWSER)
         yield client
@@ -43,7 +43,7 @@ async def browser(guarded_app: App) -> AsyncIterator[httpx2.AsyncClient]:
 
 @pytest.mark.parametrize("address", PAGES)
 async def test_every_page_leads_to_the_sign_in(browser: httpx2.AsyncClient, address: str) -> None:
-    """A browser is sent to the form, a program gets the same 401 as from the API; no page is rendered."""
+    """A browser is redirected to the form, and a program gets the 401 of the API."""
     response = await browser.get(address)
     assert response.status_code == 303
     assert response.headers["location"].startswith("/console/sign-in?next=")
@@ -53,7 +53,7 @@ async def test_every_page_leads_to_the_sign_in(browser: httpx2.AsyncClient, addr
 
 @pytest.mark.parametrize("key", ["k-one", "k-zwei-ü"])
 async def test_a_key_signs_in_and_out(browser: httpx2.AsyncClient, key: str) -> None:
-    """Back to the page that was wanted; the forms work; after signing out it is closed again."""
+    """Sign-in leads to the requested page with working forms, and signing out closes the console."""
     page = await opened(browser, "/console/runs?status=done")
     response = await browser.post(
         "/console/sign-in", content=urlencode({**page.forms[0].fields, "key": key}), headers=FORM
@@ -72,7 +72,7 @@ async def test_a_key_signs_in_and_out(browser: httpx2.AsyncClient, key: str) -> 
 
 @pytest.mark.parametrize("address", ["/console/nothing", "/console/files/nothing.css", "/console/sessions/s/nothing"])
 async def test_an_address_without_a_page_is_a_page_of_the_console(browser: httpx2.AsyncClient, address: str) -> None:
-    """With the status 404, and the way back; a program gets the problem document, as do addresses of the API."""
+    """A browser gets a page with the status 404 and a link back, and a program the problem document."""
     await sent(browser, (await opened(browser, "/")).forms[0], key="k-one")
     page = await opened(browser, address, status=404)
     assert "There is nothing at this address" in page.words
@@ -82,7 +82,7 @@ async def test_an_address_without_a_page_is_a_page_of_the_console(browser: httpx
 
 
 async def test_other_refusals_are_pages_too(browser: httpx2.AsyncClient) -> None:
-    """A method that an address does not take, and a form that is too large."""
+    """An unsupported method and a form that is too large are refused with a page."""
     first = await opened(browser, "/")
     await sent(browser, first.forms[0], key="k-one")
     refused = await browser.post("/console/runs", content="a=b", headers=FORM)
@@ -94,7 +94,7 @@ async def test_other_refusals_are_pages_too(browser: httpx2.AsyncClient) -> None
 
 
 async def test_the_cookie_is_no_key_for_the_api(browser: httpx2.AsyncClient) -> None:
-    """A page of another site that makes a browser call the API gains nothing by it."""
+    """The API does not accept the cookie, so that pages of other sites cannot use it."""
     page = await opened(browser, "/")
     await sent(browser, page.forms[0], key="k-one")
     assert (await browser.get("/console/runs")).status_code == 200
@@ -103,7 +103,7 @@ async def test_the_cookie_is_no_key_for_the_api(browser: httpx2.AsyncClient) -> 
 
 
 async def test_a_wrong_key_and_a_form_of_another_site_sign_nobody_in(browser: httpx2.AsyncClient) -> None:
-    """No cookie is set."""
+    """Neither response sets a cookie."""
     wrong = await browser.post("/console/sign-in", content="key=wrong&next=/", headers=FORM)
     assert wrong.status_code == 401
     assert "This key is not valid" in page_of(wrong).words
@@ -116,7 +116,7 @@ async def test_a_wrong_key_and_a_form_of_another_site_sign_nobody_in(browser: ht
 
 @pytest.mark.parametrize("value", ["not base64", '"\\351"'])
 async def test_a_malformed_cookie_leads_to_the_sign_in(browser: httpx2.AsyncClient, value: str) -> None:
-    """As no cookie does, also where the value is not ASCII."""
+    """A malformed cookie, even with characters beyond ASCII, counts as none."""
     response = await browser.get("/", headers={"cookie": f"threadkeep_console={value}"})
     assert response.status_code == 303
     assert response.headers["location"].startswith("/console/sign-in?next=")
@@ -126,13 +126,13 @@ async def test_a_malformed_cookie_leads_to_the_sign_in(browser: httpx2.AsyncClie
     "to", ["https://evil.example/", "//evil.example/", "/\\evil.example", "/api/v1/sessions", "/console/%2e", "//["]
 )
 async def test_sign_in_leads_to_no_other_site(browser: httpx2.AsyncClient, to: str) -> None:
-    """Only to pages of the console."""
+    """Sign-in redirects only to pages of the console."""
     response = await browser.post("/console/sign-in", content=urlencode({"key": "k-one", "next": to}), headers=FORM)
     assert response.headers["location"] == (to if to.startswith("/console/") else "/")
 
 
 async def test_a_key_of_one_user_sees_that_user_alone(guarded_app: App, browser: httpx2.AsyncClient) -> None:
-    """Its scope holds too: a key that reads is shown no form that changes something, and no closed page."""
+    """A read key of one user sees only that user's data, no forms that change something, and no pages for operators."""
     headers = {"x-api-key": "k-one"}
     for user in ("ana", "ben"):
         body = {"session_id": user, "user_id": user, "message": f"I am {user}."}
@@ -159,7 +159,6 @@ async def test_a_key_of_one_user_sees_that_user_alone(guarded_app: App, browser:
 
 
 async def test_a_revoked_key_is_signed_out(guarded_app: App, browser: httpx2.AsyncClient) -> None:
-    """The cookie is worth what the key is worth."""
     key = await guarded_app.memory.api_keys.add("short", scope="read", user_id=None)
     await sent(browser, (await opened(browser, "/")).forms[0], key=key.secret)
     assert (await browser.get("/")).status_code == 200

@@ -1,4 +1,4 @@
-"""The console's pages of knowledge, channels and health."""
+"""Tests of the console's pages of knowledge, channels and health."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from threadkeep.records.knowledge import ProposalQuery, Scope
 
 
 async def proposed(app: App, session_id: str, *facts: Proposed) -> None:
-    """Facts that a model found in the first message of a session."""
+    """Propose facts that a model found in the first message of a session."""
     await app.memory.proposals.add(Reading(session_id, "model", "small-model", 0, 1), facts)
 
 
 async def test_facts_are_shown_with_their_evidence(client: httpx2.AsyncClient) -> None:
-    """Searched, and of one user."""
+    """The page filters facts by text and user, and links to their evidence."""
     await said(client, "s", "I live in Lisbon.")
     fact = {"scope": "user", "owner": "ana", "key": "home_city", "value": "Lisbon"}
     await client.put("/api/v1/facts", json={**fact, "evidence": {"session_id": "s", "seq": 1}})
@@ -35,7 +35,7 @@ async def test_facts_are_shown_with_their_evidence(client: httpx2.AsyncClient) -
 
 
 async def test_proposed_facts_are_accepted_and_rejected(client: httpx2.AsyncClient, app: App) -> None:
-    """By the caller; a decided one is not shown any more, and a user sees those about them alone."""
+    """A decided proposal has the name of the caller and is not shown. A user sees only proposals about them."""
     await said(client, "s", "I live in Lisbon.")
     named = [Proposed(Scope("user", "ana"), key, "Lisbon", 1, confidence=0.6) for key in ("home_city", "office")]
     await proposed(app, "s", *named)
@@ -50,8 +50,8 @@ async def test_proposed_facts_are_accepted_and_rejected(client: httpx2.AsyncClie
     assert len(await app.memory.knowledge.facts(Scope("user", "ana"))) == 1
 
 
-async def test_of_many_proposed_facts_the_others_are_on_the_next_page(client: httpx2.AsyncClient, app: App) -> None:
-    """A page has fifty."""
+async def test_proposed_facts_are_paged(client: httpx2.AsyncClient, app: App) -> None:
+    """A page has fifty proposals."""
     await said(client, "s", "I live in Lisbon.")
     keys = {f"key_{number:02}" for number in range(51)}
     await proposed(app, "s", *(Proposed(Scope("user", "ana"), key, "Lisbon", 1) for key in keys))
@@ -64,7 +64,7 @@ async def test_of_many_proposed_facts_the_others_are_on_the_next_page(client: ht
 
 
 async def test_a_person_with_a_long_id_decides_with_a_token(tmp_path: Path) -> None:
-    """The longest id that a token may name."""
+    """The name of the caller is cut if the id in the token is too long."""
     person = "u" * 512
     values = {"jwt_issuer": ISSUER, "jwt_audience": AUDIENCE, "jwt_key": SHARED}
     async with opened_app(DemoModel(), settings_for(tmp_path, **values)) as app, client_of(app) as client:
@@ -77,7 +77,7 @@ async def test_a_person_with_a_long_id_decides_with_a_token(tmp_path: Path) -> N
 
 
 async def test_open_answers_of_bots_are_shown(client: httpx2.AsyncClient, app: App) -> None:
-    """With the numbers of each bot; before the first one the page says how to add one."""
+    """The page shows the open answers of each bot. Without a bot it explains how to add one."""
     assert "threadkeep channels add" in (await opened(client, "/console/channels")).words
     await said(client, "telegram:1", "Hello.")
     await app.memory.channels.outbox.add(
@@ -89,7 +89,7 @@ async def test_open_answers_of_bots_are_shown(client: httpx2.AsyncClient, app: A
 
 
 async def test_health_has_figures_and_charts(client: httpx2.AsyncClient) -> None:
-    """Turns over time and their durations, also when there are none yet."""
+    """The page has charts of turns and durations, also before the first turn."""
     assert "every turn is written" in (await opened(client, "/console/health")).words
     await said(client, "s", "One.", "Two.")
     page = await opened(client, "/console/health")
