@@ -70,7 +70,6 @@ class Approving(AgentMiddleware[AgentState[Any], Any, Any]):
 async def test_a_blocked_question_is_stored_as_failed_without_its_text(
     memory: Memory, checkpointed: bool, first: bool
 ) -> None:
-    """A blocked question is stored once, without its text, and not sent in later calls."""
     model = ScriptedModel(["fine"])
     saver = InMemorySaver() if checkpointed else None
     agent = blocking(memory, model, first=first, checkpointer=saver)
@@ -100,8 +99,7 @@ async def test_a_blocked_turn_keeps_no_other_turn_waiting(
     assert texts == ["", "hello", "fine"]
 
 
-async def test_a_message_that_passes_at_the_second_try_is_stored(memory: Memory) -> None:
-    """A retry stores the text of a question whose first run failed in other middleware."""
+async def test_a_question_whose_first_run_failed_is_stored_by_the_retry(memory: Memory) -> None:
     agent = make_agent(ScriptedModel(["fine"]), [SessionMemory(memory), Failing(1)])
     with pytest.raises(ConnectionError):
         await agent.ainvoke(input_of("hello", "m1"), config_of())
@@ -113,7 +111,6 @@ async def test_a_message_that_passes_at_the_second_try_is_stored(memory: Memory)
 
 @pytest.mark.parametrize("first", [True, False], ids=["before", "behind"])
 async def test_a_blocked_answer_is_never_stored(small_memory: Memory, first: bool) -> None:
-    """A blocked answer is not stored, not even as interrupted."""
     middleware = SessionMemory(small_memory)
     pii = PIIMiddleware("email", strategy="block", apply_to_output=True)
     model = ScriptedModel(["mail c@d.co", "fine"])
@@ -149,7 +146,6 @@ async def test_an_interrupt_before_the_model_is_no_failure(
 
 
 async def test_a_second_agent_that_is_blocked_changes_nothing_of_the_first(memory: Memory) -> None:
-    """A failure before the second agent's model call changes neither the question nor the first answer."""
     graph: Any = StateGraph(MessagesState)
     graph.add_node("first", make_agent(ScriptedModel(["one"]), [SessionMemory(memory)]))
     graph.add_node("second", make_agent(ScriptedModel(["two"]), [SessionMemory(memory), Failing(9)]))

@@ -88,8 +88,7 @@ async def test_a_state_that_begins_with_an_answer_is_sent_behind_a_mark(
     assert len(talk) == 1 + len([message for message in state if message.type != "system"])
 
 
-async def test_a_summary_begins_a_call_by_itself(sqlite_memory: Memory) -> None:
-    """A summary is a user message, so that no mark is necessary before it."""
+async def test_no_mark_precedes_a_summary(sqlite_memory: Memory) -> None:
     await sqlite_memory.session(ROOM).append(numbered(4))
     assert await sqlite_memory.summaries.add(Summary(ROOM, 1, 3, "They said three things.", "m", "1", 5))
     model = ScriptedModel(["fine"])
@@ -117,8 +116,7 @@ async def test_a_question_without_an_answer_is_marked(memory: Memory, answer: st
     await check_records(memory, model)
 
 
-async def test_messages_of_one_question_are_not_marked(memory: Memory) -> None:
-    """No mark separates several messages of one question."""
+async def test_messages_of_one_question_have_no_mark_between_them(memory: Memory) -> None:
     model = ScriptedModel(["one", "two"])
     agent = make_agent(model, [SessionMemory(memory)])
     await memory.session(ROOM).append([Message("user", "before"), Message("user", "and before")])
@@ -127,8 +125,7 @@ async def test_messages_of_one_question_are_not_marked(memory: Memory) -> None:
     assert NO_ANSWER not in [message.text for call in model.calls for message in call]
 
 
-async def test_a_mark_goes_with_its_question(sqlite_memory: Memory) -> None:
-    """A mark is omitted with its question and counted as no message."""
+async def test_a_mark_is_omitted_with_its_question(sqlite_memory: Memory) -> None:
     model = ScriptedModel(["", "two", "three"])
     agent = make_agent(model, [SessionMemory(sqlite_memory, max_messages=2, window="sliding")])
     for words in ("one?", "two?", "three?"):

@@ -57,8 +57,7 @@ async def test_each_call_accounts_for_every_message(sqlite_memory: Memory, max_t
     assert {gap.reason for gap in newest.excluded} == {"summarised"}
 
 
-async def test_a_summary_stands_where_its_messages_stood(sqlite_memory: Memory) -> None:
-    """A summary with its range precedes the window, which begins with a question."""
+async def test_a_summary_with_its_range_precedes_the_window(sqlite_memory: Memory) -> None:
     model = ScriptedModel(f"answer {number}" for number in range(100))
     agent = make_agent(model, [compressing(sqlite_memory, WrittenDown())], system_prompt="Be kind.")
     for number in range(16):
@@ -86,8 +85,7 @@ async def test_the_room_of_a_window_is_in_tokens_as_they_are_stored(sqlite_memor
     assert reasons == {"summarised"}
 
 
-async def test_the_room_of_a_window_depends_on_the_chat_alone(sqlite_memory: Memory) -> None:
-    """A long prompt and facts in another script do not change the size of the window."""
+async def test_prompt_and_facts_do_not_change_the_size_of_the_window(sqlite_memory: Memory) -> None:
     for number in range(12):
         await sqlite_memory.knowledge.remember(Scope("workspace", "shop"), f"fact {number}", WORDS)
     model = Called(replies=[f"उत्तर {number} {HINDI}" for number in range(100)])
@@ -108,7 +106,6 @@ async def test_the_room_of_a_window_depends_on_the_chat_alone(sqlite_memory: Mem
 
 
 async def test_no_turn_waits_for_a_summary(sqlite_memory: Memory) -> None:
-    """The agent answers while a summary is being written."""
     summarizer, gate = WrittenDown(), Gate()
 
     async def wait(asked: Asked) -> str:
@@ -129,7 +126,6 @@ async def test_no_turn_waits_for_a_summary(sqlite_memory: Memory) -> None:
 
 
 async def test_without_a_summarizer_the_agents_own_model_writes(sqlite_memory: Memory) -> None:
-    """Without a summarizer the agent's model writes the summary, and no stream contains it."""
     model = ScriptedModel(f"answer {number}" for number in range(100))
     agent = make_agent(model, [compressing(sqlite_memory, None)])
     heard = [await stream(agent, f"question {number}") for number in range(15)]

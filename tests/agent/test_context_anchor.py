@@ -90,22 +90,19 @@ async def test_calls_begin_with_the_call_before(
     assert shared_beginnings(model.calls) >= enough
 
 
-async def test_a_sliding_window_shares_little(small_memory: Memory) -> None:
-    """A sliding window changes the beginning of each call, because its first message moves."""
+async def test_a_sliding_window_changes_the_beginning_of_each_call(small_memory: Memory) -> None:
     model = await talk(small_memory, SessionMemory(small_memory, max_messages=20, window="sliding"), range(60))
     assert shared_beginnings(model.calls[20:]) == 0
 
 
-async def test_calls_begin_with_the_call_before_beside_older_turns(small_memory: Memory) -> None:
-    """Turns recalled for an input follow the window and do not change the beginning of a call."""
+async def test_recalled_turns_do_not_change_the_beginning_of_calls(small_memory: Memory) -> None:
     limits = SessionMemory(small_memory, max_messages=None, sources=[RecalledTurns(small_memory)])
     model = await talk(small_memory, limits, range(TURNS))
     assert sum(len(told(call)) > len(up_to_input(call)) for call in model.calls) > TURNS // 2
     assert shared_beginnings(model.calls) >= ENOUGH
 
 
-async def test_calls_begin_with_the_call_before_beside_summaries(small_memory: Memory) -> None:
-    """A new summary changes the beginning of a call only once."""
+async def test_a_summary_changes_the_beginning_of_calls_once(small_memory: Memory) -> None:
     limits = SessionMemory(small_memory, max_messages=None)
     model = ScriptedModel(replies())
     agent = make_agent(model, [limits], system_prompt="Be brief.")
@@ -127,8 +124,7 @@ async def newest_manifest(memory: Memory) -> ContextManifest:
     return ContextManifest.from_dict(stored.manifest)
 
 
-async def test_another_process_goes_on_with_the_same_beginning(shared_url: str, memory_options: MemoryOptions) -> None:
-    """Another process uses the anchor that is stored in the database."""
+async def test_another_process_uses_the_stored_anchor(shared_url: str, memory_options: MemoryOptions) -> None:
     calls: list[Sequence[BaseMessage]] = []
     for first in range(0, 48, 4):
         async with open_memory(shared_url, options=memory_options) as memory:
@@ -138,8 +134,7 @@ async def test_another_process_goes_on_with_the_same_beginning(shared_url: str, 
     assert shared_beginnings(calls[20:]) > 0.5
 
 
-async def test_after_a_reset_the_window_begins_anew(memory: Memory) -> None:
-    """After a reset the window contains nothing older, and grows without being cut."""
+async def test_after_a_reset_the_window_has_nothing_older(memory: Memory) -> None:
     limits = SessionMemory(memory)
     await talk(memory, limits, range(15))
     assert (await newest_manifest(memory)).anchor_seq > 1
@@ -151,7 +146,6 @@ async def test_after_a_reset_the_window_begins_anew(memory: Memory) -> None:
 
 
 async def test_agents_with_other_limits_have_windows_of_their_own(memory: Memory) -> None:
-    """Two agents with different limits do not move each other's anchor in a session."""
     models = [ScriptedModel(itertools.repeat("an answer")) for _ in range(2)]
     large, small = (
         make_agent(model, [SessionMemory(memory, max_messages=limit)])
@@ -166,8 +160,7 @@ async def test_agents_with_other_limits_have_windows_of_their_own(memory: Memory
     assert shared_beginnings(models[1].calls) > 0.5
 
 
-async def test_turns_at_the_same_time_keep_the_laws(memory: Memory) -> None:
-    """With concurrent turns each call is valid, and the anchor only moves forward."""
+async def test_concurrent_turns_send_valid_calls_and_only_advance_the_anchor(memory: Memory) -> None:
     limits = SessionMemory(memory, max_messages=10, max_tokens=600)
     model = ScriptedModel(itertools.repeat("an answer of a few words"))
     agent = make_agent(model, [limits])
@@ -193,8 +186,7 @@ def read_book(title: str) -> str:
     return f"{title}: " + "a long story " * 4_000
 
 
-async def test_a_huge_result_is_no_reason_to_forget(memory: Memory) -> None:
-    """A huge tool result removes history only from its own turn; the next turn has it again."""
+async def test_a_huge_result_removes_history_from_its_own_turn_only(memory: Memory) -> None:
     limits = SessionMemory(memory, max_messages=None)
     before = await talk(memory, limits, range(10))
     reading = AIMessage("", tool_calls=[{"name": "read_book", "args": {"title": "A"}, "id": "call-1"}])
@@ -229,8 +221,7 @@ async def test_a_huge_message_does_not_empty_the_window(
         assert count_tokens(sent.messages) == sent.manifest.tokens <= 4000
 
 
-async def test_a_summary_yields_before_the_answer_fails(small_memory: Memory) -> None:
-    """If the budget has no room for a summary, the summary is excluded and the model is called."""
+async def test_a_summary_is_excluded_before_a_call_fails(small_memory: Memory) -> None:
     await small_memory.session(ROOM).append([Message("user", "hi"), Message("assistant", "hello")])
     await small_memory.summaries.add(Summary(ROOM, 1, 2, "They greeted each other. " * 20, "by hand", "1", 100))
     for budget, works in ((12, True), (3, False)):
@@ -250,7 +241,6 @@ async def test_a_summary_yields_before_the_answer_fails(small_memory: Memory) ->
 async def test_a_question_in_several_messages_is_sent_whole(
     small_memory: Memory, max_messages: int | None, max_tokens: int | None, earlier: int
 ) -> None:
-    """No limit of the history removes a part of a question in several messages."""
     await small_memory.session(ROOM).append(numbered(6))
     model = ScriptedModel([looking_up(0), "found"])
     limits = SessionMemory(small_memory, max_messages=max_messages, max_tokens=max_tokens)

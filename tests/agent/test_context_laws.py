@@ -187,6 +187,5 @@ async def check_scene(url: str, scene: Scene) -> None:
 
 @given(scene=scenes())
 @pytest.mark.slow
-async def test_no_call_breaks_a_law(scene: Scene) -> None:
-    """Each call keeps budget, order, shape, input and coverage, for any transcript, state and tool loop."""
+async def test_every_call_keeps_the_guarantees(scene: Scene) -> None:
     await check_scene("sqlite://", scene)

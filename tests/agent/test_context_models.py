@@ -64,10 +64,9 @@ async def test_reasoning_is_sent_only_to_the_provider_that_signed_it(
 
 
 @pytest.mark.parametrize(("content", "learns"), [("words " * 400, True), (["words " * 400, PICTURE], False)])
-async def test_only_texts_teach_how_texts_are_counted(
+async def test_calls_with_images_do_not_change_the_factor(
     sqlite_memory: Memory, content: str | list[str | dict[Any, Any]], learns: bool
 ) -> None:
-    """Calls with images do not change the token factor."""
     reply = AIMessage("Yes.", usage_metadata={"input_tokens": 3000, "output_tokens": 2, "total_tokens": 3002})
     agent = make_agent(Known([reply]), [SessionMemory(sqlite_memory)])
     messages: Sequence[BaseMessage] = [HumanMessage(content)]
@@ -92,10 +91,9 @@ async def test_a_factor_belongs_to_the_estimate_that_it_was_learned_of(memory: M
 
 
 @pytest.mark.parametrize("tokens", [1, None])
-async def test_a_budget_is_in_tokens_of_todays_counter(
+async def test_the_budget_uses_the_current_counter_whatever_is_stored(
     sqlite_url: str, memory_options: MemoryOptions, tokens: int | None
 ) -> None:
-    """The budget uses the current counter, whatever token counts are stored."""
     before = replace(memory_options, counter=chars4)
     async with open_memory(sqlite_url, options=before) as memory:
         for _ in range(10):
@@ -115,8 +113,7 @@ class Shelf(BaseRetriever):
         return [Document("Parcels take three days.", id="doc-1")]
 
 
-async def test_a_knowledge_base_is_no_history(sqlite_memory: Memory) -> None:
-    """Passages of a knowledge base are sent even if no earlier turns are."""
+async def test_passages_are_sent_without_earlier_turns(sqlite_memory: Memory) -> None:
     model = ScriptedModel(["one", "Three days."])
     agent = make_agent(model, [SessionMemory(sqlite_memory, max_messages=0, sources=[RetrievedSnippets(Shelf())])])
     await ask(agent, "Hello")

@@ -39,8 +39,7 @@ async def failing(unsteady_url: str, memory_options: MemoryOptions) -> AsyncIter
 
 
 @pytest.mark.slow
-async def test_after_an_outage_the_window_begins_where_it_did(failing: Memory, unsteady_postgres: Postgres) -> None:
-    """After an outage calls begin at the same anchor and include the turn of the outage."""
+async def test_after_an_outage_calls_begin_at_the_same_anchor(failing: Memory, unsteady_postgres: Postgres) -> None:
     model = ScriptedModel(f"answer {number}" for number in range(40))
     agent = make_agent(model, [SessionMemory(failing, max_messages=20)], system_prompt="Be brief.")
     for number in range(14):

@@ -190,13 +190,11 @@ async def play(url: str, session: Session) -> None:
 
 
 @given(session=sessions)
-async def test_every_call_of_a_session_keeps_the_laws(session: Session) -> None:
-    """Each call of a random session on SQLite keeps the guarantees of the context."""
+async def test_every_call_of_a_random_session_keeps_the_guarantees(session: Session) -> None:
     await play("sqlite://", session)
 
 
-async def test_every_call_of_one_session_keeps_the_laws_on_every_database(database_url: str) -> None:
-    """Each call of a session with all kinds of actions keeps the guarantees of the context."""
+async def test_every_call_of_one_session_keeps_the_guarantees_on_every_database(database_url: str) -> None:
     kinds = ("ask", "ask", "note", "show", "greet", "ask", "summarise", "ask", "archive", "ask", "ask", "delete", "ask")
     acts = [
         Act(kind, _TEXTS[number % 5] * (1, 9, 40, 3)[number % 4], number % 3)

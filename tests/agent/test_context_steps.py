@@ -60,7 +60,6 @@ async def loop(memory: Memory, steps: Sequence[AIMessage], max_tokens: int = 4_0
 
 
 async def test_a_result_stays_in_part_beside_those_that_follow(small_memory: Memory) -> None:
-    """A huge result is sent in part beside the result that follows it."""
     model = await loop(small_memory, [using("fetch", 20_000), using("reckon", 1)])
     assert len(model.calls) == 3
     fetched, reckoned = (message for message in model.calls[2] if isinstance(message, ToolMessage))
@@ -96,7 +95,6 @@ async def test_what_was_cut_stays_as_it_is_for_the_next_calls(small_memory: Memo
 
 
 async def test_long_arguments_of_a_call_are_cut_in_the_middle(small_memory: Memory) -> None:
-    """Long arguments of the newest call are cut, its other arguments stay, and the manifest rebuilds it."""
     said = using("book", 1, "one " + "word " * 9_000 + "end")
     model = await loop(small_memory, [said])
     call = model.calls[1][-2]
@@ -130,8 +128,7 @@ async def test_images_go_where_they_have_no_room(small_memory: Memory) -> None:
     assert await rebuild(sent.manifest, small_memory) == model.calls[0]
 
 
-async def test_history_stays_out_while_a_turn_is_cut(small_memory: Memory) -> None:
-    """History that was dropped for a turn stays out of its later calls, and the next turn has it again."""
+async def test_history_dropped_during_a_turn_is_back_in_the_next(small_memory: Memory) -> None:
     await small_memory.session(ROOM).append(numbered(6))
     model = await loop(small_memory, [using("fetch", 20_000), using("reckon", 1), using("reckon-2", 1)])
     assert [len(call) for call in model.calls] == [8, 4, 6, 8]
@@ -141,6 +138,5 @@ async def test_history_stays_out_while_a_turn_is_cut(small_memory: Memory) -> No
 
 
 async def test_a_call_that_cannot_be_short_enough_is_an_error(small_memory: Memory) -> None:
-    """A tool call that exceeds the budget even when cut raises an error that names the required tokens."""
     with pytest.raises(BudgetTooSmall, match=r"newest tool call and its results need at least \d+ tokens"):
         await loop(small_memory, [using("a" * 400, 1)], 12)

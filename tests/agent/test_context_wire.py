@@ -134,7 +134,6 @@ async def test_what_no_transcript_has_is_sent_again_byte_by_byte(
 
 
 async def test_a_tool_result_that_was_cut_is_sent_again_as_it_was_cut(memory: Memory, recorder: Recorder) -> None:
-    """Two cut results of one step are rebuilt with their marks."""
     recorder.replies += [looking_up("x" * 20, "y" * 22), "read"]
     await talk(memory, recorder, ["read both"])
     [_, manifest] = await check(memory, recorder)

@@ -69,7 +69,6 @@ def test_an_original_that_was_stored_without_a_mark_still_comes_back() -> None:
 
 
 def test_full_fidelity_brings_the_whole_message_back() -> None:
-    """Blocks, tool calls, usage and metadata survive storage as JSON."""
     whole = AIMessage(
         [THINKING, {"type": "text", "text": "done"}],
         id="1",
@@ -82,7 +81,6 @@ def test_full_fidelity_brings_the_whole_message_back() -> None:
 
 
 def test_an_answer_of_chunks_is_stored_as_a_message() -> None:
-    """A message chunk is restored as a message."""
     chunk = AIMessageChunk(content="hello", id="1")
     restored = to_langchain(from_langchain(chunk, full=True))
     assert type(restored) is AIMessage
@@ -147,8 +145,7 @@ def test_a_message_without_an_id_gets_it_from_the_store() -> None:
     assert from_langchain(HumanMessage("hi")).id is None
 
 
-def test_what_is_no_utterance_is_refused() -> None:
-    """Tool results and unknown chat roles raise InvalidMessage."""
+def test_tool_results_and_unknown_roles_are_refused() -> None:
     with pytest.raises(InvalidMessage, match="type 'tool' is not part of a conversation"):
         from_langchain(result("1"))
     assert from_langchain(ChatMessage(role="developer", content="be brief")).role == "system"
@@ -164,15 +161,13 @@ def test_merging_keeps_the_state_s_version_and_places_history_around_it() -> Non
 
 
 def test_merging_keeps_system_messages_first() -> None:
-    """The history is inserted after the leading system messages."""
     state = [SystemMessage("s"), HumanMessage("new", id="n")]
     assert [m.content for m in merge([HumanMessage("old", id="o")], state)] == ["s", "old", "new"]
     assert [m.content for m in merge([HumanMessage("old", id="o")], state[:1])] == ["s", "old"]
     assert merge([], state) == state
 
 
-def test_the_same_words_twice_are_two_messages() -> None:
-    """Messages with equal text are kept, because only ids are compared."""
+def test_messages_with_equal_text_are_kept() -> None:
     assert len(merge([HumanMessage("ok"), HumanMessage("ok")], [HumanMessage("ok", id="1")])) == 3
 
 
@@ -198,7 +193,6 @@ def test_merging_loses_doubles_and_reorders_nothing(history: list[str], state: l
 
 
 def test_a_call_without_a_result_is_answered() -> None:
-    """A tool call without a result gets a placeholder result, because providers reject the call otherwise."""
     repaired = repair([HumanMessage("q"), calling("1", "2"), result("2"), HumanMessage("again")]).messages
     assert [type(message) for message in repaired] == [HumanMessage, AIMessage, ToolMessage, ToolMessage, HumanMessage]
     assert [m.tool_call_id for m in repaired if isinstance(m, ToolMessage)] == ["1", "2"]
@@ -206,13 +200,11 @@ def test_a_call_without_a_result_is_answered() -> None:
 
 
 def test_results_stand_right_after_their_call() -> None:
-    """A result is moved directly behind its call."""
     repaired = repair([calling("1"), HumanMessage("hurry"), result("1")]).messages
     assert [type(message) for message in repaired] == [AIMessage, ToolMessage, HumanMessage]
 
 
-def test_a_result_without_a_call_goes() -> None:
-    """A result without a call and a second result of one call are dropped with a reason."""
+def test_results_without_a_call_and_duplicates_are_dropped() -> None:
     lost = repair([result("0"), HumanMessage("q")])
     assert lost == Repaired([HumanMessage("q")], [(result("0"), "orphan_tool")])
     repaired = repair([calling("1"), result("1", "first"), result("1", "second")])
@@ -221,13 +213,11 @@ def test_a_result_without_a_call_goes() -> None:
 
 
 def test_the_same_call_id_in_two_turns_is_two_calls() -> None:
-    """A call id may repeat in a later turn, because some models count calls per turn."""
     repaired = repair([calling("1"), result("1", "old"), HumanMessage("q"), calling("1"), result("1", "new")]).messages
     assert [m.content for m in repaired if isinstance(m, ToolMessage)] == ["old", "new"]
 
 
-def test_a_call_that_was_spelt_wrongly_goes() -> None:
-    """An invalid tool call is removed with its block and raw form; an empty message is dropped."""
+def test_an_invalid_tool_call_is_removed() -> None:
     invalid = AIMessage(
         [{"type": "text", "text": "let me see"}, {"type": "tool_use", "id": "1", "name": "look_up", "input": {}}],
         invalid_tool_calls=[{"name": "look_up", "args": "{", "id": "1", "error": "cut", "type": "invalid_tool_call"}],
@@ -279,7 +269,6 @@ def test_a_repaired_run_is_valid_whatever_it_was(messages: list[BaseMessage]) ->
 
 
 def test_reasoning_of_another_provider_becomes_text() -> None:
-    """Blocks of another provider are reduced to text; tool calls stay."""
     foreign = AIMessage(
         [THINKING, {"type": "text", "text": "hello"}, {"type": "tool_use", "id": "1", "name": "look_up", "input": {}}],
         tool_calls=[{"name": "look_up", "args": {}, "id": "1"}],
@@ -299,12 +288,10 @@ def test_the_newest_provider_is_the_one_that_is_sent_to() -> None:
     assert [message.content for message in plain([old, HumanMessage("q"), new])] == ["a", "q", new.content]
 
 
-def test_what_every_provider_understands_is_left_alone() -> None:
-    """Text blocks, human messages and tool results are not changed."""
+def test_text_human_messages_and_results_are_not_changed() -> None:
     messages = [AIMessage([{"type": "text", "text": "a"}]), AIMessage("b"), HumanMessage([IMAGE]), result("1")]
     assert plain(messages) == messages
 
 
 def test_an_answer_without_a_provider_is_made_plain() -> None:
-    """Blocks of an unknown provider are reduced to text."""
     assert [m.content for m in plain([AIMessage([{"type": "server_tool_use", "id": "s"}, "text"])])] == ["text"]

@@ -60,13 +60,11 @@ PDFS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("block", MEDIA.values(), ids=MEDIA)
 def test_media_have_a_fixed_figure(block: dict[str, Any]) -> None:
-    """Media have a fixed count in every provider's format, whatever their size."""
     assert count_tokens(HumanMessage([{"type": "text", "text": "look"}, block]), counter=len) == 4 + MEDIA_TOKENS
 
 
 @pytest.mark.parametrize("block", MEDIA.values(), ids=MEDIA)
 def test_media_in_a_tools_result_have_the_same_figure(block: dict[str, Any]) -> None:
-    """Media in a tool message and in a `tool_result` block have the same count."""
     assert count_tokens(ToolMessage([block], tool_call_id="1"), counter=len) == MEDIA_TOKENS
     result = {"type": "tool_result", "tool_use_id": "1", "content": [{"type": "text", "text": "here"}, block]}
     assert count_tokens(HumanMessage([result]), counter=len) == 4 + MEDIA_TOKENS
@@ -78,7 +76,6 @@ def test_a_pdf_counts_by_its_pages(shape: str) -> None:
 
 
 def test_a_pdf_that_cannot_be_read_counts_as_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A broken PDF, or any PDF without the extra, has the fixed count of a file."""
     for name in ("a broken file", "broken base64"):
         assert count_tokens(HumanMessage([PDFS[name]]), counter=len) == MEDIA_TOKENS
     monkeypatch.setitem(sys.modules, "pypdf", None)
@@ -86,7 +83,6 @@ def test_a_pdf_that_cannot_be_read_counts_as_a_file(monkeypatch: pytest.MonkeyPa
 
 
 def test_an_image_of_low_detail_counts_less() -> None:
-    """Both OpenAI formats of a low-detail image have a smaller count."""
     nested: dict[str, Any] = {"type": "image_url", "image_url": {"url": ADDRESS, "detail": "low"}}
     flat: dict[str, Any] = {"type": "input_image", "image_url": ADDRESS, "detail": "low"}
     assert [count_tokens(HumanMessage([block]), counter=len) for block in (nested, flat)] == [LOW_DETAIL_TOKENS] * 2
@@ -132,7 +128,6 @@ def test_what_only_the_provider_can_read_counts_by_its_length() -> None:
 
 
 def test_a_call_in_the_content_counts_once() -> None:
-    """A tool call in the content counts once if it is also in `tool_calls`."""
     call: dict[str, Any] = {"type": "function_call", "id": "fc_1", "call_id": "1", "name": "f", "arguments": '{"x": 1}'}
     known = AIMessage([call], tool_calls=[{"name": "f", "args": {"x": 1}, "id": "1"}])
     assert count_tokens(known, counter=len) == len('f{"x": 1}')
@@ -140,14 +135,12 @@ def test_a_call_in_the_content_counts_once() -> None:
     assert count_tokens(other, counter=len) > 2 * len('f{"x": 1}')
 
 
-def test_a_call_that_the_model_spelt_wrongly_is_counted() -> None:
-    """An invalid tool call is counted, because it is sent back to the model."""
+def test_an_invalid_tool_call_is_counted() -> None:
     message = AIMessage("", invalid_tool_calls=[{"name": "f", "args": '{"x": ', "id": "1", "error": "no JSON"}])
     assert count_tokens(message, counter=len) == len('f{"x": ')
 
 
 def test_the_model_chooses_the_counter() -> None:
-    """The counter is that of the model, unless a counter is given."""
     chinese = "退款需要多长时间？订单还没有到。"
     for model in ("gpt-4", "openai:gpt-4o", "claude-sonnet-5", None):
         assert count_tokens([HumanMessage(chinese)], model=model) == counter_for(model)(chinese)
@@ -173,7 +166,6 @@ _BLOCKS = st.builds(
 @given(st.lists(_BLOCKS | st.text(max_size=20), max_size=4))
 @pytest.mark.slow
 def test_any_blocks_can_be_counted(blocks: list[str | dict[str, Any]]) -> None:
-    """Counting any blocks is deterministic, not negative, and does not change them."""
     before = copy.deepcopy(blocks)
     for kind in (HumanMessage, AIMessage, SystemMessage):
         message = kind(blocks)

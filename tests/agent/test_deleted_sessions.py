@@ -26,8 +26,7 @@ def agent_with(memory: Memory, event: Callable[[], Awaitable[object]]) -> Agent:
     return make_agent(ScriptedModel(replies=["answer"]), [SessionMemory(memory), Meanwhile(event)])
 
 
-async def test_an_answer_does_not_bring_its_session_back(memory: Memory, events: RecordedEvents) -> None:
-    """The caller receives the answer, the session stays deleted, and an event reports the discarded answer."""
+async def test_an_answer_does_not_recreate_a_deleted_session(memory: Memory, events: RecordedEvents) -> None:
     session = memory.session(ROOM)
     await session.append(numbered(6))
     assert await ask(agent_with(memory, session.delete), "question") == "answer"
@@ -36,10 +35,9 @@ async def test_an_answer_does_not_bring_its_session_back(memory: Memory, events:
 
 
 @pytest.mark.parametrize("transcripts", ["tables", "graph_store"])
-async def test_another_process_may_have_deleted_it(
+async def test_an_answer_does_not_recreate_a_session_that_another_process_deleted(
     shared_url: str, memory_options: MemoryOptions, transcripts: TranscriptLocation
 ) -> None:
-    """An answer is not stored if another process deleted the session during the model call."""
     options = replace(memory_options, transcripts=transcripts)
     async with open_memory(shared_url, options=options) as memory, open_memory(shared_url, options=options) as other:
         assert await ask(agent_with(memory, other.session(ROOM).delete), "question") == "answer"
@@ -47,10 +45,9 @@ async def test_another_process_may_have_deleted_it(
         assert [info async for info in memory.sessions()] == []
 
 
-async def test_a_run_that_goes_on_elsewhere_does_not_bring_it_back(
+async def test_a_resumed_run_does_not_recreate_a_deleted_session(
     shared_url: str, memory_options: MemoryOptions, events: RecordedEvents
 ) -> None:
-    """A run that another process resumes after the session was deleted does not create it again."""
     saver = InMemorySaver()
     async with open_memory(shared_url, options=memory_options) as memory:
         model = ScriptedModel([adding()])
@@ -66,7 +63,6 @@ async def test_a_run_that_goes_on_elsewhere_does_not_bring_it_back(
 
 
 async def test_an_answer_stays_out_of_a_session_that_was_begun_anew(memory: Memory) -> None:
-    """An answer is not stored in a session that was deleted and created again."""
     session = memory.session(ROOM)
 
     async def delete_and_speak() -> None:
@@ -77,10 +73,9 @@ async def test_an_answer_stays_out_of_a_session_that_was_begun_anew(memory: Memo
     assert [message.content for message in await session.tail(10)] == ["hello again"]
 
 
-async def test_an_answer_that_waits_does_not_bring_its_session_back(
+async def test_a_pending_answer_does_not_recreate_a_deleted_session(
     tmp_path: Path, memory_options: MemoryOptions, events: RecordedEvents
 ) -> None:
-    """A pending answer is discarded after a restart if another process deleted its session."""
     outage = Outage(tmp_path / "threadkeep.db")
     options = replace(memory_options, store=StoreOptions(lock_timeout_seconds=0.05))
     elsewhere = replace(options, pending=replace(options.pending, folder=tmp_path / "elsewhere"))
@@ -96,8 +91,7 @@ async def test_an_answer_that_waits_does_not_bring_its_session_back(
         assert await memory.session(ROOM).count() == 0
 
 
-async def test_what_answers_a_message_is_stored_with_it_or_not_at_all(memory: Memory) -> None:
-    """Recording an answer to a deleted question raises QuestionGone."""
+async def test_recording_an_answer_to_a_deleted_question_fails(memory: Memory) -> None:
     session = memory.session(ROOM)
     await session.record([Message(role="user", content="question", id="q")])
     await session.record([Message(role="assistant", content="answer")], answers="q")

@@ -53,8 +53,9 @@ async def conversation(*said: str) -> tuple[str, ...]:
         ("Меня зовут Анна", "как меня зовут", "Анна"),
     ],
 )
-async def test_a_question_is_answered_with_what_was_told(told: str, asked: str, expected: str) -> None:
-    """The statement that shares words with the question is quoted, in many languages, and no other one."""
+async def test_the_statement_that_shares_words_with_the_question_is_quoted(
+    told: str, asked: str, expected: str
+) -> None:
     *_, answer = await conversation("The weather is bad today", told, "Paul plays guitar. 今天下雨了。", asked)
     assert expected in answer
     assert "weather" not in answer
@@ -73,7 +74,6 @@ async def test_equally_good_statements_are_quoted_in_their_order() -> None:
 
 
 async def test_a_question_without_a_match_gets_the_latest_statements() -> None:
-    """Without a match, the model says so and quotes the last three statements."""
     *_, answer = await conversation("One fish", "Two birds", "Three dogs", "Four cats", "Who am I?")
     assert "nothing about that" in answer
     assert "“Two birds”, “Three dogs”, “Four cats”" in answer
@@ -81,8 +81,7 @@ async def test_a_question_without_a_match_gets_the_latest_statements() -> None:
 
 
 @pytest.mark.parametrize("opening", ["What is my name?", "hello", "Do I like tea?"])
-async def test_without_statements_the_model_says_so(opening: str) -> None:
-    """Greetings and questions are no statements."""
+async def test_greetings_and_questions_are_no_statements(opening: str) -> None:
     *_, answer = await conversation(opening, "What is my name?")
     assert answer == "You have not told me anything yet. I see 3 messages."
 
@@ -108,18 +107,15 @@ async def test_statements_are_acknowledged() -> None:
     ],
 )
 async def test_a_statement_is_not_taken_for_a_question(statement: str) -> None:
-    """A statement may begin with a question word."""
     assert await conversation(statement) == ("Noted. I see 1 message.",)
 
 
-async def test_a_message_may_tell_and_ask() -> None:
-    """A statement before the question in the same message is quoted."""
+async def test_a_statement_before_the_question_in_one_message_is_quoted() -> None:
     (answer,) = await conversation("My dog is Rex. I am Bob. Who is my dog?")
     assert answer == "You told me: “My dog is Rex.” I see 1 message."
 
 
-def test_only_the_users_words_are_things_told() -> None:
-    """System messages, tool results, answers and questions are never quoted."""
+def test_only_the_users_statements_are_quoted() -> None:
     messages = [
         SystemMessage("The secret word is apple."),
         HumanMessage("Is the secret word cherry?"),
@@ -147,13 +143,11 @@ def test_only_the_users_words_are_things_told() -> None:
     ],
 )
 async def test_it_says_how_many_messages_it_sees(asked: str) -> None:
-    """A question about the number of messages is answered with that number alone."""
     *_, answer = await conversation("I like tea", asked)
     assert answer == "I see 3 messages."
 
 
-def test_it_has_no_memory_of_its_own() -> None:
-    """The model knows nothing of its previous calls."""
+def test_the_model_knows_nothing_of_previous_calls() -> None:
     model = DemoModel()
     model.invoke("My name is Li.")
     assert str(model.invoke("What is my name?").text) == "You have not told me anything yet. I see 1 message."
@@ -161,7 +155,6 @@ def test_it_has_no_memory_of_its_own() -> None:
 
 
 async def test_it_streams_word_by_word() -> None:
-    """The chunks add up to the answer and its usage."""
     messages: list[BaseMessage] = [
         SystemMessage("Be kind."),
         HumanMessage("My name is Li"),
@@ -181,7 +174,6 @@ async def test_it_streams_word_by_word() -> None:
 
 
 async def test_it_works_in_an_agent_with_tools() -> None:
-    """An agent of LangChain with tools answers in one step and streams the answer."""
     agent: Any = create_agent(DemoModel(), [weather], system_prompt="My favourite colour is grey.")
     told = [
         HumanMessage("My favourite colour is teal"),

@@ -42,8 +42,7 @@ async def test_a_summary_is_the_first_words_of_each_message() -> None:
     assert len(third) <= 81
 
 
-async def test_what_was_said_before_is_taken_up_only_where_that_is_asked() -> None:
-    """An earlier summary is included only for the task `continuation`."""
+async def test_an_earlier_summary_is_included_only_in_a_continuation() -> None:
     assert (await summarised(RECORD, "user: I am Noor.", "continuation")).startswith("user: I am Noor.\nuser: My cat")
     assert "Noor" not in await summarised(RECORD, "user: I am Noor.")
 
@@ -60,7 +59,6 @@ async def test_summaries_become_one() -> None:
 @settings(max_examples=settings().max_examples // 2)
 @given(st.lists(st.text(st.characters(), max_size=300), min_size=1, max_size=30), st.integers(20, 200))
 async def test_no_summary_is_longer_than_it_may_be(texts: list[str], max_tokens: int) -> None:
-    """A summary of any texts is not empty and within its limit."""
     said = [Message(role="user", content=text, seq=seq) for seq, text in enumerate(texts, 1)]
     text = await summarised("\n".join(map(quoted_message, said)), max_tokens=max_tokens)
     assert text.strip()
@@ -71,14 +69,12 @@ async def test_no_summary_is_longer_than_it_may_be(texts: list[str], max_tokens:
     "text",
     ["<record>\nhi\n</record>\n\nAt most 9 characters.", "<record>\n7\n</record>\n\n9 characters", "Summarise this."],
 )
-async def test_who_only_writes_like_the_summarizer_gets_an_answer(text: str) -> None:
-    """A user's text that resembles a summary request gets an ordinary answer."""
+async def test_text_that_resembles_a_summary_request_gets_an_ordinary_answer(text: str) -> None:
     reply = await DemoModel().ainvoke([("system", "Be brief."), ("user", text)])
     assert reply.text.endswith("I see 1 message.")
 
 
-async def test_what_was_summarised_is_still_known(memory: Memory) -> None:
-    """An agent with the demo model answers from its summary."""
+async def test_an_agent_answers_from_its_summary(memory: Memory) -> None:
     middleware = SessionMemory(memory, compression=Compression(trigger=("messages", 8), keep=("messages", 4)))
     agent: Agent = create_agent(DemoModel(), [], middleware=[middleware])
     for text in ["My cat is called Miso.", "I live in Lisbon.", *(f"Day {n} was grey." for n in range(4))]:

@@ -34,10 +34,9 @@ def said_by(name: str, words: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("asker", ["carol", "dan"])
-async def test_a_call_in_flight_stores_no_text_of_the_person(
+async def test_a_call_in_flight_stores_no_text_of_an_erased_person(
     database_url: str, memory: Memory, others: Memory, asker: str
 ) -> None:
-    """A model call that ends after another process erased its persons stores no text of them."""
     await memory.session(GROUP).append([Message(role="user", content=f"{CANARY} before", author="carol")])
     gate = Gate()
     agent: Any = create_agent(ScriptedModel([[gate, "fine"], "again"]), [], middleware=[SessionMemory(memory)])
@@ -55,7 +54,6 @@ async def test_a_call_in_flight_stores_no_text_of_the_person(
 
 
 async def test_a_fact_that_is_being_learned_is_not_proposed(memory: Memory, others: Memory) -> None:
-    """A fact whose message was erased during learning is not proposed."""
     gate = Gate()
     learner = ScriptedModel([[gate, json.dumps([found(1, "home_city", CANARY, about="session")])]])
     middleware = [SessionMemory(memory, learning=FactLearning(memory, model=learner))]

@@ -97,8 +97,7 @@ async def test_off_by_default_nothing_is_read(memory: Memory) -> None:
     assert await proposals(memory) == []
 
 
-async def test_a_confidence_lets_a_proposal_in(memory: Memory, events: RecordedEvents) -> None:
-    """With `accept_from`, a proposal of at least that confidence is accepted; others stay open."""
+async def test_a_proposal_with_enough_confidence_is_accepted(memory: Memory, events: RecordedEvents) -> None:
     entries = [found(1, "home_city", "Lisbon", sure=0.9), found(1, "pet", "a dog", sure=0.5)]
     await talk(memory, FactLearning(memory, model=answering(entries), accept_from=0.8), "I live in Lisbon, with a dog?")
     assert {one.key: (one.status, one.decided_by) for one in await proposals(memory)} == {
@@ -128,7 +127,6 @@ async def test_nothing_is_learned_from_what_the_agent_says_or_was_shown(memory: 
 
 
 async def test_a_message_is_read_once(memory: Memory) -> None:
-    """Each message is read once; later calls include a few messages before the new ones."""
     model = answering([found(1, "a", "1")], [found(1, "a", "1"), found(3, "b", "2")])
     await talk(memory, FactLearning(memory, model=model), "first", "second")
     assert [one.key for one in await proposals(memory)] == ["a", "b"]
@@ -146,8 +144,7 @@ class _Refusing:
         raise AssertionError(record)
 
 
-async def test_a_model_that_fails_delays_and_loses_nothing(memory: Memory) -> None:
-    """Messages of a failed call are read with the next turn."""
+async def test_messages_of_a_failed_call_are_read_with_the_next_turn(memory: Memory) -> None:
     model = answering("no list at all", [found(1, "home_city", "Lisbon"), found(3, "pet", "a dog")])
     await talk(memory, FactLearning(memory, model=model), "I live in Lisbon", "I have a dog")
     assert [one.key for one in await proposals(memory)] == ["home_city", "pet"]
@@ -178,7 +175,6 @@ class _Filtered:
 async def test_messages_that_a_model_refuses_again_and_again_are_skipped(
     memory: Memory, events: RecordedEvents, refusal: str | Exception
 ) -> None:
-    """A message that the model refuses twice is skipped with an event, and the other messages are read."""
     learning = FactLearning(memory, model=ScriptedModel(itertools.repeat(_Filtered(refusal))))
     await talk(memory, learning, "Hello", "POISON", "third", "fourth")
     assert [one.key for one in await proposals(memory)] == ["message_1", "message_7"]
@@ -191,10 +187,9 @@ async def test_messages_that_a_model_refuses_again_and_again_are_skipped(
 
 
 @pytest.mark.parametrize("refusal", [_Rejected("no credit"), TimeoutError(), "Out of service."])
-async def test_a_model_that_reads_nothing_refuses_no_message(
+async def test_a_model_that_fails_for_every_message_skips_none(
     memory: Memory, events: RecordedEvents, refusal: str | Exception
 ) -> None:
-    """A model that fails for every message skips none; once it works, it reads all of them."""
     model = _Filtered(refusal)
     model.works = False
     learning = FactLearning(memory, model=ScriptedModel(itertools.repeat(model)))
@@ -206,7 +201,7 @@ async def test_a_model_that_reads_nothing_refuses_no_message(
     assert events.of(LearningSkipped) == []
 
 
-async def test_other_brackets_and_odd_entries_of_an_answer_do_not_matter(memory: Memory) -> None:
+async def test_brackets_and_invalid_entries_of_an_answer_are_ignored(memory: Memory) -> None:
     thought = '<think>Message [1] says ["tea".</think> [1] [] Here: '
     odd: list[Any] = [
         {**found(1, "odd", "x"), "message": True},
@@ -294,8 +289,7 @@ async def test_undoing_brings_back_the_value_before(memory: Memory) -> None:
         await memory.proposals.undo(proposal.id, by="ada")
 
 
-async def test_undoing_at_once_what_two_messages_said_leaves_nothing(memory: Memory) -> None:
-    """Concurrent removals of both evidences of a fact delete the fact."""
+async def test_concurrent_removals_of_all_evidence_delete_the_fact(memory: Memory) -> None:
     origins = [Evidence("room:1", seq) for seq in (1, 2)]
     for number in range(10):
         facts = [await memory.knowledge.remember(ADA, f"city {number}", "Lisbon", evidence=one) for one in origins]
@@ -317,7 +311,6 @@ async def test_undoing_a_confirmation_keeps_what_was_known_otherwise(memory: Mem
 
 
 async def test_a_message_that_was_taken_back_cannot_be_accepted(memory: Memory) -> None:
-    """A proposal cannot be accepted after its message was taken back; deleting the session deletes it."""
     await talk(memory, FactLearning(memory, model=answering([found(1, "pet", "a dog")])), "I have a dog")
     await memory.session("room:1", user_id="ada").take_back(2)
     [proposal] = await proposals(memory)
@@ -341,8 +334,7 @@ async def test_of_two_decisions_at_once_one_counts(memory: Memory) -> None:
         assert bool(known) == ((await memory.proposals.proposal(proposal.id)).status == "accepted")
 
 
-async def test_forgetting_leaves_no_proposal(memory: Memory) -> None:
-    """Forgetting a key deletes its proposals and keeps those of other keys."""
+async def test_forgetting_a_key_deletes_its_proposals(memory: Memory) -> None:
     answers = [[found(1, "pet", "a dog"), found(1, "home_city", "Lisbon")], [found(3, "pet", "a cat")], []]
     await talk(memory, FactLearning(memory, model=answering(*answers)), "My dog and I live in Lisbon", "It is a cat")
     for proposal in await proposals(memory):
@@ -367,7 +359,6 @@ async def test_a_directive_is_remembered_listed_and_undone(memory: Memory) -> No
 
 
 async def test_a_directive_with_a_secret_is_refused_with_a_word_to_the_person(memory: Memory) -> None:
-    """A directive with a secret is not stored, and the agent's model receives a notice about it."""
     model = ScriptedModel(["I did not remember that."])
     learning = FactLearning(memory, proposes=False, directives=True)
     source = KnownFacts(memory, directives=True)
@@ -384,8 +375,7 @@ async def test_a_directive_with_a_secret_is_refused_with_a_word_to_the_person(me
 @pytest.mark.parametrize(
     ("text", "missing"), [("remember: Deploy on Fridays.", "workspace"), ("preference (user): Small diffs.", "user")]
 )
-async def test_a_directive_without_an_owner_is_not_lost_in_silence(memory: Memory, text: str, missing: str) -> None:
-    """The agent's model receives a notice about a directive for a scope that the run does not have."""
+async def test_a_directive_without_a_scope_is_reported_to_the_model(memory: Memory, text: str, missing: str) -> None:
     model = ScriptedModel(["I did not remember that."])
     source = KnownFacts(memory, directives=True)
     learning = FactLearning(memory, proposes=False, directives=True)
@@ -396,10 +386,9 @@ async def test_a_directive_without_an_owner_is_not_lost_in_silence(memory: Memor
     assert await memory.knowledge.facts() == []
 
 
-async def test_a_workspace_of_no_use_costs_no_turn_and_no_fact_of_the_user(
+async def test_an_invalid_workspace_fails_neither_the_turn_nor_facts_of_the_user(
     memory: Memory, events: RecordedEvents
 ) -> None:
-    """An invalid workspace fails neither the turn nor the facts about the user."""
     model = answering([found(1, "diet", "vegan"), found(1, "plan", "gold", about="workspace")])
     learning = FactLearning(memory, model=model, directives=True, scopes=("workspace", "user"))
     config: Any = {"configurable": {**CONFIG["configurable"], "workspace": "x" * 600}}
@@ -412,8 +401,7 @@ async def test_a_workspace_of_no_use_costs_no_turn_and_no_fact_of_the_user(
     assert [event.error for event in events.of(LearningFailed)] == ["InvalidInput"] * 2
 
 
-async def test_only_the_person_sees_and_decides(memory: Memory) -> None:
-    """Another user can neither list, accept nor reject a proposal."""
+async def test_another_user_cannot_see_or_decide_a_proposal(memory: Memory) -> None:
     await talk(memory, FactLearning(memory, model=answering([found(1, "pet", "a dog")])), "I have a dog")
     [proposal] = await proposals(memory)
     assert (await memory.proposals.page(ProposalQuery(user_id="bob")))[0] == []
@@ -424,6 +412,6 @@ async def test_only_the_person_sees_and_decides(memory: Memory) -> None:
 
 
 @pytest.mark.parametrize("options", [{"accept_from": 2.0}, {"scopes": ()}, {"scopes": ("everybody",)}])
-async def test_options_that_mean_nothing_are_refused(memory: Memory, options: Any) -> None:
+async def test_invalid_options_are_refused(memory: Memory, options: Any) -> None:
     with pytest.raises(InvalidInput):
         FactLearning(memory, **options)

@@ -102,7 +102,6 @@ async def test_an_older_question_is_asked_without_later_turns(
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.slow
 async def test_a_call_is_the_same_with_and_without_a_kept_window(two: tuple[Memory, Memory], seed: int) -> None:
-    """Messages and manifest are equal to those of a process that reads everything again."""
     conversation = Conversation(two[1], Random(seed))
     await conversation.begin()
     for _ in range(40):

@@ -77,7 +77,6 @@ async def test_a_key_that_cannot_be_stored_is_explained_to_the_model(memory: Mem
 
 
 async def test_another_value_takes_the_place_of_the_one_before(memory: Memory) -> None:
-    """A new value replaces the previous one; an equal value confirms it."""
     for value, answer in (
         ("vegetarian", "Remembered under the key diet."),
         ("vegetarian", "Known already, and confirmed now."),
@@ -91,7 +90,6 @@ async def test_another_value_takes_the_place_of_the_one_before(memory: Memory) -
 
 
 async def test_a_call_that_is_made_twice_for_a_message_counts_once(memory: Memory) -> None:
-    """Two equal calls for one message are one confirmation."""
     arguments: Arguments = {"key": "diet", "value": "vegan"}
     model = ScriptedModel([calling("remember", arguments, "1"), calling("remember", arguments, "2"), "Noted."])
     agent = make_agent(model, [SessionMemory(memory)], knowledge_tools(memory))
@@ -133,8 +131,7 @@ async def test_a_scope_that_the_run_has_not_is_told_and_not_replaced(memory: Mem
     assert await memory.persons.all() == []
 
 
-async def test_a_workspace_of_no_use_leaves_the_tools_of_the_user(memory: Memory) -> None:
-    """An invalid workspace does not affect tools for the user's facts."""
+async def test_an_invalid_workspace_does_not_affect_tools_for_the_user(memory: Memory) -> None:
     config = config_of(user_id="ann", workspace="x" * 600)
     only_user: tuple[ScopeKind, ...] = ("user",)
     said = {"key": "diet", "value": "vegan"}
@@ -143,8 +140,7 @@ async def test_a_workspace_of_no_use_leaves_the_tools_of_the_user(memory: Memory
 
 
 @pytest.mark.parametrize("workspace", ["x" * 600, "a\x00b", ["shop"]], ids=["long", "nul", "list"])
-async def test_a_workspace_of_no_use_is_explained_to_the_model(memory: Memory, workspace: object) -> None:
-    """With an invalid workspace, tools for all scopes still work for the session and the user."""
+async def test_with_an_invalid_workspace_the_other_scopes_still_work(memory: Memory, workspace: object) -> None:
     config = config_of(user_id="ann", workspace=workspace)
     said = {"key": "diet", "value": "vegan"}
     assert await told(memory, "remember", said, config) == "Remembered under the key diet."
@@ -156,8 +152,7 @@ async def test_a_workspace_of_no_use_is_explained_to_the_model(memory: Memory, w
     assert [fact.key for fact in await memory.knowledge.facts()] == ["diet"]
 
 
-async def test_what_is_recalled_without_the_workspace_says_so(memory: Memory, events: RecordedEvents) -> None:
-    """The result of a recall states that facts of the workspace are missing, with or without other facts."""
+async def test_a_recall_without_the_workspace_says_so(memory: Memory, events: RecordedEvents) -> None:
     config = config_of(user_id="ann", workspace="x" * 600)
     why = " This run has no memory about the workspace. A scope's owner "
     for name, arguments, nothing in (
@@ -172,22 +167,19 @@ async def test_what_is_recalled_without_the_workspace_says_so(memory: Memory, ev
     assert (lines_of(result)[0]["value"], why in result.splitlines()[0]) == ("vegan", True)
 
 
-async def test_scopes_are_those_that_there_are(sqlite_memory: Memory) -> None:
-    """An unknown scope raises InvalidInput."""
+async def test_an_unknown_scope_is_refused(sqlite_memory: Memory) -> None:
     for scopes in ((), ("global",), "user"):
         with pytest.raises(InvalidInput, match="scopes"):
             knowledge_tools(sqlite_memory, scopes=scopes)  # type: ignore[arg-type]
 
 
 async def test_a_secret_is_not_remembered(memory: Memory) -> None:
-    """A secret is not stored, and the result states why."""
     for arguments in ({"key": "wifi_password", "value": "hunter22"}, {"key": "x", "value": "ghp_16C7e42F292c69"}):
         assert "secret" in await told(memory, "remember", arguments)
     assert await memory.knowledge.facts(past=True) == []
 
 
-async def test_what_cannot_be_kept_is_told_in_a_sentence(sqlite_memory: Memory) -> None:
-    """An invalid key or value is not stored, and the result names it."""
+async def test_an_invalid_key_or_value_is_named_in_the_result(sqlite_memory: Memory) -> None:
     assert "key" in await told(sqlite_memory, "remember", {"key": " ", "value": "x"})
     assert "value" in await told(sqlite_memory, "remember", {"key": "k", "value": "x" * 20_000})
     assert await sqlite_memory.knowledge.facts(past=True) == []
@@ -201,8 +193,7 @@ async def test_an_agent_forgets_what_it_is_asked_to(memory: Memory) -> None:
     assert await memory.knowledge.facts(past=True) == []
 
 
-async def test_an_agent_is_told_how_something_is_done_here(memory: Memory) -> None:
-    """The tool returns a procedure of the run's workspace and counts its use."""
+async def test_procedures_of_the_runs_workspace_are_recalled(memory: Memory) -> None:
     taught = Procedure(
         scope=SHOP, name="refund", goal_contains=("money back",), context_has=("order_id",), content=["find", "pay"]
     )
@@ -233,7 +224,6 @@ async def test_recalled_text_is_data_and_bounded(sqlite_memory: Memory) -> None:
 async def test_without_a_database_the_agent_is_told_to_go_on(
     shared_url: str, memory_options: MemoryOptions, events: RecordedEvents
 ) -> None:
-    """If facts cannot be read or stored, the result states it and an event reports it."""
     async with open_memory(shared_url, observers=[events], options=memory_options) as memory:
         await asyncio.to_thread(execute, shared_url, "ALTER TABLE chat_facts RENAME TO elsewhere")
         assert "cannot be read" in await told(memory, "recall", {"query": "diet"})
@@ -244,8 +234,7 @@ async def test_without_a_database_the_agent_is_told_to_go_on(
         await asyncio.to_thread(execute, shared_url, "ALTER TABLE elsewhere RENAME TO chat_facts")
 
 
-async def test_evidence_is_the_run_where_no_message_is_kept(memory: Memory) -> None:
-    """Without `SessionMemory`, the evidence of a fact is its session and run."""
+async def test_without_a_transcript_the_evidence_is_session_and_run(memory: Memory) -> None:
     model = ScriptedModel([calling("remember", {"key": "diet", "value": "vegan"}), "Noted."])
     agent = make_agent(model, [], knowledge_tools(memory))
     run_id = uuid4()

@@ -101,16 +101,14 @@ async def test_what_is_known_stands_before_the_talk(memory: Memory, clock: Setta
     assert before.prefix.messages == 2
 
 
-async def test_the_record_names_a_section_without_room(memory: Memory) -> None:
-    """The manifest notes that no fact fits into the budget."""
+async def test_the_manifest_notes_that_no_fact_fits(memory: Memory) -> None:
     await memory.knowledge.remember(ANN, "diet", "vegan")
     talk = Talk(memory, max_tokens=200)
     assert await talk.facts("Hello!") == []
     assert (await talk.manifest()).notes == ("no_room_for_facts",)
 
 
-async def test_the_record_names_a_section_that_gave_its_room_to_the_turn(sqlite_memory: Memory) -> None:
-    """The manifest notes that a tool result left no room for facts in the second call."""
+async def test_the_manifest_notes_that_a_tool_result_displaced_the_facts(sqlite_memory: Memory) -> None:
     for number in range(30):
         await sqlite_memory.knowledge.remember(ANN, f"fact_{number}", f"what is known under the number {number}")
     reading = AIMessage("", tool_calls=[{"name": "read", "args": {}, "id": "call-1"}])
@@ -148,7 +146,6 @@ async def test_without_facts_there_is_no_section(memory: Memory) -> None:
 
 
 async def test_nobody_elses_facts_are_sent(memory: Memory) -> None:
-    """A run receives no fact of another user, even if its question names that user."""
     for owner in ("ann", "bob"):
         await memory.knowledge.remember(Scope("user", owner), "name", f"I am {owner}")
     talk = Talk(memory)
@@ -159,7 +156,6 @@ async def test_nobody_elses_facts_are_sent(memory: Memory) -> None:
 
 
 async def test_only_the_named_scopes_are_read(memory: Memory) -> None:
-    """Only facts of the configured scopes are read, and an option or function can set the workspace."""
     await memory.knowledge.remember(ANN, "diet", "vegan")
     await memory.knowledge.remember(SHOP, "refund_days", 30)
     assert len(await Talk(memory, KnownFacts(memory, scopes=["user"])).facts("Hi")) == 1
@@ -170,18 +166,16 @@ async def test_only_the_named_scopes_are_read(memory: Memory) -> None:
     assert len(await found.facts("Hi", workspace=None, project="shop")) == 2
 
 
-async def test_a_workspace_of_no_use_costs_no_fact_of_the_user(memory: Memory) -> None:
-    """An invalid workspace does not affect a source of the user's facts."""
+async def test_an_invalid_workspace_does_not_affect_facts_of_the_user(memory: Memory) -> None:
     await memory.knowledge.remember(ANN, "diet", "vegan")
     talk = Talk(memory, KnownFacts(memory, scopes=("user",)))
     for workspace in ("x" * 600, "a\x00b"):
         assert len(await talk.facts("Hello", workspace=workspace)) == 1
 
 
-async def test_a_workspace_of_no_use_is_reported_and_costs_its_own_facts_only(
+async def test_an_invalid_workspace_is_reported_and_omits_only_its_own_facts(
     memory: Memory, events: RecordedEvents
 ) -> None:
-    """An invalid workspace causes an event and omits only the facts of the workspace."""
     await memory.knowledge.remember(ANN, "diet", "vegan")
     talk = Talk(memory)
     for workspace in ("x" * 600, "a\x00b", ["shop"]):
@@ -189,8 +183,7 @@ async def test_a_workspace_of_no_use_is_reported_and_costs_its_own_facts_only(
     assert [event.error for event in events.of(ExtraNotFound)] == ["InvalidInput"] * 3
 
 
-async def test_of_too_many_facts_those_are_sent_that_matter(memory: Memory) -> None:
-    """If not all facts fit, matching and recent ones are sent, and the manifest counts the others."""
+async def test_matching_and_recent_facts_are_sent_if_not_all_fit(memory: Memory) -> None:
     await memory.knowledge.remember(ANN, "dog_name", "Rex")
     for number in range(100):
         await memory.knowledge.remember(ANN, f"note {number}", f"something about matter number {number} of the list")
@@ -241,7 +234,6 @@ async def test_a_fact_that_fits_nowhere_is_left_out(memory: Memory) -> None:
 
 
 async def test_a_changed_fact_is_sent_as_it_is_now(memory: Memory) -> None:
-    """The next turn receives the new value, also in a merged person's sessions."""
     talk = Talk(memory)
     await memory.knowledge.remember(ANN, "diet", "vegetarian")
     assert await talk.facts("Hi") == ['> diet: "vegetarian" (user, 2026-01-01)']
@@ -256,7 +248,6 @@ async def test_a_changed_fact_is_sent_as_it_is_now(memory: Memory) -> None:
 
 @pytest.mark.parametrize("is_sync", [False, True])
 async def test_a_fact_that_a_tool_forgets_is_not_sent_again(memory: Memory, is_sync: bool) -> None:
-    """A fact that a tool forgets is not in the next model call of the same turn."""
     await memory.knowledge.remember(ANN, "diet", "vegan")
     await memory.knowledge.remember(ANN, "city", "Porto")
     model = ScriptedModel([calling("forget", {"key": "diet"}), "Done."])
@@ -270,7 +261,6 @@ async def test_a_fact_that_a_tool_forgets_is_not_sent_again(memory: Memory, is_s
 async def test_without_a_database_the_agent_answers_without_facts(
     shared_url: str, memory_options: MemoryOptions, events: RecordedEvents
 ) -> None:
-    """If facts cannot be read, the agent answers without them and an event reports it."""
     async with open_memory(shared_url, observers=[events], options=memory_options) as memory:
         await memory.knowledge.remember(ANN, "diet", "vegan")
         await asyncio.to_thread(execute, shared_url, "ALTER TABLE chat_facts RENAME TO elsewhere")
@@ -279,14 +269,12 @@ async def test_without_a_database_the_agent_answers_without_facts(
         await asyncio.to_thread(execute, shared_url, "ALTER TABLE elsewhere RENAME TO chat_facts")
 
 
-async def test_scopes_are_those_that_there_are(sqlite_memory: Memory) -> None:
-    """An unknown scope raises InvalidInput."""
+async def test_an_unknown_scope_is_refused(sqlite_memory: Memory) -> None:
     with pytest.raises(InvalidInput, match="scopes"):
         KnownFacts(sqlite_memory, scopes=["everybody"])  # type: ignore[list-item]
 
 
 async def test_the_note_of_a_refused_directive_is_within_the_room_of_the_facts(memory: Memory) -> None:
-    """The note about a refused directive counts towards the share of the facts."""
     for number in range(30):
         await memory.knowledge.remember(ANN, f"rule_{number}", f"no shoes in hall {number}, nor in the garden of it")
     talk = Talk(memory, KnownFacts(memory, directives=True), max_tokens=2_000)
@@ -308,8 +296,7 @@ class Vessels(Embeddings):
         return [1.0, 0.0] if {"ketch", "sailing"} & set(text.split()) else [0.0, 1.0]
 
 
-async def test_embeddings_choose_facts_that_share_no_word_with_the_input(memory: Memory) -> None:
-    """With embeddings, a fact with other words is selected, as in the tool `recall`."""
+async def test_embeddings_select_facts_with_other_words(memory: Memory) -> None:
     await memory.knowledge.remember(ANN, "possession", "a ketch")
     for number in range(80):
         await memory.knowledge.remember(ANN, f"rule_{number}", f"no shoes in hall {number}, nor in the garden of it")

@@ -33,8 +33,9 @@ class Speaker:
         """Do nothing."""
 
 
-async def test_one_who_fails_keeps_nobody_from_the_last_words(memory_options: MemoryOptions, sqlite_url: str) -> None:
-    """If a participant fails at closing, the others and pending work still finish before the error is raised."""
+async def test_a_participant_that_fails_at_closing_does_not_stop_the_others(
+    memory_options: MemoryOptions, sqlite_url: str
+) -> None:
     said: list[str] = []
     gate = Gate()
 
@@ -55,8 +56,7 @@ async def test_one_who_fails_keeps_nobody_from_the_last_words(memory_options: Me
     del speakers  # the memory holds only weak references to them
 
 
-async def test_whoever_is_gone_is_not_kept_for_the_last_words(memory_options: MemoryOptions, sqlite_url: str) -> None:
-    """The memory holds no reference to participants that are no longer used."""
+async def test_unused_participants_are_not_referenced(memory_options: MemoryOptions, sqlite_url: str) -> None:
     said: list[str] = []
     async with open_memory(sqlite_url, options=memory_options) as memory:
         for _ in range(10):
@@ -65,8 +65,7 @@ async def test_whoever_is_gone_is_not_kept_for_the_last_words(memory_options: Me
     assert said == []
 
 
-async def test_work_that_is_finished_answers(small_memory: Memory) -> None:
-    """`finish` returns the result of the work, or raises its error."""
+async def test_finish_returns_the_result_or_raises_the_error(small_memory: Memory) -> None:
     session = small_memory.session("telegram:1", user_id="ann")
     receipt = await small_memory.finish(session.record, [Message(role="user", content="hi")])
     assert receipt is not None
@@ -77,7 +76,6 @@ async def test_work_that_is_finished_answers(small_memory: Memory) -> None:
 
 
 async def test_a_question_whose_caller_is_cancelled_is_kept(sqlite_url: str, memory_options: MemoryOptions) -> None:
-    """A question is stored although its caller was cancelled while the database was locked."""
     async with open_memory(sqlite_url, options=memory_options) as memory:
         agent = make_agent(ScriptedModel(["never"]), [SessionMemory(memory)])
         path = sqlite_url.removeprefix("sqlite:///")
@@ -107,8 +105,7 @@ class Patient(Speaker):
 
 @pytest.mark.timeout(HANG_SECONDS)
 @pytest.mark.parametrize("rounds", range(6))
-async def test_a_memory_closes_while_its_last_work_ends(rounds: int) -> None:
-    """The memory closes, whether pending work or the participant ends first."""
+async def test_a_memory_closes_whether_work_or_participant_ends_first(rounds: int) -> None:
     ends = asyncio.Event()
 
     async def work() -> None:
@@ -126,7 +123,6 @@ async def test_a_memory_closes_while_its_last_work_ends(rounds: int) -> None:
 
 
 async def test_the_words_of_an_open_model_call_are_stored(memory_options: MemoryOptions, sqlite_url: str) -> None:
-    """Closing the memory stores the partial answer of a stream."""
     gate = Gate()
     async with open_memory(sqlite_url, options=memory_options) as memory:
         agent = make_agent(ScriptedModel([["once ", "upon ", gate, "a time"]]), [SessionMemory(memory)])

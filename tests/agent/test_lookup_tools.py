@@ -67,7 +67,6 @@ async def test_messages_are_read_by_their_numbers(memory: Memory) -> None:
 
 
 async def test_a_long_stretch_is_read_page_by_page(sqlite_memory: Memory) -> None:
-    """Each page of a long range names the arguments of the next one."""
     await remember(sqlite_memory, *(f"{number}: " + "x" * 500 for number in range(1, 70)))
     arguments: Arguments | None = {"from_seq": 1, "to_seq": 69}
     read: list[object] = []
@@ -100,7 +99,6 @@ async def test_what_is_not_shown_is_told_in_summaries(memory: Memory) -> None:
 
 
 async def test_a_huge_message_is_read_in_pieces(sqlite_memory: Memory) -> None:
-    """The parts of a huge message add up to the message."""
     words = " ".join(f"word{number}" for number in range(2_000))
     await remember(sqlite_memory, words, "Much.")
     start: int | None = 0
@@ -115,8 +113,7 @@ async def test_a_huge_message_is_read_in_pieces(sqlite_memory: Memory) -> None:
     assert read == words
 
 
-async def test_places_that_are_not_there(sqlite_memory: Memory) -> None:
-    """A range without messages returns a sentence that says so."""
+async def test_a_range_without_messages_says_so(sqlite_memory: Memory) -> None:
     await remember(sqlite_memory, "hi", "hello")
     for first, last in ((50, 60), (2, 1), (-5, 0)):
         result = await looked_up(sqlite_memory, "read_history", {"from_seq": first, "to_seq": last})
@@ -124,7 +121,6 @@ async def test_places_that_are_not_there(sqlite_memory: Memory) -> None:
 
 
 async def test_what_was_said_before_a_reset_stays_forgotten(memory: Memory) -> None:
-    """Neither reading nor searching returns messages from before a reset."""
     await remember(memory, "The secret is plum.", "Noted.")
     await memory.session(ROOM).reset()
     await remember(memory, "The fruit is plum.", "Fine.")
@@ -135,7 +131,6 @@ async def test_what_was_said_before_a_reset_stays_forgotten(memory: Memory) -> N
 
 
 async def test_messages_are_found_by_words_in_this_session_only(memory: Memory) -> None:
-    """A search returns only messages of the session; of long ones, the text around the match."""
     await remember(memory, "It was in Lisbon.", "Lovely.", "so " * 300 + "Lisbon again " + "so " * 300)
     await remember(memory, "Lisbon is elsewhere.", session_id="telegram:2")
     result = await looked_up(memory, "search_history", {"query": "lisbon"})
@@ -147,11 +142,9 @@ async def test_messages_are_found_by_words_in_this_session_only(memory: Memory) 
     assert nothing.startswith("No message of this conversation")
 
 
-async def test_an_agent_hears_that_not_all_could_be_searched(
+async def test_a_search_states_that_not_all_messages_are_indexed(
     database_url: str, memory_options: MemoryOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The result states that not all messages are indexed, with and without matches."""
-
     async def nothing_done(*_: object, **__: object) -> bool:
         return False
 
@@ -189,7 +182,6 @@ async def test_another_users_history_is_not_there(memory: Memory) -> None:
 async def test_without_a_database_the_agent_is_told_to_go_on(
     shared_url: str, memory_options: MemoryOptions, events: RecordedEvents
 ) -> None:
-    """If the history cannot be read, the result says so and an event reports it."""
     calls: list[tuple[str, Arguments]] = [
         ("read_history", {"from_seq": 1, "to_seq": 2}),
         ("search_history", {"query": "hi"}),
@@ -219,7 +211,6 @@ def write(text: str) -> str:
 
 
 async def test_a_result_that_was_cut_can_be_read(sqlite_memory: Memory) -> None:
-    """A cut tool result is read in parts by call id or tool name; an unknown id returns the available ones."""
     model = ScriptedModel(
         [
             calling("report", {}, "call-1"),
@@ -242,7 +233,6 @@ async def test_a_result_that_was_cut_can_be_read(sqlite_memory: Memory) -> None:
 
 
 async def test_arguments_that_were_cut_can_be_read(sqlite_memory: Memory) -> None:
-    """Cut tool arguments are read as JSON."""
     told: Arguments = {"text": "word " * 3_000 + "end"}
     reading: Arguments = {"tool_call_id": "call-1", "start": 14_990, "arguments": True}
     model = ScriptedModel([calling("write", told, "call-1"), calling("read_tool_result", reading, "call-2"), "Read."])

@@ -44,10 +44,9 @@ async def test_the_question_is_sent_and_told_once(memory: Memory, event: str) ->
 
 @pytest.mark.parametrize("transcripts", ["tables", "graph_store"])
 @pytest.mark.parametrize("elsewhere", [False, True])
-async def test_an_answer_is_forgotten_with_its_question(
+async def test_an_answer_to_a_question_before_a_reset_is_not_sent(
     shared_url: str, memory_options: MemoryOptions, transcripts: TranscriptLocation, elsewhere: bool
 ) -> None:
-    """An answer to a question from before a reset is stored and not sent in later calls."""
     options = replace(memory_options, transcripts=transcripts)
     async with open_memory(shared_url, options=options) as memory, open_memory(shared_url, options=options) as other:
         await memory.session(ROOM).append(numbered(6))

@@ -29,7 +29,6 @@ from threadkeep.testing import ScriptedModel
 
 
 async def test_an_agent_remembers_the_turn_before(memory: Memory) -> None:
-    """The second call contains the first turn, and all four messages are stored."""
     model = ScriptedModel(["hello Ann", "you are Ann"])
     agent = make_agent(model, [SessionMemory(memory)])
     assert await ask(agent, "I am Ann") == "hello Ann"
@@ -44,7 +43,6 @@ async def test_an_agent_remembers_the_turn_before(memory: Memory) -> None:
 
 
 async def test_of_25_messages_the_model_sees_the_newest_20_and_the_question(memory: Memory) -> None:
-    """A call has the system message, a mark for omitted messages, the newest 20 messages and the question."""
     await memory.session(ROOM).append(numbered(25))
     model = ScriptedModel(["fine"])
     await ask(make_agent(model, [SessionMemory(memory)], system_prompt="be kind"), "and now?")
@@ -66,7 +64,6 @@ async def test_what_was_left_out_is_counted(small_memory: Memory, events: Record
 
 
 async def test_a_loop_with_tools_sees_history_and_its_own_steps(memory: Memory) -> None:
-    """Each call of a tool loop contains the history; only question and final answer are stored."""
     model = ScriptedModel(["hello", adding(content="Let me add."), "3"])
     agent = make_agent(model, [SessionMemory(memory)], [add])
     await ask(agent, "hi")
@@ -87,10 +84,9 @@ async def test_sessions_do_not_see_each_other(small_memory: Memory) -> None:
 
 
 @pytest.mark.parametrize(("max_messages", "max_tokens"), [(0, 4000), (20, 0), (0, None), (0, 0), (None, 0)])
-async def test_a_limit_of_none_at_all_leaves_earlier_turns_out(
+async def test_a_limit_of_zero_sends_only_the_question(
     small_memory: Memory, max_messages: int | None, max_tokens: int | None
 ) -> None:
-    """A limit of 0 sends only the question, and the turn is stored."""
     await small_memory.session(ROOM).append(numbered(4))
     model = ScriptedModel(["fine"])
     await ask(
@@ -101,7 +97,6 @@ async def test_a_limit_of_none_at_all_leaves_earlier_turns_out(
 
 
 async def test_no_limits_give_the_model_everything(small_memory: Memory) -> None:
-    """Without limits the model receives all 250 messages, more than one page of the database."""
     await small_memory.session(ROOM).append(numbered(250))
     model = ScriptedModel(["fine"])
     await ask(make_agent(model, [SessionMemory(small_memory, max_messages=None, max_tokens=None)]), "and now?")
@@ -133,7 +128,6 @@ async def test_the_words_of_a_message_with_images_are_kept(small_memory: Memory)
 
 
 async def test_an_image_without_words_is_answered_and_kept(small_memory: Memory) -> None:
-    """A question without text is answered and stored as a mark."""
     model = ScriptedModel(["a cat"])
     image = {"type": "image", "base64": "aGk=", "mime_type": "image/png"}
     await make_agent(model, [SessionMemory(small_memory)]).ainvoke({"messages": [HumanMessage([image])]}, config_of())
@@ -162,7 +156,6 @@ async def test_original_messages_come_back_as_they_were(small_memory: Memory) ->
 
 
 async def test_messages_are_kept_with_their_ids_and_run(small_memory: Memory) -> None:
-    """Question and answer have their ids and one run id; `message_metadata` is stored with the question."""
     agent = make_agent(ScriptedModel(["hello"]), [SessionMemory(small_memory)])
     config = config_of(message_metadata={"chat_type": "group"})
     state = await agent.ainvoke(input_of("hi", "telegram:42"), config)
@@ -174,7 +167,6 @@ async def test_messages_are_kept_with_their_ids_and_run(small_memory: Memory) ->
 
 
 async def test_several_messages_at_once_are_one_question(small_memory: Memory) -> None:
-    """Several messages of one input are stored in order and answered once."""
     model = ScriptedModel(["hello Ann"])
     agent = make_agent(model, [SessionMemory(small_memory)])
     await agent.ainvoke({"messages": [HumanMessage("hi"), HumanMessage("I am Ann")]}, config_of())
@@ -183,7 +175,6 @@ async def test_several_messages_at_once_are_one_question(small_memory: Memory) -
 
 
 async def test_example_turns_in_the_input_are_no_part_of_the_session(small_memory: Memory) -> None:
-    """Examples before the question are sent to the model and not stored."""
     model = ScriptedModel(["4"])
     examples = [SystemMessage("count"), HumanMessage("one and one"), AIMessage("2"), HumanMessage("two and two")]
     await make_agent(model, [SessionMemory(small_memory)]).ainvoke({"messages": examples}, config_of())
@@ -202,7 +193,6 @@ async def test_an_empty_answer_is_not_stored(small_memory: Memory) -> None:
 
 
 async def test_a_proactive_message_is_part_of_the_history(small_memory: Memory) -> None:
-    """A message that was appended between turns is sent in its position."""
     model = ScriptedModel(["hello", "the news"])
     agent = make_agent(model, [SessionMemory(small_memory)])
     await ask(agent, "hi")
@@ -217,15 +207,13 @@ async def test_a_proactive_message_is_part_of_the_history(small_memory: Memory) 
 
 
 async def test_two_agents_over_one_memory_share_the_session(small_memory: Memory) -> None:
-    """Two agents over one memory receive each other's turns."""
     first, second = ScriptedModel(["one"]), ScriptedModel(["two"])
     await ask(make_agent(first, [SessionMemory(small_memory)]), "to the first")
     await ask(make_agent(second, [SessionMemory(small_memory)]), "to the second")
     assert seen(second.calls[0]) == [("human", "to the first"), ("ai", "one"), ("human", "to the second")]
 
 
-async def test_history_is_what_the_model_gets_and_nobody_else(small_memory: Memory) -> None:
-    """The final state contains only the run's own messages."""
+async def test_the_final_state_has_only_the_runs_own_messages(small_memory: Memory) -> None:
     await small_memory.session(ROOM).append(numbered(4))
     agent = make_agent(ScriptedModel([adding(), "3"]), [SessionMemory(small_memory)], [add])
     state: dict[str, Any] = await agent.ainvoke(input_of("1 + 2?"), config_of())
@@ -233,8 +221,7 @@ async def test_history_is_what_the_model_gets_and_nobody_else(small_memory: Memo
 
 
 @pytest.mark.parametrize("checkpointed", [False, True])
-async def test_what_an_agent_says_by_itself_is_kept(memory: Memory, checkpointed: bool) -> None:
-    """The answer to a system message without a question is stored and sent with later turns."""
+async def test_the_answer_to_a_system_message_is_stored(memory: Memory, checkpointed: bool) -> None:
     model = ScriptedModel(["hello", "good morning", "rain"])
     saver = InMemorySaver() if checkpointed else None
     agent = make_agent(model, [SessionMemory(memory)], checkpointer=saver)

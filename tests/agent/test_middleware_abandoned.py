@@ -101,7 +101,6 @@ async def test_the_complete_answer_is_kept_after_the_patience_was_over(
 
 
 async def test_a_draft_that_is_sent_back_is_not_stored(small_memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A draft is not stored while the model is called again, however long that takes."""
     monkeypatch.setattr("threadkeep.agent.participation.ABANDONED_SECONDS", 0.3)
     monkeypatch.setattr("threadkeep.agent.participation._MOST_CHECKS", 1)
     gate = Gate()
@@ -139,8 +138,7 @@ async def test_an_answer_that_was_cut_off_is_there_for_the_next_turn(small_memor
     ]
 
 
-async def test_a_turn_does_not_end_another_that_lives(small_memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A later turn does not end an earlier run that waits after its answer."""
+async def test_a_later_turn_does_not_end_an_earlier_run(small_memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("threadkeep.agent.root_runs._IDLE_SECONDS", 0.2)
     slow = Slow()
     memory = SessionMemory(small_memory)
@@ -159,10 +157,9 @@ async def test_a_turn_does_not_end_another_that_lives(small_memory: Memory, monk
 
 @pytest.mark.parametrize("bad_id", ["ab\u200bc", "x" * 600])
 @pytest.mark.parametrize("checkpointed", [False, True])
-async def test_a_message_under_an_id_that_cannot_be_kept_is_one(
+async def test_a_message_with_an_invalid_id_is_stored_once(
     small_memory: Memory, bad_id: str, checkpointed: bool
 ) -> None:
-    """A message with an invalid id that is sent twice is stored and sent once."""
     model = ScriptedModel(["hello", "fine"])
     saver = InMemorySaver() if checkpointed else None
     agent = make_agent(model, [SessionMemory(small_memory)], checkpointer=saver)

@@ -48,7 +48,6 @@ def check(model: ScriptedModel, budget: int) -> None:
 
 
 async def test_a_long_history_is_cut_to_the_budget(memory: Memory) -> None:
-    """A call contains as many of the newest messages as fit with system message and question."""
     await memory.session(ROOM).append([m.with_fields(content=f"{m.content} " + "word " * 40) for m in numbered(20)])
     model = ScriptedModel(["fine"])
     agent = make_agent(model, [SessionMemory(memory, max_tokens=300)], system_prompt="be kind")
@@ -61,7 +60,6 @@ async def test_a_long_history_is_cut_to_the_budget(memory: Memory) -> None:
 
 
 async def test_huge_tool_results_are_cut_in_the_middle(small_memory: Memory) -> None:
-    """Each of several huge tool results is sent in part, and the question is kept."""
     await small_memory.session(ROOM).append(numbered(10))
     model = ScriptedModel([reading("A", "B", "C"), reading("D"), "done"])
     agent = make_agent(model, [SessionMemory(small_memory, max_tokens=500)], [read_book], system_prompt="be kind")
@@ -75,7 +73,6 @@ async def test_huge_tool_results_are_cut_in_the_middle(small_memory: Memory) -> 
 
 
 async def test_a_huge_question_is_cut_with_a_mark(small_memory: Memory) -> None:
-    """A huge question is cut for all calls of the run and stored whole."""
     await small_memory.session(ROOM).append(numbered(10))
     model = ScriptedModel([adding(), "done"])
     agent = make_agent(model, [SessionMemory(small_memory, max_tokens=300)], [add], system_prompt="be kind")
@@ -86,8 +83,7 @@ async def test_a_huge_question_is_cut_with_a_mark(small_memory: Memory) -> None:
     assert (await kept(small_memory))[-2:] == [("user", HUGE), ("assistant", "done")]
 
 
-async def test_a_huge_message_of_the_past_does_not_empty_the_history(small_memory: Memory) -> None:
-    """A stored message larger than the budget does not make the call exceed it."""
+async def test_a_huge_stored_message_does_not_exceed_the_budget(small_memory: Memory) -> None:
     await small_memory.session(ROOM).append([*numbered(2), Message(role="user", content=HUGE)])
     model = ScriptedModel(["fine"])
     await ask(make_agent(model, [SessionMemory(small_memory, max_tokens=300)]), "and now?")
@@ -105,7 +101,6 @@ async def test_a_system_prompt_over_the_budget_is_an_error(small_memory: Memory)
 
 
 async def test_the_budget_is_counted_by_the_counter_in_use(small_memory: Memory) -> None:
-    """The budget applies to the configured counter, given by name or as a function."""
     await small_memory.session(ROOM).append([m.with_fields(content=f"{m.content} " + "x" * 90) for m in numbered(20)])
     for counter, budget in (("chars4", 100), (len, 400), (chars4, 100)):
         model = ScriptedModel(["fine"])
@@ -116,7 +111,6 @@ async def test_the_budget_is_counted_by_the_counter_in_use(small_memory: Memory)
 
 
 async def test_messages_of_a_checkpointed_state_count_too(small_memory: Memory) -> None:
-    """Calls with a checkpointed state keep both limits."""
     model = ScriptedModel(itertools.cycle([adding(), "word " * 30]))
     limits = SessionMemory(small_memory, max_messages=4, max_tokens=200)
     agent = make_agent(model, [limits], [add], checkpointer=InMemorySaver())
@@ -128,7 +122,6 @@ async def test_messages_of_a_checkpointed_state_count_too(small_memory: Memory) 
 
 @pytest.mark.parametrize("max_tokens", [None, 0])
 async def test_the_number_of_messages_holds_without_a_budget(small_memory: Memory, max_tokens: int | None) -> None:
-    """The message limit applies to transcript and checkpointed state together."""
     model = ScriptedModel(itertools.repeat("fine"))
     limits = SessionMemory(small_memory, max_messages=4, max_tokens=max_tokens)
     agent = make_agent(model, [limits], checkpointer=InMemorySaver())
@@ -163,8 +156,6 @@ words = st.text(st.sampled_from("ab 中文🎉é\n"), max_size=400)
 async def test_no_conversation_is_sent_over_its_budget(
     history: list[str], question: str, results: list[int], budget: int
 ) -> None:
-    """No call exceeds its budget, for any history, question and tool results."""
-
     @tool
     def measure(size: int) -> str:
         """Say many words."""

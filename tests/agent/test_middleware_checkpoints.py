@@ -19,7 +19,6 @@ from threadkeep.testing import ScriptedModel
 
 
 async def test_history_is_not_doubled(memory: Memory) -> None:
-    """A message in both transcript and state is sent once, with its tool calls."""
     model = ScriptedModel([adding(), "3", "I added"])
     agent = make_agent(model, [SessionMemory(memory)], [add], checkpointer=InMemorySaver())
     await ask(agent, "1 + 2?")
@@ -34,8 +33,7 @@ async def test_history_is_not_doubled(memory: Memory) -> None:
     assert len(await kept(memory)) == 4
 
 
-async def test_what_was_said_elsewhere_stands_in_its_place(small_memory: Memory) -> None:
-    """Messages from other channels are merged in order with those of the state."""
+async def test_messages_of_other_channels_are_merged_in_order(small_memory: Memory) -> None:
     session = small_memory.session(ROOM)
     model = ScriptedModel([adding(), "3", "fine", "yes"])
     agent = make_agent(model, [SessionMemory(small_memory)], [add], checkpointer=InMemorySaver())
@@ -63,8 +61,7 @@ async def test_what_was_said_elsewhere_stands_in_its_place(small_memory: Memory)
     assert len(state.values["messages"]) == 8
 
 
-async def test_a_new_thread_state_gets_the_whole_transcript(small_memory: Memory) -> None:
-    """An empty state receives the whole transcript."""
+async def test_an_empty_state_receives_the_whole_transcript(small_memory: Memory) -> None:
     limits = SessionMemory(small_memory)
     first = make_agent(ScriptedModel(["hello"]), [limits], checkpointer=InMemorySaver())
     await ask(first, "I am Ann")
@@ -74,7 +71,6 @@ async def test_a_new_thread_state_gets_the_whole_transcript(small_memory: Memory
 
 
 async def test_a_reset_also_hides_what_the_state_still_has(memory: Memory) -> None:
-    """After a reset the model receives nothing older, including tool calls of the state."""
     model = ScriptedModel(["hello", adding(), "3", "who?", "the same"])
     agent = make_agent(model, [SessionMemory(memory)], [add], checkpointer=InMemorySaver(), system_prompt="be kind")
     await ask(agent, "I am Ann")
@@ -89,8 +85,6 @@ async def test_a_reset_also_hides_what_the_state_still_has(memory: Memory) -> No
 
 
 async def test_a_reset_in_the_middle_of_a_run_leaves_its_question(small_memory: Memory) -> None:
-    """A reset by a tool keeps the run's question and steps and removes earlier turns."""
-
     @tool
     async def forget() -> str:
         """Forget what was said."""
@@ -117,7 +111,6 @@ async def test_system_messages_of_the_state_outlive_a_reset(small_memory: Memory
 
 
 async def test_what_is_left_out_is_counted_once(small_memory: Memory, events: RecordedEvents) -> None:
-    """A turn in both transcript and state counts once if the limit omits it."""
     await small_memory.session(ROOM).append(numbered(3))
     model = ScriptedModel(["one", "two", "three", "four"])
     agent = make_agent(model, [SessionMemory(small_memory, max_messages=4)], checkpointer=InMemorySaver())
@@ -151,8 +144,6 @@ async def test_a_long_state_makes_no_long_record(small_memory: Memory) -> None:
 
 
 async def test_a_tool_may_put_a_human_message_after_the_question(small_memory: Memory) -> None:
-    """A human message that a tool adds, such as an image, does not replace the person's question."""
-
     @tool
     def take_photo() -> Command[str]:
         """Take a photo."""

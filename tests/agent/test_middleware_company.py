@@ -97,7 +97,6 @@ async def test_calls_are_not_moved_to_threads_of_langsmith(small_memory: Memory)
 
 
 async def test_a_structured_answer_is_kept_as_json(small_memory: Memory) -> None:
-    """A structured answer without text is stored as JSON and sent with the next turn."""
     model = ScriptedModel([calling("City", name="Rome", people=3), calling("City", name="Oslo", people=1)])
     agent = structured(small_memory, model, ToolStrategy(City))
     state = await agent.ainvoke(input_of("a big city?"), config_of())
@@ -109,7 +108,6 @@ async def test_a_structured_answer_is_kept_as_json(small_memory: Memory) -> None
 
 
 async def test_a_structured_answer_beside_a_tool_call_is_sent_to_later_calls(small_memory: Memory) -> None:
-    """A later call contains the other tool call as a step, followed by the structured answer."""
     both = AIMessage("", tool_calls=[*adding().tool_calls, *calling("City", name="Rome", people=3).tool_calls])
     both.tool_calls[1]["id"] = "call-2"
     model = ScriptedModel([both, "fine"])
@@ -145,7 +143,6 @@ async def test_a_structured_answer_with_words_is_kept_as_its_words(small_memory:
 
 
 async def test_a_structured_answer_is_not_doubled_beside_a_checkpointer(small_memory: Memory) -> None:
-    """The stored answer and its tool call in the checkpointed state are sent as one message."""
     model = ScriptedModel([calling("City", name="Rome", people=3), calling("City", name="Oslo", people=1)])
     agent = structured(small_memory, model, ToolStrategy(City), InMemorySaver())
     await agent.ainvoke(input_of("a big city?"), config_of())
@@ -172,8 +169,6 @@ async def test_a_wrong_structured_answer_is_asked_for_again(small_memory: Memory
 
 @pytest.mark.parametrize("checkpointed", [False, True])
 async def test_a_tool_that_answers_directly_has_its_result_kept(small_memory: Memory, checkpointed: bool) -> None:
-    """The result of a tool with `return_direct` is stored as the answer and sent once with the next turn."""
-
     @tool(return_direct=True)
     def price(thing: str) -> str:
         """Say what a thing costs."""
@@ -191,8 +186,6 @@ async def test_a_tool_that_answers_directly_has_its_result_kept(small_memory: Me
 
 @pytest.mark.parametrize("checkpointed", [True, False])
 async def test_all_direct_results_of_a_message_are_kept(small_memory: Memory, checkpointed: bool) -> None:
-    """Several direct results are stored as one answer in the order of the calls, and a repeat returns it."""
-
     @tool(return_direct=True)
     def price(thing: str) -> str:
         """Say what a thing costs."""
@@ -256,7 +249,6 @@ async def test_other_middlewares_may_stand_before_or_behind(memory: Memory, firs
 
 
 async def test_a_fallback_model_has_the_same_memory(small_memory: Memory) -> None:
-    """A fallback model receives the history, and its answer is stored."""
     await small_memory.session(ROOM).append(numbered(2))
     second = ScriptedModel(["fine"])
     fallback = ModelFallbackMiddleware(second)
@@ -348,7 +340,6 @@ class Guard(AgentMiddleware):
 
 
 async def test_a_guard_before_the_memory_loses_no_question(small_memory: Memory) -> None:
-    """A question is stored if middleware listed before the memory ends the run."""
     agent: Any = create_agent(ScriptedModel(["hello"]), [], middleware=[Guard(), SessionMemory(small_memory)])
     for words in ("forbidden 1", "hi", "forbidden 2"):
         await agent.ainvoke(input_of(words), config_of())
@@ -366,8 +357,7 @@ class Refusal(AgentMiddleware):
         return {"messages": [AIMessage("I cannot say that.")]}
 
 
-async def test_an_answer_that_is_appended_behind_the_memory_is_warned_of(small_memory: Memory) -> None:
-    """An answer added after the memory's last hook causes a warning that names the correct order."""
+async def test_an_answer_that_is_appended_after_the_memory_causes_a_warning(small_memory: Memory) -> None:
     agent: Any = create_agent(ScriptedModel(["secret"]), [], middleware=[Refusal(), SessionMemory(small_memory)])
     with pytest.warns(MiddlewareWarning, match="list SessionMemory before it"):
         await agent.ainvoke(input_of("q"), config_of())
@@ -400,7 +390,6 @@ class NoteAfterModel(AgentMiddleware):
 async def test_an_answer_before_an_added_human_message_is_stored(
     small_memory: Memory, note: type[AgentMiddleware], first: bool
 ) -> None:
-    """An answer followed by an added human message is stored, and a repeated question calls no model."""
     model, memory = ScriptedModel([adding(), "one", "two"]), SessionMemory(small_memory)
     agent = make_agent(model, [note(), memory] if first else [memory, note()], [add])
     for words in ("first", "first", "second"):

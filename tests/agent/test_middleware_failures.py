@@ -67,8 +67,7 @@ async def test_a_failing_model_leaves_the_question(memory: Memory, events: Recor
     assert await kept(memory) == [("user", "hi"), ("assistant", "hello")]
 
 
-async def test_another_question_after_a_failure(small_memory: Memory) -> None:
-    """The next call contains the unanswered question, with and without a checkpointer."""
+async def test_an_unanswered_question_is_part_of_the_next_call(small_memory: Memory) -> None:
     for saver, thread in ((None, "telegram:1"), (InMemorySaver(), "telegram:2")):
         model = ScriptedModel([DOWN, "hello"])
         agent = make_agent(model, [SessionMemory(small_memory)], checkpointer=saver)
@@ -80,7 +79,6 @@ async def test_another_question_after_a_failure(small_memory: Memory) -> None:
 
 
 async def test_words_before_a_failure_are_kept_as_failed(memory: Memory) -> None:
-    """The streamed part of an answer is stored as failed."""
     agent = make_agent(ScriptedModel([["Let me ", "see", DOWN], "fine"]), [SessionMemory(memory)])
     with pytest.raises(ConnectionError):
         await stream(agent, "hi")
@@ -92,7 +90,6 @@ async def test_words_before_a_failure_are_kept_as_failed(memory: Memory) -> None
 
 @pytest.mark.parametrize("checkpointed", [False, True])
 async def test_a_run_cancelled_in_mid_stream_keeps_what_was_said(memory: Memory, checkpointed: bool) -> None:
-    """The partial answer of a cancelled run is stored as interrupted, and the next call contains it once."""
     gate = Gate()
     model = ScriptedModel([["once upon ", "a ", gate, "time"], "fine"])
     saver = InMemorySaver() if checkpointed else None
@@ -109,7 +106,6 @@ async def test_a_run_cancelled_in_mid_stream_keeps_what_was_said(memory: Memory,
 
 @pytest.mark.parametrize("checkpointed", [False, True])
 async def test_a_run_cancelled_in_tools_keeps_what_was_said_once(memory: Memory, checkpointed: bool) -> None:
-    """The text before cancelled tool calls is stored once, and later calls are valid."""
     gate = Gate()
 
     @tool
@@ -208,7 +204,6 @@ async def test_an_answer_whose_failure_the_program_catches_is_kept_after_a_while
 
 @pytest.mark.parametrize("checkpointed", [False, True])
 async def test_a_run_that_stops_between_answer_and_end_keeps_the_answer(memory: Memory, checkpointed: bool) -> None:
-    """An answer is stored as interrupted if other middleware raises after it."""
     middleware, saver = SessionMemory(memory), InMemorySaver() if checkpointed else None
     with pytest.raises(RuntimeError, match="broken"):
         await ask(make_agent(ScriptedModel(["hello"]), [middleware, Failing()], checkpointer=saver), "hi")
@@ -225,8 +220,7 @@ async def test_a_run_that_stops_between_answer_and_end_keeps_the_answer(memory: 
     ]
 
 
-async def test_runs_that_never_end_are_bounded(small_memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The middleware limits the number of open runs that wait for an interrupt."""
+async def test_the_number_of_open_runs_is_limited(small_memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("threadkeep.agent.participation._MOST_CALLS", 5)
 
     @tool
@@ -269,9 +263,7 @@ async def test_runs_that_end_leave_nothing_behind(small_memory: Memory) -> None:
     assert middleware.open_runs == 0
 
 
-async def test_the_turn_of_an_ended_run_is_not_remembered(small_memory: Memory) -> None:
-    """No RootRun object remains in memory after its run has ended."""
-
+async def test_an_ended_run_leaves_no_object(small_memory: Memory) -> None:
     def remembered() -> int:
         gc.collect()
         return sum(isinstance(one, RootRun) for one in gc.get_objects())
@@ -282,8 +274,7 @@ async def test_the_turn_of_an_ended_run_is_not_remembered(small_memory: Memory) 
     assert remembered() == before
 
 
-async def test_an_agent_for_each_request_is_not_held(small_memory: Memory) -> None:
-    """The memory holds no reference to a middleware that is no longer used."""
+async def test_the_memory_does_not_reference_unused_middleware(small_memory: Memory) -> None:
     agent = make_agent(ScriptedModel(), [middleware := SessionMemory(small_memory)])
     gone = weakref.ref(middleware)
     del agent, middleware
@@ -291,16 +282,14 @@ async def test_an_agent_for_each_request_is_not_held(small_memory: Memory) -> No
     assert gone() is None
 
 
-async def test_the_first_run_is_not_kept_by_what_it_set_going(small_memory: Memory) -> None:
-    """Background tasks that start with the first turn do not inherit its context."""
+async def test_background_tasks_do_not_inherit_the_first_runs_context(small_memory: Memory) -> None:
     await ask(make_agent(ScriptedModel(["hello"]), [SessionMemory(small_memory)]), "hi")
     tasks = [task for task in asyncio.all_tasks() if task.get_name().startswith("threadkeep-")]
     assert tasks
     assert all(task.get_context().get(var_child_runnable_config) is None for task in tasks)
 
 
-async def test_a_reader_that_breaks_off_is_followed_by_the_next_turn(memory: Memory) -> None:
-    """The partial answer is stored before the next question, wherever the reader stopped."""
+async def test_a_partial_answer_is_stored_before_the_next_question(memory: Memory) -> None:
     for number, last in enumerate(["few", "words", "more", "end"] * 4):
         agent = make_agent(ScriptedModel([["a few ", "words ", "more ", "end"], "fine"]), [SessionMemory(memory)])
         room = f"telegram:{number}"

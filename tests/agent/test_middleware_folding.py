@@ -18,7 +18,6 @@ CONFIG: RunnableConfig = {"configurable": {"thread_id": "room"}}
 
 @pytest.mark.parametrize("folded", [True, False])
 async def test_repeats_are_folded_only_where_the_plan_says_so(memory: Memory, folded: bool) -> None:
-    """Repeats are folded if the plan enables it; the manifest lists the ranges and rebuilds the call."""
     session = memory.session("room")
     for text in ("hello", "ping", "ping", "ping"):
         await session.append([Message(role="user", content=text), Message(role="assistant", content="Done.")])
@@ -40,8 +39,7 @@ async def test_repeats_are_folded_only_where_the_plan_says_so(memory: Memory, fo
     assert await session.count() == 10
 
 
-async def test_notes_among_what_is_folded_are_told_of(memory: Memory) -> None:
-    """Notes before, in and after folded exchanges are listed as excluded."""
+async def test_notes_among_folded_exchanges_are_listed_as_excluded(memory: Memory) -> None:
     said = ["hello", "Done.", "a note", "ok", "Done.", "ok", "a note", "Done.", "ok", "Done.", "a note", "so", "yes"]
     roles: dict[str, Role] = {"a note": "system", "Done.": "assistant", "yes": "assistant"}
     session = memory.session("room")

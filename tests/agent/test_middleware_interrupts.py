@@ -67,7 +67,6 @@ async def test_a_resumed_run_is_one_turn(
     resume: Command[str],
     result: str,
 ) -> None:
-    """The question is stored before the interrupt and the answer after it, once each."""
     model = ScriptedModel(["hello", calling, "done"])
     agent = make(memory, model, InMemorySaver())
     await ask(agent, "hi")
@@ -90,7 +89,6 @@ async def test_another_process_resumes_a_run(
     resume: Command[str],
     result: str,
 ) -> None:
-    """A run that another process resumes stores its answer with the run id of its question."""
     saver = InMemorySaver()
     async with open_memory(shared_url, options=memory_options) as memory:
         agent = make(memory, ScriptedModel(["hello", calling]), saver)
@@ -143,7 +141,6 @@ async def test_another_process_finds_a_question_that_was_summarised(
 async def test_another_user_cannot_resume_a_run(
     memory_options: MemoryOptions, shared_url: str, same_process: bool
 ) -> None:
-    """A resumption by another user calls no model and stores nothing."""
     saver, model = InMemorySaver(), ScriptedModel([ASKING, "done", "mine"])
     async with open_memory(shared_url, options=memory_options) as memory:
         agent = with_question(memory, model, saver)
@@ -159,10 +156,9 @@ async def test_another_user_cannot_resume_a_run(
 
 
 @pytest.mark.parametrize("kind", ["sqlite-file", "postgres"])
-async def test_it_works_with_the_checkpointer_of_the_same_database(
+async def test_checkpoints_may_be_in_the_same_database(
     request: pytest.FixtureRequest, tmp_path: Path, kind: str
 ) -> None:
-    """Transcript and checkpoints in one database survive closing and reopening."""
     settings = load_settings(database_url=url_of(request, kind))
     options = dataclasses.replace(settings.memory_options(), pending=PendingOptions(folder=tmp_path / "pending"))
     url = settings.database_url.get_secret_value()
@@ -206,8 +202,7 @@ async def test_an_older_question_that_comes_again_is_resumed(
     assert (stored[-1].content, stored[-1].answers, stored[-1].run_id) == ("one", "m1", stored[2].run_id)
 
 
-async def test_a_run_that_is_never_resumed_stands_in_nobodys_way(small_memory: Memory) -> None:
-    """A new question after an interrupt sends a placeholder result for the pending tool call."""
+async def test_a_run_that_is_never_resumed_does_not_block_the_next_question(small_memory: Memory) -> None:
     model = ScriptedModel([ASKING, "never mind", "fine"])
     agent = with_question(small_memory, model, InMemorySaver())
     await ask(agent, "do it")
@@ -219,7 +214,6 @@ async def test_a_run_that_is_never_resumed_stands_in_nobodys_way(small_memory: M
 
 
 async def test_a_rejected_call_is_answered(small_memory: Memory) -> None:
-    """A rejected tool call reaches the model as the call's result."""
     model = ScriptedModel([adding(), "as you wish"])
     agent = with_approval(small_memory, model, InMemorySaver())
     await ask(agent, "do it")

@@ -94,7 +94,6 @@ async def recover(memory: Memory, *, refused: int = 0) -> None:
 async def test_an_agent_without_its_database_answers(
     failing: Memory, unsteady_postgres: Postgres, events: RecordedEvents
 ) -> None:
-    """During an outage an agent answers with the turns that this process still has, and stores them afterwards."""
     model = ScriptedModel(["hello", "noted", adding(), "green and 3", "green"])
     agent = make_agent(model, [SessionMemory(failing)], [add])
     await ask(agent, "hi")
@@ -127,8 +126,9 @@ async def test_an_agent_without_its_database_answers(
     assert [text for _, text in seen(model.calls[4])] == said[:-1]
 
 
-async def test_a_recorded_graph_answers_without_its_history(failing: Memory, unsteady_postgres: Postgres) -> None:
-    """During an outage a recorded graph receives the pending turns as its history."""
+async def test_a_recorded_graph_receives_pending_turns_in_an_outage(
+    failing: Memory, unsteady_postgres: Postgres
+) -> None:
     model = ScriptedModel(["hello", "noted", "green"])
     graph = recorded(create_agent(model, []), failing)
     await graph.ainvoke(input_of("hi"), config_of())
@@ -180,7 +180,6 @@ async def test_a_database_that_stops_in_mid_turn(failing: Memory, unsteady_postg
 
 
 async def test_a_run_cancelled_in_an_outage_keeps_what_was_said(failing: Memory, unsteady_postgres: Postgres) -> None:
-    """The partial answer of a run that is cancelled during an outage is stored as interrupted afterwards."""
     unsteady_postgres.stop()
     gate = Gate()
     agent = make_agent(ScriptedModel([["hell", gate, "o"]]), [SessionMemory(failing)])
@@ -198,8 +197,7 @@ async def test_a_run_cancelled_in_an_outage_keeps_what_was_said(failing: Memory,
     assert await kept_with_status(failing) == [("user", "hi", "complete"), ("assistant", "hell", "interrupted")]
 
 
-async def test_another_users_waiting_words_are_not_shown(failing: Memory, unsteady_postgres: Postgres) -> None:
-    """Pending turns are not sent in a run of another user."""
+async def test_pending_turns_of_another_user_are_not_sent(failing: Memory, unsteady_postgres: Postgres) -> None:
     model = ScriptedModel(["noted", "I do not know", "canary"])
     agent = make_agent(model, [SessionMemory(failing)])
     unsteady_postgres.stop()
@@ -215,7 +213,6 @@ async def test_another_users_waiting_words_are_not_shown(failing: Memory, unstea
 async def test_a_message_that_comes_twice_in_an_outage_is_one_turn(
     failing: Memory, unsteady_postgres: Postgres
 ) -> None:
-    """A repeated message id during an outage returns the pending answer."""
     model = ScriptedModel(["hello"])
     agent = make_agent(model, [SessionMemory(failing)])
     unsteady_postgres.stop()
@@ -230,7 +227,6 @@ async def test_a_message_that_comes_twice_in_an_outage_is_one_turn(
 async def test_turns_of_an_outage_survive_the_process(
     unsteady_postgres: Postgres, unsteady_url: str, hurried: MemoryOptions
 ) -> None:
-    """The next process stores the turns that an ended process had saved on disk."""
     async with open_memory(unsteady_url, options=hurried) as memory:
         unsteady_postgres.stop()
         await ask(make_agent(ScriptedModel(["hello"]), [SessionMemory(memory)]), "hi")
@@ -243,7 +239,6 @@ async def test_turns_of_an_outage_survive_the_process(
 async def test_a_locked_file_is_read_and_written_later(
     sqlite_url: str, hurried: MemoryOptions, events: RecordedEvents
 ) -> None:
-    """While another program locks the SQLite file, history is read, and turns are stored once afterwards."""
     async with open_memory(sqlite_url, observers=[events], options=hurried) as memory:
         model = ScriptedModel(["hello", "fine", "yes"])
         agent = make_agent(model, [SessionMemory(memory)])
@@ -262,10 +257,9 @@ async def test_a_locked_file_is_read_and_written_later(
 
 
 @pytest.mark.parametrize("answered", [True, False])
-async def test_what_joins_a_message_that_waits_is_kept(
+async def test_a_message_that_is_sent_with_a_pending_one_is_stored(
     sqlite_url: str, hurried: MemoryOptions, events: RecordedEvents, *, answered: bool
 ) -> None:
-    """A new message that is sent with a pending one is stored, whether the pending one is answered or not."""
     async with open_memory(sqlite_url, observers=[events], options=hurried) as memory:
         agent = make_agent(ScriptedModel(["fine" if answered else ConnectionError(), "fine"]), [SessionMemory(memory)])
         both = {"messages": [HumanMessage("one", id="1"), HumanMessage("two", id="2")]}
@@ -281,7 +275,6 @@ async def test_what_joins_a_message_that_waits_is_kept(
 async def test_a_memory_that_cannot_be_read_does_not_stop_the_agent(
     sqlite_url: str, hurried: MemoryOptions, events: RecordedEvents, tmp_path: Path
 ) -> None:
-    """An agent whose tables are missing answers without history, and the failure is an event."""
     async with open_memory(sqlite_url, observers=[events], options=hurried) as memory:
         agent = make_agent(ScriptedModel(["hello", "fine"]), [SessionMemory(memory)])
         await ask(agent, "hi")
@@ -303,10 +296,9 @@ async def no_disk(folder: Path) -> AsyncIterator[None]:
 
 
 @pytest.mark.parametrize("again", ["here", "when the disk is back", "when the database is back"])
-async def test_an_answer_that_could_be_lost_is_told_to_nobody(
+async def test_an_answer_that_cannot_be_stored_anywhere_is_not_returned(
     sqlite_url: str, hurried: MemoryOptions, tmp_path: Path, again: str
 ) -> None:
-    """An answer that neither database nor disk can store raises an error; a retry returns it once it is stored."""
     options = dataclasses.replace(hurried, pending=dataclasses.replace(hurried.pending, folder=tmp_path / "waiting"))
     model = ScriptedModel(["hello", "only one"])
     async with open_memory(sqlite_url, options=options) as memory, contextlib.AsyncExitStack() as outage:

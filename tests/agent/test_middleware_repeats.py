@@ -32,7 +32,6 @@ from threadkeep.testing import Gate, ScriptedModel
 
 @pytest.mark.parametrize("checkpointed", [False, True])
 async def test_the_same_message_id_again_gets_the_same_answer(memory: Memory, checkpointed: bool) -> None:
-    """A repeated message id returns the stored answer with its id and does not call the model."""
     model = ScriptedModel([adding(), "3"])
     saver = InMemorySaver() if checkpointed else None
     agent = make_agent(model, [SessionMemory(memory)], [add], checkpointer=saver)
@@ -61,10 +60,9 @@ class Signed(AgentMiddleware[AgentState[Any], Any, Any]):
 @pytest.mark.parametrize("way", ["changed", "replaced", "appended"])
 @pytest.mark.parametrize("checkpointed", [False, True])
 @pytest.mark.parametrize("listed_first", [False, True])
-async def test_middleware_that_changes_answers_does_not_change_a_repeated_one_again(
+async def test_middleware_does_not_change_a_repeated_answer_again(
     memory: Memory, checkpointed: bool, way: str, listed_first: bool
 ) -> None:
-    """A repeated answer is returned and later sent as it is stored."""
     model = ScriptedModel(["one", "two", "three"])
     saver = InMemorySaver() if checkpointed else None
     middleware = [SessionMemory(memory), Signed(way)]
@@ -83,8 +81,6 @@ async def test_middleware_that_changes_answers_does_not_change_a_repeated_one_ag
 async def test_middleware_that_deletes_answers_does_not_delete_a_repeated_one(
     memory: Memory, checkpointed: bool
 ) -> None:
-    """Middleware that deletes the model's reply does not delete a repeated answer."""
-
     class Deleting(AgentMiddleware[AgentState[Any], Any, Any]):
         """Middleware that deletes the model's reply."""
 
@@ -100,7 +96,6 @@ async def test_middleware_that_deletes_answers_does_not_delete_a_repeated_one(
 
 
 async def test_another_agent_gives_the_same_answer_to_the_same_message(memory: Memory) -> None:
-    """Another agent over the same database returns the stored answer to a repeated message id."""
     await ask(make_agent(ScriptedModel(["hello"]), [SessionMemory(memory)]), "hi", message_id="telegram:42")
     model = ScriptedModel(["never"])
     assert await ask(make_agent(model, [SessionMemory(memory)]), "hi", message_id="telegram:42") == "hello"
@@ -108,7 +103,6 @@ async def test_another_agent_gives_the_same_answer_to_the_same_message(memory: M
 
 
 async def test_an_unanswered_message_from_before_the_window_is_answered(memory: Memory) -> None:
-    """An unanswered message that is sent again is answered even if the window begins after it."""
     model = ScriptedModel([ConnectionError(), *(f"answer {number}" for number in range(9))])
     agent = make_agent(model, [SessionMemory(memory, max_messages=4)])
     with pytest.raises(ConnectionError):
@@ -148,7 +142,6 @@ async def test_a_newer_message_comes_again_after_an_older_one(memory: Memory) ->
 
 
 async def test_a_message_that_was_deleted_and_comes_again_is_answered_and_not_kept(memory: Memory) -> None:
-    """A repeated message that retention deleted is answered, and neither it nor its answer is stored."""
     agent = make_agent(ScriptedModel(["hello", "what else?", "hello again"]), [SessionMemory(memory)])
     await ask(agent, "hi", message_id="telegram:42")
     await ask(agent, "more", message_id="telegram:43")
@@ -162,7 +155,6 @@ async def test_a_message_that_was_deleted_and_comes_again_is_answered_and_not_ke
 async def test_the_same_message_id_twice_at_once_is_one_turn(
     memory: Memory, checkpointed: bool, one_middleware: bool
 ) -> None:
-    """Two concurrent unordered runs of one message id return and store one answer."""
     gates = [Gate(), Gate()]
     model = ScriptedModel([["hell", gates[0], "o"], ["hell", gates[1], "o"]])
     middlewares = [SessionMemory(memory, ordered=False) for _ in range(2)]
@@ -183,8 +175,7 @@ async def test_the_same_message_id_twice_at_once_is_one_turn(
     assert len(model.calls) == 2
 
 
-async def test_the_second_of_two_at_once_may_end_first(small_memory: Memory) -> None:
-    """Of two concurrent runs of one message id, the answer of the first to end is stored."""
+async def test_of_two_concurrent_runs_the_first_to_end_is_stored(small_memory: Memory) -> None:
     gates = [Gate(), Gate()]
     model = ScriptedModel([[gates[0], "first"], [gates[1], "second"]])
     agent = make_agent(model, [SessionMemory(small_memory, ordered=False)])
@@ -200,7 +191,6 @@ async def test_the_second_of_two_at_once_may_end_first(small_memory: Memory) -> 
 
 
 async def test_turns_of_a_session_go_one_after_the_other(small_memory: Memory) -> None:
-    """Concurrent turns run in their order of arrival, and each call contains the previous answers."""
     model = ScriptedModel([f"answer {n}" for n in range(5)])
     agents = [make_agent(model, [SessionMemory(small_memory)]) for _ in range(2)]
     await asyncio.gather(*(ask(agents[n % 2], f"question {n}") for n in range(5)))
@@ -210,7 +200,6 @@ async def test_turns_of_a_session_go_one_after_the_other(small_memory: Memory) -
 
 
 async def test_the_same_message_id_twice_at_once_is_answered_once(small_memory: Memory) -> None:
-    """The second of two concurrent runs of one message id waits and returns the first one's answer."""
     model = ScriptedModel(["hello"])
     agents = [make_agent(model, [SessionMemory(small_memory)]) for _ in range(2)]
     answers = await asyncio.gather(*(ask(agent, "hi", message_id="telegram:42") for agent in agents))
@@ -218,8 +207,7 @@ async def test_the_same_message_id_twice_at_once_is_answered_once(small_memory: 
     assert await kept(small_memory) == [("user", "hi"), ("assistant", "hello")]
 
 
-async def test_the_same_words_are_another_turn(memory: Memory) -> None:
-    """A repeated text without an id is a new turn."""
+async def test_a_repeated_text_is_a_new_turn(memory: Memory) -> None:
     model = ScriptedModel(["Done."] * 3)
     agent = make_agent(model, [SessionMemory(memory)])
     for _ in range(3):
@@ -229,7 +217,6 @@ async def test_the_same_words_are_another_turn(memory: Memory) -> None:
 
 
 async def test_twenty_turns_at_once_lose_nothing(memory: Memory) -> None:
-    """Twenty concurrent unordered turns store each question and answer once, with consecutive sequence numbers."""
     everybody = asyncio.Event()
     waiting = 0
 
@@ -254,7 +241,6 @@ async def test_twenty_turns_at_once_lose_nothing(memory: Memory) -> None:
 
 
 async def test_turns_at_once_do_not_see_what_came_after_their_question(small_memory: Memory) -> None:
-    """No call of a slow turn contains turns that began after its question."""
     gate = Gate()
 
     def answer(messages: Sequence[BaseMessage]) -> list[str | AIMessage | BaseException | Gate]:
@@ -272,8 +258,7 @@ async def test_turns_at_once_do_not_see_what_came_after_their_question(small_mem
     assert [text for _, text in await kept(small_memory)] == ["slow", "quick", "quick answer", "slow answer"]
 
 
-async def test_a_repeat_among_new_messages_is_one_turn_all_the_same(small_memory: Memory) -> None:
-    """A known message that is sent with a new one is not stored again."""
+async def test_a_known_message_among_new_ones_is_not_stored_again(small_memory: Memory) -> None:
     agent = make_agent(ScriptedModel(["one", "two"]), [SessionMemory(small_memory)])
     await ask(agent, "first", message_id="telegram:1")
     both = [HumanMessage("first", id="telegram:1"), HumanMessage("second", id="telegram:2")]
@@ -296,7 +281,6 @@ async def test_messages_without_an_id_get_one_each(small_memory: Memory) -> None
 
 
 async def test_a_client_that_sends_the_whole_conversation_does_not_double_it(memory: Memory) -> None:
-    """Messages without ids are recognized by text and order, also if texts repeat."""
     model = ScriptedModel(["one", "ok then", "ok then", "four"])
     agent = make_agent(model, [SessionMemory(memory)])
     history: list[tuple[str, str]] = []

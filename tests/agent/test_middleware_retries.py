@@ -18,8 +18,7 @@ DOWN = ConnectionError("the provider is down")
 
 
 @pytest.mark.parametrize("outside", [True, False])
-async def test_model_calls_may_be_tried_again(small_memory: Memory, outside: bool) -> None:
-    """A retry before or after the memory stores one answer and sends the same call each time."""
+async def test_model_calls_may_be_retried_before_or_after_the_memory(small_memory: Memory, outside: bool) -> None:
     retry = ModelRetryMiddleware(max_retries=3, initial_delay=0.0, jitter=False)
     model = ScriptedModel(["hello", ["half ", DOWN], DOWN, "fine"])
     remembering = SessionMemory(small_memory)
@@ -48,7 +47,6 @@ async def test_an_apology_is_not_stored_as_an_answer(small_memory: Memory) -> No
 
 
 async def test_a_failed_try_before_a_tool_call_is_forgotten(small_memory: Memory) -> None:
-    """Partial text of a failed attempt is not stored if the next attempt calls a tool."""
     retry = ModelRetryMiddleware(max_retries=1, initial_delay=0.0, jitter=False)
 
     @tool(return_direct=True)
@@ -63,7 +61,6 @@ async def test_a_failed_try_before_a_tool_call_is_forgotten(small_memory: Memory
 
 
 async def test_of_several_tries_the_last_is_kept_when_it_is_cut_off(small_memory: Memory) -> None:
-    """Of several attempts, only the partial answer of the last one is stored."""
     retry = ModelRetryMiddleware(max_retries=3, initial_delay=0.0, jitter=False)
     gate = Gate()
     model = ScriptedModel([["first ", DOWN], ["second ", "half ", gate, "never"]])

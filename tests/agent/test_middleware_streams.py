@@ -33,7 +33,6 @@ async def remember(memory: Memory) -> None:
 @pytest.mark.parametrize("version", ["v1", "v2"])
 @pytest.mark.parametrize("checkpointed", [False, True])
 async def test_no_stream_has_history(small_memory: Memory, version: str, checkpointed: bool) -> None:
-    """No stream mode contains history, in both versions of stream parts, although the model receives it."""
     await remember(small_memory)
     looking = adding().model_copy(update={"tool_calls": [{"name": "look", "args": {"at": "it"}, "id": "call-1"}]})
     model = ScriptedModel([looking, "it is green"])
@@ -54,7 +53,6 @@ async def test_no_stream_has_history(small_memory: Memory, version: str, checkpo
 
 
 async def test_state_and_checkpoints_have_no_history(small_memory: Memory) -> None:
-    """State and checkpoints contain only the run's own messages."""
     await remember(small_memory)
     agent = make_agent(
         ScriptedModel([adding(), "3"]), [SessionMemory(small_memory)], [add], checkpointer=InMemorySaver()
@@ -67,7 +65,6 @@ async def test_state_and_checkpoints_have_no_history(small_memory: Memory) -> No
 
 
 async def test_tokens_are_streamed_as_the_model_says_them(memory: Memory) -> None:
-    """The chunks add up to the answer, which is stored whole."""
     await remember(memory)
     agent = make_agent(ScriptedModel(["one two three"]), [SessionMemory(memory)])
     assert [piece async for piece in tokens(agent, "count")] == ["one", " two", " three"]

@@ -44,8 +44,7 @@ async def manifests(memory: Memory) -> list[ContextManifest]:
     return [ContextManifest.from_dict(one.manifest) for one in reversed(stored)]
 
 
-async def test_a_summary_takes_the_place_of_what_is_old(memory: Memory) -> None:
-    """A summary follows the system message, names its range and replaces its messages."""
+async def test_a_summary_replaces_old_messages(memory: Memory) -> None:
     model = await talk(memory, compression("They counted from 0 to 1."), range(5))
     system, summary, *rest = contents(model.calls[-1])
     assert system == "Be brief."
@@ -75,14 +74,12 @@ async def test_every_message_is_covered_at_every_call(memory: Memory) -> None:
 
 
 async def test_where_no_summary_can_be_made_the_window_alone_is_used(memory: Memory) -> None:
-    """If no summary can be made, calls contain the window alone."""
     model = await talk(memory, compression(RuntimeError("overloaded"), "", " "), range(12))
     assert contents(model.calls[-1])[1] == "question 0"
     assert await memory.summaries.all_of("room") == []
 
 
 async def test_a_reset_hides_the_summaries(memory: Memory) -> None:
-    """After a reset no call contains a summary."""
     await talk(memory, compression("Old."), range(5))
     await memory.session("room").reset()
     model = await talk(memory, compression(), range(5, 6))

@@ -25,7 +25,6 @@ from threadkeep.testing import Gate, ScriptedModel
 
 
 async def test_two_users_of_one_agent_do_not_see_each_other(memory: Memory) -> None:
-    """Concurrent runs of two users receive and store only their own messages."""
     gate = Gate()
     model = ScriptedModel(itertools.cycle([["fi", gate, "ne"]]))
     agent = make_agent(model, [SessionMemory(memory)])
@@ -60,8 +59,7 @@ async def test_another_users_session_is_refused_before_the_model_is_called(memor
     assert len(await kept(memory)) == 2
 
 
-async def test_a_session_without_an_owner_is_no_users(small_memory: Memory) -> None:
-    """A session that began without a user rejects a run with one."""
+async def test_a_session_without_a_user_rejects_a_run_with_one(small_memory: Memory) -> None:
     agent = make_agent(ScriptedModel(["hello"]), [SessionMemory(small_memory)])
     await ask(agent, "hi")
     with pytest.raises(WrongUser):
@@ -72,7 +70,6 @@ async def test_a_session_without_an_owner_is_no_users(small_memory: Memory) -> N
 async def test_a_run_without_a_thread_says_how_to_name_one(
     small_memory: Memory, configurable: dict[str, object]
 ) -> None:
-    """A run without a thread id raises InvalidKey with the cure and stores nothing."""
     model = ScriptedModel(["never"])
     with pytest.raises(InvalidKey, match="thread_id") as caught:
         await make_agent(model, [SessionMemory(small_memory)]).ainvoke(
@@ -91,8 +88,7 @@ async def test_a_run_without_a_thread_says_how_to_name_one(
         ("telegram:1\n", "invalid_chars"),
     ],
 )
-async def test_a_thread_that_names_nothing_is_refused(small_memory: Memory, thread_id: str, reason: str) -> None:
-    """An invalid thread id raises an error and is not changed to a valid one, which could belong to another user."""
+async def test_an_invalid_thread_id_is_refused(small_memory: Memory, thread_id: str, reason: str) -> None:
     model = ScriptedModel(["never"])
     with pytest.raises(InvalidKey) as caught:
         await ask(make_agent(model, [SessionMemory(small_memory)]), "hi", thread_id=thread_id)
@@ -101,10 +97,9 @@ async def test_a_thread_that_names_nothing_is_refused(small_memory: Memory, thre
 
 
 @pytest.mark.parametrize("transcripts", ["tables", "graph_store"])
-async def test_any_text_is_a_thread(
+async def test_any_valid_text_is_used_as_the_session_id(
     memory_options: MemoryOptions, transcripts: Literal["tables", "graph_store"]
 ) -> None:
-    """Any other text is used as the session id without change."""
     threads = ["me@example.com", "C024.1700000000.12", "+351912345678", "a/b", "🙂"]
     async with open_memory("sqlite://", options=replace(memory_options, transcripts=transcripts)) as memory:
         for thread_id in threads:
@@ -117,17 +112,14 @@ async def test_any_text_is_a_thread(
         assert {info.session_id async for info in memory.sessions()} == set(threads)
 
 
-async def test_a_user_id_that_cannot_be_one_is_refused(small_memory: Memory) -> None:
-    """An empty user id raises an error."""
+async def test_an_empty_user_id_is_refused(small_memory: Memory) -> None:
     model = ScriptedModel(["never"])
     with pytest.raises(InvalidInput, match="user_id"):
         await make_agent(model, [SessionMemory(small_memory)]).ainvoke(input_of("hi"), config_of(user_id=""))
     assert model.calls == []
 
 
-async def test_ids_may_come_from_anywhere_in_the_config(small_memory: Memory) -> None:
-    """Functions may derive session and user id from the config; a number is converted to text."""
-
+async def test_functions_may_derive_ids_from_the_config(small_memory: Memory) -> None:
     def session_id(config: RunnableConfig) -> str:
         return f"telegram:{config['configurable']['chat_id']}"
 
@@ -146,7 +138,6 @@ async def test_ids_may_come_from_anywhere_in_the_config(small_memory: Memory) ->
 
 
 async def test_a_function_that_finds_no_session_is_an_error(small_memory: Memory) -> None:
-    """A session function that returns None causes InvalidKey."""
     model = ScriptedModel(["never"])
     agent = make_agent(model, [SessionMemory(small_memory, session_id=lambda config: None)])
     with pytest.raises(InvalidKey):

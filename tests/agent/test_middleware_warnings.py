@@ -61,8 +61,7 @@ def warned() -> Iterator[list[str]]:
 
 
 @pytest.mark.parametrize("first", [True, False], ids=["before", "behind"])
-async def test_summaries_of_other_middleware_are_told_of_once(small_memory: Memory, first: bool) -> None:
-    """A summary of SummarizationMiddleware causes one warning that names the alternative."""
+async def test_summaries_of_other_middleware_cause_one_warning(small_memory: Memory, first: bool) -> None:
     summarizing = SummarizationMiddleware(
         ScriptedModel([f"summary {n}" for n in range(9)]), trigger=("messages", 4), keep=("messages", 2)
     )
@@ -77,8 +76,7 @@ async def test_summaries_of_other_middleware_are_told_of_once(small_memory: Memo
 
 
 @pytest.mark.parametrize("first", [True, False], ids=["before", "behind"])
-async def test_cleared_tool_results_are_told_of_once(small_memory: Memory, first: bool) -> None:
-    """ContextEditingMiddleware that clears tool results causes one warning."""
+async def test_clearing_tool_results_causes_one_warning(small_memory: Memory, first: bool) -> None:
     editing = ContextEditingMiddleware(edits=[ClearToolUsesEdit(trigger=1, keep=1)])
     calls = [adding(f"call-{number}") for number in range(3)]
     agent = agent_of(small_memory, Tooled(replies=[*calls, "3"]), editing, first=first, tools=[add])
@@ -137,8 +135,7 @@ async def test_an_answer_that_is_changed_after_it_was_stored_is_told_of(small_me
         assert [("after_agent" in sentence) for sentence in sentences] == [True] * first
 
 
-async def test_what_a_middleware_asks_a_model_is_no_part_of_the_answer(small_memory: Memory) -> None:
-    """Output of a model that other middleware calls is not stored as a partial answer."""
+async def test_output_of_other_middlewares_model_calls_is_not_stored(small_memory: Memory) -> None:
     gate = Gate()
 
     class Picking(Tooled):

@@ -65,8 +65,7 @@ async def test_the_budget_is_what_the_model_allows(
     assert (await manifest_of(sqlite_memory)).budget == budget
 
 
-async def test_the_tools_are_not_of_the_budget(sqlite_memory: Memory) -> None:
-    """Tool definitions are subtracted from the budget."""
+async def test_tool_definitions_are_subtracted_from_the_budget(sqlite_memory: Memory) -> None:
     agent = make_agent(Named(["fine"]), [SessionMemory(sqlite_memory, counter="chars4")], [add])
     await ask(agent, "hi")
     manifest = await manifest_of(sqlite_memory)
@@ -96,7 +95,6 @@ async def test_twenty_messages_unless_a_limit_is_given(
 
 
 async def test_long_messages_of_a_model_with_a_large_window_are_whole(memory: Memory) -> None:
-    """A model with a large window receives 20 long messages uncut."""
     said = [Message(role=one.role, content=f"{one.content} " + "word " * 1_000) for one in numbered(20)]
     await memory.session(ROOM).append(said)
     model = Named(["fine"])

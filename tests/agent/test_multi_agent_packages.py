@@ -47,8 +47,7 @@ def handing_over(tool_name: str, text: str = "") -> AIMessage:
     return AIMessage(text, tool_calls=[{"name": tool_name, "args": {}, "id": f"call-{tool_name}"}])
 
 
-async def test_a_supervisor_is_recorded_with_its_workers(memory: Memory) -> None:
-    """Worker and supervisor store their answers under their names, in each turn."""
+async def test_worker_and_supervisor_store_their_answers(memory: Memory) -> None:
     math_model = ScriptedModel(["4", "6"])
     math: Any = create_agent(math_model, [add], middleware=[SessionMemory(memory)], name="math")
     chief = Bound(replies=[handing_over("transfer_to_math"), "it is 4", handing_over("transfer_to_math"), "it is 6"])
@@ -62,8 +61,7 @@ async def test_a_supervisor_is_recorded_with_its_workers(memory: Memory) -> None
     assert (await said(memory))[3:] == [(None, "3 + 3?"), ("math", "6"), ("supervisor", "it is 6")]
 
 
-async def test_a_swarm_stores_the_answer_of_the_agent_that_has_the_floor(memory: Memory) -> None:
-    """Text beside a handover is not stored, and the next turn begins with the active agent."""
+async def test_a_swarm_stores_the_answer_of_the_active_agent(memory: Memory) -> None:
     to_b: BaseTool = swarms.create_handoff_tool(agent_name="b")
     a_model = ScriptedModel([handing_over(to_b.name, "one moment")])
     b_model = ScriptedModel(["from b", "again from b"])
@@ -103,7 +101,6 @@ async def test_a_recorded_graph_streams_and_stores(memory: Memory) -> None:
 
 
 async def test_a_worker_that_is_asked_again_by_a_supervisor_without_memory_repeats_its_answer(memory: Memory) -> None:
-    """A worker returns its stored answer if a supervisor without memory repeats the question."""
     math_model = Bound(replies=["4"])
     math: Any = create_agent(math_model, [add], middleware=[SessionMemory(memory)], name="math")
     chief = Bound(replies=[handing_over("transfer_to_math"), "it is 4", handing_over("transfer_to_math"), "still 4"])

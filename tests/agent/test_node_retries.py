@@ -55,7 +55,6 @@ def graph_of(node: Any, **options: Any) -> Any:
 
 @pytest.mark.parametrize("with_checkpointer", [False, True])
 async def test_a_node_that_fails_after_the_answer(small_memory: Memory, with_checkpointer: bool) -> None:
-    """Retries and repeats return the answer that was stored before the node failed."""
     model, step = drafts("draft"), fails(2)
     agent = writer(small_memory, model)
 
@@ -72,8 +71,7 @@ async def test_a_node_that_fails_after_the_answer(small_memory: Memory, with_che
     assert len(model.calls) == 1
 
 
-async def test_each_answer_of_a_loop_in_the_node_keeps_its_number(small_memory: Memory) -> None:
-    """A retried node with several agent calls stores each answer once, in order."""
+async def test_a_retried_node_stores_each_answer_once(small_memory: Memory) -> None:
     models = {name: drafts(name) for name in ("writer", "critic")}
     agents = {name: writer(small_memory, model, name) for name, model in models.items()}
     critic_fails, end_fails = fails(1), fails(1)
@@ -97,8 +95,7 @@ async def test_each_answer_of_a_loop_in_the_node_keeps_its_number(small_memory: 
     assert [len(model.calls) for model in models.values()] == [2, 1]
 
 
-async def test_an_agent_that_a_node_asks_twice_through_a_tool_answers_twice(small_memory: Memory) -> None:
-    """Two tool calls in one node are two agent runs, not two attempts of one run."""
+async def test_two_tool_calls_in_one_node_are_two_runs(small_memory: Memory) -> None:
     model = drafts("writer")
     agent = writer(small_memory, model)
 
@@ -116,8 +113,7 @@ async def test_an_agent_that_a_node_asks_twice_through_a_tool_answers_twice(smal
     assert await said(small_memory) == [(None, "q"), ("writer", "writer 0"), ("writer", "writer 1")]
 
 
-async def test_tasks_of_the_functional_api(small_memory: Memory) -> None:
-    """Two parallel tasks that are retried each keep the answer of their first attempt."""
+async def test_retried_parallel_tasks_keep_their_first_answers(small_memory: Memory) -> None:
     model, steps = drafts("draft"), {"a": fails(2), "b": fails(1)}
     agent = writer(small_memory, model)
 
@@ -140,8 +136,7 @@ async def test_tasks_of_the_functional_api(small_memory: Memory) -> None:
     assert sorted(told) == [text for _, text in stored[1:]] == ["draft 0", "draft 1"]
 
 
-async def test_an_agent_as_a_node(small_memory: Memory) -> None:
-    """An agent that is a node keeps its stored answer if other middleware fails after it."""
+async def test_an_agent_as_a_node_keeps_its_stored_answer_on_retry(small_memory: Memory) -> None:
     model, step = drafts("draft"), fails(2)
 
     class Failing(AgentMiddleware[AgentState[Any], Any, Any]):

@@ -75,8 +75,9 @@ with_and_without = pytest.mark.parametrize("checkpointed", [False, True])
 
 @both
 @with_and_without
-async def test_a_graph_remembers(memory: Memory, node: Callable[..., Node], checkpointed: bool) -> None:
-    """The second call contains the first turn once, with and without a checkpointer."""
+async def test_the_second_call_contains_the_first_turn_once(
+    memory: Memory, node: Callable[..., Node], checkpointed: bool
+) -> None:
     model = ScriptedModel(["hello Ann", "you are Ann"])
     graph = graph_of(node(memory, model), InMemorySaver() if checkpointed else None)
     await ask(graph, "I am Ann")
@@ -106,16 +107,13 @@ async def test_a_node_keeps_to_its_limits(small_memory: Memory) -> None:
 
 
 def test_a_node_without_room_for_a_prompt_is_not_built(sqlite_memory: Memory) -> None:
-    """A budget without room for a prompt raises BudgetTooSmall when the node is created."""
     with pytest.raises(BudgetTooSmall, match=r"4000.*3488.*512"):
         memory_node(sqlite_memory, ScriptedModel(), options=TurnOptions(context_window=4000, max_output_tokens=3488))
     with pytest.raises(BudgetTooSmall, match=r"128000.*500000"):
         memory_node(sqlite_memory, ScriptedModel(), options=TurnOptions(max_output_tokens=500_000))
 
 
-async def test_a_bounded_state_costs_no_memory(small_memory: Memory) -> None:
-    """With `bounded_messages` the state stays small, and the model still receives the whole session."""
-
+async def test_a_bounded_state_does_not_bound_the_history(small_memory: Memory) -> None:
     class Small(TypedDict):
         messages: Annotated[list[AnyMessage], bounded_messages(max_messages=2)]
 
@@ -136,7 +134,6 @@ async def test_a_bounded_state_costs_no_memory(small_memory: Memory) -> None:
 
 @both
 async def test_a_failing_model_leaves_the_question(memory: Memory, node: Callable[..., Node]) -> None:
-    """The question of a failed model call is stored, and a retry completes its turn."""
     model = ScriptedModel([ConnectionError("down"), "hello"])
     graph = graph_of(node(memory, model))
     with pytest.raises(ConnectionError):
@@ -147,7 +144,6 @@ async def test_a_failing_model_leaves_the_question(memory: Memory, node: Callabl
 
 
 async def test_words_before_a_failure_are_kept_as_failed(small_memory: Memory) -> None:
-    """The streamed part of an answer is stored as failed, and a retry stores a complete answer."""
     model = ScriptedModel([["Let me ", ConnectionError("down")], "hello"])
     graph = graph_of(talking(small_memory, model))
     with pytest.raises(ConnectionError):
@@ -162,7 +158,6 @@ async def test_words_before_a_failure_are_kept_as_failed(small_memory: Memory) -
 async def test_a_cancelled_stream_keeps_what_was_said(
     small_memory: Memory, node: Callable[..., Node], checkpointed: bool
 ) -> None:
-    """The partial answer is stored as interrupted, and the next call contains it."""
     gate = Gate()
     model = ScriptedModel([["once upon ", gate, "a time"], "fine"])
     graph = graph_of(node(small_memory, model), InMemorySaver() if checkpointed else None)
@@ -178,7 +173,6 @@ async def test_a_cancelled_stream_keeps_what_was_said(
 @both
 @with_and_without
 async def test_the_same_message_id_again(memory: Memory, node: Callable[..., Node], checkpointed: bool) -> None:
-    """A repeated message id returns the stored answer and does not call the model."""
     model = ScriptedModel(["hello"])
     graph = graph_of(node(memory, model), InMemorySaver() if checkpointed else None)
     for _ in range(2):
@@ -188,7 +182,6 @@ async def test_the_same_message_id_again(memory: Memory, node: Callable[..., Nod
 
 
 async def test_the_same_message_id_twice_at_once(memory: Memory) -> None:
-    """Two concurrent runs of one message id store one question and one answer."""
     gates = [Gate(), Gate()]
     model = ScriptedModel([["hell", gates[0], "o"], ["hell", gates[1], "o"]])
     graph = graph_of(talking(memory, model, TurnOptions(ordered=False)))
@@ -203,7 +196,6 @@ async def test_the_same_message_id_twice_at_once(memory: Memory) -> None:
 
 
 async def test_twenty_turns_at_once(memory: Memory) -> None:
-    """Twenty concurrent turns store each message once."""
     graph = graph_of(talking(memory, ScriptedModel([lambda said: f"answer to {said[-1].text}"] * 20)))
     await asyncio.gather(*(ask(graph, f"question {n}") for n in range(20)))
     said = [text for _, text in await kept(memory)]
@@ -231,7 +223,6 @@ async def test_an_interrupt_in_the_node(memory: Memory) -> None:
 
 
 async def test_messages_without_ids_are_not_doubled(memory: Memory) -> None:
-    """Outside of a graph, messages without ids are stored once."""
     model = ScriptedModel(["hello", "fine"])
     for n, words in enumerate(("hi", "and now?")):
         async with session_turn(memory, [SystemMessage("be kind"), HumanMessage(words)], config_of()) as turn:
@@ -240,9 +231,7 @@ async def test_messages_without_ids_are_not_doubled(memory: Memory) -> None:
     assert seen(model.calls[1]) == [("system", "be kind"), ("human", "hi"), ("ai", "hello"), ("human", "and now?")]
 
 
-async def test_an_answer_of_the_nodes_own_is_known_again(small_memory: Memory) -> None:
-    """An answer that no model made gets an id, so that its copy in the state is recognized."""
-
+async def test_an_answer_without_a_model_gets_an_id(small_memory: Memory) -> None:
     async def echo(state: MessagesState, config: RunnableConfig) -> dict[str, list[BaseMessage]]:
         async with session_turn(small_memory, state["messages"], config) as turn:
             reply = AIMessage(f"{len(await turn.messages())} messages")
@@ -282,9 +271,7 @@ async def test_whose_session_it_is(small_memory: Memory) -> None:
     assert len(await kept(small_memory, "room:7")) == 2
 
 
-async def test_the_config_of_the_run_is_found_by_itself(small_memory: Memory) -> None:
-    """Inside a graph, `session_turn` needs no config argument."""
-
+async def test_the_config_is_optional_inside_a_graph(small_memory: Memory) -> None:
     async def chat(state: MessagesState) -> dict[str, list[BaseMessage]]:
         async with session_turn(small_memory, state["messages"]) as turn:
             turn.answer(reply := AIMessage("hello"))
@@ -295,7 +282,6 @@ async def test_the_config_of_the_run_is_found_by_itself(small_memory: Memory) ->
 
 
 async def test_agents_and_graphs_share_sessions(small_memory: Memory) -> None:
-    """A graph receives the turns of an agent in the same session."""
     from langchain.agents import create_agent
 
     agent: Agent = create_agent(ScriptedModel(["hello Ann"]), middleware=[SessionMemory(small_memory)])

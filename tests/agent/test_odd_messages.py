@@ -38,8 +38,7 @@ async def rebuilt(memory: Memory) -> list[list[BaseMessage]]:
 
 
 @pytest.mark.parametrize("call", [picture, table])
-async def test_what_a_tool_hands_to_the_program_is_kept_out_of_the_record(memory: Memory, call: BaseTool) -> None:
-    """A tool's artifact that is no JSON fails no call and is not stored."""
+async def test_an_artifact_that_is_no_json_is_not_stored(memory: Memory, call: BaseTool) -> None:
     model = ScriptedModel(replies=[drawing(call), "done"])
     agent = create_agent(model, [call], middleware=[SessionMemory(memory)])
     assert await ask(agent, "draw") == "done"
@@ -51,7 +50,6 @@ async def test_what_a_tool_hands_to_the_program_is_kept_out_of_the_record(memory
 
 
 async def test_bytes_in_a_message_are_sent_and_recorded(memory: Memory) -> None:
-    """A block with binary data is sent, and its call is rebuilt."""
     block: dict[str, object] = {"type": "media", "data": b"\xff\x00", "mime_type": "image/png"}
     for keep_originals in (False, True):
         model = ScriptedModel(replies=["seen"])
@@ -62,8 +60,7 @@ async def test_bytes_in_a_message_are_sent_and_recorded(memory: Memory) -> None:
     assert len(await rebuilt(memory)) == 2
 
 
-async def test_arguments_that_json_does_not_have(memory: Memory) -> None:
-    """A tool call with NaN as an argument works, and its calls are rebuilt."""
+async def test_nan_as_a_tool_argument_works(memory: Memory) -> None:
     model = ScriptedModel(replies=[drawing(picture, float("nan")), "done"])
     agent = create_agent(model, [picture], middleware=[SessionMemory(memory)])
     assert await ask(agent, "draw") == "done"
@@ -101,7 +98,6 @@ async def _texts(memory: Memory, digests: list[str]) -> list[str]:
     ids=["completions", "responses", "version-1"],
 )
 async def test_the_words_of_a_refusal_are_the_answer(memory: Memory, refusal: AIMessage) -> None:
-    """The text of a refusal is stored, returned on repeat, and sent in later calls."""
     model = ScriptedModel([refusal, "Gladly."])
     agent = make_agent(model, [SessionMemory(memory)])
     await ask(agent, "q", message_id="m1")

@@ -63,8 +63,9 @@ class Named(ScriptedModel):
         ("garbage", None),
     ],
 )
-async def test_absurd_reports(sqlite_memory: Memory, usage: object, kept: tuple[int, int, int] | None) -> None:
-    """Valid counts of a usage report are stored, invalid ones ignored."""
+async def test_invalid_usage_reports_are_ignored(
+    sqlite_memory: Memory, usage: object, kept: tuple[int, int, int] | None
+) -> None:
     model = ScriptedModel(replies=["answer"])
     agent = create_agent(model, middleware=[SessionMemory(sqlite_memory), Reporting(usage)])
     assert await ask(agent, LONG) == "answer"
@@ -81,8 +82,7 @@ _COUNTS = ("input_tokens", "output_tokens", "cached_tokens")
     [{"googleSearch": {}}, {"cachePoint": {"type": "default"}}, {"name": "x", "run": print}],
     ids=["search", "mark", "object"],
 )
-async def test_tools_that_only_a_provider_knows(sqlite_memory: Memory, told: dict[str, object]) -> None:
-    """Provider-specific tools are passed on and counted as JSON."""
+async def test_provider_specific_tools_are_counted_as_json(sqlite_memory: Memory, told: dict[str, object]) -> None:
     agent = create_agent(Anything(replies=["answer"]), [told], middleware=[SessionMemory(sqlite_memory)])
     assert await ask(agent, "hi") == "answer"
     [stored] = await sqlite_memory.manifests.of_session(ROOM)
@@ -91,9 +91,7 @@ async def test_tools_that_only_a_provider_knows(sqlite_memory: Memory, told: dic
     assert tools > 0
 
 
-async def test_other_tools_of_the_same_number_are_counted_anew(sqlite_memory: Memory) -> None:
-    """If middleware selects other tools for a call, they are counted again."""
-
+async def test_other_tools_are_counted_again(sqlite_memory: Memory) -> None:
     @tool
     def short() -> str:
         """Do it."""
@@ -121,8 +119,7 @@ async def test_other_tools_of_the_same_number_are_counted_anew(sqlite_memory: Me
 
 
 @pytest.mark.parametrize("name", ["".join(map(chr, range(0x4E00, 0x5E00))), "nul\0", "half \ud800", "😀"])
-async def test_names_that_no_table_takes(memory: Memory, name: str) -> None:
-    """The factor of a model with an unusual name is stored under a valid name and found again."""
+async def test_factors_of_models_with_unusual_names_are_stored(memory: Memory, name: str) -> None:
     usage = {"input_tokens": 2_000, "output_tokens": 1, "total_tokens": 2_001}
     model = Named(replies=[AIMessage("answer", usage_metadata=usage) for _ in range(2)])
     model.model_name = name

@@ -133,11 +133,7 @@ async def said(memory: Memory) -> list[tuple[str, str, str]]:
     return [(one.role, one.status, one.content) for one in await memory.session(ROOM).tail(50)]
 
 
-def test_the_page_has_every_middleware() -> None:
-    """The documentation lists each middleware of LangChain.
-
-    A new one fails this test until it is added.
-    """
+def test_the_documentation_lists_every_middleware() -> None:
     members = {name: getattr(middlewares, name) for name in dir(middlewares)}
     classes = {name for name, one in members.items() if isinstance(one, type) and issubclass(one, AgentMiddleware)}
     names = classes - {"AgentMiddleware"}
@@ -149,8 +145,9 @@ def test_the_page_has_every_middleware() -> None:
 @pytest.mark.parametrize("first", [True, False], ids=["before", "behind"])
 @pytest.mark.parametrize("checkpointed", [True, False], ids=["checkpointer", "none"])
 @pytest.mark.parametrize("name", TRANSPARENT)
-async def test_nothing_is_doubled_or_lost(small_memory: Memory, name: str, checkpointed: bool, first: bool) -> None:
-    """Each message of two turns is stored once and sent once in the next call."""
+async def test_each_message_is_stored_and_sent_once(
+    small_memory: Memory, name: str, checkpointed: bool, first: bool
+) -> None:
     model = Tooled(replies=[adding(), "3", "fine"])
     saver = InMemorySaver() if checkpointed else None
     agent = agent_of(small_memory, model, TRANSPARENT[name](), first, checkpointer=saver)
@@ -164,7 +161,6 @@ async def test_nothing_is_doubled_or_lost(small_memory: Memory, name: str, check
 
 @pytest.mark.parametrize("first", [True, False], ids=["before", "behind"])
 async def test_what_is_redacted_is_stored_and_sent_redacted(small_memory: Memory, first: bool) -> None:
-    """A redacted question and answer are stored redacted and sent redacted in later calls."""
     model = ScriptedModel(["write to c@d.co", "fine"])
     pii = PIIMiddleware("email", apply_to_output=True)
     agent = agent_of(small_memory, model, pii, first, tools=[])
@@ -177,7 +173,6 @@ async def test_what_is_redacted_is_stored_and_sent_redacted(small_memory: Memory
 
 @pytest.mark.parametrize("first", [True, False], ids=["before", "behind"])
 async def test_an_apology_for_a_failed_model_is_stored_as_failed(small_memory: Memory, first: bool) -> None:
-    """The retry middleware's error message is stored as failed and not sent in later calls."""
     model = ScriptedModel([DOWN, DOWN, "hello"])
     agent = agent_of(small_memory, model, ModelRetryMiddleware(**QUIET), first, tools=[])
     state = await agent.ainvoke(input_of("hi"), config_of())
@@ -207,7 +202,6 @@ async def test_the_answer_of_a_fallback_is_complete(small_memory: Memory, first:
 async def test_the_notice_of_a_call_limit_is_stored_as_failed(
     small_memory: Memory, limit: Callable[[], Any], first: bool
 ) -> None:
-    """The notice of a call limit, which replaces an answer, is stored as failed."""
     second = adding().model_copy(update={"tool_calls": [{**adding().tool_calls[0], "id": "call-2"}]})
     agent = agent_of(small_memory, Tooled(replies=[adding(), second, "never"]), limit(), first)
     state = await agent.ainvoke(input_of("1 + 2?"), config_of())
@@ -221,7 +215,6 @@ async def test_the_notice_of_a_call_limit_is_stored_as_failed(
 async def test_a_summary_of_other_middleware_is_no_question(
     small_memory: Memory, checkpointed: bool, first: bool
 ) -> None:
-    """A summary in the state is not stored, each question is stored once, and no text is sent twice."""
     summarizing = SummarizationMiddleware(
         ScriptedModel([f"summary {n}" for n in range(9)]), trigger=("messages", 4), keep=("messages", 2)
     )
@@ -244,7 +237,6 @@ class Score(BaseModel):
 
 
 async def test_a_repeated_message_gives_the_structured_response_again(memory: Memory) -> None:
-    """A repeat returns the same structured response and does not call the model."""
     call = AIMessage("", tool_calls=[{"name": "Score", "args": {"points": 3}, "id": "c"}])
     model = Tooled(replies=[call])
     agent: Any = create_agent(model, [], middleware=[SessionMemory(memory)], response_format=Score)

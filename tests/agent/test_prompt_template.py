@@ -33,8 +33,7 @@ def test_every_kind_of_message_has_a_role() -> None:
     assert flatten_messages(messages) == "(system) Be brief.\n\n(user) What is this?\n\n(tool) 4711\n\n(cat) Meow"
 
 
-def test_a_template_is_filled_as_it_stands() -> None:
-    """Each placeholder is filled, however often it occurs."""
+def test_each_placeholder_is_filled() -> None:
     template = PromptTemplate("{{system}}\n[{{ summary }}|{{context}}]\n{{history}}\n---\n{{input}}\n{ } {{input}}\n")
     assert template.render(HELLO, summary="They met.", context="Berlin") == (
         "Be brief.\n[They met.|Berlin]\n(user) Hi\n\n(assistant) Hello\n---\nHow are you?\n{ } How are you?\n"
@@ -42,20 +41,17 @@ def test_a_template_is_filled_as_it_stands() -> None:
 
 
 def test_a_template_without_a_place_for_the_system_keeps_it_in_the_history() -> None:
-    """Without a placeholder for system messages, the history contains them."""
     text = PromptTemplate("{{history}}\n\n{{input}}").render(HELLO)
     assert text == "(system) Be brief.\n\n(user) Hi\n\n(assistant) Hello\n\nHow are you?"
 
 
 def test_what_came_after_the_question_follows_it() -> None:
-    """Messages after the question follow it in the text."""
     messages = [*HELLO, AIMessage("Let me see."), ToolMessage("fine", tool_call_id="c1")]
     text = PromptTemplate("{{history}} / {{input}}").render(messages[1:])
     assert text == "(user) Hi\n\n(assistant) Hello / How are you?\n\n(assistant) Let me see.\n\n(tool) fine"
 
 
-def test_without_a_question_all_is_history() -> None:
-    """Without a question the input is empty."""
+def test_without_a_question_the_input_is_empty() -> None:
     assert PromptTemplate("{{history}}|{{input}}").render([AIMessage("Hello")]) == "(assistant) Hello|"
     assert PromptTemplate("{{history}}|{{input}}").render([]) == "|"
 
@@ -71,14 +67,12 @@ def test_without_a_question_all_is_history() -> None:
     ],
 )
 def test_a_template_that_would_leave_something_out_is_refused(text: str, sentence: str) -> None:
-    """A template with missing or unknown placeholders raises an error at its creation."""
     with pytest.raises(InvalidInput, match=sentence):
         PromptTemplate(text)
 
 
 @pytest.mark.parametrize("name", ["summary", "context"])
-def test_what_has_no_place_is_refused(name: str) -> None:
-    """A summary or context without a placeholder raises an error unless it is empty."""
+def test_values_without_a_placeholder_are_refused(name: str) -> None:
     template = PromptTemplate("{{history}} {{input}}")
     with pytest.raises(InvalidInput, match=rf"no \{{\{{{name}\}}\}}"):
         template.render(HELLO, **{name: "canary"})
@@ -96,10 +90,9 @@ literals = st.text("ab \n()<>中", max_size=10)
     system=words,
     around=st.tuples(literals, literals, literals, literals),
 )
-def test_what_people_write_is_never_taken_for_a_place(
+def test_placeholders_in_messages_are_not_filled(
     said: list[tuple[type[BaseMessage], str]], question: str, system: str, around: tuple[str, str, str, str]
 ) -> None:
-    """Placeholders in messages are not filled."""
     history = [kind(content=text) for kind, text in said]
     a, b, c, d = around
     template = PromptTemplate(f"{a}{{{{system}}}}{b}{{{{history}}}}{c}{{{{input}}}}{d}")

@@ -52,7 +52,6 @@ def told(messages: Sequence[BaseMessage]) -> list[tuple[str, object, object]]:
 
 
 async def test_every_call_is_rebuilt(memory: Memory) -> None:
-    """Calls of a session larger than the window, with cut tool results, are rebuilt."""
     model = ScriptedModel(replies=[reply for n in range(15) for reply in (calling(n), f"answer {n}")])
     await talk(memory, model, [f"question {number} " + "and more " * 30 for number in range(15)])
     calls = await rebuilt(memory)
@@ -104,10 +103,7 @@ async def test_a_context_of_a_session_that_was_begun_anew_is_not_made_up(memory:
 
 
 @pytest.mark.parametrize("earlier", [("user", "assistant"), ("user", "user"), ("assistant", "assistant")])
-async def test_what_was_cut_of_the_newest_before_the_question_is_rebuilt_as_it_was_cut(
-    sqlite_memory: Memory, earlier: tuple[Role, ...]
-) -> None:
-    """The newest message before the question is sent cut if it does not fit, and rebuilt with the same cut."""
+async def test_the_cut_of_the_newest_message_is_rebuilt(sqlite_memory: Memory, earlier: tuple[Role, ...]) -> None:
     said = [Message(role=role, content=f"{role} {place} " + "says much " * 100) for place, role in enumerate(earlier)]
     await sqlite_memory.session("telegram:1").append(said)
     model = ScriptedModel(["ok", "yes"])
@@ -135,7 +131,6 @@ _ANSWERS: list[list[dict[str, object]]] = [
 async def test_answers_with_blocks_of_a_provider_are_rebuilt_as_they_were_sent(
     memory: Memory, blocks: list[str | dict[str, object]], provider: str | None
 ) -> None:
-    """A stored original is rebuilt whole for its own provider, and as text for another one."""
     answer = AIMessage(blocks, response_metadata={"model_provider": provider} if provider else {})
     model = ScriptedModel([answer, AIMessage("yes", response_metadata={"model_provider": "openai"}), "three", "four"])
     agent = create_agent(model, [], middleware=[SessionMemory(memory, keep_originals=True)])
@@ -145,7 +140,6 @@ async def test_answers_with_blocks_of_a_provider_are_rebuilt_as_they_were_sent(
 
 
 async def test_a_question_that_lost_its_image_is_rebuilt_without_it(memory: Memory) -> None:
-    """A question that is repeated without its image is rebuilt without it, although the original has one."""
     model = ScriptedModel([RuntimeError("down"), "a horse"])
     agent = create_agent(model, [], middleware=[SessionMemory(memory, keep_originals=True)])
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}

@@ -30,8 +30,7 @@ def graph_of(memory: Memory, *replies: Any, **options: Any) -> tuple[Any, Script
     return recorded(create_agent(model, []), memory, TurnOptions(**options)), model
 
 
-async def test_a_call_begins_with_a_user_message(memory: Memory) -> None:
-    """A call whose window begins with an answer has a mark before it, which is not in the result."""
+async def test_a_call_that_begins_with_an_answer_gets_a_mark(memory: Memory) -> None:
     await memory.session(ROOM).append(numbered(6))
     graph, model = graph_of(memory, "one", max_messages=3)
     state = await graph.ainvoke(input_of("hi"), config_of())
@@ -43,7 +42,6 @@ async def test_a_call_begins_with_a_user_message(memory: Memory) -> None:
 
 
 async def test_a_question_without_an_answer_is_marked(memory: Memory) -> None:
-    """Later calls contain a mark after the question of a failed run."""
     graph, model = graph_of(memory, ConnectionError("down"), "two", "three")
     for words in ("one?", "two?", "three?"):
         with suppress(ConnectionError):
@@ -57,7 +55,6 @@ async def test_a_question_without_an_answer_is_marked(memory: Memory) -> None:
 
 
 async def test_an_answer_before_an_added_human_message_is_stored(sqlite_memory: Memory) -> None:
-    """An answer followed by an added human message is stored, and a repeat calls no model."""
     model = ScriptedModel(["one", "two"])
     graph = StateGraph(MessagesState)
     graph.add_node("agent", create_agent(model, []))
@@ -72,7 +69,6 @@ async def test_an_answer_before_an_added_human_message_is_stored(sqlite_memory: 
 
 
 async def test_a_summary_stands_for_what_it_covers(sqlite_memory: Memory) -> None:
-    """A summary replaces its messages in the call."""
     session = sqlite_memory.session(ROOM)
     await session.append(numbered(5))
     assert await sqlite_memory.summaries.add(Summary(ROOM, 1, 4, "They counted to four.", "m", "1", 5))
@@ -107,7 +103,6 @@ async def test_a_graph_answers_while_the_database_does_not(memory_options: Memor
 async def test_a_checkpointer_does_not_bring_back_what_was_superseded(
     tmp_path: Path, memory_options: MemoryOptions, is_sync: bool
 ) -> None:
-    """Messages that were superseded, taken back or reset are removed from the state before the next turn."""
     model = ScriptedModel([f"a{number}" for number in range(9)])
     agent = create_agent(model, [], name="team", checkpointer=InMemorySaver())
     url = f"sqlite:///{tmp_path}/threadkeep.db"
@@ -170,8 +165,7 @@ async def test_a_reader_that_leaves_holds_up_no_turn(memory: Memory, mode: str, 
         assert [text for role, text in await kept(memory, room) if role == "user"] == ["count", "and now?"]
 
 
-async def test_a_graph_that_is_called_beside_an_open_stream_is_no_part_of_it(memory: Memory) -> None:
-    """A graph that is called during another graph's stream has its own turn."""
+async def test_a_graph_called_during_another_stream_has_its_own_turn(memory: Memory) -> None:
     gate = Gate()
     graph, _ = graph_with(memory, "hello", gate=gate)
     agent: Any = create_agent(ScriptedModel([["one ", "two"]]), [])

@@ -24,7 +24,6 @@ def team_of(memory: Memory, model: ScriptedModel) -> Any:
 
 
 async def test_a_tool_asks_a_recorded_graph(small_memory: Memory) -> None:
-    """A recorded graph that a tool calls neither waits for the session nor stores in it."""
     asked = ScriptedModel(["rainy"])
     team = team_of(small_memory, asked)
 
@@ -43,7 +42,6 @@ async def test_a_tool_asks_a_recorded_graph(small_memory: Memory) -> None:
 
 
 async def test_a_recorded_graph_in_a_recorded_graph_is_one_turn(small_memory: Memory) -> None:
-    """Nested recorded graphs store one turn, and the inner one receives the history once."""
     model = ScriptedModel(["one", "two"])
     graph = recorded(in_line(team_of(small_memory, model)), small_memory)
     for words in ("q1", "q2"):
@@ -52,8 +50,7 @@ async def test_a_recorded_graph_in_a_recorded_graph_is_one_turn(small_memory: Me
     assert [message.text for message in model.calls[1]] == ["q1", "one", "q2"]
 
 
-async def test_a_recorded_graph_holds_its_session_to_its_end(small_memory: Memory) -> None:
-    """A concurrent turn does not begin between the agents of a recorded graph."""
+async def test_no_turn_begins_between_the_agents_of_a_recorded_graph(small_memory: Memory) -> None:
     replies = iter(range(100))
 
     async def reply(_: Any) -> str:
@@ -70,7 +67,6 @@ async def test_a_recorded_graph_holds_its_session_to_its_end(small_memory: Memor
 
 
 async def test_a_recorded_graph_stores_what_its_agents_redact(small_memory: Memory) -> None:
-    """A question that an inner agent redacts is stored and later sent redacted."""
     model = ScriptedModel(["ok", "yes"])
     agent = create_agent(model, [], middleware=[PIIMiddleware("email")], name="s")
     graph = recorded(in_line(agent), small_memory)
@@ -80,23 +76,20 @@ async def test_a_recorded_graph_stores_what_its_agents_redact(small_memory: Memo
     assert [message.text for message in model.calls[1]] == ["mail [REDACTED_EMAIL]", "ok", "again"]
 
 
-async def test_a_detector_of_the_program_is_warned_of(small_memory: Memory) -> None:
-    """A custom PII detector causes a warning, because the wrapper cannot apply it."""
+async def test_a_custom_detector_causes_a_warning(small_memory: Memory) -> None:
     own = PIIMiddleware("badge", detector=r"B-\d+")
     with pytest.warns(MiddlewareWarning, match="badge"):
         recorded(create_agent(ScriptedModel([]), [], middleware=[own]), small_memory)
 
 
-async def test_an_agent_behind_a_recorded_graph_is_asked(small_memory: Memory) -> None:
-    """An agent after a recorded graph in one graph answers too."""
+async def test_an_agent_after_a_recorded_graph_answers_too(small_memory: Memory) -> None:
     graph = in_line(team_of(small_memory, ScriptedModel(["first"])), writer(small_memory, "second"))
     state = await graph.ainvoke(input_of("q"), config_of())
     assert state["messages"][-1].text == "second"
     assert await said(small_memory) == [(None, "q"), ("team", "first"), ("writer", "second")]
 
 
-async def test_a_recorded_graph_behind_an_agent_takes_part_in_its_turn(small_memory: Memory) -> None:
-    """A recorded graph after an agent receives the history and stores its own answer in the same turn."""
+async def test_a_recorded_graph_after_an_agent_takes_part_in_its_turn(small_memory: Memory) -> None:
     model = ScriptedModel(["second", "fourth"])
     graph = in_line(writer(small_memory, "first", "third"), team_of(small_memory, model))
     for words in ("q1", "q2"):

@@ -85,7 +85,6 @@ def speaker(memory: Memory, name: str, *replies: Any) -> Any:
 
 @pytest.mark.parametrize("checkpointed", [True, False], ids=["checkpointer", "none"])
 async def test_a_supervisor_is_not_asked_again(memory: Memory, checkpointed: bool) -> None:
-    """A repeat returns the same answers with their names and ids, and calls neither supervisor nor agent."""
     hand_over = AIMessage("", tool_calls=[{"name": "transfer_to_math", "args": {}, "id": "call-1"}])
     chief, math_model = Bound(replies=[hand_over, "it is 4", "fine"]), ScriptedModel(["4"])
     math: Any = create_agent(math_model, [], middleware=[SessionMemory(memory)], name="math")
@@ -131,7 +130,6 @@ async def test_a_graph_that_broke_off_goes_on(memory: Memory) -> None:
 
 
 async def test_tools_of_a_recorded_agent_run_once(memory: Memory) -> None:
-    """A repeated message runs no tool again."""
     paid: list[int] = []
 
     @tool
@@ -150,7 +148,6 @@ async def test_tools_of_a_recorded_agent_run_once(memory: Memory) -> None:
 
 @pytest.mark.parametrize("restarted", [False, True])
 async def test_a_repeat_gives_the_structured_response_again(memory: Memory, restarted: bool) -> None:
-    """A repeat returns the structured response as an object, or as a dictionary in a new process."""
     call = AIMessage("", tool_calls=[{"name": "Score", "args": {"points": 3}, "id": "c"}])
     model = Bound(replies=[call, "never"])
     graph = recorded(create_agent(model, [], response_format=Score, name="judge"), memory)
@@ -166,7 +163,6 @@ async def test_a_repeat_gives_the_structured_response_again(memory: Memory, rest
 
 
 async def test_a_repeat_streams_what_was_stored(memory: Memory) -> None:
-    """A repeat streams the stored answer in every stream mode."""
     model = ScriptedModel(["4", "never"])
     graph = recorded(create_agent(model, [], name="math"), memory)
     await graph.ainvoke(asking(), config_of())
@@ -189,7 +185,6 @@ async def test_a_repeat_streams_what_was_stored(memory: Memory) -> None:
 
 @pytest.mark.filterwarnings("ignore::langchain_core._api.LangChainBetaWarning")
 async def test_a_repeat_has_the_events_of_an_answer(memory: Memory) -> None:
-    """A repeat emits the events of an answer in each version of LangChain's events."""
     model = ScriptedModel(["4", "never"])
     graph = recorded(create_agent(model, [], name="math"), memory)
     for version in ("v2", "v2", "v1"):
@@ -205,7 +200,6 @@ async def test_a_repeat_has_the_events_of_an_answer(memory: Memory) -> None:
 
 
 async def test_a_repeat_streams_the_steps_of_a_graph(memory: Memory) -> None:
-    """A repeat streams the answers of two agents in order, with the other values of the state in the last update."""
     graph = routed(memory, ScriptedModel(["math"]), speaker(memory, "math", "4"), speaker(memory, "critic", "right"))
     await graph.ainvoke(asking(), config_of())
     first, second = [part async for part in graph.astream(asking(), config_of(), stream_mode="updates")]
@@ -216,7 +210,6 @@ async def test_a_repeat_streams_the_steps_of_a_graph(memory: Memory) -> None:
 
 @pytest.mark.parametrize("mode", ["values", "updates", "messages"])
 async def test_a_stream_ends_with_the_answer_that_was_stored_first(memory: Memory, mode: str) -> None:
-    """A stream ends with the answer that a concurrent run of the same message stored first."""
     gate, options = Gate(), TurnOptions(ordered=False)
     late = recorded(create_agent(ScriptedModel([[gate, "late"]]), [], name="math"), memory, options)
     faster = recorded(create_agent(ScriptedModel(["first"]), [], name="math"), memory, options)
@@ -251,7 +244,6 @@ def test_a_synchronous_stream_ends_with_the_answer_that_was_stored_first(shared_
 
 
 def test_a_repeat_of_a_synchronous_call_runs_nothing(shared_url: str) -> None:
-    """A synchronous repeat returns or streams the stored answer and calls no model."""
     with open_memory_sync(shared_url) as memory:
         for number, saver in enumerate((None, InMemorySaver())):
             model = ScriptedModel(["4", "never"])
@@ -265,8 +257,7 @@ def test_a_repeat_of_a_synchronous_call_runs_nothing(shared_url: str) -> None:
             assert len(model.calls) == 1
 
 
-async def test_an_output_of_the_second_version_is_stored(memory: Memory) -> None:
-    """The answer is stored if the caller requests LangGraph's output version `v2`."""
+async def test_answers_of_output_version_v2_are_stored(memory: Memory) -> None:
     graph = recorded(create_agent(ScriptedModel(["4"]), [], name="math"), memory)
     output = await graph.ainvoke(asking(), config_of(), version="v2")
     assert output.value["messages"][-1].text == "4"
@@ -275,7 +266,6 @@ async def test_an_output_of_the_second_version_is_stored(memory: Memory) -> None
 
 @pytest.mark.parametrize("checkpointed", [False, True])
 async def test_a_repeat_gets_an_answer_that_is_only_an_image(memory: Memory, checkpointed: bool) -> None:
-    """An answer without text is stored with a mark, and a repeat calls no model."""
     image = AIMessage([{"type": "image", "base64": "aGk=", "mime_type": "image/png"}])
     model = ScriptedModel([image, image, "4"])
     graph = recorded(create_agent(model, [], checkpointer=InMemorySaver() if checkpointed else None), memory)
@@ -286,8 +276,7 @@ async def test_a_repeat_gets_an_answer_that_is_only_an_image(memory: Memory, che
     assert stored[1::2] == [("[image]", "m1", None), ("[image]", "m2", None)]
 
 
-async def test_a_recorded_graph_takes_no_number_of_an_answer(memory: Memory) -> None:
-    """A repeat after an agent was wrapped with `recorded` returns the answer stored before."""
+async def test_a_repeat_after_wrapping_returns_the_earlier_answer(memory: Memory) -> None:
     model = ScriptedModel(["4", "5"])
     agent: Any = create_agent(model, [], middleware=[SessionMemory(memory)])
     for graph in (agent, recorded(agent, memory)):
@@ -296,9 +285,7 @@ async def test_a_recorded_graph_takes_no_number_of_an_answer(memory: Memory) -> 
 
 
 @pytest.mark.parametrize("streamed", [True, False])
-async def test_words_before_an_interrupt_are_not_the_end(memory: Memory, streamed: bool) -> None:
-    """A message before an interrupt is not stored as the answer; the resumed run stores it."""
-
+async def test_a_message_before_an_interrupt_is_not_the_answer(memory: Memory, streamed: bool) -> None:
     async def draft(state: MessagesState) -> dict[str, Any]:
         return {"messages": [AIMessage("a draft")]}
 

@@ -53,7 +53,6 @@ def test_messages_go_from_the_oldest() -> None:
 
 
 def test_characters_are_trimmed_before_messages() -> None:
-    """Messages that the character limit removed are not counted for the message limit."""
     reduce = bounded_messages(max_messages=1, max_chars=8)
     left = [HumanMessage("12345678"), AIMessage("1234")]
     assert texts(reduce(left, [HumanMessage("abcd")])) == ["abcd"]
@@ -74,20 +73,17 @@ def test_the_newest_user_message_is_cut_and_never_dropped() -> None:
 
 
 def test_a_system_message_over_the_limit_leaves_the_mark_of_the_newest_user_message() -> None:
-    """A system message over the limit stays whole, and the newest user message is cut to its mark."""
     reduce = bounded_messages(max_messages=1, max_chars=10)
     assert texts(reduce([SystemMessage("S" * 50)], [HumanMessage("B" * 60)])) == ["S" * 50, CUT_MARK]
 
 
 @pytest.mark.parametrize("max_messages", [1, 0, -3])
 def test_less_than_one_message_is_one(max_messages: int) -> None:
-    """A message limit below one keeps the newest user message."""
     reduce = bounded_messages(max_messages=max_messages)
     assert texts(reduce([HumanMessage("one"), AIMessage("two")], [HumanMessage("three")])) == ["three"]
 
 
 def test_no_characters_means_no_such_limit() -> None:
-    """A character limit of 0 means no limit."""
     reduce = bounded_messages(max_chars=0)
     assert texts(reduce([], [HumanMessage("X" * 100_000)])) == ["X" * 100_000]
 
@@ -124,8 +120,7 @@ def test_an_update_with_a_known_id_replaces() -> None:
     assert texts(reduce(left, [RemoveMessage(id="1")])) == ["two"]
 
 
-def test_a_memory_can_be_begun_anew() -> None:
-    """LangGraph's REMOVE_ALL_MESSAGES clears the state; later messages are limited."""
+def test_remove_all_messages_clears_the_state() -> None:
     reduce = bounded_messages(max_messages=2)
     left = [HumanMessage("one"), AIMessage("two")]
     anew = [RemoveMessage(id=REMOVE_ALL_MESSAGES), HumanMessage("a"), AIMessage("b"), HumanMessage("c")]
@@ -134,7 +129,6 @@ def test_a_memory_can_be_begun_anew() -> None:
 
 
 def test_plain_inputs_are_taken() -> None:
-    """Tuples, dictionaries, text and single messages are accepted."""
     reduce = bounded_messages(max_messages=3)
     kept = reduce([("user", "one"), {"role": "assistant", "content": "two"}], ("user", "three"))
     assert [type(message) for message in kept] == [HumanMessage, AIMessage, HumanMessage]
@@ -142,7 +136,6 @@ def test_plain_inputs_are_taken() -> None:
 
 
 def test_a_report_can_be_asked_for_without_reducing() -> None:
-    """A report for given messages does not change the last report."""
     reduce = bounded_messages(max_messages=1)
     reduce([], [HumanMessage("one")])
     assert reduce.trim_report([HumanMessage("one")], [HumanMessage("two")]) == TrimReport(2, 1, 0, 1)
@@ -150,8 +143,6 @@ def test_a_report_can_be_asked_for_without_reducing() -> None:
 
 
 async def test_it_is_a_reducer_of_a_graph() -> None:
-    """As a graph's reducer, it limits the state after each step."""
-
     class State(TypedDict):
         messages: Annotated[list[AnyMessage], bounded_messages(max_messages=2, max_chars=8000)]
 
@@ -208,9 +199,7 @@ def test_the_rules_hold_for_any_run(run: list[BaseMessage], split: int, max_mess
     assert reduce(kept, []) == kept
 
 
-def test_a_state_with_two_reducers_is_refused_with_langgraphs_own_words() -> None:
-    """A node that declares another reducer for the same key raises LangGraph's error."""
-
+def test_a_state_with_two_reducers_raises_langgraphs_error() -> None:
     class Small(TypedDict):
         messages: Annotated[list[AnyMessage], bounded_messages(max_messages=2)]
 

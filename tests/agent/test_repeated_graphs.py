@@ -47,8 +47,7 @@ async def test_an_agent_that_gets_the_state_of_another_is_asked(small_memory: Me
     assert [message.text for message in models[2].calls[0]] == ["q", "draft", "remarks"]
 
 
-async def test_an_agent_that_gets_its_own_end_again_repeats_it(small_memory: Memory) -> None:
-    """An agent that receives its whole final state returns it unchanged and does not call the model."""
+async def test_an_agent_that_receives_its_final_state_returns_it(small_memory: Memory) -> None:
     model = ScriptedModel(["hello", "again"])
     one = agent(small_memory, model, "a")
     state = await one.ainvoke(input_of("q", "m1"), config_of())
@@ -58,8 +57,7 @@ async def test_an_agent_that_gets_its_own_end_again_repeats_it(small_memory: Mem
 
 
 @pytest.mark.parametrize("count", [2, 3])
-async def test_each_of_several_agents_says_its_answer_again(small_memory: Memory, count: int) -> None:
-    """Each agent of a repeated run returns its stored answer, although the state has all answers."""
+async def test_each_agent_returns_its_stored_answer_on_repeat(small_memory: Memory, count: int) -> None:
     models = [ScriptedModel([f"a{number}", "new"]) for number in range(count)]
     agents = [agent(small_memory, model, f"n{number}") for number, model in enumerate(models)]
     graph = in_line(*agents, saver=InMemorySaver())
@@ -82,8 +80,7 @@ async def test_a_writer_who_speaks_twice_repeats_both(small_memory: Memory) -> N
     assert len(await said(small_memory)) == 4
 
 
-async def test_nodes_say_their_answers_again(small_memory: Memory) -> None:
-    """Each `memory_node` of a repeated run returns its stored answer."""
+async def test_each_memory_node_returns_its_stored_answer_on_repeat(small_memory: Memory) -> None:
     models = [ScriptedModel([f"a{number}", "new"]) for number in range(2)]
     graph = in_line(*(memory_node(small_memory, model) for model in models), saver=InMemorySaver())
     states = [await graph.ainvoke(input_of("q", "m1"), config_of()) for _ in range(2)]
@@ -119,7 +116,6 @@ async def test_a_text_of_the_program_is_not_stored_with_a_repeated_question(smal
 async def test_a_repeated_answer_is_streamed(
     small_memory: Memory, checkpointed: bool, kind: str, blocking: bool, subgraphs: bool
 ) -> None:
-    """A repeated answer is streamed once, although the checkpointed state already has it."""
     model = ScriptedModel(["one", "never"])
     speaker: Any = agent(small_memory, model, "speaker") if kind == "agent" else memory_node(small_memory, model)
     graph = in_line(speaker, saver=InMemorySaver() if checkpointed else None)
@@ -141,8 +137,7 @@ class Votes(TypedDict):
     messages: Annotated[list[Any], operator.add]
 
 
-async def test_branches_say_their_answers_again(small_memory: Memory) -> None:
-    """Parallel branches of one agent return their stored answers on repeat."""
+async def test_branches_return_their_stored_answers_on_repeat(small_memory: Memory) -> None:
     votes, judges = ScriptedModel(["v1", "v2", "v3", "new"]), ScriptedModel(["judged", "new"])
     graph: Any = StateGraph(Votes)
     voter, judge = agent(small_memory, votes, "voter"), agent(small_memory, judges, "judge")
@@ -163,7 +158,6 @@ async def test_branches_say_their_answers_again(small_memory: Memory) -> None:
 @pytest.mark.parametrize("text", ["", "here"])
 @pytest.mark.parametrize("saved", [False, True])
 async def test_a_structured_response_comes_again(small_memory: Memory, text: str, saved: bool) -> None:
-    """A repeat returns the structured response, with and without text beside the tool call."""
     call = AIMessage(text, tool_calls=[{"name": "Place", "args": {"city": "Rome"}, "id": "c1"}])
     model = ScriptedModel([call, call])
     saver = InMemorySaver() if saved else None
@@ -177,8 +171,7 @@ async def test_a_structured_response_comes_again(small_memory: Memory, text: str
     assert len(await said(small_memory)) == 2
 
 
-async def test_structured_responses_of_two_agents_stay_where_they_are(small_memory: Memory) -> None:
-    """A repeat does not change the checkpointed state."""
+async def test_a_repeat_does_not_move_structured_responses(small_memory: Memory) -> None:
     calls = [
         AIMessage("", tool_calls=[{"name": "Place", "args": {"city": city}, "id": city}]) for city in ("Rome", "Bern")
     ]
@@ -205,7 +198,6 @@ async def test_a_direct_result_of_a_tool_comes_again(small_memory: Memory) -> No
 
 
 async def test_an_older_message_gets_its_own_answer(small_memory: Memory) -> None:
-    """A repeated older message returns its own answer, although the state has a later turn."""
     model = ScriptedModel(["a1", "a2", "a3"])
     one = agent(small_memory, model, "a", checkpointer=InMemorySaver())
     asked = [HumanMessage("q1", id="m1"), HumanMessage("q2", id="m2"), HumanMessage("q1", id="m1")]
@@ -215,7 +207,6 @@ async def test_an_older_message_gets_its_own_answer(small_memory: Memory) -> Non
 
 
 async def test_nodes_give_older_messages_their_own_answers(memory: Memory) -> None:
-    """A `memory_node` returns an older message's own answer, although the state has a later turn."""
     models = [ScriptedModel([f"a{number}", f"b{number}", f"c{number}"]) for number in range(2)]
     graph = in_line(*(memory_node(memory, model) for model in models), saver=InMemorySaver())
     for message_id, last in (("m1", "a1"), ("m2", "b1"), ("m1", "a1"), ("m1", "a1"), ("m2", "b1"), ("m3", "c1")):
@@ -240,7 +231,6 @@ async def test_a_newer_message_gets_its_own_answer_after_an_older_one_was_answer
 
 
 async def test_repeats_of_several_older_messages_get_their_own_answers(memory: Memory) -> None:
-    """Several older messages return their own answers, and the next call contains each answer once."""
     model = ScriptedModel(["one", "two", "three"])
     agent = make_agent(model, [SessionMemory(memory)], checkpointer=InMemorySaver())
     for _ in range(2):

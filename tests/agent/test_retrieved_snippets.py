@@ -69,15 +69,13 @@ async def test_passages_stand_before_the_question_and_are_asked_for_with_the_las
 
 
 async def test_passages_keep_to_their_share(memory: Memory) -> None:
-    """Passages take at most a fifth of the budget."""
     shelf = Shelf(passages=[Document("One gnome and another one. " * 60, id=str(n)) for n in range(9)])
     messages = await ask(memory, shelf)
     assert 400 < count_tokens(messages[-2]) <= 800
     assert count_tokens(messages) <= 4000
 
 
-async def test_a_knowledge_base_that_fails_or_is_slow_is_told_of(memory: Memory, events: RecordedEvents) -> None:
-    """If the retriever fails or times out, the agent answers and an event reports it."""
+async def test_a_failing_or_slow_retriever_is_reported(memory: Memory, events: RecordedEvents) -> None:
     for shelf, error in (
         (Shelf(passages=[], broken=True), "RuntimeError"),
         (Shelf(passages=[], slow=True), "TimeoutError"),
@@ -86,6 +84,5 @@ async def test_a_knowledge_base_that_fails_or_is_slow_is_told_of(memory: Memory,
         assert events.of(ExtraNotFound)[-1] == ExtraNotFound(section="snippets", error=error, session_id="room")
 
 
-async def test_a_knowledge_base_that_has_nothing_adds_nothing(memory: Memory) -> None:
-    """Empty passages add no section."""
+async def test_empty_passages_add_no_section(memory: Memory) -> None:
     assert (await ask(memory, Shelf(passages=[Document("  ")])))[-1].content == "How long does it take?"

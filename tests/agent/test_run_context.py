@@ -55,7 +55,6 @@ class Model(BaseModel):
     ids=["dict", "dict-thread", "dataclass", "dataclass-thread", "pydantic"],
 )
 async def test_a_context_names_session_and_user(small_memory: Memory, context: Any) -> None:
-    """All forms of a context name session and user, for every hook."""
     model = ScriptedModel([adding(), "two", "again"])
     agent = make_agent(model, [SessionMemory(small_memory)], [add])
     await agent.ainvoke(input_of("1 + 1?"), context=context)
@@ -68,7 +67,6 @@ async def test_a_context_names_session_and_user(small_memory: Memory, context: A
 
 
 async def test_the_config_comes_before_the_context(small_memory: Memory) -> None:
-    """The config takes precedence; values it lacks come from the context."""
     agent = make_agent(ScriptedModel(["one", "two"]), [SessionMemory(small_memory)])
     await agent.ainvoke(
         input_of("hi"), {"configurable": {"thread_id": "a"}}, context={"session_id": "b", "user_id": "ann"}
@@ -81,8 +79,7 @@ async def test_the_config_comes_before_the_context(small_memory: Memory) -> None
 
 
 @pytest.mark.parametrize("context", [None, {}, {"user_id": "ann"}, Caller("ann"), {"session_id": ""}, object()])
-async def test_a_context_without_a_session_names_none(small_memory: Memory, context: Any) -> None:
-    """A context without a session id raises an error and calls no model."""
+async def test_a_context_without_a_session_id_is_refused(small_memory: Memory, context: Any) -> None:
     model = ScriptedModel(["never"])
     with pytest.raises(InvalidKey, match="session_id") as caught:
         await make_agent(model, [SessionMemory(small_memory)]).ainvoke(input_of("hi"), context=context)
@@ -157,15 +154,13 @@ async def test_functions_get_the_runtime_if_they_take_it(small_memory: Memory, f
 
 
 def test_what_is_no_function_is_refused_when_the_agent_is_built() -> None:
-    """A value that is no function raises an error that names the option."""
     with pytest.raises(InvalidInput, match="session_id is a function"):
         TurnOptions(session_id="telegram:1")  # type: ignore[arg-type]
     with pytest.raises(InvalidInput, match="user_id is a function"):
         TurnOptions(user_id="ann")  # type: ignore[arg-type]
 
 
-async def test_nodes_and_tools_know_the_context_too(small_memory: Memory) -> None:
-    """A `memory_node` and `history_tools` use the session of the context."""
+async def test_nodes_and_tools_use_the_session_of_the_context(small_memory: Memory) -> None:
     context: Any = {"session_id": "a/b", "user_id": "ann"}
     graph: Any = StateGraph(MessagesState)
     graph.add_node("chat", memory_node(small_memory, ScriptedModel(["a parasol"])))

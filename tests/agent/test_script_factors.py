@@ -95,8 +95,7 @@ async def test_both_factors_are_there_after_a_restart(shared_url: str, memory_op
         assert made["counter"] == f"estimate×{factor.value:.2f}, other scripts ×{factor.other:.2f}"
 
 
-async def test_two_processes_learn_of_two_models(shared_url: str, memory_options: MemoryOptions) -> None:
-    """Two processes store factors of different models without overwriting each other's."""
+async def test_two_processes_store_factors_of_different_models(shared_url: str, memory_options: MemoryOptions) -> None:
     one, other, rng = Unknown(), Unknown(), random.Random(6)
     other.model_name = "grok-9"
     async with (
@@ -113,7 +112,6 @@ async def test_two_processes_learn_of_two_models(shared_url: str, memory_options
 
 
 async def test_a_model_of_a_known_family_has_one_factor(memory: Memory) -> None:
-    """A model with its own estimate has one factor for all scripts."""
     model, rng = Unknown(), random.Random(6)
     model.model_name = "claude-3-opus"
     made = [await manifest_of(memory, model, model.question((*_THAI, *_ENGLISH), rng)) for _ in range(3)]
@@ -123,7 +121,6 @@ async def test_a_model_of_a_known_family_has_one_factor(memory: Memory) -> None:
 
 
 async def test_each_message_costs_the_sum_of_its_scripts(memory: Memory) -> None:
-    """Each script of a message is counted with its own factor, and the budget uses these counts."""
     await memory.token_factors.save("mistral-large-2", 1.0, 20, 3.0)
     model, thai, english = Unknown(), "พัสดุของฉันจะมาถึงเมื่อไร" * 5, "When does my parcel arrive?" * 5
     agent = make_agent(model, [SessionMemory(memory, max_tokens=2_000)])

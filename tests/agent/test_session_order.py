@@ -20,10 +20,9 @@ from threadkeep.testing import Gate, ScriptedModel
 
 
 @pytest.mark.parametrize("kind", ["sqlite-file", "postgres"])
-async def test_memories_of_one_database_share_the_order(
+async def test_turns_of_two_memories_of_one_database_wait_for_each_other(
     request: pytest.FixtureRequest, kind: str, memory_options: MemoryOptions
 ) -> None:
-    """A turn waits for a turn of another memory of the same database in the same process."""
     url = url_of(request, kind)
     begun, go_on = threading.Event(), threading.Event()
 
@@ -49,8 +48,7 @@ async def test_memories_of_one_database_share_the_order(
         assert [m.content for m in await memory.session(ROOM).tail(10)] == ["first", "one", "second", "two"]
 
 
-async def test_a_call_that_is_cancelled_while_it_waits_has_ended(memory: Memory) -> None:
-    """A call that is cancelled while waiting leaves no open run, and other turns are stored."""
+async def test_a_waiting_call_that_is_cancelled_leaves_no_open_run(memory: Memory) -> None:
     gate = Gate()
     model, middleware = ScriptedModel([[gate, "one"], "three"]), SessionMemory(memory)
     agent = make_agent(model, [middleware])
@@ -69,10 +67,9 @@ async def test_a_call_that_is_cancelled_while_it_waits_has_ended(memory: Memory)
 
 
 @pytest.mark.parametrize("waiting", [0, 1])
-def test_a_cell_waits_for_no_turn_that_needs_its_loop(
+def test_a_blocking_call_does_not_wait_for_its_own_loop(
     tmp_path: Path, memory_options: MemoryOptions, waiting: int
 ) -> None:
-    """A blocking call does not wait for turns of the event loop that it blocks."""
     loop = Loop()
     gate = Gate()
     url = f"sqlite:///{tmp_path}/threadkeep.db"

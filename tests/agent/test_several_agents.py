@@ -60,7 +60,6 @@ def texts(call: list[BaseMessage]) -> list[str]:
 
 
 async def test_each_of_two_agents_is_asked_and_stored(memory: Memory) -> None:
-    """The second agent receives the first agent's answer once, and a repeated message id calls no model."""
     first, second = ScriptedModel(["draft", "draft 2"]), ScriptedModel(["remarks", "remarks 2"])
     graph = in_line(
         create_agent(first, [], middleware=[SessionMemory(memory)], name="writer"),
@@ -90,7 +89,6 @@ async def test_an_author_may_answer_more_than_once_in_a_run(memory: Memory) -> N
 
 
 async def test_the_words_of_an_agent_without_memory_are_in_the_call_only(memory: Memory) -> None:
-    """The answer of an agent without memory is sent to the next agent's model and is not stored."""
     plain = create_agent(ScriptedModel(["notes"]), [])
     model = ScriptedModel(["article"])
     graph = in_line(plain, create_agent(model, [], middleware=[SessionMemory(memory)]))
@@ -130,8 +128,7 @@ async def test_a_question_of_the_program_before_the_callers_loses_no_turn(memory
     assert len(model.calls) == 1
 
 
-async def test_an_agent_that_a_tool_asks_is_no_part_of_the_turn(memory: Memory) -> None:
-    """An agent that a tool calls receives nothing of the session and stores nothing in it."""
+async def test_an_agent_called_by_a_tool_takes_no_part_in_the_turn(memory: Memory) -> None:
     child = ScriptedModel(["sub answer"])
     sub: Any = create_agent(child, [], middleware=[SessionMemory(memory)], name="flights")
 
@@ -147,8 +144,7 @@ async def test_an_agent_that_a_tool_asks_is_no_part_of_the_turn(memory: Memory) 
     assert await said(memory) == [(None, "my card is 4111"), ("main", "done")]
 
 
-async def test_a_turn_that_begins_in_a_tool_is_told_of(memory: Memory, events: RecordedEvents) -> None:
-    """A question that a tool asks is stored, with an event, if the calling agent has no memory."""
+async def test_a_turn_that_begins_in_a_tool_is_reported(memory: Memory, events: RecordedEvents) -> None:
     sub = writer(memory, "sub answer", name="flights")
 
     @tool
@@ -207,8 +203,7 @@ class Added(TypedDict):
     messages: Annotated[list[Any], operator.add]
 
 
-async def test_a_state_that_adds_tuples_up_stores_the_question_once(memory: Memory) -> None:
-    """A question is stored once if each agent's state gives it a different message id."""
+async def test_a_question_with_changing_ids_is_stored_once(memory: Memory) -> None:
     second = ScriptedModel(["remarks"])
     agents = (
         create_agent(ScriptedModel(["draft"]), [], middleware=[SessionMemory(memory)], name="writer"),
@@ -227,8 +222,7 @@ async def test_a_state_that_adds_tuples_up_stores_the_question_once(memory: Memo
     assert await said(memory) == [(None, "q"), ("writer", "draft"), ("critic", "remarks")]
 
 
-async def test_parallel_branches_are_stored_each_by_its_place(memory: Memory) -> None:
-    """Parallel branches store one answer each, also two branches of one agent, and a repeated run calls no model."""
+async def test_parallel_branches_store_one_answer_each(memory: Memory) -> None:
     a, b, twice = ScriptedModel(["from a"]), ScriptedModel(["from b"]), ScriptedModel(["one", "two"])
     graph = StateGraph(MessagesState)
     for name, model in (("a", a), ("b", b), ("twice", twice)):
@@ -358,8 +352,7 @@ async def test_a_task_after_an_interrupt_does_not_get_the_answer_of_a_task_befor
 
 
 @pytest.mark.parametrize("as_nodes", [True, False], ids=["nodes", "functions"])
-async def test_branches_with_inputs_of_the_program_alone_are_no_questions(memory: Memory, as_nodes: bool) -> None:
-    """Questions that the program sends to parallel branches are not stored, and later turns do not contain them."""
+async def test_questions_to_parallel_branches_are_not_stored(memory: Memory, as_nodes: bool) -> None:
     worker: Any = writer(memory, *["found it"] * 6, name="worker")
     model = ScriptedModel(["x and y", "once more"])
     last: Any = create_agent(model, [], middleware=[SessionMemory(memory)], name="last")
@@ -442,8 +435,7 @@ async def test_the_reply_to_an_interrupt_is_a_further_question(memory: Memory) -
     assert await said(memory) == [(None, "a scarf"), (None, "red"), ("shop", "the red one, then")]
 
 
-async def test_a_retry_after_a_failure_keeps_the_first_answer(memory: Memory) -> None:
-    """A retry with the same message id calls only the model of the agent that failed."""
+async def test_a_retry_calls_only_the_agent_that_failed(memory: Memory) -> None:
     first, second = ScriptedModel(["draft"]), ScriptedModel([ConnectionError("down"), "remarks"])
     graph = in_line(
         create_agent(first, [], middleware=[SessionMemory(memory)], name="writer"),
@@ -499,7 +491,6 @@ def _chief(memory: Memory, model: ScriptedModel) -> Any:
 
 
 async def test_an_agent_may_keep_a_conversation_of_its_own(any_memory: Memory) -> None:
-    """An agent with `scope="own"` keeps its conversation below the session, and deleting the session deletes it."""
     memory, model = any_memory, ScriptedModel(["found a", "found b"])
     agent = _chief(memory, model)
     await agent.ainvoke(input_of("a?"), config_of())

@@ -65,7 +65,6 @@ async def test_a_model_is_told_the_names_in_a_group(sqlite_memory: Memory) -> No
 
 
 async def test_a_model_knows_what_came_before(sqlite_memory: Memory) -> None:
-    """The request contains the previous summary as context that the model must not repeat."""
     model = ScriptedModel(["Ana has a cat.", "It is nine."])
     summarizer = ModelSummarizer(model)
     for _ in range(2):
@@ -76,8 +75,7 @@ async def test_a_model_knows_what_came_before(sqlite_memory: Memory) -> None:
     assert "do not repeat it" in request
 
 
-async def test_a_long_message_is_taken_up_piece_by_piece(sqlite_memory: Memory) -> None:
-    """A long message is summarized in parts, each with the summary of the parts before."""
+async def test_a_long_message_is_summarized_in_parts(sqlite_memory: Memory) -> None:
     replies = (f"So far {number}." for number in range(1, 100))
     model = ScriptedModel(replies)
     await talk(sqlite_memory, *["word " * 2_000] * 2, *["words"] * 6)
@@ -133,7 +131,6 @@ def test_how_much_a_model_reads_at_once() -> None:
 
 
 def test_other_instructions_are_another_version_of_the_prompt() -> None:
-    """Equal instructions have equal prompt versions."""
     versions = [ModelSummarizer(ScriptedModel(), instructions=words).prompt_version for words in ("a", "a", "b")]
     assert versions[0] == versions[1] != versions[2]
     assert all(version.startswith(f"{PROMPT_VERSION}+") for version in versions)

@@ -55,7 +55,6 @@ def graph_of(memory: Memory, kind: str) -> Any:
 
 @pytest.mark.parametrize("kind", ["agent", "checkpointer", "recorded", "node"])
 async def test_each_question_keeps_its_own_answer(small_memory: Memory, kind: str) -> None:
-    """The caller receives the answer under its stored id, also on repeat."""
     graph, session = graph_of(small_memory, kind), small_memory.session(ROOM)
     for number, text in enumerate(["one", "two", "three"]):
         state = await graph.ainvoke(input_of(f"q{number}", f"m{number}"), CONFIG)
@@ -69,8 +68,7 @@ async def test_each_question_keeps_its_own_answer(small_memory: Memory, kind: st
     assert await session.count() == 6
 
 
-async def test_a_turn_around_any_call_keeps_its_own_answer(small_memory: Memory) -> None:
-    """`session_turn` returns the reply with its stored id."""
+async def test_session_turn_returns_the_stored_id(small_memory: Memory) -> None:
     for number in range(2):
         async with session_turn(small_memory, [HumanMessage(f"q{number}")], CONFIG) as turn:
             turn.answer(AIMessage(f"a{number}", id="fixed"))
@@ -81,7 +79,6 @@ async def test_a_turn_around_any_call_keeps_its_own_answer(small_memory: Memory)
 
 @pytest.mark.usefixtures("cached")
 async def test_a_cached_answer_is_stored_each_time(small_memory: Memory) -> None:
-    """A cached answer is stored for a repeated text, after `regenerate`, and after a reset."""
     model = FakeListChatModel(responses=["r1", "r2"])
     agent: Any = create_agent(model, [], middleware=[SessionMemory(small_memory, max_messages=0)])
     session = small_memory.session(ROOM)
@@ -101,7 +98,6 @@ async def test_a_cached_answer_is_stored_each_time(small_memory: Memory) -> None
 async def test_a_pending_answer_whose_id_is_taken_is_stored_when_the_database_is_back(
     tmp_path: Path, memory_options: MemoryOptions
 ) -> None:
-    """A pending answer with an existing id is stored once after an outage, even if it is delivered twice."""
     outage = Outage(tmp_path / "threadkeep.db")
     pending = replace(memory_options.pending, write_timeout_seconds=0.3, first_pause_seconds=60.0)
     async with open_memory(outage.url, options=replace(memory_options, pending=pending)) as memory:
@@ -119,8 +115,7 @@ async def test_a_pending_answer_whose_id_is_taken_is_stored_when_the_database_is
         assert [(message.content, message.answers) for message in await session.tail(9)] == expected
 
 
-async def test_a_run_tells_the_id_that_is_stored(tmp_path: Path) -> None:
-    """The service's chat returns the stored id of an answer."""
+async def test_the_chat_returns_the_stored_id(tmp_path: Path) -> None:
     async with opened_app(alike(), settings_for(tmp_path, database_url=f"sqlite:///{tmp_path}/threadkeep.db")) as app:
         for number, text in enumerate(["one", "two"]):
             answer = await app.chat.ask(ChatRequest(f"q{number}", session_id="room:1", message_id=f"m{number}"))

@@ -87,8 +87,7 @@ async def check_records(memory: Memory, model: ScriptedModel) -> list[ContextMan
     return [ContextManifest.from_dict(one.manifest) for one in stored]
 
 
-async def test_the_second_of_those_is_booked(memory: Memory) -> None:
-    """The next turn's call contains the tool calls of earlier turns in their positions, and the transcript does not."""
+async def test_tool_calls_of_earlier_turns_are_sent_again(memory: Memory) -> None:
     model = ScriptedModel(
         [finding(), "There are three.", calling("book", "c2", flight="B"), "Booked.", "You are welcome."]
     )
@@ -116,8 +115,7 @@ async def test_the_second_of_those_is_booked(memory: Memory) -> None:
     assert manifests[2].sections["earlier_steps"] == count_tokens(model.calls[2][1:3])
 
 
-async def test_they_survive_the_process(shared_url: str) -> None:
-    """Another process over the same database sends the stored steps and rebuilds each call."""
+async def test_steps_survive_the_process(shared_url: str) -> None:
     model = ScriptedModel([finding(), "There are three.", "Booked.", "fine"])
     for words in ("flights to Porto?", "book the second of those", "thanks"):
         async with open_memory(shared_url) as memory:
@@ -127,8 +125,7 @@ async def test_they_survive_the_process(shared_url: str) -> None:
         await check_records(memory, model)
 
 
-async def test_a_sliding_window_has_those_of_as_many_turns_as_wanted(sqlite_memory: Memory) -> None:
-    """A sliding window sends and stores the steps of at most `tool_memory` turns."""
+async def test_a_sliding_window_sends_the_steps_of_tool_memory_turns(sqlite_memory: Memory) -> None:
     replies: list[str | AIMessage] = [reply for n in range(4) for reply in (finding(f"c{n}"), f"answer {n}")]
     for turns, expected in ((0, [0, 0, 0, 0]), (1, [0, 1, 1, 1]), (2, [0, 1, 2, 2])):
         model = ScriptedModel(replies)
@@ -152,8 +149,7 @@ async def test_a_turn_without_tools_is_one_too(memory: Memory) -> None:
 
 
 @pytest.mark.parametrize("turns", [1, 2])
-async def test_an_anchored_window_keeps_them_while_their_share_has_room(memory: Memory, turns: int) -> None:
-    """An anchored window keeps steps until their share is full, then drops all but the newest at once."""
+async def test_an_anchored_window_keeps_steps_while_their_share_has_room(memory: Memory, turns: int) -> None:
     replies: list[str | AIMessage] = [reply for n in range(7) for reply in (finding(f"c{n}", 120), f"answer {n}")]
     model = ScriptedModel(replies)
     agent = make_agent(model, [SessionMemory(memory, tool_memory=turns)], TOOLS)
@@ -166,8 +162,7 @@ async def test_an_anchored_window_keeps_them_while_their_share_has_room(memory: 
     await check_records(memory, model)
 
 
-async def test_after_twenty_turns_all_but_the_newest_go_at_once(memory: Memory) -> None:
-    """An anchored window drops older steps together, so that most calls begin like the call before."""
+async def test_older_steps_are_dropped_together(memory: Memory) -> None:
     replies: list[str | AIMessage] = [reply for n in range(23) for reply in (finding(f"c{n}"), f"answer {n}")]
     model = ScriptedModel(replies)
     agent = make_agent(model, [SessionMemory(memory, max_tokens=30_000)], TOOLS)
@@ -177,8 +172,7 @@ async def test_after_twenty_turns_all_but_the_newest_go_at_once(memory: Memory) 
     assert counts == [*range(21), 1, 2]
 
 
-async def test_turns_without_tools_do_not_push_them_out(memory: Memory) -> None:
-    """Turns without tools do not remove steps: each call begins with the previous one."""
+async def test_turns_without_tools_do_not_remove_steps(memory: Memory) -> None:
     model = ScriptedModel([finding(), "There are three.", *(f"answer {n}" for n in range(21))])
     agent = make_agent(model, [SessionMemory(memory, max_tokens=30_000)], TOOLS)
     for n in range(22):
@@ -188,15 +182,13 @@ async def test_turns_without_tools_do_not_push_them_out(memory: Memory) -> None:
 
 
 async def test_an_agent_without_tools_is_not_shown_calls(memory: Memory) -> None:
-    """Steps are not sent for an agent without tools, because providers reject such calls."""
     model = ScriptedModel([finding(), "There are three.", "fine"])
     await ask(make_agent(model, [SessionMemory(memory)], TOOLS), "flights to Porto?")
     await ask(make_agent(model, [SessionMemory(memory)]), "thanks")
     assert "tool" not in [message.type for message in model.calls[2]]
 
 
-async def test_they_have_a_share_of_the_budget(memory: Memory) -> None:
-    """A result larger than its share is cut in the middle, and the manifest records the original size."""
+async def test_a_result_larger_than_its_share_is_cut(memory: Memory) -> None:
     model = ScriptedModel([finding(words=3_000), "There are three.", "fine"])
     plan = ContextPlan(shares={"earlier_steps": 0.1})
     agent = make_agent(model, [SessionMemory(memory, max_tokens=2_000, plan=plan)], TOOLS)
@@ -210,8 +202,7 @@ async def test_they_have_a_share_of_the_budget(memory: Memory) -> None:
     assert manifest.sections["earlier_steps"] <= 200
 
 
-async def test_what_the_window_has_no_room_for_is_told(memory: Memory) -> None:
-    """The manifest lists steps that exceed the budget as exclusions, not as dropped messages."""
+async def test_steps_over_the_budget_are_listed_as_exclusions(memory: Memory) -> None:
     model = ScriptedModel([finding(words=60), "There are three.", "fine"])
     agent = make_agent(model, [SessionMemory(memory, max_tokens=600)], TOOLS)
     await ask(agent, "flights to Porto?")
@@ -222,8 +213,7 @@ async def test_what_the_window_has_no_room_for_is_told(memory: Memory) -> None:
     assert manifest.dropped == 1
 
 
-async def test_without_a_share_they_are_out(memory: Memory) -> None:
-    """A share of 0 excludes both tool calls and results."""
+async def test_a_share_of_zero_excludes_steps(memory: Memory) -> None:
     model = ScriptedModel([finding(), "There are three.", "fine"])
     plan = ContextPlan(shares={"earlier_steps": 0})
     agent = make_agent(model, [SessionMemory(memory, plan=plan)], TOOLS)
@@ -233,7 +223,6 @@ async def test_without_a_share_they_are_out(memory: Memory) -> None:
 
 
 async def test_a_turn_with_several_steps_keeps_the_newest_whole(memory: Memory) -> None:
-    """Of a turn with several steps, the older results are cut and the newest is not."""
     looking = [finding("c1", 800), finding("c2", 800), calling("book", "c3", flight="B")]
     model = ScriptedModel([*looking, "Booked.", "fine"])
     agent = make_agent(model, [SessionMemory(memory, max_tokens=4_000)], TOOLS)
@@ -247,8 +236,6 @@ async def test_a_turn_with_several_steps_keeps_the_newest_whole(memory: Memory) 
 
 
 async def test_reasoning_and_media_are_not_kept(memory: Memory) -> None:
-    """Stored steps contain text, calls and results, and neither reasoning nor media."""
-
     @tool
     def show(subject: str) -> list[dict[str, object]]:
         """Show a picture."""
@@ -267,8 +254,7 @@ async def test_reasoning_and_media_are_not_kept(memory: Memory) -> None:
     await check_records(memory, model)
 
 
-async def test_with_a_checkpointer_they_are_shown_once(memory: Memory) -> None:
-    """With a checkpointer, steps that the state contains are not sent twice."""
+async def test_with_a_checkpointer_steps_are_not_sent_twice(memory: Memory) -> None:
     model = ScriptedModel([finding(), "There are three.", "Booked.", "fine"])
     agent = make_agent(model, [SessionMemory(memory)], TOOLS, checkpointer=InMemorySaver())
     await ask(agent, "flights to Porto?")
@@ -278,8 +264,7 @@ async def test_with_a_checkpointer_they_are_shown_once(memory: Memory) -> None:
 
 
 @pytest.mark.parametrize("failing", ["model", "tool", "limit"])
-async def test_what_a_failed_run_has_done_is_shown(shared_url: str, failing: str) -> None:
-    """Another process sends the steps of a failed run, followed by a mark that it has no answer."""
+async def test_the_steps_of_a_failed_run_are_sent(shared_url: str, failing: str) -> None:
     last: dict[str, AIMessage | Exception] = {
         "model": RuntimeError("down"),
         "tool": calling("broken", "c2"),
@@ -297,8 +282,7 @@ async def test_what_a_failed_run_has_done_is_shown(shared_url: str, failing: str
         await check_records(other, model)
 
 
-async def test_tools_that_were_done_when_the_run_was_cancelled_are_shown(memory: Memory) -> None:
-    """The steps of a cancelled run are sent without results: other middleware may redact these."""
+async def test_the_steps_of_a_cancelled_run_are_sent_without_results(memory: Memory) -> None:
     booked, gate = asyncio.Event(), Gate()
 
     class Noting(AgentMiddleware):
@@ -330,7 +314,7 @@ async def test_tools_that_were_done_when_the_run_was_cancelled_are_shown(memory:
     await check_records(memory, model)
 
 
-async def test_a_reset_takes_them_away(memory: Memory) -> None:
+async def test_a_reset_removes_steps(memory: Memory) -> None:
     model = ScriptedModel([finding(), "There are three.", "Who?"])
     agent = make_agent(model, [SessionMemory(memory)], TOOLS)
     await ask(agent, "flights to Porto?")
@@ -340,7 +324,6 @@ async def test_a_reset_takes_them_away(memory: Memory) -> None:
 
 
 async def test_steps_of_an_answer_that_was_superseded_are_not_shown(memory: Memory) -> None:
-    """The steps of an answer that was edited or regenerated are not sent."""
     model = ScriptedModel([finding(), "There are three.", "None at all.", "fine", "fine"])
     agent = make_agent(model, [SessionMemory(memory)], TOOLS)
     await ask(agent, "flights to Porto?")
@@ -356,7 +339,6 @@ async def test_steps_of_an_answer_that_was_superseded_are_not_shown(memory: Memo
 
 
 async def test_each_agent_is_shown_its_own(memory: Memory) -> None:
-    """Agents with different names receive only their own steps."""
     model = ScriptedModel([finding(), "There are three.", "fine", "Booked."])
     finder, writer = (
         create_agent(model, TOOLS, middleware=[SessionMemory(memory, tool_memory=2)], name=name)
@@ -368,8 +350,7 @@ async def test_each_agent_is_shown_its_own(memory: Memory) -> None:
     await check_records(memory, model)
 
 
-async def test_they_go_with_their_messages(shared_url: str) -> None:
-    """Deleting a session, archiving its messages and taking them back delete the steps from the database."""
+async def test_steps_are_deleted_with_their_messages(shared_url: str) -> None:
     for number, verb in enumerate(("delete", "archive", "take back")):
         model = ScriptedModel([finding(), "There are three."])
         async with open_memory(shared_url) as memory:
@@ -389,7 +370,6 @@ async def test_they_go_with_their_messages(shared_url: str) -> None:
 
 
 async def test_no_history_has_no_steps(memory: Memory) -> None:
-    """With `max_messages=0`, no steps are sent."""
     model = ScriptedModel([finding(), "There are three.", "fine"])
     agent = make_agent(model, [SessionMemory(memory, max_messages=0)], TOOLS)
     await ask(agent, "flights to Porto?")
@@ -400,8 +380,6 @@ async def test_no_history_has_no_steps(memory: Memory) -> None:
 async def test_a_database_that_does_not_answer_costs_nobody_an_answer(
     memory: Memory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An agent answers even if steps can be neither stored nor read."""
-
     async def away(*_: object, **__: object) -> None:
         raise StoreUnavailable("away")
 
@@ -414,6 +392,6 @@ async def test_a_database_that_does_not_answer_costs_nobody_an_answer(
 
 
 @pytest.mark.parametrize("turns", [-1, True, 1.5, "all"])
-def test_a_number_of_turns_is_a_number(turns: Any) -> None:
+def test_tool_memory_must_be_a_whole_number(turns: Any) -> None:
     with pytest.raises(InvalidInput, match="tool_memory is a whole number"):
         TurnOptions(tool_memory=turns)

@@ -32,7 +32,6 @@ def calling(*ids: str, content: str = "", x: str = "é") -> AIMessage:
 
 
 def test_texts_messages_and_lists_are_counted() -> None:
-    """Texts, messages and lists with the same words have the same count."""
     words = "What is the weather like?"
     assert count_tokens(words) == estimate(words)
     assert count_tokens(Message(role="user", content=words)) == estimate(words)
@@ -54,22 +53,19 @@ def test_tool_calls_and_results_are_counted() -> None:
 
 
 def test_base64_is_not_counted_as_text() -> None:
-    """An image has a fixed count; an unknown block counts as JSON without its data."""
     assert count_tokens(HumanMessage(["look", IMAGE]), counter=len) == 4 + MEDIA_TOKENS
     unknown = {"type": "hologram", "data": "A" * 100_000}
     assert count_tokens(HumanMessage([unknown]), counter=len) == len('{"type": "hologram"}') + MEDIA_TOKENS
     assert count_tokens(AIMessage([{"type": "thinking", "thinking": "hmm", "signature": "s" * 500}]), counter=len) == 3
 
 
-def test_trimming_keeps_system_first_and_the_newest_that_fit() -> None:
-    """All system messages are kept and moved to the beginning."""
+def test_system_messages_are_kept_and_moved_to_the_beginning() -> None:
     messages = [HumanMessage("a" * 50), SystemMessage("s"), AIMessage("b"), SystemMessage("t"), HumanMessage("c")]
     assert [m.content for m in trim(messages, 10, counter=len)] == ["s", "t", "b", "c"]
     assert trim(messages, 1000) == [messages[1], messages[3], messages[0], messages[2], messages[4]]
 
 
 def test_history_has_all_that_the_steps_of_the_turn_leave() -> None:
-    """The history fills the budget that the turn's steps leave, to the last token."""
     history = [kind(f"{n:02}" * 5) for n in range(10) for kind in (HumanMessage, AIMessage)]
     turn = [HumanMessage("q" * 10), calling("1"), ToolMessage("r" * 10, tool_call_id="1")]
     spent = count_tokens(turn, counter=len)
@@ -80,7 +76,6 @@ def test_history_has_all_that_the_steps_of_the_turn_leave() -> None:
 
 
 def test_an_image_stays_beside_a_cut_text() -> None:
-    """Cutting a message shortens its text and keeps its image."""
     (cut,) = trim([HumanMessage([{"type": "text", "text": "x" * 100}, IMAGE])], MEDIA_TOKENS + 20, counter=len)
     assert cut.content == [{"type": "text", "text": "x" * 13 + CUT_MARK}, IMAGE]
 
@@ -102,7 +97,6 @@ def blocks_of(message: BaseMessage) -> list[object]:
 
 
 def test_long_arguments_are_cut_where_a_call_says_them() -> None:
-    """Cut arguments keep each key, and the copies in the content are cut in the same way."""
     arguments: dict[str, object] = {"path": "a.txt", "text": "a" * 300 + "z" * 300, "lines": list(range(200)), "n": 5}
     blocks: list[str | dict[str, object]] = [
         {"type": "reasoning", "summary": []},
@@ -147,8 +141,7 @@ def test_media_go_when_hardly_any_text_has_room_beside_them() -> None:
         trim([question], len(marks), counter=len)
 
 
-def test_what_a_provider_wants_to_see_again_is_no_media() -> None:
-    """Images are removed from an assistant's message; its reasoning is not."""
+def test_reasoning_is_not_removed_with_images() -> None:
     thought = {"type": "thinking", "thinking": "hmm", "signature": "s"}
     said = AIMessage([thought, {"type": "text", "text": "see"}, IMAGE], tool_calls=calling("1").tool_calls)
     kept = trim([HumanMessage("q"), said, ToolMessage("r", tool_call_id="1")], 100, counter=len)
@@ -156,8 +149,7 @@ def test_what_a_provider_wants_to_see_again_is_no_media() -> None:
     assert kept[1].content == [thought, {"type": "text", "text": "see"}, mark]
 
 
-def test_the_least_budget_is_used_to_its_last_token() -> None:
-    """The budget that the error requires is enough, and one token less is not."""
+def test_the_error_names_the_least_budget() -> None:
     steps = [HumanMessage("words " * 200), calling("c1"), ToolMessage("result " * 300, tool_call_id="c1")]
     budget = next(budget for budget in range(1, 2_000) if _fits(steps, budget))
     with pytest.raises(BudgetTooSmall) as refused:
@@ -175,7 +167,6 @@ def _fits(messages: list[BaseMessage], budget: int) -> bool:
 
 
 def test_limits_that_cannot_be_are_refused() -> None:
-    """Invalid limits raise errors that contain the numbers."""
     with pytest.raises(InvalidInput, match="max_messages must be a whole number from 0"):
         trim([], 10, max_messages=-1)
     with pytest.raises(BudgetTooSmall, match="have 20 tokens and the budget is 10"):

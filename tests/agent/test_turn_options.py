@@ -12,22 +12,19 @@ from threadkeep.context.plan import ContextPlan
 
 
 @pytest.mark.parametrize("limits", [(-1, 4_000), (20, -5), (True, None), (2.5, None), (20, "many")])
-async def test_limits_that_are_no_numbers_from_0(sqlite_memory: Memory, limits: tuple[int, int]) -> None:
-    """The error names the invalid limit."""
+async def test_invalid_limits_are_refused(sqlite_memory: Memory, limits: tuple[int, int]) -> None:
     most_messages, most_tokens = limits
     with pytest.raises(InvalidInput, match=r"max_(messages|tokens) must be a whole number from 0"):
         SessionMemory(sqlite_memory, max_messages=most_messages, max_tokens=most_tokens)
 
 
-def test_a_window_without_room_for_a_prompt() -> None:
-    """The error names the three numbers."""
+def test_a_window_without_room_for_a_prompt_is_refused() -> None:
     with pytest.raises(BudgetTooSmall, match=r"4000 tokens, less 4000 for the reply and 512"):
         TurnOptions(context_window=4_000, max_output_tokens=4_000)
 
 
 @pytest.mark.parametrize("share", ["half", float("nan"), True, 1.5, -0.1, None])
-def test_shares_and_steps_that_are_no_part(share: float) -> None:
-    """A share or step outside of its range raises InvalidInput."""
+def test_invalid_shares_and_steps_are_refused(share: float) -> None:
     with pytest.raises(InvalidInput, match="from 0 to 1"):
         ContextPlan(shares={"window": share})
     with pytest.raises(InvalidInput, match="between 0 and 1"):
@@ -44,14 +41,12 @@ def test_shares_and_steps_that_are_no_part(share: float) -> None:
         ({"window": "sideways"}, "window"),
     ],
 )
-def test_options_of_another_kind(sqlite_memory: Memory, options: dict[str, Any], word: str) -> None:
-    """The error names the option."""
+def test_options_of_a_wrong_type_are_refused(sqlite_memory: Memory, options: dict[str, Any], word: str) -> None:
     with pytest.raises(InvalidInput, match=word):
         SessionMemory(sqlite_memory, **options)
 
 
 @pytest.mark.parametrize(("name", "value"), [("counter", 5), ("clock", "noon"), ("transcripts", "table")])
-def test_a_memory_with_options_of_another_kind(name: str, value: Any) -> None:
-    """An invalid memory option raises an error when the options are created."""
+def test_memory_options_of_a_wrong_type_are_refused(name: str, value: Any) -> None:
     with pytest.raises(InvalidInput, match=name):
         MemoryOptions(**{name: value})

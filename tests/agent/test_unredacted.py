@@ -47,7 +47,6 @@ async def cut_off(agent: Any, gate: Gate) -> None:
 
 @pytest.mark.parametrize("first", [True, False], ids=["before", "behind"])
 async def test_a_stream_that_is_cut_off_is_stored_redacted(memory: Memory, first: bool) -> None:
-    """A partial answer is stored redacted, without its end, which may be part of an address."""
     gate = Gate()
     model = ScriptedModel([[MAIL, REST, "and ask x@y", gate, ".co"], "fine"])
     agent = redacting(memory, model, PIIMiddleware("email", apply_to_output=True), first=first)
@@ -62,7 +61,6 @@ async def test_a_stream_that_is_cut_off_is_stored_redacted(memory: Memory, first
 
 
 async def test_a_short_stream_that_is_cut_off_leaves_no_text(small_memory: Memory) -> None:
-    """A short partial answer is not stored."""
     gate = Gate()
     model = ScriptedModel([["c@d", gate, ".co"]])
     await cut_off(redacting(small_memory, model, PIIMiddleware("email", apply_to_output=True), first=True), gate)
@@ -70,8 +68,7 @@ async def test_a_short_stream_that_is_cut_off_leaves_no_text(small_memory: Memor
 
 
 @pytest.mark.parametrize("first", [True, False], ids=["before", "behind"])
-async def test_an_answer_that_is_cut_off_before_it_is_redacted(small_memory: Memory, first: bool) -> None:
-    """A complete answer of a cancelled run is stored whole and redacted."""
+async def test_a_complete_answer_of_a_cancelled_run_is_stored_redacted(small_memory: Memory, first: bool) -> None:
     gate = Gate()
     pii = PIIMiddleware("email", apply_to_output=True)
     agent = redacting(small_memory, ScriptedModel([MAIL + REST]), pii, first=first, behind=[Waiting(gate)])
@@ -80,8 +77,7 @@ async def test_an_answer_that_is_cut_off_before_it_is_redacted(small_memory: Mem
     assert answer == ("assistant", (MAIL + REST).replace("c@d.co", "[REDACTED_EMAIL]"), "interrupted")
 
 
-async def test_data_that_only_the_program_finds_is_not_stored(small_memory: Memory) -> None:
-    """A partial answer is not stored if the middleware has a custom detector."""
+async def test_with_a_custom_detector_no_partial_answer_is_stored(small_memory: Memory) -> None:
     gate = Gate()
     pii = PIIMiddleware("badge", detector=r"B-\d+", apply_to_output=True)
     agent = redacting(small_memory, ScriptedModel([["B-12 " + REST, gate, "x"]]), pii, first=False)
@@ -89,8 +85,7 @@ async def test_data_that_only_the_program_finds_is_not_stored(small_memory: Memo
     assert await kept_with_status(small_memory) == [("user", "where?", "complete")]
 
 
-async def test_without_such_middleware_nothing_is_left_out(small_memory: Memory) -> None:
-    """Without redaction the whole partial answer is stored."""
+async def test_without_redaction_the_whole_partial_answer_is_stored(small_memory: Memory) -> None:
     gate = Gate()
     await cut_off(make_agent(ScriptedModel([[MAIL, gate, "x"]]), [SessionMemory(small_memory)]), gate)
     assert (await kept_with_status(small_memory))[1] == ("assistant", MAIL, "interrupted")

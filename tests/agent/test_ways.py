@@ -147,7 +147,6 @@ def test_streams_have_the_turn_and_no_history(small_way: Way, mode: str) -> None
 
 
 def test_a_reader_that_goes_away_leaves_an_interrupted_answer(small_way: Way) -> None:
-    """A stream that its reader closes stores an interrupted answer, and the next turn does not wait."""
     agent, _ = agent_of(small_way, "one two three", "fine")
     small_way.stream(agent, input_of("hi"), most=2, stream_mode="updates")
     assert small_way.say(agent, "still there?") == "fine"
@@ -172,7 +171,6 @@ def test_several_agents_answer_one_question(way: Way) -> None:
 
 
 def test_a_synchronous_node_of_an_asynchronous_graph_takes_part(small_way: Way) -> None:
-    """A synchronous node that invokes an agent takes part in the turn of an earlier agent."""
     first, second = ScriptedModel(["draft"]), ScriptedModel(["remarks"])
     writer = create_agent(first, [], middleware=[SessionMemory(small_way.memory)], name="writer")
     critic: Any = create_agent(second, [], middleware=[SessionMemory(small_way.memory)], name="critic")
@@ -222,8 +220,7 @@ def asking(agent: Any) -> BaseTool:
     return StructuredTool.from_function(ask, aask, name="ask")
 
 
-def test_an_agent_that_a_tool_asks_is_no_part_of_the_turn(way: Way) -> None:
-    """An agent that a tool calls receives nothing of the session and stores nothing in it."""
+def test_an_agent_called_by_a_tool_takes_no_part_in_the_turn(way: Way) -> None:
     child, child_model = agent_of(way, "at nine")
     call = AIMessage("", tool_calls=[{"name": "ask", "args": {"q": "flights"}, "id": "c"}])
     agent, _ = agent_of(way, call, "done", tools=(asking(child),))
@@ -233,7 +230,6 @@ def test_an_agent_that_a_tool_asks_is_no_part_of_the_turn(way: Way) -> None:
 
 
 def test_an_interrupted_run_goes_on_with_its_turn(way: Way) -> None:
-    """A run that waits for the approval of a tool stores its question and its answer once."""
     model = ScriptedModel([adding(), "3"])
     asks = HumanInTheLoopMiddleware({"add": True})
     agent = make_agent(model, [SessionMemory(way.memory), asks], [add], checkpointer=InMemorySaver())
@@ -245,8 +241,7 @@ def test_an_interrupted_run_goes_on_with_its_turn(way: Way) -> None:
     assert way.kept() == [("user", "1 + 2?"), ("assistant", "3")]
 
 
-def test_a_failed_model_is_asked_again_by_the_same_message(way: Way) -> None:
-    """A model error reaches the caller, and a retry with the same id answers the stored question."""
+def test_a_retry_with_the_same_id_answers_the_stored_question(way: Way) -> None:
     agent, model = agent_of(way, ConnectionError("down"), "hello")
     with pytest.raises(ConnectionError, match="down"):
         way.say(agent, "hi", "m1")
@@ -256,8 +251,7 @@ def test_a_failed_model_is_asked_again_by_the_same_message(way: Way) -> None:
 
 
 @pytest.mark.parametrize("memory_first", [True, False])
-def test_retries_of_other_middleware(small_way: Way, memory_first: bool) -> None:
-    """A model call that other middleware retries stores one answer."""
+def test_a_model_call_that_other_middleware_retries_stores_one_answer(small_way: Way, memory_first: bool) -> None:
     model = ScriptedModel([ConnectionError("down"), ConnectionError("down"), "hello"])
     both = [SessionMemory(small_way.memory), ModelRetryMiddleware(max_retries=2, initial_delay=0, jitter=False)]
     agent = make_agent(model, both if memory_first else both[::-1])
@@ -265,8 +259,7 @@ def test_retries_of_other_middleware(small_way: Way, memory_first: bool) -> None
     assert small_way.kept() == [("user", "hi"), ("assistant", "hello")]
 
 
-def test_a_question_that_other_middleware_refuses(small_way: Way) -> None:
-    """A question that other middleware rejects is stored without its text, and the next turn does not wait."""
+def test_a_question_that_other_middleware_rejects_is_stored_without_text(small_way: Way) -> None:
     model = ScriptedModel(["fine"])
     agent = make_agent(model, [PIIMiddleware("email", strategy="block"), SessionMemory(small_way.memory)])
     with pytest.raises(PIIDetectionError):
@@ -275,8 +268,7 @@ def test_a_question_that_other_middleware_refuses(small_way: Way) -> None:
     assert small_way.kept() == [("user (failed)", ""), ("user", "hi"), ("assistant", "fine")]
 
 
-def test_errors_are_the_same(small_way: Way) -> None:
-    """A missing session id and a wrong user raise the same errors in every way of calling."""
+def test_errors_are_the_same_in_every_way(small_way: Way) -> None:
     agent, model = agent_of(small_way, "hello")
     with pytest.raises(InvalidKey, match="thread_id"):
         small_way.ask(agent, input_of("hi"), {})
@@ -287,7 +279,6 @@ def test_errors_are_the_same(small_way: Way) -> None:
 
 
 def test_the_context_names_session_and_user(small_way: Way) -> None:
-    """The run's context names session and user by its fields or through functions of the runtime."""
     agent, _ = agent_of(small_way, "one", "two")
     small_way.ask(agent, input_of("hi"), {}, context={"session_id": "me@example.com", "user_id": "ann"})
     assert small_way.kept("me@example.com") == [("user", "hi"), ("assistant", "one")]
@@ -341,8 +332,7 @@ def test_a_recorded_graph(way: Way) -> None:
     assert way.kept("room:b") == [("user", "b"), ("assistant", "answer 1")]
 
 
-def test_agents_inside_of_a_recorded_graph(small_way: Way) -> None:
-    """Each agent in a `recorded` graph stores one answer, and the graph itself adds none."""
+def test_agents_inside_of_a_recorded_graph_store_their_answers_once(small_way: Way) -> None:
     writer = create_agent(ScriptedModel(["draft"]), [], middleware=[SessionMemory(small_way.memory)], name="writer")
     graph = recorded(in_line(writer, create_agent(ScriptedModel(["final"]), [], name="plain")), small_way.memory)
     small_way.ask(graph, input_of("q"))
@@ -371,8 +361,7 @@ def test_tools_that_look_up_what_was_said(way: Way) -> None:
     assert "No tool has answered" in nothing
 
 
-def test_tools_that_remember(way: Way) -> None:
-    """A fact stored through `knowledge_tools` is in the next agent's context through `KnownFacts`."""
+def test_remembered_facts_are_in_the_next_agents_context(way: Way) -> None:
     calls = [{"name": "remember", "args": {"key": "city", "value": "lives in Porto"}, "id": "c1"}]
     agent, _ = agent_of(way, AIMessage("", tool_calls=calls), "noted", tools=tuple(knowledge_tools(way.memory)))
     way.ask(agent, input_of("I live in Porto"), config_of("a", user_id="ann"))
@@ -403,8 +392,7 @@ def test_an_agent_of_its_own_conversation(small_way: Way) -> None:
     assert small_way.kept() == []
 
 
-def test_after_closing_every_call_says_so(way: Way) -> None:
-    """A call after `close` raises StoreClosed and does not call the model."""
+def test_a_call_after_closing_raises_an_error(way: Way) -> None:
     agent, model = agent_of(way, "hello", "never")
     way.say(agent, "hi")
     way.close()
@@ -426,8 +414,7 @@ def test_closing_stores_what_a_run_had_said(way: Way, memory_options: MemoryOpti
 
 
 @pytest.mark.parametrize("name", ["sync", "sync-beside-loop", "sync-in-loop"])
-def test_ctrl_c_keeps_what_was_said_so_far(name: WayName, memory_options: MemoryOptions) -> None:
-    """A KeyboardInterrupt stores the partial answer as interrupted, and the next turn works."""
+def test_a_keyboard_interrupt_stores_the_partial_answer(name: WayName, memory_options: MemoryOptions) -> None:
     with opened(name, "sqlite://", memory_options) as way:
         agent, _ = agent_of(way, ["one two", KeyboardInterrupt()], "fine")
         agent_config = config_of()
@@ -445,7 +432,6 @@ def test_ctrl_c_keeps_what_was_said_so_far(name: WayName, memory_options: Memory
 
 
 def test_turns_of_synchronous_and_asynchronous_callers_share_one_order(memory_options: MemoryOptions) -> None:
-    """A turn awaited on a loop waits for a turn of the same session that another thread invoked."""
     with opened("sync", "sqlite://", memory_options) as way:
         begun, go_on = threading.Event(), threading.Event()
 
@@ -489,10 +475,9 @@ def test_a_call_that_blocks_an_awaited_turn_goes_on(
         assert way.kept() == [("user", "first"), ("user", "second"), ("assistant", "at once"), ("assistant", "late")]
 
 
-def test_a_stream_that_outlives_its_memory_ends_quietly(
+def test_a_stream_closed_after_its_memory_logs_nothing(
     memory_options: MemoryOptions, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A stream closed after its memory logs nothing."""
     with opened("sync", "sqlite://", memory_options) as way:
         agent, _ = agent_of(way, "hello")
         parts = agent.stream(input_of("hi"), config_of(), stream_mode="updates")
@@ -503,8 +488,7 @@ def test_a_stream_that_outlives_its_memory_ends_quietly(
     assert caplog.records == []
 
 
-def test_agents_in_parallel_branches(way: Way) -> None:
-    """Each parallel agent answers the question once, under its name."""
+def test_parallel_agents_answer_once_each(way: Way) -> None:
     graph: Any = StateGraph(MessagesState)
     for name in ("a", "b"):
         agent = create_agent(ScriptedModel([f"from {name}"]), [], middleware=[SessionMemory(way.memory)], name=name)
@@ -516,8 +500,7 @@ def test_agents_in_parallel_branches(way: Way) -> None:
     assert sorted(way.said(), key=str) == [("a", "from a"), ("b", "from b"), (None, "q")]
 
 
-def test_one_companion_serves_all_cells(memory_options: MemoryOptions) -> None:
-    """A notebook with `invoke` calls has one thread for its memory, which ends with the memory."""
+def test_all_cells_share_one_thread(memory_options: MemoryOptions) -> None:
     with opened("sync-in-loop", "sqlite://", memory_options) as way:
         before = Counter(thread.name for thread in threading.enumerate())
         agent, _ = agent_of(way, "one", "two", "three")

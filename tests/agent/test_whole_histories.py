@@ -80,7 +80,6 @@ async def test_the_digest_of_a_text_has_a_key_of_its_database() -> None:
 
 
 async def test_a_blocked_message_is_not_sent_to_a_model_with_a_later_one(small_memory: Memory) -> None:
-    """A client that sends a blocked message again does not send it to the model."""
     model = ScriptedModel(["fine"])
     agent = make_agent(model, [SessionMemory(small_memory), PIIMiddleware("email", strategy="block")])
     client = Client(agent)
@@ -93,7 +92,6 @@ async def test_a_blocked_message_is_not_sent_to_a_model_with_a_later_one(small_m
 
 @pytest.mark.parametrize("max_messages", [0, 2, 100])
 async def test_older_messages_than_the_window_are_known_too(memory: Memory, max_messages: int) -> None:
-    """Messages older than the window are not stored again, and a call contains each message at most once."""
     model = ScriptedModel([f"answer {n}" for n in range(8)])
     client = Client(make_agent(model, [SessionMemory(memory, max_messages=max_messages)]))
     for number in range(8):
@@ -104,7 +102,6 @@ async def test_older_messages_than_the_window_are_known_too(memory: Memory, max_
 
 
 async def test_a_client_may_send_the_newest_messages_only(memory: Memory) -> None:
-    """A client may send only the newest messages, even if all texts are equal."""
     model = ScriptedModel(["fine"] * 6)
     client = Client(make_agent(model, [SessionMemory(memory)]))
     for _ in range(6):
@@ -144,7 +141,6 @@ async def test_a_message_that_never_arrived_is_stored_with_the_next(memory: Memo
 
 
 async def test_an_answer_that_a_client_shows_in_other_words_is_the_stored_one(small_memory: Memory) -> None:
-    """The model receives the stored answer at the position of the client's changed answer."""
     model = ScriptedModel(["**bold**", "fine"])
     client = Client(make_agent(model, [SessionMemory(small_memory)]))
     await client.say("hello")
@@ -155,7 +151,6 @@ async def test_an_answer_that_a_client_shows_in_other_words_is_the_stored_one(sm
 
 
 async def test_answers_that_a_client_joins_splits_or_leaves_out_are_the_stored_ones(memory: Memory) -> None:
-    """The model receives the stored answers if the client splits, omits or joins them."""
     model = ScriptedModel([f"answer {n}" for n in range(4)])
     client = Client(make_agent(model, [SessionMemory(memory)]))
     await client.say("one")
@@ -178,8 +173,7 @@ async def test_answers_that_a_client_joins_splits_or_leaves_out_are_the_stored_o
     assert texts(model_of_critic.calls[1]) == ["q", "draft", "remarks", "q2", "draft 2"]
 
 
-async def test_a_question_whose_answer_got_lost_is_known(memory: Memory) -> None:
-    """A question that the client sends again because it has no answer is not stored twice."""
+async def test_a_repeated_unanswered_question_is_not_stored_twice(memory: Memory) -> None:
     model = ScriptedModel([ConnectionError("down"), "two", "three", "four"])
     client = Client(make_agent(model, [SessionMemory(memory)]))
     with pytest.raises(ConnectionError):
@@ -191,7 +185,6 @@ async def test_a_question_whose_answer_got_lost_is_known(memory: Memory) -> None
 
 
 async def test_words_that_a_person_repeats_are_new(memory: Memory) -> None:
-    """Questions that repeat the text of an answered question are stored as new messages."""
     agent = make_agent(ScriptedModel(["one", "two"]), [SessionMemory(memory)])
     await agent.ainvoke({"messages": [("user", "hi"), ("user", "ok")]}, config_of())
     await agent.ainvoke({"messages": [("user", "ok"), ("user", "ok")]}, config_of())
@@ -199,7 +192,6 @@ async def test_words_that_a_person_repeats_are_new(memory: Memory) -> None:
 
 
 async def test_what_a_program_puts_in_front_is_not_stored(memory: Memory) -> None:
-    """Examples that a program adds before the question are sent to the model and not stored."""
     model = ScriptedModel(["blue", "red"])
     agent = make_agent(model, [SessionMemory(memory)])
     examples: list[Any] = [("user", "grass?"), ("assistant", "green")]
@@ -275,7 +267,6 @@ async def test_an_edit_of_an_unknown_message_is_a_new_one(memory: Memory) -> Non
 
 
 async def test_an_edit_of_an_answer_is_an_ordinary_question(memory: Memory) -> None:
-    """A message whose `edits` names an answer is stored as a new question."""
     model = ScriptedModel(["hello Miso", "I do not", "fine"])
     agent = make_agent(model, [SessionMemory(memory)])
     state = await agent.ainvoke(input_of("I am Miso", "m1"), config_of())
@@ -285,8 +276,7 @@ async def test_an_edit_of_an_answer_is_an_ordinary_question(memory: Memory) -> N
     assert seen(model.calls[1]) == [("human", "I am Miso"), ("ai", "hello Miso"), ("human", "I owe you money")]
 
 
-async def test_steps_of_a_client_stay_in_their_places(small_memory: Memory) -> None:
-    """Tool calls and results that a client sends keep their positions in the model call."""
+async def test_steps_of_a_client_keep_their_positions(small_memory: Memory) -> None:
     model = ScriptedModel([adding(), "3", "fine"])
     agent = make_agent(model, [SessionMemory(small_memory, tool_memory=0)], [add])
     await agent.ainvoke({"messages": [("user", "1 + 2?")]}, config_of())
@@ -297,9 +287,7 @@ async def test_steps_of_a_client_stay_in_their_places(small_memory: Memory) -> N
     assert await words_of(small_memory) == ["1 + 2?", "3", "thanks", "fine"]
 
 
-async def test_words_that_a_checkpoint_has_and_nobody_said_are_not_stored(memory: Memory) -> None:
-    """Messages that a node without memory adds to the checkpointed state are not stored."""
-
+async def test_messages_of_nodes_without_memory_are_not_stored(memory: Memory) -> None:
     async def reflect(state: MessagesState) -> dict[str, Any]:
         return {"messages": [HumanMessage("make it shorter"), AIMessage("short")]}
 
@@ -374,8 +362,7 @@ async def test_a_second_agent_takes_part_in_a_turn_with_a_history(memory: Memory
     assert texts(critic.calls[1]) == ["q", "draft", "remarks", "q2", "draft 2"]
 
 
-async def test_a_client_does_not_bring_back_what_is_gone(memory: Memory) -> None:
-    """A client's copy restores neither messages that were taken back nor those before a reset."""
+async def test_a_client_does_not_restore_what_was_taken_back_or_reset(memory: Memory) -> None:
     model = ScriptedModel(["one", "two", "three", "four"])
     client = Client(make_agent(model, [SessionMemory(memory)]))
     await client.say("first")
@@ -394,8 +381,9 @@ async def test_a_client_does_not_bring_back_what_is_gone(memory: Memory) -> None
     answers=st.lists(st.sampled_from(["fine", "ok"]), min_size=6, max_size=6),
 )
 @pytest.mark.slow
-async def test_whatever_a_client_still_has_is_known(said: list[tuple[str, int]], answers: list[str]) -> None:
-    """A client may send any number of its newest messages, with repeated texts."""
+async def test_a_client_may_send_any_number_of_its_newest_messages(
+    said: list[tuple[str, int]], answers: list[str]
+) -> None:
     async with open_memory("sqlite://") as memory:
         model = ScriptedModel(answers)
         client = Client(make_agent(model, [PIIMiddleware("email"), SessionMemory(memory)]))
@@ -409,8 +397,7 @@ async def test_whatever_a_client_still_has_is_known(said: list[tuple[str, int]],
             assert await words_of(memory) == expected
 
 
-async def test_a_session_of_messages_with_ids_knows_a_client_without(memory: Memory) -> None:
-    """Stored messages with ids match a client's messages without ids."""
+async def test_messages_with_ids_match_messages_without(memory: Memory) -> None:
     await memory.session(ROOM).append(
         [Message(role="user", content="hi", id="telegram:1"), Message(role="assistant", content="hello")]
     )

@@ -70,7 +70,6 @@ def test_an_override_always_wins() -> None:
 
 @pytest.mark.parametrize("override", [None, 0, -5, "32000", "many", float("nan"), float("inf"), True, [1]])
 def test_what_is_not_a_positive_number_is_no_override(override: object) -> None:
-    """An override that is no positive number is ignored."""
     assert context_window("gpt-4", override) == 8_192
 
 

@@ -42,15 +42,18 @@ def test_a_factor_stays_within_its_bounds(reports: list[tuple[int, int]]) -> Non
 
 
 @given(factors, counts, counts)
-def test_one_report_moves_it_by_a_bounded_step(factor: TokenFactor, estimated: int, reported: int) -> None:
-    """One report changes the factor by at most 17 percent."""
+def test_one_report_changes_the_factor_by_at_most_17_percent(
+    factor: TokenFactor, estimated: int, reported: int
+) -> None:
     learned = factor.learn(estimated, reported)
     assert factor.value / 1.17 <= learned.value <= factor.value * 1.17
     assert learned.model == factor.model
 
 
 @given(factors, st.integers(MIN_TOKENS, 10**6), st.floats(LEAST_FACTOR, GREATEST_FACTOR))
-def test_it_moves_towards_the_report_and_never_past_it(factor: TokenFactor, estimated: int, ratio: float) -> None:
+def test_a_report_moves_the_factor_towards_its_ratio_and_never_past_it(
+    factor: TokenFactor, estimated: int, ratio: float
+) -> None:
     reported = max(MIN_TOKENS, round(estimated * ratio))
     target = min(GREATEST_FACTOR, max(LEAST_FACTOR, reported / estimated))
     learned = factor.learn(estimated, reported)
@@ -60,8 +63,7 @@ def test_it_moves_towards_the_report_and_never_past_it(factor: TokenFactor, esti
 
 
 @pytest.mark.parametrize("ratio", [0.5, 0.8, 1.0, 1.25, 2.0, 3.0])
-def test_reports_that_agree_are_believed(ratio: float) -> None:
-    """After 30 equal reports the factor is their ratio."""
+def test_equal_reports_yield_their_ratio(ratio: float) -> None:
     assert taught(*[(10_000, round(10_000 * ratio))] * 30).value == pytest.approx(ratio, rel=0.03)
 
 
@@ -73,7 +75,6 @@ def test_an_outlier_among_good_reports_is_hardly_seen() -> None:
 
 @given(factors, st.integers(-10, MIN_TOKENS - 1), counts)
 def test_small_prompts_teach_nothing(factor: TokenFactor, small: int, other: int) -> None:
-    """Small prompts do not change the factor, because message framing dominates their counts."""
     assert factor.learn(small, other) is factor
     assert factor.learn(other, small) is factor
 
@@ -89,7 +90,6 @@ def test_a_scaled_count_is_rounded_up_and_keeps_the_order(factor: TokenFactor, o
 
 @given(factors)
 def test_a_scaled_counter_is_found_by_its_name(factor: TokenFactor) -> None:
-    """The name in a manifest yields a counter with the same counts."""
     counter = scaled(estimate, factor)
     again = counter_named(name_of(counter))
     assert name_of(again) == name_of(counter)
@@ -106,7 +106,6 @@ def test_the_name_shows_the_factor() -> None:
 
 
 def test_a_scaled_counter_is_not_scaled_twice() -> None:
-    """A new factor replaces the previous one."""
     once = scaled(estimate, TokenFactor("m", 1.5))
     assert name_of(scaled(once, TokenFactor("m", 1.2))) == "estimate×1.20"
     assert scaled(once, TokenFactor("m")) is estimate
@@ -132,7 +131,6 @@ def test_two_factors_stay_within_their_bounds_and_step(
 
 @pytest.mark.parametrize(("latin", "other"), [(0.6, 0.6), (1.0, 3.8), (1.0, 7.5), (1.5, 0.8)])
 def test_two_factors_learn_from_reports_of_all_mixtures(latin: float, other: float) -> None:
-    """After 30 reports of mixed texts, both factors are within five percent of their ratios."""
     factor = TokenFactor("m", other=1.0)
     for share in (0, 300, 1000, 700, 0, 900) * 5:
         factor = factor.learn(1_000, round((1_000 - share) * latin + share * other), share)
@@ -141,15 +139,13 @@ def test_two_factors_learn_from_reports_of_all_mixtures(latin: float, other: flo
     assert factor.other == pytest.approx(other, rel=0.05)
 
 
-def test_what_is_in_one_group_leaves_the_other_alone() -> None:
-    """A report of one script group does not change the other group's factor."""
+def test_a_report_of_one_script_group_leaves_the_other_alone() -> None:
     assert TokenFactor("m", 1.0, 0, 3.5).learn(1_000, 1_300).other == 3.5
     assert TokenFactor("m", 1.0, 0, 3.5).learn(1_000, 4_000, 1_000).value == 1.0
 
 
 @given(two_factors, st.text(max_size=200))
 def test_the_parts_of_a_text_have_the_factors_of_their_scripts(factor: TokenFactor, text: str) -> None:
-    """Each script's share of a text is scaled by its own factor."""
     counter, share = scaled(estimate, factor), other_scripts(text) / 1_000
     assert factor.other is not None
     tokens = estimate(text) * (round(factor.value, 2) * (1 - share) + round(factor.other, 2) * share)
@@ -187,8 +183,7 @@ def test_the_counter_of_a_model_has_its_factor() -> None:
         "estimate×1.00, other scripts ×1.00",
     ],
 )
-def test_a_scaled_name_that_nothing_gives_is_refused(name: str) -> None:
-    """A name with an invalid factor, or a factor of an exact counter, raises InvalidInput."""
+def test_an_invalid_scaled_name_is_refused(name: str) -> None:
     with pytest.raises(InvalidInput, match="no token counter"):
         counter_named(name)
 

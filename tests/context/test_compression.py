@@ -55,15 +55,13 @@ def summary(first: int, last: int, tokens: int) -> Summary:
         7,
     ],
 )
-def test_what_is_no_size_is_refused(size: Size) -> None:
-    """An invalid size raises an error that names the option and its forms."""
+def test_an_invalid_size_is_refused(size: Size) -> None:
     with pytest.raises(InvalidInput, match=r'^keep is \("tokens", n\)'):
         check_size("keep", size)
 
 
 @pytest.mark.parametrize("size", [("tokens", 1), ("messages", 20), ("fraction", 0.5), ("fraction", 1)])
-def test_the_three_kinds_of_size(size: Size) -> None:
-    """All three kinds of LangChain's sizes are accepted."""
+def test_all_three_kinds_of_size_are_accepted(size: Size) -> None:
     check_size("trigger", size)
 
 
@@ -110,7 +108,6 @@ def test_where_the_kept_tail_begins(letters: str, keep: Size, first: int) -> Non
 
 
 def test_the_kept_tail_asks_for_more_rows() -> None:
-    """None is returned until the rows contain the beginning of the tail."""
     rows = talk("uauauaua")
     assert kept_from(rows[:2], ("messages", 2), 0, complete=False) is None
     assert kept_from(rows[:3], ("messages", 2), 0, complete=False) == 7
@@ -135,13 +132,11 @@ def test_what_was_left_out_is_compressed_to_the_end_of_its_turn(letters: str, up
 
 
 def test_what_was_left_out_asks_for_more_rows() -> None:
-    """None is returned until the rows contain the beginning of the turn."""
     assert kept_after(talk("uaaaa")[:3], 1, complete=False) is None
 
 
 @given(st.text("uas", max_size=40), st.integers(1, 50), st.booleans(), st.integers(0, 40))
 def test_a_tail_always_begins_with_a_turn(letters: str, size: int, by_tokens: bool, upto: int) -> None:
-    """The kept tail begins with a user message, has the requested size and contains the newest user message."""
     rows = talk(letters)
     keep: Size = ("tokens", size * 10) if by_tokens else ("messages", size)
     spoken = [row for row in rows if row.role != "system"]
@@ -161,7 +156,6 @@ def test_a_tail_always_begins_with_a_turn(letters: str, size: int, by_tokens: bo
 
 
 def test_parts_end_with_turns_where_they_can() -> None:
-    """A part has as many rows as fit, up to the end of a turn if possible, and at least one."""
     rows = talk("uauauaua")[::-1]
     assert part_length(rows, [10] * 8, 1000) == 8
     assert part_length(rows, [10] * 8, 50) == 4
@@ -172,7 +166,6 @@ def test_parts_end_with_turns_where_they_can() -> None:
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=30), st.integers(1, 200))
 def test_parts_leave_nothing_out(sizes: Sequence[int], room: int) -> None:
-    """Consecutive parts contain all rows and exceed the limit only with a single row."""
     rows = talk("ua" * len(sizes))[::-1][: len(sizes)]
     seen = 0
     while seen < len(sizes):

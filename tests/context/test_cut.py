@@ -21,7 +21,6 @@ texts = st.text(max_size=200) | st.text("ab\u0301\u200d👍🏽\ud800\udc00 ", m
 
 @given(text=texts, budget=st.integers(0, 120), counter=counters)
 def test_the_end_is_cut_to_the_budget(text: str, budget: int, counter: TokenCounter) -> None:
-    """The result is the text, its beginning with a mark, or nothing, and is within the budget."""
     short = cut_end(text, budget, counter)
     assert counter(short) <= budget
     if counter(text) <= budget:
@@ -35,7 +34,6 @@ def test_the_end_is_cut_to_the_budget(text: str, budget: int, counter: TokenCoun
 
 @given(text=texts, budget=st.integers(0, 120), counter=counters)
 def test_the_middle_is_cut_to_the_budget(text: str, budget: int, counter: TokenCounter) -> None:
-    """The mark has the number of removed characters; beginning and end are those of the text."""
     short = cut_middle(text, budget, counter)
     assert counter(short) <= budget
     if counter(text) <= budget:
@@ -63,7 +61,6 @@ def test_a_cut_uses_the_whole_budget(text: str, budget: int) -> None:
     ids=["accent", "skin tone", "joined", "surrogates"],
 )
 def test_a_character_is_not_parted_from_its_marks(text: str, kept: str) -> None:
-    """A cut does not split a user-perceived character."""
     decomposed = text.replace("é", "e\u0301")
     for budget in range(8, 20):
         rest = cut_end(decomposed, budget, len).removesuffix(CUT_MARK)
@@ -76,7 +73,6 @@ def test_the_middle_mark_says_how_much_went() -> None:
 
 
 def test_a_huge_text_is_cut_without_counting_it_over_and_over() -> None:
-    """Cutting a huge text counts each character about once."""
     counted = 0
 
     def counter(text: str) -> int:
@@ -90,7 +86,6 @@ def test_a_huge_text_is_cut_without_counting_it_over_and_over() -> None:
 
 @given(st.text(alphabet="ab \n\u0301你😀", max_size=300), st.integers(1, 40))
 def test_pieces_are_the_whole_text(text: str, budget: int) -> None:
-    """The pieces add up to the text, and each is within the budget unless it is a single character."""
     found = pieces(text, budget, len)
     assert "".join(found) == text
     assert all(found)
@@ -99,6 +94,5 @@ def test_pieces_are_the_whole_text(text: str, budget: int) -> None:
 
 
 def test_pieces_end_at_white_space_near_their_end() -> None:
-    """Pieces end at white space if possible."""
     assert pieces("one two three four", 10, len) == ["one two ", "three four"]
     assert pieces("", 10, len) == []

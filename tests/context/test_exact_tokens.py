@@ -62,7 +62,6 @@ def without_the_extra(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.parametrize("encoding", ENCODINGS)
 @pytest.mark.parametrize("text", TEXTS)
 def test_counts_are_those_of_the_reference_tokenizer(encoding: str, text: str) -> None:
-    """Counts are equal to those of the reference, also for text that resembles a special token."""
     assert counter_named(encoding)(text) == len(tiktoken.get_encoding(f"{encoding}_base").encode_ordinary(text))
 
 

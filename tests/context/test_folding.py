@@ -26,7 +26,6 @@ def shown(folded: Folded) -> list[str]:
 
 
 def test_an_exchange_five_times_in_a_row_is_shown_once_with_the_count() -> None:
-    """The newest of the repeated exchanges stays, with a mark."""
     folded = fold_repeats(said("hi", "hello", *["ok", "Done."] * 5, "bye", "See you."))
     assert shown(folded) == ["hi", "hello", f"ok {fold_mark(5)}", "Done.", "bye", "See you."]
     assert "5 times" in fold_mark(5)
@@ -34,8 +33,7 @@ def test_an_exchange_five_times_in_a_row_is_shown_once_with_the_count() -> None:
     assert [message.seq for message in folded.messages] == [1, 2, 11, 12, 13, 14]
 
 
-def test_what_is_between_parts_the_runs() -> None:
-    """Only consecutive exchanges are folded, and each run has its own count."""
+def test_only_consecutive_exchanges_are_folded() -> None:
     folded = fold_repeats(said("ok", "Done.", "ok", "Done.", "and?", "Wait.", "ok", "Done.", "ok", "Done."))
     assert [fold.times for fold in folded.folds] == [2, 2]
     assert shown(folded)[2:4] == ["and?", "Wait."]
@@ -50,7 +48,6 @@ def test_other_words_and_other_answers_are_no_repeats() -> None:
 
 
 def test_what_is_not_answered_is_never_folded() -> None:
-    """Unanswered questions and the newest question are not folded."""
     messages = said("ok", "Done.", "ok", "Done.", "ok")
     folded = fold_repeats(messages)
     assert folded.messages[-1] is messages[-1]
@@ -66,21 +63,18 @@ def test_answers_that_broke_off_are_not_folded(status: Status) -> None:
 
 
 def test_a_window_that_begins_with_an_answer_keeps_it() -> None:
-    """An answer without its question at the beginning of the window is no exchange."""
     messages = said("ok", "Done.", "ok", "Done.", "ok", "Done.")[1:]
     folded = fold_repeats(messages)
     assert shown(folded) == ["Done.", f"ok {fold_mark(2)}", "Done."]
 
 
-def test_the_tokens_are_those_of_what_is_shown() -> None:
-    """A folded message is counted again; other messages keep their counts."""
+def test_a_folded_message_is_counted_again() -> None:
     messages = [message.with_fields(tokens=999) for message in said("ok", "Done.", "ok", "Done.")]
     folded = fold_repeats(messages, counter=chars4)
     assert [message.tokens for message in folded.messages] == [chars4(f"ok {fold_mark(2)}"), 999]
 
 
-def test_how_many_make_a_run_can_be_said() -> None:
-    """`least` sets the number of exchanges that are folded."""
+def test_least_sets_the_number_of_exchanges_that_are_folded() -> None:
     assert fold_repeats(said("ok", "Done.", "ok", "Done."), least=3).folds == ()
     assert fold_repeats(said(*["ok", "Done."] * 3), least=3).folds[0].times == 3
     with pytest.raises(InvalidInput, match="from 2"):

@@ -33,7 +33,6 @@ def test_the_order_of_extras_is_the_callers_to_choose() -> None:
 
 
 def test_extras_get_their_shares_where_there_is_room() -> None:
-    """Each requested section gets at most its share."""
     plan = ContextPlan()
     assert plan.rooms(4_000, 500, EXTRAS) == {"facts": 400, "snippets": 800, "selected": 1_300}
     assert plan.rooms(4_000, 500, ["selected"]) == {"selected": 2_500}
@@ -42,7 +41,6 @@ def test_extras_get_their_shares_where_there_is_room() -> None:
 
 
 def test_the_newest_messages_have_room_where_they_are_long() -> None:
-    """If the newest messages are long, the window keeps half instead of a quarter."""
     plan = ContextPlan()
     assert plan.rooms(4_000, 500, ["selected"], newest=1_000) == {"selected": 2_500}
     assert plan.rooms(4_000, 500, ["selected"], newest=1_001) == {"selected": 1_500}

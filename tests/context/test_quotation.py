@@ -20,13 +20,11 @@ def summary(first: int, last: int, text: str) -> Summary:
 
 
 def test_a_message_says_where_when_and_by_whom() -> None:
-    """A line has number, UTC time, role and text; the platform's time takes precedence."""
     message = Message(role="user", content='她说 "hi"\n', seq=7, sent_at=_AT, created_at=datetime.now(UTC))
     assert quoted_message(message) == ('{"message":7,"at":"2026-02-28 17:30","from":"user","text":"她说 \\"hi\\"\\n"}')
 
 
 def test_a_note_and_an_interrupted_answer_say_so() -> None:
-    """A system row is a note, and an interrupted answer has its status."""
     assert json.loads(quoted_message(Message(role="system", content="x", seq=1)))["from"] == "note"
     broken = Message(role="assistant", content="x", seq=1, status="interrupted")
     assert json.loads(quoted_message(broken))["status"] == "interrupted"
@@ -39,7 +37,6 @@ def test_a_piece_of_a_message_says_which_it_is() -> None:
 
 @given(st.text(max_size=50))
 def test_no_text_leaves_its_line(text: str) -> None:
-    """Each quotation is one JSON line without a closing tag."""
     for line in (
         quoted_message(Message(role="user", content=text, seq=1)),
         quoted_summary(summary(1, 2, f".{text}")),

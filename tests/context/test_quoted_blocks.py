@@ -72,7 +72,6 @@ def test_a_speaker_is_found_again_in_a_block() -> None:
 
 @given(st.lists(st.text(max_size=40), min_size=1, max_size=4), st.sampled_from(("Ann", "> x", "[#3]", "user: b", ">")))
 def test_no_text_passes_for_another_turn(texts: list[str], author: str) -> None:
-    """Each turn has one line with its speaker, whatever texts and names contain."""
     said = [Message(role="user", content=text, author=author, seq=seq) for seq, text in enumerate(texts)]
     turns = [QuotedTurn("room", message) for message in said]
     lines = turns_text(turns, home="room").removeprefix(TURNS_HEADER).splitlines()
@@ -92,7 +91,6 @@ def test_the_best_passage_is_cut_and_never_left_out_for_its_length() -> None:
 
 
 def test_summaries_that_are_too_much_go_whole_and_the_oldest_first() -> None:
-    """Summaries are dropped whole, oldest first; the newest alone is cut inside its tags."""
     old, late, newest = summary(1, 40, "o" * 400), summary(41, 60, "l" * 400), summary(61, 90, "n" * 400)
 
     def size(*summaries: Summary) -> int:

@@ -24,21 +24,18 @@ def bounded(
 
 
 def test_characters_go_first_and_are_not_counted_twice() -> None:
-    """Items that the character limit drops do not count for the message limit."""
     kept, report = bounded([USER, ASSISTANT] * 2 + [USER], [10] * 5, max_messages=2, max_chars=35)
     assert kept == (3, 4)
     assert report == TrimReport(before=5, after=2, trimmed_by_chars=20, trimmed_by_count=1)
 
 
 def test_system_messages_stay_where_they_are() -> None:
-    """All system messages are kept, even over the limit."""
     kept, report = bounded([USER, SYSTEM, ASSISTANT, SYSTEM, USER], [1] * 5, max_messages=1)
     assert kept == (1, 3, 4)
     assert report.trimmed_by_count == 2
 
 
 def test_the_newest_user_message_stays_before_many_answers() -> None:
-    """The newest user message is kept, and messages between it and the newest ones are dropped."""
     kept, _ = bounded([USER, USER, *[ASSISTANT] * 5], [1] * 7, max_messages=3)
     assert kept == (1, 5, 6)
 
@@ -48,7 +45,6 @@ def test_an_empty_memory_is_empty() -> None:
 
 
 def test_a_result_without_its_call_is_a_message_like_others() -> None:
-    """A result without its call is kept like any other message."""
     assert bounded([USER, Item("tool"), USER], [1, 1, 1], max_messages=2)[0] == (1, 2)
 
 
@@ -107,7 +103,6 @@ def test_the_rules_hold_for_any_memory(memory: tuple[list[Item], list[int]], max
 def test_what_goes_is_older_than_what_stays(
     memory: tuple[list[Item], list[int]], max_messages: int, max_chars: int
 ) -> None:
-    """Except for pinned items, dropped items are older than kept ones."""
     items, lengths = memory
     chosen = bound(items, lengths, max_messages=max_messages, max_chars=max_chars)
     newest_user = max((index for index, item in enumerate(items) if item.kind == "user"), default=None)

@@ -22,7 +22,6 @@ COUNTS = RememberedCounts()
 
 @given(st.lists(st.text(max_size=30)))
 def test_the_counts_are_the_counters_own(texts: list[str]) -> None:
-    """Cached counts and the name are those of the counter."""
     counter = scaled(estimate, TokenFactor("m", 1.25))
     remembering = COUNTS.remembering(counter)
     assert [remembering(text) for text in texts * 2] == [counter(text) for text in texts * 2]
@@ -35,7 +34,6 @@ def test_the_counts_are_the_counters_own(texts: list[str]) -> None:
 
 
 def test_what_was_counted_lately_is_not_counted_again() -> None:
-    """A cached text is not counted again; a full cache is cleared."""
     counted: list[str] = []
 
     def counting(text: str) -> int:
@@ -47,8 +45,7 @@ def test_what_was_counted_lately_is_not_counted_again() -> None:
     assert counted == ["aaaa", "bbbbbbbb", "cccc", "aaaa"]
 
 
-def test_one_counter_remembers_for_all() -> None:
-    """Scaled counters share the cache of one estimate."""
+def test_scaled_counters_share_one_cache() -> None:
     counts = RememberedCounts()
     assert counts.remembering(estimate) is counts.remembering(estimate)
     one, other = (counts.remembering(scaled(estimate, TokenFactor("m", value))) for value in (1.1, 1.2))

@@ -31,14 +31,12 @@ def test_the_newest_is_whole_and_the_oldest_is_cut() -> None:
 
 
 def test_a_huge_result_leaves_a_quarter_to_the_older_ones() -> None:
-    """A huge newest result leaves a quarter of the budget to older ones, also when it is cut later."""
     assert shares([], steps_of(100, 90, 5_000), 1_000) == [110, 100, 790]
     assert shares([], steps_of(400, 5_000), 1_000) == [250, 750]
     assert shares([], steps_of(100, 90, 5_000, 20), 1_000) == [110, 100, 290, 30]
 
 
 def test_a_question_in_parts_is_cut_after_the_older_steps() -> None:
-    """Older steps are cut before the parts of a question."""
     parts: list[Step] = [[Size(100, 5)]]
     assert shares(parts, steps_of(400, 600), 1_000) == [100, 290, 610]
     assert shares([[Size(400, 5)]], steps_of(300, 600), 1_000) == [255, 135, 610]

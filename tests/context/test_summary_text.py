@@ -27,7 +27,6 @@ def test_facts_are_read_below_their_heading(text: str, prose: str, facts: tuple[
 
 
 def test_a_repeated_fact_is_held_once() -> None:
-    """A repeated fact keeps its last wording and position."""
     texts = [SummaryText("", ("Ann is 40.", "Bob is 50.")), SummaryText("", ("ann is 40",))]
     assert merged_facts(texts) == ("Bob is 50.", "ann is 40")
 
@@ -39,7 +38,6 @@ def test_facts_that_differ_in_a_mark_are_two() -> None:
 
 
 def test_facts_and_prose_share_what_there_is() -> None:
-    """The newest facts are kept whole, and the prose is cut to the remaining budget."""
     text = SummaryText("word " * 100, ("old fact one", "new fact two")).within(200, 25, len)
     assert text.facts == ("new fact two",)
     assert len(text.render()) <= 200

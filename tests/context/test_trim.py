@@ -29,20 +29,17 @@ def step(index: int, *results: int) -> list[tuple[Item, int]]:
 
 
 def test_what_fits_is_sent_whole() -> None:
-    """Everything that fits is kept, with system messages first."""
     chosen = planned([(USER, 3), (SYSTEM, 5), (ASSISTANT, 4), (USER, 2)], 14)
     assert chosen == Plan(kept=(1, 0, 2, 3), tokens=14)
 
 
 def test_history_goes_from_its_oldest() -> None:
-    """History is dropped from its oldest message, without gaps."""
     chosen = planned([(USER, 1), (ASSISTANT, 50), (USER, 3), (ASSISTANT, 3), (USER, 2)], 10)
     assert chosen.kept == (2, 3, 4)
     assert chosen.excluded == ((0, "over_budget"), (1, "over_budget"))
 
 
 def test_the_number_of_messages_bounds_history_only() -> None:
-    """The message limit counts neither the current turn nor tool calls and results."""
     items = [(USER, 1), (ASSISTANT, 1), (USER, 1), *step(3, 1), (ASSISTANT, 1), (USER, 1), *step(7, 1)]
     assert planned(items, 99, max_messages=2).kept == (2, 3, 4, 5, 6, 7, 8)
     assert planned(items, 99, max_messages=1).kept == (5, 6, 7, 8)
@@ -51,7 +48,6 @@ def test_the_number_of_messages_bounds_history_only() -> None:
 
 
 def test_a_call_and_its_results_go_together() -> None:
-    """A group that does not fit is dropped with everything older."""
     items = [(USER, 1), *step(1, 4, 4), (ASSISTANT, 2), (USER, 2)]
     chosen = planned(items, 10)
     assert chosen.kept == (4, 5)
@@ -88,7 +84,6 @@ def test_a_newest_step_without_room_is_an_error_with_the_numbers() -> None:
 
 
 def test_big_results_of_the_newest_step_are_cut_to_one_level() -> None:
-    """Large results are cut to equal sizes and small ones stay whole."""
     chosen = planned([(USER, 3), *step(1, 100, 4, 60)], 30)
     assert chosen.kept == (0, 1, 2, 3, 4)
     assert chosen.cuts == {2: 11, 4: 11}
@@ -124,13 +119,11 @@ def test_system_messages_over_the_budget_are_an_error_with_the_numbers() -> None
 
 
 def test_without_a_user_message_the_newest_is_the_turn() -> None:
-    """Without a user message the newest message is kept, cut if necessary."""
     assert planned([(ASSISTANT, 3), (ASSISTANT, 50)], 10).cuts == {1: 10}
     assert planned([], 10) == Plan(kept=(), tokens=0)
 
 
 def test_only_what_may_be_sent_is_measured() -> None:
-    """Only the newest items are measured, so that a long history costs nothing."""
     measured: set[int] = set()
 
     def measure(index: int) -> Size:

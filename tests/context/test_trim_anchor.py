@@ -23,51 +23,44 @@ def planned(sizes: Sequence[int], budget: int, anchor: Anchor, *, max_messages: 
     return plan(items, lambda n: Size(sizes[n], min(sizes[n], 2)), budget, max_messages=max_messages, anchor=anchor)
 
 
-def test_what_fits_from_the_anchor_is_kept() -> None:
-    """Messages before the anchor are excluded even if they would fit."""
+def test_messages_before_the_anchor_are_excluded() -> None:
     chosen = planned([5] * 9, 100, Anchor(2, set=True))
     assert chosen.kept == (2, 3, 4, 5, 6, 7, 8)
     assert chosen.excluded == ((0, "before_anchor"), (1, "before_anchor"))
     assert (chosen.begin, chosen.cut_back, chosen.lasting) == (2, False, False)
 
 
-def test_what_does_not_fit_is_cut_back_to_half_from_a_question_on() -> None:
-    """History that does not fit is cut to half of the budget, from a question on."""
+def test_history_that_does_not_fit_is_cut_to_half() -> None:
     chosen = planned([10] * 11, 100, SET)
     assert chosen.kept == (6, 7, 8, 9, 10)
     assert (chosen.begin, chosen.cut_back, chosen.lasting) == (6, True, True)
     assert chosen.excluded == tuple((number, "over_budget") for number in range(6))
 
 
-def test_the_fraction_says_how_far() -> None:
-    """`fraction` determines the share of the budget that remains."""
+def test_the_fraction_determines_how_much_remains() -> None:
     assert planned([10] * 21, 200, replace(SET, fraction=0.34)).begin == 16
     assert planned([10] * 21, 200, replace(SET, fraction=0.9)).begin == 4
 
 
-def test_too_many_messages_are_cut_back_as_well() -> None:
-    """History over the message limit is cut to half of the limit."""
+def test_history_over_the_message_limit_is_cut_to_half() -> None:
     assert planned([1] * 21, 100, SET, max_messages=20).begin == 0
     chosen = planned([1] * 23, 100, SET, max_messages=20)
     assert (chosen.begin, len(chosen.kept)) == (14, 9)
 
 
-def test_where_no_call_has_set_it_history_is_the_newest_that_fits() -> None:
-    """Without an anchor, history is everything that fits."""
+def test_without_an_anchor_history_is_what_fits() -> None:
     chosen = planned([10] * 21, 100, Anchor())
     assert chosen.kept == tuple(range(11, 21))
     assert (chosen.cut_back, chosen.lasting) == (True, True)
 
 
-def test_what_was_not_even_handed_in_moves_it_too() -> None:
-    """With `overflowing`, history is cut although the given messages fit."""
+def test_overflowing_cuts_history_that_fits() -> None:
     chosen = planned([10] * 9, 100, replace(SET, overflowing=True))
     assert (chosen.begin, chosen.excluded[0]) == (4, (0, "over_budget"))
     assert planned([10] * 9, 100, SET).begin == 0
 
 
-def test_the_last_exchange_is_never_stepped_over() -> None:
-    """The last exchange is kept if it fits, even if it exceeds half of the budget."""
+def test_the_last_exchange_is_kept_if_it_fits() -> None:
     assert planned([5, 5, 5, 5, 30, 40, 10], 90, SET).kept == (4, 5, 6)
 
 
@@ -153,10 +146,7 @@ def test_a_step_back_leaves_room_and_keeps_the_newest(
     max_messages=st.none() | st.just(20),
 )
 @pytest.mark.slow
-def test_a_growing_history_keeps_its_beginning_most_of_the_time(
-    turns: list[tuple[int, int]], max_messages: int | None
-) -> None:
-    """In a growing session the anchor moves in at most one of five turns."""
+def test_a_growing_session_seldom_moves_the_anchor(turns: list[tuple[int, int]], max_messages: int | None) -> None:
     sizes: list[int] = []
     begin = moved = 0
     for question, answer in turns:

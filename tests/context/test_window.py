@@ -54,7 +54,6 @@ def test_the_window_of_ten_equal_messages_is_the_newest_two_that_fit() -> None:
 
 
 def test_it_stops_at_the_first_that_does_not_fit() -> None:
-    """No older message is included after one that does not fit."""
     rows = [user(4, tokens=180), assistant(3, tokens=150), user(2, tokens=200), assistant(1, tokens=1)]
     window = choose(rows, Limits(max_tokens=500))
     assert [message.seq for message in window.messages] == [3, 4]
@@ -71,7 +70,6 @@ def test_twenty_of_twenty_five_are_numbers_6_to_25_oldest_first() -> None:
 
 @pytest.mark.parametrize("limits", [Limits(max_messages=0), Limits(max_tokens=0)])
 def test_a_limit_of_zero_means_none(limits: Limits) -> None:
-    """A limit of 0 excludes even the newest user message."""
     window = choose(dialogue(3), limits, newest_user=user(4))
     assert window.messages == ()
     assert window.tokens == 0
@@ -98,7 +96,6 @@ def test_a_newest_user_message_over_the_budget_stands_alone_and_cut() -> None:
 
 
 def test_a_budget_below_the_mark_leaves_nothing_and_says_so() -> None:
-    """A budget smaller than the mark yields an empty window, and the manifest excludes the message."""
     window = choose([user(1, "x" * 1000)], Limits(max_tokens=3, counter=len))
     assert window.messages == ()
     assert window.manifest.excluded == (Exclusion(1, 1, "over_budget"),)
@@ -114,13 +111,11 @@ def test_the_newest_user_message_is_reserved_first() -> None:
 
 
 def test_the_newest_user_message_takes_the_only_place() -> None:
-    """With a limit of one message, the window has the newest user message."""
     window = choose([assistant(3)], Limits(max_messages=1), newest_user=user(2))
     assert [message.seq for message in window.messages] == [2]
 
 
 def test_a_huge_newest_answer_is_cut_instead_of_emptying_the_history() -> None:
-    """A huge newest answer is cut, and its question stays whole."""
     window = choose([assistant(2, "z" * 500), user(1, "why?")], Limits(max_tokens=50, counter=len))
     assert window.messages[0].content == "why?"
     assert window.messages[1].content.endswith("z" + CUT_MARK)
@@ -142,21 +137,18 @@ def test_stored_counts_are_trusted_unless_a_counter_is_given() -> None:
 
 
 def test_a_cut_follows_the_stored_count() -> None:
-    """A message is cut in proportion to its stored token count."""
     window = choose([user(1, "word " * 100, tokens=1000)], Limits(max_tokens=500))
     assert 0 < window.tokens <= 500
     assert 150 < len(window.messages[0].content) < 300
 
 
-def test_reset_and_oldest_place_are_named() -> None:
-    """Messages before a reset are excluded with that reason and not counted as dropped."""
+def test_messages_before_a_reset_are_excluded_as_reset() -> None:
     window = choose(dialogue(12)[:2], Limits(max_messages=2), extent=Extent(first_seq=3, reset_seq=8, available=4))
     assert window.manifest.excluded == (Exclusion(3, 8, "reset"), Exclusion(9, 10, "over_limit"))
     assert window.manifest.dropped == 2
 
 
-def test_what_is_archived_is_named() -> None:
-    """Archived messages after a reset are excluded with that reason and not counted as dropped."""
+def test_archived_messages_are_excluded_as_archived() -> None:
     rows, limits = dialogue(12)[:2], Limits(max_messages=2)
     window = choose(rows, limits, extent=Extent(first_seq=3, reset_seq=4, archived_seq=8))
     named = (Exclusion(3, 4, "reset"), Exclusion(5, 8, "archived"), Exclusion(9, 10, "over_limit"))
@@ -180,20 +172,17 @@ def test_an_empty_session_has_an_empty_window() -> None:
 
 
 def test_a_newest_user_message_newer_than_the_rows_stands_last() -> None:
-    """A user message that was stored after the rows were read is last in the window."""
     window = choose(dialogue(2), Limits(max_messages=2), newest_user=user(3))
     assert [message.seq for message in window.messages] == [2, 3]
 
 
 @pytest.mark.parametrize("row", [Message(role="system", content="note", seq=1), Message(role="user", content="hi")])
-def test_rows_that_are_never_in_a_window_are_refused(row: Message) -> None:
-    """System rows and unstored messages raise InvalidInput."""
+def test_system_and_unstored_rows_are_refused(row: Message) -> None:
     with pytest.raises(InvalidInput):
         choose([row], Limits())
 
 
 def test_pages_give_the_same_window_as_one_list() -> None:
-    """Pages are read until one does not fit, and yield the same window as one list."""
     rows = dialogue(100, tokens=10)
     chooser = WindowChooser(Limits(max_tokens=255))
     pages = [rows[start : start + 10] for start in range(0, 100, 10)]
@@ -244,7 +233,6 @@ def test_the_rules_hold_for_any_rows(
 def test_the_newest_user_message_is_always_there(
     rows: list[Message], max_messages: int | None, max_tokens: int | None
 ) -> None:
-    """The newest user message is whole if it fits alone, otherwise cut."""
     window = choose(rows, Limits(max_messages, max_tokens, len))
     newest = next((row for row in rows if row.role == "user"), None)
     if newest is None:
@@ -261,7 +249,6 @@ def test_the_newest_user_message_is_always_there(
 def test_a_user_message_read_apart_gives_the_same_window(
     rows: list[Message], max_messages: int | None, max_tokens: int | None, split: int
 ) -> None:
-    """Reading only the newest rows and the newest user message yields the same window."""
     limits = Limits(max_messages, max_tokens, len)
     newest = next((row for row in rows if row.role == "user"), None)
     read = rows if max_messages is None else rows[: max(max_messages, 1)]
@@ -283,7 +270,6 @@ def test_a_newest_user_message_that_fills_the_budget_exactly_stays_whole() -> No
 
 
 def test_superseded_ranges_are_separated_from_those_over_the_limit() -> None:
-    """Each position is in one range, and superseded messages are not counted as dropped."""
     window = with_superseded(choose(dialogue(10)[:2], Limits(max_messages=2)), [(3, 4)])
     assert window.manifest.excluded == (
         Exclusion(1, 2, "over_limit"),

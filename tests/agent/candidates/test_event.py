@@ -45,8 +45,7 @@ def annotation(value: object, **fields: object) -> dict[str, object]:
         {"message": {"id": "m"}, "text": "Hi", "annotations": [annotation("Hi"), annotation(None), annotation(" ")]},
     ],
 )
-def test_the_text_is_found(event: dict[str, Any]) -> None:
-    """The text is taken from the message, the event or an annotation."""
+def test_the_text_comes_from_message_event_or_annotation(event: dict[str, Any]) -> None:
     assert text_of(event) == "Hi"
 
 
@@ -63,14 +62,12 @@ def test_the_text_is_found(event: dict[str, Any]) -> None:
     ],
 )
 def test_annotations_stand_in_the_order_of_their_times(times: tuple[object, object], order: str) -> None:
-    """Annotations are sorted by time in any format; those without a time are last."""
     annotations = [annotation(name, id=name, createdAt=time) for name, time in zip("ab", times, strict=True)]
     assert text_of({"annotations": annotations}) == order.replace(" ", "\n\n")
 
 
 @given(order=st.permutations(["a", "b", "c", "d"]))
 def test_the_order_in_which_annotations_arrive_makes_no_difference(order: list[str]) -> None:
-    """The order of annotations in the event changes neither text nor id."""
     times = {"a": "2026-01-01T10:00:00Z", "b": "2026-01-01T10:00:00Z", "c": "2026-01-01T10:00:01Z", "d": None}
     event = {"text": "Hi", "annotations": [annotation(one, id=one, created_at=times[one]) for one in order]}
     assert text_of(event) == "Hi\n\na\n\nb\n\nc\n\nd"
@@ -122,7 +119,6 @@ def test_without_an_id_annotations_tell_events_apart() -> None:
     ],
 )
 def test_a_wrong_field_is_named_and_not_quoted(event: dict[str, Any], place: str | None) -> None:
-    """An error names the invalid field without its value; a number is converted to text."""
     if place is None:
         assert text_of(event) == "5.5"
         return
@@ -134,7 +130,6 @@ def test_a_wrong_field_is_named_and_not_quoted(event: dict[str, Any], place: str
 
 @pytest.mark.parametrize("event", ["canary", ["canary"], 7])
 def test_an_event_is_an_object(event: Any) -> None:
-    """An event that is no object raises an error without its value."""
     with pytest.raises(InvalidInput, match="An event must be a JSON object") as caught:
         prompt_of(event)
     assert "canary" not in str(caught.value)

@@ -32,7 +32,6 @@ async def checkpointer(database_url: str) -> AsyncIterator[BaseCheckpointSaver[s
 
 
 async def test_turns_are_remembered_from_run_to_run(checkpointer: BaseCheckpointSaver[str]) -> None:
-    """Each call contains the earlier turns, with the system prompt first and once."""
     model = ScriptedModel(["answer 1", "answer 2", "answer 3"])
     graph = candidate_graph(model, system_prompt="Be brief.", checkpointer=checkpointer)
     for number in (1, 2, 3):
@@ -43,8 +42,7 @@ async def test_turns_are_remembered_from_run_to_run(checkpointer: BaseCheckpoint
     assert [type(call[0]) for call in model.calls] == [SystemMessage] * 3
 
 
-async def test_parallel_events_of_a_thread_are_all_remembered(checkpointer: BaseCheckpointSaver[str]) -> None:
-    """Concurrent events of a thread are answered in order of arrival, without delay of another thread."""
+async def test_parallel_events_of_a_thread_are_answered_in_order(checkpointer: BaseCheckpointSaver[str]) -> None:
     model = ScriptedModel([lambda messages: f"answer to {messages[-1].text}"] * 11)
     graph = candidate_graph(model, max_messages=40, checkpointer=checkpointer)
     other = graph.with_config({"configurable": {"thread_id": "room:2"}})
@@ -58,7 +56,6 @@ async def test_parallel_events_of_a_thread_are_all_remembered(checkpointer: Base
 
 
 async def test_a_run_that_is_cancelled_lets_the_next_one_begin() -> None:
-    """A cancelled run and a closed stream release their thread."""
     gate = Gate()
     model = ScriptedModel([[gate, "slow"], "two", "three"])
     graph = candidate_graph(model, checkpointer=InMemorySaver())
@@ -73,7 +70,6 @@ async def test_a_run_that_is_cancelled_lets_the_next_one_begin() -> None:
 
 
 async def test_messages_of_a_run_say_when_they_were_made() -> None:
-    """Each message has its creation time by the graph's clock; a repeated question keeps its time."""
     clock = SettableClock()
     graph = candidate_graph(
         ScriptedModel([ConnectionError("down"), "yes"]),
@@ -89,8 +85,7 @@ async def test_messages_of_a_run_say_when_they_were_made() -> None:
     assert times == [first, first, clock().isoformat()]
 
 
-async def test_a_flat_prompt_has_the_turns_before() -> None:
-    """A flat prompt contains the system prompt and the earlier turns within the limits."""
+async def test_a_flat_prompt_contains_earlier_turns() -> None:
     model = ScriptedModel(f"answer {number}" for number in itertools.count(1))
     graph = candidate_graph(model, system_prompt="Be brief.", flat=True, max_messages=4, checkpointer=InMemorySaver())
     prompts: list[Any] = [{"kind": "prompt", "id": part, "value": f"part {part}"} for part in "ab"]
@@ -102,8 +97,7 @@ async def test_a_flat_prompt_has_the_turns_before() -> None:
     assert state["candidate"]["text"] == state["messages"][-1].text == "answer 3"
 
 
-async def test_what_no_database_keeps_does_not_stop_a_turn(checkpointer: BaseCheckpointSaver[str]) -> None:
-    """A NUL character, which PostgreSQL cannot store in JSON, is replaced."""
+async def test_a_nul_character_does_not_fail_a_turn(checkpointer: BaseCheckpointSaver[str]) -> None:
     graph = candidate_graph(ScriptedModel(["yes\x00"]), checkpointer=checkpointer)
     state = await graph.ainvoke({"event": {"text": "well\x00?"}}, CONFIG)
     assert (state["combinedPrompt"], state["llmText"]) == ("well\ufffd?", "yes\ufffd")
@@ -117,8 +111,7 @@ async def test_without_a_checkpointer_runs_know_nothing_of_each_other() -> None:
     assert texts(model.calls[1]) == ["question 2"]
 
 
-async def test_a_state_that_is_handed_on_is_a_memory_too() -> None:
-    """A caller may pass the state of one run to the next instead of a checkpointer."""
+async def test_the_state_of_one_run_may_be_passed_to_the_next() -> None:
     model = ScriptedModel(["answer 1", "answer 2"])
     graph = candidate_graph(model, system_prompt="Be brief.")
     first = await graph.ainvoke(asking(1))
@@ -127,8 +120,7 @@ async def test_a_state_that_is_handed_on_is_a_memory_too() -> None:
     assert second["candidate"]["id"] == "e2:candidate"
 
 
-async def test_the_system_prompt_stands_first_whatever_is_there() -> None:
-    """The system prompt is first, before other system messages, and a new prompt replaces the old one."""
+async def test_the_system_prompt_is_first_and_replaces_the_old_one() -> None:
     model = ScriptedModel(["one", "two", "three"])
     saver = InMemorySaver()
     earlier = [HumanMessage("earlier"), SystemMessage("The user is called Mia.")]
@@ -143,7 +135,6 @@ async def test_the_system_prompt_stands_first_whatever_is_there() -> None:
 
 
 async def test_the_memory_is_bounded_by_messages() -> None:
-    """No call and no state has more than `max_messages` messages with prompt and question."""
     model = ScriptedModel(f"answer {number}" for number in itertools.count())
     graph = candidate_graph(model, system_prompt="Be brief.", checkpointer=InMemorySaver())
     for number in range(20):
@@ -155,7 +146,6 @@ async def test_the_memory_is_bounded_by_messages() -> None:
 
 
 async def test_the_memory_is_bounded_by_characters() -> None:
-    """A question over `max_chars` is cut with a mark; the candidate has the whole answer."""
     model = ScriptedModel(["a" * 60])
     graph = candidate_graph(model, system_prompt="S" * 20, max_chars=50)
     state = await graph.ainvoke({"event": {"text": "q" * 100}})
@@ -166,14 +156,12 @@ async def test_the_memory_is_bounded_by_characters() -> None:
 
 @pytest.mark.parametrize("max_messages", [1, 0])
 async def test_a_memory_of_one_message_still_proposes_the_answer(max_messages: int) -> None:
-    """With a limit of one message, the state keeps the question and the candidate has the answer."""
     state = await candidate_graph(ScriptedModel(["answer"]), max_messages=max_messages).ainvoke(asking(1))
     assert texts(state["messages"]) == ["question 1"]
     assert state["candidate"]["text"] == "answer"
 
 
-async def test_an_event_that_asks_nothing_leaves_the_memory_alone() -> None:
-    """An event without a question changes no messages and clears the outputs of the previous turn."""
+async def test_an_event_without_a_question_changes_no_messages() -> None:
     graph = candidate_graph(ScriptedModel(["answer 1"]), checkpointer=InMemorySaver())
     await graph.ainvoke(asking(1), CONFIG)
     state = await graph.ainvoke({"event": {"id": "e2"}}, CONFIG)
@@ -213,8 +201,7 @@ async def test_a_candidate_graph_is_a_node_of_another_graph() -> None:
     assert state["event"]["candidates"][0]["text"] == "answer 2"
 
 
-async def test_two_graphs_have_limits_of_their_own() -> None:
-    """Two graphs with different limits may use one thread."""
+async def test_two_graphs_with_different_limits_may_use_one_thread() -> None:
     saver = InMemorySaver()
     model = ScriptedModel(["answer 1", "answer 2", "answer 3"])
     large, small = (candidate_graph(model, max_messages=limit, checkpointer=saver) for limit in (6, 2))

@@ -33,7 +33,6 @@ def texts(messages: Sequence[BaseMessage]) -> list[tuple[str, str]]:
 
 
 async def test_an_answer_becomes_a_candidate(clock: SettableClock) -> None:
-    """The candidate has kind, status and source, and the state has the prompt and the model's text."""
     model = ScriptedModel(["Blue, mostly."])
     event: dict[str, Any] = {
         "id": "e1",
@@ -85,7 +84,6 @@ async def test_the_prompt_is_the_text_then_the_annotations_in_order() -> None:
     ],
 )
 async def test_an_event_that_asks_nothing_is_skipped(event: dict[str, Any]) -> None:
-    """An event without a question calls no model and stores no message."""
     model = ScriptedModel()
     state = await candidate_graph(model, system_prompt="Be brief.").ainvoke({"event": event})
     assert state["outcome"] == "SKIP"
@@ -97,7 +95,6 @@ async def test_an_event_that_asks_nothing_is_skipped(event: dict[str, Any]) -> N
 
 @pytest.mark.parametrize("reply", ["", " \n\t "])
 async def test_a_blank_reply_is_ok_without_a_candidate(reply: str) -> None:
-    """A blank reply yields the outcome OK without candidate and assistant message."""
     state = await candidate_graph(ScriptedModel([reply])).ainvoke({"event": {"text": "Hi"}})
     assert state["outcome"] == "OK"
     assert state["candidate"] is None
@@ -136,8 +133,7 @@ async def test_a_model_that_takes_too_long_is_an_error() -> None:
     assert state["errors"][0]["error"] == "TimeoutError"
 
 
-async def test_a_cancelled_run_is_cancelled() -> None:
-    """A cancelled run raises CancelledError and has no outcome."""
+async def test_a_cancelled_run_has_no_outcome() -> None:
     gate = Gate()
     run = asyncio.create_task(candidate_graph(ScriptedModel([["never", gate]])).ainvoke({"event": {"text": "Hi"}}))
     await gate.reached()
@@ -146,16 +142,14 @@ async def test_a_cancelled_run_is_cancelled() -> None:
         await run
 
 
-async def test_an_interrupt_is_langgraphs_own() -> None:
-    """An interrupt in the model is passed to LangGraph and is not an error."""
+async def test_an_interrupt_is_no_error_of_the_model() -> None:
     model = ScriptedModel([GraphInterrupt([Interrupt("may I?")])])
     state = await candidate_graph(model).ainvoke({"event": {"text": "Hi"}})
     assert [one.value for one in state["__interrupt__"]] == ["may I?"]
     assert state.get("outcome") is None
 
 
-async def test_what_happened_before_stays_in_the_event() -> None:
-    """Candidates and errors of other sources stay in the event."""
+async def test_candidates_and_errors_of_other_sources_stay_in_the_event() -> None:
     given: dict[str, Any] = {"text": "Hi", "candidates": [{"id": "other"}], "errors": [{"source": "router"}]}
     state = await candidate_graph(ScriptedModel(["Hello"])).ainvoke({"event": given})
     assert [one["id"] for one in state["event"]["candidates"]][:1] == ["other"]
@@ -165,7 +159,6 @@ async def test_what_happened_before_stays_in_the_event() -> None:
 
 
 async def test_a_wrong_event_is_refused_without_quoting_it() -> None:
-    """The error names the invalid field without its value."""
     event: dict[str, Any] = {"annotations": [prompt("first"), prompt("second", created_at=CANARY)]}
     with pytest.raises(InvalidInput, match=r"event\.annotations\.1\.created_at cannot be used") as caught:
         await candidate_graph(ScriptedModel()).ainvoke({"event": event})
@@ -191,14 +184,13 @@ async def test_a_template_makes_another_text() -> None:
     ]
 
 
-async def test_a_model_of_texts_will_do() -> None:
-    """A model that takes and returns text works."""
+async def test_a_model_that_returns_text_works() -> None:
     state = await candidate_graph(FakeListLLM(responses=["Hello."]), flat=True).ainvoke({"event": {"text": "Hi"}})
     assert texts(state["messages"]) == [("human", "Hi"), ("ai", "Hello.")]
     assert state["candidate"]["text"] == "Hello."
 
 
-async def test_any_runnable_will_do() -> None:
+async def test_any_runnable_works() -> None:
     def count(messages: LanguageModelInput) -> AIMessage:
         return AIMessage(f"{len(cast('list[BaseMessage]', messages))} messages")
 
@@ -207,8 +199,7 @@ async def test_any_runnable_will_do() -> None:
     assert state["candidate"]["text"] == "2 messages"
 
 
-async def test_the_debug_fields_are_events(events: RecordedEvents) -> None:
-    """Each change of the messages and each prompt is an event with counts and without text."""
+async def test_changes_and_prompts_are_events_without_text(events: RecordedEvents) -> None:
     graph = candidate_graph(ScriptedModel(["No."]), max_messages=3, max_chars=20, observers=[events])
     history: list[BaseMessage] = [HumanMessage("x" * 8), AIMessage("y" * 6), HumanMessage("z" * 2)]
     await graph.ainvoke({"event": {"text": CANARY}, "messages": history})
@@ -225,7 +216,6 @@ async def test_the_debug_fields_are_events(events: RecordedEvents) -> None:
 
 
 async def test_the_answers_words_are_streamed_once() -> None:
-    """The answer is streamed in parts without the whole message after them."""
     graph = candidate_graph(ScriptedModel(["one two three"]))
     stream = cast(
         "AsyncIterator[tuple[BaseMessage, dict[str, Any]]]",
@@ -236,7 +226,6 @@ async def test_the_answers_words_are_streamed_once() -> None:
 
 
 async def test_what_no_database_keeps_is_replaced() -> None:
-    """Characters that databases cannot store are replaced in prompt and answer."""
     model = ScriptedModel(["no\x00pe \ud800"])
     state = await candidate_graph(model).ainvoke({"event": {"text": "a\x00b"}})
     assert state["combinedPrompt"] == "a\ufffdb"
@@ -244,8 +233,7 @@ async def test_what_no_database_keeps_is_replaced() -> None:
     assert texts(state["messages"])[1] == ("ai", "no\ufffdpe \ufffd")
 
 
-async def test_tool_calls_that_nobody_ran_do_not_spoil_the_next_call() -> None:
-    """Tool calls without results get placeholder results before the next model call."""
+async def test_tool_calls_without_results_get_placeholders_before_the_next_call() -> None:
     calling = AIMessage("Let me look.", tool_calls=[{"name": "look_up", "args": {}, "id": "c1"}])
     model = ScriptedModel([calling, "Done."])
     graph = candidate_graph(model)

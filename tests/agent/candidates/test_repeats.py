@@ -15,7 +15,6 @@ from threadkeep.testing import Gate, ScriptedModel, SettableClock
 
 
 async def test_the_same_event_again_gets_the_same_answer(clock: SettableClock) -> None:
-    """A repeated event returns the same state and does not call the model."""
     model = ScriptedModel(["answer"])
     graph = candidate_graph(model, checkpointer=InMemorySaver(), clock=clock)
     first = await graph.ainvoke(asking(1), CONFIG)
@@ -25,8 +24,7 @@ async def test_the_same_event_again_gets_the_same_answer(clock: SettableClock) -
     assert len(model.calls) == 1
 
 
-async def test_an_event_is_tried_again_after_an_error() -> None:
-    """After an error, a repeated event calls the model, stores its question once and removes the error."""
+async def test_an_event_is_retried_after_an_error() -> None:
     model = ScriptedModel([ConnectionError("down"), "answer"])
     graph = candidate_graph(model, system_prompt="Be brief.", checkpointer=InMemorySaver())
     failed = await graph.ainvoke(asking(1), CONFIG)
@@ -37,8 +35,7 @@ async def test_an_event_is_tried_again_after_an_error() -> None:
     assert texts(state["messages"]) == ["Be brief.", "question 1", "answer"]
 
 
-async def test_an_event_that_comes_back_late_is_asked_last() -> None:
-    """A repeated older event moves its question to the end and drops its old answer."""
+async def test_a_repeated_older_event_is_asked_last() -> None:
     model = ScriptedModel(["answer 1", "answer 2", "answer 1 again"])
     graph = candidate_graph(model, checkpointer=InMemorySaver())
     state = await ask_all(graph, asking(1), asking(2), asking(1))
@@ -47,7 +44,6 @@ async def test_an_event_that_comes_back_late_is_asked_last() -> None:
 
 
 async def test_an_event_with_another_text_is_asked_anew() -> None:
-    """An event with a known id and another text replaces the message and calls the model."""
     model = ScriptedModel(["answer", "better answer"])
     graph = candidate_graph(model, checkpointer=InMemorySaver())
     await graph.ainvoke(asking(1), CONFIG)
@@ -58,15 +54,13 @@ async def test_an_event_with_another_text_is_asked_anew() -> None:
 
 
 async def test_the_same_words_are_two_messages() -> None:
-    """Equal texts without an id are two messages."""
     model = ScriptedModel(["one", "two"])
     graph = candidate_graph(model, checkpointer=InMemorySaver())
     state = await ask_all(graph, {"event": {"text": "ok"}}, {"event": {"text": "ok"}})
     assert texts(state["messages"]) == ["ok", "one", "ok", "two"]
 
 
-async def test_annotations_with_ids_make_an_event_known() -> None:
-    """An event without an id is recognized by its annotations."""
+async def test_an_event_without_an_id_is_recognized_by_its_annotations() -> None:
     model = ScriptedModel(["one", "two"])
     graph = candidate_graph(model, checkpointer=InMemorySaver())
     event: dict[str, Any] = {
@@ -78,8 +72,7 @@ async def test_annotations_with_ids_make_an_event_known() -> None:
     assert second["candidate"] == first["candidate"]
 
 
-async def test_a_run_that_broke_off_goes_on_from_its_checkpoint() -> None:
-    """A stopped run continues at the model call and keeps its question once."""
+async def test_a_stopped_run_continues_from_its_checkpoint() -> None:
     gate = Gate()
     saver = InMemorySaver()
     model = ScriptedModel([["never", gate], "answer"])

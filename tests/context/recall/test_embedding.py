@@ -67,7 +67,6 @@ def found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Embedder 
 
 
 async def test_a_text_has_the_mean_of_its_words(found: Embedder | None) -> None:
-    """A text's vector is the mean of its known words, or zero without any."""
     assert found is not None
     assert [list(vector) for vector in await found.embed(["cat kitten", "stock", ""])] == [
         [1.0, 0.375],
@@ -85,7 +84,6 @@ def test_without_the_extra_there_is_no_embedder(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_an_input_is_embedded_without_names_and_common_words() -> None:
-    """Names and common words are removed from the input unless nothing else remains."""
     index: RecallIndex = index_of([("Caroline", "I went to Zürich."), ("user", "Nice.")])
     assert index.meaningful("When did Caroline's friend go to Zürich?") == "friend go Zürich"
     assert index.meaningful("Who is she?") == "Who is she?"

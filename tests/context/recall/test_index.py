@@ -50,7 +50,6 @@ def test_a_turn_is_found_by_other_forms_of_its_words() -> None:
     ("asked", "said"), [("greyhuond", "greyhound"), ("harpsihcord", "harpsichord"), ("бибилотека", "библиотека")]
 )
 def test_a_turn_is_found_by_a_misspelt_word(asked: str, said: str) -> None:
-    """Swapped and missing letters are tolerated, but a correct word does not find a similar one."""
     index = index_of(chatter(("Ann", f"There is a {said}.")), chatter(("Ben", "There is a granary.")))
     assert best(index.rank(f"And the {asked}?")) == "0.5"
     assert best(index.rank("And the granary?")) == "1.5"
@@ -79,13 +78,11 @@ def test_the_names_of_a_large_group_are_looked_up() -> None:
 
 
 def test_a_turn_is_found_by_the_topic_that_it_belongs_to() -> None:
-    """A query for pets finds a turn that mentions a kitten."""
     index = index_of(chatter(("Ann", "My brother lent me his ladder.")), chatter(("Ann", "Our kitten sleeps all day.")))
     assert best(index.rank("Which pets does she keep?")) == "1.5"
 
 
 def test_of_turns_alike_the_one_of_the_same_topic_comes_first() -> None:
-    """Of similar turns, the one whose words share the query's topic ranks first."""
     index = index_of(chatter(("Ann", "I bought a printer.")), chatter(("Ann", "I bought a paddle.")))
     assert best(index.rank("What did she buy for the kayak?")) == "1.5"
 
@@ -105,15 +102,13 @@ def test_the_speaker_who_is_named_comes_first() -> None:
 
 
 def test_i_and_you_mean_the_user_and_the_assistant() -> None:
-    """In a chat with an assistant, "I" selects the user's turns and "you" the assistant's."""
     turns = [("user", "The Miramar hotel in Porto."), ("assistant", "The Miramar hotel in Porto.")]
     index = index_of(turns)
     assert best(index.rank("Which hotel in Porto did I choose, my Miramar?")) == "0.0"
     assert best(index.rank("Which hotel did you recommend in Porto?")) == "0.1"
 
 
-def test_the_first_turn_of_a_day_costs_more() -> None:
-    """With `group_cost`, turns of equal score are taken from a group that is already selected."""
+def test_group_cost_prefers_turns_of_selected_groups() -> None:
     index = index_of(chatter(("Ann", "A harp."), ("Ben", "A harp.")), chatter(("Ann", "A harp."), ("Ben", "A harp.")))
     ranked = index.rank("harp", limit=4)
     chosen = select(ranked, lambda _: 10, 40, group_of=lambda turn: turn[0], group_cost=10)
@@ -132,8 +127,7 @@ def test_a_name_that_is_a_common_word_is_written_as_a_name() -> None:
     assert index.rank("researcher")[0].why
 
 
-def test_the_answer_to_a_question_comes_along_with_it() -> None:
-    """An answer without a word of the query ranks high if its question matches."""
+def test_the_answer_to_a_matching_question_ranks_high() -> None:
     index = index_of(chatter(("Ben", "What is your violin teacher called?"), ("Ann", "Ms Okafor.")))
     assert "0.6" in [entry.id for entry in index.rank("Who teaches Ann the violin?")[:3]]
 
@@ -141,8 +135,7 @@ def test_the_answer_to_a_question_comes_along_with_it() -> None:
 @pytest.mark.parametrize(
     "asked", ["What did we talk about on 18 March 2024?", "What happened last week?", "上周怎么样？"]
 )
-def test_days_are_found_without_any_word_in_common(asked: str) -> None:
-    """A full or relative date finds the turns of that day."""
+def test_dates_find_turns_without_a_common_word(asked: str) -> None:
     index = index_of(*[chatter(("Ann", f"Lunch number {number}.")) for number in range(5)])
     ranked = index.rank(asked, now=BEGIN + timedelta(days=21))
     assert best(ranked).startswith("2.")
@@ -153,14 +146,12 @@ def test_chinese_is_found_by_its_characters() -> None:
     assert best(index.rank("我的猫叫什么名字？")) == "0.0"
 
 
-def test_a_remark_finds_what_it_touches() -> None:
-    """A query need not be a question."""
+def test_a_query_need_not_be_a_question() -> None:
     index = index_of(chatter(("Ann", "I am allergic to walnuts.")), chatter(("Ben", "The bus was late.")))
     assert best(index.rank("Tonight there is walnut cake.")) == "0.5"
 
 
-def test_an_input_that_points_back_is_read_with_the_last_turns() -> None:
-    """A query with a pronoun is combined with the last turns."""
+def test_a_pronoun_is_resolved_with_the_last_turns() -> None:
     index = index_of(chatter(("Ann", "The ferry to Skye takes an hour.")), chatter(("Ann", "The roast takes an hour.")))
     assert best(index.rank("How long does it take?", recent=["I will take the ferry to Skye."])) == "0.5"
     assert best(index.rank("How long does it take?", recent=["I will make a roast."])) == "1.5"
@@ -179,7 +170,6 @@ def test_what_is_excluded_does_not_come_back() -> None:
 
 
 def test_an_embedding_finds_what_words_do_not() -> None:
-    """Without a matching word, the turn with the highest similarity ranks first, and its neighbors follow."""
     index = index_of(chatter(("Ann", "We adopted a greyhound."), ("Ben", "Feeling blue today.")))
     ranked = index.rank("melancholy", semantic={"0.6": 0.8, "unknown": 1.0})
     assert best(ranked) == "0.6"
@@ -187,7 +177,6 @@ def test_an_embedding_finds_what_words_do_not() -> None:
 
 
 def test_an_embedding_and_words_are_weighed_together() -> None:
-    """Of turns with equal words, the more similar one ranks first, on any scale of similarity."""
     index = index_of(chatter(("Ann", "The greyhound ran.")), chatter(("Ann", "The greyhound ran.")))
     for scale in (0.01, 1.0, 100.0):
         assert best(index.rank("greyhound", semantic={"0.5": 0.2 * scale, "1.5": 0.6 * scale})) == "1.5"
@@ -195,7 +184,6 @@ def test_an_embedding_and_words_are_weighed_together() -> None:
 
 
 def test_a_turn_that_is_not_embedded_yet_is_ranked_by_its_words() -> None:
-    """A turn without an embedding keeps its score by words."""
     index = index_of(chatter(("Ann", "The greyhound ran.")), chatter(("Ann", "The greyhound ran.")))
     words = {entry.id: entry.score for entry in index.rank("greyhound")}
     embedded = {f"1.{place}": 0.3 for place in range(11)}
@@ -242,7 +230,6 @@ TEXTS = st.lists(
 
 @given(TEXTS, st.text(max_size=60), st.integers(0, 300))
 def test_any_text_is_ranked_alike_twice_and_fits_the_budget(texts: list[str], asked: str, budget: int) -> None:
-    """Any texts are ranked deterministically, without duplicates and within the budget."""
     index = RecallIndex()
     for number, text in enumerate(texts):
         index.add(IndexedTurn(str(number), text, ("Ann", "Ben", "")[number % 3]))
@@ -253,8 +240,7 @@ def test_any_text_is_ranked_alike_twice_and_fits_the_budget(texts: list[str], as
     assert sum(len(texts[int(turn)]) + 4 for turn in taken) <= budget
 
 
-def test_a_long_talk_is_looked_through_in_bounded_steps() -> None:
-    """The number of ranked turns is limited in a long session, and the best one is among them."""
+def test_the_number_of_ranked_turns_is_limited() -> None:
     index = RecallIndex()
     for number in range(6_000):
         text = (
@@ -282,7 +268,6 @@ def test_an_index_is_copied_in_parts_of_bounded_length() -> None:
 
 
 def test_an_index_that_is_joined_ranks_and_grows_as_one_that_was_made_at_once() -> None:
-    """An index that is joined from sessions ranks like one that was built at once, also after new turns."""
     sessions = [
         [IndexedTurn(f"{session}#{number}", text, speaker, BEGIN + timedelta(days=10 * session), str(session), "user")
          for number, (speaker, text) in enumerate(talk)]
@@ -311,7 +296,6 @@ def test_an_index_that_is_joined_ranks_and_grows_as_one_that_was_made_at_once() 
 
 
 def test_a_packed_index_ranks_and_grows_as_before() -> None:
-    """A packed and loaded index has the same scores, also after new turns."""
     talk = [
         chatter(("Ann", "I adopted a cat yesterday.")),
         chatter(("Ben", "我养了一只橘猫。")),

@@ -27,7 +27,6 @@ def test_without_a_word_of_the_query_the_beginning_is_quoted() -> None:
 
 @given(st.text(max_size=300), st.integers(1, 100))
 def test_a_passage_is_within_its_text(text: str, characters: int) -> None:
-    """The passage is within the text and the given length."""
     first, last = passage_of(text, {"a": 1.0}, characters)
     assert 0 <= first <= last <= len(text)
     assert last - first <= characters

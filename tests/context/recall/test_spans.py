@@ -69,7 +69,6 @@ def test_words_that_are_months_or_units_elsewhere_give_no_days_alone(text: str) 
     "text", ["", "May I ask you something?", "We march on", "31 February 2024", "call 2024-13-40", "0年"]
 )
 def test_what_is_no_date_gives_no_days(text: str) -> None:
-    """Words that resemble months, and invalid dates, yield no days."""
     assert days(text) == []
 
 

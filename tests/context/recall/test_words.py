@@ -35,7 +35,6 @@ def test_stop_words_and_marks_are_no_terms() -> None:
 
 
 def test_unspaced_scripts_give_characters_and_pairs() -> None:
-    """Adjacent characters yield pairs; function characters separate them."""
     assert list(terms_of(words_of("我的橘猫"))) == ["橘", "猫", "橘猫"]
 
 
