@@ -61,7 +61,6 @@ async def test_the_budget_follows_the_settings(tmp_path: Path, named_models: Nam
 
 @pytest.mark.parametrize("name", ["", "small"])
 async def test_older_messages_become_a_summary(tmp_path: Path, named_models: NamedModels, name: str) -> None:
-    """The summary is made by the chat's model, unless another is set."""
     small = ScriptedModel(repeat("They counted.")) if name else None
     chatting = ScriptedModel(
         lambda messages: "They counted." if "<record>" in str(messages) else "ok" for _ in repeat(0)
@@ -77,7 +76,6 @@ async def test_older_messages_become_a_summary(tmp_path: Path, named_models: Nam
 
 
 async def test_older_turns_are_recalled_if_enabled(tmp_path: Path, named_models: NamedModels) -> None:
-    """The section `selected` has related messages from before the window."""
     texts = ["The lighthouse keeper is called Ignatius Vollmer.", *[f"Filler {number}." for number in range(5)]]
     for recall, sections in (("off", {"window", "input"}), ("session", {"window", "input", "selected"})):
         named_models(demo=ScriptedModel(repeat("ok")))
@@ -87,7 +85,6 @@ async def test_older_turns_are_recalled_if_enabled(tmp_path: Path, named_models:
 
 
 async def test_facts_are_in_the_context_if_enabled(tmp_path: Path, named_models: NamedModels) -> None:
-    """The facts include those of the configured workspace."""
     for facts, sections in ((False, {"input"}), (True, {"facts", "input"})):
         named_models(demo=ScriptedModel(repeat("ok")))
         async with open_app(settings_for(tmp_path, facts=facts, workspace="shop")) as app:

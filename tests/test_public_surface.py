@@ -115,7 +115,6 @@ def heavy_after(code: str) -> set[str]:
 
 @pytest.mark.parametrize("name", sorted(PROMISED))
 def test_every_promised_name_exists(name: str) -> None:
-    """The name can be imported, is listed in `__all__` and has a docstring."""
     assert name in threadkeep.__all__
     assert name in dir(threadkeep)
     value = getattr(threadkeep, name)
@@ -133,14 +132,12 @@ def test_an_unknown_name_raises_attribute_error() -> None:
 
 
 def test_type_checkers_see_the_same_names() -> None:
-    """The two lists in `__init__` have the same names."""
     source = Path(threadkeep.__file__).read_text(encoding="utf-8")
     typed = {line.rsplit(" as ", 1)[1] for line in source.splitlines() if line.startswith("    from threadkeep")}
     assert typed == set(threadkeep.__all__)
 
 
 def test_test_doubles_are_public() -> None:
-    """`threadkeep.testing` has the promised names, each with a docstring."""
     assert {"Gate", "ScriptedModel", "SettableClock", "TranscriptContract"} <= set(threadkeep.testing.__all__)
     for name in threadkeep.testing.__all__:
         assert getattr(threadkeep.testing, name).__doc__

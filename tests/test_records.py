@@ -85,7 +85,6 @@ def test_a_message_is_equal_after_a_round_trip_through_json(message: Message) ->
     ],
 )
 def test_invalid_values_are_refused(fields: dict[str, Any], says: str) -> None:
-    """The error names the field."""
     with pytest.raises(InvalidMessage, match=says):
         Message(**{"role": "user", "content": "hi", **fields})
 
@@ -138,7 +137,7 @@ def test_values_that_are_no_json_are_refused(value: object, says: str) -> None:
 
 
 def test_deeply_nested_json_is_refused() -> None:
-    """Otherwise, the value could be stored but never read."""
+    """Deeply nested JSON could be stored but never read."""
     deep: list[Any] = []
     for _ in range(100_000):
         deep = [deep]
@@ -158,6 +157,5 @@ def test_deeply_nested_json_is_refused() -> None:
     ],
 )
 def test_json_that_is_no_message_is_refused(read: Callable[[], Message], says: str) -> None:
-    """The error names the problem."""
     with pytest.raises(InvalidMessage, match=says):
         read()

@@ -66,7 +66,6 @@ def test_plain_database_agrees_with_the_settings(monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_defaults(tmp_path: Path) -> None:
-    """The defaults are a file in the user's data directory, the demo model and the loopback address."""
     settings = load_settings()
     assert str(settings.database) == f"sqlite:///{tmp_path}/data/threadkeep/threadkeep.db"
     assert settings.database.path == default_database()
@@ -84,7 +83,6 @@ def test_the_defaults(tmp_path: Path) -> None:
 
 
 def test_every_variable_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Each setting is read from its variable, with a value that is not the default."""
     monkeypatch.setattr("threadkeep.settings.find_spec", lambda name: name)  # the extra sqlcipher may be missing
     variables: dict[str, tuple[str, object]] = {
         "DATABASE_URL": ("postgresql://u@h/other", SecretStr("postgresql://u@h/other")),
@@ -286,7 +284,6 @@ def test_errors_name_the_variable_and_the_cure(
 
 
 def test_a_minimum_above_the_maximum_names_both_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The smallest pool must not be larger than the largest."""
     error = refused(monkeypatch, POSTGRES_POOL_MIN_SIZE="5", POSTGRES_POOL_MAX_SIZE="4")
     assert error.variable == "THREADKEEP_POSTGRES_POOL_MIN_SIZE"
     assert "THREADKEEP_POSTGRES_POOL_MAX_SIZE" in str(error)
@@ -323,7 +320,6 @@ def test_other_addresses_need_keys(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_secrets_are_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Covered are text, `repr`, dumps and the addresses made from the settings."""
     monkeypatch.setenv("THREADKEEP_DATABASE_URL", f"postgresql://u:{SECRET}@h/d?sslpassword={SECRET}")
     monkeypatch.setenv("THREADKEEP_POSTGRES_DSN", f"postgresql://u:{SECRET}@h/graph")
     monkeypatch.setenv("THREADKEEP_API_KEYS", f"web:{SECRET}")
@@ -366,7 +362,6 @@ SQLITE, POSTGRES, OTHER = "sqlite:////t/t.db", "postgresql://u@h/transcripts", "
     ],
 )
 def test_the_graph_store_is_in_the_database_unless_set(given: dict[str, object], expected: str) -> None:
-    """Backend, path and DSN together determine the location."""
     assert str(load_settings(**given).graph_store) == expected
 
 
@@ -433,7 +428,6 @@ def test_unknown_variables_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 def test_invalid_graphiti_settings_are_refused(
     monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], named: str
 ) -> None:
-    """The error names the variable and the cure."""
     assert refused(monkeypatch, **variables).variable == f"THREADKEEP_{named}"
 
 

@@ -81,7 +81,6 @@ def _counted_as(node: ast.AST, *, inside: bool) -> str:
 
 
 def test_the_package_does_not_grow() -> None:
-    """Files and lines are limited."""
     files = list(SOURCE.rglob("*.py"))
     lines = sum(len(path.read_text().splitlines()) for path in files)
     assert len(files) <= MOST_FILES
@@ -94,7 +93,6 @@ def test_broad_excepts_do_not_grow() -> None:
 
 
 def test_boundaries_of_errors_do_not_grow() -> None:
-    """An `ErrorBoundary` catches every exception too, and reports it."""
     assert 0 < counts()["boundary"] <= MOST_BOUNDARIES
 
 

@@ -21,7 +21,6 @@ HANDFUL = replace(
 
 @pytest.mark.parametrize("engine", ENGINES)
 async def test_threadkeep_and_raw_sql_are_measured_side_by_side(engine: Engine) -> None:
-    """Both contenders have a figure for each measure, and the tables have them."""
     told: list[str] = []
     results = await run(replace(HANDFUL, engines=(engine,)), told.append)
     for contender in ("threadkeep", "raw"):

@@ -33,7 +33,7 @@ def test_shared_cores_are_divided_among_all_processes() -> None:
 
 
 def test_the_disk_grows_with_messages_and_turns() -> None:
-    """A thousand million messages need space for texts and the index, and a run for each two messages."""
+    """Texts, the index and runs are counted for each two messages."""
     assert disk_bytes(COSTS, 1_000_000_000) == pytest.approx(1.6e12)
     assert disk_bytes(COSTS, 1_000_000_000, with_runs=False) == pytest.approx(1.2e12)
 

@@ -66,7 +66,6 @@ def test_overlapping_work_is_found() -> None:
 
 
 def test_work_after_a_cancellation_is_found() -> None:
-    """The work continued, or was started again."""
     storm = Storm("s/1", "r1", 5.0, 10.0, 10.5, 11.0)
     begin, end = Note(9.0, 1, "begin", "s/1", "r"), Note(13.0, 1, "end", "s/1", "r")
     assert stopped_after(storm, [begin, end]) == pytest.approx(3.0)
@@ -75,7 +74,6 @@ def test_work_after_a_cancellation_is_found() -> None:
 
 
 def test_a_lost_message_is_a_fault() -> None:
-    """The fault names an accepted message that is not stored."""
     told = Told([Accepted("enqueue-1", "enqueue-1/1", "r1", "new")], ["a fault that people saw"])
     first, second = History(told, [], [], []).faults()
     assert first == "a fault that people saw"

@@ -17,7 +17,6 @@ HANDFUL = replace(QUICK, engines=("sqlite",), stored=(20, 40), rounds=1, repeats
 
 
 async def test_the_bench_of_contexts_measures_everything(tmp_path: Path) -> None:
-    """Measured are Threadkeep and `trim_messages`, the parts of a call, and the reuse of prefixes."""
     told: list[str] = []
     found = await run(HANDFUL, 3, told.append)
     tables = {name: markdown(sheet) for name, sheet in sheets(found).items()}

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 
 
 async def test_the_bench_of_knowledge_measures_everything(tmp_path: Path) -> None:
-    """Turns are timed in each state, facts are recalled, and no fact of another person is returned."""
+    """The bench also counts recalled facts of other persons, and finds none."""
     told: list[str] = []
     found = await run(QUICK, told.append)
     assert set(found.turns) == set(STATES)
@@ -31,7 +31,6 @@ async def test_the_bench_of_knowledge_measures_everything(tmp_path: Path) -> Non
 
 
 def test_the_bench_has_two_hundred_facts_of_fifty_persons() -> None:
-    """Each fact has a question."""
     everybody = facts_of_everybody()
     assert sum(len(facts) for facts in everybody.values()) == 200
     assert len(everybody) == 50

@@ -23,7 +23,6 @@ def test_each_code_word_is_in_one_turn(made: Planted) -> None:
 
 
 async def test_the_bench_counts_recalled_facts(sqlite_memory: Memory, made: Planted) -> None:
-    """The counts are by kinds of questions, of a session that was compressed while it grew."""
     session = sqlite_memory.session("room")
     await converse(sqlite_memory, session, made.turns[:80], LimitedModel(facts=True))
     active = await sqlite_memory.summaries.active("room")

@@ -8,7 +8,6 @@ from bench.pruning import main
 
 
 def test_appends_are_timed_during_pruning(capsys: pytest.CaptureFixture[str]) -> None:
-    """The output has a line without pruning, one for archiving and one for deleting."""
     assert main(["--messages", "400", "--rest", "0.05"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line[:20].strip() for line in lines] == ["meanwhile", "nothing", "archive 200", "delete 400"]

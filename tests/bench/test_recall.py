@@ -17,7 +17,6 @@ pytestmark = pytest.mark.slow
 
 @pytest.mark.parametrize("chat", list(chats(seeds=(7,))), ids=lambda chat: str(chat.id))
 def test_made_up_chats_are_remembered(chat: Chat) -> None:
-    """At 1,000 tokens, at least 95 % of the facts are recalled in each category."""
     recalls, _ = measure(chat, Recall())
     for category, found in recalls.items():
         assert sum(row[1] for row in found) / len(found) >= 0.95, category
@@ -25,7 +24,6 @@ def test_made_up_chats_are_remembered(chat: Chat) -> None:
 
 @pytest.mark.parametrize("part", ["fitted", "held out"])
 def test_facts_between_long_answers_are_remembered(part: recall_hard.Part) -> None:
-    """At 2,000 tokens, at least 90 % of the facts are recalled, also in the part that was not used for the fit."""
     chat = next(recall_hard.chats(part, (7,), sessions=12))
     recalls, _ = measure(chat, Recall())
     for category in ("question", "update", "contradiction"):
@@ -33,14 +31,12 @@ def test_facts_between_long_answers_are_remembered(part: recall_hard.Part) -> No
 
 
 def test_the_held_out_part_shares_nothing_with_the_fitted_one() -> None:
-    """The two parts share no topic words and no facts."""
     (topics, facts), (others, held_out) = FITTED, HELD_OUT
     assert not {word for topic in topics for word in topic.words} & {word for topic in others for word in topic.words}
     assert not {fact.told for fact in facts} & {fact.told for fact in held_out}
 
 
 def test_the_adapter_keeps_within_its_budget() -> None:
-    """The selected turns cost at most the budget, so the evaluation cuts no turn."""
     chat = next(chats(seeds=(3,), sessions=8))
     memory = Recall()
     memory.ingest(chat.turns)
@@ -60,7 +56,6 @@ def test_the_figures_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_data_set_that_cannot_be_read_is_refused(
     bench: str, content: bytes | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The exit code is that of a wrong argument, and the error names the cure."""
     if bench != "recall":
         pytest.importorskip("numpy")
     path = tmp_path / "conversations.json"

@@ -20,7 +20,6 @@ HANDFUL = RunsPlan(engines=("sqlite",), latency_rounds=2, queue=QueuePlan(1, 2, 
 
 
 async def test_the_bench_of_runs_measures_everything(tmp_path: Path) -> None:
-    """Measured are a turn with and without a run, turns a second of all contenders, and the growth by its parts."""
     told: list[str] = []
     found = await run(HANDFUL, told.append)
     tables = {name: markdown(sheet) for name, sheet in sheets(found).items()}

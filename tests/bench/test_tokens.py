@@ -55,7 +55,6 @@ def test_the_stored_counts_are_current() -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_no_language_has_a_large_error(family: Family) -> None:
-    """The error is over all texts of a language, for the estimate of each tokenizer family."""
     for title, own in rows("published").items():
         if title.endswith((": prose", ": chat")):
             real = sum(real_counts()["published"][family][title])
@@ -75,7 +74,6 @@ def test_nearly_all_rows_meet_the_aim(measured: list[Row]) -> None:
 
 
 def test_twenty_four_languages_and_a_dozen_kinds_of_content_are_measured(measured: list[Row]) -> None:
-    """Each language has prose and chat messages."""
     titles = {row.title for row in measured}
     assert len(LANGUAGES) == 24
     assert {f"{language}: {kind}" for language in LANGUAGES for kind in ("prose", "chat")} <= titles
@@ -88,7 +86,6 @@ def test_samples_have_the_stated_lengths(half: Half) -> None:
 
 
 def test_published_texts_were_not_used_for_the_fit() -> None:
-    """The two halves share no long line and no sample."""
     own = {half: {line for one in texts() if one.half == half for line in one.text.split("\n")} for half in HALVES}
     shared = {line for line in own["fit"] & own["published"] if len(line) >= 20}
     assert not shared

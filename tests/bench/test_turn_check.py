@@ -91,7 +91,6 @@ def faults(history: TurnHistory) -> list[Fault]:
 
 
 def test_a_correct_history_has_no_fault(tmp_path: Path) -> None:
-    """A saved history gives the same result."""
     assert check(GOOD) == check(TurnHistory())
     GOOD.write(tmp_path / "history.json")
     assert check(TurnHistory.read(tmp_path / "history.json")) == check(GOOD)
@@ -128,7 +127,6 @@ def test_a_correct_history_has_no_fault(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_each_fault_is_found(change: Change, kind: str, says: str) -> None:
-    """Each fault has its kind and a sentence that names the question."""
     assert any(fault.kind == kind and says in fault.says for fault in faults(change(GOOD))), faults(change(GOOD))
 
 

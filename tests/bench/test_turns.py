@@ -37,7 +37,7 @@ def little(engine: Engine, faults: Counter[FaultName]) -> TurnPlan:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("engine", ENGINES)
 async def test_callers_receive_the_stored_replies(engine: Engine, tmp_path: Path) -> None:
-    """Services are killed and paused, the database stalls, and the disk is full."""
+    """Two services answer while processes are killed and paused, the database stalls, and the disk is full."""
     assert PROCESSES.get_start_method() == "forkserver"  # it has imported the modules of the tests
     plan = little(engine, _FAULTS[engine])
     history = await run_turns(plan, tmp_path, print)
@@ -56,7 +56,6 @@ async def test_quiet_services_have_no_fault(tmp_path: Path) -> None:
 
 
 def test_a_long_run_is_split_with_its_faults() -> None:
-    """The parts have all faults and nearly all turns, and different seeds."""
     parts = plans("postgres", 7, 1_700, {"kill": 10, "pause": 1})
     assert [part.seed for part in parts] == [7, 8, 9]
     assert sum((part.faults for part in parts), Counter()) == {"kill": 10, "pause": 1}

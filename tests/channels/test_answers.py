@@ -10,7 +10,7 @@ from threadkeep.channels.formatting import split_markdown, split_text, utf8_leng
 
 
 def test_a_reply_is_split_between_paragraphs() -> None:
-    """10,000 characters are three messages of Telegram."""
+    """A reply of 10,000 characters is three messages of Telegram."""
     paragraphs = [f"{number:03d} " + "x" * 494 for number in range(20)]
     text = "\n\n".join(paragraphs)
     assert len(text) > 9_990
@@ -42,7 +42,6 @@ def test_a_limit_in_bytes_splits_between_characters() -> None:
 
 
 def test_telegram_counts_in_utf16() -> None:
-    """An emoji counts as two."""
     assert [len(part) for part in split_text("😀" * 3000, 4096, size=utf16_length)] == [2048, 952]
 
 
@@ -81,7 +80,6 @@ def test_asterisks_between_blanks_are_not_markup() -> None:
 
 
 def test_a_split_code_block_is_closed_and_reopened() -> None:
-    """The next message reopens the block with its language."""
     code = "\n".join(f"    line_{number}()" for number in range(300))
     parts = split_markdown(f"Look:\n\n```python\n{code}\n```\n\nThat is all.", 1000)
     assert len(parts) > 3

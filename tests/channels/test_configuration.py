@@ -43,7 +43,6 @@ def test_a_bot_needs_three_fields(tmp_path: Path) -> None:
 
 
 def test_optional_fields_are_read(tmp_path: Path) -> None:
-    """Covered are limits, texts, a workflow and delivery times."""
     more = "    workflow: desk\n    language: zh\n    texts: {failed: ''}\n    allowed_users: ['7']\n"
     more += "delivery: {poll_seconds: 0.5}\n"
     file = read_channels(written(tmp_path, BOT + more), ENVIRONMENT)
@@ -76,7 +75,6 @@ def test_optional_fields_are_read(tmp_path: Path) -> None:
     ],
 )
 def test_a_mistake_is_reported_without_its_value(tmp_path: Path, text: str, sentence: str) -> None:
-    """The error names the file, the bot and the field."""
     with pytest.raises(InvalidInput) as refused:
         read_channels(written(tmp_path, text), ENVIRONMENT)
     assert sentence in str(refused.value)
@@ -86,7 +84,6 @@ def test_a_mistake_is_reported_without_its_value(tmp_path: Path, text: str, sent
 
 @pytest.mark.parametrize("content", [None, b"\xff\xfe"])
 def test_an_unreadable_file_is_reported(tmp_path: Path, content: bytes | None) -> None:
-    """The file is missing, or is not UTF-8."""
     path = tmp_path / "channels.yaml"
     if content is not None:
         path.write_bytes(content)

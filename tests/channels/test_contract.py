@@ -85,7 +85,6 @@ def test_a_message_has_all_fields_of_a_turn(kind: str) -> None:
 
 @each_platform
 def test_only_a_repeated_message_has_the_same_id(kind: str) -> None:
-    """A second message with the same text has another id."""
     platform = PLATFORMS[kind]
     channel = platform.channel()
     first, again, other = (message_in(platform.deliver(channel, "ok", number)) for number in (1, 1, 2))
@@ -104,7 +103,6 @@ def test_two_bots_have_separate_sessions_with_one_person(kind: str) -> None:
 
 @each_platform
 def test_a_callback_without_credentials_is_refused(kind: str) -> None:
-    """The callback is refused before its body is parsed."""
     channel = PLATFORMS[kind].channel()
     for method in METHODS:
         with pytest.raises(CallbackRefused, match="signature_missing"):
@@ -128,7 +126,7 @@ def test_errors_and_reprs_show_no_secret_and_no_text(kind: str) -> None:
 
 @each_platform
 def test_a_message_without_text_is_ignored(kind: str) -> None:
-    """The update has the session for a reply. White space is not text."""
+    """An ignored message has the session for a reply. White space is not text."""
     platform = PLATFORMS[kind]
     [update] = platform.deliver(platform.channel(), " \n\t").updates
     assert isinstance(update, Ignored)
@@ -140,7 +138,7 @@ def test_a_message_without_text_is_ignored(kind: str) -> None:
 @each_platform
 @given(body=any_text | st.sampled_from(["", "{", "[]", "null", "<xml>", '"{}"', "[" * 100_000, "1e999", "NaN"]))
 def test_an_authentic_callback_never_raises(kind: str, body: str) -> None:
-    """Otherwise, the platform would repeat the callback."""
+    """The platform would repeat a callback that raises."""
     platform = PLATFORMS[kind]
     # The crypto of the platforms cannot encode lone surrogates.
     received = platform.channel().receive(platform.callback(body.encode("utf-8", "replace").decode()))
@@ -152,10 +150,6 @@ def test_an_authentic_callback_never_raises(kind: str, body: str) -> None:
 @each_platform
 @given(text=st.lists(words, max_size=40).map(" ".join) | st.lists(words, max_size=40).map("\n\n".join))
 def test_the_parts_of_a_reply_fit_and_lose_no_text(kind: str, text: str) -> None:
-    """Each part fits the limit of the platform and is not blank.
-
-    Together they have all characters except white space.
-    """
     size = utf16_length if kind == "telegram" else utf8_length
     whole = text * (1 + 3 * LIMITS[kind] // max(1, len(text))) if "`" not in text and "~" not in text else text
     parts = PLATFORMS[kind].channel().split(whole)

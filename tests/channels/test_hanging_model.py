@@ -39,7 +39,10 @@ async def check_address(desk: WeComDesk) -> None:
 async def test_callbacks_succeed_while_the_model_hangs(
     kind: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    """Callbacks are a message, its repeat and the next message. The replies are sent when the model responds."""
+    """A message, its repeat and the next message get their responses.
+
+    The replies are sent when the model responds.
+    """
     gate = Gate()
     model = ScriptedModel([[gate, "one"], "two"])
     fake = request.getfixturevalue("telegram" if kind == "telegram" else "wecom")

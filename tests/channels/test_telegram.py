@@ -58,7 +58,7 @@ def test_a_bot_without_a_secret_refuses_webhooks(secret: str | None) -> None:
 
 
 def test_the_header_may_have_any_case() -> None:
-    """Proxies change the case of headers."""
+    """HTTP proxies change the case of headers."""
     headers = {"X-TELEGRAM-bot-api-secret-TOKEN": "webhook-secret"}
     body = PLATFORM.body("hi").encode()
     received = PLATFORM.channel().receive(Callback(method="POST", received_at=NOW, headers=headers, body=body))
@@ -66,7 +66,6 @@ def test_the_header_may_have_any_case() -> None:
 
 
 def test_the_session_id_has_the_bot_the_chat_and_the_topic() -> None:
-    """The reply goes to the topic and refers to the message."""
     topic = message(text="/ask", chat=GROUP, is_topic_message=True, message_thread_id=5)
     assert topic.session_id == "telegram:4242:-100123:5"
     assert topic.reply_to == {"chat_id": "-100123", "message_id": "42", "message_thread_id": "5"}
@@ -74,14 +73,13 @@ def test_the_session_id_has_the_bot_the_chat_and_the_topic() -> None:
 
 
 def test_a_thread_id_without_a_topic_is_ignored() -> None:
-    """Replies in a group without topics also have a thread id."""
+    """Replies in a group without topics have a thread id, too."""
     found = message(text="/ask", chat=GROUP, message_thread_id=41)
     assert found.session_id == "telegram:4242:-100123"
     assert "message_thread_id" not in found.reply_to
 
 
 def test_a_private_chat_has_an_owner_and_a_group_has_none() -> None:
-    """The metadata of a message name its sender in both cases."""
     assert message(text="hi").user_id == "telegram:7"
     in_group = message(text="/hi", chat=GROUP)
     assert in_group.user_id is None
@@ -90,7 +88,6 @@ def test_a_private_chat_has_an_owner_and_a_group_has_none() -> None:
 
 
 def test_the_fields_for_templates_are_those_of_the_parser() -> None:
-    """Templates can use the fields of the parser. All ids are texts."""
     found = message(text="/hi", chat={"id": -1, "type": "group"})
     assert found.results["telegram_events_parser"] == {
         "bot_id": "4242",
@@ -106,7 +103,6 @@ def test_the_fields_for_templates_are_those_of_the_parser() -> None:
 
 
 def test_a_caption_is_the_text_of_a_photo() -> None:
-    """The entities of a caption are used, too."""
     assert message(photo=[{"file_id": "f"}], caption="What is this?").text == "What is this?"
     text = "@KeepBot what is this?"
     assert message(photo=[{}], caption=text, caption_entities=[mention(text)], chat=GROUP).text == "what is this?"
@@ -114,7 +110,7 @@ def test_a_caption_is_the_text_of_a_photo() -> None:
 
 @pytest.mark.parametrize("media", ["sticker", "photo", "voice", "document", "location"])
 def test_media_without_a_caption_is_ignored(media: str) -> None:
-    """Media get a reply that the bot reads text only; service messages of a group get none."""
+    """Media get a reply that the bot reads text only. Service messages of a group get none."""
     fields: dict[str, Any] = {media: {"file_id": "f"}}
     found = update(**fields)
     assert reason(found) == "no_text"
@@ -146,7 +142,6 @@ def test_a_mention_by_id_addresses_the_bot() -> None:
 
 
 def test_a_reply_to_the_bot_addresses_it() -> None:
-    """A reply to another person does not address the bot."""
     answer = {"message_id": 41, "from": KEEPBOT, "text": "Which one?"}
     found = message(text="the red one", reply_to_message=answer, chat=GROUP)
     assert found.text == "the red one"
@@ -183,7 +178,6 @@ def test_the_name_of_the_bot_is_removed_from_a_command(chat: dict[str, Any]) -> 
 
 
 def test_a_command_for_another_bot_is_ignored() -> None:
-    """The command is ignored even if the bot takes all messages."""
     entity = {"type": "bot_command", "offset": 0, "length": len("/new@other")}
     channel = PLATFORM.channel(group_messages="all")
     assert reason(update(channel=channel, text="/new@other", entities=[entity], chat=GROUP)) == "not_addressed"
@@ -201,7 +195,6 @@ def test_a_command_for_another_bot_is_ignored() -> None:
     ],
 )
 def test_invalid_entities_are_ignored(entities: object) -> None:
-    """The text is read without them."""
     assert message(text="/hello", entities=entities, chat=GROUP).text == "/hello"
 
 
@@ -284,7 +277,7 @@ def test_other_updates_are_ignored_with_a_reason(body: str, expected: str) -> No
 
 
 def test_messages_of_other_bots_are_ignored() -> None:
-    """Otherwise, two bots would reply to each other forever."""
+    """Two bots would reply to each other forever."""
     sender: dict[str, Any] = {"from": {"id": 9, "is_bot": True}}
     assert reason(update(text="hi", **sender)) == "from_bot"
 
@@ -311,7 +304,6 @@ def test_both_updates_of_a_migrated_group_are_equal() -> None:
 
 
 def test_a_session_keeps_its_id_when_its_chat_migrates() -> None:
-    """The reply is sent to the new id of the chat."""
     found = in_chat(message(text="/hi", chat=GROUP), "-5")
     assert found.session_id == "telegram:4242:-5"
     assert found.reply_to["chat_id"] == "-100123"
@@ -360,7 +352,6 @@ def test_updates_of_python_telegram_bot_are_read() -> None:
     ],
 )
 def test_invalid_options_are_refused(options: dict[str, str]) -> None:
-    """The error does not quote the value."""
     with pytest.raises(InvalidInput) as refused:
         TelegramOptions(**{"name": "one", "token": "1:a", **options})  # type: ignore[arg-type]
     for value in options.values():

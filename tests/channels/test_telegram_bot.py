@@ -124,7 +124,6 @@ async def test_a_repeated_update_is_one_turn(shared_url: str, tmp_path: Path, te
 
 
 async def test_a_callback_without_the_secret_is_refused(tmp_path: Path, telegram: FakeTelegram) -> None:
-    """The response has no content, and an unknown bot is 404."""
     async with opened_bot("sqlite://", tmp_path, telegram, ScriptedModel()) as desk:
         response = await desk.client.post("/channels/one", json=update("hi"))
         assert (response.status_code, response.content) == (403, b"")
@@ -143,7 +142,6 @@ async def test_a_callback_without_the_secret_is_refused(tmp_path: Path, telegram
 async def test_two_bots_have_separate_histories_with_one_person(
     shared_url: str, tmp_path: Path, telegram: FakeTelegram
 ) -> None:
-    """The private chat of a person has the same id for all bots; each model sees only the history of its bot."""
     model = ScriptedModel(repeat("ok"))
     others = [{"name": "two", "token": "4343:AAother"}]
     async with opened_bot(shared_url, tmp_path, telegram, model, others=others) as desk:
@@ -156,7 +154,6 @@ async def test_two_bots_have_separate_histories_with_one_person(
 
 
 async def test_callbacks_need_no_api_key(tmp_path: Path, telegram: FakeTelegram) -> None:
-    """A callback may have any host name; all other requests still need a key."""
     environment = {"api_keys": "ops:secret"}
     async with opened_bot("sqlite://", tmp_path, telegram, ScriptedModel(["hi"]), environment=environment) as desk:
         desk.client.headers["host"] = "bots.example.com"
@@ -166,7 +163,6 @@ async def test_callbacks_need_no_api_key(tmp_path: Path, telegram: FakeTelegram)
 
 
 async def test_a_long_reply_is_split_into_messages(tmp_path: Path, telegram: FakeTelegram) -> None:
-    """The parts are in order, and only the first refers to the person's message."""
     text = "\n\n".join(f"{number:03d} " + "x" * 494 for number in range(20))
     async with opened_bot("sqlite://", tmp_path, telegram, ScriptedModel([text])) as desk:
         await desk.say("Tell me all.")
@@ -175,7 +171,6 @@ async def test_a_long_reply_is_split_into_messages(tmp_path: Path, telegram: Fak
 
 
 async def test_a_topic_gets_its_reply_in_the_topic(tmp_path: Path, telegram: FakeTelegram) -> None:
-    """A topic is a session of its own."""
     async with opened_bot("sqlite://", tmp_path, telegram, ScriptedModel(["ok"])) as desk:
         await desk.say("/ask", chat=GROUP, is_topic_message=True, message_thread_id=5)
         await desk.answered()
@@ -211,7 +206,6 @@ async def test_the_wait_of_a_busy_platform_is_kept(tmp_path: Path, telegram: Fak
 
 
 async def test_a_reply_with_a_refused_format_is_sent_as_plain_text(tmp_path: Path, telegram: FakeTelegram) -> None:
-    """The plain text has the marks of the model."""
     telegram.refuse(400, "Bad Request: can't parse entities: a reason")
     async with opened_bot("sqlite://", tmp_path, telegram, ScriptedModel(["**hello**"])) as desk:
         await desk.say("hi")
@@ -242,7 +236,6 @@ def _hanging_platform() -> Iterator[str]:
 async def test_a_hanging_platform_does_not_block_other_bots(
     tmp_path: Path, telegram: FakeTelegram, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The limit of concurrent deliveries applies to each bot."""
     monkeypatch.setattr(opening, "_FINISH_SECONDS", 0.05)
     other = {"name": "two", "token": "4343:AAother"}
     with _hanging_platform() as hanging:
@@ -425,7 +418,6 @@ async def test_commands_get_a_reply_and_are_not_stored(shared_url: str, tmp_path
 
 
 async def test_a_person_can_delete_their_conversation(shared_url: str, tmp_path: Path, telegram: FakeTelegram) -> None:
-    """`/forget` asks for a confirmation, and does nothing in a group."""
     async with opened_bot(shared_url, tmp_path, telegram, ScriptedModel(repeat("ok"))) as desk:
         await desk.say("My cat is Miso.", 1)
         await desk.answered(1)
@@ -554,7 +546,6 @@ async def test_a_question_without_a_text_answer_is_for_an_operator(
 async def test_several_questions_are_followed_by_a_hint(
     tmp_path: Path, telegram: FakeTelegram, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The hint says that `/new` cancels the run."""
     (tmp_path / "asking_twice.py").write_text(ASKING_TWICE)
     monkeypatch.syspath_prepend(str(tmp_path))
     given: dict[str, Any] = {"environment": {"workflows": "asking=asking_twice:graph"}, "workflow": "asking"}
@@ -598,7 +589,6 @@ async def test_a_message_answers_the_question_of_a_tool(
 async def test_in_a_group_only_the_asked_person_resumes_a_run(
     tmp_path: Path, telegram: FakeTelegram, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A message of another person starts a run of its own."""
     other = {"id": 8, "is_bot": False, "first_name": "Ben"}
     async with asking_bot("sqlite://", tmp_path, telegram, monkeypatch) as desk:
         await desk.say("Order it.", 1, chat=GROUP)
@@ -643,7 +633,6 @@ async def test_a_repeated_deletion_is_confirmed_once(
 async def test_a_deletion_that_fails_is_not_confirmed(
     shared_url: str, tmp_path: Path, telegram: FakeTelegram, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The person reads that the deletion failed, and can send the same command later."""
     delete, failures = Session.delete, [RuntimeError("broken")]
 
     async def failing(session: Session, **options: Any) -> bool:
@@ -817,7 +806,6 @@ async def test_a_bot_can_coalesce_messages_during_a_turn(tmp_path: Path, telegra
 
 
 async def test_a_failed_model_call_is_reported_but_not_stored(tmp_path: Path, telegram: FakeTelegram) -> None:
-    """The person gets an apology, which is not in the transcript."""
     async with opened_bot("sqlite://", tmp_path, telegram, ScriptedModel([ValueError("no")])) as desk:
         await desk.say("hi")
         assert await desk.answered() == ["I could not answer that. Please try again later."]
@@ -871,7 +859,6 @@ async def test_recovered_messages_skip_the_limit_and_recovered_commands_expire(
 async def test_an_unsent_reply_is_sent_at_the_next_start(
     shared_url: str, tmp_path: Path, telegram: FakeTelegram
 ) -> None:
-    """The process ended after the run, before Telegram accepted the reply."""
     async with opened_bot(shared_url, tmp_path, telegram, ScriptedModel(["ok"]), options=DeliveryOptions()) as desk:
         telegram.refuse(500)
         await desk.say("hi")
@@ -884,7 +871,6 @@ async def test_an_unsent_reply_is_sent_at_the_next_start(
 async def test_polling_takes_updates_in_order_and_continues_later(
     shared_url: str, tmp_path: Path, telegram: FakeTelegram
 ) -> None:
-    """A second start takes no update twice."""
     telegram.push(*(update(f"message {number}", number) for number in (1, 2, 3)))
     model = ScriptedModel(f"answer {number}" for number in range(1, 100))
     async with opened_bot(shared_url, tmp_path, telegram, model, receive="polling", secret="") as desk:

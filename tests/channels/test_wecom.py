@@ -91,7 +91,6 @@ def test_an_echo_request_is_answered_with_the_plain_text(vector: str, encoded: b
 
 @pytest.mark.parametrize("vector", ECHOES)
 def test_a_vector_with_anything_else_changed_is_refused(vector: str) -> None:
-    """Changed are the nonce, the time, the signature, the text, the token or the receiver."""
     (token, key, receiver), (timestamp, nonce, signature), echo, _ = ECHOES[vector]
     wrong = [
         signed(timestamp, f"{nonce[:-1]}x", signature, f"&echostr={echo}"),
@@ -113,14 +112,12 @@ def test_a_vector_with_anything_else_changed_is_refused(vector: str) -> None:
 
 
 def test_the_signature_of_the_published_sample_is_reproduced() -> None:
-    """The sample is V2 with the token `xxxxxxx`."""
     (_, key, receiver), (timestamp, nonce, _), echo, _ = ECHOES["V2"]
     crypto = WeComCrypto("xxxxxxx", key, receiver)
     assert crypto.sign(timestamp, nonce, echo) == "59dce1a653fc31a6f0472567199561e9336a8d0b"
 
 
 def test_a_message_is_decrypted() -> None:
-    """V4 has a padding of one byte."""
     callback = signed("1411525903", "461056294", "74d92dfeb87ba7c714f89d98870ae5eb62dff26d", method="POST")
     body = f"<xml><ToUserName>x</ToUserName><Encrypt><![CDATA[{V4_MESSAGE}]]></Encrypt></xml>".encode()
     plain = crypto_of("V3").receive(replace(callback, body=body), xml_envelope)
@@ -136,7 +133,6 @@ def test_a_message_is_decrypted() -> None:
 
 
 def test_replies_are_encrypted_as_in_the_vectors() -> None:
-    """Vectors V5, V6 and V7 are reproduced with their random bytes."""
     v5 = crypto_of("V3").seal(V5_REPLY, timestamp="1411525903", nonce="461056294", salt=b"1234567890123456")
     assert v5.encrypted.startswith("9s4gMv99m88kKTh/H8IdkOiM")
     assert v5.encrypted.endswith("F9XiKzHo3")
@@ -155,7 +151,7 @@ def test_replies_are_encrypted_as_in_the_vectors() -> None:
 
 @given(text=st.text(st.characters(exclude_categories=["Cs"]), max_size=500), receiver=st.sampled_from([CORP, ""]))
 def test_wechatpy_and_threadkeep_decrypt_each_others_texts(text: str, receiver: str) -> None:
-    """Covered are any text and each length of the padding."""
+    """wechatpy is an independent implementation. The test covers any text and each length of the padding."""
     ours, theirs = WeComCrypto(WECOM_TOKEN, AES_KEY, receiver), WeChatCrypto(WECOM_TOKEN, AES_KEY, receiver)
     sealed = ours.seal(text, timestamp="1", nonce="n")
     assert theirs.check_signature(sealed.signature, "1", "n", sealed.encrypted) == text
@@ -164,7 +160,6 @@ def test_wechatpy_and_threadkeep_decrypt_each_others_texts(text: str, receiver: 
 
 @given(st.binary(max_size=200) | st.text(max_size=100))
 def test_a_text_that_cannot_be_decrypted_is_refused(text: bytes | str) -> None:
-    """No other exception is raised."""
     encrypted = text if isinstance(text, str) else base64.b64encode(text).decode()
     with pytest.raises(CallbackRefused, match="unreadable"):
         WeComCrypto(WECOM_TOKEN, AES_KEY, "").decrypt(encrypted)
@@ -172,7 +167,6 @@ def test_a_text_that_cannot_be_decrypted_is_refused(text: bytes | str) -> None:
 
 @pytest.mark.parametrize(("seconds", "refused"), [(-301, True), (-300, False), (300, False), (301, True)])
 def test_an_old_or_early_callback_is_refused(seconds: int, refused: bool) -> None:
-    """The limit is five minutes in each direction."""
     callback = DIRECT.callback(DIRECT.body("hi"), at=int((NOW + timedelta(seconds=seconds)).timestamp()))
     if not refused:
         assert DIRECT.channel().receive(callback).updates
@@ -211,7 +205,6 @@ def test_a_message_for_another_receiver_is_refused() -> None:
 
 @pytest.mark.parametrize("key", ["", "short", "a" * 42, "a" * 44, "?" * 43, "é" * 43])
 def test_an_invalid_key_is_refused(key: str) -> None:
-    """The error does not quote the key."""
     with pytest.raises(InvalidInput, match="EncodingAESKey") as refused:
         WeComCrypto("token", key, "")
     assert not key or key not in str(refused.value)
@@ -235,5 +228,4 @@ def test_an_invalid_key_is_refused(key: str) -> None:
     ],
 )
 def test_flat_xml_is_read_and_definitions_are_refused(text: str, fields: dict[str, str] | None) -> None:
-    """Entities are not expanded, and no external file is read."""
     assert read_xml(text) == fields

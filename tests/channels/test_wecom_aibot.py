@@ -31,7 +31,6 @@ def message(text: str = "hi", options: dict[str, Any] | None = None, **changes: 
 
 
 def test_the_session_id_has_the_group_or_the_person() -> None:
-    """Each group is a session of its own."""
     assert message().session_id == "wecom_aibot:B1:single:U1"
     assert message(**GROUP).session_id == "wecom_aibot:B1:group:wrGROUP-1"
     assert message(**GROUP).user_id is None
@@ -48,7 +47,6 @@ def test_the_session_id_has_the_corporation() -> None:
 
 
 def test_the_id_of_a_message_is_unchanged() -> None:
-    """The id has slashes and equals signs."""
     assert message().message_id == "CAIQ/1="
 
 
@@ -64,7 +62,6 @@ def test_the_id_of_a_message_is_unchanged() -> None:
     ],
 )
 def test_a_leading_mention_is_removed_in_a_group(text: str, options: dict[str, Any], expected: str) -> None:
-    """The text of a single chat is unchanged."""
     assert message(text, options, **GROUP).text == expected
     assert message(text, options).text == text
 
@@ -80,7 +77,6 @@ def test_a_quote_is_separate_from_the_text() -> None:
 
 
 def test_text_of_voice_and_mixed_messages_is_read() -> None:
-    """Pictures of a mixed message are skipped."""
     assert message(msgtype="voice", voice={"content": "hello there"}).text == "hello there"
     items = [
         {"msgtype": "text", "text": {"content": "@RobotA look:"}},
@@ -96,7 +92,6 @@ def test_a_refresh_requests_a_stream() -> None:
 
 
 def test_opening_the_chat_is_reported() -> None:
-    """Other events are ignored."""
     assert received(msgtype="event", event={"eventtype": "enter_chat"}) == ChatEntered("wecom_aibot:B1:single:U1")
     assert received(msgtype="event", event={"eventtype": "feedback_event"}) == Ignored("kind")
 
@@ -119,13 +114,11 @@ def test_an_incomplete_message_is_ignored(changes: dict[str, Any], reason: str) 
 
 
 def test_messages_for_another_bot_are_ignored() -> None:
-    """The check applies if the options have the id of the bot."""
     assert received(options={"bot_id": "B2"}) == Ignored("not_for_us")
     assert message(options={"bot_id": "B1"}).session_id == "wecom_aibot:B1:single:U1"
 
 
 def test_a_reply_can_be_decrypted_by_the_platform() -> None:
-    """The response has the whole text so far, the id of the stream and a valid signature."""
     channel = PLATFORM.channel()
     response = channel.stream_response("run-1", "你好 <b>", finished=False, timestamp="1700000000", nonce="n1")
     assert _opened(response) == {"msgtype": "stream", "stream": {"id": "run-1", "finish": False, "content": "你好 <b>"}}
@@ -153,7 +146,7 @@ def test_a_reply_can_be_decrypted_by_the_platform() -> None:
     ],
 )
 def test_only_response_urls_of_wecom_are_accepted(url: str, accepted: bool) -> None:
-    """The URL must use https; another URL is not stored."""
+    """A response URL must use https. Another URL is not stored."""
     assert is_response_url(url) is accepted
     assert message(response_url=url).reply_to == ({"response_url": url} if accepted else {})
 

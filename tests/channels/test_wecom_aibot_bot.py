@@ -85,7 +85,6 @@ async def test_a_reply_is_streamed_through_refreshes(shared_url: str, tmp_path: 
 
 
 async def test_a_repeated_message_has_the_same_stream(shared_url: str, tmp_path: Path, wecom: FakeWeCom) -> None:
-    """Repeats are recognized during the turn and after it."""
     gate = Gate()
     model = ScriptedModel([[gate, "ok"]])
     async with opened_wecom(KIND, shared_url, tmp_path, wecom, model) as desk:
@@ -132,7 +131,7 @@ async def test_a_reply_that_is_not_fetched_is_sent(
 
 
 async def test_the_rest_of_a_long_reply_is_sent(tmp_path: Path, wecom: FakeWeCom) -> None:
-    """A stream has at most 20,480 bytes."""
+    """A stream has at most 20,480 bytes, so the rest of a longer reply is a message."""
     answer = "a" * 15_000 + "\n\n" + "b" * 15_000
     async with opened_wecom(KIND, "sqlite://", tmp_path, wecom, ScriptedModel([answer])) as desk:
         stream = await say(desk, "hi")
@@ -142,7 +141,6 @@ async def test_the_rest_of_a_long_reply_is_sent(tmp_path: Path, wecom: FakeWeCom
 
 
 async def test_commands_and_pictures_get_their_reply_in_the_response(tmp_path: Path, wecom: FakeWeCom) -> None:
-    """The first response has the complete reply. A person who opens the chat gets a welcome."""
     async with opened_wecom(KIND, "sqlite://", tmp_path, wecom, ScriptedModel(repeat("ok")), language="zh") as desk:
         for _ in range(2):
             help_text = await say(desk, "/help", 1)
@@ -168,7 +166,6 @@ async def test_an_unknown_stream_is_finished(tmp_path: Path, wecom: FakeWeCom) -
 async def test_a_response_url_of_another_host_is_refused(
     tmp_path: Path, wecom: FakeWeCom, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The entry fails and does not store the URL."""
     for module in (intake, wecom_aibot):
         monkeypatch.setattr(module, "STREAM_TIME", timedelta(0))
     gate = Gate()

@@ -134,7 +134,6 @@ async def test_a_reply_is_streamed_over_the_connection(
 async def test_a_reply_after_a_reconnect_is_sent_as_a_message(
     shared_url: str, tmp_path: Path, gateway: FakeGateway
 ) -> None:
-    """The reply is sent once over the new connection."""
     gate = Gate()
     async with connected(shared_url, tmp_path, gateway, ScriptedModel([[gate, "late"]])) as desk:
         gateway.push(message("hi", chattype="group", chatid="wrGROUP"))
@@ -169,7 +168,7 @@ async def test_a_late_reply_is_sent_as_a_message(
 
 
 async def test_a_long_reply_is_a_stream_and_messages(tmp_path: Path, gateway: FakeGateway) -> None:
-    """A frame has at most 20,480 bytes."""
+    """A frame has at most 20,480 bytes, so a longer reply is a stream and messages."""
     answer = "a" * 15_000 + "\n\n" + "b" * 15_000
     async with connected("sqlite://", tmp_path, gateway, ScriptedModel([answer])) as desk:
         gateway.push(message("hi"))
@@ -215,7 +214,6 @@ async def test_streams_of_all_kinds_of_messages_are_ended(tmp_path: Path, gatewa
 
 @pytest.mark.slow
 async def test_only_one_process_is_connected(shared_url: str, tmp_path: Path, gateway: FakeGateway) -> None:
-    """The second process connects when the first has closed its connection."""
     model = ScriptedModel(repeat("ok"))
     async with AsyncExitStack() as first:
         await first.enter_async_context(connected(shared_url, tmp_path, gateway, model))
@@ -248,7 +246,6 @@ async def test_a_replaced_connection_is_opened_again(
 
 
 async def test_a_wrong_secret_is_reported_and_retried(tmp_path: Path, gateway: FakeGateway) -> None:
-    """Callbacks over HTTP are refused for such a bot."""
     async with connected("sqlite://", tmp_path, gateway, ScriptedModel(), secret="wrong") as desk:
         await until(lambda: len(gateway.subscriptions()) >= 2)
         callback = WeComAIBot().callback(WeComAIBot().body("hi"))
@@ -261,7 +258,6 @@ async def test_a_wrong_secret_is_reported_and_retried(tmp_path: Path, gateway: F
 
 @pytest.mark.parametrize("changes", [{"bot_id": ""}, {"secret": ""}, {"receive": "webhook"}])
 def test_a_bot_with_a_missing_option_is_refused(changes: dict[str, str]) -> None:
-    """The error names the option and quotes no secret."""
     given = {"kind": "wecom_aibot", "name": "one", "receive": "connection", "bot_id": "B1", "secret": SECRET}
     with pytest.raises(InvalidInput, match="needs its") as refused:
         WeComAIBotSettings.model_validate({**given, **changes}).channel()

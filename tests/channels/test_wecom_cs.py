@@ -45,14 +45,12 @@ def test_other_events_and_incomplete_notices_are_ignored(changes: dict[str, Any]
 
 
 def test_a_bot_can_be_restricted_to_some_desks() -> None:
-    """Notices and messages of other desks are ignored."""
     channel = PLATFORM.channel(desks=frozenset({"wk2"}))
     assert channel.receive(PLATFORM.callback(PLATFORM.body(""))).updates == (Ignored("not_for_us"),)
     assert page(PLATFORM.item("hi"), desks=frozenset({"wk2"})).updates == (Ignored("not_for_us"),)
 
 
 def test_a_page_may_have_several_customers_with_several_messages() -> None:
-    """Messages are in the order of their times, each with the session of its customer."""
     items = [
         PLATFORM.item("third", 3, send_time=SENT_AT + 2),
         PLATFORM.item("first", 1),
@@ -79,7 +77,6 @@ def test_a_reply_has_the_customer_and_the_desk() -> None:
 
 
 def test_a_message_of_a_human_agent_is_stored_as_assistant() -> None:
-    """Such a message gets no reply."""
     [message] = page(PLATFORM.item("I refund it.", origin=5, servicer_userid="zhang")).updates
     assert isinstance(message, IncomingMessage)
     assert (message.role, message.wants_answer, message.session_id) == ("assistant", False, KEY)
@@ -89,7 +86,6 @@ def test_a_message_of_a_human_agent_is_stored_as_assistant() -> None:
 
 @pytest.mark.parametrize("kind", ["user_recall_msg", "servicer_recall_msg"])
 def test_a_recall_has_the_id_of_its_message(kind: str) -> None:
-    """The ids are inside of the event."""
     event = {"event_type": kind, "open_kfid": DESK, "external_userid": "wm1", "recall_msgid": "m1"}
     item = {"msgid": "e1", "send_time": SENT_AT, "origin": 4, "msgtype": "event", "event": event}
     assert page(item).updates == (MessageRecalled(KEY, "m1", "wecom_cs:wm1"),)
@@ -102,7 +98,6 @@ def test_a_recall_has_the_id_of_its_message(kind: str) -> None:
     [(4, "ReplyTimeOver"), (5, "SessionState"), (6, "ReplyLimit"), (10, "Forbidden"), (0, "NotDelivered")],
 )
 def test_a_failed_delivery_has_the_id_of_its_message(fail_type: int, error: str) -> None:
-    """The update has the reason, and the address for a retry."""
     event = {"event_type": "msg_send_fail", "open_kfid": DESK, "external_userid": "wm1", "fail_msgid": "s1"}
     item = {"msgid": "e1", "origin": 4, "msgtype": "event", "event": {**event, "fail_type": fail_type}}
     assert page(item).updates == (AnswerFailed(KEY, "s1", error, {"open_kfid": DESK, "touser": "wm1"}),)
@@ -111,7 +106,6 @@ def test_a_failed_delivery_has_the_id_of_its_message(fail_type: int, error: str)
 
 
 def test_other_events_of_a_desk_are_ignored() -> None:
-    """An example is a customer who opens the chat."""
     event = {"event_type": "enter_session", "open_kfid": DESK, "external_userid": "wm1", "welcome_code": "w"}
     assert page({"msgid": "e1", "origin": 4, "msgtype": "event", "event": event}).updates == (Ignored("kind"),)
 
@@ -135,5 +129,4 @@ def test_an_incomplete_message_is_ignored(changes: dict[str, Any], reason: str) 
 
 @given(json_values)
 def test_a_page_of_any_shape_is_read(value: Any) -> None:
-    """A value that is no message is ignored without an exception."""
     assert all(isinstance(update, Ignored) for update in PLATFORM.channel().read_page(value).updates)

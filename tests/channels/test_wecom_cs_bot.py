@@ -75,7 +75,6 @@ async def test_pages_are_read_to_the_end_once(shared_url: str, tmp_path: Path, w
 
 
 async def test_an_empty_page_is_not_the_end(tmp_path: Path, wecom: FakeWeCom) -> None:
-    """WeCom marks the page as having a successor."""
     wecom.write({"open_kfid": DESK}, {"open_kfid": DESK}, item("hi"), page=1)
     async with opened_wecom(KIND, "sqlite://", tmp_path, wecom, ScriptedModel(["ok"])) as desk:
         await desk.say("")
@@ -151,7 +150,6 @@ async def test_messages_from_before_the_start_get_no_reply(tmp_path: Path, wecom
 
 
 async def test_messages_of_human_agents_are_stored(tmp_path: Path, wecom: FakeWeCom) -> None:
-    """Such messages get no reply, and pictures are ignored."""
     wecom.write(
         item("I will look.", 1, origin=5, servicer_userid="zhang"),
         item("", 2, origin=5, servicer_userid="zhang", msgtype="image"),
@@ -169,7 +167,6 @@ async def test_messages_of_human_agents_are_stored(tmp_path: Path, wecom: FakeWe
 
 
 async def test_a_recalled_message_is_noted_and_gets_no_reply(tmp_path: Path, wecom: FakeWeCom) -> None:
-    """The run of the message had not started."""
     gate = Gate()
     model = ScriptedModel([[gate, "one"]])
     async with opened_wecom(KIND, "sqlite://", tmp_path, wecom, model) as desk:
@@ -203,7 +200,6 @@ async def test_a_recalled_picture_does_not_block_the_customer(tmp_path: Path, we
 
 
 async def test_a_damaged_session_does_not_stop_its_desk(tmp_path: Path, wecom: FakeWeCom) -> None:
-    """A recall in the damaged session cannot be stored; other customers still get replies."""
     url, environment = f"sqlite:///{tmp_path}/history.db", {"transcripts": "graph_store"}
     model = ScriptedModel(repeat("Hello."))
     async with opened_wecom(KIND, url, tmp_path, wecom, model, environment=environment) as desk:
@@ -234,10 +230,6 @@ def send_failed(sent_id: str, fail_type: int, number: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("code", "error"), [(95001, "ReplyLimit"), (95002, "ReplyTimeOver")])
 async def test_limits_of_the_platform_are_not_retried(tmp_path: Path, wecom: FakeWeCom, code: int, error: str) -> None:
-    """The limits are five messages and 48 hours.
-
-    The outbox and a metric show the error, and other customers get replies.
-    """
     wecom.refuse(code)
     wecom.write(item("a", 1), item("x", 2, "wm2"))
     async with opened_wecom(KIND, "sqlite://", tmp_path, wecom, ScriptedModel(repeat("ok"))) as desk:
@@ -252,7 +244,7 @@ async def test_limits_of_the_platform_are_not_retried(tmp_path: Path, wecom: Fak
 
 @pytest.mark.slow
 async def test_a_retry_sends_the_missing_parts_of_a_reply(shared_url: str, tmp_path: Path, wecom: FakeWeCom) -> None:
-    """Five of seven parts arrive. After the customer's next message, a retry sends the other two only."""
+    """Five of seven parts arrive. A retry after the customer's next message sends only the other two."""
     parts = [f"{number} " + "a" * 1998 for number in range(7)]
     wecom.limit(5)
     wecom.write(item("Tell me all.", 1))

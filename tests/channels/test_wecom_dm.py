@@ -22,7 +22,6 @@ def received(text: str = "hi", **changes: Any) -> Update:
 
 
 def test_the_session_id_has_corporation_application_and_member() -> None:
-    """The parts of the session id are escaped. The message has the platform's id and time."""
     message = received()
     assert isinstance(message, IncomingMessage)
     assert message.session_id == f"wecom_dm:{CORP}:1:li_40corp"
@@ -50,7 +49,6 @@ def test_every_callback_gets_the_same_response() -> None:
     ],
 )
 def test_other_callbacks_are_ignored_with_a_reason(changes: dict[str, Any], reason: str) -> None:
-    """Covered are events, pictures, groups, other applications, and messages without a sender or an id."""
     update = received(**changes)
     assert isinstance(update, Ignored)
     assert update.reason == reason
@@ -58,7 +56,6 @@ def test_other_callbacks_are_ignored_with_a_reason(changes: dict[str, Any], reas
 
 @pytest.mark.parametrize("moment", ["soon", "9" * 5000])
 def test_an_invalid_time_is_ignored(moment: str) -> None:
-    """The message names the bot's own application."""
     message = received(AgentID="1", CreateTime=moment)
     assert isinstance(message, IncomingMessage)
     assert message.sent_at is None
@@ -78,7 +75,7 @@ def test_an_echo_request_is_answered_with_the_plain_text() -> None:
 
 @pytest.mark.parametrize("options", [{"corp_id": ""}, {"agent_id": ""}, {"agent_id": "one"}, {"name": "a b"}])
 def test_options_with_missing_ids_are_refused(options: dict[str, str]) -> None:
-    """Applications without a corporation would share one history."""
+    """Applications without the id of their corporation would share one history."""
     given = {"name": "one", "corp_id": CORP, "agent_id": "1", "token": "t", "encoding_aes_key": "a" * 43}
     with pytest.raises(InvalidInput):
         WeComDirectOptions(**{**given, **options})

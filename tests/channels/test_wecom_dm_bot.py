@@ -35,7 +35,6 @@ async def test_a_member_gets_a_reply(shared_url: str, tmp_path: Path, wecom: Fak
 
 
 async def test_an_echo_request_is_answered(tmp_path: Path, wecom: FakeWeCom) -> None:
-    """The response is the plain text; a request with another token is refused."""
     async with opened_wecom("wecom_dm", "sqlite://", tmp_path, wecom, ScriptedModel()) as desk:
         encrypted, query = desk.platform.sealed("1616140317555161061", at=int(time()))
         response = await desk.client.get(f"/channels/one?{query}&echostr={quote(encrypted, safe='')}")
@@ -45,7 +44,6 @@ async def test_an_echo_request_is_answered(tmp_path: Path, wecom: FakeWeCom) -> 
 
 
 async def test_a_repeated_message_is_one_turn(shared_url: str, tmp_path: Path, wecom: FakeWeCom) -> None:
-    """Repeats are recognized at the same moment and after the reply."""
     model = ScriptedModel(repeat("ok"))
     async with opened_wecom("wecom_dm", shared_url, tmp_path, wecom, model) as desk:
         await asyncio.gather(*(desk.say("hi") for _ in range(3)))
@@ -57,7 +55,6 @@ async def test_a_repeated_message_is_one_turn(shared_url: str, tmp_path: Path, w
 
 @pytest.mark.slow
 async def test_an_access_token_is_reused_until_it_is_refused(shared_url: str, tmp_path: Path, wecom: FakeWeCom) -> None:
-    """The token is stored for processes that start later."""
     model = ScriptedModel(repeat("ok"))
     async with opened_wecom("wecom_dm", shared_url, tmp_path, wecom, model) as desk:
         await desk.say("a", 1)
@@ -73,7 +70,6 @@ async def test_an_access_token_is_reused_until_it_is_refused(shared_url: str, tm
 
 
 async def test_a_long_reply_is_split_by_bytes(tmp_path: Path, wecom: FakeWeCom) -> None:
-    """Each part has at most 2,048 bytes, which the fake platform checks."""
     answer = "\n\n".join(f"{number} " + "字" * 500 for number in range(3))
     async with opened_wecom("wecom_dm", "sqlite://", tmp_path, wecom, ScriptedModel([answer])) as desk:
         await desk.say("hi")
@@ -113,7 +109,6 @@ async def test_an_invalid_recipient_is_a_failure(tmp_path: Path, wecom: FakeWeCo
 
 
 async def test_only_listed_members_get_replies(tmp_path: Path, wecom: FakeWeCom) -> None:
-    """The callback of another member also succeeds."""
     model = ScriptedModel(["ok"])
     async with opened_wecom("wecom_dm", "sqlite://", tmp_path, wecom, model, allowed_users=["li@corp"]) as desk:
         assert (await desk.say("hi", 1, FromUserName="wang")).content == b"success"

@@ -28,7 +28,6 @@ pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 
 async def test_any_process_returns_the_reply_of_another(shared_url: str, tmp_path: Path, wecom: FakeWeCom) -> None:
-    """A refresh returns the text so far, and at the end the whole text."""
     rest = threading.Event()
     with providing() as provider:
         provider.answer = lambda _: ["Your parcel ", rest, "is on its way."]

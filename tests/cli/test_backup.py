@@ -102,7 +102,6 @@ def test_a_copy_under_traffic_is_whole(any_cli: CommandLine) -> None:
 
 
 def test_a_file_that_is_no_backup_is_refused(cli: CommandLine) -> None:
-    """The database keeps its contents."""
     cli.store("room", "hi", "hello")
     for content in (b"", b"words", b"SQLite format 3\0" + b"x" * 5000):
         (cli.folder / "file").write_bytes(content)
@@ -133,7 +132,6 @@ def test_a_database_in_use_is_not_replaced(cli: CommandLine) -> None:
 
 
 def test_a_restore_creates_missing_folders(cli: CommandLine) -> None:
-    """Only the owner may read the new folder."""
     cli.store("room", "hi", "hello")
     assert cli("backup", str(cli.folder / "copy")).exit_code == 0
     database = cli.folder / "new" / "folder" / "threadkeep.db"
@@ -158,7 +156,6 @@ def test_a_restore_removes_the_wal_of_a_lost_file(cli: CommandLine) -> None:
 
 @pytest.mark.parametrize("begin", [0, 4096])
 def test_a_damaged_file_is_replaced(cli: CommandLine, begin: int) -> None:
-    """The header and the pages of the current file need not be readable."""
     cli.store("room", "hi", "hello")
     assert cli("backup", str(cli.folder / "copy")).exit_code == 0
     database = Path(cli.url.removeprefix("sqlite:///"))
@@ -203,7 +200,6 @@ def test_a_backup_onto_the_database_itself_is_refused(cli: CommandLine) -> None:
 
 
 def test_a_restore_keeps_a_link_to_the_database(cli: CommandLine) -> None:
-    """The target of the link is replaced."""
     cli.store("room", "hi", "hello")
     database, link = Path(cli.url.removeprefix("sqlite:///")), cli.folder / "link"
     assert cli("backup", str(cli.folder / "copy")).exit_code == 0
@@ -239,7 +235,6 @@ def test_a_copy_of_another_schema_replaces_nothing_on_postgresql(postgres_cli: C
 
 
 def test_a_missing_pg_dump_is_named(any_cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A backup of SQLite needs no tool."""
     any_cli.store("room", "hi", "hello")
     monkeypatch.setenv("PATH", str(any_cli.folder))
     outcome = any_cli("backup", str(any_cli.folder / "copy"))
@@ -252,7 +247,6 @@ def test_a_missing_pg_dump_is_named(any_cli: CommandLine, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("command", ["backup", "restore"])
 def test_ctrl_c_stops_a_backup_or_a_restore(cli: CommandLine, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
-    """The partial file is removed, and the database is unchanged."""
     cli.store("room", "hi", "hello")
     assert cli("backup", str(cli.folder / "copy")).exit_code == 0
     cli.store("later", "not in the copy")

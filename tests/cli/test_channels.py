@@ -41,7 +41,6 @@ def fill(cli: CommandLine) -> None:
 
 
 def test_bots_are_listed_with_their_open_answers(cli: CommandLine, telegram: FakeTelegram) -> None:
-    """The list has no secrets."""
     fill(cli)
     [row] = cli("channels", "list", "--json").json["channels"]
     assert row == {
@@ -60,7 +59,6 @@ def test_bots_are_listed_with_their_open_answers(cli: CommandLine, telegram: Fak
 
 
 def test_a_bot_is_tested_at_its_platform(cli: CommandLine, telegram: FakeTelegram) -> None:
-    """The platform returns the name of the bot."""
     assert cli("channels", "test", "support", "--json").json["username"] == "FakeBot"
     assert "username: FakeBot" in cli("channels", "test", "support").out
     refused = cli("channels", "test", "other")
@@ -99,7 +97,6 @@ def test_without_a_file_there_are_no_bots(cli: CommandLine, command: str) -> Non
 
 
 def test_the_outbox_is_listed_without_message_texts(cli: CommandLine) -> None:
-    """`--status` filters the entries."""
     assert cli("channels", "outbox").err == "There are no undelivered answers.\n"
     fill(cli)
     waiting, failed = cli("channels", "outbox", "--json").json["entries"]
@@ -114,7 +111,6 @@ def test_the_outbox_is_listed_without_message_texts(cli: CommandLine) -> None:
 
 
 def test_a_failed_answer_is_retried_or_dropped(cli: CommandLine) -> None:
-    """Dropping needs a confirmation or `--yes`."""
     fill(cli)
     assert cli("channels", "outbox", "retry", "1").exit_code == 1
     assert cli("channels", "outbox", "retry", "9" * 30).exit_code == 2
@@ -145,14 +141,12 @@ def test_an_unprompted_message_is_sent_and_stored(cli: CommandLine) -> None:
 
 
 def test_a_message_is_sent_by_the_bot_of_the_person(cli: CommandLine) -> None:
-    """Another bot is refused."""
     fill(cli)
     refused = cli("channels", "send", "sales", SESSION, "News!")
     assert (refused.exit_code, "writes to 'support'" in refused.err) == (1, True)
 
 
 def test_the_status_shows_the_oldest_open_answer(cli: CommandLine, telegram: FakeTelegram) -> None:
-    """The status also has the time of the last message of a person."""
     fill(cli)
     [row] = cli("channels", "status", "--json").json["channels"]
     assert (row["name"], row["waiting"], row["failed"]) == ("support", 1, 1)
@@ -177,7 +171,6 @@ def test_a_bot_is_added_by_a_command(cli: CommandLine) -> None:
 
 
 def test_an_invalid_bot_is_not_added(cli: CommandLine) -> None:
-    """The file is unchanged."""
     assert cli("channels", "add", "telegram", "--name", "support", "--token", "1:canary").exit_code == 0
     path = cli.folder / "data" / "threadkeep" / "channels.yaml"
     before = path.read_text()

@@ -17,7 +17,6 @@ def long_session(cli: CommandLine) -> CommandLine:
 
 
 def test_the_window_has_the_limits_of_the_settings(long_session: CommandLine) -> None:
-    """Messages 6 to 25 are in the window; 1 to 5 are over the limit of messages."""
     view = long_session("context", "show", "--session", "a", "--json").json
     assert [message["seq"] for message in view["messages"]] == [None, *range(6, 26)]
     assert view["messages"][0]["content"] == OPENING
@@ -32,7 +31,6 @@ def test_the_window_has_the_limits_of_the_settings(long_session: CommandLine) ->
 
 
 def test_the_system_prompt_counts_against_the_budget(long_session: CommandLine) -> None:
-    """The window gets the remaining tokens."""
     prompt = "You are a patient librarian. " * 5
     long_session.set(THREADKEEP_SYSTEM_PROMPT=prompt)
     budget = estimate(prompt) + 15
@@ -56,7 +54,6 @@ def test_a_system_prompt_over_the_budget_is_a_failure(long_session: CommandLine)
 
 
 def test_a_cut_message_is_marked(cli: CommandLine) -> None:
-    """A newest user message over the budget is cut."""
     question = "A very long question. " * 100
     cli.store("a", question)
     shown = cli("context", "show", "--session", "a", "--max-tokens", "30").out
@@ -80,7 +77,7 @@ def test_without_history_no_message_is_included(long_session: CommandLine, varia
 
 
 def test_an_unknown_session_is_a_failure(cli: CommandLine) -> None:
-    """The error names the database. A session of another user is unknown, too."""
+    """An unknown session is a failure that names the database. A session of another user is unknown, too."""
     cli.store("a", "hi", user_id="u1")
     outcome = cli("context", "show", "--session", "b")
     assert outcome.exit_code == 1

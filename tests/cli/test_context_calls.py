@@ -88,7 +88,6 @@ def seqs(view: dict[str, list[dict[str, int]]]) -> list[int]:
 
 
 def test_each_call_is_shown_with_its_texts(any_cli: CommandLine) -> None:
-    """Call 1 is the newest."""
     talk(any_cli, ScriptedModel(["one", "two", "three"]), ["first", "second", "third"])
     for number, words in ((1, "third"), (2, "second"), (3, "first")):
         view = any_cli(*SHOW, "--call", str(number), "--json").json
@@ -133,7 +132,6 @@ def test_calls_of_a_run_are_numbered_from_the_first(cli: CommandLine) -> None:
 
 
 def test_the_token_count_of_the_provider_is_shown(cli: CommandLine) -> None:
-    """The output also has the cached tokens and the factor learned since."""
     long = "Tell me of the sea. " * 60
     talk(cli, NamedModel([reporting("Wet.", 500, 0), reporting("Blue.", 1000, 400)]), [long, long])
     view = cli(*SHOW, "--call", "1", "--json").json
@@ -242,7 +240,6 @@ def test_removed_messages_are_listed_with_their_reason(cli: CommandLine) -> None
 
 
 def test_calls_within_a_run_are_compared(cli: CommandLine) -> None:
-    """`--run … --diff` compares the second call of the run with its first."""
     talk(cli, ScriptedModel([asking("atlas"), "done"]), ["look it up"])
     run_id = cli(*SHOW, "--call", "1", "--json").json["run_id"]
     difference = cli("context", "show", "--run", run_id, "--diff", "--json").json
@@ -252,7 +249,6 @@ def test_calls_within_a_run_are_compared(cli: CommandLine) -> None:
 
 
 def test_a_deleted_text_is_marked_in_the_view(cli: CommandLine, tmp_path: Path) -> None:
-    """The view shows the remaining texts, and a note in place of a deleted text."""
     talk(cli, ScriptedModel(["one"]), ["first"])
     with closing(sqlite3.connect(tmp_path / "threadkeep.db")) as connection, connection:
         connection.execute("DELETE FROM chat_context_texts")
@@ -299,7 +295,6 @@ def test_an_unknown_call_is_reported_with_the_cure(
 
 
 def test_an_unknown_call_of_a_run_is_reported(cli: CommandLine) -> None:
-    """The error names the existing calls; runs of another user have none."""
     talk(cli, ScriptedModel([asking("atlas"), "done"]), ["look it up"])
     run_id = cli(*SHOW, "--call", "1", "--json").json["run_id"]
     outcome = cli("context", "show", "--run", run_id, "--call", "3", "--json")

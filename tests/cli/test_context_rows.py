@@ -57,8 +57,6 @@ def rows(shown: str, section: str) -> list[str]:
 
 
 def test_the_source_of_facts_is_shown(cli: CommandLine) -> None:
-    """The row has the number of facts of each scope, and the messages that they come from."""
-
     async def talking(memory: Memory) -> None:
         ann, shop = Scope("user", "ann"), Scope("workspace", "shop")
         for number in (1, 2, 4):
@@ -94,7 +92,6 @@ def test_excluded_facts_are_shown_with_their_reason(cli: CommandLine) -> None:
 
 
 def test_quoted_and_summarized_messages_are_shown(asked: CommandLine) -> None:
-    """Messages are shown by their positions, with the session id if they are of another session."""
     shown = asked(*SHOW, "--call", "2").out
     (summary,), (selected,) = rows(shown, "summary"), rows(shown, "selected")
     assert "summary of 1–4: They spoke of 蜜蜂." in summary
@@ -105,7 +102,6 @@ def test_quoted_and_summarized_messages_are_shown(asked: CommandLine) -> None:
 
 
 def test_added_and_removed_rows_differ(asked: CommandLine) -> None:
-    """The two rows show different content, and a line above the removed one has the reason."""
     lines = asked(*SHOW, "--diff").out.splitlines()
     came, went = (next(line for line in lines if line.startswith(mark) and "selected" in line) for mark in "+-")
     assert came[1:] != went[1:]

@@ -73,7 +73,6 @@ def _conversation(memory: Memory, chat: Chat, *, as_json: bool = False) -> Conve
 
 
 async def test_each_line_is_a_turn(capsys: pytest.CaptureFixture[str]) -> None:
-    """Blank lines are skipped, and the reply is streamed."""
     well, stored = await _talk(["hi", "", "  ", "and you?"], ScriptedModel(["Hello there.", "I am well."]))
     assert well
     assert capsys.readouterr().out == "Hello there.\nI am well.\n"
@@ -81,7 +80,6 @@ async def test_each_line_is_a_turn(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 async def test_a_model_cannot_control_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    """Escape sequences are stored unchanged and shown as replacement characters."""
     _, stored = await _talk(["hi"], ScriptedModel(["A \x1b[2J B"]))
     assert capsys.readouterr().out == "A \ufffd[2J B\n"
     assert stored[1][1] == "A \x1b[2J B"
@@ -144,7 +142,6 @@ async def test_with_json_each_turn_is_one_object(capsys: pytest.CaptureFixture[s
 
 
 async def test_the_last_call_and_the_next_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    """`/context` shows the recorded context of the last call and a preview of the next."""
     await _talk(["first", "second", "/context"], ScriptedModel(["One.", "Two."]))
     out = capsys.readouterr().out
     assert "Call 1 of run " in out
@@ -153,7 +150,6 @@ async def test_the_last_call_and_the_next_are_shown(capsys: pytest.CaptureFixtur
 
 
 async def test_a_reset_hides_earlier_messages(capsys: pytest.CaptureFixture[str]) -> None:
-    """The next call of the model omits the earlier messages; the command itself is not stored."""
     model = ScriptedModel(["One.", "Two."])
     _, stored = await _talk(["first", "/reset", "/context", "second"], model)
     assert [[str(message.content) for message in call] for call in model.calls] == [["first"], ["second"]]
@@ -162,7 +158,6 @@ async def test_a_reset_hides_earlier_messages(capsys: pytest.CaptureFixture[str]
 
 
 async def test_commands_are_not_sent_to_the_model(capsys: pytest.CaptureFixture[str]) -> None:
-    """Unknown commands are reported, and commands take any case."""
     model = ScriptedModel(["One."])
     _, stored = await _talk(["/stats", "/hlep", "/help", "hi", "/STATS", "/quit", "never"], model)
     captured = capsys.readouterr()
@@ -176,8 +171,6 @@ async def test_commands_are_not_sent_to_the_model(capsys: pytest.CaptureFixture[
 async def test_memory_failures_are_shown_after_the_turn(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
-    """The reply is shown although the database fails."""
-
     async def fail(*_: object, **__: object) -> None:
         raise StoreUnavailable("The database is down.")
 

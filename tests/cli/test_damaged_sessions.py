@@ -58,7 +58,6 @@ def test_damaged_sessions_are_named(damaged: CommandLine) -> None:
 
 
 def test_damaged_sessions_are_deleted(damaged: CommandLine) -> None:
-    """All damaged sessions are deleted in one command, and the doctor then reports no failure."""
     assert damaged("sessions", "delete", *SESSIONS, "--user", "bob", "--yes").exit_code == 1
     deleted = damaged("sessions", "delete", *SESSIONS, "--yes", "--json")
     assert (deleted.exit_code, set(deleted.json["deleted"])) == (0, set(SESSIONS))
@@ -69,7 +68,6 @@ def test_damaged_sessions_are_deleted(damaged: CommandLine) -> None:
 
 
 def test_missing_messages_are_a_warning_of_the_doctor(cli: CommandLine) -> None:
-    """The remaining messages can be read and exported."""
     cli.set(THREADKEEP_TRANSCRIPTS="graph_store")
     cli.remember(_two_turns, transcripts="graph_store")
     rewrite(cli.url, "room:chunk:000000", lambda chunk: {**chunk, "messages": chunk["messages"][1:]})

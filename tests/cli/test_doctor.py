@@ -39,7 +39,6 @@ def _failed(cli: CommandLine) -> list[str]:
 
 
 def test_a_sound_installation_passes_every_check(any_cli: CommandLine) -> None:
-    """All checks pass, and the exit code is 0."""
     any_cli.store("a", "hi", "hello")
     outcome = any_cli("doctor", "--json")
     assert (outcome.exit_code, outcome.json["ok"]) == (0, True)
@@ -53,7 +52,6 @@ def test_a_sound_installation_passes_every_check(any_cli: CommandLine) -> None:
 
 
 def test_every_finding_that_is_not_ok_has_a_cure(cli: CommandLine) -> None:
-    """Disabled history, weaker durability and an unknown model each have a cure."""
     cli("migrate")
     cli.set(THREADKEEP_HISTORY_ENABLED="false", THREADKEEP_SQLITE_SYNCHRONOUS="normal", THREADKEEP_MODEL="nobody:x")
     outcome = cli("doctor", "--json")
@@ -109,7 +107,6 @@ def test_queued_and_dead_lettered_runs_are_found(any_cli: CommandLine) -> None:
 
 
 def test_a_missing_database_file_passes(cli: CommandLine, tmp_path: Path) -> None:
-    """`doctor` does not create the file."""
     outcome = cli("doctor", "--json")
     assert outcome.exit_code == 0
     assert "first start creates it" in _finding(outcome, "database")["detail"]
@@ -144,7 +141,6 @@ def test_an_unreachable_database_is_reported_once(any_cli: CommandLine, tmp_path
 
 
 def test_settings_that_cannot_be_used_are_found_first(cli: CommandLine) -> None:
-    """An invalid setting is the only finding, and the finding names its variable."""
     cli.set(THREADKEEP_PORT="many")
     outcome = cli("doctor", "--json")
     assert outcome.exit_code == 1
@@ -154,7 +150,6 @@ def test_settings_that_cannot_be_used_are_found_first(cli: CommandLine) -> None:
 
 
 def test_a_broken_file_is_found(cli: CommandLine, tmp_path: Path) -> None:
-    """The finding says that the file is not an SQLite database."""
     (tmp_path / "threadkeep.db").write_text("A letter to a friend. " * 500)
     outcome = cli("doctor", "--json")
     assert outcome.exit_code == 1
@@ -184,7 +179,6 @@ def test_damage_in_a_file_is_found(cli: CommandLine, tmp_path: Path) -> None:
 
 
 def test_messages_that_are_missing_are_found(any_cli: CommandLine) -> None:
-    """The finding names each session with missing messages, and how many of its messages are left."""
     any_cli.store("a", "one", "two", "three")
     any_cli.store("b", "one")
     assert _finding(any_cli("doctor", "--json"), "integrity")["level"] == "ok"
@@ -250,7 +244,6 @@ def test_messages_in_the_other_transcript_store_are_found(
 
 
 def test_a_newer_schema_is_found(cli: CommandLine, tmp_path: Path) -> None:
-    """The cure is an upgrade of Threadkeep."""
     cli("migrate")
     with closing(sqlite3.connect(tmp_path / "threadkeep.db")) as connection, connection:
         connection.execute("INSERT INTO threadkeep_migrations VALUES (999, 'x', 'now')")
@@ -271,7 +264,6 @@ def test_an_older_schema_is_reported(cli: CommandLine, empty_postgres_url: str) 
 
 
 def test_a_stopped_postgres_is_found(cli: CommandLine, unsteady_postgres: Postgres) -> None:
-    """The check fails within a few seconds and prints no log lines."""
     with unsteady_postgres.database() as url:
         cli.set(THREADKEEP_DATABASE_URL=url, THREADKEEP_POSTGRES_POOL_TIMEOUT="0.5")
         assert cli("doctor").exit_code == 0
@@ -286,7 +278,6 @@ def test_a_stopped_postgres_is_found(cli: CommandLine, unsteady_postgres: Postgr
 
 
 def test_a_lasting_write_lock_is_found(cli: CommandLine, tmp_path: Path) -> None:
-    """The check of writing fails while another connection is in a write transaction."""
     cli("migrate")
     cli.set(THREADKEEP_LOCK_TIMEOUT="0.05")
     connection = sqlite3.connect(tmp_path / "threadkeep.db", isolation_level=None)
@@ -300,7 +291,6 @@ def test_a_lasting_write_lock_is_found(cli: CommandLine, tmp_path: Path) -> None
 
 
 def test_pending_writes_are_found(cli: CommandLine) -> None:
-    """The finding has the number of turns, their age and error, and how many of their processes have ended."""
     cli("migrate")
     keep(cli, error="WrongUser").close()
     living = keep(cli, "entry-2")
@@ -339,7 +329,6 @@ def test_writes_pending_for_another_database_are_found(cli: CommandLine) -> None
 def test_little_free_disk_space_is_found(
     cli: CommandLine, monkeypatch: pytest.MonkeyPatch, free: int, level: str, code: int
 ) -> None:
-    """500 MB of free space are a warning; 1 byte is a failure."""
     monkeypatch.setattr("shutil.disk_usage", lambda _: _Usage(10 * 1024**3, 0, free))
     outcome = cli("doctor", "--json")
     assert outcome.exit_code == code
@@ -408,7 +397,6 @@ def test_a_context_window_smaller_than_the_reply_is_found(cli: CommandLine) -> N
 
 
 def test_the_summary_model_is_checked(cli: CommandLine) -> None:
-    """A summary model without a trigger is a warning; an unknown model is a failure."""
     cli.set(THREADKEEP_SUMMARY_MODEL="demo")
     assert _finding(cli("doctor", "--json"), "summary model")["level"] == "warn"
     cli.set(THREADKEEP_SUMMARY_TRIGGER="messages:40")

@@ -61,7 +61,6 @@ def test_every_verb_takes_json(cli: CommandLine, command: str) -> None:
     ids=" ".join,
 )
 def test_a_usage_error_exits_with_2(cli: CommandLine, arguments: list[str]) -> None:
-    """The error is on stderr, in plain text or as a JSON object."""
     outcome = cli(*arguments)
     assert (outcome.exit_code, outcome.out) == (2, "")
     assert outcome.err
@@ -96,7 +95,6 @@ def test_an_empty_option_is_refused(cli: CommandLine, arguments: list[str]) -> N
 
 
 def test_a_failure_is_one_sentence_and_exits_with_1(cli: CommandLine) -> None:
-    """The sentence has a cure; with --json the error is a JSON object."""
     outcome = cli("sessions", "show", "telegram:1")
     assert outcome.exit_code == 1
     assert outcome.err == (
@@ -186,7 +184,6 @@ def test_the_shell_completes_commands_and_session_ids(any_cli: CommandLine) -> N
 
 
 def test_every_command_has_the_database_option() -> None:
-    """All present and future commands have `--database`."""
     waiting: list[object] = [commands()]
     while waiting:
         command = waiting.pop()
@@ -196,8 +193,6 @@ def test_every_command_has_the_database_option() -> None:
 
 
 def test_an_unexpected_error_shows_its_location_only(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The output has neither a traceback nor the text of the error."""
-
     def fail(**_: object) -> None:
         raise KeyError("what somebody said")
 
@@ -229,7 +224,7 @@ def test_a_missing_extra_is_named_with_its_install_command(
 
 @pytest.mark.process
 def test_help_imports_neither_langchain_nor_a_driver() -> None:
-    """`--help` stays fast."""
+    """`--help` must be fast."""
     code = (
         "import sys\n"
         "from threadkeep.cli import main\n"
@@ -279,7 +274,7 @@ def test_an_unbuffered_export_is_complete_or_an_error(cli: CommandLine) -> None:
 @pytest.mark.process
 @pytest.mark.parametrize("arguments", ["--help", "--version", "sessions list"])
 def test_a_short_output_that_cannot_be_written_is_one_sentence(cli: CommandLine, arguments: str) -> None:
-    """Without care, Python writes again at exit, prints "Exception ignored" and exits with 120."""
+    """Python would write the output again at exit, print "Exception ignored" and exit with 120."""
     cli.store("a", "Hello.")
     with start(["sh", "-c", f'exec "$0" -m threadkeep {arguments} >/dev/full', sys.executable], {}) as process:
         _, err = process.communicate()

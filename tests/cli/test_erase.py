@@ -42,7 +42,6 @@ def test_a_receipt_that_cannot_be_written_stops_the_erase(cli: CommandLine) -> N
 
 
 def test_a_session_is_erased(cli: CommandLine) -> None:
-    """Other sessions stay."""
     cli.store("a", "hi", "hello")
     cli.store("b", "hi", "hello")
     assert cli("erase", "session", "a", "--yes").out.endswith("Erased.\n")

@@ -45,7 +45,6 @@ def test_a_fact_is_added_listed_shown_and_forgotten(any_cli: CommandLine) -> Non
 
 
 def test_a_key_is_one_fact_in_every_spelling(cli: CommandLine) -> None:
-    """The commands accept any spelling and show the normalized one."""
     assert "home_city of user ann is remembered" in cli("facts", "add", "Home City", "Lisbon", *ANN).out
     assert "home_city was known" in cli("facts", "add", "home-city", "Lisbon", *ANN).out
     assert "home_city: Lisbon" in cli("facts", "show", "Home City", *ANN).out
@@ -53,8 +52,6 @@ def test_a_key_is_one_fact_in_every_spelling(cli: CommandLine) -> None:
 
 
 def test_facts_are_listed_by_scope_kind_and_text(cli: CommandLine) -> None:
-    """Lists have pages; `facts show` names the messages that a fact comes from."""
-
     async def remembering(memory: Memory) -> None:
         for scope, key in ((Scope("user", "ann"), "a"), (Scope("workspace", "shop"), "b"), (Scope("user", "bob"), "c")):
             await memory.knowledge.remember(scope, key, f"value of {key}", evidence=Evidence("room:1", 7, "run-1"))
@@ -160,7 +157,6 @@ def test_a_fact_that_changes_during_an_export_is_in_it(
     ],
 )
 def test_a_damaged_line_is_named_but_not_quoted(cli: CommandLine, change: dict[str, object] | None, words: str) -> None:
-    """The import stores nothing."""
     cli("facts", "add", "diet", "canary", *ANN)
     line = json.loads(cli("facts", "export").out)
     cli("facts", "forget", "diet", *ANN, "--yes")
@@ -173,7 +169,6 @@ def test_a_damaged_line_is_named_but_not_quoted(cli: CommandLine, change: dict[s
 
 
 def test_persons_are_listed_merged_and_unmerged(any_cli: CommandLine) -> None:
-    """Both ids have the facts of both, until the merge is undone."""
     cli = any_cli
 
     async def meeting(memory: Memory) -> None:
@@ -195,8 +190,6 @@ def test_persons_are_listed_merged_and_unmerged(any_cli: CommandLine) -> None:
 
 
 def test_a_proposed_fact_is_listed_accepted_and_undone(cli: CommandLine) -> None:
-    """The list names the message that a proposal comes from."""
-
     async def proposing(memory: Memory) -> None:
         await memory.session("room:1", user_id="ann").append([Message(role="user", content="I live in Lisbon")])
         reading = Reading("room:1", "model", "small-model", 0, 1)

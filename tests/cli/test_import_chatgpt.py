@@ -168,7 +168,6 @@ def test_a_zip_is_read_without_unpacking(cli: CommandLine, tmp_path: Path) -> No
 
 
 def test_invalid_conversations_are_named(cli: CommandLine, tmp_path: Path) -> None:
-    """The other conversations are stored, even if the file is truncated after them."""
     gap = conversation("3", [node("q", "root", "user", "hi")], "nowhere")
     circle = conversation("4", [node("a", "root", "user", "hi"), node("b", "a", "assistant", "ho")], "b")
     circle["mapping"]["a"]["parent"] = "b"

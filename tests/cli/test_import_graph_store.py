@@ -86,7 +86,6 @@ def test_histories_become_conversations_of_the_graph_store(any_cli: CommandLine,
 
 
 def test_histories_become_sessions_with_an_option(cli: CommandLine, source: str) -> None:
-    """Options name the namespace and the field of the text."""
     message = {"role": "user", "body": "hi", "content": "hi"}
     fill(source, {"room-1": {"version": 1, "messages": [message]}}, ("bots", "history"))
     arguments = ("--namespace", "bots.history", "--value-field", "body", "--sessions", "--json")

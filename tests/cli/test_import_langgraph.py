@@ -153,7 +153,6 @@ def test_a_checkpointer_beside_session_memory_repeats_no_turn(any_cli: CommandLi
 
 
 def test_an_interrupted_import_can_be_repeated(cli: CommandLine, source: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second import recognizes the stored messages and stores the rest."""
     save(source, talk)
     real_restore, batches = Memory.restore, iter([True])
 
@@ -174,7 +173,7 @@ def test_an_interrupted_import_can_be_repeated(cli: CommandLine, source: str, mo
 
 
 def test_an_import_does_not_change_the_checkpoints(cli: CommandLine, tmp_path: Path) -> None:
-    """A file without write permission can be imported, too."""
+    """A file without write permission can be imported."""
     file = tmp_path / "checkpoints.sqlite"
     save(str(file), talk)
     before = file.read_bytes()
@@ -184,7 +183,6 @@ def test_an_import_does_not_change_the_checkpoints(cli: CommandLine, tmp_path: P
 
 
 def test_messages_that_are_no_utterances_are_skipped(cli: CommandLine, tmp_path: Path) -> None:
-    """System messages, summaries and empty replies are skipped; an image without text becomes `[image]`."""
     messages: list[AnyMessage] = [
         SystemMessage("Be brief."),
         HumanMessage("Here is a summary.", additional_kwargs={"lc_source": "summarization"}),
@@ -248,8 +246,6 @@ def test_a_delta_channel_is_assembled_from_its_checkpoints(cli: CommandLine, sou
 
 
 def test_another_channel_can_be_named(cli: CommandLine, tmp_path: Path) -> None:
-    """The error of an import without messages suggests `--channel`."""
-
     class Other(TypedDict):
         history: list[AnyMessage]
 
@@ -290,7 +286,6 @@ def test_no_code_named_in_a_checkpoint_is_executed(cli: CommandLine, tmp_path: P
 
 
 def test_an_unreadable_thread_is_named_and_the_others_stored(cli: CommandLine, tmp_path: Path) -> None:
-    """Damaged bytes, invalid metadata, encrypted bytes and an id that is too long are refused."""
     file = tmp_path / "checkpoints.sqlite"
 
     async def saying(saver: BaseCheckpointSaver[str]) -> None:
@@ -351,7 +346,6 @@ def test_a_checkpointer_in_the_database_of_threadkeep_is_read(any_cli: CommandLi
 
 
 def test_progress_is_shown_on_stderr(cli: CommandLine, tmp_path: Path) -> None:
-    """Without a terminal, progress is in plain lines; with --json there is none."""
     file = str(tmp_path / "checkpoints.sqlite")
     save(file, talk)
     assert "Importing: 100 %" in cli("import", "langgraph", file).err

@@ -57,7 +57,6 @@ def contents(cli: CommandLine, session_id: str) -> list[tuple[str, str]]:
 
 
 def test_sessions_of_the_sdk_are_imported(any_cli: CommandLine, tmp_path: Path) -> None:
-    """Messages keep their order and their times. A second import adds nothing."""
     from agents import SQLiteSession
 
     file = tmp_path / "agents.db"
@@ -104,7 +103,7 @@ def test_a_branch_of_an_advanced_session_is_imported(cli: CommandLine, tmp_path:
 
 
 def test_a_damaged_item_is_skipped(cli: CommandLine, tmp_path: Path) -> None:
-    """The SDK skips such items, too; the rest is stored."""
+    """The SDK skips damaged items, too. The other items are stored."""
     from agents import SQLiteSession
 
     file = tmp_path / "agents.db"

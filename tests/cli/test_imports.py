@@ -50,7 +50,6 @@ def files(tmp_path: Path, cli: CommandLine) -> dict[str, Path]:
 
 @pytest.mark.parametrize("command", [kind for kind in NAMES if kind != "threadkeep"])
 def test_a_file_of_another_kind_is_named(command: str, files: dict[str, Path], cli: CommandLine) -> None:
-    """The error names the right command, and nothing is stored; a file of the right kind is imported."""
     for kind, file in files.items():
         outcome = cli("import", command, str(file))
         if kind == command:
@@ -60,8 +59,6 @@ def test_a_file_of_another_kind_is_named(command: str, files: dict[str, Path], c
 
 
 def test_a_database_of_threadkeep_with_checkpoints_is_recognized(cli: CommandLine) -> None:
-    """A database of Threadkeep is recognized even if it also has checkpoints."""
-
     async def checkpoints() -> None:
         async with create_checkpointer(load_settings()):
             pass
@@ -95,7 +92,6 @@ def test_a_recognized_database_is_named_without_its_password(cli: CommandLine, e
 
 @pytest.mark.parametrize("command", [kind for kind in NAMES if kind not in ("threadkeep", "jsonl")])
 def test_an_unknown_file_is_refused(command: str, cli: CommandLine, tmp_path: Path) -> None:
-    """Covered are other text, an empty file, a missing file and a folder."""
     (tmp_path / "text").write_text("dear diary")
     (tmp_path / "empty").write_text("")
     for name in ("text", "empty"):

@@ -6,7 +6,6 @@ from tests.cli.running import CommandLine
 
 
 def test_a_key_is_added_rotated_and_revoked(any_cli: CommandLine) -> None:
-    """The key is shown once; the list has its state, but not the key."""
     added = any_cli("keys", "add", "phone", "--scope", "read", "--user", "ann", "--days", "30", "--json").json
     assert (added["scope"], added["user_id"]) == ("read", "ann")
     assert added["key"].startswith("tk_")

@@ -22,7 +22,6 @@ def cli(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> CommandLine:
 
 
 def test_disabled_graphiti_is_reported(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The output names the variable that enables it."""
     monkeypatch.setenv("THREADKEEP_GRAPHITI_ENABLED", "false")
     assert "THREADKEEP_GRAPHITI_ENABLED=true" in cli("knowledge", "status").out
     refused = cli("knowledge", "consent", "--grant", "--yes")
@@ -31,7 +30,6 @@ def test_disabled_graphiti_is_reported(cli: CommandLine, monkeypatch: pytest.Mon
 
 
 def test_consent_is_granted_shown_and_withdrawn(cli: CommandLine) -> None:
-    """The consent is for the endpoint and the data classes of the settings."""
     assert "There is no decision yet" in cli("knowledge", "consent").err
     assert "--yes" in cli("knowledge", "consent", "--grant").err
     granted = cli("knowledge", "consent", "--grant", "--yes", "--by", "ops", "--json").json["consents"]
@@ -63,7 +61,6 @@ def test_consent_covers_all_data_classes_of_the_settings(cli: CommandLine, monke
 
 
 def test_deliveries_are_listed_dropped_and_retried(cli: CommandLine) -> None:
-    """A dropped delivery cannot be retried."""
     cli("knowledge", "consent", "--grant", "--data", "chat_text", "--data", "promoted_facts", "--yes")
     cli("knowledge", "trust", "shop")
     told = cli("knowledge", "promote", "decision", "Use PostgreSQL.", "--workspace", "shop")

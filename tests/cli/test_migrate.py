@@ -22,7 +22,6 @@ from threadkeep.store.search import SearchIndex
 
 
 def test_a_new_database_gets_its_schema(cli: CommandLine) -> None:
-    """A second migration applies nothing."""
     first = cli("migrate", "--json")
     assert first.exit_code == 0
     assert first.json["schema"] == 0
@@ -32,7 +31,6 @@ def test_a_new_database_gets_its_schema(cli: CommandLine) -> None:
 
 
 def test_a_check_changes_nothing(cli: CommandLine, tmp_path: Path) -> None:
-    """The check creates no file, and exits with 1 if migrations are pending."""
     outcome = cli("migrate", "--check", "--json")
     assert outcome.exit_code == 1
     assert outcome.json["waiting"]
@@ -62,7 +60,6 @@ def lines_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("lines_at_once")
 def test_the_search_index_is_filled(any_cli: CommandLine) -> None:
-    """Progress is on stderr; a full index is not filled again."""
     for name in ("a", "b"):
         any_cli.store(name, "one", "two")
     assert any_cli("migrate", "--check", "--json").json["unindexed"] == 4
@@ -82,7 +79,6 @@ def test_the_search_index_is_filled(any_cli: CommandLine) -> None:
 
 @pytest.mark.usefixtures("lines_at_once")
 def test_an_interrupted_fill_of_the_index_continues_later(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a database error, the output has the number of indexed messages, and the next call indexes the rest."""
     for name in ("a", "b"):
         cli.store(name, "one", "two")
     step, errors = SearchIndex._step, iter([None, StoreUnavailable("The disk is full.")])  # noqa: SLF001
@@ -155,7 +151,6 @@ def test_an_upgrade_shows_progress_and_free_space(
 
 
 def test_a_newer_schema_is_refused(cli: CommandLine, tmp_path: Path) -> None:
-    """Every command names the cure."""
     cli("migrate")
     with closing(sqlite3.connect(tmp_path / "threadkeep.db")) as connection, connection:
         connection.execute("INSERT INTO threadkeep_migrations VALUES (999, 'x', 'now')")
@@ -168,7 +163,6 @@ def test_a_newer_schema_is_refused(cli: CommandLine, tmp_path: Path) -> None:
 
 
 def test_a_password_is_never_shown(cli: CommandLine) -> None:
-    """The address is shown without its password."""
     cli.set(THREADKEEP_DATABASE_URL="postgresql://somebody:secret@127.0.0.1:1/db")
     cli.set(THREADKEEP_POSTGRES_POOL_TIMEOUT="0.2")
     outcome = cli("migrate")
@@ -186,7 +180,6 @@ def test_a_file_that_is_no_database_is_reported(cli: CommandLine, tmp_path: Path
 
 @pytest.mark.parametrize("kind", ["sqlite-file", "postgres"])
 def test_the_bench_leaves_no_sessions(request: pytest.FixtureRequest, cli: CommandLine, kind: str) -> None:
-    """The bench reports medians and 95th percentiles of three operations on the configured database."""
     cli.set(THREADKEEP_DATABASE_URL=url_of(request, kind))
     cli.store("a", "Mine.")
     outcome = cli("bench", "--turns", "12", "--json")
@@ -198,7 +191,6 @@ def test_the_bench_leaves_no_sessions(request: pytest.FixtureRequest, cli: Comma
 
 
 def test_the_bench_shows_a_table(cli: CommandLine) -> None:
-    """Progress is on stderr."""
     outcome = cli("bench", "--turns", "10")
     assert "median ms" in outcome.out
     assert "Measuring: 100 %" in outcome.err

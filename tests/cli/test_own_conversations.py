@@ -91,7 +91,7 @@ def test_an_import_into_the_graph_store_creates_sessions(cli: CommandLine) -> No
 
 
 def test_a_conversation_of_another_user_is_skipped_and_named(cli: CommandLine) -> None:
-    """A session with the same id is stored, and an invalid namespace is a bad line."""
+    """A session with the same id is stored. An invalid namespace is a bad line."""
     talk(cli, "first")
     place = {"type": "session", "session_id": KEY, "namespace": ["agent_chat_history"]}
     message = {"type": "message", "session_id": KEY, "role": "user", "content": "theirs"}

@@ -39,7 +39,6 @@ def finding(cli: CommandLine, check: str) -> tuple[str, str, str] | None:
 
 
 def test_a_database_is_partitioned_and_the_doctor_reports_it(postgres_cli: CommandLine) -> None:
-    """A second call changes nothing; another number of partitions is refused with the cure."""
     cli = postgres_cli
     cli.store("a", "one", "two")
     cli.store("b", "three")
@@ -64,7 +63,6 @@ def test_a_database_is_partitioned_and_the_doctor_reports_it(postgres_cli: Comma
 def test_an_interrupted_partitioning_can_be_continued_or_abandoned(
     postgres_cli: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The doctor reports the copy and both commands."""
     cli = postgres_cli
     cli.store("a", "one", "two")
     with monkeypatch.context() as broken:
@@ -87,7 +85,6 @@ def test_an_interrupted_partitioning_can_be_continued_or_abandoned(
 
 
 def test_sqlite_is_refused(cli: CommandLine) -> None:
-    """The command and the setting are refused with the cure."""
     outcome = cli("partition", "4")
     assert (outcome.exit_code, "SQLite, which has no partitions; name a PostgreSQL" in outcome.err) == (2, True)
     cli.set(THREADKEEP_PARTITIONS="4")

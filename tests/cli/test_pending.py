@@ -25,13 +25,11 @@ def keep(cli: CommandLine, entry_id: str = "entry-1", *, error: str | None = Non
 
 
 def test_a_new_database_has_no_pending_turns(cli: CommandLine) -> None:
-    """The message is on stderr."""
     assert cli("pending", "list").err == "There are no pending turns.\n"
     assert cli("pending", "list", "--json").json == {"entries": [], "unreadable": []}
 
 
 def test_pending_turns_are_listed_without_their_text(cli: CommandLine) -> None:
-    """The list has the session, the time, the error and the state of the process, and needs no database."""
     cli.set(THREADKEEP_DATABASE_URL=cli.url)
     keep(cli, error="WrongUser").close()
     living = keep(cli, "entry-2")
@@ -72,7 +70,6 @@ def test_a_turn_of_a_running_process_is_not_dropped(cli: CommandLine) -> None:
 
 
 def test_an_unknown_entry_is_a_failure(cli: CommandLine) -> None:
-    """The error names the command that lists entries."""
     outcome = cli("pending", "drop", "entry-1", "--yes")
     assert outcome.exit_code == 1
     assert "threadkeep pending list" in outcome.err

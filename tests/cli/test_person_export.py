@@ -31,7 +31,6 @@ def test_a_person_is_exported_into_one_archive(any_cli: CommandLine) -> None:
 
 
 def test_a_partial_export_of_another_person_is_not_continued(any_cli: CommandLine) -> None:
-    """The partial file stays unchanged, and the error names it."""
     any_cli.store("room", "tell me about tea", "gladly", user_id="ann")
     any_cli.store("other", "tell me about coffee", "gladly", user_id="zoe")
     target, partial = any_cli.folder / "out.zip", any_cli.folder / "out.zip.partial"
@@ -48,7 +47,6 @@ def test_a_partial_export_of_another_person_is_not_continued(any_cli: CommandLin
 
 
 def test_a_full_disk_leaves_no_archive(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The partial file stays, and a second call completes the export."""
     cli.store("room", "tell me about tea", "gladly", user_id="ann")
     target = cli.folder / "ann.zip"
 

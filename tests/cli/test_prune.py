@@ -51,7 +51,6 @@ def count(cli: CommandLine, session_id: str) -> int:
 
 
 def test_a_dry_run_lists_removals_and_changes_nothing(any_cli: CommandLine) -> None:
-    """The list has positions, messages and tokens of each session, and their sums."""
     keep(any_cli, "old", 400, 390, 10, 1)
     keep(any_cli, "young", 2, 1)
     limits = ("sessions", "prune", "--delete", "--max-age-days", "365", "--dry-run")
@@ -109,7 +108,6 @@ def test_prune_removes_messages_beyond_the_limits(any_cli: CommandLine) -> None:
 
 
 def test_idle_sessions_are_deleted_as_a_whole(cli: CommandLine) -> None:
-    """The dry run and the result both say that a whole session is deleted."""
     keep(cli, "idle", 100, 99)
     keep(cli, "busy", 100, 1)
     limits = ("sessions", "prune", "--delete", "--max-idle-days", "30")
@@ -121,7 +119,6 @@ def test_idle_sessions_are_deleted_as_a_whole(cli: CommandLine) -> None:
 
 
 def test_the_limits_of_the_settings_are_the_default(cli: CommandLine) -> None:
-    """Limits of both kinds apply in one call."""
     keep(cli, "a", 400, 390, 50, 40, 2, 1)
     assert cli("sessions", "prune").out == "Nothing is beyond the limits.\n"
     cli.set(THREADKEEP_RETENTION_DELETE_MAX_AGE_DAYS="365", THREADKEEP_RETENTION_ARCHIVE_MAX_AGE_DAYS="30")
@@ -140,7 +137,6 @@ def test_an_invalid_limit_in_the_settings_is_refused(cli: CommandLine) -> None:
 
 
 def test_prune_can_be_restricted_to_sessions_or_a_user(cli: CommandLine) -> None:
-    """An unknown session is an error before any removal."""
     for name, user in (("a", "u1"), ("b", "u1"), ("c", "u2")):
         keep(cli, name, 4, 3, 2, 1, user_id=user)
     limits = ("--delete", "--max-messages", "2", "--yes")
@@ -154,7 +150,6 @@ def test_prune_can_be_restricted_to_sessions_or_a_user(cli: CommandLine) -> None
 
 
 def test_limits_of_a_session_override_the_options(cli: CommandLine) -> None:
-    """The limits also apply if the session is named."""
     keep(cli, "a", 4, 3, 2, 1)
 
     async def keeping(memory: Memory) -> None:
@@ -185,7 +180,6 @@ def test_invalid_combinations_of_options_are_refused(cli: CommandLine, options: 
 
 
 def test_vacuum_returns_space_to_the_disk(any_cli: CommandLine) -> None:
-    """On PostgreSQL, `--vacuum` does nothing and refers to autovacuum."""
     keep(any_cli, "a", *([3.0] * 100), 1)
     done = any_cli("sessions", "prune", "--delete", "--max-messages", "1", "--yes", "--vacuum")
     assert done.exit_code == 0
@@ -195,7 +189,6 @@ def test_vacuum_returns_space_to_the_disk(any_cli: CommandLine) -> None:
 
 
 def test_progress_is_in_lines_without_a_terminal(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Progress is on stderr; stdout has only the result."""
     monkeypatch.setattr("threadkeep.cli.terminal.LINE_SECONDS", 0.0)
     keep(cli, "a", *([3.0] * 500), 1)
     done = cli("sessions", "prune", "--delete", "--max-messages", "1", "--yes")
@@ -245,7 +238,6 @@ def prune_and_be_killed(arguments: Sequence[str]) -> int:
 
 @pytest.mark.process
 def test_a_killed_prune_can_be_repeated(any_cli: CommandLine) -> None:
-    """Only whole steps are done, and a second call does the rest."""
     keep(any_cli, "a", *([3.0] * 3_000), 1)
     limits = ("sessions", "prune", "--delete", "--max-messages", "1", "--yes", "--json")
     with ForkedCommand(prune_and_be_killed, limits, os.environ) as process:

@@ -62,7 +62,6 @@ def test_prune_deletes_old_trees_of_runs(filled: CommandLine) -> None:
 
 
 def test_limits_can_be_given_as_options(filled: CommandLine) -> None:
-    """The limit of runs set aside must not be lower than the other."""
     assert filled("runs", "prune", "--set-aside-older-than", "20").exit_code == 2
     assert "from 0 to 365000" in filled("runs", "prune", "--older-than", "1e9", "--dry-run").err
     done = filled("runs", "prune", "--older-than", "0", "--set-aside-older-than", "39", "--yes")

@@ -46,7 +46,6 @@ def filled(any_cli: CommandLine) -> CommandLine:
 
 
 def test_runs_are_listed_and_filtered(filled: CommandLine) -> None:
-    """Filters are status, workflow, session and user. Pages have the newest run first, as over HTTP."""
     assert [one["run_id"] for one in filled("runs", "list", "--json").json["runs"]][-1] == "r-parent"
     for options, found in (
         (["--status", "waiting"], ["r-asks"]),
@@ -78,7 +77,6 @@ def test_runs_are_listed_and_filtered(filled: CommandLine) -> None:
 
 
 def test_a_run_is_shown(filled: CommandLine) -> None:
-    """A finished run has its text and the usage of its tree; a waiting run has its question and how to resume it."""
     whole = filled("runs", "show", "r-parent", "--json").json
     assert set(whole) == set(RunBody.model_fields)
     assert "estimated" not in whole["usage"]
@@ -113,7 +111,6 @@ def test_the_duration_of_a_run_includes_its_wait(filled: CommandLine) -> None:
 
 
 def test_the_tree_of_a_run_is_shown(filled: CommandLine) -> None:
-    """Every run of a tree shows the whole tree, with the tokens of each run."""
     tree = filled("runs", "tree", "r-child", "--json").json
     assert tree["root_run_id"] == "r-parent"
     assert [(one["run_id"], one["tokens"]) for one in tree["runs"]] == [("r-parent", 8), ("r-child", 8)]
@@ -124,8 +121,6 @@ def test_the_tree_of_a_run_is_shown(filled: CommandLine) -> None:
 
 
 def test_estimated_tokens_are_marked(filled: CommandLine) -> None:
-    """A run and its tree mark them, in text and in JSON."""
-
     async def guess(memory: Memory) -> None:
         used = [TokenUsage("silent", input_tokens=7, output_tokens=2, estimated_calls=1)]
         await memory.runs.order.add(NewRun(run_id="r-guessed", workflow="desk", input={}), owner=OWNER)
@@ -139,7 +134,6 @@ def test_estimated_tokens_are_marked(filled: CommandLine) -> None:
 
 
 def test_a_trace_is_a_line_for_each_event(filled: CommandLine) -> None:
-    """Lines are cut to the width and have no control characters; `--after` continues after an event."""
     trace = filled("runs", "trace", "r-parent", "--json").json
     assert [event["number"] for event in trace["events"]] == [1, 2, 3]
     assert set(trace["events"][0]) == set(RunEventBody.model_fields)
@@ -157,7 +151,6 @@ def test_a_trace_is_a_line_for_each_event(filled: CommandLine) -> None:
 
 
 def test_the_loop_of_an_agent_is_a_line_for_each_message(cli: CommandLine) -> None:
-    """A line shows the speaker, the tool calls with their arguments and the results, cut to the width."""
     calls: Json = [{"name": "look_up", "args": {"shelf": 2}, "id": "c1"}, {"name": "count", "args": {}, "id": "c2"}]
     parts: Json = [
         {"type": "text", "text": "See here:"},

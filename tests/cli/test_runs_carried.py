@@ -88,7 +88,6 @@ def furnish(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> CommandLine:
 
 
 def test_a_workflow_is_run(desk: CommandLine) -> None:
-    """stdout has the reply, stderr the run. The same message id returns the same run."""
     said = desk("workflows", "run", "bot", "Hello there", "--session", "room:1", "--message-id", "m1")
     assert (said.exit_code, said.out) == (0, "Hello. I see 1 message.\n")
     found = re.search(r"Run (\S+) is done: .*token", said.err)
@@ -121,7 +120,6 @@ def test_double_texting_is_an_option_of_workflows_run(sqlite_desk: CommandLine) 
 
 
 def test_a_run_that_asks_is_answered(desk: CommandLine) -> None:
-    """The output shows the question and the command to resume; the answer is plain text or JSON."""
     asking = desk("workflows", "run", "form", "--user", "ann")
     assert (asking.exit_code, "Your name?" in asking.out) == (0, True)
     found = re.search(r"threadkeep runs resume (\S+) VALUE --wait", asking.err)
@@ -219,7 +217,6 @@ def test_runs_of_another_process_are_cancelled(desk: CommandLine) -> None:
 
 
 def test_a_run_that_cannot_start_is_one_sentence(sqlite_desk: CommandLine) -> None:
-    """Covered are an unknown workflow, a missing message, a wrong payload and a database in memory."""
     assert "pass it in" in sqlite_desk("workflows", "run", "chat").err
     assert "chat, bot, form, slow" in sqlite_desk("workflows", "run", "nope").err
     (sqlite_desk.folder / "payload.json").write_text(json.dumps({"inputs": [1]}))
@@ -257,7 +254,6 @@ def _until(cli: CommandLine, run_id: str, status: str) -> None:
 
 
 def test_context_show_shows_each_call_of_a_run(desk: CommandLine) -> None:
-    """Runs with their own conversation, or without one, are included; `--diff` compares two calls."""
     nodes = "draft: {kind: model, input: 'Draft {{text}}', next: answer}\n  answer: {kind: agent, %snext: end}"
     flow = f"schema: 1\nname: steps\nnodes:\n  {nodes % 'use_graph_chat_history: true, '}"
     (desk.folder / "bot.yaml").write_text(flow)

@@ -17,7 +17,6 @@ pytestmark = pytest.mark.process
 
 
 def test_the_service_starts_responds_and_stops(cli: CommandLine) -> None:
-    """The service prints its address, and exits with 0 on SIGTERM."""
     with cli.start("serve", "--port", "0") as process:
         assert process.stdout is not None
         address = _address(process.stdout.readline())
@@ -57,7 +56,6 @@ def test_a_port_in_use_is_one_sentence(cli: CommandLine) -> None:
 
 
 def test_mcp_can_listen_on_an_ipv6_address(cli: CommandLine) -> None:
-    """The only error is that the port is in use."""
     cli.set(THREADKEEP_API_KEYS="one:key")
     with socket.create_server(("::1", 0), family=socket.AF_INET6) as taken:
         outcome = cli("mcp", "--http", "--host", "::1", "--port", str(taken.getsockname()[1]))
@@ -75,7 +73,6 @@ def test_mcp_names_its_own_option_for_a_wrong_host(cli: CommandLine) -> None:
 
 
 def test_other_addresses_need_api_keys(cli: CommandLine) -> None:
-    """The error names the variable for keys."""
     outcome = cli("serve", "--host", "0.0.0.0")  # noqa: S104
     assert outcome.exit_code == 1
     assert "THREADKEEP_API_KEYS" in outcome.err

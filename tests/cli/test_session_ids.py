@@ -15,7 +15,6 @@ IDS = ["me@example.com", "C024.1700000000.12", "+351912345678", "a/b", "🙂", "
 @pytest.mark.parametrize("transcripts", ["tables", "graph_store"])
 @pytest.mark.slow
 def test_commands_take_any_id_and_show_it(any_cli: CommandLine, transcripts: str, tmp_path: Path) -> None:
-    """Covered are import, list, show, search, prune, reset, export, delete and a second import."""
     any_cli.set(THREADKEEP_TRANSCRIPTS=transcripts)
     given = "".join(
         json.dumps({"type": "message", "session_id": session_id, "role": role, "content": f"a parasol {session_id}"})
@@ -49,7 +48,6 @@ def test_commands_take_any_id_and_show_it(any_cli: CommandLine, transcripts: str
 
 
 def test_a_chat_continues_in_a_session_with_an_unusual_id(cli: CommandLine) -> None:
-    """The id may look like an option."""
     first = cli.process("chat", "--session", "-x a/b", "--json", given="Hello!\n")
     assert (first.exit_code, json.loads(first.out)["session_id"]) == (0, "-x a/b")
     second = cli.process("chat", "--session", "-x a/b", "--json", given="/stats\n")
@@ -64,7 +62,6 @@ def test_a_chat_with_an_empty_id_is_refused(cli: CommandLine) -> None:
 
 
 def test_a_hint_can_be_pasted_into_a_shell(cli: CommandLine) -> None:
-    """The hint quotes the id, and separates it from options with `--`."""
     cli.store("-a b's", "one", "two")
     hint = cli("sessions", "show", "--limit", "1", "--", "-a b's").err
     assert """threadkeep sessions show --limit 1 --before 2 -- '-a b'"'"'s'""" in hint
@@ -79,7 +76,6 @@ def test_an_id_cannot_control_the_terminal(cli: CommandLine) -> None:
 
 @pytest.mark.parametrize("session_id", ["", "telegram:", "a\nb", "x" * 257])
 def test_an_invalid_id_is_refused_with_the_cure(cli: CommandLine, session_id: str) -> None:
-    """The error names the command that lists ids."""
     refused = cli("sessions", "show", session_id)
     assert refused.exit_code == 2
     assert "threadkeep sessions list" in refused.err

@@ -13,7 +13,6 @@ from threadkeep.records import Message
 
 
 def test_sessions_are_listed_newest_activity_first(any_cli: CommandLine) -> None:
-    """Each session has its title, last message, number of messages and user."""
     any_cli.store("telegram:1", "How do I brew tea?", "With water.", user_id="u1")
     any_cli.store("telegram:2", "Another question")
 
@@ -70,7 +69,6 @@ def test_the_hint_continues_the_same_list(cli: CommandLine) -> None:
 
 
 def test_lists_can_be_narrowed(cli: CommandLine) -> None:
-    """Filters are the user, a text and the activity."""
     cli.store("a", "About tea", user_id="u1")
     cli.store("b", "About coffee", user_id="u2")
 
@@ -90,13 +88,11 @@ def test_lists_can_be_narrowed(cli: CommandLine) -> None:
 
 
 def test_an_empty_memory_is_reported(cli: CommandLine) -> None:
-    """The message is on stderr, and stdout stays empty."""
     outcome = cli("sessions", "list")
     assert (outcome.exit_code, outcome.out, outcome.err) == (0, "", "There are no sessions yet.\n")
 
 
 def test_ids_are_complete_in_every_output(cli: CommandLine) -> None:
-    """A table wraps long ids."""
     long_id = "wecom_cs:" + "x" * 240
     cli.store(long_id, "hi")
     assert cli("sessions", "list", "--json").json["sessions"][0]["session_id"] == long_id
@@ -105,7 +101,6 @@ def test_ids_are_complete_in_every_output(cli: CommandLine) -> None:
 
 
 def test_a_session_is_shown_page_by_page(cli: CommandLine) -> None:
-    """A page has the newest messages, oldest first, and a hint for the older ones."""
     cli.store("a", *[f"Message {number}." for number in range(1, 8)])
 
     page = cli("sessions", "show", "a", "--limit", "3", "--json").json
@@ -130,7 +125,6 @@ def test_messages_cannot_control_the_terminal(cli: CommandLine) -> None:
 
 
 def test_archived_messages_are_shown_in_the_session(cli: CommandLine) -> None:
-    """A line marks the end of the archived messages; deleted messages are not shown."""
     cli.store("a", *[f"Message {number}." for number in range(1, 8)])
     cli("sessions", "prune", "--delete", "--max-messages", "6", "--yes")
     cli("sessions", "prune", "--archive", "--max-messages", "3")
@@ -141,7 +135,6 @@ def test_archived_messages_are_shown_in_the_session(cli: CommandLine) -> None:
 
 
 def test_a_reset_is_shown_in_the_session(cli: CommandLine) -> None:
-    """The transcript before the reset stays."""
     cli.store("a", "Before.", "Yes.")
     outcome = cli("sessions", "reset", "a")
     assert (outcome.exit_code, outcome.out) == (0, "a starts afresh after message 2; its transcript stays.\n")
@@ -153,7 +146,6 @@ def test_a_reset_is_shown_in_the_session(cli: CommandLine) -> None:
 
 
 def test_a_missing_session_cannot_be_shown_or_reset(cli: CommandLine) -> None:
-    """The error names the command that lists sessions."""
     for verb in ("reset", "show"):
         outcome = cli("sessions", verb, "a")
         assert (outcome.exit_code, outcome.out) == (1, "")
@@ -161,7 +153,6 @@ def test_a_missing_session_cannot_be_shown_or_reset(cli: CommandLine) -> None:
 
 
 def test_deleting_needs_a_confirmation(cli: CommandLine) -> None:
-    """Without a terminal, the command is refused and deletes nothing."""
     cli.store("a", "hi")
     outcome = cli("sessions", "delete", "a", given="y\n")
     assert outcome.exit_code == 2
@@ -170,7 +161,6 @@ def test_deleting_needs_a_confirmation(cli: CommandLine) -> None:
 
 
 def test_sessions_are_deleted(cli: CommandLine) -> None:
-    """The command deletes the existing sessions, and fails if one does not exist."""
     cli.store("a", "hi")
     cli.store("b", "hi")
     outcome = cli("sessions", "delete", "a", "b", "c", "--yes", "--json")
@@ -191,7 +181,6 @@ def test_the_user_option_hides_sessions_of_others(cli: CommandLine) -> None:
 
 
 def test_search_finds_messages(any_cli: CommandLine) -> None:
-    """Chinese text is found too."""
     any_cli.store("a", "Where is my refund for order 4711?", "It is on its way.")
     any_cli.store("b", "我的退款在哪里")
     assert [hit["session_id"] for hit in any_cli("sessions", "search", "refund", "--json").json["hits"]] == ["a"]
@@ -202,7 +191,6 @@ def test_search_finds_messages(any_cli: CommandLine) -> None:
 
 
 def test_an_incomplete_search_is_reported(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The output has the number of unindexed messages and the command that indexes them."""
     cli.store("a", "Where is my refund?", "On its way.", user_id="u1")
     cli.store("b", "Hello.", user_id="u2")
 
@@ -219,8 +207,6 @@ def test_an_incomplete_search_is_reported(cli: CommandLine, monkeypatch: pytest.
 
 @pytest.mark.parametrize("status", ["interrupted", "failed"])
 def test_an_incomplete_message_is_marked(cli: CommandLine, status: str) -> None:
-    """Confidence and escalation are shown, too."""
-
     async def storing(memory: Memory) -> None:
         message = Message.from_dict(
             {"role": "assistant", "content": "Half", "status": status, "confidence": 0.25, "escalated": True}

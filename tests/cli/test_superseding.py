@@ -35,7 +35,6 @@ def _elsewhere(cli: CommandLine, name: str = "other") -> None:
 
 
 def test_the_newest_messages_can_be_taken_back(any_cli: CommandLine) -> None:
-    """The command shows the removed messages, and refuses sessions of another user."""
     any_cli.store("a", "one", "two", "three", user_id="ann")
     outcome = any_cli("sessions", "take-back", "a", "-n", "2")
     assert outcome.out.splitlines() == ["#2  assistant: two", "#3  user: three"]
@@ -68,7 +67,6 @@ def test_a_message_is_edited_by_id_or_number(any_cli: CommandLine) -> None:
 
 
 def test_a_session_is_branched(any_cli: CommandLine) -> None:
-    """The branch gets the id of `--as`, or a new one."""
     any_cli.store("a", "one", "two", "three")
     told = any_cli("sessions", "branch", "a", "--at", "2", "--json").json
     assert (told["message_count"], told["parent_session_id"], told["parent_seq"]) == (2, "a", 2)
@@ -81,7 +79,6 @@ def test_a_session_is_branched(any_cli: CommandLine) -> None:
 
 @pytest.mark.slow
 def test_a_reply_can_be_regenerated(any_cli: CommandLine) -> None:
-    """The reply is the newest, or that of a run or a message."""
     first = any_cli.process("chat", "--session", "a", "--json", given="My cat is called Miso.\n").json
     any_cli.process("chat", "--session", "a", given="What is my cat called?\n")
     outcome = any_cli("sessions", "regenerate", "a")
@@ -124,7 +121,6 @@ def test_an_export_has_active_messages_numbered_without_gaps(any_cli: CommandLin
 
 
 def test_an_export_of_the_history_is_imported_unchanged(any_cli: CommandLine) -> None:
-    """The import restores superseded messages, with their time and their successor."""
     any_cli.remember(_talk)
     exported = any_cli("sessions", "export", "a", "--view", "history").out
     _elsewhere(any_cli)
@@ -140,7 +136,7 @@ def test_an_export_of_the_history_is_imported_unchanged(any_cli: CommandLine) ->
 
 
 def test_an_imported_branch_names_its_parent(cli: CommandLine) -> None:
-    """The branch also names a parent that was not imported."""
+    """A branch also names a parent that was not imported."""
     cli.store("a", "one", "two")
     cli("sessions", "branch", "a", "--as", "b", "--at", "1")
     exported = cli("sessions", "export", "b").out

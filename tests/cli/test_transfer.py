@@ -66,7 +66,6 @@ def _empty(cli: CommandLine, name: str = "other.db") -> None:
 
 
 def test_an_export_comes_back_byte_for_byte(any_cli: CommandLine, postgres_url: str) -> None:
-    """An export imported into an empty database of either kind gives the same export again."""
     any_cli.remember(_write_everything)
     exported = any_cli("sessions", "export", "--all").out
 
@@ -143,7 +142,6 @@ def _other(postgres_url: str, cli: CommandLine) -> str:
 
 
 def test_importing_twice_changes_nothing(any_cli: CommandLine) -> None:
-    """A second import recognizes all messages by their ids."""
     any_cli.remember(_write_everything)
     exported = any_cli("sessions", "export", "--all").out
     again = any_cli("sessions", "import", "-", "--json", given=exported)
@@ -153,7 +151,6 @@ def test_importing_twice_changes_nothing(any_cli: CommandLine) -> None:
 
 
 def test_an_export_has_a_line_for_each_session_and_message(cli: CommandLine) -> None:
-    """The lines of messages follow the line of their session in the order of the transcript."""
     cli.store("a", "one", "two", user_id="u1")
     cli.store("b", "three")
     session, one, two = [json.loads(line) for line in cli("sessions", "export", "a").out.splitlines()]
@@ -165,7 +162,6 @@ def test_an_export_has_a_line_for_each_session_and_message(cli: CommandLine) -> 
 
 
 def test_sessions_can_be_selected_for_an_export(cli: CommandLine) -> None:
-    """`--user` and session ids select sessions; an unknown id fails without output."""
     for key, user in (("a", "u1"), ("b", "u2"), ("c", "u1")):
         cli.store(key, "hi", user_id=user)
 
@@ -197,7 +193,6 @@ def test_an_export_file_is_replaced_only_when_complete(cli: CommandLine, tmp_pat
 
 
 def test_bad_lines_are_named_and_the_rest_is_stored(cli: CommandLine) -> None:
-    """The exit code is 1, and each bad line is reported with its number."""
     lines = _lines(4).splitlines()
     lines[2] = '{"type":"message","session_id":"a","role":"user"}'
     lines[3] = "not json"
@@ -216,7 +211,6 @@ def test_bad_lines_are_named_and_the_rest_is_stored(cli: CommandLine) -> None:
 
 
 def test_strict_stops_at_the_first_bad_line(cli: CommandLine) -> None:
-    """The messages before the bad line are stored."""
     lines = _lines(4).splitlines()
     lines[3] = "not json"
     outcome = cli("sessions", "import", "-", "--strict", given="\n".join(lines))
@@ -245,7 +239,6 @@ def test_a_session_of_another_user_is_skipped(cli: CommandLine) -> None:
 
 
 def test_imported_messages_follow_the_stored_ones(cli: CommandLine) -> None:
-    """The output says that the messages have other positions than in the export."""
     cli.store("a", "Already here.")
     exported = _lines(2).replace('"id": "m1"', '"id": "m1", "seq": 1').replace('"id": "m2"', '"id": "m2", "seq": 2')
     outcome = cli("sessions", "import", "-", given=exported)
@@ -269,13 +262,11 @@ def test_a_handwritten_file_is_imported(cli: CommandLine) -> None:
 
 
 def test_nul_characters_are_replaced(cli: CommandLine) -> None:
-    """The output says how many messages had characters that databases reject."""
     lines = _lines(2).replace("Word 1.", "Nul \\u0000.")
     assert "databases reject: 1." in cli("sessions", "import", "-", given=lines).out
 
 
 def test_a_missing_file_is_a_failure(cli: CommandLine) -> None:
-    """The error is one sentence with the name of the file."""
     outcome = cli("sessions", "import", "nowhere.jsonl")
     assert outcome.exit_code == 1
     assert outcome.err == "nowhere.jsonl: No such file or directory. Check the path, its permissions and the disk.\n"
@@ -290,7 +281,6 @@ def test_a_read_error_is_reported_as_file_trouble(cli: CommandLine) -> None:
 
 
 def test_progress_is_shown_on_stderr(cli: CommandLine, tmp_path: Path) -> None:
-    """Without a terminal, progress is in plain lines; with --json there is none."""
     file = tmp_path / "lines.jsonl"
     file.write_text(_lines(1200))
     assert "Importing: 100 %" in cli("sessions", "import", str(file)).err
@@ -321,7 +311,6 @@ def test_an_interrupted_import_shows_its_progress(cli: CommandLine, monkeypatch:
 
 @pytest.mark.process
 def test_a_killed_import_can_be_repeated(cli: CommandLine) -> None:
-    """Stored batches are complete; a second import stores the rest and no message twice."""
     cli.remember(_write_everything)
     exported = cli("sessions", "export", "--all").out
     _empty(cli)

@@ -21,7 +21,7 @@ _ROOT = Path(__file__).parents[2]
 @pytest.mark.process
 @pytest.mark.slow
 def test_commands_and_workers_give_a_graph_its_store_and_thread(any_cli: CommandLine) -> None:
-    """Covered are a run executed by the command itself, a resumed run, a retried run and a run of a worker."""
+    """A command executes, resumes and retries runs itself, and a worker executes a queued run."""
     any_cli.set(THREADKEEP_WORKFLOWS=NAMED, PYTHONPATH=f"{_ROOT}:{os.environ.get('PYTHONPATH', '')}")
     asked = any_cli("workflows", "run", "wired", "go", "--json").json["run_id"]
     assert any_cli("runs", "resume", asked, "yes", "--wait", "--json").json["text"] == BOTH

@@ -30,7 +30,6 @@ def flow(cli: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
 
 
 def test_workflows_are_listed_and_shown(cli: CommandLine, flow: Path) -> None:
-    """`show` takes the name of a workflow or the path of a file."""
     assert [one["name"] for one in cli("workflows", "list", "--json").json["workflows"]] == ["chat", "bot"]
     assert "Remembers each chat." in cli("workflows", "list").out
     shown = cli("workflows", "show", "bot").out
@@ -42,7 +41,6 @@ def test_workflows_are_listed_and_shown(cli: CommandLine, flow: Path) -> None:
 
 
 def test_files_are_validated(cli: CommandLine, flow: Path, tmp_path: Path) -> None:
-    """All problems are reported with file and line, and the exit code is 1."""
     assert cli("workflows", "validate").out == "Valid: chat, bot.\n"
     bad = tmp_path / "bad.yaml"
     bad.write_text(
@@ -83,7 +81,6 @@ def test_modules_are_imported_from_the_current_folder(
 
 @pytest.mark.slow
 def test_workflows_are_drawn(cli: CommandLine, flow: Path, tmp_path: Path) -> None:
-    """A graph is text on stdout, or a picture in a file."""
     assert "class answer agent" in cli("workflows", "graph", "bot").out
     for name, begins in (("bot.svg", b"<svg"), ("bot.png", b"\x89PNG"), ("bot.mmd", b"---")):
         assert cli("workflows", "graph", "bot", "--output", str(tmp_path / name)).exit_code == 0
@@ -118,7 +115,6 @@ def test_a_missing_workflow_file_is_reported(cli: CommandLine, tmp_path: Path, m
 
 
 def test_keys_are_explained(cli: CommandLine, flow: Path, tmp_path: Path) -> None:
-    """The output has the key of a payload, the candidate that gave it, and why earlier candidates were refused."""
     payload = tmp_path / "payload.json"
     payload.write_text(json.dumps({"results": {"telegram_events_parser": {"bot_id": "b", "chat_id": -5}}}))
     outcome = cli("explain-key", "--workflow", "bot", "--payload", str(payload), "--json")
@@ -137,7 +133,6 @@ def test_keys_are_explained(cli: CommandLine, flow: Path, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("output", [(), ("--output", "bot.png")])
 def test_a_png_is_not_json(cli: CommandLine, flow: Path, output: tuple[str, ...], tmp_path: Path) -> None:
-    """With --json, a PNG is refused, and no file is written."""
     refused = cli("workflows", "graph", "bot", "--format", "png", *output, "--json")
     assert (refused.exit_code, refused.out, refused.problem["type"]) == (2, "", "urn:threadkeep:wrong-use")
     assert not (tmp_path / "bot.png").exists()

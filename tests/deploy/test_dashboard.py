@@ -22,7 +22,6 @@ def queries() -> list[str]:
 
 
 def test_every_metric_of_the_dashboard_exists() -> None:
-    """Histograms are named by their buckets, other metrics by their full names."""
     asked = {name for query in queries() for name in _NAME.findall(query)}
     assert asked
     assert {name.removesuffix("_bucket") for name in asked} <= set(METRICS)
@@ -39,7 +38,6 @@ def test_every_label_of_the_dashboard_exists() -> None:
 
 
 def test_panels_do_not_overlap() -> None:
-    """Each panel has its own position and id."""
     panels = json.loads(DASHBOARD.read_text(encoding="utf-8"))["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels)
     assert len({(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in panels}) == len(panels)

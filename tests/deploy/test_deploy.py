@@ -31,7 +31,6 @@ def test_every_setting_of_the_files_exists(name: str) -> None:
 
 
 def test_compose_has_all_parts_and_their_volumes() -> None:
-    """The parts are the service, two workers, PostgreSQL and Prometheus; each mounted file or volume exists."""
     compose: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.yaml").read_text(encoding="utf-8"))
     services = compose["services"]
     assert set(services) == {"service", "worker-1", "worker-2", "database", "prometheus"}
@@ -44,7 +43,6 @@ def test_compose_has_all_parts_and_their_volumes() -> None:
 
 
 def test_the_files_of_the_image_exist() -> None:
-    """Each source of a COPY from the repository exists."""
     lines = (DEPLOY / "Dockerfile").read_text(encoding="utf-8").splitlines()
     sources = [
         word for line in lines if line.startswith("COPY ") and "--from" not in line for word in line.split()[1:-1]

@@ -40,7 +40,6 @@ EXISTING: Options = dict(options_of(GROUP, "threadkeep"))
 
 @pytest.mark.parametrize("one", all_pages(), ids=lambda one: one.name)
 def test_every_shown_command_exists(one: Page) -> None:
-    """Commands in shell blocks and in code marks have existing names and options, and targets of make exist."""
     shown = [command for block in one.blocks_in("sh") for command in commands_of(block.text)]
     assert not {command.program for command in shown} - _OTHERS - {"threadkeep", "make"}
     for code in code_in(one.prose):

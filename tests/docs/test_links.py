@@ -13,7 +13,6 @@ GENERATED = {DOCS / "benchmarks.md"}
 
 @pytest.mark.parametrize("page", linked_pages(), ids=lambda page: page.name)
 def test_links_have_existing_targets(page: Page) -> None:
-    """The file and the heading of a link exist."""
     pages = {one.path: one for one in linked_pages()}
     broken = []
     for link in page.links():
@@ -36,7 +35,6 @@ def test_every_page_is_linked_from_the_index() -> None:
 
 
 def test_the_tests_named_by_the_laws_exist() -> None:
-    """Each test file on the page exists."""
     [laws] = [one for one in all_pages() if one.name == "docs/explanation/laws.md"]
     files = {code for code in code_in(laws.prose) if code.endswith(".py")}
     assert len(files) > 10

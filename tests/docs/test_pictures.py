@@ -36,7 +36,6 @@ def test_the_picture_of_the_context_has_the_plan() -> None:
 
 
 def test_the_picture_of_the_layers_has_every_package() -> None:
-    """Each layer of the import contract is drawn from the top down, and packages of one layer from left to right."""
     with (ROOT / "pyproject.toml").open("rb") as file:
         contracts = tomllib.load(file)["tool"]["importlinter"]["contracts"]
     [layers] = [contract["layers"] for contract in contracts if contract["type"] == "layers"]

@@ -69,7 +69,6 @@ def test_described_methods_exist(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in threadkeep.__all__ if name not in ERROR_NAMES])
 def test_every_public_name_has_a_section(name: str) -> None:
-    """The section has the signature and the names of the fields."""
     text = section(PYTHON, name)
     thing = getattr(threadkeep, name)
     if thing is threadkeep.Settings:
@@ -109,7 +108,6 @@ def all_errors() -> dict[str, type[ThreadkeepError]]:
 
 
 def test_every_error_is_described() -> None:
-    """Each error is in the table and in the tree, with its built-in base class."""
     kinds = all_errors()
     [tree] = [block.text for block in ERRORS.blocks_in("text") if "├" in block.text]
     for name, kind in kinds.items():
@@ -123,7 +121,6 @@ def test_every_error_is_described() -> None:
 
 @pytest.mark.parametrize("name", list(Settings.model_fields))
 def test_every_setting_is_described(name: str) -> None:
-    """The row has the default of the setting."""
     row = row_of(SETTINGS, f"THREADKEEP_{name.upper()}")
     if name not in IN_WORDS:
         assert row[1].strip("`") == default_of(Settings.model_fields[name])
@@ -155,7 +152,6 @@ def test_variables_named_in_the_docs_are_settings() -> None:
 
 @pytest.mark.parametrize("name", METRICS)
 def test_every_metric_is_described(name: str) -> None:
-    """The row has the type and the labels of the metric."""
     row = row_of(METRICS_PAGE, name)
     observer = PrometheusObserver()
     observer.notify(events.TurnFinished(milliseconds=1))
@@ -178,7 +174,6 @@ def kinds_of(kind: type[events.Event]) -> list[type[events.Event]]:
 
 @pytest.mark.parametrize("kind", kinds_of(events.Event), ids=lambda kind: kind.__name__)
 def test_every_event_is_described(kind: type[events.Event], caplog: pytest.LogCaptureFixture) -> None:
-    """The row has the fields of the event, and its log level."""
     row = row_of(METRICS_PAGE, kind.__name__)
     fields = dataclasses.fields(kind)
     shared = {"session_id", "run_id", "channel", "backend"}
@@ -196,7 +191,6 @@ def document() -> Mapping[str, Any]:
 
 
 def test_every_endpoint_is_described(document: Mapping[str, Any]) -> None:
-    """Each endpoint has a heading with its query parameters, and each heading an endpoint."""
     there = {f"{method.upper()} {path}" for path, methods in document["paths"].items() for method in methods}
     assert set(re.findall(r"^## ((?:GET|POST|PATCH|DELETE|PUT) \S+)$", HTTP.text, re.MULTILINE)) == there
     for path, methods in document["paths"].items():
@@ -212,7 +206,6 @@ def test_the_list_of_endpoints_is_current(document: Mapping[str, Any]) -> None:
 
 
 def test_shown_requests_are_in_the_openapi_document(document: Mapping[str, Any]) -> None:
-    """The status of the shown response is in the document, too."""
     blocks = HTTP.blocks_in("http")
     assert len(blocks) % 2 == 0
     for request, response in zip(blocks[::2], blocks[1::2], strict=True):
@@ -225,7 +218,6 @@ def test_shown_requests_are_in_the_openapi_document(document: Mapping[str, Any])
 
 
 def test_every_kind_of_problem_is_described() -> None:
-    """The rows have the statuses and the types that are in the code of the HTTP interface."""
     sources = [path.read_text(encoding="utf-8") for path in (ROOT / "src/threadkeep/web").rglob("*.py")]
     named = re.compile(r'\b([45]\d\d)[,:]\s*\(?"([a-z]+(?:-[a-z]+)*)"(?!:)')
     there = {found for source in sources for found in named.findall(source)}

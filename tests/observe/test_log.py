@@ -38,7 +38,6 @@ def lines(stream: io.StringIO) -> list[dict[str, object]]:
 
 
 def test_an_event_is_one_line_of_its_fields() -> None:
-    """The line has the event's name, its level, a time, and the fields that have a value."""
     stream = configured()
     LogObserver().notify(WriteFailed(backend="sqlite", error="StoreUnavailable", session_id="telegram:1"))
     (line,) = lines(stream)
@@ -55,7 +54,6 @@ def test_an_event_is_one_line_of_its_fields() -> None:
 
 
 def test_numbers_are_rounded() -> None:
-    """Numbers have three digits after the point."""
     stream = configured()
     LogObserver().notify(TurnFinished(milliseconds=5068.267446993559))
     assert lines(stream)[0]["milliseconds"] == 5068.267
@@ -63,7 +61,6 @@ def test_numbers_are_rounded() -> None:
 
 @pytest.mark.parametrize(("level", "names"), [("DEBUG", ["store_read", "turn_finished"]), ("INFO", ["turn_finished"])])
 def test_the_level_decides_what_is_written(level: Level, names: list[str]) -> None:
-    """Single reads are at DEBUG, finished turns at INFO."""
     stream = configured(level)
     observer = LogObserver()
     observer.notify(StoreRead(backend="sqlite", milliseconds=1))
@@ -81,7 +78,6 @@ def test_a_finished_run_of_a_session_has_no_line(session_id: str | None, status:
 
 @pytest.mark.parametrize(("outcome", "level"), [("delivered", "info"), ("postponed", "info"), ("failed", "warning")])
 def test_a_permanently_refused_reply_is_a_warning(outcome: DeliveryOutcome, level: str) -> None:
-    """The line has the reason, for example a limit of the platform."""
     stream = configured()
     LogObserver().notify(AnswerSent(channel="wecom_cs", bot="one", outcome=outcome, error="ReplyLimit", milliseconds=1))
     [line] = lines(stream)
@@ -132,7 +128,6 @@ def test_the_log_has_no_text_of_people(as_json: bool) -> None:
 
 
 def test_requests_have_method_path_and_status() -> None:
-    """The line has no query string."""
     stream = configured()
     arguments = ("127.0.0.1:5", "GET", "/api/v1/sessions?user_id=u1", "1.1", 200)
     logging.getLogger("uvicorn.access").info('%s - "%s %s HTTP/%s" %d', *arguments)
@@ -146,7 +141,6 @@ def test_requests_have_method_path_and_status() -> None:
 
 
 def test_messages_of_trusted_loggers_are_formatted() -> None:
-    """Messages of Threadkeep and uvicorn have their arguments."""
     stream = configured()
     logging.getLogger("uvicorn.error").info("Started server process [%d]", 7)
     logging.getLogger("threadkeep.observe").warning("The observer %s failed with %s.", "Sink", "OSError")
@@ -157,7 +151,6 @@ def test_messages_of_trusted_loggers_are_formatted() -> None:
 
 
 async def test_an_unretrieved_exception_is_logged_by_its_class() -> None:
-    """The report of the event loop omits the message of the error."""
     stream = configured()
     loop = asyncio.get_running_loop()
     loop.call_exception_handler({"message": "Task exception was never retrieved", "exception": ValueError(CANARY)})

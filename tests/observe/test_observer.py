@@ -71,7 +71,6 @@ def test_observers_may_be_empty() -> None:
 
 @pytest.mark.parametrize("kind", kinds())
 def test_events_are_frozen_and_have_no_text_of_people(kind: type[Event]) -> None:
-    """Texts in an event are ids, names of workflows and bots, and closed sets of names."""
     assert vars(kind)["__dataclass_params__"].frozen
     hints = get_type_hints(kind)
     for field in dataclasses.fields(kind):
@@ -93,7 +92,6 @@ def test_events_get_the_channel_of_their_source() -> None:
 
 
 async def test_a_task_can_set_the_channel_of_its_events() -> None:
-    """The channel applies to events of that task only; an event with a channel is unchanged."""
     recorder = Recorder()
     told = FromChannel("http", recorder)
     read = StoreRead(backend="sqlite", milliseconds=1.0)

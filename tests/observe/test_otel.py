@@ -32,7 +32,6 @@ def attributes_of(span: ReadableSpan) -> dict[str, object]:
 
 
 async def test_a_turn_has_spans_without_text(tmp_path: Path) -> None:
-    """The run, the agent, the reads and the writes have spans with the session id and without message texts."""
     provider, exporter = recording()
     settings = load_settings(database_url="sqlite://", pending_dir=tmp_path / "pending")
     async with open_app(settings, observers=[OtelObserver(provider)]) as app:
@@ -53,7 +52,6 @@ async def test_a_turn_has_spans_without_text(tmp_path: Path) -> None:
 
 
 async def test_spans_have_a_parent_and_may_hash_session_ids() -> None:
-    """The parent is the caller's open span."""
     provider, exporter = recording()
     observer = OtelObserver(provider, hashes_sessions=True)
     async with open_memory("sqlite://", observers=[observer]) as memory:
@@ -67,7 +65,6 @@ async def test_spans_have_a_parent_and_may_hash_session_ids() -> None:
 
 
 def test_the_span_of_a_failed_run_has_an_error() -> None:
-    """The span has the class of the error, and the duration of the run."""
     provider, exporter = recording()
     OtelObserver(provider).notify(
         RunFinished(workflow="chat", status="failed", error="ModelCallFailed", milliseconds=250)

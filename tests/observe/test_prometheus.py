@@ -67,7 +67,6 @@ def test_messages_of_channels_are_counted() -> None:
 
 
 def test_pruned_messages_are_counted() -> None:
-    """Counters by action, and of failed runs of retention, start at zero."""
     observer = PrometheusObserver()
     name, failures = "threadkeep_pruned_messages_total", "threadkeep_pruning_failures_total"
     assert [sample(observer, name, action=action) for action in ("archive", "delete")] == [0, 0]
@@ -115,7 +114,6 @@ def sample(observer: PrometheusObserver, name: str, **labels: str) -> float | No
 
 
 def test_all_metrics_exist_before_the_first_event() -> None:
-    """A scrape has each metric of the interface under its exact name."""
     text = PrometheusObserver().render().decode()
     for name in METRICS:
         assert re.search(rf"^# HELP {name} ", text, re.MULTILINE), name
@@ -133,7 +131,6 @@ def test_all_metrics_exist_before_the_first_event() -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_failures_of_the_backend_in_use_start_at_zero(backend: Backend) -> None:
-    """Alerts on failures work before the first failure."""
     observer = PrometheusObserver(backend)
     for name in ("store_read_failures_total", "store_write_failures_total"):
         for channel in CHANNELS:
@@ -142,7 +139,6 @@ def test_failures_of_the_backend_in_use_start_at_zero(backend: Backend) -> None:
 
 
 def test_reads_and_writes_are_timed() -> None:
-    """A latency is in the bucket of its backend, channel and outcome."""
     observer = PrometheusObserver()
     observer.notify(StoreRead(backend="postgres", channel="telegram", milliseconds=0.2))
     observer.notify(StoreWrite(backend="sqlite", channel="http", outcome="error", milliseconds=70))
@@ -168,7 +164,6 @@ def test_failures_are_counted_once() -> None:
 
 
 def test_turns_model_failures_and_key_failures_are_counted() -> None:
-    """The labels are channel, status and direction."""
     observer = PrometheusObserver()
     observer.notify(HistoryTruncated(channel="http", dropped=3))
     observer.notify(KeyResolutionFailed(reason="empty_part"))
@@ -192,7 +187,6 @@ def test_estimated_tokens_are_counted_separately() -> None:
 
 
 def test_the_size_of_model_calls_is_counted() -> None:
-    """Messages and tokens of calls with a session's memory, and with a run's memory, are counted."""
     observer = PrometheusObserver()
     assert sample(observer, "threadkeep_model_call_messages_count") == 0
     observer.notify(ContextBuilt(messages=3, tokens=90))
@@ -205,7 +199,6 @@ def test_the_size_of_model_calls_is_counted() -> None:
 
 
 def test_trimming_of_a_runs_memory_is_counted() -> None:
-    """Characters and messages have separate counters that start at zero."""
     observer = PrometheusObserver()
     names = ("threadkeep_memory_trimmed_chars_total", "threadkeep_memory_trimmed_messages_total")
     assert [sample(observer, name) for name in names] == [0, 0]
@@ -216,7 +209,6 @@ def test_trimming_of_a_runs_memory_is_counted() -> None:
 
 
 def test_summaries_are_counted() -> None:
-    """Counters are by the summarized kind; failures are by reason and start at zero."""
     observer = PrometheusObserver()
     assert sample(observer, "threadkeep_summary_failures_total", reason="too_long") == 0
     observer.notify(SummaryMade(messages=40, tokens=200, milliseconds=900))
@@ -255,7 +247,6 @@ def test_labels_are_a_closed_set() -> None:
 
 
 def test_two_observers_do_not_share_a_registry() -> None:
-    """Services in one process have separate counts, and the global registry is unchanged."""
     one, other = PrometheusObserver(), PrometheusObserver()
     one.notify(KeyResolutionFailed(reason="empty"))
     assert sample(other, PREFIX + "key_resolution_failures_total", channel="other") == 0

@@ -90,7 +90,6 @@ async def test_another_process_continues_the_compression_of_a_killed_one(shared_
 
 
 async def test_concurrent_processes_make_one_summary_of_each_range(shared_url: str, tmp_path: Path) -> None:
-    """Only one process calls the model."""
     await prepare(shared_url, tmp_path)
     results = await asyncio.to_thread(run_together, compress, [(shared_url, tmp_path)] * 4)
     async with open_memory(shared_url, options=options(tmp_path)) as memory:
@@ -104,7 +103,6 @@ async def test_concurrent_processes_make_one_summary_of_each_range(shared_url: s
 async def test_a_process_with_an_expired_claim_stores_no_summary(
     shared_url: str, tmp_path: Path, events: RecordedEvents
 ) -> None:
-    """Another process has compressed the session meanwhile."""
     await prepare(shared_url, tmp_path)
     slow, gate = WrittenDown(), Gate()
 

@@ -82,7 +82,6 @@ async def ids(memory: Memory) -> list[str]:
 
 
 async def test_a_full_disk_loses_no_acknowledged_message(small_disk: Path) -> None:
-    """Reads still work, and a recorded turn stays in memory until there is space."""
     events = RecordedEvents()
     ballast = small_disk / "ballast"
     await asyncio.to_thread(ballast.write_bytes, b"x" * 700_000)

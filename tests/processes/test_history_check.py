@@ -18,7 +18,6 @@ def history(ids: Sequence[str], acknowledged: Sequence[Acknowledged] = (), *, fi
 
 
 def test_a_correct_history_has_no_faults() -> None:
-    """A turn may be stored without an acknowledgment."""
     assert faults(history(_WHOLE, _ACKNOWLEDGED)) == []
     assert faults(history([])) == []
 
@@ -37,5 +36,4 @@ def test_a_correct_history_has_no_faults() -> None:
     ],
 )
 def test_each_fault_is_found(found: History, says: str) -> None:
-    """The faults are gaps, duplicates, torn turns, losses, moves and a wrong order."""
     assert says in " · ".join(faults(found))

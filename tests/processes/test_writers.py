@@ -57,7 +57,6 @@ def test_writers_that_are_killed_and_replaced(shared_url: str, tmp_path: Path) -
 def test_a_restart_of_postgres_loses_no_acknowledged_turn(
     unsteady_postgres: Postgres, mode: StopMode, tmp_path: Path
 ) -> None:
-    """Writers and readers continue without a restart of their own."""
     with unsteady_postgres.database() as url:
         jobs = [Job(url, tmp_path, f"writer{n}", turns=1_000_000) for n in range(4)]
         with watched(jobs[0]), working(jobs) as writers:

@@ -10,7 +10,6 @@ from threadkeep.testing import SettableClock
 
 
 def test_the_clock_stands_still_until_it_is_moved() -> None:
-    """The clock can be moved in both directions."""
     clock = SettableClock()
     before = clock()
     assert clock() == before
@@ -20,7 +19,6 @@ def test_the_clock_stands_still_until_it_is_moved() -> None:
 
 
 def test_the_clock_returns_utc() -> None:
-    """A time of another zone is converted."""
     clock = SettableClock(datetime(2026, 5, 1, 2, tzinfo=timezone(timedelta(hours=8))))
     assert clock().isoformat() == "2026-04-30T18:00:00+00:00"
     clock.set(datetime(2020, 1, 1, tzinfo=UTC))

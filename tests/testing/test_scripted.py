@@ -27,7 +27,6 @@ ADDING = AIMessage(content="Let me add.", tool_calls=[{"name": "add", "args": {"
 
 
 async def test_replies_are_returned_in_order() -> None:
-    """Texts, messages and errors follow the script; a call after its end raises `ScriptEnded`."""
     model = ScriptedModel(["one", AIMessage(content="two"), ValueError("three")])
     assert (await model.ainvoke("a")).content == "one"
     assert model.invoke("b").content == "two"
@@ -40,7 +39,6 @@ async def test_replies_are_returned_in_order() -> None:
 
 
 async def test_calls_are_recorded_as_copies() -> None:
-    """A change of a message after the call does not change the record."""
     model = ScriptedModel(itertools.repeat("ok"))
     message = HumanMessage("before")
     await model.ainvoke([SystemMessage("be kind"), message])
@@ -51,8 +49,6 @@ async def test_calls_are_recorded_as_copies() -> None:
 
 
 async def test_functions_compute_replies_from_the_messages() -> None:
-    """A function may be async."""
-
     async def later(messages: Sequence[BaseMessage]) -> str:
         return f"later {len(messages)}"
 
@@ -62,7 +58,6 @@ async def test_functions_compute_replies_from_the_messages() -> None:
 
 
 async def test_a_reply_is_streamed_word_by_word_with_usage() -> None:
-    """The chunks add up to the reply, and the last has the usage."""
     model = ScriptedModel(["Hello  there,\nyou ", "Hello you"])
     chunks = [chunk async for chunk in model.astream("a b c")]
     assert [chunk.content for chunk in chunks] == ["Hello", "  there,", "\nyou", " ", ""]
@@ -72,7 +67,6 @@ async def test_a_reply_is_streamed_word_by_word_with_usage() -> None:
 
 
 async def test_replies_without_streaming_have_usage() -> None:
-    """A usage in the script is kept."""
     given = AIMessage(content="x", usage_metadata={"input_tokens": 7, "output_tokens": 8, "total_tokens": 15})
     model = ScriptedModel(["one two", given])
     assert (await model.ainvoke("a")).usage_metadata == {"input_tokens": 1, "output_tokens": 2, "total_tokens": 3}
@@ -80,7 +74,6 @@ async def test_replies_without_streaming_have_usage() -> None:
 
 
 async def test_streamed_chunks_add_up_to_the_message() -> None:
-    """Tool calls survive streaming."""
     model = ScriptedModel([ADDING])
     total = AIMessageChunk(content="")
     async for chunk in model.astream("go"):
@@ -111,7 +104,6 @@ async def test_a_gate_holds_the_reply_in_the_middle() -> None:
 
 @pytest.mark.parametrize("streams", [True, False])
 async def test_a_call_can_be_cancelled_at_a_gate(streams: bool) -> None:
-    """The call ends at once, and the next call gets the next reply."""
     gate = Gate()
     model = ScriptedModel([["half ", gate, "whole"], "next"])
 
@@ -131,7 +123,6 @@ async def test_a_call_can_be_cancelled_at_a_gate(streams: bool) -> None:
 
 
 async def test_an_error_can_interrupt_a_stream() -> None:
-    """The words before the error are streamed."""
     model = ScriptedModel([["some words", ConnectionError("gone")]])
     stream = model.astream("go")
     assert [(await anext(stream)).content, (await anext(stream)).content] == ["some", " words"]
@@ -153,7 +144,6 @@ def test_sync_calls_refuse_gates_and_async_functions() -> None:
 
 
 async def test_an_agent_uses_its_tools_as_scripted() -> None:
-    """The second call has the result of the tool, and the record has the offered tools."""
     model = ScriptedModel([ADDING, "It is 3."])
     agent: Any = create_agent(model, [add])
     state = await agent.ainvoke({"messages": [HumanMessage("1 + 2?")]})
@@ -169,7 +159,6 @@ async def test_an_agent_uses_its_tools_as_scripted() -> None:
 
 
 async def test_an_agent_streams_the_words() -> None:
-    """LangGraph's message stream has the words one by one."""
     agent: Any = create_agent(ScriptedModel(["one two three"]), [])
     words = [
         chunk.content async for chunk, _ in agent.astream({"messages": [HumanMessage("go")]}, stream_mode="messages")
