@@ -1,4 +1,4 @@
-"""Cases of the adapters whose packages have an environment of their own; `test_adapters.py` runs them there."""
+"""Cases of the adapters for Google ADK and LlamaIndex, which `test_adapters.py` runs in their environment."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ URL = os.environ["THREADKEEP_TEST_DATABASE"]
 
 
 def test_a_chat_engine_remembers() -> None:
-    """The engine's turns are in the transcript; tool messages survive, and a reset hides all."""
+    """Turns of the engine are in the transcript, tool messages survive, and a reset hides all."""
     with open_memory_sync(URL) as memory:
         chat = ChatMemory(memory, "room:1", user_id="ann")
         engine = SimpleChatEngine.from_defaults(llm=MockLLM(), memory=chat)
@@ -69,8 +69,8 @@ def said(author: str, text: str, **fields: Any) -> Event:
     return Event(author=author, content=Content(role="user", parts=[Part(text=text)]), **fields)
 
 
-def test_an_agent_finds_what_was_said_in_earlier_sessions() -> None:
-    """Of its user and its app; a session that is added again is stored once."""
+def test_an_agent_finds_messages_of_earlier_sessions() -> None:
+    """Only sessions of the same user and app are searched; a session added twice is stored once."""
 
     async def run() -> None:
         sessions = InMemorySessionService()
@@ -94,7 +94,7 @@ def test_an_agent_finds_what_was_said_in_earlier_sessions() -> None:
 
 
 async def test_the_message_with_most_words_is_found_among_many_with_one(memory: Memory) -> None:
-    """Also if many newer messages, of this app and of another, contain one word each."""
+    """Many newer messages of the same and another app have one word each."""
     service, app, user = MemoryService(memory), new_app(), f"ann-{uuid.uuid4()}"
     both = said("user", "The zebra sleeps in a hammock.", id="both")
     many = [said("user", f"A {word}, {n}.", id=f"{word}{n}") for n in range(60) for word in ("zebra", "hammock")]
@@ -107,7 +107,7 @@ async def test_the_message_with_most_words_is_found_among_many_with_one(memory: 
 
 
 async def test_a_short_word_is_found_only_as_a_whole_word(memory: Memory) -> None:
-    """Not as a part of other words, which most messages contain."""
+    """Most messages have a short word as a part of other words."""
     service, app, user = MemoryService(memory), new_app(), f"ann-{uuid.uuid4()}"
     events = [said("user", text, id=f"short-{user}-{text}") for text in ("The parcel was late.", "I want a dog.")]
     await service.add_events_to_memory(app_name=app, user_id=user, events=events)
@@ -116,7 +116,7 @@ async def test_a_short_word_is_found_only_as_a_whole_word(memory: Memory) -> Non
 
 
 def test_the_first_messages_need_no_user_unless_older_ones_are_left_out() -> None:
-    """As in LlamaIndex's own memory: a greeting is part of the history until the history is cut."""
+    """A greeting is part of the history until the history is cut, as in LlamaIndex's memory."""
     with open_memory_sync(URL) as memory:
         chat = ChatMemory(memory, f"room:{uuid.uuid4()}", max_messages=3)
         roles: list[MessageRole] = [MessageRole.SYSTEM, MessageRole.ASSISTANT, MessageRole.USER, MessageRole.ASSISTANT]
@@ -128,7 +128,7 @@ def test_the_first_messages_need_no_user_unless_older_ones_are_left_out() -> Non
 
 @pytest.fixture
 async def memory() -> AsyncIterator[Memory]:
-    """A memory on the database of the test."""
+    """Open a memory on the database of the test, and close it after the test."""
     async with open_memory(URL) as opened:
         yield opened
 
@@ -150,7 +150,7 @@ def changing(state: dict[str, Any], **fields: Any) -> Event:
 
 
 async def test_a_session_is_created_once_read_back_and_deleted(memory: Memory) -> None:
-    """Equal to what was created; another one with its id is refused, also of a race, and after a delete accepted."""
+    """One of several concurrent creations succeeds; after a deletion the id can be used again."""
     service, app = SessionService(memory), new_app()
     key: dict[str, Any] = {"app_name": app, "user_id": "ann", "session_id": "s 1"}
     assert await read(service, app, name="s 1") is None
@@ -170,7 +170,7 @@ async def test_a_session_is_created_once_read_back_and_deleted(memory: Memory) -
 
 
 async def test_state_has_the_scope_of_its_prefix(memory: Memory) -> None:
-    """An app's is every user's, a user's is in all sessions of the app, and temporary state is not stored."""
+    """App state is shared by all users, user state by the user's sessions, and temporary state is not stored."""
     service, app = SessionService(memory), new_app()
     given = {"app:a": 1, "user:u": {"name": "Ann"}, "s": [1], "temp:t": "x"}
     one = await service.create_session(app_name=app, user_id="ann", session_id="one", state=given)
@@ -191,7 +191,7 @@ async def test_state_has_the_scope_of_its_prefix(memory: Memory) -> None:
 
 
 async def test_an_event_survives_whole_and_its_text_is_a_message(memory: Memory) -> None:
-    """Calls, actions, bytes and grounding are equal; the transcript has the texts, and a search finds them."""
+    """Calls, actions, bytes and grounding are equal; texts are in the transcript and found by a search."""
     service, app = SessionService(memory), new_app()
     session = await service.create_session(app_name=app, user_id="ann", session_id="trip")
     word = f"lisbon{uuid.uuid4().hex[:8]}"
@@ -230,8 +230,8 @@ async def test_an_event_survives_whole_and_its_text_is_a_message(memory: Memory)
     assert [entry.id for entry in found.memories] == [events[0].id]
 
 
-async def test_of_two_writers_of_one_revision_the_second_is_refused(memory: Memory) -> None:
-    """Also at once, and for a copy without ADK's marker; nothing of the refused event is stored."""
+async def test_the_second_of_two_writers_of_a_revision_is_refused(memory: Memory) -> None:
+    """This also holds for concurrent writers and for a copy without ADK's marker; a refused event stores nothing."""
     service, app = SessionService(memory), new_app()
     first = await service.create_session(app_name=app, user_id="ann", session_id="s")
     for number in range(4):
@@ -254,7 +254,7 @@ async def test_of_two_writers_of_one_revision_the_second_is_refused(memory: Memo
 
 
 async def test_an_event_that_is_appended_again_is_stored_once(memory: Memory) -> None:
-    """With a text and without one, as in ADK's service in memory; the session stays usable."""
+    """The same holds in ADK's in-memory service; the session stays usable."""
     service, app = SessionService(memory), new_app()
     session = await service.create_session(app_name=app, user_id="ann", session_id="s")
     events = [said("user", "hi", actions=EventActions(state_delta={"temp:a": 1})), changing({"step": 1})]
@@ -269,7 +269,7 @@ async def test_an_event_that_is_appended_again_is_stored_once(memory: Memory) ->
 
 
 async def test_a_session_is_created_again_after_retention_and_read_with_ids_of_others(memory: Memory) -> None:
-    """Of several writers one creates it; the copies from before are refused; an id like a revision's is no revision."""
+    """One of several writers creates it, and copies from before are refused; an id like a revision's is a message."""
     service, app = SessionService(memory), new_app()
     old = await service.create_session(app_name=app, user_id="ann", session_id="s")
     await service.append_event(old, said("user", "Old."))
@@ -289,7 +289,7 @@ async def test_a_session_is_created_again_after_retention_and_read_with_ids_of_o
 async def test_sessions_are_listed_by_activity_and_events_cut_by_the_config(
     memory: Memory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Oldest activity first, of a user or of all; the newest events, and those from a time on."""
+    """Sessions of a user or of all users come oldest activity first; events are limited by number or time."""
     service, app = SessionService(memory), new_app()
     for user, name in (("ann", "x"), ("ann", "y"), ("bob", "z")):
         await service.create_session(app_name=app, user_id=user, session_id=name, state={"name": name})
@@ -304,7 +304,7 @@ async def test_sessions_are_listed_by_activity_and_events_cut_by_the_config(
         ("bob", "z", {"name": "z"}, []),
         ("ann", "x", {"name": "x"}, []),
     ]
-    for odd in ("not:adk", "not_zz"):  # other sessions whose names begin so
+    for odd in ("not:adk", "not_zz"):  # other sessions with the same prefix
         await memory.session(f"adk:{keys.escape_key(app)}:bob:{odd}", user_id="bob").append([Message("user", "hi")])
     assert [one.id for one in (await service.list_sessions(app_name=app, user_id="bob")).sessions] == ["z"]
     pages: list[str] = []
@@ -319,7 +319,7 @@ async def test_sessions_are_listed_by_activity_and_events_cut_by_the_config(
     await memory.session(f"other-{app}", user_id="bob").append([Message("user", "hi")])
     await service.create_session(app_name=new_app(), user_id="bob", session_id="z")
     await service.list_sessions(app_name=app, user_id="bob")
-    assert len(pages) == 3  # the session, and two that begin so: others do not leave the database
+    assert len(pages) == 3  # the session and two with its prefix: the database filters all others
     for most, count in ((0, 0), (3, 3), (9, 5)):
         got = await read(service, app, name="x", num_recent_events=most)
         assert [one.timestamp for one in got.events] == [later + n for n in range(1, 6)][5 - count :]
@@ -328,7 +328,7 @@ async def test_sessions_are_listed_by_activity_and_events_cut_by_the_config(
 
 
 async def test_other_channels_share_the_session_and_an_erase_takes_its_state(memory: Memory) -> None:
-    """What others say is an event, what is taken back is none; the person's state goes with the person."""
+    """Messages of other channels are events, superseded ones are not; the state is erased with its user."""
     service, app, user = SessionService(memory), new_app(), f"ann-{uuid.uuid4()}"
     session = await service.create_session(app_name=app, user_id=user, session_id="s", state={"user:likes": "tea"})
     await service.append_event(session, said("user", "Hello."))
@@ -349,7 +349,7 @@ async def test_other_channels_share_the_session_and_an_erase_takes_its_state(mem
 
 
 async def test_a_long_user_id_of_any_script_has_sessions(memory: Memory) -> None:
-    """They are listed, found and deleted like others; sessions whose escaped key was short enough keep it."""
+    """Such sessions are listed, found and deleted like others; a key that is short enough stays unhashed."""
     service, app = SessionService(memory), new_app()
     users = [f"{word}{uuid.uuid4().hex[:4]}" for word in ("\u738b" * 150, "\u0915_: " + "\u0915\u0940" * 30)]
     for user in users:

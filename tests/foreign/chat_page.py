@@ -15,12 +15,12 @@ IS_BUILT = (_BUILT / "ready").exists()
 
 class _Files(SimpleHTTPRequestHandler):
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's own name
-        """Say nothing."""
+        """Log nothing."""
 
 
 @contextmanager
 def serving_page() -> Iterator[str]:
-    """Serve the page; its origin."""
+    """Serve the page, and yield its origin."""
     handler = partial(_Files, directory=str(_BUILT / "page" / "dist"))
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.02,))
@@ -33,6 +33,6 @@ def serving_page() -> Iterator[str]:
 
 
 def page_address(origin: str, service: str, assistant: str, **more: str) -> str:
-    """The address at which the page talks to an assistant of a service."""
+    """Return the URL with which the page uses an assistant of a service."""
     query = "".join(f"&{name}={value}" for name, value in more.items())
     return f"{origin}/?apiUrl={service.rstrip('/')}&assistantId={assistant}{query}"

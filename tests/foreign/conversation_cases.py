@@ -1,4 +1,4 @@
-"""Cases of the conversation store of Pydantic AI; `test_adapters.py` runs them in the environment of the adapters."""
+"""Cases of Pydantic AI's conversation store, which `test_adapters.py` runs in the environment of the adapters."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ URL = os.environ["THREADKEEP_TEST_DATABASE"]
 
 @pytest.fixture
 async def memory() -> AsyncIterator[Memory]:
-    """A memory on the database of the test."""
+    """Open a memory on the database of the test, and close it after the test."""
     async with open_memory(URL) as opened:
         yield opened
 
 
 def counting() -> Agent[None, str]:
-    """Return an agent that calls a tool once a turn, and says how many messages it was sent."""
+    """Return an agent that calls a tool once per turn, and answers with the number of messages it got."""
 
     def answer(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
         if any(part.part_kind == "tool-return" for part in messages[-1].parts):
@@ -48,7 +48,7 @@ def counting() -> Agent[None, str]:
 
 
 async def ask(store: Conversations, name: str, prompt: Any, **scope: str) -> Any:
-    """Return the result of a turn, whose conversation is loaded before and saved after it."""
+    """Load a conversation, run a turn, save it, and return the result."""
     conversation = await store.load(name) or Conversation(conversation_id=name)
     result = await counting().run(prompt, conversation=conversation)
     await store.save(result, **scope)
@@ -56,18 +56,18 @@ async def ask(store: Conversations, name: str, prompt: Any, **scope: str) -> Any
 
 
 def new_name() -> str:
-    """Return a conversation's id that no other test has."""
+    """Return a conversation id that no other test has."""
     return f"room-{uuid.uuid4()}"
 
 
 async def texts(memory: Memory, name: str, user: str | None = None) -> list[tuple[str, str]]:
-    """Return what a person and the agents say in a session."""
+    """Return roles and texts of a session, without system messages."""
     found = await memory.session(name, user_id=user).tail(100)
     return [(one.role, one.content) for one in found if one.role != "system"]
 
 
-async def test_an_agents_conversation_is_kept_and_stands_in_the_transcript(memory: Memory) -> None:
-    """Messages with tools and bytes come back equal, each stored once; usage and ids too, and a search finds texts."""
+async def test_a_conversation_is_stored_in_the_transcript(memory: Memory) -> None:
+    """Messages, usage and ids are equal after loading, each is stored once, and a search finds texts."""
     store, name = Conversations(memory, user_id="ann"), new_name()
     word = f"lisbon{uuid.uuid4().hex[:8]}"
     first = await ask(store, name, [f"Flights to {word}?", BinaryContent(b"\x00\xff", media_type="image/png")])
@@ -92,8 +92,8 @@ async def test_an_agents_conversation_is_kept_and_stands_in_the_transcript(memor
         await store.read_entry("nothing")
 
 
-async def test_of_two_saves_of_one_revision_the_second_is_refused(memory: Memory) -> None:
-    """Also at once, and of a conversation that is new; a repeat of the same write changes nothing."""
+async def test_the_second_of_two_saves_of_a_revision_is_refused(memory: Memory) -> None:
+    """This also holds for concurrent saves and new conversations; a repeated write changes nothing."""
     store, name = Conversations(memory), new_name()
     entry = ConversationEntry(parent_id=None, message=ModelResponse(parts=[TextPart("Hello.")]))
     record = ConversationRecord(conversation_id=name, head_id=entry.id)
@@ -122,7 +122,7 @@ async def test_of_two_saves_of_one_revision_the_second_is_refused(memory: Memory
 
 
 async def test_a_branch_supersedes_and_a_fork_is_a_session_of_its_own(memory: Memory) -> None:
-    """The history that was left can be continued again; a fork survives the delete of its origin."""
+    """The superseded history can be continued again; a fork survives the deletion of its origin."""
     store, name, fork_name = Conversations(memory), new_name(), new_name()
     await ask(store, name, "One.")
     await ask(store, name, "Two.")
@@ -168,7 +168,7 @@ class LateWriter(Conversations):
 
 
 async def test_a_refused_branch_takes_back_nothing(memory: Memory) -> None:
-    """Of two that leave entries at once, the second had read the record before the first was stored."""
+    """The second writer read the record before the first one stored its branch."""
     store, late, name = Conversations(memory), LateWriter(memory), new_name()
     await ask(store, name, "One.")
     await ask(store, name, "Two.")
@@ -187,14 +187,14 @@ async def test_a_refused_branch_takes_back_nothing(memory: Memory) -> None:
         await writing
     said = [("user", "One."), ("assistant", "I see 3 messages."), ("assistant", "First.")]
     assert await texts(memory, name) == said
-    # A repeat of the write that was stored changes nothing either.
+    # Repeating the stored write changes nothing either.
     await store.write_record(first, new_entries=[new], expected_revision=record.revision)
     assert await texts(memory, name) == said
     assert [one.id for one in await store.read_history(new.id)] == [*(one.id for one in entries[:4]), new.id]
 
 
 async def test_conversations_are_listed_by_scope_newest_first(memory: Memory) -> None:
-    """Those of the store's user; an erase of the user takes them."""
+    """Only conversations of the store's user are listed, and an erase of the user deletes them."""
     user = f"ann-{uuid.uuid4()}"
     store, names = Conversations(memory, user_id=user), [new_name() for _ in range(3)]
     for name, scope in zip(names, ("desk", "desk", "phone"), strict=True):
@@ -208,7 +208,7 @@ async def test_conversations_are_listed_by_scope_newest_first(memory: Memory) ->
 
 
 async def test_a_list_reads_sessions_of_other_agents_once(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A store looks at a session again only if it has a new message: it may have been imported since."""
+    """A store reads such a session again only if it has a new message, since it may have been imported."""
     user, reads = f"ann-{uuid.uuid4()}", list[str]()
     store, name, others = Conversations(memory, user_id=user), new_name(), [new_name() for _ in range(3)]
     for other in others:
@@ -231,7 +231,7 @@ async def test_a_list_reads_sessions_of_other_agents_once(memory: Memory, monkey
 
 
 async def test_imported_conversations_are_listed_forked_and_continued(memory: Memory) -> None:
-    """An export has no state of the adapter; sessions of other agents, and of other users, are no conversations."""
+    """Exports have no adapter state; sessions of other agents and users are no conversations."""
     user, lines, refused = f"ann-{uuid.uuid4()}", io.BytesIO(), []
     store, names, fork_name = Conversations(memory, user_id=user), [new_name() for _ in range(2)], new_name()
     for name in names:
@@ -260,7 +260,7 @@ async def test_imported_conversations_are_listed_forked_and_continued(memory: Me
 async def test_a_conversation_continues_after_retention(
     memory: Memory, limits: RetentionLimits, left: list[str]
 ) -> None:
-    """It begins with the oldest entry that is left; without one, the next save is its first again, of one writer."""
+    """It begins with the oldest remaining entry; without one, the next save creates it again, for one writer."""
     store, name = Conversations(memory), new_name()
     for text in ("One.", "Two."):
         await ask(store, name, text)

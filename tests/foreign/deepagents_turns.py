@@ -1,4 +1,4 @@
-"""Turns of deep agents, run with the environment that has deepagents; what came of each is printed as JSON."""
+"""Turns of deep agents, run in the environment that has deepagents; the results are printed as JSON."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ROOM: Any = {"configurable": {"thread_id": "telegram:1"}}
 
 
 class Bound(ScriptedModel):
-    """A scripted model that takes tools."""
+    """A scripted model that accepts tools."""
 
     def bind_tools(self, tools: Any, **kwargs: Any) -> Any:
         """Return the model: the script says which tools it calls."""
@@ -66,7 +66,7 @@ def texts(call: list[BaseMessage]) -> list[str]:
 
 
 async def delegating(mode: str, saver: InMemorySaver | None, *, remembering: bool) -> dict[str, Any]:
-    """Run a turn that is delegated, the same message again, and another turn."""
+    """Run a delegated turn, the same message again, and another turn."""
     async with open_memory("sqlite://") as memory:
         child, chief = Bound(replies=["found one"]), Bound(replies=[task(), "booked", "fine"])
         sub = searcher(child, mode, memory if remembering else None)
@@ -104,7 +104,7 @@ async def interrupted(mode: str) -> dict[str, Any]:
 
 
 async def main() -> None:
-    """Print what came of all turns."""
+    """Print the results of all turns."""
     savers: dict[str, Callable[[], InMemorySaver | None]] = {"checkpointer": InMemorySaver, "none": lambda: None}
     found: dict[str, Any] = {}
     for mode, saver, remembering in product(("isolated", "fork"), savers, (True, False)):

@@ -1,4 +1,4 @@
-"""A model and an embedder as Graphiti's servers call them: deterministic, on a loopback port, without a network.
+"""A deterministic model and embedder for Graphiti's servers on a loopback port, without a network.
 
 Runs in the environment of `make foreign`: `python graphiti_model.py PORT`. Entities are the speaker and capitalised
 words; a sentence with two of them is a fact. `POST /_control` sets `latency_ms`, and `fail`: how many model calls fail.
@@ -51,7 +51,7 @@ def vector(text: str) -> list[float]:
 
 
 def section(prompt: str, *names: str) -> str:
-    """The last block of a prompt with one of these tags."""
+    """Return the last block of a prompt with one of these tags."""
     for name in names:
         if found := re.findall(rf"<{re.escape(name)}>\s*\n?(.*?)\n?\s*</{re.escape(name)}>", prompt, re.DOTALL):
             return str(found[-1]).strip()
@@ -59,7 +59,7 @@ def section(prompt: str, *names: str) -> str:
 
 
 def parsed(text: str) -> Any:
-    """The list in a block of a prompt; empty if it is none."""
+    """Return the list in a block of a prompt, or an empty list."""
     try:
         return json.loads(text)
     except ValueError:
@@ -80,7 +80,7 @@ def names_in(text: str) -> list[str]:
 
 
 def facts_in(text: str, names: list[str], prompt: str) -> list[dict[str, Any]]:
-    """A fact for each sentence: of two names in it, or of the speaker and a name."""
+    """Return a fact per sentence: about two names in it, or about the speaker and a name."""
     speaker = _SPEAKER.match(text)
     body = text[speaker.end() :] if speaker else text
     reference = _TIME.search(section(prompt, "REFERENCE_TIME", "REFERENCE TIME"))
@@ -105,7 +105,7 @@ def facts_in(text: str, names: list[str], prompt: str) -> list[dict[str, Any]]:
 
 
 def answer(name: str, schema: dict[str, Any], prompt: str) -> Any:
-    """What the model says in the form that is asked for."""
+    """Return the model's answer in the requested schema."""
     text = section(prompt, "CURRENT MESSAGE", "CURRENT_MESSAGE", "CURRENT MESSAGES", "TEXT", "EPISODES", "MESSAGES")
     if name == "ExtractedEntities":
         entities = [{"name": one, "entity_type_id": 0, "episode_indices": [0]} for one in names_in(text)]
@@ -124,7 +124,7 @@ def answer(name: str, schema: dict[str, Any], prompt: str) -> Any:
 
 
 def resolutions(prompt: str) -> list[dict[str, Any]]:
-    """Return the entities that are known under the same name."""
+    """Return the entities with the same name as a known one."""
     known = {
         str(one.get("name", "")).lower(): (one.get("candidate_id", one.get("idx", at)), one.get("name"))
         for at, one in enumerate(parsed(section(prompt, "EXISTING ENTITIES")))
@@ -137,7 +137,7 @@ def resolutions(prompt: str) -> list[dict[str, Any]]:
 
 
 def duplicates(prompt: str, schema: dict[str, Any]) -> dict[str, Any]:
-    """The known facts with the same words, and those that a changed one contradicts."""
+    """Return the known facts with the same words, and those that a changed fact contradicts."""
     new = section(prompt, "NEW FACT", "NEW EDGE")
     known = parsed(section(prompt, "EXISTING FACTS", "EXISTING EDGES"))
     candidates = parsed(section(prompt, "FACT INVALIDATION CANDIDATES"))
@@ -152,7 +152,7 @@ def duplicates(prompt: str, schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def filled(schema: dict[str, Any], known: dict[str, Any]) -> Any:
-    """The emptiest value of a schema."""
+    """Return the emptiest value of a schema."""
     if "$ref" in schema:
         return filled(known[schema["$ref"].rpartition("/")[2]], known)
     if "anyOf" in schema:
@@ -186,7 +186,7 @@ async def trouble() -> JSONResponse | None:
 
 
 async def responses(request: Request) -> JSONResponse:
-    """OpenAI's responses, with structured output."""
+    """Answer OpenAI's responses API with structured output."""
     body = await request.json()
     calls["model"] += 1
     if (failed := await trouble()) is not None:
@@ -218,7 +218,7 @@ async def responses(request: Request) -> JSONResponse:
 
 
 async def completions(request: Request) -> JSONResponse:
-    """OpenAI's chat completions, with structured output."""
+    """Answer OpenAI's chat completions API with structured output."""
     body = await request.json()
     calls["model"] += 1
     if (failed := await trouble()) is not None:
@@ -232,7 +232,7 @@ async def completions(request: Request) -> JSONResponse:
 
 
 async def embeddings(request: Request) -> JSONResponse:
-    """OpenAI's embeddings."""
+    """Answer OpenAI's embeddings API."""
     body = await request.json()
     calls["embedder"] += 1
     texts = [body["input"]] if isinstance(body["input"], str) else body["input"]

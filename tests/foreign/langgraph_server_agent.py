@@ -22,7 +22,7 @@ end_with_parent()
 
 
 class Echo(BaseChatModel):
-    """Repeats the texts of people that it sees; `send` calls the tool, and `slow` takes a minute."""
+    """A model that repeats the texts of users; `send` calls the tool, and `slow` takes a minute."""
 
     @property
     def _llm_type(self) -> str:
@@ -61,5 +61,5 @@ auth = Auth()
 
 @auth.authenticate
 async def authenticate(authorization: str | None) -> str:
-    """Return the name of the caller, who needs no proof of it here."""
+    """Return the name of the caller, without any proof of it."""
     return (authorization or "").removeprefix("Bearer ")

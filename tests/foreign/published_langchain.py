@@ -1,4 +1,4 @@
-"""A plugin for LangChain's tests of `RunnableWithMessageHistory`, with `ChatHistory` in the place of its own history.
+"""A plugin for LangChain's tests of `RunnableWithMessageHistory`, which replaces its history by `ChatHistory`.
 
 `test_published.py` runs it in the source of langchain-core, whose `tests` package it imports.
 """
@@ -37,7 +37,7 @@ class HistoryInstead(ChatHistory):
 
     @property
     def messages(self) -> list[BaseMessage]:  # type: ignore[override]
-        """The messages without the ids that Threadkeep gives to those that have none."""
+        """Return the messages without ids, which Threadkeep adds to messages without one."""
         return [message.model_copy(update={"id": None}) for message in super().messages]
 
     async def aget_messages(self) -> list[BaseMessage]:
@@ -46,7 +46,7 @@ class HistoryInstead(ChatHistory):
 
 
 def pytest_configure() -> None:
-    """Put the history in place, before the tests import LangChain's own."""
+    """Replace LangChain's history before the tests import it."""
     _memories.append(_opened.enter_context(open_memory_sync(os.environ["THREADKEEP_TEST_DATABASE"])))
     chat_history.InMemoryChatMessageHistory = HistoryInstead  # type: ignore[misc, assignment]
 

@@ -1,6 +1,6 @@
-"""A plugin for the session tests of the OpenAI Agents SDK, which puts `AgentsSession` in the place of its own sessions.
+"""A plugin for the session tests of the OpenAI Agents SDK, which replaces its sessions by `AgentsSession`.
 
-`test_published.py` runs it in the SDK's source, whose `tests` package it imports; nothing of this repository's does.
+`test_published.py` runs it in the SDK's source, whose `tests` package it imports instead of this repository's.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from threadkeep.adapters.openai_agents import AgentsSession
 _opened = ExitStack()
 _memories: list[SyncMemory] = []
 
-# The beginnings of tests that are skipped, by reason. What is listed here cannot hold for any other database.
+# Name prefixes of skipped tests, by reason. These tests cannot pass with any other database.
 SKIPPED = {
     "reaches into the connections, tables and locks of SQLiteSession": (
         "test_sqlite_session_close_closes_worker_thread_connections",
@@ -82,7 +82,7 @@ class ListInstead(AgentsSession):
 
     @property
     def saved_items(self) -> list[Any]:
-        """The stored items."""
+        """Return the stored items."""
         return _wait(AgentsSession.get_items(self))
 
     _items = saved_items
@@ -100,7 +100,7 @@ class CountingInstead(ListInstead):
 
 
 class IdStrippingInstead(CountingInstead):
-    """A session that stores items without their ids, as hosted ones do that give ids of their own."""
+    """A session that stores items without their ids, like hosted sessions that assign their own."""
 
     def __init__(self, session_id: str = "test", history: list[Any] | None = None) -> None:
         super().__init__(session_id, history)
@@ -118,7 +118,7 @@ def _wait[T](call: Coroutine[Any, Any, T]) -> T:
 
 
 def pytest_configure() -> None:
-    """Put the sessions in place, before the tests import those of the SDK."""
+    """Replace the sessions before the tests import those of the SDK."""
     _memories.append(_opened.enter_context(open_memory_sync(os.environ["THREADKEEP_TEST_DATABASE"])))
     agents.SQLiteSession = agents.memory.SQLiteSession = SqliteInstead  # type: ignore[misc, assignment]
     simple = importlib.import_module("tests.utils.simple_session")

@@ -1,6 +1,6 @@
-"""A process that talks and delivers until it is killed: `python talk_to_graphiti.py DATABASE ENDPOINT TURNS`.
+"""A process that appends turns and delivers until it is killed: `python talk_to_graphiti.py DATABASE ENDPOINT TURNS`.
 
-It prints a line for each turn that is stored.
+It prints a line for each stored turn.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from threadkeep.records.graphiti import GraphitiOptions
 
 
 async def main(database: str, endpoint: str, turns: int) -> None:
-    """Store turns, then wait to be killed."""
+    """Store turns, then wait until the process is killed."""
     graphiti = GraphitiOptions(endpoint=endpoint, workspace="shop", poll_seconds=0.1)
     async with open_memory(database, options=MemoryOptions(graphiti=graphiti)) as memory:
         session = memory.session("room:1", user_id="ann", workspace="shop")

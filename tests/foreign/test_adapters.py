@@ -1,4 +1,4 @@
-"""The adapters whose packages have an environment of their own, in the environment of `make foreign`."""
+"""Tests of the adapters whose packages have a separate environment, which `make foreign` creates."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PYTHON = ROOT / ".venv-adapters" / "bin" / "python"
 
 @pytest.mark.parametrize(("name", "count"), [("adapter_cases.py", 15), ("conversation_cases.py", 9)])
 def test_the_cases_of_other_frameworks_hold(shared_url: str, name: str, count: int) -> None:
-    """On each database: those of Google ADK and LlamaIndex, and those of Pydantic AI."""
+    """Cases of Google ADK, LlamaIndex and Pydantic AI pass on each database."""
     if not PYTHON.exists():
         pytest.skip("These frameworks have an environment of their own, which is not there: run `make foreign`.")
     cases = Path(__file__).with_name(name)

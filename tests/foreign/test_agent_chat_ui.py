@@ -1,4 +1,4 @@
-"""agent-chat-ui, the chat page for LangGraph's server, in a real browser against a service."""
+"""Tests of agent-chat-ui, the chat page for LangGraph's server, in a real browser against a service."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ pytestmark = [
 
 @pytest.fixture
 def origin() -> Iterator[str]:
-    """The origin of the built page."""
+    """Serve the built page, and return its origin."""
     with serving_page() as found:
         yield found
 
@@ -55,13 +55,13 @@ async def _say(page: Any, text: str) -> None:
 
 
 async def _press(page: Any, button: Any) -> None:
-    # The page scrolls to its newest message meanwhile, and a click at a place can miss what moves; a key does not.
+    # The page may scroll to its newest message, and a click at a position can miss a moving button; a key does not.
     await _written(page)
     await button.press("Enter")
 
 
 async def _written(page: Any) -> None:
-    # While an answer is written there is a button to cancel instead, and the page sends nothing.
+    # While an answer is streamed, the page has a button to cancel instead, and cannot send.
     await page.get_by_role("button", name="Send", exact=True).wait_for()
 
 
@@ -70,8 +70,8 @@ async def _history(client: httpx2.AsyncClient, thread_id: str) -> list[tuple[str
     return [(one["content"], one["status"]) for one in messages]
 
 
-async def test_people_talk_edit_ask_again_and_stop(tmp_path: Path, origin: str) -> None:
-    """Answers appear while they are written; after a reload the conversation is there."""
+async def test_users_chat_edit_regenerate_and_cancel(tmp_path: Path, origin: str) -> None:
+    """Answers are streamed, and the conversation is shown again after a reload."""
     gate = Gate()
     model = ScriptedModel(["One.", "Two.", "Two again.", "Another two.", ["Slowly ", gate, "three."]])
     settings = settings_for(tmp_path, cors_origins=origin)
@@ -103,8 +103,8 @@ async def test_people_talk_edit_ask_again_and_stop(tmp_path: Path, origin: str) 
         assert await _history(client, thread_id) == [*((text, "complete") for text in asked), *stopped_at]
 
 
-async def test_a_question_of_a_run_is_answered(tmp_path: Path, origin: str) -> None:
-    """A person accepts what a run asks, also after a reload."""
+async def test_an_interrupt_of_a_run_is_answered(tmp_path: Path, origin: str) -> None:
+    """A user accepts an interrupt of a run, also after a reload."""
     settings = settings_for(tmp_path, cors_origins=origin, workflows=f"refund={__name__}:refund")
     async with opened_app(ScriptedModel([]), settings) as app, listening(app) as client, tab(origin) as page:
         await page.goto(page_address(origin, str(client.base_url), "refund"))

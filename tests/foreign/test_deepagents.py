@@ -1,4 +1,4 @@
-"""Deep agents with memory, in the environment of `make foreign`: the main agent's answer is stored, nothing else."""
+"""Tests of deep agents with memory: only the main agent's question and answer are stored."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TURNS = [ASKED, ["main", "complete", "booked"], [None, "complete", "and now?"], 
 
 @pytest.fixture(scope="module")
 def turns() -> dict[str, Any]:
-    """Return what came of the turns of `deepagents_turns.py`, by their names."""
+    """Return the results of the turns of `deepagents_turns.py`, by name."""
     if not PYTHON.exists():
         pytest.skip("deepagents has an environment of its own, which is not there: run `make foreign`.")
     script = Path(__file__).with_name("deepagents_turns.py")
@@ -35,8 +35,8 @@ def turns() -> dict[str, Any]:
 @pytest.mark.parametrize("child", ["remembering", "plain"])
 @pytest.mark.parametrize("saver", ["checkpointer", "none"])
 @pytest.mark.parametrize("mode", ["isolated", "fork"])
-def test_a_sub_agent_takes_no_part_in_the_turn(turns: dict[str, Any], mode: str, saver: str, child: str) -> None:
-    """It writes nothing into the session, whether it has a memory or not; a repeat asks no model."""
+def test_a_sub_agent_writes_nothing_to_the_session(turns: dict[str, Any], mode: str, saver: str, child: str) -> None:
+    """A sub-agent, with or without a memory, writes nothing to the session; a repeated turn calls no model."""
     turn = turns[f"{mode} {saver} {child}"]
     assert turn["stored"] == TURNS
     assert (turn["told"], turn["calls"]) == (["booked", "booked"], 2)
@@ -44,8 +44,8 @@ def test_a_sub_agent_takes_no_part_in_the_turn(turns: dict[str, Any], mode: str,
 
 @pytest.mark.parametrize("child", ["remembering", "plain"])
 @pytest.mark.parametrize("saver", ["checkpointer", "none"])
-def test_what_a_sub_agent_sees_is_what_it_was_given(turns: dict[str, Any], saver: str, child: str) -> None:
-    """An isolated one sees its task; a fork the messages of the run as well."""
+def test_a_sub_agent_gets_only_its_input(turns: dict[str, Any], saver: str, child: str) -> None:
+    """An isolated sub-agent gets its task; a fork also gets the messages of the run."""
     assert turns[f"isolated {saver} {child}"]["child"] == [["find flights"]]
     [[asked, given]] = turns[f"fork {saver} {child}"]["child"]
     assert asked == "my card is 4111"
@@ -54,14 +54,14 @@ def test_what_a_sub_agent_sees_is_what_it_was_given(turns: dict[str, Any], saver
 
 @pytest.mark.parametrize("saver", ["checkpointer", "none"])
 def test_the_next_turn_sees_the_one_before_once(turns: dict[str, Any], saver: str) -> None:
-    """With the steps of the turn before it, as of any agent with tools."""
+    """The next turn also gets the steps of the turn before, as with any agent with tools."""
     steps = ["my card is 4111", "one moment", "found one", "booked", "and now?"]
     assert turns[f"isolated {saver} remembering"]["next"] == steps
 
 
 @pytest.mark.parametrize("mode", ["isolated", "fork"])
 def test_an_interrupt_in_a_sub_agent_is_resumed(turns: dict[str, Any], mode: str) -> None:
-    """Resumed with other models, as in another process: the question once, one answer."""
+    """After a resume in another process, the question and one answer are stored."""
     turn = turns[f"{mode} interrupted"]
     assert turn["before"] == [[None, "complete", "q"]]
     assert turn["told"] == "booked"

@@ -1,4 +1,4 @@
-"""A client that `openapi-python-client` generates from the OpenAPI document, against a served process."""
+"""Test of a client that `openapi-python-client` generates, against a served process."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ pytestmark = [pytest.mark.foreign, pytest.mark.process]
 ROOT = Path(__file__).parents[2]
 BIN = ROOT / ".venv-adapters" / "bin"
 GENERATED = "GET /api/v1/users/{user_id}"
-"""The only operation with a response that the generator leaves out: it has two media types."""
+"""The only operation with a response that the generator skips, since it has two media types."""
 
 
 async def output_of(*command: str | Path) -> tuple[str, str]:
-    """Return what a command prints, and its warnings; it has to succeed."""
+    """Run a command that must succeed; return its output and its warnings."""
     process = await asyncio.create_subprocess_exec(
         *map(str, command), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )
@@ -36,7 +36,7 @@ async def output_of(*command: str | Path) -> tuple[str, str]:
 
 
 async def test_a_generated_client_chats_lists_pages_and_reads_errors(tmp_path: Path) -> None:
-    """The generator understands the whole document, and what it makes reads every answer into its models."""
+    """The generator understands the whole document, and the client parses every response into its models."""
     if not (BIN / "openapi-python-client").exists():
         pytest.skip("The generator of clients has an environment of its own: run `make foreign`.")
     document, config = tmp_path / "openapi.json", tmp_path / "generator.yml"

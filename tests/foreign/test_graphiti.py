@@ -1,4 +1,4 @@
-"""Turns and recalls on the real Graphiti server, in the environment of `make foreign`."""
+"""Tests of turns and recall with the real Graphiti server, in the environment of `make foreign`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ TALK = [
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealGraphiti]:
-    """The REST server with its database and a model."""
+    """Start the REST server with its database and a model, and stop them after the module."""
     if not is_there():
         pytest.skip(MISSING)
     with running_graphiti(tmp_path_factory.mktemp("graphiti")) as started:
@@ -48,7 +48,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealGraphiti]:
 
 @asynccontextmanager
 async def opened(server: RealGraphiti | str, url: str, **changes: Any) -> AsyncIterator[Memory]:
-    """A memory that delivers, and whose turns may go to the server."""
+    """Open a memory with background delivery and consent, and close it after the block."""
     endpoint = server if isinstance(server, str) else server.rest
     options = GraphitiOptions(**{"endpoint": endpoint, "workspace": "shop", "poll_seconds": 0.1, **changes})
     async with open_memory(url, options=MemoryOptions(graphiti=options)) as memory:
@@ -58,19 +58,19 @@ async def opened(server: RealGraphiti | str, url: str, **changes: Any) -> AsyncI
 
 
 async def say(memory: Memory, session_id: str, *turns: tuple[str, str], user_id: str = "ann") -> None:
-    """Have a conversation."""
+    """Append turns to a session."""
     session = memory.session(session_id, user_id=user_id, workspace="shop")
     for asked, answered in turns:
         await session.append([Message(role="user", content=asked), Message(role="assistant", content=answered)])
 
 
 def pairs(first: int, last: int) -> list[tuple[str, str]]:
-    """Some turns of the talk."""
+    """Return the turns with these numbers."""
     return [(f"Question {n} is about Garden {n}.", f"Answer {n}.") for n in range(first, last + 1)]
 
 
 async def until(memory: Memory, condition: Callable[[GraphitiStatus], bool]) -> GraphitiStatus:
-    """Return the status for which a condition holds."""
+    """Wait until a condition holds for the status, and return the status."""
     async with asyncio.timeout(HANG_SECONDS):
         while True:
             if condition(status := await memory.graphiti.status()):
@@ -79,19 +79,19 @@ async def until(memory: Memory, condition: Callable[[GraphitiStatus], bool]) -> 
 
 
 def confirmed(count: int) -> Callable[[GraphitiStatus], bool]:
-    """Whether so much is there, and nothing is on its way."""
+    """Return a condition: this many messages are confirmed, and none is queued."""
     return lambda status: {**status.counts, "turns": 0} == {"confirmed": count, "turns": 0}
 
 
 def episodes(server: RealGraphiti, scope: Scope) -> list[str]:
-    """What the server has of a scope, oldest first."""
+    """Return the texts that the server has for a scope, oldest first."""
     address = f"{server.rest}/episodes/{group_id_of(scope)}?last_n=500"
     with urllib.request.urlopen(address, timeout=HANG_SECONDS) as response:  # noqa: S310 - loopback
         return [str(one["content"]).partition("): ")[2] for one in json.load(response)]
 
 
-async def test_a_talk_of_twenty_turns_arrives_whole_in_order_and_once(server: RealGraphiti, sqlite_url: str) -> None:
-    """Forty episodes in the group of each scope, and the status says so all the way."""
+async def test_a_conversation_of_twenty_turns_arrives_in_order_and_once(server: RealGraphiti, sqlite_url: str) -> None:
+    """Each scope's group gets forty episodes, and the number of confirmed messages only rises."""
     async with opened(server, sqlite_url) as memory:
         await say(memory, "whole", *pairs(1, 20))
         seen = []
@@ -107,7 +107,7 @@ async def test_a_talk_of_twenty_turns_arrives_whole_in_order_and_once(server: Re
 
 
 def talk_and_die(url: str, endpoint: str, turns: int) -> None:
-    """Let another process talk and deliver, and kill it when it has stored so many turns."""
+    """Run another process that appends turns and delivers; kill it after a number of stored turns."""
     command = [sys.executable, str(Path(__file__).with_name("talk_to_graphiti.py")), url, endpoint, "20"]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as talking:
         assert talking.stdout is not None
@@ -117,8 +117,8 @@ def talk_and_die(url: str, endpoint: str, turns: int) -> None:
         talking.kill()
 
 
-async def test_it_arrives_through_a_kill_of_our_process(server: RealGraphiti, sqlite_url: str) -> None:
-    """Killed in the middle of the talk: the next process delivers the rest, and repeats nothing."""
+async def test_delivery_survives_a_kill_of_the_process(server: RealGraphiti, sqlite_url: str) -> None:
+    """The next process delivers the remaining turns, and repeats none."""
     async with opened(server, sqlite_url, scopes=("session",)):
         pass
     for stored_before_the_end in (7, 14, 20):
@@ -129,10 +129,8 @@ async def test_it_arrives_through_a_kill_of_our_process(server: RealGraphiti, sq
     assert episodes(server, Scope("session", "room:1")) == TALK
 
 
-async def test_it_arrives_through_a_restart_in_the_middle_of_the_servers_queue(
-    server: RealGraphiti, sqlite_url: str
-) -> None:
-    """The server forgets what waits: that is sent again after the time-out, and nothing else is."""
+async def test_delivery_survives_a_restart_of_the_server(server: RealGraphiti, sqlite_url: str) -> None:
+    """Messages lost with the server's queue are sent again after the timeout, and no others."""
     async with opened(server, sqlite_url, scopes=("session",), confirm_seconds=3, confirm_seconds_each=0.2) as memory:
         server.control(latency_ms=100)
         await say(memory, "restarted", *pairs(1, 20))
@@ -147,15 +145,15 @@ async def test_it_arrives_through_a_restart_in_the_middle_of_the_servers_queue(
 
 
 def poison(server: RealGraphiti) -> None:
-    """Send what ends the server's worker, as another client may do."""
+    """Send a group id that ends the server's worker, as another client may do."""
     body = {"group_id": "a.b", "messages": [{"content": "x", "role_type": "user", "role": "x"}]}
     head = {"Content-Type": "application/json"}
     request = urllib.request.Request(f"{server.rest}/messages", json.dumps(body).encode(), head)  # noqa: S310 - loopback
     urllib.request.urlopen(request, timeout=HANG_SECONDS).close()  # noqa: S310 - loopback
 
 
-async def test_it_arrives_after_the_servers_worker_died(server: RealGraphiti, sqlite_url: str) -> None:
-    """The server goes on to take everything: the status says that nothing is confirmed, until it is restarted."""
+async def test_delivery_survives_a_dead_worker_of_the_server(server: RealGraphiti, sqlite_url: str) -> None:
+    """The server still accepts messages, but none is confirmed until it is restarted."""
     await asyncio.to_thread(poison, server)
     async with opened(server, sqlite_url, scopes=("session",), confirm_seconds=2, confirm_seconds_each=0) as memory:
         await say(memory, "dead", *pairs(1, 2))
@@ -166,10 +164,8 @@ async def test_it_arrives_after_the_servers_worker_died(server: RealGraphiti, sq
         assert list(dict.fromkeys(episodes(server, Scope("session", "dead")))) == TALK[:4]
 
 
-async def test_recall_brings_what_the_same_person_said_elsewhere_and_nothing_of_others(
-    server: RealGraphiti, sqlite_url: str
-) -> None:
-    """From another session, by the words of the question."""
+async def test_recall_finds_facts_of_the_same_user_only(server: RealGraphiti, sqlite_url: str) -> None:
+    """Facts of the user's other sessions are found by the words of the question."""
     recall = {"recall_enabled": True, "recall_timeout_seconds": HANG_SECONDS, "recall_scopes": ("user",)}
     async with opened(server, sqlite_url, scopes=("user",), **recall) as memory:
         await say(memory, "telegram:1", ("The Garden Gate has the code Tulip.", "Noted."), user_id="ann")
@@ -182,8 +178,8 @@ async def test_recall_brings_what_the_same_person_said_elsewhere_and_nothing_of_
             assert other not in told
 
 
-async def test_a_server_that_hangs_or_is_gone_costs_the_deadline_once(server: RealGraphiti, sqlite_url: str) -> None:
-    """And loses no turn."""
+async def test_a_hanging_or_stopped_server_costs_the_deadline_once(server: RealGraphiti, sqlite_url: str) -> None:
+    """No turn is lost while the server hangs or is stopped."""
     recall = {"recall_enabled": True, "recall_timeout_seconds": 1.0, "recall_scopes": ("session",)}
     question = RecallQuestion("Which code?", {"session": Scope("session", "paused")})
     async with opened(server, sqlite_url, scopes=("session",), timeout_seconds=2, **recall) as memory:
@@ -209,7 +205,7 @@ type Relay = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[No
 
 @asynccontextmanager
 async def proxy_with(relay: Relay) -> AsyncIterator[str]:
-    """The address of a proxy that serves each connection with ``relay``; the end of the block closes them all."""
+    """Start a proxy that serves each connection with ``relay``; yield its URL, and close it after the block."""
     tasks: set[asyncio.Task[Any]] = set()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -233,7 +229,7 @@ async def proxy_with(relay: Relay) -> AsyncIterator[str]:
 
 @asynccontextmanager
 async def connection_to(port: int) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    """A connection to a local port, closed with the block."""
+    """Open a connection to a local port, and close it after the block."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         yield reader, writer
@@ -249,20 +245,20 @@ async def close(writer: asyncio.StreamWriter) -> None:
 
 
 async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Pass on bytes until the sender ends."""
+    """Forward bytes until the sender ends."""
     while data := await reader.read(65_536):
         writer.write(data)
 
 
 class FaultyProxy:
-    """A proxy before the server that passes on what comes, or fails as it is told."""
+    """A proxy before the server that forwards requests, or fails in a chosen way."""
 
     def __init__(self, port: int) -> None:
         self.fault = "none"
         self._port = port
 
     async def relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Serve a connection; each request has one of its own."""
+        """Serve a connection with one request."""
         fault = self.fault
         head = await reader.readuntil(b"\r\n\r\n")
         while fault == self.fault == "hangs":  # noqa: ASYNC110 - the test sets the fault
@@ -289,7 +285,7 @@ class FaultyProxy:
 async def test_a_fault_costs_a_chat_turn_the_deadline_once_and_loses_no_turn(
     server: RealGraphiti, sqlite_url: str, fault: str
 ) -> None:
-    """Three turns of an agent while the server fails; all of them arrive when it is back."""
+    """Three turns of an agent during the failure arrive when the server works again."""
     events = RecordedEvents()
     proxy = FaultyProxy(server.ports["rest"])
     session_id = f"fault-{fault}"
@@ -325,8 +321,8 @@ async def test_a_fault_costs_a_chat_turn_the_deadline_once_and_loses_no_turn(
     assert list(dict.fromkeys(episodes(server, Scope("session", session_id)))) == TALK[:6]
 
 
-async def test_with_consent_withdrawn_not_a_byte_leaves(server: RealGraphiti, sqlite_url: str) -> None:
-    """A proxy before the server counts."""
+async def test_with_consent_withdrawn_no_byte_is_sent(server: RealGraphiti, sqlite_url: str) -> None:
+    """A proxy before the server counts the bytes."""
     counted = 0
 
     async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -363,15 +359,15 @@ async def test_with_consent_withdrawn_not_a_byte_leaves(server: RealGraphiti, sq
 
 @pytest.fixture(scope="module")
 def mcp_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealGraphiti]:
-    """The MCP server with its database and a model."""
+    """Start the MCP server with its database and a model, and stop them after the module."""
     if not is_there():
         pytest.skip(MISSING)
     with running_graphiti(tmp_path_factory.mktemp("mcp"), transports=("mcp",)) as started:
         yield started
 
 
-async def test_the_mcp_server_takes_shows_finds_and_deletes(mcp_server: RealGraphiti, sqlite_url: str) -> None:
-    """The same talk, once and whole; recalled; and really gone after a purge."""
+async def test_the_mcp_server_stores_finds_and_deletes(mcp_server: RealGraphiti, sqlite_url: str) -> None:
+    """A conversation arrives once, is recalled, and is deleted by a purge."""
     options = {"transport": "mcp", "scopes": ("session",), "recall_enabled": True, "recall_scopes": ("session",)}
     scope = Scope("session", "over-mcp")
     async with opened(mcp_server.mcp, sqlite_url, recall_timeout_seconds=HANG_SECONDS, **options) as memory:
@@ -385,8 +381,8 @@ async def test_the_mcp_server_takes_shows_finds_and_deletes(mcp_server: RealGrap
         assert (await memory.graphiti.purge(scope)).remains == ""
 
 
-async def test_the_mcp_server_forgets_a_fact_that_is_forgotten_here(mcp_server: RealGraphiti, sqlite_url: str) -> None:
-    """Its episode, and what was learned from it alone."""
+async def test_the_mcp_server_deletes_a_forgotten_fact(mcp_server: RealGraphiti, sqlite_url: str) -> None:
+    """The server deletes the episode and the facts learned from it alone."""
     scope = Scope("workspace", "shop")
     async with opened(mcp_server.mcp, sqlite_url, transport="mcp", confirm_seconds=5.0) as memory:
         await memory.graphiti.grant(["chat_text", "promoted_facts"], by="ops")
@@ -400,8 +396,8 @@ async def test_the_mcp_server_forgets_a_fact_that_is_forgotten_here(mcp_server: 
         assert await memory.graphiti.client().search([group_id_of(scope)], "Garden", 5) == []
 
 
-async def test_the_rest_server_says_that_it_deletes_and_is_told_of(server: RealGraphiti, sqlite_url: str) -> None:
-    """On FalkorDB: a smoke test and a purge look whether it did."""
+async def test_the_missing_deletion_of_the_rest_server_is_detected(server: RealGraphiti, sqlite_url: str) -> None:
+    """A smoke test and a purge detect that the REST server on FalkorDB deletes nothing."""
     async with opened(server, sqlite_url, scopes=("session",)) as memory:
         checks = {check.name: check.problem for check in await memory.graphiti.test(smoke=True)}
         assert {name for name, problem in checks.items() if problem} == {"see it gone"}

@@ -1,4 +1,4 @@
-"""JavaScript clients of chat front ends against a service: LangGraph's SDK and React hook, the AI SDK, AG-UI."""
+"""Tests of JavaScript chat clients against a service: LangGraph's SDK and React hook, the AI SDK, and AG-UI."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.foreign
 
 @pytest.fixture
 async def found(tmp_path: Path) -> dict[str, Any]:
-    """The results of all clients, each in a conversation of its own with the demo model."""
+    """Return the results of all clients, each with its own conversation and the demo model."""
     node = shutil.which("node")
     if node is None or not (CLIENTS / "ready").exists():
         pytest.skip("The JavaScript clients are not installed; `make foreign` installs them where there is npm.")
@@ -45,7 +45,7 @@ async def found(tmp_path: Path) -> dict[str, Any]:
 
 
 async def test_javascript_clients_are_answered(found: dict[str, Any]) -> None:
-    """Each gets the answer in pieces, and the transcript afterwards."""
+    """Each client gets the answer in chunks, and the transcript afterwards."""
     assert found["runs"] == {"pieces": ANSWER, "texts": ["first", ANSWER], "joined": 2, "named": True}
     assert found["react"] == ["first", ANSWER]
     assert found["ai"] == ANSWER

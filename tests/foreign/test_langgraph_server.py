@@ -1,4 +1,4 @@
-"""An agent with memory on LangGraph's own server: its threads are sessions, and its users own them."""
+"""Tests of an agent with memory on LangGraph's own server: threads are sessions, owned by their users."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def serving(folder: Path, configuration: dict[str, Any]) -> Iterator[str]:
     port = free_port()
     quiet = {"LANGSMITH_TRACING": "false", "LANGGRAPH_CLI_NO_ANALYTICS": "1"}
     environment = {**os.environ, **quiet, "PYTHONPATH": str(ROOT), "MEMORY_URL": url_in(folder)}
-    # Its search for blocking calls needs a package without a wheel.
+    # Detecting blocking calls needs a package without a wheel.
     command = [str(COMMAND), "dev", "--no-browser", "--no-reload", "--allow-blocking", "--port", str(port)]
     with (folder / "log").open("wb") as log:
         server = subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log)
@@ -81,7 +81,7 @@ def stored(folder: Path, thread_id: str) -> list[str]:
 
 
 def test_a_thread_without_users_is_a_session(tmp_path: Path) -> None:
-    """Without authentication, the server names an empty user."""
+    """Without authentication, the server passes an empty user."""
     with serving(tmp_path, ANONYMOUS) as address, get_sync_client(url=address) as client:
         thread_id = client.threads.create()["thread_id"]
         ask(client, thread_id, "one")
@@ -91,7 +91,7 @@ def test_a_thread_without_users_is_a_session(tmp_path: Path) -> None:
 
 
 def test_a_caller_owns_the_sessions_of_their_threads(tmp_path: Path) -> None:
-    """The answer after an approval is stored once; a message that interrupts a run is answered; the question stays."""
+    """An answer after an approval is stored once; a message that interrupts a run is answered after it."""
     with (
         serving(tmp_path, {**ANONYMOUS, "auth": {"path": "./agent.py:auth"}}) as address,
         get_sync_client(url=address, headers={"authorization": "Bearer ann"}) as client,

@@ -1,4 +1,4 @@
-"""Tests that other frameworks publish for their sessions, with the adapters in the place of their own classes."""
+"""Tests that other frameworks publish for their sessions, with the adapters instead of their own classes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ LANGCHAIN = ("tests/unit_tests/runnables/test_history.py", "tests/unit_tests/cha
     ],
 )
 def test_published_tests_pass(shared_url: str, name: str, plugin: str, files: tuple[str, ...], counts: str) -> None:
-    """On each database; the plugins name the tests that are skipped, with the reasons."""
+    """The plugins name the skipped tests and the reasons."""
     source = ROOT / ".published" / name
     if not (source / "version").exists():
         pytest.skip(f"The source of {name} is not here; `make foreign` downloads it where there is a package index.")

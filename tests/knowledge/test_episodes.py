@@ -1,4 +1,4 @@
-"""Episodes on each database: questions of a person with their answers and ends, and nobody else's."""
+"""Tests of episodes on each database: a person's questions with answers and outcomes."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ ADA = Scope("user", "ada")
 
 
 async def talk(memory: Memory, session_id: str, user_id: str, *turns: tuple[str, str]) -> None:
-    """Have a conversation."""
+    """Append turns to a session."""
     session = memory.session(session_id, user_id=user_id)
     for asked, answered in turns:
         await session.append([Message(role="user", content=asked), Message(role="assistant", content=answered)])
 
 
 async def test_the_newest_come_first_from_all_sessions_of_the_person(memory: Memory, clock: SettableClock) -> None:
-    """Up to a limit, and under all ids of the person."""
+    """Episodes of all ids of the person are returned, up to a limit."""
     await memory.persons.resolve("ada")
     await memory.persons.resolve("telegram:7")
     await memory.persons.merge("telegram:7", into="ada")
@@ -46,7 +46,7 @@ async def test_the_newest_come_first_from_all_sessions_of_the_person(memory: Mem
 async def test_texts_in_a_graph_store_are_read(
     database_url: str, memory_options: MemoryOptions, clock: SettableClock
 ) -> None:
-    """With the feedback in their metadata; a session that was deleted there has no episode."""
+    """Feedback is read from the metadata; a session deleted there has no episodes."""
     async with open_memory(database_url, options=replace(memory_options, transcripts="graph_store")) as memory:
         await talk(memory, "room:1", "ada", ("Where is Oslo?", "In Norway."), ("taken back", "reply"))
         await memory.session("room:1").take_back(2)
@@ -65,7 +65,7 @@ async def test_texts_in_a_graph_store_are_read(
 
 
 async def test_an_open_question_is_no_episode_and_a_failed_one_says_how_it_ended(memory: Memory) -> None:
-    """Without a run nobody knows whether the answer comes yet."""
+    """A question without an answer is an episode only if its run has ended."""
     session = memory.session("room:1", user_id="ada")
     run = NewRun(run_id="run-1", workflow="chat", input={}, session_id="room:1", message_id="q1")
     await memory.runs.order.add(run)
@@ -85,7 +85,7 @@ async def test_an_open_question_is_no_episode_and_a_failed_one_says_how_it_ended
 
 @pytest.mark.parametrize("name", [None, "finder"])
 async def test_an_episode_names_the_tools_that_were_called(memory: Memory, name: str | None) -> None:
-    """From the steps that are kept of the newest turns, of an agent with a name too."""
+    """The tools come from the stored steps of the newest turns, with or without an agent name."""
 
     @tool
     def find_order(number: str) -> str:
@@ -100,8 +100,7 @@ async def test_an_episode_names_the_tools_that_were_called(memory: Memory, name:
     assert (episode.asked, episode.answered, episode.tools) == ("Where is 7?", "Soon.", ("find_order",))
 
 
-async def test_what_was_reset_or_taken_back_is_no_episode(memory: Memory) -> None:
-    """A reset is honoured by every later read."""
+async def test_messages_reset_or_taken_back_are_no_episodes(memory: Memory) -> None:
     session = memory.session("room:1", user_id="ada")
     await talk(memory, "room:1", "ada", ("old", "reply"))
     await session.reset()
@@ -111,7 +110,7 @@ async def test_what_was_reset_or_taken_back_is_no_episode(memory: Memory) -> Non
 
 
 async def test_recall_finds_by_words_and_only_in_the_named_scopes(memory: Memory, clock: SettableClock) -> None:
-    """In the question or in the answer; nothing if nothing bears on the query."""
+    """Words of the question or the answer match; an unrelated query returns nothing."""
     await talk(memory, "room:1", "ada", ("Where is my parcel?", "At the depot in Lyon."), ("Thanks", "Welcome."))
     clock.advance(timedelta(days=1).total_seconds())
     await talk(memory, "room:2", "bob", ("Where is my parcel?", "In Oslo."))
@@ -122,7 +121,6 @@ async def test_recall_finds_by_words_and_only_in_the_named_scopes(memory: Memory
 
 
 async def test_a_workspace_has_no_episodes_and_a_page_has_bounds(memory: Memory) -> None:
-    """Told in a sentence."""
     with pytest.raises(InvalidInput, match="session or a user"):
         await memory.episodes.latest(Scope("workspace", "shop"))
     with pytest.raises(InvalidInput, match="limit"):

@@ -1,4 +1,4 @@
-"""Facts on each database: one valid value of a key, the history of values, and nobody else's facts."""
+"""Tests of facts on each database: one valid value per key, a history of values, and access by owner."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ _ROUNDS = 5
 
 
 async def begin(memory: Memory, session_id: str = "room:1", user_id: str | None = None) -> None:
-    """Begin a session."""
+    """Create a session."""
     await memory.session(session_id, user_id=user_id).append([Message(role="user", content="hi")])
 
 
 async def values_of(memory: Memory, scope: Scope, *, past: bool = False) -> dict[str, Json]:
-    """The values of a scope by their keys."""
+    """Return the values of a scope by key."""
     return {fact.key: fact.value for fact in await memory.knowledge.facts(scope, past=past)}
 
 
 async def test_a_fact_is_remembered_as_it_was_given(memory: Memory, clock: SettableClock) -> None:
-    """With its kind, its confidence and its origin; and found by its id."""
+    """Kind, confidence and evidence are stored, and the fact is found by its id."""
     await begin(memory)
     for scope in (ADA, SHOP, ROOM):
         evidence = Evidence("room:1", 1, "run-1")
@@ -68,7 +68,7 @@ async def test_a_fact_is_remembered_as_it_was_given(memory: Memory, clock: Setta
 
 
 async def test_the_same_value_again_confirms_the_fact(memory: Memory, clock: SettableClock) -> None:
-    """It is counted, keeps the highest confidence, and keeps its kind unless another is named."""
+    """The confirmation is counted, the highest confidence stays, and the kind changes only if one is named."""
     first = await memory.knowledge.remember(ADA, "diet", {"a": 1, "b": 2}, kind="preference", confidence=0.9)
     clock.advance(60)
     again = await memory.knowledge.remember(ADA, "diet", {"b": 2, "a": 1}, confidence=0.5)
@@ -80,7 +80,7 @@ async def test_the_same_value_again_confirms_the_fact(memory: Memory, clock: Set
 
 
 async def test_the_same_evidence_again_counts_nothing(memory: Memory) -> None:
-    """A tool that runs twice in one run says the same once; the same words in another message are said again."""
+    """A tool that runs twice in a run confirms once; another message with the same words confirms again."""
     expected = (
         (Evidence("room:1", 1), 1),
         (Evidence("room:1", 1), 1),
@@ -97,7 +97,7 @@ async def test_the_same_evidence_again_counts_nothing(memory: Memory) -> None:
 
 
 async def test_evidence_is_bounded(sqlite_memory: Memory) -> None:
-    """A fact that is said a hundred times keeps its first origins, and counts all."""
+    """After a hundred confirmations all are counted, and the first twenty origins are kept."""
     for seq in range(1, 101):
         await sqlite_memory.knowledge.remember(ADA, "diet", "vegan", evidence=Evidence("room:1", seq))
     [fact] = await sqlite_memory.knowledge.facts(ADA)
@@ -106,7 +106,7 @@ async def test_evidence_is_bounded(sqlite_memory: Memory) -> None:
 
 
 async def test_another_value_closes_the_one_before(memory: Memory, clock: SettableClock) -> None:
-    """It is a contradiction and no confirmation; the history has all values, each with its time."""
+    """The old value is contradicted, and the history has all values with their times."""
     began = clock()
     for value in ("vegetarian", "vegan", "vegetarian"):
         await memory.knowledge.remember(ADA, "diet", value, kind="preference")
@@ -126,7 +126,7 @@ async def test_another_value_closes_the_one_before(memory: Memory, clock: Settab
 
 
 async def test_a_clock_that_goes_back_leaves_the_history_in_order(memory: Memory, clock: SettableClock) -> None:
-    """Of two processes one is behind: no value ends before it begins."""
+    """The clocks of two processes may differ, but no value ends before it begins."""
     await memory.knowledge.remember(ADA, "diet", "vegetarian")
     clock.advance(-3600)
     await memory.knowledge.remember(ADA, "diet", "vegan")
@@ -138,7 +138,7 @@ async def test_a_clock_that_goes_back_leaves_the_history_in_order(memory: Memory
 
 
 async def test_scopes_and_owners_have_facts_of_their_own(memory: Memory) -> None:
-    """One key in a session, a workspace and two persons is four facts, and each list shows its own."""
+    """One key in a session, a workspace and two persons gives four facts."""
     await begin(memory)
     for number, scope in enumerate((ROOM, SHOP, ADA, BOB)):
         await memory.knowledge.remember(scope, "color", number)
@@ -152,7 +152,7 @@ async def test_scopes_and_owners_have_facts_of_their_own(memory: Memory) -> None
 
 
 async def test_lists_are_filtered_and_paged(memory: Memory, clock: SettableClock) -> None:
-    """By kind, key and text in any case; page by page nothing is missing and nothing comes twice."""
+    """Filters are kind, key and text in any case; each fact is on exactly one page."""
     for number in range(7):
         kind: FactKind = "preference" if number % 2 else "decision"
         await memory.knowledge.remember(ADA, f"key {number}", f"Value%{number}", kind=kind)
@@ -175,7 +175,7 @@ async def test_lists_are_filtered_and_paged(memory: Memory, clock: SettableClock
 
 
 async def test_a_key_is_one_fact_in_every_spelling(memory: Memory) -> None:
-    """Case, spaces, hyphens and composed letters make no other fact; every spelling reads and forgets it."""
+    """Case, spaces, hyphens and composed letters do not distinguish keys."""
     for key in ("Home City", "home_city", " HOME-city ", "home   City", "homeCity"):
         assert (await memory.knowledge.remember(ADA, key, "Lisbon")).key == "home_city"
     assert [fact.confirmed for fact in await memory.knowledge.facts(ADA, key="Home City")] == [5]
@@ -189,9 +189,9 @@ async def test_a_key_is_one_fact_in_every_spelling(memory: Memory) -> None:
 
 
 async def test_facts_of_old_spellings_are_read_and_forgotten(memory: Memory, database_url: str) -> None:
-    """A database from before has them; a new value hides them in what is recalled, and none comes back."""
+    """Old databases have such keys; a new value hides them, and `forget` deletes both."""
     if database_url == "sqlite://":
-        pytest.skip("nobody else reaches a database in memory")
+        pytest.skip("a database in memory has no other connections")
     await memory.knowledge.remember(ADA, "home_city", "Lisbon")
     execute(database_url, "UPDATE chat_facts SET key = 'Home City'")
     assert [fact.value for fact in await memory.knowledge.facts(ADA, key="Home City")] == ["Lisbon"]
@@ -202,7 +202,7 @@ async def test_facts_of_old_spellings_are_read_and_forgotten(memory: Memory, dat
 
 
 async def test_text_is_found_in_any_case_of_any_script(memory: Memory) -> None:
-    """As on each database, in facts, procedures, persons and sessions."""
+    """Facts, procedures, persons and sessions ignore case on each database."""
     await memory.knowledge.remember(ADA, "note", "Drei \u00c4rzte in \u041c\u043e\u0441\u043a\u0432\u0430")
     await memory.procedures.teach(Procedure(scope=SHOP, name="\u00c4rzte", content="x"))
     await memory.persons.resolve("telegram:1", name="\u00c4nne")
@@ -227,7 +227,7 @@ async def test_text_is_found_in_any_case_of_any_script(memory: Memory) -> None:
 
 @pytest.mark.parametrize("text", ["x" * 60_000, "%" * 30_000])
 async def test_a_list_is_filtered_by_a_text_of_bounded_length(memory: Memory, text: str) -> None:
-    """A longer text is refused on each database, also where one could not search for it."""
+    """A longer text is refused on both databases, also where the engine could search for it."""
     await memory.knowledge.remember(ADA, "note", "%" * 9_000)
     await memory.procedures.teach(Procedure(scope=SHOP, name="shop", content="x"))
     await memory.persons.resolve("telegram:1", name="Ann")
@@ -245,7 +245,7 @@ async def test_a_list_is_filtered_by_a_text_of_bounded_length(memory: Memory, te
 
 
 async def test_forgetting_a_key_leaves_nothing_of_it(memory: Memory, database_url: str) -> None:
-    """Neither the valid value nor those before, nor their evidence; other keys and owners stay."""
+    """Valid and earlier values and their evidence are deleted; other keys and owners stay."""
     for scope in (ADA, BOB):
         for value in ("red", "blue"):
             await memory.knowledge.remember(scope, "color", value, evidence=Evidence("room:1", 1))
@@ -262,7 +262,7 @@ async def test_forgetting_a_key_leaves_nothing_of_it(memory: Memory, database_ur
 
 
 async def test_a_fact_is_forgotten_by_its_id_with_all_its_values(memory: Memory) -> None:
-    """Any of the values names the key."""
+    """The id of any value of the key can be passed."""
     old = await memory.knowledge.remember(ADA, "color", "red")
     await memory.knowledge.remember(ADA, "color", "blue")
     await memory.knowledge.remember(ADA, "diet", "vegan")
@@ -276,7 +276,7 @@ async def test_a_fact_is_forgotten_by_its_id_with_all_its_values(memory: Memory)
 
 
 async def test_a_user_sees_and_changes_the_own_facts_only(memory: Memory) -> None:
-    """The own person's and the own sessions'; workspaces belong to nobody alone."""
+    """Facts of the person and of their sessions are accessible; those of workspaces are not."""
     await begin(memory, "room:1", "ada")
     await begin(memory, "room:2", "bob")
     own = [ADA, ROOM]
@@ -305,7 +305,6 @@ async def test_a_user_sees_and_changes_the_own_facts_only(memory: Memory) -> Non
 
 
 async def test_a_session_with_any_id_has_facts(memory: Memory) -> None:
-    """Whatever text a session may be named with, its facts are found by it."""
     for session_id in ("me@example.com", "C024.17", "+351 912", "/a/b", "群\u00a0\u200d聊", "[x](y)"):
         await begin(memory, session_id)
         fact = await memory.knowledge.remember(Scope("session", session_id), "k", "v", evidence=Evidence(session_id, 1))
@@ -313,7 +312,7 @@ async def test_a_session_with_any_id_has_facts(memory: Memory) -> None:
 
 
 async def test_facts_are_restored_as_they_were(memory: Memory, clock: SettableClock) -> None:
-    """With their ids, times, counts, history and evidence; once, however often that is tried."""
+    """Ids, times, counts, history and evidence are restored; a repeat restores nothing."""
     for value in ("red", "red", "blue"):
         await memory.knowledge.remember(ADA, "color", value, evidence=Evidence("room:1", clock().hour or 1))
         clock.advance(3600)
@@ -327,10 +326,8 @@ async def test_facts_are_restored_as_they_were(memory: Memory, clock: SettableCl
     assert await memory.knowledge.facts(past=True) == exported
 
 
-async def test_what_is_restored_beside_another_value_stands_in_the_order_of_time(
-    memory: Memory, clock: SettableClock
-) -> None:
-    """The value that began later stays valid, whichever was there first; the same value is not stored twice."""
+async def test_a_restored_value_is_ordered_by_time(memory: Memory, clock: SettableClock) -> None:
+    """The value that began later is valid; a value that exists is not stored twice."""
     older = await memory.knowledge.remember(ADA, "color", "red")
     await memory.knowledge.forget(ADA, "color")
     clock.advance(60)
@@ -349,8 +346,8 @@ async def test_what_is_restored_beside_another_value_stands_in_the_order_of_time
     assert len(await memory.knowledge.facts(ADA, past=True)) == 2
 
 
-async def test_what_cannot_be_restored_leaves_all_as_it_was(memory: Memory) -> None:
-    """One of a session that is not there, or one that nobody could have exported."""
+async def test_an_invalid_restore_changes_nothing(memory: Memory) -> None:
+    """A fact of a missing session or an invalid fact refuses the whole call."""
     fact = await memory.knowledge.remember(ADA, "color", "red")
     await memory.knowledge.forget(ADA, "color")
     with pytest.raises(SessionNotFound):
@@ -360,8 +357,8 @@ async def test_what_cannot_be_restored_leaves_all_as_it_was(memory: Memory) -> N
     assert await memory.knowledge.facts(past=True) == []
 
 
-async def test_facts_of_a_session_go_with_it(memory: Memory) -> None:
-    """A session that is not there has none, and one that begins again knows nothing."""
+async def test_facts_are_deleted_with_their_session(memory: Memory) -> None:
+    """A missing session cannot have facts, and a session created again has none."""
     with pytest.raises(SessionNotFound):
         await memory.knowledge.remember(ROOM, "topic", "refund")
     await begin(memory)
@@ -395,16 +392,16 @@ async def test_facts_of_a_session_go_with_it(memory: Memory) -> None:
         ("k", json.loads("[" * 900 + "]" * 900)),
     ],
 )
-async def test_what_cannot_be_kept_is_refused_with_a_sentence(sqlite_memory: Memory, key: str, value: Json) -> None:
-    """Nothing is stored, and the sentence repeats nothing of it."""
+async def test_an_invalid_key_or_value_is_refused(sqlite_memory: Memory, key: str, value: Json) -> None:
+    """Nothing is stored, and the error does not repeat the value."""
     with pytest.raises(InvalidInput) as refused:
         await sqlite_memory.knowledge.remember(ADA, key, value)
     assert "xxx" not in str(refused.value)
     assert await sqlite_memory.knowledge.facts(past=True) == []
 
 
-async def test_other_arguments_are_refused_with_a_sentence(sqlite_memory: Memory) -> None:
-    """Scopes that nobody owns, kinds that there are not, confidence beyond 1, evidence that names nothing."""
+async def test_other_invalid_arguments_are_refused(sqlite_memory: Memory) -> None:
+    """Invalid scopes, kinds, confidences, evidence and limits raise InvalidInput."""
     remember = sqlite_memory.knowledge.remember
     for kind, owner in (("user", ""), ("user", " "), ("user", "a\n"), ("global", "all"), ("user", "x" * 513)):
         with pytest.raises(InvalidInput):
@@ -423,7 +420,7 @@ async def test_other_arguments_are_refused_with_a_sentence(sqlite_memory: Memory
 
 
 async def test_the_longest_names_and_values_are_kept(memory: Memory) -> None:
-    """Also where a character takes four bytes, and what no database keeps is replaced."""
+    """Characters may take four bytes; characters that no database stores are replaced."""
     scope = Scope("user", "🙂" * 512)
     fact = await memory.knowledge.remember(scope, "🙂" * 128, "🙂" * 9_998)
     assert await memory.knowledge.facts(scope) == [fact]
@@ -433,7 +430,7 @@ async def test_the_longest_names_and_values_are_kept(memory: Memory) -> None:
 
 
 async def test_many_tasks_on_one_key_make_one_fact(memory: Memory) -> None:
-    """Those who say the same confirm it, and of those who differ one is valid."""
+    """Equal values confirm the fact; of different values one is valid."""
     await asyncio.gather(*(memory.knowledge.remember(ADA, "diet", "vegan") for _ in range(20)))
     [fact] = await memory.knowledge.facts(ADA, past=True)
     assert fact.confirmed == 20
@@ -445,7 +442,7 @@ async def test_many_tasks_on_one_key_make_one_fact(memory: Memory) -> None:
 
 @pytest.mark.process
 def test_two_writers_on_one_key_make_one_fact(shared_url: str, tmp_path: Path) -> None:
-    """In processes of their own: each write is counted, no read fails, and the history has no gap."""
+    """Each write of several processes is counted, no read fails, and the history has no gap."""
     starts = [(shared_url, str(tmp_path / "pending"), number) for number in range(_WRITERS)]
     assert run_together(write_facts, starts) == [_ROUNDS] * _WRITERS
 
@@ -467,7 +464,7 @@ def test_two_writers_on_one_key_make_one_fact(shared_url: str, tmp_path: Path) -
 
 
 def write_facts(url: str, folder: str, number: int) -> int:
-    """What each of the processes does; answers how many keys it wrote."""
+    """Write facts as each of the processes does; return the number of keys."""
 
     async def write() -> int:
         async with open_memory(url, options=MemoryOptions(pending=PendingOptions(folder=Path(folder)))) as memory:
@@ -480,8 +477,8 @@ def write_facts(url: str, folder: str, number: int) -> int:
 
 
 @pytest.mark.parametrize("odd", ["nul\x00", "half \ud83d", " "], ids=["nul", "surrogate", "blank"])
-async def test_a_name_that_no_database_keeps_is_refused_or_not_found(memory: Memory, odd: str) -> None:
-    """The same on each database: as a key, as an id, and as a filter."""
+async def test_a_name_with_invalid_characters_is_refused_or_not_found(memory: Memory, odd: str) -> None:
+    """Keys, ids and filters with such characters behave the same on each database."""
     await memory.knowledge.remember(ADA, "diet", "vegan")
     for call in (
         memory.knowledge.forget(ADA, odd),

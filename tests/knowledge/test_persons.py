@@ -1,4 +1,4 @@
-"""Persons on each database: found by each of their ids, merged, and unmerged again as if nothing had been."""
+"""Tests of persons on each database: found by each of their ids, merged and unmerged."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ WECOM = "wecom_dm:li@corp"
 
 
 async def known_of(memory: Memory, person_id: str) -> dict[str, Json]:
-    """What is valid of a person under any id, by key."""
+    """Return the valid facts of a person under any id, by key."""
     return {fact.key: fact.value for fact in await memory.knowledge.valid([Scope("user", person_id)])}
 
 
 async def test_a_sender_becomes_a_person_once(memory: Memory, clock: SettableClock) -> None:
-    """The first call says that the person is new, the later ones do not; the names are kept, the newest first."""
+    """Only the first call says that the person is new; names are kept, newest first."""
     first = await memory.persons.resolve(TELEGRAM, name="Ada")
     assert (first.id, first.aliases, first.names, first.new) == (TELEGRAM, (TELEGRAM,), ("Ada",), True)
     assert first.first_seen_at == first.last_seen_at == clock()
@@ -36,14 +36,14 @@ async def test_a_sender_becomes_a_person_once(memory: Memory, clock: SettableClo
 
 
 async def test_many_at_once_make_one_person(memory: Memory) -> None:
-    """One of the calls is told that the person is new."""
+    """Exactly one of the concurrent calls says that the person is new."""
     found = await asyncio.gather(*(memory.persons.resolve(TELEGRAM, name="Ada") for _ in range(20)))
     assert sum(person.new for person in found) == 1
     assert len(await memory.persons.all()) == 1
 
 
-async def test_who_is_remembered_is_known(memory: Memory) -> None:
-    """A fact about an id makes it a person's, whose preferences are the facts of that kind."""
+async def test_a_fact_about_a_user_creates_the_person(memory: Memory) -> None:
+    """A fact about a user creates the person; facts of kind preference are the preferences."""
     scope = Scope("user", "ada")
     await memory.knowledge.remember(scope, "diet", "vegan", kind="preference")
     await memory.knowledge.remember(scope, "job", "engineer", kind="world_knowledge")
@@ -55,7 +55,7 @@ async def test_who_is_remembered_is_known(memory: Memory) -> None:
 
 
 async def test_merged_persons_are_one_under_each_id(memory: Memory, clock: SettableClock) -> None:
-    """Facts and names of both are found by both ids; of one key the fact that changed last is recalled."""
+    """Both ids find facts and names of both; of two facts with one key the newest is recalled."""
     await memory.persons.resolve(TELEGRAM, name="Ada")
     clock.advance(1)
     await memory.persons.resolve(WECOM, name="李")
@@ -79,8 +79,8 @@ async def test_merged_persons_are_one_under_each_id(memory: Memory, clock: Setta
     assert [person.id for person in await memory.persons.all()] == [WECOM]
 
 
-async def test_a_merge_is_undone_as_if_it_had_not_been(memory: Memory) -> None:
-    """Each has the own facts again; what was remembered since stays with the id that stood for both."""
+async def test_an_unmerge_restores_both_persons(memory: Memory) -> None:
+    """Each person has their own facts again; facts since the merge stay with the main id."""
     before = {}
     for alias in (TELEGRAM, WECOM):
         await memory.knowledge.remember(Scope("user", alias), "from", alias)
@@ -95,7 +95,7 @@ async def test_a_merge_is_undone_as_if_it_had_not_been(memory: Memory) -> None:
 
 
 async def test_merges_of_merges_are_undone_one_by_one(memory: Memory) -> None:
-    """What was merged into a person before stays with that person."""
+    """A person keeps the ids that were merged into them before."""
     for alias in "abcd":
         await memory.persons.resolve(alias)
     await memory.persons.merge("a", "b")
@@ -112,8 +112,7 @@ async def test_merges_of_merges_are_undone_one_by_one(memory: Memory) -> None:
             await memory.persons.unmerge(alias)
 
 
-async def test_forgetting_what_merged_persons_know_forgets_it_for_both(memory: Memory) -> None:
-    """A person who asks to be forgotten has one name for it, whatever the channel."""
+async def test_forgetting_facts_of_merged_persons_forgets_them_under_all_ids(memory: Memory) -> None:
     for alias in (TELEGRAM, WECOM):
         await memory.knowledge.remember(Scope("user", alias), "diet", alias)
         await memory.knowledge.remember(Scope("user", alias), "color", alias)
@@ -124,7 +123,7 @@ async def test_forgetting_what_merged_persons_know_forgets_it_for_both(memory: M
 
 
 async def test_a_merged_person_sees_the_facts_of_all_own_ids(memory: Memory) -> None:
-    """A caller who is limited to one id sees what is known under the others, and loses it with the merge."""
+    """A caller limited to one id sees facts of the other ids until the unmerge."""
     fact = await memory.knowledge.remember(Scope("user", TELEGRAM), "diet", "vegan")
     await memory.persons.resolve(WECOM)
     with pytest.raises(KnowledgeNotFound):
@@ -137,7 +136,7 @@ async def test_a_merged_person_sees_the_facts_of_all_own_ids(memory: Memory) -> 
 
 
 async def test_merges_that_cross_make_no_circle(memory: Memory) -> None:
-    """However many merge whomever into whomever: each id has one person, and all are one at the end."""
+    """After any concurrent merges, all ids belong to one person."""
     names = ["a", "b", "c", "d"]
     for _ in range(5):
         for name in names:
@@ -152,7 +151,7 @@ async def test_merges_that_cross_make_no_circle(memory: Memory) -> None:
 
 
 async def test_a_person_is_forgotten_under_all_ids(memory: Memory) -> None:
-    """With facts, procedures and names; others stay."""
+    """Facts, procedures and names are deleted; other persons stay."""
     for alias in (TELEGRAM, WECOM, "bob"):
         await memory.persons.resolve(alias, name="Name")
         await memory.knowledge.remember(Scope("user", alias), "diet", "vegan")
@@ -170,7 +169,7 @@ async def test_a_person_is_forgotten_under_all_ids(memory: Memory) -> None:
 
 
 async def test_persons_are_listed_page_by_page(memory: Memory, clock: SettableClock) -> None:
-    """The last seen first; by a text in any of their ids and names."""
+    """Persons last seen come first, and a text matches any of their ids and names."""
     for number in range(5):
         await memory.persons.resolve(f"telegram:{number}", name=f"Name {number}")
         clock.advance(number % 2)
@@ -188,8 +187,8 @@ async def test_persons_are_listed_page_by_page(memory: Memory, clock: SettableCl
         assert [person.id for person in await memory.persons.all(text=text)] == ["telegram:1"]
 
 
-async def test_who_is_not_there_cannot_be_merged(memory: Memory) -> None:
-    """The error says so, and nobody was made."""
+async def test_an_unknown_person_cannot_be_merged(memory: Memory) -> None:
+    """The error says so, and no person is created."""
     await memory.persons.resolve("a")
     for one, another in (("a", "x"), ("x", "a")):
         with pytest.raises(KnowledgeNotFound):
@@ -201,8 +200,8 @@ async def test_who_is_not_there_cannot_be_merged(memory: Memory) -> None:
 
 
 @pytest.mark.parametrize("alias", ["", " ", "a\nb", "x" * 513, "half \ud83d", None, 7])
-async def test_an_id_that_names_nobody_is_refused(sqlite_memory: Memory, alias: str) -> None:
-    """No shared bucket comes of a blank."""
+async def test_an_invalid_person_id_is_refused(sqlite_memory: Memory, alias: str) -> None:
+    """A blank id would be shared by several persons."""
     with pytest.raises(InvalidInput):
         await sqlite_memory.persons.resolve(alias)
     with pytest.raises(InvalidInput):
@@ -210,16 +209,15 @@ async def test_an_id_that_names_nobody_is_refused(sqlite_memory: Memory, alias: 
     assert await sqlite_memory.persons.all() == []
 
 
-async def test_a_session_is_nobodys_person(memory: Memory) -> None:
-    """An id of a person is no session's, and the other way round."""
+async def test_the_id_of_a_person_is_no_session(memory: Memory) -> None:
+    """A person with the id of a session does not create the session."""
     await memory.persons.resolve("room:1")
     with pytest.raises(SessionNotFound):
         await memory.knowledge.remember(Scope("session", "room:1"), "k", "v")
 
 
 @pytest.mark.parametrize("odd", ["nul\x00", "half \ud83d"], ids=["nul", "surrogate"])
-async def test_an_id_that_no_database_keeps_is_refused(memory: Memory, odd: str) -> None:
-    """The same on each database."""
+async def test_an_id_with_invalid_characters_is_refused(memory: Memory, odd: str) -> None:
     await memory.persons.resolve("ann")
     for call in (
         memory.persons.get(odd),

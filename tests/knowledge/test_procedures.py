@@ -1,4 +1,4 @@
-"""Procedures on each database: one of each name in a scope, recalled where they apply."""
+"""Tests of procedures on each database: one per name and scope, recalled if their conditions hold."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ REFUND = Procedure(
 
 
 async def names(memory: Memory, goal: str, scopes: list[Scope], *context: str) -> list[str]:
-    """The names of what is recalled for a goal."""
+    """Return the names of the procedures recalled for a goal."""
     return [one.name for one in await memory.procedures.recall(goal, scopes, context=context)]
 
 
 async def test_a_procedure_is_kept_as_it_was_taught(memory: Memory, clock: SettableClock) -> None:
-    """And found by its id, its scope and a text."""
+    """The procedure is found by its id, its scope and a text."""
     taught = await memory.procedures.teach(REFUND)
     assert taught == replace(REFUND, id=taught.id, created_at=clock(), updated_at=clock())
     assert await memory.procedures.procedure(taught.id) == taught
@@ -43,7 +43,7 @@ async def test_a_procedure_is_kept_as_it_was_taught(memory: Memory, clock: Setta
 
 
 async def test_one_name_is_one_procedure(memory: Memory, clock: SettableClock) -> None:
-    """Taught again it changes; its counts begin again only with another content."""
+    """Teaching a name again changes the procedure, and resets its counts only if the content differs."""
     first = await memory.procedures.teach(REFUND)
     await memory.procedures.used(first.id, succeeded=True)
     await memory.procedures.used(first.id, succeeded=False)
@@ -58,7 +58,7 @@ async def test_one_name_is_one_procedure(memory: Memory, clock: SettableClock) -
 
 
 async def test_a_procedure_applies_where_its_conditions_hold(memory: Memory) -> None:
-    """One of the phrases in any case, and all that the context must have; what is not active never applies."""
+    """One phrase must occur in any case, and all context keys must exist; an inactive procedure never applies."""
     await memory.procedures.teach(REFUND)
     assert await names(memory, "I want my MONEY BACK now", [SHOP], "order_id", "user") == ["refund"]
     assert await names(memory, "I want my money back now", [SHOP]) == []
@@ -69,7 +69,7 @@ async def test_a_procedure_applies_where_its_conditions_hold(memory: Memory) -> 
 
 
 async def test_a_procedure_without_phrases_is_found_by_its_words(memory: Memory) -> None:
-    """Its name and its description; it comes after those whose phrases are there."""
+    """Name and description are searched; matches by phrase come first."""
     for name, description in (("make_invoice", "Write an invoice for a customer"), ("greet", "Say hello")):
         await memory.procedures.teach(Procedure(scope=SHOP, name=name, description=description, content="..."))
     assert await names(memory, "Please write me an invoice", [SHOP]) == ["make_invoice"]
@@ -78,8 +78,8 @@ async def test_a_procedure_without_phrases_is_found_by_its_words(memory: Memory)
     assert await names(memory, "quantum chromodynamics", [SHOP]) == []
 
 
-async def test_what_succeeds_more_often_comes_first_and_the_nearest_scope_wins(memory: Memory) -> None:
-    """Of one name the session's stands before the workspace's, and that before the person's."""
+async def test_successful_procedures_come_first_and_the_nearest_scope_wins(memory: Memory) -> None:
+    """Of one name, the session's procedure precedes the workspace's, and that the user's."""
     await memory.session("room:1").append([Message(role="user", content="hi")])
     for scope in (ADA, SHOP, ROOM):
         await memory.procedures.teach(Procedure(scope=scope, name="Pay", goal_contains=("pay",), content=scope.kind))
@@ -93,7 +93,7 @@ async def test_what_succeeds_more_often_comes_first_and_the_nearest_scope_wins(m
 
 
 async def test_a_user_sees_and_changes_the_own_procedures_only(memory: Memory) -> None:
-    """Another's and a workspace's are not there."""
+    """Procedures of other users and of workspaces are not found."""
     own = await memory.procedures.teach(replace(REFUND, scope=ADA), user_id="ada")
     other = await memory.procedures.teach(REFUND)
     assert await memory.procedures.page(ProcedureQuery(user_id="ada")) == ([own], None)
@@ -110,8 +110,7 @@ async def test_a_user_sees_and_changes_the_own_procedures_only(memory: Memory) -
     assert await memory.procedures.all() == [other]
 
 
-async def test_procedures_go_with_their_session(memory: Memory) -> None:
-    """As its facts do."""
+async def test_procedures_are_deleted_with_their_session(memory: Memory) -> None:
     await memory.session("room:1").append([Message(role="user", content="hi")])
     await memory.procedures.teach(replace(REFUND, scope=ROOM))
     await memory.session("room:1").delete()
@@ -119,7 +118,7 @@ async def test_procedures_go_with_their_session(memory: Memory) -> None:
 
 
 async def test_procedures_are_listed_page_by_page(memory: Memory, clock: SettableClock) -> None:
-    """The last changed first, of one scope or of all."""
+    """Procedures changed last come first, in one scope or in all."""
     for number in range(5):
         await memory.procedures.teach(replace(REFUND, name=f"refund {number}"))
         clock.advance(number % 2)
@@ -151,7 +150,7 @@ async def test_procedures_are_listed_page_by_page(memory: Memory, clock: Settabl
         {"description": "x" * 10_001},
     ],
 )
-def test_what_cannot_be_kept_is_refused_with_a_sentence(fields: dict[str, Any]) -> None:
-    """It names the field."""
+def test_an_invalid_procedure_is_refused(fields: dict[str, Any]) -> None:
+    """The error names the procedure's field."""
     with pytest.raises(InvalidInput, match="procedure"):
         replace(REFUND, **fields)

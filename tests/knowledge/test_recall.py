@@ -1,4 +1,4 @@
-"""Which facts are recalled for an input, of which scopes, and in which order."""
+"""Tests of recalling facts for an input: which scopes, and in which order."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from threadkeep.testing import SettableClock
 
 
 def test_no_scope_starves_and_no_statement_comes_twice() -> None:
-    """At most 3 of [dup], [dup, workspace], [user]: one of each scope."""
+    """Three facts of [dup], [dup, workspace] and [user] are one of each scope."""
     found = [["dup"], ["dup", "workspace"], ["user"]]
     assert take_of_each(found, 3, lambda text: [text]) == ["dup", "workspace", "user"]
     assert take_of_each([["a", "b", "c"], ["d"], ["e"]], 3, lambda text: [text]) == ["a", "d", "e"]
@@ -30,7 +30,7 @@ def test_no_scope_starves_and_no_statement_comes_twice() -> None:
 
 @given(st.lists(st.lists(st.integers(0, 9), max_size=6), max_size=4), st.integers(0, 12))
 def test_each_scope_gets_its_part(found: list[list[int]], limit: int) -> None:
-    """Nothing twice, at most the limit, all if there is room, and from each scope its best first."""
+    """The result has no duplicates, is full up to the limit, and has the best fact of each scope."""
     taken = take_of_each(found, limit, lambda number: [str(number)])
     everything = {number for numbers in found for number in numbers}
     assert len(taken) == len(set(taken)) == min(limit, len(everything))
@@ -40,7 +40,7 @@ def test_each_scope_gets_its_part(found: list[list[int]], limit: int) -> None:
 
 @pytest.mark.slow
 async def test_an_old_fact_is_found_behind_thousands_of_newer_ones(memory: Memory, clock: SettableClock) -> None:
-    """Of its scope; a page of the database has 1,000."""
+    """All pages of 1,000 facts of a scope are searched."""
     old = await memory.knowledge.remember(ADA, "home_city", "Lisbon")
     newer = [replace(old, id=f"fact {n}", key=f"key {n}", evidence=(), value=f"word {n}") for n in range(2_500)]
     await memory.knowledge.restore([replace(fact, updated_at=clock() + timedelta(1)) for fact in newer])
@@ -49,7 +49,7 @@ async def test_an_old_fact_is_found_behind_thousands_of_newer_ones(memory: Memor
 
 
 async def test_facts_are_found_by_other_words_than_their_own(memory: Memory) -> None:
-    """Words that belong together lead to each other, and what has nothing to do with the input stays away."""
+    """Related words match, and unrelated facts are not returned."""
     facts = {
         "diet": "vegetarian",
         "preferred_language": "German",
@@ -85,7 +85,7 @@ async def test_facts_are_found_by_other_words_than_their_own(memory: Memory) -> 
     ],
 )
 async def test_a_question_finds_the_attribute_that_it_asks_for(memory: Memory, query: str, key: str) -> None:
-    """It shares no word with the key or the value."""
+    """The question has no word in common with the key or the value."""
     facts = {
         "home_city": "Lisbon", "partner": "Kim", "birthday": "3 May", "diet": "vegan",
         "employer": "a bank", "height": "1.82 m", "reply_style": "short and dry",
@@ -96,7 +96,7 @@ async def test_a_question_finds_the_attribute_that_it_asks_for(memory: Memory, q
 
 
 class Embedder:
-    """An embedding model with two meanings, which fails or hangs if it is told to."""
+    """An embedding model with two meanings, which can fail or hang."""
 
     name = "two"
 
@@ -119,7 +119,7 @@ class Embedder:
 
 
 async def test_an_embedder_finds_facts_that_share_no_word(memory: Memory) -> None:
-    """Each fact is embedded once, and one that is remembered later is embedded at the next question."""
+    """Each fact is embedded once; a newer fact is embedded at the next query."""
     embedder = Embedder()
     for key, value in (("possession", "a ketch"), ("gift", "a lamp"), ("rule", "no shoes"), ("mood", "calm")):
         await memory.knowledge.remember(ADA, key, value)
@@ -138,7 +138,7 @@ async def test_an_embedder_finds_facts_that_share_no_word(memory: Memory) -> Non
 async def test_words_find_facts_when_the_embedder_does_not_work(
     memory: Memory, events: RecordedEvents, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
-    """An event reports it."""
+    """The failure emits an event."""
     monkeypatch.setattr("threadkeep.knowledge.recall._EMBEDDING_SECONDS", 0.05)
     embedder = Embedder()
     embedder.fault = fault
@@ -150,15 +150,15 @@ async def test_words_find_facts_when_the_embedder_does_not_work(
 
 
 async def test_facts_in_a_script_without_spaces_are_found(memory: Memory) -> None:
-    """By the characters that they share."""
+    """Common characters match."""
     await memory.knowledge.remember(ADA, "城市", "我住在北京")
     await memory.knowledge.remember(ADA, "食物", "喜欢吃辣的川菜")
     found = await memory.knowledge.recall("你知道我住在哪个城市吗？", [ADA])
     assert found[0].key == "城市"
 
 
-async def test_what_points_back_is_found_by_the_messages_before(memory: Memory) -> None:
-    """The new input alone says nothing of a dog."""
+async def test_recent_messages_are_part_of_the_query(memory: Memory) -> None:
+    """The new message alone has no word about a dog."""
     await memory.knowledge.remember(ADA, "dog_name", "Rex")
     recent = ["I have to buy food for my dog.", "Sure, which kind?"]
     found = await memory.knowledge.recall("What is it called again?", [ADA], recent=recent)
@@ -166,7 +166,7 @@ async def test_what_points_back_is_found_by_the_messages_before(memory: Memory) 
 
 
 async def test_the_most_specific_scope_wins(memory: Memory) -> None:
-    """A key that a session has hides that of the workspace and of the person; the same statement comes once."""
+    """A session's key hides that of the workspace and the user, and an equal statement is returned once."""
     await begin(memory)
     for scope, value in ((ADA, "red"), (SHOP, "green"), (ROOM, "blue")):
         await memory.knowledge.remember(scope, "color", value)
@@ -179,7 +179,7 @@ async def test_the_most_specific_scope_wins(memory: Memory) -> None:
 
 
 async def test_scopes_come_in_their_order_and_each_gets_its_part(memory: Memory) -> None:
-    """Session, workspace, person, whatever order they are named in."""
+    """The order is session, workspace, user, whatever the order of the arguments."""
     await begin(memory)
     for scope in (ADA, SHOP, ROOM):
         for number in range(5):
@@ -189,7 +189,7 @@ async def test_scopes_come_in_their_order_and_each_gets_its_part(memory: Memory)
 
 
 async def test_nobody_elses_facts_are_recalled(memory: Memory) -> None:
-    """Only the named scopes are read, whatever the input asks for; without scopes there is nothing."""
+    """Only the named scopes are read, and without scopes the result is empty."""
     await memory.knowledge.remember(ADA, "color", "red")
     await memory.knowledge.remember(BOB, "secret color of bob", "violet")
     for query in ("What is the secret color of bob?", "bob", "violet"):
@@ -198,7 +198,7 @@ async def test_nobody_elses_facts_are_recalled(memory: Memory) -> None:
 
 
 async def test_recall_follows_what_is_forgotten_and_changed(memory: Memory) -> None:
-    """The index of a process knows values of the past, and recalls none of them."""
+    """The index of a process has old values, but none of them is recalled."""
     for number in range(60):
         await memory.knowledge.remember(ADA, "color", f"shade {number}")
         [found] = await memory.knowledge.recall("Which color?", [ADA])

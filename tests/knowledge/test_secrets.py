@@ -1,4 +1,4 @@
-"""Text that is not remembered, since it looks like a secret."""
+"""Tests of recognizing texts that look like secrets, which are not remembered."""
 
 from __future__ import annotations
 
@@ -35,8 +35,7 @@ from threadkeep.knowledge.promotion import looks_like_secret
         "token=abcdef",
     ],
 )
-def test_secrets_are_known_by_their_shape_or_the_word_before_them(text: str) -> None:
-    """Whatever stands around them."""
+def test_secrets_are_recognized_by_their_shape_or_the_word_before_them(text: str) -> None:
     assert looks_like_secret(text)
     assert looks_like_secret(f"Please remember: {text}. Thanks!")
 
@@ -62,7 +61,7 @@ def test_secrets_are_known_by_their_shape_or_the_word_before_them(text: str) -> 
     ],
 )
 def test_other_texts_are_no_secrets(text: str) -> None:
-    """Words that secrets are named by are words, too."""
+    """Words such as "password" also occur in ordinary sentences."""
     assert not looks_like_secret(text)
 
 
@@ -70,5 +69,5 @@ def test_other_texts_are_no_secrets(text: str) -> None:
     "part", ["token:", "password ", "secret for ", "api key ", "eyJ ", "pw", "password to is ", " "]
 )
 def test_a_long_text_is_read_in_linear_time(part: str) -> None:
-    """In quadratic time this would take hours."""
+    """Quadratic time would take hours."""
     assert not looks_like_secret(part * 20_000 + "and so on")

@@ -1,4 +1,4 @@
-"""A Graphiti server of our own for each test, and a memory that may send to it."""
+"""Fixtures: a Graphiti server per test, and a memory that may send to it."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ type Opening = Callable[..., AbstractAsyncContextManager[Memory]]
 
 @pytest.fixture(autouse=True)
 def looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Look once for what was deleted, not for 5 s: the server stores at once."""
+    """Check deleted groups once instead of for 5 s: the fake server deletes at once."""
     monkeypatch.setattr("threadkeep.knowledge.graphiti.maintenance._GONE_SECONDS", 0)
 
 
 @pytest.fixture
 async def graphiti() -> AsyncIterator[FakeGraphiti]:
-    """A server that stores at once."""
+    """Return a fake server that stores messages at once."""
     async with FakeGraphiti() as server:
         yield server
 
@@ -35,7 +35,7 @@ async def graphiti() -> AsyncIterator[FakeGraphiti]:
 def opening(
     graphiti: FakeGraphiti, database_url: str, memory_options: MemoryOptions, events: RecordedEvents
 ) -> Opening:
-    """Opens a memory over the test's database that delivers when it is told to, not by itself."""
+    """Return a function that opens a memory without background delivery on the test's database."""
 
     @asynccontextmanager
     async def opened(*, background: bool = False, **changes: Any) -> AsyncIterator[Memory]:
@@ -51,20 +51,20 @@ def opening(
 
 @pytest.fixture
 async def allowed(opening: Opening) -> AsyncIterator[Memory]:
-    """A memory whose turns may go to the server."""
+    """Open a memory whose turns may be sent to the server."""
     async with opening() as memory:
         await allow(memory)
         yield memory
 
 
 async def allow(memory: Memory, *more: Any) -> None:
-    """Have a person allow the text of chats, and more."""
+    """Grant consent to chat text and other data classes, and trust the workspace."""
     await memory.graphiti.grant(["chat_text", *more], by="ops")
     await memory.graphiti.consents.trust("shop", by="ops")
 
 
 async def deliver(memory: Memory, clock: SettableClock, *, looks: int = 10) -> None:
-    """Let the memory look at its groups so often, with seconds between."""
+    """Run the delivery `looks` times, with seconds between."""
     for _ in range(looks):
         clock.advance(1)
         await memory.graphiti.deliver()

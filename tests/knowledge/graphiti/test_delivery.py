@@ -1,4 +1,4 @@
-"""Turns on their way to Graphiti: allowed, stored with their turn, sent, read back, sent again, given up."""
+"""Tests of delivering turns to Graphiti: consent, queueing, sending, confirming, retrying and giving up."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ WORKSPACE = group_id_of(Scope("workspace", "shop"))
 
 
 async def talk(memory: Memory, turns: int = 1, *, session_id: str = "room:1", first: int = 1) -> None:
-    """Have a conversation."""
+    """Append turns to a session."""
     session = memory.session(session_id, user_id="ann")
     for number in range(first, first + turns):
         asked = Message(role="user", content=f"question {number}", id=f"q{number}")
@@ -40,15 +40,15 @@ async def talk(memory: Memory, turns: int = 1, *, session_id: str = "room:1", fi
 
 
 def contents(graphiti: FakeGraphiti, group_id: str = SESSION) -> list[str]:
-    """What a group has, by its times."""
+    """Return the texts of a group, sorted by time."""
     stored = sorted(graphiti.stored.get(group_id, []), key=lambda episode: str(episode["valid_at"]))
     return [episode["content"].partition("): ")[2] for episode in stored]
 
 
-async def test_a_talk_arrives_in_each_group_in_order_and_once(
+async def test_a_conversation_arrives_in_each_group_in_order_and_once(
     allowed: Memory, graphiti: FakeGraphiti, clock: SettableClock
 ) -> None:
-    """Twenty turns are forty episodes of the session and of the workspace, and all of them are confirmed."""
+    """Twenty turns become forty episodes of the session and of the workspace, and all are confirmed."""
     await talk(allowed, 20)
     await deliver(allowed, clock)
     said = [text for number in range(1, 21) for text in (f"question {number}", f"answer {number}")]
@@ -59,8 +59,8 @@ async def test_a_talk_arrives_in_each_group_in_order_and_once(
     assert max(len(request.body["messages"]) for request in graphiti.requests if request.path == "/messages") == 20
 
 
-async def test_an_erase_names_the_episodes_that_stay_with_others(allowed: Memory, clock: SettableClock) -> None:
-    """Those of the workspace; the groups of the session and of the person are deleted."""
+async def test_an_erase_names_the_episodes_that_stay(allowed: Memory, clock: SettableClock) -> None:
+    """Episodes of the workspace stay; the groups of the session and the person are deleted."""
     await talk(allowed, 2)
     await deliver(allowed, clock)
     for dry_run in (True, False):
@@ -72,7 +72,7 @@ async def test_an_erase_names_the_episodes_that_stay_with_others(allowed: Memory
 async def test_an_erase_where_graphiti_is_off_is_not_complete(
     allowed: Memory, database_url: str, memory_options: MemoryOptions, clock: SettableClock
 ) -> None:
-    """The groups are on the server; a repeat where Graphiti is on asks it to delete them."""
+    """The groups stay on the server until the erase is repeated with Graphiti enabled."""
     if database_url == "sqlite://":
         pytest.skip("A database in memory is of one memory.")
     await talk(allowed, 2)
@@ -87,7 +87,7 @@ async def test_an_erase_where_graphiti_is_off_is_not_complete(
 async def test_the_groups_of_sessions_that_were_deleted_before_are_erased(
     allowed: Memory, graphiti: FakeGraphiti, clock: SettableClock
 ) -> None:
-    """Nobody knows whose they were, so they go with the next person."""
+    """The owner of such a group is unknown, so the next erase of any person deletes it."""
     graphiti.backend = "neo4j"
     await talk(allowed, 2)
     await deliver(allowed, clock)
@@ -100,10 +100,10 @@ async def test_the_groups_of_sessions_that_were_deleted_before_are_erased(
     assert [request.path for request in graphiti.requests].count(f"/group/{SESSION}") == 1
 
 
-async def test_a_message_says_who_said_what_and_when(
+async def test_an_episode_has_a_name_a_speaker_and_a_time(
     allowed: Memory, graphiti: FakeGraphiti, clock: SettableClock
 ) -> None:
-    """With names that belong together, a speaker that is no id, and no path."""
+    """An episode has the names of its turn, a hashed speaker, and a time, but no path."""
     await talk(allowed)
     await deliver(allowed, clock, looks=1)
     sent = [one for request in graphiti.requests if request.path == "/messages" for one in request.body["messages"]]
@@ -118,10 +118,10 @@ async def test_a_message_says_who_said_what_and_when(
     assert json.loads(asked["source_description"])["source"] == "threadkeep"
 
 
-async def test_without_consent_and_trust_nothing_is_noted_and_nothing_leaves(
+async def test_without_consent_and_trust_nothing_is_queued_or_sent(
     opening: Opening, graphiti: FakeGraphiti, clock: SettableClock
 ) -> None:
-    """Not a byte, whichever of the two is missing; and what was said before a grant is not sent after it."""
+    """Nothing is sent if consent or trust is missing, and turns from before the grant are not sent after it."""
     async with opening() as memory:
         await talk(memory)
         await memory.graphiti.consents.trust("shop", by="ops")
@@ -141,7 +141,7 @@ async def test_without_consent_and_trust_nothing_is_noted_and_nothing_leaves(
 async def test_withdrawn_consent_stops_everything_at_once(
     allowed: Memory, graphiti: FakeGraphiti, clock: SettableClock
 ) -> None:
-    """What waits is given up, visibly; a later grant and a retry send it."""
+    """Queued messages become dead letters; a new grant and a retry send them."""
     await talk(allowed)
     await allowed.graphiti.decline(by="ann")
     await talk(allowed, first=2)
@@ -157,10 +157,10 @@ async def test_withdrawn_consent_stops_everything_at_once(
     assert contents(graphiti) == ["question 1", "answer 1"]
 
 
-async def test_messages_without_consent_for_their_kind_do_not_hold_up_others(
+async def test_messages_without_consent_for_their_class_block_no_others(
     allowed: Memory, graphiti: FakeGraphiti, clock: SettableClock
 ) -> None:
-    """A batch of them stays queued, and is sent as soon as it may be."""
+    """A batch without consent stays queued, and is sent after a grant."""
     await allow(allowed, "promoted_facts")
     for number in range(20):
         await allowed.graphiti.promote(Promotion("decision", f"Decision {number}"), "shop")
@@ -175,10 +175,10 @@ async def test_messages_without_consent_for_their_kind_do_not_hold_up_others(
     assert len(contents(graphiti, WORKSPACE)) == 22
 
 
-async def test_messages_of_an_untrusted_workspace_do_not_hold_up_others(
+async def test_messages_of_an_untrusted_workspace_block_no_others(
     opening: Opening, graphiti: FakeGraphiti, clock: SettableClock
 ) -> None:
-    """In the group of a person who talks in several workspaces."""
+    """The group of a person may have messages of several workspaces."""
     async with opening(scopes=("session", "user")) as memory:
         await allow(memory)
         await memory.graphiti.consents.trust("lab", by="ops")
@@ -192,8 +192,8 @@ async def test_messages_of_an_untrusted_workspace_do_not_hold_up_others(
 
 
 @pytest.mark.parametrize("workspace", ["x" * 600, "a\x00b", "a\ud83d"], ids=["long", "nul", "surrogate"])
-async def test_a_workspace_of_no_use_costs_no_turn(opening: Opening, graphiti: FakeGraphiti, workspace: str) -> None:
-    """Nothing of it is sent; the model gets what is known of the user."""
+async def test_an_invalid_workspace_fails_no_turn(opening: Opening, graphiti: FakeGraphiti, workspace: str) -> None:
+    """Such a workspace is not sent, and the model gets the facts of the user."""
     async with opening(recall_enabled=True) as memory:
         await allow(memory)
         await memory.knowledge.remember(Scope("user", "ann"), "diet", "vegan")
@@ -206,10 +206,10 @@ async def test_a_workspace_of_no_use_costs_no_turn(opening: Opening, graphiti: F
         assert graphiti.requests == []
 
 
-async def test_a_user_who_can_own_no_knowledge_blocks_nobody(
+async def test_a_turn_of_an_invalid_user_blocks_no_others(
     opening: Opening, graphiti: FakeGraphiti, clock: SettableClock, database_url: str
 ) -> None:
-    """A turn of such a user, from an older version, goes to its other scopes; and the turns behind it go on."""
+    """A turn of an older version with an invalid user goes to its other scopes, and later turns are sent."""
     if database_url == "sqlite://":
         pytest.skip("A database in memory cannot be changed from outside.")
     async with opening(scopes=("session", "user")) as memory:
@@ -225,7 +225,7 @@ async def test_a_user_who_can_own_no_knowledge_blocks_nobody(
 async def test_consent_is_for_one_endpoint(
     opening: Opening, allowed: Memory, graphiti: FakeGraphiti, clock: SettableClock
 ) -> None:
-    """Another address asks again."""
+    """Another endpoint needs consent of its own."""
     async with FakeGraphiti() as another, opening(endpoint=another.url) as memory:
         await talk(memory)
         await deliver(memory, clock)
@@ -241,7 +241,7 @@ async def test_consent_is_for_one_endpoint(
 async def test_only_complete_answers_and_their_questions_are_sent(
     allowed: Memory, graphiti: FakeGraphiti, clock: SettableClock
 ) -> None:
-    """A question without an answer, one whose answer was broken off, and notes stay here."""
+    """Unanswered questions, interrupted answers and system messages are not sent."""
     session = allowed.session("room:1")
     await session.append([Message(role="user", content="lost", id="q0", run_id="r0")])
     await session.append([Message(role="assistant", content="half", answers="q0", status="interrupted")])
@@ -257,10 +257,10 @@ async def test_only_complete_answers_and_their_questions_are_sent(
     assert second == first.replace(".assistant", "-2.assistant")
 
 
-async def test_notes_are_sent_where_that_is_asked_for_and_allowed(
+async def test_system_messages_are_sent_if_configured_and_allowed(
     opening: Opening, graphiti: FakeGraphiti, clock: SettableClock
 ) -> None:
-    """Without consent for them they alone wait."""
+    """Without consent for system messages, only those stay queued."""
     async with opening(include_system=True) as memory:
         await allow(memory)
         session = memory.session("room:1")
@@ -274,10 +274,8 @@ async def test_notes_are_sent_where_that_is_asked_for_and_allowed(
         assert contents(graphiti) == ["q", "note", "a"]
 
 
-async def test_what_was_taken_back_before_it_was_sent_is_not_sent(
-    allowed: Memory, graphiti: FakeGraphiti, clock: SettableClock
-) -> None:
-    """It counts as given up; and a deleted session takes its deliveries along."""
+async def test_messages_taken_back_are_not_sent(allowed: Memory, graphiti: FakeGraphiti, clock: SettableClock) -> None:
+    """Deleting a session deletes its queued messages too."""
     await talk(allowed)
     await allowed.session("room:1").take_back(2)
     await talk(allowed, session_id="room:2")
@@ -287,10 +285,10 @@ async def test_what_was_taken_back_before_it_was_sent_is_not_sent(
     assert (await allowed.graphiti.status()).counts.get("queued") is None
 
 
-async def test_a_server_that_forgets_its_queue_is_sent_again_what_it_lost_and_no_more(
+async def test_only_lost_messages_are_sent_again_after_a_restart(
     allowed: Memory, graphiti: FakeGraphiti, clock: SettableClock
 ) -> None:
-    """It stored half of a batch before its restart: only the other half is repeated, and counted."""
+    """Only messages that the server had not stored before its restart are repeated and counted."""
     graphiti.auto = False
     await talk(allowed, 2)
     await deliver(allowed, clock, looks=1)
@@ -304,10 +302,10 @@ async def test_a_server_that_forgets_its_queue_is_sent_again_what_it_lost_and_no
     assert (status.counts["confirmed"], status.repeats) == (8, 5)
 
 
-async def test_nothing_is_sent_again_while_the_server_goes_on(
+async def test_nothing_is_sent_again_while_the_server_makes_progress(
     allowed: Memory, graphiti: FakeGraphiti, clock: SettableClock
 ) -> None:
-    """One message in half a minute is slow, and no reason to repeat anything."""
+    """One stored message in 30 s is slow progress, and causes no repeat."""
     graphiti.auto = False
     await talk(allowed, 10)
     await deliver(allowed, clock, looks=1)
@@ -319,10 +317,10 @@ async def test_nothing_is_sent_again_while_the_server_goes_on(
     assert len(contents(graphiti)) == 20
 
 
-async def test_a_dead_worker_is_told_and_ends_in_dead_letters(
+async def test_a_dead_worker_leads_to_dead_letters(
     opening: Opening, graphiti: FakeGraphiti, clock: SettableClock
 ) -> None:
-    """It takes everything and stores nothing: after some tries the messages stand in the list, to be tried again."""
+    """If the server stores nothing after the retries, the messages become dead letters that can be retried."""
     async with opening(max_attempts=2, scopes=("session",)) as memory:
         await allow(memory)
         graphiti.worker_dead = True
@@ -344,7 +342,7 @@ async def test_a_dead_worker_is_told_and_ends_in_dead_letters(
 async def test_a_request_whose_answer_was_lost_is_not_repeated(
     allowed: Memory, graphiti: FakeGraphiti, clock: SettableClock
 ) -> None:
-    """The server took it before the connection broke: it is found by its name."""
+    """The server stored the message before the connection broke; it is found by its name."""
     graphiti.fail("reset_after", "/messages", times=2)
     await talk(allowed)
     await deliver(allowed, clock, looks=20)
@@ -361,7 +359,7 @@ async def test_an_outage_loses_nothing_and_counts_no_attempt(
     clock: SettableClock,
     fault: dict[str, object],
 ) -> None:
-    """However long it takes: nobody took the messages, so they wait, and say why."""
+    """Messages that no server accepted stay queued with the kind of the error."""
     graphiti.fail("status", "/messages", **fault)
     await talk(allowed)
     await deliver(allowed, clock, looks=50)
@@ -376,17 +374,17 @@ async def test_an_outage_loses_nothing_and_counts_no_attempt(
 
 
 async def until_delivered(memory: Memory, clock: SettableClock) -> None:
-    """Let the memory look until nothing waits."""
+    """Run the delivery until nothing is queued or unconfirmed."""
     while (await memory.graphiti.status()).counts.keys() - {"confirmed", "dead", "turns"}:
         await deliver(memory, clock, looks=1)
         clock.advance(300)
 
 
-async def test_a_refused_message_dies_at_once_and_blocks_nobody(
+async def test_a_refused_message_becomes_a_dead_letter_and_blocks_no_others(
     opening: Opening, graphiti: FakeGraphiti, clock: SettableClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The batch is sent message by message: only the refused one is given up."""
-    take = FakeGraphiti._take_messages  # noqa: SLF001 - the server that refuses
+    """The batch is sent message by message, and only the refused one becomes a dead letter."""
+    take = FakeGraphiti._take_messages  # noqa: SLF001 - makes the server refuse
 
     def refusing(self: FakeGraphiti, body: dict[str, list[dict[str, str]]], *, store: bool) -> tuple[int, object]:
         if any(message["content"] == "question 2" for message in body["messages"]):
@@ -411,7 +409,7 @@ async def test_no_message_of_a_refused_batch_follows_a_withdrawal_of_consent(
     size: int,
     arrived: list[str],
 ) -> None:
-    """The messages of the batch are requests of their own then."""
+    """After a refused batch each message is a request of its own, which checks consent again."""
     send = RestClient.send
 
     async def withdrawing(self: RestClient, group_id: str, episodes: Sequence[Episode], **more: Any) -> int:
@@ -429,10 +427,8 @@ async def test_no_message_of_a_refused_batch_follows_a_withdrawal_of_consent(
         assert (await memory.graphiti.status()).dead == {"consent_withdrawn": 4}
 
 
-async def test_a_full_queue_gives_up_whole_turns_of_what_is_least_urgent(
-    opening: Opening, clock: SettableClock
-) -> None:
-    """The oldest ones of sessions; never an answer without its question."""
+async def test_a_full_queue_drops_whole_turns_of_sessions_first(opening: Opening, clock: SettableClock) -> None:
+    """The oldest turns of sessions are dropped first, each with question and answer."""
     async with opening(max_queue=6) as memory:
         await allow(memory)
         await talk(memory, 3)
@@ -442,10 +438,8 @@ async def test_a_full_queue_gives_up_whole_turns_of_what_is_least_urgent(
         assert {one.scope for one in await memory.graphiti.deliveries(status="queued")} == {"workspace"}
 
 
-async def test_a_full_queue_keeps_the_answer_of_a_question_that_has_left(
-    opening: Opening, clock: SettableClock
-) -> None:
-    """Although it is the oldest message; later turns are given up whole."""
+async def test_a_full_queue_keeps_the_answer_to_a_sent_question(opening: Opening, clock: SettableClock) -> None:
+    """The answer is the oldest message, but later turns are dropped instead."""
     async with opening(max_queue=4, max_batch=1, scopes=("session",)) as memory:
         await allow(memory)
         await talk(memory)
@@ -457,10 +451,10 @@ async def test_a_full_queue_keeps_the_answer_of_a_question_that_has_left(
         assert [status for _, status in found[2:]] == ["dead"] * 4 + ["confirmed"] * 2
 
 
-async def test_the_trouble_of_a_group_ends_with_its_messages(
+async def test_the_error_of_a_group_ends_with_its_messages(
     opening: Opening, graphiti: FakeGraphiti, clock: SettableClock
 ) -> None:
-    """Nothing is delivered there that could be in trouble."""
+    """A group without queued messages has no error."""
     async with opening(scopes=("session",)) as memory:
         await allow(memory)
         await talk(memory)
@@ -474,7 +468,7 @@ async def test_the_trouble_of_a_group_ends_with_its_messages(
 async def test_each_step_of_a_delivery_is_counted(
     opening: Opening, graphiti: FakeGraphiti, clock: SettableClock, events: RecordedEvents
 ) -> None:
-    """What is queued, sent and confirmed, and what is given up for which reason."""
+    """Events count queued, sent and confirmed messages, and dead letters by reason."""
 
     def counted() -> Counter[tuple[str, str | None]]:
         found: Counter[tuple[str, str | None]] = Counter()
@@ -502,7 +496,7 @@ async def test_each_step_of_a_delivery_is_counted(
 async def test_two_processes_send_nothing_twice(
     opening: Opening, allowed: Memory, graphiti: FakeGraphiti, clock: SettableClock, database_url: str
 ) -> None:
-    """A group is one process's at a time."""
+    """One process at a time delivers to a group."""
     if database_url == "sqlite://":
         pytest.skip("A database in memory is seen by one process.")
     await talk(allowed, 10)
@@ -517,7 +511,7 @@ async def test_two_processes_send_nothing_twice(
 async def test_a_process_that_died_after_it_sent_repeats_nothing(
     opening: Opening, allowed: Memory, graphiti: FakeGraphiti, clock: SettableClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Messages are marked before they are sent: the next process looks for them first."""
+    """Messages are marked before they are sent, so the next process first checks whether they are stored."""
     await talk(allowed)
     sent = asyncio.Event()
 
@@ -536,8 +530,8 @@ async def test_a_process_that_died_after_it_sent_repeats_nothing(
     assert contents(graphiti) == ["question 1", "answer 1"]
 
 
-async def test_what_is_dropped_never_comes_back(allowed: Memory, graphiti: FakeGraphiti, clock: SettableClock) -> None:
-    """Neither by a retry of all."""
+async def test_a_dropped_message_is_never_sent(allowed: Memory, graphiti: FakeGraphiti, clock: SettableClock) -> None:
+    """A retry of all dead letters does not send dropped messages."""
     await talk(allowed)
     await allowed.graphiti.decline(by="ann")
     with pytest.raises(KnowledgeNotFound):
@@ -549,10 +543,10 @@ async def test_what_is_dropped_never_comes_back(allowed: Memory, graphiti: FakeG
     assert graphiti.bytes_received == 0
 
 
-async def test_a_turn_that_is_not_stored_is_not_sent(
+async def test_a_duplicate_turn_is_not_sent_again(
     allowed: Memory, graphiti: FakeGraphiti, clock: SettableClock
 ) -> None:
-    """The same message again is one delivery."""
+    """A duplicate turn is sent once."""
     await talk(allowed)
     await talk(allowed)
     await deliver(allowed, clock)
@@ -562,7 +556,7 @@ async def test_a_turn_that_is_not_stored_is_not_sent(
 async def test_two_owners_with_one_raw_name_have_two_groups(
     opening: Opening, graphiti: FakeGraphiti, clock: SettableClock
 ) -> None:
-    """The readable form is one way to two: the second gets a hashed one."""
+    """If two ids have the same readable form, the second gets a hashed group id."""
     async with opening(group_id_strategy="raw", scopes=("session",)) as memory:
         await allow(memory)
         await talk(memory, session_id="room:1")
@@ -572,10 +566,8 @@ async def test_two_owners_with_one_raw_name_have_two_groups(
         assert contents(graphiti, group_id_of(Scope("session", "room.1"))) == ["question 2", "answer 2"]
 
 
-async def test_a_persons_group_is_that_of_all_ids(
-    opening: Opening, graphiti: FakeGraphiti, clock: SettableClock
-) -> None:
-    """Merged persons have one, and a session without a user has none."""
+async def test_merged_persons_share_a_group(opening: Opening, graphiti: FakeGraphiti, clock: SettableClock) -> None:
+    """Merged persons share a group, and a session without a user has none."""
     async with opening(scopes=("user",)) as memory:
         await allow(memory)
         await memory.persons.resolve("ann")
@@ -588,10 +580,10 @@ async def test_a_persons_group_is_that_of_all_ids(
         assert list(graphiti.stored) == [group_id_of(Scope("user", "ann"))]
 
 
-async def test_delivery_goes_on_in_the_background(
+async def test_delivery_runs_in_the_background(
     opening: Opening, graphiti: FakeGraphiti, events: RecordedEvents
 ) -> None:
-    """Where the memory is open for long, nobody has to ask for it."""
+    """An open memory delivers without a call."""
     async with opening(background=True, poll_seconds=0.01) as memory:
         await allow(memory)
         await talk(memory)
@@ -599,8 +591,8 @@ async def test_delivery_goes_on_in_the_background(
     assert contents(graphiti) == contents(graphiti, WORKSPACE) == ["question 1", "answer 1"]
 
 
-async def test_off_it_costs_nothing_and_says_so(database_url: str, memory_options: MemoryOptions) -> None:
-    """No row, and a sentence for whoever asks."""
+async def test_with_graphiti_off_nothing_is_queued(database_url: str, memory_options: MemoryOptions) -> None:
+    """With Graphiti off, no row is written, and a grant raises an error."""
     options = replace(memory_options, graphiti=GraphitiOptions(endpoint="http://graph:8000", enabled=False))
     async with open_memory(database_url, options=options) as memory:
         await talk(memory)
@@ -611,7 +603,7 @@ async def test_off_it_costs_nothing_and_says_so(database_url: str, memory_option
 
 
 async def test_transcripts_in_a_graph_store_cannot_be_delivered(memory_options: MemoryOptions) -> None:
-    """Their turns have no transaction with the outbox."""
+    """Such turns have no common transaction with the outbox."""
     options = replace(memory_options, transcripts="graph_store", graphiti=GraphitiOptions(endpoint="http://graph:8000"))
     with pytest.raises(InvalidInput, match="THREADKEEP_TRANSCRIPTS=tables"):
         async with open_memory("sqlite://", options=options):

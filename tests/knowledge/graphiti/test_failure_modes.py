@@ -1,9 +1,9 @@
-"""The ways in which real Graphiti servers fail, by their numbers, each with a double that is told to fail so.
+"""Tests of the failure modes of real Graphiti servers, by number, with a fake server that fails in this way.
 
-Other files of this folder have: 2 the worker that dies, 6 the restart in the middle of the queue, 11 the request with a
-lost answer (`test_delivery`); 3, 5 and 8 failing, slow and malformed searches, 12 facts that hold no more and come
-twice, 15 text that is no instruction (`test_recall`); 4 the connection that breaks after a 500, 13 fields that are
-missing or new (`test_rest`); 10 a deletion that deletes nothing (`test_upkeep`).
+Other files of this folder test: 2 a dead worker, 6 a restart with a full queue, 11 a lost response
+(`test_delivery`); 3, 5 and 8 failing, slow and malformed searches, 12 outdated and duplicate facts, 15 text that is
+no instruction (`test_recall`); 4 a connection that breaks after a 500, 13 missing and new fields (`test_rest`); 10 a
+deletion that deletes nothing (`test_upkeep`).
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ GROUP = group_id_of(SESSION)
 
 
 async def talk(memory: Memory, turns: int = 1, *, first: int = 1) -> None:
-    """Have a conversation."""
+    """Append turns to a session."""
     for number in range(first, first + turns):
         turn = [Message(role="user", content=f"q{number}"), Message(role="assistant", content=f"a{number}")]
         await memory.session("room:1", user_id="ann").append(turn)
 
 
-async def test_mode_1_what_is_accepted_and_never_stored_is_unconfirmed_until_it_is_seen(
+async def test_mode_1_an_accepted_message_is_unconfirmed_until_it_is_stored(
     opening: Opening, graphiti: FakeGraphiti, clock: SettableClock
 ) -> None:
-    """The status says so at each moment, and a smoke test finds it."""
+    """The status shows unconfirmed messages until they were sent again and stored."""
     async with opening(scopes=("session",)) as memory:
         await allow(memory)
         graphiti.fail("blackhole", "/messages")
@@ -48,10 +48,10 @@ async def test_mode_1_what_is_accepted_and_never_stored_is_unconfirmed_until_it_
         assert len(graphiti.names(GROUP)) == 2
 
 
-async def test_mode_7_a_server_whose_database_is_away_is_told_though_it_calls_itself_healthy(
+async def test_mode_7_a_healthy_server_without_its_database_is_detected(
     opening: Opening, graphiti: FakeGraphiti, clock: SettableClock
 ) -> None:
-    """Nothing is lost, and everything arrives when it is back."""
+    """No message is lost; all arrive when the database is available again."""
     async with opening(scopes=("session",)) as memory:
         await allow(memory)
         for path in ("/messages", "/search", "/episodes", "/entity-edge"):
@@ -71,10 +71,10 @@ async def test_mode_7_a_server_whose_database_is_away_is_told_though_it_calls_it
 
 
 @pytest.mark.parametrize(("status", "least_seconds"), [(401, 200), (403, 200), (429, 90)])
-async def test_mode_9_a_proxy_that_refuses_is_left_alone_for_as_long_as_it_asks(
+async def test_mode_9_the_pause_that_a_refusing_proxy_asks_for_is_kept(
     opening: Opening, graphiti: FakeGraphiti, clock: SettableClock, status: int, least_seconds: float
 ) -> None:
-    """It is told as the group's trouble; without asking the proxy again and again."""
+    """The refusal is the error of the group, and no request is sent before the pause ends."""
     async with opening(scopes=("session",)) as memory:
         await allow(memory)
         graphiti.fail("status", "/messages", status=status, headers={"Retry-After": "120"})
@@ -93,10 +93,10 @@ async def test_mode_9_a_proxy_that_refuses_is_left_alone_for_as_long_as_it_asks(
         assert (await memory.graphiti.status()).counts == {"confirmed": 2, "turns": 0}
 
 
-async def test_mode_10_what_is_on_its_way_does_not_bring_a_deleted_group_back(
+async def test_mode_10_accepted_messages_do_not_restore_a_deleted_group(
     opening: Opening, graphiti: FakeGraphiti, clock: SettableClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A purge waits for it, deletes, and looks at episodes and at the search."""
+    """A purge waits for accepted messages, deletes the group, and checks episodes and search."""
     monkeypatch.setattr("threadkeep.knowledge.graphiti.maintenance._LOOK_SECONDS", 0.01)
     graphiti.backend = "neo4j"
     graphiti.auto = False
@@ -111,10 +111,10 @@ async def test_mode_10_what_is_on_its_way_does_not_bring_a_deleted_group_back(
 
 
 @pytest.mark.parametrize("backend", ["falkordb", "neo4j"])
-async def test_mode_12_more_facts_than_asked_for_are_cut_here(
+async def test_mode_12_facts_beyond_the_limit_are_dropped(
     opening: Opening, graphiti: FakeGraphiti, backend: Backend
 ) -> None:
-    """FalkorDB gives the limit for each group, and a repeated id twice."""
+    """FalkorDB applies the limit per group, and returns a repeated id twice."""
     graphiti.backend = backend
     other = group_id_of(Scope("workspace", "other"))
     for number in range(6):
@@ -128,10 +128,10 @@ async def test_mode_12_more_facts_than_asked_for_are_cut_here(
         assert len(texts) == len(set(texts)) == 3
 
 
-async def test_mode_14_a_slash_at_the_end_of_the_endpoint_does_not_matter_and_a_redirect_is_not_followed(
+async def test_mode_14_trailing_slashes_are_ignored_and_redirects_not_followed(
     opening: Opening, graphiti: FakeGraphiti, clock: SettableClock
 ) -> None:
-    """A redirect could lead to an endpoint that nobody allowed."""
+    """A redirect could lead to an endpoint without consent."""
     async with opening(endpoint=f" {graphiti.url}/// ", scopes=("session",)) as memory:
         await allow(memory)
         await talk(memory)

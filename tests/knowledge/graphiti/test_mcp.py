@@ -1,4 +1,4 @@
-"""The client of the MCP server: errors inside successful answers, connections that break."""
+"""Tests of the client of the MCP server: errors inside successful responses, and broken connections."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ type Answer = Callable[[str, dict[str, Any]], object]
 
 @pytest.fixture
 def answered(monkeypatch: pytest.MonkeyPatch) -> Callable[[Answer], McpClient]:
-    """Makes a client of a server that answers its tools by a function."""
+    """Return a function that creates a client of a server whose tools are answered by a callback."""
 
     def make(answer: Answer) -> McpClient:
         async def call_tool(name: str, arguments: dict[str, Any]) -> object:
@@ -46,8 +46,8 @@ def answered(monkeypatch: pytest.MonkeyPatch) -> Callable[[Answer], McpClient]:
     return make
 
 
-async def test_messages_are_handed_over_one_by_one(answered: Callable[[Answer], McpClient]) -> None:
-    """With who says them, as the REST server writes it; and no id."""
+async def test_messages_are_sent_one_by_one(answered: Callable[[Answer], McpClient]) -> None:
+    """Each message has its speaker in the form of the REST server, and no id."""
     calls: list[dict[str, Any]] = []
 
     def take(_: str, arguments: dict[str, Any]) -> object:
@@ -84,10 +84,10 @@ async def test_messages_are_handed_over_one_by_one(answered: Callable[[Answer], 
     ],
     ids=["error", "text", "nothing", "broken", "group", "slow"],
 )
-async def test_each_failure_is_ours_and_says_nothing_of_people(
+async def test_each_failure_raises_an_error_without_message_texts(
     answered: Callable[[Answer], McpClient], result: object, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An error inside a successful answer is an error."""
+    """Each failure raises a GraphitiError without message texts, also an error inside a successful response."""
     client = answered(lambda *_: result)
     with caplog.at_level(logging.DEBUG), pytest.raises(GraphitiError) as failed:
         await client.send("group", [EPISODE])
@@ -96,7 +96,7 @@ async def test_each_failure_is_ours_and_says_nothing_of_people(
 
 
 class _Tools:
-    """The tools of a server in memory, which refuses or fails at messages with a word."""
+    """The tools of a server in memory, which refuses or fails for messages with a certain text."""
 
     def __init__(self, *, failing: object, times: int) -> None:
         self.failing = failing
@@ -104,7 +104,7 @@ class _Tools:
         self.stored: list[str] = []
 
     async def call_tool(self, name: str, arguments: dict[str, Any]) -> object:
-        """Store a message, or list the stored ones."""
+        """Store a message, or return the stored ones."""
         if name == "get_episodes":
             episodes = [{"uuid": str(place), "name": one} for place, one in enumerate(self.stored)]
             return SimpleNamespace(is_error=False, structured_content={"result": {"episodes": episodes}})
@@ -132,10 +132,10 @@ _ERROR = SimpleNamespace(is_error=False, structured_content={"result": {"error":
     ],
     ids=["refused", "invalid parameters", "refused for a moment", "failing", "broken"],
 )
-async def test_a_message_that_fails_costs_no_other_and_is_given_up_only_if_it_is_refused(
+async def test_only_a_refused_message_becomes_a_dead_letter(
     opening: Opening, clock: SettableClock, monkeypatch: pytest.MonkeyPatch, failing: object, times: int, dead: object
 ) -> None:
-    """After some attempts; the others arrive once, in order. An outage costs no attempt, however long it is."""
+    """Other messages arrive once, in order. Outages count no attempt, however long they are."""
     server = _Tools(failing=failing, times=times)
 
     async def connected(_: McpClient) -> object:
@@ -160,7 +160,7 @@ async def test_a_message_that_fails_costs_no_other_and_is_given_up_only_if_it_is
 async def test_no_message_follows_a_withdrawal_of_consent(
     opening: Opening, clock: SettableClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Although it was marked as sent with others: each is a request of its own."""
+    """Messages marked as sent together are separate requests, which check consent again."""
     server = _Tools(failing=None, times=0)
 
     async def connected(_: McpClient) -> object:
@@ -183,15 +183,15 @@ async def test_no_message_follows_a_withdrawal_of_consent(
 
 
 async def test_nothing_is_searched_without_a_group(answered: Callable[[Answer], McpClient]) -> None:
-    """The server would take its default group, which others share."""
+    """Without a group the server would search its default group, which others share."""
     client = answered(lambda *_: pytest.fail("asked"))
     assert await client.search([], "x", 3) == []
     with pytest.raises(InvalidInput):
         await client.search(["a.b"], "x", 3)
 
 
-async def test_a_server_that_is_not_there_is_told() -> None:
-    """As unreachable, and closing is safe."""
+async def test_an_unreachable_server_raises() -> None:
+    """The client raises an error and can be closed."""
     client = McpClient("http://127.0.0.1:9", timeout_seconds=20)
     with pytest.raises(GraphitiError) as failed:
         await client.episodes("group", 5)

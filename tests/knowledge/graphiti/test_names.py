@@ -1,4 +1,4 @@
-"""Names and texts as Graphiti takes them."""
+"""Tests of names and texts in the form that Graphiti accepts."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
         ("http://[::1]:8000/", "http://[::1]:8000"),
     ],
 )
-def test_an_endpoint_has_one_spelling(given: str, endpoint: str) -> None:
-    """Trimmed, without slashes at the end."""
+def test_an_endpoint_is_normalised(given: str, endpoint: str) -> None:
+    """Endpoints are trimmed, and have no trailing slashes."""
     assert normalised_endpoint(given) == endpoint
 
 
@@ -44,21 +44,20 @@ def test_an_endpoint_has_one_spelling(given: str, endpoint: str) -> None:
     "given",
     ["", "graph:8000", "not a url", "ftp://x", "http://", "http://a b", "http://u:p@graph:8000", "http://graph?x=1"],
 )
-def test_what_is_no_endpoint_is_refused(given: str) -> None:
-    """With a sentence that says how one looks."""
+def test_an_invalid_endpoint_is_refused(given: str) -> None:
     with pytest.raises(InvalidInput, match="A Graphiti endpoint"):
         normalised_endpoint(given)
 
 
 def test_a_group_is_named_by_its_scope_and_a_hash() -> None:
-    """Nothing of the owner's id is in it."""
+    """The group id does not contain the id of the owner."""
     digest = hashlib.sha256(b"user:ann").hexdigest()[:32]
     assert group_id_of(Scope("user", "ann")) == f"threadkeep_user_{digest}"
     assert group_id_of(Scope("user", "ann")) != group_id_of(Scope("workspace", "ann"))
 
 
-def test_a_raw_group_can_be_read() -> None:
-    """Each run of other characters is one underscore, and a long one ends with a hash."""
+def test_a_raw_group_id_is_readable() -> None:
+    """Other characters become one underscore, and a long id ends with a hash."""
     assert group_id_of(Scope("session", "telegram:-100//7"), "raw") == "threadkeep_session_telegram_100_7"
     long = group_id_of(Scope("workspace", "w" * 300), "raw")
     assert re.fullmatch(r"threadkeep_workspace_w{42}_[0-9a-f]{16}", long)
@@ -66,8 +65,7 @@ def test_a_raw_group_can_be_read() -> None:
 
 
 @given(st.text(min_size=1).filter(lambda text: text.strip() and text.isprintable()), st.sampled_from(["hashed", "raw"]))
-def test_every_group_id_is_one_that_the_server_takes(owner: str, strategy: str) -> None:
-    """Whatever the owner is called."""
+def test_every_group_id_is_valid_for_the_server(owner: str, strategy: str) -> None:
     group_id = group_id_of(Scope("user", owner), strategy)  # type: ignore[arg-type]
     assert re.fullmatch(r"[A-Za-z0-9_]+", group_id)
     assert check_group_id(group_id) == group_id
@@ -75,13 +73,13 @@ def test_every_group_id_is_one_that_the_server_takes(owner: str, strategy: str) 
 
 @pytest.mark.parametrize("group_id", ["", "a.b", "a/b", "a b", "a\n", "ä", "x" * 201])
 def test_an_id_that_would_stop_the_servers_worker_is_refused(group_id: str) -> None:
-    """A newline at the end too."""
+    """A trailing newline is refused too."""
     with pytest.raises(InvalidInput):
         check_group_id(group_id)
 
 
 def test_a_long_message_ends_with_a_mark() -> None:
-    """And is never longer than the limit."""
+    """The cut text with the mark is at most as long as the limit."""
     text = "0123456789abcdefghijklmnopqrstuvwxyz"
     assert cut(text, 20) == f"0123456{MARK}"
     assert cut(text, 13) == text[:13]
@@ -90,8 +88,8 @@ def test_a_long_message_ends_with_a_mark() -> None:
 
 
 @given(st.text(), st.integers(0, 50))
-def test_what_is_sent_is_never_longer_than_the_limit(text: str, limit: int) -> None:
-    """And has neither NUL nor a lone surrogate."""
+def test_a_sent_text_is_at_most_as_long_as_the_limit(text: str, limit: int) -> None:
+    """The sent text has neither NUL nor a lone surrogate."""
     sent = sendable(text, limit)
     assert len(sent) <= limit
     assert "\x00" not in sent
@@ -99,20 +97,20 @@ def test_what_is_sent_is_never_longer_than_the_limit(text: str, limit: int) -> N
 
 
 def test_lone_surrogates_are_removed() -> None:
-    """One of them stops the server's worker for everybody."""
+    """A lone surrogate would stop the worker of the server."""
     assert sendable("a\ud83d\x00b", 10) == "ab"
 
 
 def test_a_time_is_in_the_range_of_the_server() -> None:
-    """From the year 2000 to now, in UTC."""
+    """Times are between the year 2000 and now, in UTC."""
     assert clamped(datetime.min.replace(tzinfo=UTC), NOW).year == 2000
     assert clamped(NOW + timedelta(days=1), NOW) == NOW
     east = timezone(timedelta(hours=8))
     assert clamped(datetime(2026, 1, 1, tzinfo=east), NOW).isoformat() == "2025-12-31T16:00:00+00:00"
 
 
-def test_the_names_of_a_turn_belong_together() -> None:
-    """They have its id, and a number where a role speaks more than once."""
+def test_the_names_of_a_turn_have_its_id() -> None:
+    """Names have the id of the turn, and a number if a role has several messages."""
     turn = turn_id("room:1", "m1", NOW)
     assert re.fullmatch(r"[0-9a-f]{32}", turn)
     assert turn == turn_id("room:1", "m1", NOW.astimezone(timezone(timedelta(hours=8))))

@@ -1,4 +1,4 @@
-"""What a person wants kept: its words, its scope, its kind, and what is refused."""
+"""Tests of promoted facts: directives in messages, secrets, delivery to the graph, and undoing."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ from threadkeep.testing.fake_graphiti import Backend
         ("lesson: I like it short", "lesson_learned", "user", "I like it short"),
     ],
 )
-def test_a_directive_says_what_to_keep(text: str, kind: str, scope: str, words: str) -> None:
-    """On its line, or on the lines after it up to a blank one."""
+def test_a_directive_has_a_kind_a_scope_and_a_text(text: str, kind: str, scope: str, words: str) -> None:
+    """The text is on the line of the directive, or on the following lines up to a blank one."""
     [found], refused = accepted_directives(text)
     assert (found.kind, found.scope, found.text, refused) == (kind, scope, words, 0)
 
@@ -49,7 +49,7 @@ def test_a_directive_says_what_to_keep(text: str, kind: str, scope: str, words: 
     "text", ["", "we prefer: nothing", "the decision was: none", "note", "preference:\n\nno", "url: x"]
 )
 def test_other_words_are_no_directive(text: str) -> None:
-    """A directive begins its line."""
+    """A directive must begin its line."""
     assert accepted_directives(text) == ([], 0)
 
 
@@ -65,25 +65,25 @@ def test_other_words_are_no_directive(text: str) -> None:
     ids=["spaces", "spaces after a scope", "directives without words", "blank", "tabs"],
 )
 def test_a_long_message_is_read_in_linear_time(text: str) -> None:
-    """Its author waits, and so does everybody else on the event loop: in quadratic time, for hours."""
+    """In quadratic time, reading would block the event loop for hours."""
     assert accepted_directives(text) == ([], 0)
 
 
 @pytest.mark.parametrize(
     "text", ["note: my password is hunter22", "remember: sk-abcdefghijkl", "note: -----BEGIN RSA PRIVATE KEY-----"]
 )
-def test_what_looks_like_a_secret_is_refused(text: str) -> None:
-    """With a word to the person, which does not repeat it."""
+def test_a_text_that_looks_like_a_secret_is_refused(text: str) -> None:
+    """The error does not repeat the secret."""
     assert accepted_directives(text) == ([], 1)
     with pytest.raises(InvalidInput, match="looks like a secret") as refused:
         Promotion("lesson_learned", text)
     assert "hunter22" not in str(refused.value)
 
 
-async def test_a_promoted_fact_is_kept_here_and_told_to_the_graph(
+async def test_a_promoted_fact_is_stored_and_sent_to_the_graph(
     opening: Opening, graphiti: FakeGraphiti, clock: SettableClock
 ) -> None:
-    """As an episode that says what it is, if that is allowed; the same twice is one."""
+    """With consent, the fact is sent as one episode, also if it is promoted again."""
     relations = (RelationOf("Billing", "DEPENDS_ON", "PostgreSQL"),)
     promotion = Promotion("decision", "Use PostgreSQL", key="database", relations=relations)
     async with opening() as memory:
@@ -104,10 +104,10 @@ async def test_a_promoted_fact_is_kept_here_and_told_to_the_graph(
 
 
 @pytest.mark.parametrize("given_up", ["consent_withdrawn", "dropped", "refused"])
-async def test_a_fact_that_was_given_up_is_told_when_it_is_promoted_again(
+async def test_a_dead_fact_is_queued_again_when_it_is_promoted(
     allowed: Memory, graphiti: FakeGraphiti, clock: SettableClock, given_up: str
 ) -> None:
-    """Whatever the reason; and after that it is known."""
+    """A dead letter is queued again for any reason; a confirmed fact is not."""
     await allow(allowed, "promoted_facts")
     promotion = Promotion("decision", "Use PostgreSQL.")
     assert (await allowed.graphiti.promote(promotion, "shop")).queued == 1
@@ -130,7 +130,7 @@ async def test_a_fact_that_was_given_up_is_told_when_it_is_promoted_again(
 async def test_an_agent_promotes_into_the_workspace_of_the_options(
     allowed: Memory, graphiti: FakeGraphiti, clock: SettableClock
 ) -> None:
-    """As its turns do, if its run names no workspace."""
+    """If a run names no workspace, the workspace of the options is used, as for turns."""
     await allow(allowed, "promoted_facts")
     call = {"name": "promote", "args": {"kind": "decision", "text": "Use SQLite."}, "id": "1"}
     model = ScriptedModel([AIMessage("", tool_calls=[call]), "Stored."])
@@ -142,8 +142,8 @@ async def test_an_agent_promotes_into_the_workspace_of_the_options(
     assert fact_episode(fact.id) in graphiti.names(group_id_of(Scope("workspace", "shop")))
 
 
-def test_relations_are_of_a_small_vocabulary() -> None:
-    """Others are refused, with the list."""
+def test_an_unknown_relation_is_refused() -> None:
+    """The error lists the allowed relations."""
     with pytest.raises(InvalidInput, match="DEPENDS_ON"):
         Promotion("decision", "x", relations=(RelationOf("a", "LOVES", "b"),))  # type: ignore[arg-type]
 
@@ -155,16 +155,15 @@ def test_relations_are_of_a_small_vocabulary() -> None:
 def test_a_secret_is_refused_in_each_part_of_a_promotion(
     text: str, key: str | None, relations: tuple[RelationOf, ...]
 ) -> None:
-    """The words of all parts go to the graph or are stored."""
     with pytest.raises(InvalidInput, match="looks like a secret"):
         Promotion("decision", text, key=key, relations=relations)
 
 
 @pytest.mark.parametrize("backend", ["falkordb", "neo4j"])
-async def test_a_promotion_is_undone_here_and_in_the_graph(
+async def test_undoing_a_promotion_deletes_the_fact_and_its_episode(
     allowed: Memory, graphiti: FakeGraphiti, clock: SettableClock, backend: Backend
 ) -> None:
-    """What waits is given up; what the server has is deleted, and looked for: on FalkorDB it stays, which is told."""
+    """A queued message is dropped, and a stored episode deleted; FalkorDB keeps it, which is reported."""
     graphiti.backend = backend
     await allow(allowed, "promoted_facts")
     shop = Scope("workspace", "shop")
@@ -186,10 +185,10 @@ async def test_a_promotion_is_undone_here_and_in_the_graph(
     ("how", "backend"),
     [("key", "falkordb"), ("key", "neo4j"), ("id", "neo4j"), ("owner", "neo4j"), ("person", "neo4j")],
 )
-async def test_a_forgotten_fact_is_forgotten_by_the_graph(
+async def test_forgetting_a_fact_deletes_its_episode(
     allowed: Memory, graphiti: FakeGraphiti, clock: SettableClock, backend: Backend, how: str
 ) -> None:
-    """What waits is given up; what the server has is deleted there, and where it stays, the delivery says so."""
+    """A queued message is dropped, and a stored episode deleted; the delivery reports if it stays."""
     graphiti.backend = backend
     await allow(allowed, "promoted_facts")
     ada = Scope("user", "ada")
@@ -224,10 +223,10 @@ async def test_a_forgotten_fact_is_forgotten_by_the_graph(
     assert graphiti.names(group_id_of(ada)) == []
 
 
-async def test_a_fact_that_goes_with_a_person_or_a_session_is_not_told_any_more(
+async def test_erasing_a_person_or_a_session_deletes_the_episodes_of_its_facts(
     allowed: Memory, graphiti: FakeGraphiti, clock: SettableClock
 ) -> None:
-    """An erase takes facts of workspaces that rest on what the person said; a session takes its own."""
+    """An erase deletes facts of workspaces with evidence of the person; a session's facts are deleted with it."""
     graphiti.backend = "neo4j"
     await allow(allowed, "promoted_facts")
     shop, room = group_id_of(Scope("workspace", "shop")), group_id_of(Scope("session", "room:1"))
@@ -250,10 +249,10 @@ async def test_a_fact_that_goes_with_a_person_or_a_session_is_not_told_any_more(
     assert graphiti.names(room) == graphiti.names(group_id_of(Scope("session", "room:2"))) == []
 
 
-async def test_a_forgotten_fact_that_the_server_has_not_stored_yet_is_deleted_when_it_has(
+async def test_a_forgotten_fact_is_deleted_after_the_server_has_stored_it(
     allowed: Memory, graphiti: FakeGraphiti, clock: SettableClock
 ) -> None:
-    """Through an outage; without consent nothing is asked, and it can be tried again after another grant."""
+    """The deletion survives an outage; without consent it is not sent, and can be retried after a grant."""
     graphiti.backend, graphiti.auto = "neo4j", False
     await allow(allowed, "promoted_facts")
     shop = Scope("workspace", "shop")
@@ -276,8 +275,8 @@ async def test_a_forgotten_fact_that_the_server_has_not_stored_yet_is_deleted_wh
     assert (await allowed.graphiti.status()).dead == {"undone": 1}
 
 
-async def test_only_what_was_promoted_is_undone(allowed: Memory) -> None:
-    """An ordinary fact stays, and the error says what to do; one that was forgotten meanwhile can be undone."""
+async def test_only_a_promoted_fact_can_be_undone(allowed: Memory) -> None:
+    """An ordinary fact stays, and the error says the cure; a promoted fact that was forgotten can be undone."""
     await allow(allowed, "promoted_facts")
     fact = await allowed.knowledge.remember(Scope("workspace", "shop"), "database", "SQLite")
     with pytest.raises(InvalidInput, match="threadkeep facts forget"):
@@ -288,10 +287,10 @@ async def test_only_what_was_promoted_is_undone(allowed: Memory) -> None:
     assert (await allowed.graphiti.undo_promotion(promoted.fact.id)).remains == ""
 
 
-async def test_a_directive_of_a_message_is_told_to_the_graph_and_taken_back(
+async def test_the_episode_of_a_directive_is_deleted_with_its_proposal(
     allowed: Memory, graphiti: FakeGraphiti, clock: SettableClock
 ) -> None:
-    """Beside the turn that it stands in."""
+    """The fact of a directive has an episode besides its turn; undoing the proposal deletes it."""
     graphiti.backend = "neo4j"
     await allow(allowed, "promoted_facts")
     shop = Scope("workspace", "shop")
@@ -312,7 +311,7 @@ async def test_a_directive_of_a_message_is_told_to_the_graph_and_taken_back(
 async def test_undoing_one_of_two_directives_leaves_the_episode(
     allowed: Memory, graphiti: FakeGraphiti, clock: SettableClock
 ) -> None:
-    """Also while the server has not stored it: the fact is still remembered, from the other message."""
+    """The fact has another message as evidence, also if the server has not stored the episode yet."""
     graphiti.backend, graphiti.auto = "neo4j", False
     await allow(allowed, "promoted_facts")
     shop = Scope("workspace", "shop")

@@ -1,4 +1,4 @@
-"""The client of the REST server, against each way in which that fails."""
+"""Tests of the client of the REST server, with each kind of failure."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ SAID = "the secret of the garden"
 
 
 def episode(name: str = "turn.1.user", content: str = SAID) -> Episode:
-    """A message."""
+    """Return a message."""
     return Episode(name=name, role="user", speaker="ann", content=content, said_at=datetime(2026, 1, 1, tzinfo=UTC))
 
 
 @pytest.fixture
 async def client(graphiti: FakeGraphiti) -> AsyncIterator[RestClient]:
-    """A client of the server, which does not wait long."""
-    # The first one of a process imports what it needs.
+    """Open a client with a short timeout, and close it after the test."""
+    # The first client of a process imports its dependencies, which takes time.
     first = RestClient(graphiti.url)
     await first.episodes("group", 1)
     await first.close()
@@ -37,7 +37,7 @@ async def client(graphiti: FakeGraphiti) -> AsyncIterator[RestClient]:
 
 
 async def test_a_message_is_stored_and_found(graphiti: FakeGraphiti, client: RestClient) -> None:
-    """With its name, its speaker and its time; and no id, which would mean another one's."""
+    """A message has its name, speaker and time, but no id, which could be that of another one."""
     await client.send("group", [episode(), episode("turn.2.user", "more")])
     assert [seen.name for seen in await client.episodes("group", 5)] == ["turn.1.user", "turn.2.user"]
     [first, _] = graphiti.requests[0].body["messages"]
@@ -57,7 +57,7 @@ async def test_a_message_is_stored_and_found(graphiti: FakeGraphiti, client: Res
 
 
 async def test_nothing_is_searched_without_a_group(graphiti: FakeGraphiti, client: RestClient) -> None:
-    """The server would search the groups of everybody."""
+    """Without a group the server would search the groups of everybody."""
     assert await client.search([], "garden", 3) == []
     for refused in (["a.b"], ["a", ""]):
         with pytest.raises(InvalidInput):
@@ -73,7 +73,7 @@ async def test_nothing_is_searched_without_a_group(graphiti: FakeGraphiti, clien
 async def test_each_status_is_a_kind_of_failure(
     graphiti: FakeGraphiti, client: RestClient, status: int, kind: str
 ) -> None:
-    """With the status, and with the pause that the server asks for."""
+    """The error has the status, and the pause that the server asked for."""
     graphiti.fail("status", status=status, headers={"Retry-After": "7"})
     with pytest.raises(GraphitiError) as failed:
         await client.send("group", [episode()])
@@ -95,7 +95,7 @@ async def test_each_fault_ends_in_time_and_says_nothing_of_people(
     uncertain: bool,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Neither the error nor the log has a word of the message, at any level."""
+    """Neither the error nor any log has words of the message."""
     graphiti.fail(fault, "/messages")  # type: ignore[arg-type]
     started = time.monotonic()
     with caplog.at_level(logging.DEBUG), pytest.raises(GraphitiError) as failed:
@@ -105,10 +105,10 @@ async def test_each_fault_ends_in_time_and_says_nothing_of_people(
     assert "secret" not in caplog.text + str(failed.value) + repr(failed.value) + repr(failed.value.__cause__)
 
 
-async def test_a_refusal_that_quotes_the_message_is_not_told(
+async def test_the_error_of_a_422_has_no_message_text(
     graphiti: FakeGraphiti, client: RestClient, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The body of a 422 has what was sent."""
+    """The body of a 422 has the message, so it is not in the error."""
     bad = Episode(name="n", role="tool", speaker="s", content=SAID, said_at=datetime.now(UTC))  # type: ignore[arg-type]
     with caplog.at_level(logging.DEBUG), pytest.raises(GraphitiError) as failed:
         await client.send("group", [bad])
@@ -117,7 +117,7 @@ async def test_a_refusal_that_quotes_the_message_is_not_told(
 
 
 async def test_after_a_failure_of_the_server_the_next_call_works(graphiti: FakeGraphiti, client: RestClient) -> None:
-    """The server closes the connection without a word: another one is opened, and it counts as one outage."""
+    """The server closes the connection after a failure; the client opens another one."""
     for _ in range(10):
         graphiti.fail("status", "/search", times=1)
         with pytest.raises(GraphitiError, match="500"):
@@ -125,8 +125,8 @@ async def test_after_a_failure_of_the_server_the_next_call_works(graphiti: FakeG
         await client.send("group", [episode()])
 
 
-async def test_a_server_that_is_not_there_is_told_at_once(graphiti: FakeGraphiti, client: RestClient) -> None:
-    """Nothing was sent then."""
+async def test_an_unreachable_server_raises_at_once(graphiti: FakeGraphiti, client: RestClient) -> None:
+    """The error says that nothing was sent."""
     await graphiti.stop()
     with pytest.raises(GraphitiError) as failed:
         await client.send("group", [episode()])
@@ -134,14 +134,14 @@ async def test_a_server_that_is_not_there_is_told_at_once(graphiti: FakeGraphiti
 
 
 async def test_a_restarted_server_is_found_again(graphiti: FakeGraphiti, client: RestClient) -> None:
-    """A read on a connection that the server closed meanwhile is done again."""
+    """A read on a connection that the server closed is repeated."""
     await client.episodes("group", 1)
     await graphiti.restart()
     assert await client.episodes("group", 1) == []
 
 
-async def test_calls_at_once_do_not_hurt_each_other(graphiti: FakeGraphiti, client: RestClient) -> None:
-    """One that fails closes no connection that another one uses."""
+async def test_concurrent_calls_do_not_affect_each_other(graphiti: FakeGraphiti, client: RestClient) -> None:
+    """A failing call does not close the connection of another call."""
     graphiti.fail("status", "/search", times=5)
     results = await asyncio.gather(
         *(client.search(["group"], "x", 1) for _ in range(10)),
@@ -161,7 +161,7 @@ async def test_fields_that_are_missing_or_new_are_no_failure(graphiti: FakeGraph
 
 
 async def test_the_checks_say_what_is_wrong(graphiti: FakeGraphiti, client: RestClient) -> None:
-    """A server that lives, and whose database does not."""
+    """A healthy server with a broken database is reported."""
     assert {name: await look() for name, look in client.checks()} == {
         "healthcheck": None,
         "paths": None,

@@ -1,4 +1,4 @@
-"""What a person asks for: a test of the server, earlier turns, a group that is deleted."""
+"""Tests of operator commands: testing the server, sending earlier turns, and purging a group."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ GROUP = group_id_of(SESSION)
 
 
 async def talk(memory: Memory, first: int, last: int, session_id: str = "room:1") -> None:
-    """Have a conversation."""
+    """Append the turns with these numbers to a session."""
     for number in range(first, last + 1):
         turn = [
             Message(role="user", content=f"q{number}", id=f"q{number}"),
@@ -32,14 +32,14 @@ async def talk(memory: Memory, first: int, last: int, session_id: str = "room:1"
 
 
 def contents(graphiti: FakeGraphiti) -> list[str]:
-    """What the session's group has, in the order in which it was stored."""
+    """Return the texts of the session's group, in the order in which they were stored."""
     return [episode["content"].partition("): ")[2] for episode in graphiti.stored.get(GROUP, [])]
 
 
-async def test_earlier_turns_are_sent_when_that_is_allowed_and_once(
+async def test_earlier_turns_are_sent_once_with_consent(
     opening: Opening, graphiti: FakeGraphiti, clock: SettableClock
 ) -> None:
-    """Behind those of now, in pieces that go on where the one before ended."""
+    """New turns are sent first; each backfill continues after the one before."""
     async with opening(scopes=("session",)) as memory:
         await talk(memory, 1, 3)
         await allow(memory)
@@ -60,8 +60,8 @@ async def test_earlier_turns_are_sent_when_that_is_allowed_and_once(
             await memory.graphiti.backfill(["nowhere"])
 
 
-async def test_earlier_turns_that_no_group_gets_are_not_queued_for_ever(opening: Opening, clock: SettableClock) -> None:
-    """Without a user there is no group of a user; nothing would show that they were queued."""
+async def test_earlier_turns_without_a_group_are_not_queued_forever(opening: Opening, clock: SettableClock) -> None:
+    """A turn without a user has no group of a user, so no delivery would show that it was queued."""
     async with opening(scopes=("user",)) as memory:
         said = [Message(role="user", content="question"), Message(role="assistant", content="answer")]
         await memory.session("room:1").append(said)
@@ -74,8 +74,8 @@ async def test_earlier_turns_that_no_group_gets_are_not_queued_for_ever(opening:
 
 
 @pytest.mark.parametrize("odd", ["nul\x00", "half \ud83d"], ids=["nul", "surrogate"])
-async def test_a_name_that_no_database_keeps_is_refused(allowed: Memory, odd: str) -> None:
-    """It is no outage of the database; the text of a promotion is stored without such characters."""
+async def test_a_name_with_invalid_characters_is_refused(allowed: Memory, odd: str) -> None:
+    """Such a name must not look like a database outage; the text of a promotion is cleaned instead."""
     await allow(allowed, "backfill", "promoted_facts")
     graphiti = allowed.graphiti
     for refused in (
@@ -91,8 +91,10 @@ async def test_a_name_that_no_database_keeps_is_refused(allowed: Memory, odd: st
     assert (await graphiti.promote(Promotion("decision", odd, relations=relations), "shop")).queued == 1
 
 
-async def test_earlier_turns_take_their_time(opening: Opening, graphiti: FakeGraphiti, clock: SettableClock) -> None:
-    """So many messages a minute, and not a hundred at once."""
+async def test_earlier_turns_are_sent_at_a_limited_rate(
+    opening: Opening, graphiti: FakeGraphiti, clock: SettableClock
+) -> None:
+    """A limit per minute applies to earlier turns."""
     async with opening(scopes=("session",), backfill_per_minute=4) as memory:
         await talk(memory, 1, 10)
         await allow(memory, "backfill")
@@ -106,7 +108,7 @@ async def test_earlier_turns_take_their_time(opening: Opening, graphiti: FakeGra
 async def test_processes_share_the_limit_of_a_workspace(
     opening: Opening, graphiti: FakeGraphiti, clock: SettableClock
 ) -> None:
-    """Two that deliver send no more in a minute than one; what is said now does not count."""
+    """Two delivering processes send no more per minute than one; new turns do not count."""
     options: Any = {"scopes": ("session",), "backfill_per_minute": 4}
     async with opening(**options) as one, opening(**options) as other:
         await talk(one, 1, 4, session_id="room:1")
@@ -126,22 +128,22 @@ async def test_processes_share_the_limit_of_a_workspace(
 
 
 def everything(graphiti: FakeGraphiti) -> list[str]:
-    """What all groups have."""
+    """Return the texts of all groups."""
     return [episode["content"].partition("): ")[2] for group in graphiti.stored.values() for episode in group]
 
 
 def commit(folder: Path, text: str) -> None:
-    """Commit a file in a git folder, which is made if it is not there."""
+    """Commit a file in a git folder, which is created if it is missing."""
     (folder / "file.txt").write_text(text, encoding="utf-8")
     git = ["git", "-C", str(folder), "-c", "user.name=t", "-c", "user.email=t@example.com"]
     for words in (["init", "-q", "-b", "main"], ["add", "."], ["commit", "-q", "-m", "Change"]):
         subprocess.run([*git, *words], check=True, capture_output=True)
 
 
-async def test_the_state_of_the_operators_folder_is_told_when_it_changes(
+async def test_the_state_of_the_git_folder_is_sent_when_it_changes(
     opening: Opening, graphiti: FakeGraphiti, clock: SettableClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only with consent for both kinds of data; branch, commit and whether it is dirty, and no path."""
+    """Consent to both data classes is needed; branch, commit and dirty state are sent, but no path."""
     monkeypatch.setattr("threadkeep.knowledge.graphiti.consent.CACHED_SECONDS", 0.0)
     commit(tmp_path, "one")
     async with opening(git_folder=str(tmp_path), scopes=("workspace",)) as memory:
@@ -162,10 +164,10 @@ async def test_the_state_of_the_operators_folder_is_told_when_it_changes(
     assert str(tmp_path) not in str(graphiti.requests)
 
 
-async def test_a_purge_drops_what_waits_and_says_what_is_left(
+async def test_a_purge_drops_queued_messages_and_reports_what_remains(
     opening: Opening, graphiti: FakeGraphiti, clock: SettableClock
 ) -> None:
-    """A server that deletes nothing is told of; one that does is looked at."""
+    """A purge reports the episodes that a server has kept."""
     async with opening(scopes=("session",)) as memory:
         await allow(memory)
         await talk(memory, 1, 1)
@@ -184,7 +186,7 @@ async def test_a_purge_drops_what_waits_and_says_what_is_left(
 async def test_a_purge_after_consent_was_withdrawn_waits_for_accepted_messages(
     opening: Opening, graphiti: FakeGraphiti, clock: SettableClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The server stores them while the purge waits; the group does not come back, and no retry sends them again."""
+    """Messages that the server stores during the purge are deleted, and no retry sends them again."""
     monkeypatch.setattr("threadkeep.knowledge.graphiti.maintenance._QUEUE_LOOK_SECONDS", 0.01)
     graphiti.backend, graphiti.auto = "neo4j", False
     async with opening(scopes=("session",)) as memory:
@@ -202,7 +204,7 @@ async def test_a_purge_after_consent_was_withdrawn_waits_for_accepted_messages(
 async def test_dead_messages_of_a_purged_group_are_not_sent_again(
     opening: Opening, graphiti: FakeGraphiti, clock: SettableClock
 ) -> None:
-    """A retry of all dead messages would bring the deleted group back."""
+    """Otherwise a retry of all dead letters would restore the deleted group."""
     graphiti.backend = "neo4j"
     async with opening(scopes=("session",)) as memory:
         await allow(memory)
@@ -217,10 +219,10 @@ async def test_dead_messages_of_a_purged_group_are_not_sent_again(
         assert contents(graphiti) == []
 
 
-async def test_a_purge_of_a_person_takes_the_groups_of_all_ids(
+async def test_a_purge_of_a_person_deletes_the_groups_of_all_ids(
     opening: Opening, graphiti: FakeGraphiti, clock: SettableClock
 ) -> None:
-    """An id that was merged has what was said under it before."""
+    """A merged id has a group with messages from before the merge."""
     graphiti.backend = "neo4j"
     async with opening(scopes=("user",)) as memory:
         await allow(memory)
@@ -240,7 +242,7 @@ async def test_a_purge_of_a_person_takes_the_groups_of_all_ids(
 async def test_nothing_is_queued_while_consent_is_withdrawn(
     allowed: Memory, graphiti: FakeGraphiti, clock: SettableClock
 ) -> None:
-    """Neither what was given up nor earlier turns; after another grant it can be."""
+    """Dead letters and earlier turns can be queued again after another grant."""
     await allow(allowed, "backfill")
     await talk(allowed, 1, 1)
     await allowed.graphiti.decline(by="ann")
@@ -258,7 +260,7 @@ async def test_nothing_is_queued_while_consent_is_withdrawn(
 async def test_an_erase_is_not_complete_while_the_server_has_the_group(
     opening: Opening, graphiti: FakeGraphiti, clock: SettableClock
 ) -> None:
-    """The receipt counts the group, and names neither it nor the person; the repeated call ends it."""
+    """The receipt counts the group without naming it or the person; a repeated erase completes it."""
     async with opening(scopes=("user",)) as memory:
         await allow(memory)
         await talk(memory, 1, 1)
@@ -278,14 +280,14 @@ async def test_an_erase_is_not_complete_while_the_server_has_the_group(
             for store in receipt.stores
             if store.name == "groups in Graphiti"
         ]
-        # Of the person, and of the session.
+        # The two groups are that of the person and that of the session.
         assert counts == [(2, 1), (2, 2), (2, 0)]
         assert (refused.complete, gone.complete) == (False, True)
         assert await memory.verify_erased(gone) == "gone"
 
 
 async def test_the_connection_is_tested_without_writing(allowed: Memory, graphiti: FakeGraphiti) -> None:
-    """Each step with its time, and what to do about it."""
+    """A failed check says the cure, and all requests are GET."""
     checks = await allowed.graphiti.test()
     assert [check.name for check in checks] == ["healthcheck", "paths", "unknown edge", "database"]
     assert all(check.ok for check in checks)
@@ -299,7 +301,7 @@ async def test_the_connection_is_tested_without_writing(allowed: Memory, graphit
 async def test_a_smoke_test_says_whether_the_server_stores_and_deletes(
     allowed: Memory, graphiti: FakeGraphiti, backend: str
 ) -> None:
-    """With words of our own, in a group of its own."""
+    """The smoke test uses its own text and group."""
     graphiti.backend = backend  # type: ignore[assignment]
     checks = {check.name: check for check in await allowed.graphiti.test(smoke=True)}
     assert checks["see it stored"].ok
@@ -313,7 +315,7 @@ async def test_a_smoke_test_says_whether_the_server_stores_and_deletes(
 async def test_a_smoke_test_finds_a_dead_worker(
     allowed: Memory, graphiti: FakeGraphiti, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Accepted, and not stored."""
+    """The message is accepted but not stored."""
     monkeypatch.setattr("threadkeep.knowledge.graphiti.maintenance._SMOKE_SECONDS", 0)
     graphiti.worker_dead = True
     [*_, last] = await allowed.graphiti.test(smoke=True)
