@@ -83,7 +83,6 @@ async def test_an_answer_has_ids_usage_and_context(memory: Memory, events: Recor
 async def test_usage_is_estimated_when_the_provider_reports_none(
     sqlite_memory: Memory, events: RecordedEvents, make_chat: Chats
 ) -> None:
-    """The chat estimates usage with its token counter if the provider reports none, and marks the estimate."""
     told = await make_chat(sqlite_memory, FakeListChatModel(responses=["fine words"])).ask(said("hello there"))
     assert told.context == ChatContext(messages=1, tokens=count_tokens("hello there"), dropped=0)
     assert told.usage == ChatUsage(count_tokens("hello there"), count_tokens("fine words"), estimated=True)
@@ -91,7 +90,6 @@ async def test_usage_is_estimated_when_the_provider_reports_none(
 
 
 async def test_a_message_without_a_session_begins_one(sqlite_memory: Memory, make_chat: Chats) -> None:
-    """Each message without a session and without a user begins a session, and the answer names it."""
     chat = make_chat(sqlite_memory, ScriptedModel(["one", "two"]))
     first, second = [await chat.ask(said("hi", session_id=None)) for _ in range(2)]
     assert first.session_id != second.session_id
@@ -111,7 +109,6 @@ async def test_a_message_without_a_session_continues_the_last_session_of_its_use
 
 
 async def test_twenty_at_once_are_answered_in_order_of_arrival(memory: Memory, make_chat: Chats) -> None:
-    """The turns of a session run one after the other, and each sees the turns before it."""
     gate = Gate()
     model = ScriptedModel([[gate, "answer 0"], *(f"answer {n}" for n in range(1, 20))])
     chat = make_chat(memory, model)
@@ -158,7 +155,6 @@ async def test_sessions_run_in_parallel(memory: Memory, make_chat: Chats) -> Non
 
 
 async def test_a_caller_who_goes_away_does_not_stop_the_turn(memory: Memory, make_chat: Chats) -> None:
-    """A turn whose caller was cancelled ends, and its answer is stored."""
     gate = Gate()
     chat = make_chat(memory, ScriptedModel([["once upon ", gate, "a time"]]))
     caller = asyncio.create_task(chat.ask(said("a story")))

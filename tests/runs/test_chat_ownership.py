@@ -42,7 +42,6 @@ async def test_another_user_does_not_get_the_answer_in_an_outage(
 
 
 async def test_an_answer_to_a_message_of_another_run_has_its_context(sqlite_memory: Memory, make_chat: Chats) -> None:
-    """The answer to a message that another run stored has the size of its context."""
     session = sqlite_memory.session(ROOM)
     await session.append([Message(role="user", content="hi", id=ID, run_id="another-run")])
     answer = await make_chat(sqlite_memory, ScriptedModel(["hello"])).ask(said("hi", ID))

@@ -161,7 +161,6 @@ async def test_after_an_interruption_the_repeat_is_a_second_try(processes: Proce
 
 
 async def test_another_process_gives_the_same_answer(processes: Processes) -> None:
-    """A repeat in another process returns the stored answer without a model call."""
     first, memory = await processes.start(ScriptedModel(["hello"]))
     model = ScriptedModel(["never"])
     second, _ = await processes.start(model)
@@ -171,7 +170,6 @@ async def test_another_process_gives_the_same_answer(processes: Processes) -> No
 
 
 async def test_two_processes_at_once_answer_once(processes: Processes) -> None:
-    """The second process waits for the first and returns its answer."""
     gate = Gate()
     first, memory = await processes.start(ScriptedModel([["hell", gate, "o"]]))
     model = ScriptedModel(["never"])

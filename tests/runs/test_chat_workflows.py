@@ -90,7 +90,6 @@ async def test_a_failed_workflow_raises_run_failed(
 
 
 async def test_a_workflow_that_asks_a_person_raises_run_waits(sqlite_memory: Memory, make_chat: Chats) -> None:
-    """A workflow that asks a person raises `RunWaits`, which names the waiting run."""
     chat = make_chat(sqlite_memory, ScriptedModel(), others=[asking_twice()])
     with pytest.raises(RunWaits, match="resume") as caught:
         await chat.ask(ChatRequest("hello", session_id=ROOM, workflow="form"))
@@ -156,7 +155,6 @@ async def test_a_session_is_deleted_between_turns(memory: Memory, make_chat: Cha
 async def test_an_answer_is_returned_although_its_session_is_deleted(
     sqlite_memory: Memory, make_chat: Chats, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A caller gets the answer although the session is deleted before the caller reads the run."""
     deleted = asyncio.Event()
     look = RunService.run
 

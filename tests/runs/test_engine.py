@@ -230,7 +230,6 @@ async def test_records_of_finished_runs_are_deleted(sqlite_url: str, tmp_path: P
 
 
 async def test_old_records_of_finished_runs_are_deleted_at_the_start(sqlite_url: str, tmp_path: Path) -> None:
-    """An engine deletes old records of finished runs when it opens, so that short commands leave none."""
     runs, file = Runs(), f"sqlite:///{tmp_path}/threadkeep.db.runs"
     async with engine_of(sqlite_url, runs) as engine:
         await engine.enqueue("run")

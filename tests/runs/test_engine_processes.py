@@ -121,7 +121,6 @@ async def test_runs_of_killed_workers_are_executed(shared_url: str, notes: Notes
 
 
 async def test_a_restarted_worker_executes_the_run_that_it_left(sqlite_url: str, notes: Notes) -> None:
-    """A restarted worker executes the run that it left, without another worker."""
     with working(Job(sqlite_url, notes, 60.0, SOON, starts=("held",)), 1) as workers:
         await until(lambda: "held" in notes.of("begin"), "the run to begin")
         workers.kill(0, replace=False)
@@ -198,7 +197,6 @@ async def test_workers_survive_a_restart_of_postgres(unsteady_postgres: Postgres
 
 
 async def test_a_process_that_is_not_a_worker_starts_a_run_of_a_dead_worker(shared_url: str, notes: Notes) -> None:
-    """A process that is not a worker can start a run that a dead worker had begun."""
     ended = asyncio.Event()
 
     async def execute(run_id: str) -> None:

@@ -54,7 +54,6 @@ async def test_a_repeat_does_not_wait_for_a_stalled_process_for_ever(sqlite_memo
 async def test_a_process_that_wakes_up_late_stores_no_second_answer(
     shared_url: str, memory_options: MemoryOptions, make_chat: Chats, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A process that wakes after another one answered its message stores nothing."""
     async with AsyncExitStack() as stack:
         memories = [await stack.enter_async_context(open_memory(shared_url, options=memory_options)) for _ in "ab"]
         gate = Gate()

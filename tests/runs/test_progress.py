@@ -87,7 +87,6 @@ async def test_a_failed_run_continues_where_it_stopped(
 
 
 async def test_a_transient_failure_repeats_no_step(every_desk: RunDesk, saver: CountingSaver, ran: list[str]) -> None:
-    """A retry after a transient failure begins at the step that failed."""
     every_desk.model = ScriptedModel([calling("plain", text="a"), ConnectionError(), "well"])
     async with every_desk.open(STEPS, options=LATE) as service:
         result = await carried_out(service, GO)

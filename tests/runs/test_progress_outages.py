@@ -30,7 +30,6 @@ def ran() -> list[str]:
 
 
 async def test_unavailable_checkpoints_stop_no_run(every_desk: RunDesk, saver: CountingSaver) -> None:
-    """A run that ends with a result does not wait for unavailable checkpoints."""
     saver.failure = StoreUnavailable("away")
     gate = Gate()
     every_desk.model = ScriptedModel([calling("plain", text="a"), [gate, "well"]])
@@ -136,7 +135,6 @@ async def test_unavailable_checkpoints_are_reported_once(events: RecordedEvents)
 async def test_a_run_that_is_cancelled_twice_stops_storing_checkpoints(
     every_desk: RunDesk, saver: CountingSaver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A worker whose execution is cancelled twice stops storing checkpoints before it returns."""
     carry, close, leave = Worker.execute_owned, RunTracer.close, RunProgress.leave
     model_gate, gate, left = Gate(), Gate(), asyncio.Event()
     carrying: list[asyncio.Task[Any]] = []

@@ -106,7 +106,6 @@ async def test_all_checkpoints_of_a_delta_channel_are_stored(shared_url: str) ->
 
 @pytest.mark.parametrize("in_thread", [False, True], ids=["async", "sync"])
 async def test_a_thread_is_deleted_with_its_unstored_checkpoints(shared_url: str, *, in_thread: bool) -> None:
-    """Deleting a thread also removes its checkpoints that are not stored yet, if it has any."""
     builder: StateGraph[_Spread, None, Any, Any] = StateGraph(_Spread)
     builder.add_sequence([("say", lambda _: {"said": ["hi"]})])
     builder.add_edge(START, "say")

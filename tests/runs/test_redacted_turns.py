@@ -158,7 +158,6 @@ async def test_a_blocked_message_is_stored_without_its_text(memory: Memory, even
 async def test_a_run_that_is_cancelled_in_its_model_call_has_stored_its_message(
     memory: Memory, events: RecordedEvents
 ) -> None:
-    """A run that is cancelled in its model call has stored the redacted message."""
     gate = Gate()
     async with RunDesk(memory, ScriptedModel([]), events).open(
         steps(in_a_function(ScriptedModel([gate, "late"])))
@@ -212,7 +211,6 @@ async def test_a_run_that_is_retried_after_its_agent_stores_no_original_text(
 async def test_a_graph_that_calls_no_model_stores_its_message_at_the_end(
     memory: Memory, events: RecordedEvents
 ) -> None:
-    """A graph that does not call its agent stores the user message when it ends."""
     agent = agent_of(ScriptedModel(["never"]))
 
     async def answer(state: MessagesState) -> dict[str, Any]:

@@ -71,7 +71,7 @@ def has_asked_for_all(notes: Notes, pid: int) -> bool:
     return {"ready", "second"} <= {note.what for note in notes.read() if note.pid == pid}
 
 
-async def test_processes_are_killed_in_the_middle_of_graphs(shared_url: str, notes: Notes) -> None:
+async def test_runs_of_killed_workers_end(shared_url: str, notes: Notes) -> None:
     """After a worker is killed, all runs and their children end, and each turn is stored once."""
     mine, queued, parents = ([f"{kind}{number}" for number in range(4)] for kind in ("waited", "queued", "parent"))
     # The nodes of the first worker take so long that it is killed during them, even on a busy machine.

@@ -48,7 +48,6 @@ async def test_a_run_answers_its_question(every_desk: RunDesk) -> None:
 
 
 async def test_a_message_stores_the_time_at_which_it_was_sent(desk: RunDesk) -> None:
-    """A message stores the `sent_at` of its request; an answer and a message without it have none."""
     sent_at = datetime(2026, 1, 1, 12, tzinfo=UTC)
     async with desk.open(AGENT) as service:
         await carried_out(service, replace(asking("hello", message_id="m1"), sent_at=sent_at))
@@ -92,7 +91,6 @@ async def test_a_repeat_is_known_after_its_run_was_pruned(every_desk: RunDesk, c
 
 
 async def test_turns_of_a_session_run_in_order_of_arrival(every_desk: RunDesk) -> None:
-    """The turns of a session run in order of arrival, whether their callers wait or not."""
     gate = Gate()
     every_desk.model = ScriptedModel([["one", gate], "two", "three", "four"])
     async with every_desk.open(AGENT) as service:
@@ -133,7 +131,6 @@ async def test_a_run_is_followed(desk: RunDesk) -> None:
 
 
 async def test_a_late_follower_receives_the_whole_answer(desk: RunDesk) -> None:
-    """A follower that begins during the run receives all pieces of the answer."""
     gate = Gate()
     desk.model = ScriptedModel([["a few ", gate, "words"]])
     async with desk.open(AGENT) as service:
@@ -147,7 +144,6 @@ async def test_a_late_follower_receives_the_whole_answer(desk: RunDesk) -> None:
 
 
 async def test_a_cancelled_caller_does_not_stop_the_run(desk: RunDesk) -> None:
-    """A run continues if the caller that waits for its result is cancelled."""
     gate = Gate()
     desk.model = ScriptedModel([["well", gate]])
     async with desk.open(AGENT) as service:
@@ -232,7 +228,6 @@ async def test_invalid_requests_are_refused(desk: RunDesk) -> None:
 async def test_a_follower_does_not_read_the_database_for_each_piece(
     desk: RunDesk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A follower does not read the run from the database for each piece of the answer."""
     gates = [Gate() for _ in range(60)]
     desk.model = ScriptedModel([[part for gate in gates for part in ("word ", gate)]])
     looked: list[str] = []

@@ -144,7 +144,6 @@ async def test_a_run_whose_answer_was_not_stored_returns_the_stored_one(
 
 
 async def test_a_run_whose_message_was_edited_keeps_its_answer(every_desk: RunDesk) -> None:
-    """A run whose message was edited afterwards keeps its own answer."""
     request = RunRequest(workflow="desk", text="hi", session_id=ROOM, message_id="1")
     async with every_desk.open(AGENT) as service:
         run_id = (await service.submit(request)).run_id

@@ -105,7 +105,6 @@ async def test_the_message_of_a_run_that_is_cancelled_before_its_begin_is_stored
 
 
 async def test_simultaneous_requests_end_a_queued_run_once(every_desk: RunDesk) -> None:
-    """Several cancel requests end a queued run once, and none fails."""
     runs = every_desk.memory.runs
     for number in range(5):
         asked = {"input": {"text": "hello"}, "session_id": f"room{number}", "message_id": f"m{number}"}
@@ -157,7 +156,6 @@ async def test_only_the_newest_of_the_waiting_messages_is_answered(desk: RunDesk
 
 
 async def test_a_newer_message_does_not_cancel_a_waiting_deletion(desk: RunDesk) -> None:
-    """A waiting deletion is not a turn: a newer message does not interrupt it."""
     order = desk.memory.runs.order
     elsewhere = NewRun(run_id="r1", workflow="slow", input={"text": "wait"}, session_id="room")
     await order.add(elsewhere, owner="another process")

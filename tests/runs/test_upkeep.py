@@ -68,7 +68,6 @@ async def test_children_of_dead_processes_end(desk: RunDesk) -> None:
 
 
 async def test_the_run_behind_a_cancelled_child_begins(desk: RunDesk) -> None:
-    """The next run of a child's session begins when the child is cancelled with its waiting parent."""
     order = desk.memory.runs.order
     await order.add(NewRun(run_id="parent", workflow="none", input={}, session_id="room"), owner="other")
     child = NewRun(run_id="child", workflow="none", input={}, session_id="hall", parent_run_id="parent")

@@ -75,7 +75,6 @@ async def test_a_queued_run_is_executed_by_new_code(every_desk: RunDesk) -> None
 
 
 async def test_a_parent_that_cannot_continue_cancels_its_child(every_desk: RunDesk, clock: SettableClock) -> None:
-    """A parent that is interrupted because its code changed cancels its child."""
     gate = Gate()
     every_desk.model = ScriptedModel([["half", gate]])
     builder: StateGraph[WorkflowState, RunContext, Any, Any] = StateGraph(WorkflowState, context_schema=RunContext)

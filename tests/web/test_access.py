@@ -102,7 +102,6 @@ async def test_the_key_is_checked_before_the_body_is_read(guarded: httpx2.AsyncC
 
 @pytest.mark.parametrize("host", ["127.0.0.1:8700", "localhost", "LOCALHOST:8700", "[::1]:8700", "127.8.8.8"])
 async def test_without_keys_loopback_names_are_served(client: httpx2.AsyncClient, host: str) -> None:
-    """A service without keys serves every name of the loopback interface."""
     assert (await client.get("/api/v1/sessions", headers={"host": host})).status_code == 200
 
 

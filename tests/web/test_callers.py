@@ -128,7 +128,6 @@ async def test_callers_share_no_answer_by_an_idempotency_key(
 async def test_a_key_of_one_user_reads_nothing_of_another(
     app: App, client: httpx2.AsyncClient, ann: dict[str, str], scope: KeyScope
 ) -> None:
-    """No route returns another user's text to a key of one user."""
     headers = await key(app, scope=scope, user_id="bob")
     document, known = create_service(app).openapi(), {**ann, "owner": "ann"}
     seen, invalid = set(), set()

@@ -71,7 +71,6 @@ async def test_the_same_message_id_gets_the_first_answer_again(tmp_path: Path) -
 
 
 async def test_the_same_message_id_at_the_same_time_is_one_turn(tmp_path: Path) -> None:
-    """A repeat during the turn gets the answer of that turn."""
     gate = Gate()
     model = ScriptedModel([["one ", gate, "answer"]])
     async with opened_app(model, settings_for(tmp_path)) as app, client_of(app) as client:
@@ -91,7 +90,6 @@ async def test_the_same_words_twice_are_two_turns(client: httpx2.AsyncClient) ->
 
 
 async def test_twenty_at_once_on_one_session_are_answered_in_order_of_arrival(tmp_path: Path) -> None:
-    """Each turn sees all turns before it, and the transcript has them in order."""
     model = ScriptedModel(lambda messages: f"to {messages[-1].text}" for _ in range(20))
     settings = settings_for(tmp_path, history_max_messages=100)
     async with opened_app(model, settings) as app, client_of(app) as client:
@@ -104,7 +102,6 @@ async def test_twenty_at_once_on_one_session_are_answered_in_order_of_arrival(tm
 
 
 async def test_a_later_message_does_not_overtake_a_waiting_one(tmp_path: Path) -> None:
-    """A message that arrives after the end of a turn does not overtake a message that already waits."""
     gates = [Gate(), Gate(), Gate()]
     model = ScriptedModel([[f"answer {n}", gate] for n, gate in enumerate(gates)])
     async with opened_app(model, settings_for(tmp_path)) as app, client_of(app) as client:
@@ -181,7 +178,6 @@ async def test_metadata_is_stored_with_the_message(app: App, client: httpx2.Asyn
 
 
 async def test_a_session_belongs_to_its_user(client: httpx2.AsyncClient) -> None:
-    """Another user's session is not found."""
     await say(client, "My name is Ann.", session_id="s1", user_id="ann")
     body = {"message": "What is my name?", "session_id": "s1", "user_id": "bob"}
     check_problem(await client.post("/api/v1/chat", json=body), 404, "session-not-found")
@@ -189,7 +185,6 @@ async def test_a_session_belongs_to_its_user(client: httpx2.AsyncClient) -> None
 
 
 async def test_another_users_message_id_joins_nobodys_turn(tmp_path: Path) -> None:
-    """Another user's request with the same ids during the turn returns 404."""
     gate = Gate()
     model = ScriptedModel([["an", gate, " answer"]])
     async with opened_app(model, settings_for(tmp_path)) as app, client_of(app) as client:
@@ -280,7 +275,6 @@ async def test_the_default_workflow_is_chat(client: httpx2.AsyncClient, workflow
 
 
 async def test_an_unknown_workflow_is_a_404_with_the_available_ones(client: httpx2.AsyncClient) -> None:
-    """A request for an unknown workflow returns 404 with the available ones and stores nothing."""
     response = await client.post("/api/v1/chat", json={"message": "hi", "workflow": "research"})
     assert check_problem(response, 404, "workflow-not-found")["available"] == ["chat"]
     assert (await client.get("/api/v1/sessions")).json()["sessions"] == []

@@ -159,7 +159,6 @@ async def test_an_answer_after_an_unknown_message_is_not_found(app: App, client:
 
 
 async def test_a_title_has_the_length_that_the_api_allows(app: App, client: httpx2.AsyncClient) -> None:
-    """A longer title is refused, and the thread keeps its title."""
     [created, *_] = await ask(client, request_of("threads.create", input=said("q1")))
     thread_id = created["thread"]["id"]
     await ask(client, request_of("threads.update", thread_id=thread_id, title="x" * 200))
@@ -286,7 +285,6 @@ def tables_with(url: str, word: str) -> set[str]:
 
 
 async def test_the_model_sees_the_newest_of_a_long_thread(tmp_path: Path) -> None:
-    """The context has the newest messages of a thread that is longer than the window, not the oldest."""
     model = ScriptedModel(["fine"])
     async with opened_app(model, settings_for(tmp_path)) as app, client_of(app) as client:
         old = [Message(("user", "assistant")[number % 2], f"item {number}") for number in range(250)]
@@ -302,7 +300,6 @@ async def test_the_model_sees_the_newest_of_a_long_thread(tmp_path: Path) -> Non
 @pytest.mark.process
 @pytest.mark.slow
 async def test_a_thread_is_the_same_in_another_process(shared_url: str, tmp_path: Path) -> None:
-    """A thread of one process is continued in another, and both return the same items."""
     environment = {
         "THREADKEEP_DATABASE_URL": shared_url,
         "THREADKEEP_MODEL": "demo",
@@ -342,7 +339,6 @@ async def test_a_deleted_thread_leaves_no_row(shared_url: str, tmp_path: Path, d
 
 
 async def test_pages_of_threads_have_no_gaps(app: App, client: httpx2.AsyncClient) -> None:
-    """The pages have all threads, even while a message moves a thread to the top."""
     for number in range(5):
         await app.memory.session(f"t{number}", user_id="ann").append([Message("user", f"q{number}")])
     seen: list[str] = []
@@ -359,7 +355,6 @@ async def test_pages_of_threads_have_no_gaps(app: App, client: httpx2.AsyncClien
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"type": "secret"}', b'{"type": "threads.get_by_id"}'])
 async def test_invalid_requests_are_refused_without_their_text(client: httpx2.AsyncClient, body: bytes) -> None:
-    """An invalid request returns 422 without its text."""
     response = await client.post("/chatkit", content=body)
     assert response.status_code == 422
     assert "secret" not in response.text

@@ -65,7 +65,6 @@ async def test_an_incomplete_request_is_closed(tmp_path: Path, parts: tuple[byte
 async def test_a_disconnect_during_the_body_is_no_error(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, path: str
 ) -> None:
-    """A client that disconnects during its body causes no error in the log."""
     async with limited(tmp_path, ConnectionLimits(10, 0.2, 0.2)) as (client, port):
         await client.post(path, content=b"{}")  # imports the modules of the path
         await answer(port, _HEAD.replace(b"/api/v1/chat", path.encode()), b'{"mess')

@@ -61,7 +61,6 @@ async def test_a_key_is_one_fact_in_every_spelling(client: httpx2.AsyncClient) -
 
 
 async def test_facts_are_filtered_and_paged(client: httpx2.AsyncClient) -> None:
-    """Facts are filtered by scope, owner, kind and text, and paged."""
     await say(client, "hi", session_id="room:1")
     await remembered(client, **ANN, key="a", value="red", kind="preference")
     await remembered(client, **SHOP, key="b", value="green", kind="decision")
@@ -156,7 +155,6 @@ async def test_a_user_sees_changes_and_forgets_the_own_facts_only(client: httpx2
     ],
 )
 async def test_an_invalid_fact_is_a_422(client: httpx2.AsyncClient, body: dict[str, object]) -> None:
-    """Invalid facts are refused, and nothing is stored."""
     check_problem(await client.put("/api/v1/facts", json=body), 422, "invalid-request")
     assert await keys(client, past=True) == []
 
@@ -165,12 +163,10 @@ async def test_an_invalid_fact_is_a_422(client: httpx2.AsyncClient, body: dict[s
 async def test_facts_to_forget_are_named_by_ids_or_by_an_owner(
     client: httpx2.AsyncClient, body: dict[str, object]
 ) -> None:
-    """A request names ids or an owner, not both and not neither."""
     check_problem(await client.post("/api/v1/facts/forget", json=body), 422, "invalid-request")
 
 
 async def test_a_missing_session_has_no_facts(client: httpx2.AsyncClient) -> None:
-    """A fact of a missing session is refused with 404."""
     body = {"scope": "session", "owner": "room:9", "key": "k", "value": 1}
     check_problem(await client.put("/api/v1/facts", json=body), 404, "session-not-found")
 
@@ -229,7 +225,6 @@ async def test_persons_are_resolved_merged_and_unmerged(client: httpx2.AsyncClie
 
 
 async def test_no_word_of_a_fact_is_in_an_error(client: httpx2.AsyncClient, app: App) -> None:
-    """An error contains neither the value nor the key of the fact."""
     response = await client.put("/api/v1/facts", json={**ANN, "key": "canary\n", "value": "canary"})
     assert "canary" not in response.text
     response = await client.put("/api/v1/facts", json={**ANN, "key": "k", "value": "canary" * 2_000})

@@ -110,7 +110,6 @@ async def test_messages_come_in_pieces_and_are_assembled(tmp_path: Path) -> None
 
 
 async def test_events_are_numbered_and_continue_after_a_number(tmp_path: Path) -> None:
-    """A client that reconnects with `since` gets each later event once, in order."""
     async with sdk(tmp_path, ScriptedModel(["one two three"])) as (_, client):
         body = {"channels": ["lifecycle", "messages", "values"]}
         command = {"id": 7, "method": "run.start", "params": {"assistant_id": "chat", "input": asks("hi")}}
@@ -237,7 +236,6 @@ async def test_a_run_that_fails_fails_the_output(tmp_path: Path) -> None:
 
 
 async def test_a_question_of_a_run_is_answered_by_the_sdk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The state of the thread has the question, and the run continues with the answer."""
     (tmp_path / "asking.py").write_text(ASKING)
     monkeypatch.syspath_prepend(tmp_path)
     async with sdk(tmp_path, ScriptedModel([]), workflows="asking=asking:graph") as (langgraph, _):

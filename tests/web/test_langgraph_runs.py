@@ -484,7 +484,6 @@ async def test_a_thread_is_edited_and_copied_and_its_earlier_states_are_read(tmp
 
 
 async def test_assistants_are_workflows(tmp_path: Path) -> None:
-    """The assistants API finds, describes and draws the workflows."""
     async with sdk(tmp_path, ScriptedModel([])) as (langgraph, _), asyncio.timeout(HANG_SECONDS):
         found = await langgraph.assistants.search()
         assistant = await langgraph.assistants.get("chat")
@@ -555,7 +554,6 @@ async def test_a_remote_graph_is_a_graph(tmp_path: Path) -> None:
 
 
 async def test_another_users_runs_are_not_found(tmp_path: Path) -> None:
-    """A key of one user cannot read the runs or streams of another user's thread."""
     async with opened_app(ScriptedModel(["one"]), settings_for(tmp_path)) as app, served(app) as (client, _):
         mine = await app.memory.api_keys.add("mine", scope="write", user_id="u1")
         await app.memory.api_keys.add("yours", scope="write", user_id="u2")

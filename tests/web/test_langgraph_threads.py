@@ -193,7 +193,6 @@ async def test_a_run_may_require_an_existing_thread(tmp_path: Path) -> None:
 
 
 async def test_threads_are_sorted_and_read_without_values(tmp_path: Path) -> None:
-    """Threads are sorted by the fields of LangGraph's client, in both directions, and paged."""
     async with sdk(tmp_path, ScriptedModel(["1", "2", "3", "4"])) as (langgraph, _):
         for thread_id in ("b", "c", "a", "b"):
             await langgraph.runs.wait(thread_id, "chat", input=asks(thread_id))

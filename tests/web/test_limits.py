@@ -53,7 +53,6 @@ async def test_a_body_above_the_limit_is_refused(limited: httpx2.AsyncClient) ->
 
 @pytest.mark.parametrize("length", ["10", "0", "-1", "many", "٣"])
 async def test_a_wrong_content_length_is_ignored(limited: httpx2.AsyncClient, length: str) -> None:
-    """A wrong `Content-Length` is ignored: the received bytes are counted."""
     headers = [(b"content-type", b"application/json"), (b"content-length", length.encode())]
     response = await limited.post("/api/v1/chat", content=pieces(body_of(LIMIT + 1)), headers=headers)
     check_problem(response, 413, "body-too-large")
@@ -66,7 +65,6 @@ async def test_a_content_length_above_the_limit_is_refused(limited: httpx2.Async
 
 
 async def test_a_connection_can_be_used_after_a_refusal(tmp_path: Path) -> None:
-    """A connection can be used after a body was refused."""
     async with opened_app(DemoModel(), settings_for(tmp_path, body_limit=LIMIT)) as app, listening(app) as client:
         for content in (body_of(LIMIT + 1), pieces(body_of(LIMIT * 100))):
             check_problem(await client.post("/api/v1/chat", content=content, headers=JSON), 413, "body-too-large")

@@ -54,7 +54,6 @@ async def test_the_schema_has_the_formats_of_dates(client: httpx2.AsyncClient) -
 
 
 async def test_a_manifest_rebuilds_its_call(tmp_path: Path) -> None:
-    """A manifest of the API rebuilds the messages of its call."""
     model = ScriptedModel(["One.", "Two."])
     settings = settings_for(tmp_path, system_prompt="Be brief.")
     async with opened_app(model, settings) as app, client_of(app) as client:

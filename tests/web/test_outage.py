@@ -92,7 +92,6 @@ async def test_an_outage_loses_no_answer_and_no_turn(
 async def test_an_outage_during_a_turn_loses_no_answer(
     tmp_path: Path, unsteady_postgres: Postgres, unsteady_url: str
 ) -> None:
-    """An outage during a model call does not lose the answer, which is stored once afterwards."""
     settings = settings_for(tmp_path, database_url=unsteady_url, postgres_pool_timeout=1.0, write_timeout=0.5)
     gate = Gate()
     model = ScriptedModel(["ok", [gate, "the answer"]])

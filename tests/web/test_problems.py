@@ -17,7 +17,6 @@ JSON = {"content-type": "application/json"}
 
 
 async def test_a_body_that_is_nested_too_deeply_is_refused_as_such(client: httpx2.AsyncClient) -> None:
-    """The problem of a body that is nested too deeply names the depth."""
     content = b'{"message": %s}' % (b"[" * 100_000 + b"]" * 100_000)
     problem = check_problem(await client.post("/api/v1/chat", content=content, headers=JSON), 400, "unreadable-body")
     assert "nested too deeply" in problem["detail"]
@@ -161,8 +160,6 @@ async def test_an_unexpected_error_is_a_500_without_details(
 async def test_an_unavailable_database_is_a_503_with_retry_after(
     app: App, client: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    """The response has `Retry-After`."""
-
     async def broken(*_: object) -> None:
         raise error
 

@@ -155,7 +155,6 @@ async def test_a_model_that_takes_too_long_has_failed(tmp_path: Path, provider: 
 
 
 async def test_an_unanswered_message_gets_a_placeholder(tmp_path: Path, provider: Provider) -> None:
-    """A message without an answer is followed by a placeholder in the next request."""
     provider.answer = lambda _: 400
     async with chatting(tmp_path) as (_, client):
         await client.post("/api/v1/chat", json={"message": "first", "session_id": "s1"})

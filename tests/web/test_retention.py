@@ -69,7 +69,6 @@ async def test_an_agents_own_conversation_has_no_limits(client: httpx2.AsyncClie
 
 
 async def test_another_users_session_is_not_found(client: httpx2.AsyncClient) -> None:
-    """Another user's session and a missing one return 404 for every method."""
     await say(client, "hi", session_id="s1", user_id="ann")
     for path in (f"{PATH}?user_id=ben", "/api/v1/sessions/nobody/retention"):
         for response in (await client.get(path), await client.put(path, json={}), await client.delete(path)):
@@ -106,7 +105,6 @@ async def test_the_service_prunes_by_itself(tmp_path: Path) -> None:
     ],
 )
 async def test_an_invalid_limit_is_refused(client: httpx2.AsyncClient, body: object) -> None:
-    """An invalid limit is refused and changes nothing."""
     await say(client, "hi", session_id="s1")
     check_problem(await client.put(PATH, json=body), 422, "invalid-request")
     assert (await client.get(PATH)).json()["own"] is None

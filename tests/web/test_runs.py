@@ -93,7 +93,6 @@ async def test_a_run_is_waited_for(tmp_path: Path, database: str) -> None:
 
 
 async def test_a_run_without_a_session_continues_the_users_session(tmp_path: Path) -> None:
-    """A run without a session id continues the user's last session with the workflow."""
     async with service(tmp_path, ScriptedModel(["One.", "Two.", "Three."])) as (_, client):
         first = (await client.post(RUNS, json={"message": "Hi", "user_id": "ann"})).json()
         again = (await client.post(RUNS, json={"message": "And?", "user_id": "ann"})).json()
@@ -275,7 +274,6 @@ async def test_a_parent_and_its_child_are_a_tree(tmp_path: Path) -> None:
 
 
 async def test_runs_are_paged(tmp_path: Path) -> None:
-    """The pages have each run once, the newest first."""
     async with service(tmp_path, ScriptedModel(["ok"] * 5)) as (_, client):
         made = [(await client.post(RUNS, json={"message": "Hi"})).json()["run_id"] for _ in range(5)]
         found: list[str] = []
@@ -314,7 +312,6 @@ async def test_a_model_that_fails_fails_the_run(tmp_path: Path) -> None:
 async def test_an_invalid_request_is_a_problem(
     tmp_path: Path, path: str, body: dict[str, object], status: int, kind: str
 ) -> None:
-    """An invalid request returns a problem document of its kind, and no run begins."""
     async with service(tmp_path, ScriptedModel()) as (_, client):
         check_problem(await client.post(f"/api/v1/{path}", json=body), status, kind)
         assert (await client.get("/api/v1/runs")).json()["runs"] == []

@@ -21,14 +21,12 @@ async def test_a_new_message_is_found_at_once(client: httpx2.AsyncClient) -> Non
 
 
 async def test_chinese_is_found(client: httpx2.AsyncClient) -> None:
-    """Chinese words, which have no spaces between them, are found."""
     await say(client, "我想申请退款，订单号是十七。", session_id="s1")
     hits = (await client.get("/api/v1/search", params={"q": "申请退款"})).json()["hits"]
     assert [hit["session_id"] for hit in hits] == ["s1"]
 
 
 async def test_a_user_finds_only_their_own_messages(client: httpx2.AsyncClient) -> None:
-    """A search with a user finds only that user's messages, and at most `limit`."""
     await say(client, "refund one", session_id="s1", user_id="ann")
     await say(client, "refund two", session_id="s2", user_id="bob")
     hits = (await client.get("/api/v1/search?q=refund&user_id=ann")).json()["hits"]

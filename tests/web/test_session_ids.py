@@ -38,7 +38,6 @@ async def any_client(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIte
 
 @pytest.mark.parametrize("session_id", IDS)
 async def test_every_endpoint_of_a_session_accepts_any_id(any_client: httpx2.AsyncClient, session_id: str) -> None:
-    """Every endpoint of a session accepts any id and does not affect other sessions."""
     other = "b" if session_id != "b" else "c"
     await say(any_client, "an umbrella", session_id=other)
     said = await say(any_client, "a parasol", session_id=session_id)
@@ -93,7 +92,6 @@ async def test_an_invalid_session_id_is_a_422(any_client: httpx2.AsyncClient, pa
 
 @pytest.mark.parametrize("session_id", ["%FF", "%ED%A0%80", "a%00"])
 async def test_an_id_that_cannot_be_stored_is_no_server_error(tmp_path: Path, shared_url: str, session_id: str) -> None:
-    """An id that cannot be stored is refused or not found, and causes no 5xx."""
     settings = settings_for(tmp_path, database_url=shared_url)
     async with opened_app(DemoModel(), settings) as app, client_of(app) as client:
         for method, path in (

@@ -39,7 +39,6 @@ async def listed(client: httpx2.AsyncClient, **parameters: str) -> list[str]:
 
 
 async def test_a_session_has_the_documented_fields(client: httpx2.AsyncClient) -> None:
-    """The response has exactly the documented fields."""
     answer = await say(client, "x" * 51, session_id="s1", user_id="ann")
     session = (await client.get("/api/v1/sessions/s1")).json()
     assert set(session) == SESSION_FIELDS
@@ -68,7 +67,6 @@ async def test_sessions_are_listed_newest_activity_first_page_by_page(app: App, 
 
 
 async def test_the_list_is_filtered(client: httpx2.AsyncClient) -> None:
-    """The list is filtered by user, by text and by `active`."""
     await say(client, "About refunds", session_id="s1", user_id="ann")
     await say(client, "About shipping", session_id="s2", user_id="ann")
     await say(client, "About refunds too", session_id="s3", user_id="bob")
@@ -142,7 +140,6 @@ async def test_a_session_is_changed(client: httpx2.AsyncClient) -> None:
     ],
 )
 async def test_invalid_changes_are_a_422(client: httpx2.AsyncClient, changes: dict[str, object]) -> None:
-    """An invalid change is refused as a whole."""
     await say(client, "hi", session_id="s1")
     before = (await client.get("/api/v1/sessions/s1")).json()
     check_problem(await client.patch("/api/v1/sessions/s1", json={"title": "new", **changes}), 422, "invalid-request")

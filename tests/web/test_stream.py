@@ -73,7 +73,6 @@ async def test_the_same_message_id_streams_the_first_answer_again(tmp_path: Path
 
 
 async def test_a_late_stream_has_all_events(tmp_path: Path) -> None:
-    """A second stream of a running turn has all of its events."""
     gate = Gate()
     model = ScriptedModel([["first", gate, " last"]])
     body = {"message": "hi", "session_id": "s1", "message_id": "m1"}
@@ -89,7 +88,6 @@ async def test_a_late_stream_has_all_events(tmp_path: Path) -> None:
 
 
 async def test_the_answer_of_a_model_without_streaming_is_streamed(tmp_path: Path) -> None:
-    """The joined tokens are the answer, even of a model that does not stream."""
     model = ScriptedModel(["all of it"], disable_streaming=True)
     async with opened_app(model, settings_for(tmp_path)) as app, listening(app) as client:
         assert text_of(await streamed(client, {"message": "hi"})) == "all of it"
@@ -122,7 +120,6 @@ async def test_a_failure_in_mid_stream_is_an_error_event_and_the_last(tmp_path: 
 async def test_a_failure_before_the_turn_is_an_http_error(
     tmp_path: Path, body: dict[str, object], status: int, kind: str
 ) -> None:
-    """A request that fails before its turn begins returns an HTTP error instead of a stream."""
     async with opened_app(DemoModel(), settings_for(tmp_path)) as app, listening(app) as client:
         await say(client, "hi", session_id="s1", user_id="ann")
         check_problem(await client.post("/api/v1/chat/stream", json=body), status, kind)

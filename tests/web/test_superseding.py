@@ -51,7 +51,6 @@ async def test_the_newest_messages_are_taken_back(app: App, client: httpx2.Async
 
 
 async def test_simultaneous_requests_take_back_different_messages(app: App, client: httpx2.AsyncClient) -> None:
-    """Simultaneous requests take back different messages."""
     await fill(app, *(f"q{number}" for number in range(6)))
     taken = await asyncio.gather(*(post(client, "take-back") for _ in range(6)))
     assert sorted(one["messages"][0]["id"] for one in taken) == [f"q{number}" for number in range(6)]
@@ -165,7 +164,6 @@ async def test_an_answer_is_regenerated(tmp_path: Path) -> None:
 
 
 async def test_a_regenerated_answer_is_streamed(tmp_path: Path) -> None:
-    """A regenerated answer is streamed, also for an edited message."""
     async with opened_app(ScriptedModel(["one", "two three"]), settings_for(tmp_path)) as app, client_of(app) as client:
         await say(client, "q", session_id="s1", message_id="m1")
         await post(client, "edit", message_id="m1", message="better", new_message_id="m2")

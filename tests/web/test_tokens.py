@@ -124,7 +124,6 @@ async def test_a_public_key_is_no_shared_secret(tmp_path: Path, monkeypatch: pyt
 
 
 async def test_a_shared_secret_signs_and_nothing_else(client: httpx2.AsyncClient) -> None:
-    """A token that is signed with the secret is accepted, and an unsigned one is refused."""
     claims = {"iss": ISSUER, "aud": AUDIENCE, "sub": "ann", "exp": int(time.time()) + 60}
     headers = {"authorization": f"Bearer {forged(claims, 'HS256', SHARED.encode())}"}
     assert (await client.get("/api/v1/sessions", headers=headers)).status_code == 200

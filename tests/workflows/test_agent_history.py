@@ -126,7 +126,6 @@ async def test_a_complete_key_is_not_escaped(desk: Desk) -> None:
 
 @pytest.mark.parametrize("candidate", ["b:{{key:inputs.a}}", "{{key:inputs.a}}{{key:inputs.b}}", "{{key:nothing.a}}"])
 def test_a_complete_key_beside_other_text_is_refused(candidate: str) -> None:
-    """A `{{key:...}}` template cannot be combined with other text."""
     with pytest.raises(ValueError, match="key"):
         AgentNode(history_key_candidates=(candidate,))
 
@@ -262,7 +261,6 @@ async def test_a_reset_command_resets_the_conversation(desk: Desk) -> None:
 
 
 async def test_a_reset_command_resets_a_session(desk: Desk) -> None:
-    """A reset command hides the earlier messages of a session too."""
     desk.use("schema: 1\nname: bot\nnodes:\n  answer: {kind: agent, reset_command: /new, next: end}")
     for text in ("one", "/new", "two"):
         await desk.run("bot", text, session_id="room:1")
@@ -295,7 +293,7 @@ class FailingStore(InMemoryStore):
         return await super().abatch(batch)
 
 
-async def test_a_store_that_is_down_costs_no_answer_and_no_turn(sqlite_memory: Memory, events: RecordedEvents) -> None:
+async def test_a_store_that_is_down_loses_no_answer_and_no_turn(sqlite_memory: Memory, events: RecordedEvents) -> None:
     """An agent answers without history while the store is down, and its turn is written afterwards."""
     store = FailingStore()
     desk = Desk(sqlite_memory, ScriptedModel(f"reply {n}" for n in range(1, 9)), events, store=store).use(BOT % "")
@@ -334,7 +332,6 @@ async def opened_stores(url: str) -> AsyncIterator[tuple[BaseStore, BaseStore]]:
 async def test_simultaneous_turns_from_two_stores_are_all_stored(
     shared_url: str, sqlite_memory: Memory, events: RecordedEvents
 ) -> None:
-    """Simultaneous turns from two stores are all stored, with numbers without gaps."""
     async with opened_stores(shared_url) as stores:
         desks = [
             Desk(sqlite_memory, ScriptedModel([f"reply {n} of {name}" for n in range(20)]), events, store=store).use(

@@ -54,7 +54,6 @@ async def test_a_model_without_an_answer_makes_no_candidate(
 
 
 async def test_an_event_without_text_makes_no_candidate(desk: Desk) -> None:
-    """An event without text causes no model call."""
     state = await desk.use(CANDIDATE).run("propose", inputs={"event": {"message": {"text": " "}}})
     assert state["results"]["ingest"]["outcome"] == "SKIP"
     assert desk.model.calls == []

@@ -53,7 +53,6 @@ async def test_a_categorizer_knows_its_categories_only(
 
 
 async def test_a_categorizer_sees_the_last_message_alone(desk: Desk) -> None:
-    """A categorizer sends the last message without the history of the session."""
     desk.use(AGENT, CATEGORIES)
     await desk.run("one", "CANARY-EARLIER", session_id="room:1")
     await desk.run("sort", "My invoice is wrong", session_id="room:1")
@@ -115,7 +114,6 @@ async def test_a_router_goes_by_the_first_rule_that_holds(desk: Desk, given: dic
     ],
 )
 def test_an_invalid_rule_is_refused(rule: dict[str, Any], words: str) -> None:
-    """Invalid rules and duplicate categories are refused when the node is created."""
     with pytest.raises(ValueError, match=words):
         Rule(**{"equals": None, "next": "end", **rule})
     with pytest.raises(ValueError, match="the same name"):

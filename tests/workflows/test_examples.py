@@ -31,7 +31,6 @@ async def last_words(desk: Desk, name: str, text: str, **given: Any) -> str:
 
 
 def test_all_examples_are_listed_in_their_readme() -> None:
-    """The README of the examples names each of them."""
     readme = (EXAMPLES / "README.md").read_text(encoding="utf-8")
     assert [
         path.name for path in EXAMPLES.iterdir() if path.suffix in (".yaml", ".py") and path.name not in readme
@@ -66,7 +65,6 @@ async def test_the_known_user_is_known_in_another_session(demo: Desk) -> None:
 
 
 async def test_the_router_has_its_branches(demo: Desk) -> None:
-    """Each branch of the router is chosen by its words."""
     assert (await last_words(demo, "router", "I want a refund")).startswith("A person looks into")
     state = await demo.run("router", "Where is my order?")
     assert state["results"]["choose"]["next"] == "order"
@@ -74,7 +72,6 @@ async def test_the_router_has_its_branches(demo: Desk) -> None:
 
 
 async def test_the_parent_puts_both_children_together(demo: Desk) -> None:
-    """The answer contains the results of both children."""
     state = await demo.run("parent", "How long do parcels take?", session_id="room:1")
     facts, feelings = (state["results"][name] for name in ("facts", "feelings"))
     assert (facts["status"], feelings["status"]) == ("done", "done")

@@ -75,7 +75,6 @@ async def test_a_turn_that_always_conflicts_waits_and_is_written_later(
 async def test_a_waiting_turn_of_a_conversation_is_dropped_by_its_entry(
     sqlite_memory: Memory, events: RecordedEvents
 ) -> None:
-    """A pending turn of a conversation can be dropped by the id of its entry."""
     store = ContestedStore()
     desk = Desk(sqlite_memory, numbered(2), events, store=store).use(BOT % "")
     await desk.run("bot", "one", results=CHAT)
@@ -194,7 +193,6 @@ async def test_an_erased_conversation_is_deleted_from_every_table(
 async def test_runs_without_a_session_are_deleted_with_the_session_of_their_messages(
     shared_url: str, memory_options: MemoryOptions, events: RecordedEvents, keeping: TranscriptLocation
 ) -> None:
-    """A run without a session is deleted with the session that its messages are in."""
     news = "schema: 1\nname: bot\nnodes:\n  tell: {kind: append_message, text: '{{text}}', session: room, next: end}"
     async with open_memory(shared_url, options=replace(memory_options, transcripts=keeping)) as memory:
         desk = RunDesk(memory, numbered(2), events, store=await memory.graph_store())
@@ -238,7 +236,6 @@ async def test_retention_deletes_messages_with_their_runs(
 async def test_retention_waits_for_the_runs_of_a_conversation(
     shared_url: str, memory_options: MemoryOptions, events: RecordedEvents
 ) -> None:
-    """Retention skips a conversation whose run still executes, and prunes it afterwards."""
     gate = Gate()
     model = ScriptedModel(["reply 1", [gate, "a sum"]])
     steps = "}\n  sum: {kind: model, input: 'Sum up {{text}}', next: end"

@@ -85,8 +85,6 @@ async def test_graphs_with_different_starts_and_ends(desk: Desk, builder: Graph)
 
 
 async def test_a_graph_without_an_answer_stores_the_user_message(desk: Desk) -> None:
-    """The user message is stored without an answer."""
-
     def fail(_: MessagesState) -> dict[str, Any]:
         raise ValueError("no")
 
@@ -99,7 +97,6 @@ async def test_a_graph_without_an_answer_stores_the_user_message(desk: Desk) -> 
 
 
 async def test_a_graph_that_asks_a_person_stores_its_answer_after_it(memory: Memory, events: RecordedEvents) -> None:
-    """The user message is stored while the run waits, and the answer after it."""
     builder = graph_of(ask=lambda _: said(f"You chose {interrupt('Which?')}"))
     desk = RunDesk(memory, ScriptedModel([]), events)
     async with desk.open(python_workflow("steps", builder)) as service:

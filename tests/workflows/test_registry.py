@@ -97,7 +97,6 @@ def test_workflows_that_cannot_be_loaded_are_refused(names: list[str], words: st
 
 
 def test_problems_of_all_files_are_reported_at_once(tmp_path: Path) -> None:
-    """An error lists the problems of all files."""
     for name in ("a", "b"):
         (tmp_path / f"{name}.yaml").write_text(GOOD.replace("kind: agent", "kind: agnet"))
     with pytest.raises(InvalidWorkflow) as caught:
@@ -265,7 +264,6 @@ def test_a_payload_without_a_key_is_explained_too() -> None:
 
 
 async def test_the_built_in_chat_is_a_workflow(desk: Desk) -> None:
-    """The built-in chat runs as a workflow with the memory of its session."""
     await desk.run("chat", "Hi", session_id="room:1")
     await desk.run("chat", "Again", session_id="room:1")
     assert len(desk.model.calls[1]) == 3

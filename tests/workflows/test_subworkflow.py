@@ -189,7 +189,6 @@ async def test_a_child_without_a_result_is_reported_as_such(desk: Desk, status: 
 
 
 async def test_the_error_of_a_child_is_not_quoted(desk: Desk) -> None:
-    """The error of the parent does not contain the text of the child's error."""
     desk.model = ScriptedModel(["A step.", ConnectionError("CANARY-ERROR")])
     desk.use(CHILD, PARENT % "")
     with pytest.raises(ChildFailed) as caught:

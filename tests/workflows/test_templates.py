@@ -35,7 +35,6 @@ def test_a_path_is_replaced_by_its_value(template: str, text: str) -> None:
 
 
 def test_the_rendered_text_is_limited() -> None:
-    """A rendered text that is too long is cut, with a mark."""
     rendered = render("{{inputs.long}}" * 50, {"inputs": {"long": "x" * 90_000}})
     assert len(rendered) <= MOST_RENDERED_CHARACTERS
     assert rendered.endswith("… [cut]")

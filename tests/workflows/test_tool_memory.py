@@ -72,7 +72,6 @@ async def steps_in(store: BaseStore) -> list[Any]:
 
 
 async def test_the_store_keeps_the_tool_calls_of_the_newest_turns(own_desk: Desk) -> None:
-    """The store keeps the tool calls of the newest `tool_memory` turns only."""
     assert await talk(own_desk.use(AGENT % f"{OWN}tool_memory: 2,"), 4) == [0, 1, 2, 2]
     [item] = await steps_in(own_desk.store)
     assert [turn["seq"] for turn in item["turns"]] == [5, 7]
@@ -105,7 +104,6 @@ async def test_tool_calls_are_deleted_with_their_messages(own_desk: Desk) -> Non
 
 
 async def test_damaged_tool_calls_are_ignored(own_desk: Desk) -> None:
-    """An agent answers despite a damaged item, and the next turn replaces it."""
     own_desk.use(AGENT % f"{OWN}")
     await talk(own_desk, 1)
     [key] = [item.key for item in await own_desk.store.asearch(IDS, limit=99) if item.key.startswith("steps-")]

@@ -155,7 +155,6 @@ def test_a_problem_is_reported_with_its_location_and_cure(text: str, line: int, 
 
 
 def test_all_problems_of_a_file_are_reported_at_once() -> None:
-    """An error lists all problems in the order of the file."""
     text = changed("kind: agent", "kind: agent\n    max_steps: 0").replace("max_tokens: 20000", "max_tokens: -1")
     with pytest.raises(InvalidWorkflow) as caught:
         read_workflow(text)
@@ -260,7 +259,6 @@ def test_a_file_is_a_workflow(tmp_path: Path) -> None:
 
 
 def test_a_stored_definition_is_the_same_workflow() -> None:
-    """A workflow that is restored from its stored definition has the same name, version and nodes."""
     workflow = read_workflow(GOOD)
     assert workflow.definition is not None
     again = restore_workflow(json.loads(json.dumps(workflow.definition)))

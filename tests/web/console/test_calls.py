@@ -29,7 +29,7 @@ async def narrow(tmp_path: Path) -> AsyncIterator[httpx2.AsyncClient]:
         yield client
 
 
-async def test_the_page_of_a_call_says_what_was_sent_and_what_was_not(client: httpx2.AsyncClient) -> None:
+async def test_the_page_of_a_call_shows_sent_and_omitted_messages(client: httpx2.AsyncClient) -> None:
     """An answer links to the page of its call, which shows omitted messages with their reason."""
     await said(client, "s", "My cat is called Miso.")
     assert (await client.post("/api/v1/sessions/s/reset")).status_code == 200

@@ -77,7 +77,6 @@ async def test_a_summarised_message(tmp_path: Path) -> None:
 
 
 async def test_a_user_sees_no_messages_of_another(client: httpx2.AsyncClient) -> None:
-    """A search with a user finds only that user's messages."""
     await said(client, "s", "My cat is called Miso.", user_id="ana")
     assert "cat is called" not in await verdicts(client, "Miso", session="", user="ben")
     assert "cat is called" in await verdicts(client, "Miso", session="", user="ana")

@@ -105,7 +105,6 @@ async def test_sessions_are_searched_filtered_and_paged(client: httpx2.AsyncClie
 
 @pytest.mark.parametrize("session_id", ["a/b", "room 1?x#y", "räume:1", "<b>"])
 async def test_every_session_id_has_its_page(client: httpx2.AsyncClient, session_id: str) -> None:
-    """The list links to the page of a session with any characters in its id."""
     await said(client, session_id, "Hello <script>alert(1)</script> & you")
     links = (await opened(client, "/")).links
     [link] = {link for link in links if link.startswith("/console/sessions/")}
@@ -169,7 +168,6 @@ async def test_a_session_is_exported_with_its_whole_history(client: httpx2.Async
 
 @pytest.mark.parametrize("path", ["say", "sessions/s/say", "sessions/s/reset", "sessions/s/delete", "sessions/s/edit"])
 async def test_no_form_works_without_its_token(client: httpx2.AsyncClient, path: str) -> None:
-    """A form without a valid CSRF token is refused and changes nothing."""
     await said(client, "s", "One.")
     for content in ("message=x", "message=x&csrf=", "message=x&csrf=%C3%BC"):
         response = await client.post(f"/console/{path}", content=content, headers=FORM)
@@ -194,7 +192,6 @@ async def test_a_title_has_the_direction_of_its_own_text(client: httpx2.AsyncCli
 
 
 async def test_an_empty_message_is_refused_with_a_cure(client: httpx2.AsyncClient) -> None:
-    """An empty message is refused with the allowed length."""
     form = (await opened(client, "/")).form("/console/say")
     response = await client.post("/console/say", content=f"csrf={form.fields['csrf']}&message=++", headers=FORM)
     assert response.status_code == 422

@@ -93,7 +93,7 @@ async def test_other_refusals_are_pages_too(browser: httpx2.AsyncClient) -> None
     assert "The body has more than" in page_of(refused).words
 
 
-async def test_the_cookie_is_no_key_for_the_api(browser: httpx2.AsyncClient) -> None:
+async def test_the_api_does_not_accept_the_cookie(browser: httpx2.AsyncClient) -> None:
     """The API does not accept the cookie, so that pages of other sites cannot use it."""
     page = await opened(browser, "/")
     await sent(browser, page.forms[0], key="k-one")
@@ -126,7 +126,6 @@ async def test_a_malformed_cookie_leads_to_the_sign_in(browser: httpx2.AsyncClie
     "to", ["https://evil.example/", "//evil.example/", "/\\evil.example", "/api/v1/sessions", "/console/%2e", "//["]
 )
 async def test_sign_in_leads_to_no_other_site(browser: httpx2.AsyncClient, to: str) -> None:
-    """Sign-in redirects only to pages of the console."""
     response = await browser.post("/console/sign-in", content=urlencode({"key": "k-one", "next": to}), headers=FORM)
     assert response.headers["location"] == (to if to.startswith("/console/") else "/")
 
