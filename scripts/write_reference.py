@@ -92,7 +92,7 @@ def http_page(page: str, document: Mapping[str, Any]) -> str:
         for path, operations in document["paths"].items()
         for method, operation in operations.items()
     }
-    table = re.search(r"^\| \| \|\n\|[-|]+\|\n(?:\|[^\n]*\n)+", page, re.MULTILINE)
+    table = re.search(r"^\| request \| purpose \|\n\|[-|]+\|\n(?:\|[^\n]*\n)+", page, re.MULTILINE)
     if table is None:
         raise Outdated("The page has no table of endpoints.")
     linked = set(re.findall(r"\(#((?:get|post|put|patch|delete)-[^)]*)\)", table[0]))
