@@ -1,4 +1,4 @@
-"""A memory on SQLite only, for tests that do not depend on the database."""
+"""Fixtures for tests of agents."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from threadkeep import Memory, MemoryOptions, open_memory
 
 @pytest.fixture(scope="session", autouse=True)
 def unhurried_turns() -> Iterator[None]:
-    """Include older turns even if the machine is slow."""
+    """Raise the time limit for recalling turns, for slow machines."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("threadkeep.agent.recalled_turns._PATIENCE_SECONDS", HANG_SECONDS)
         yield

@@ -119,7 +119,7 @@ def check_coverage(manifest: ContextManifest, rows: Sequence[Message], summaries
 def check_state(sent: Sent, state: Sequence[BaseMessage], question: BaseMessage, rows: Sequence[Message]) -> None:
     """Check that each message of the state up to the question is sent, excluded for a reason, or has a stored seq.
 
-    A message that has the words of a stored one may stand under the id of that one.
+    A message with the text of a stored one may have the id of that one.
     """
     manifest = sent.manifest
     seqs = {row.id: row.seq for row in rows}

@@ -145,7 +145,7 @@ async def test_an_interrupt_before_the_model_is_no_failure(
     assert await kept_with_status(memory) == [*questions, ("assistant", "fine", "complete")]
 
 
-async def test_a_second_agent_that_is_blocked_changes_nothing_of_the_first(memory: Memory) -> None:
+async def test_a_second_agent_that_fails_does_not_change_the_first_answer(memory: Memory) -> None:
     graph: Any = StateGraph(MessagesState)
     graph.add_node("first", make_agent(ScriptedModel(["one"]), [SessionMemory(memory)]))
     graph.add_node("second", make_agent(ScriptedModel(["two"]), [SessionMemory(memory), Failing(9)]))

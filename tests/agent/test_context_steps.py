@@ -59,7 +59,7 @@ async def loop(memory: Memory, steps: Sequence[AIMessage], max_tokens: int = 4_0
     return model
 
 
-async def test_a_result_stays_in_part_beside_those_that_follow(small_memory: Memory) -> None:
+async def test_a_huge_result_is_sent_in_part_beside_later_ones(small_memory: Memory) -> None:
     model = await loop(small_memory, [using("fetch", 20_000), using("reckon", 1)])
     assert len(model.calls) == 3
     fetched, reckoned = (message for message in model.calls[2] if isinstance(message, ToolMessage))

@@ -133,7 +133,7 @@ async def test_what_no_transcript_has_is_sent_again_byte_by_byte(
     await check(memory, recorder)
 
 
-async def test_a_tool_result_that_was_cut_is_sent_again_as_it_was_cut(memory: Memory, recorder: Recorder) -> None:
+async def test_cut_tool_results_are_sent_again_byte_by_byte(memory: Memory, recorder: Recorder) -> None:
     recorder.replies += [looking_up("x" * 20, "y" * 22), "read"]
     await talk(memory, recorder, ["read both"])
     [_, manifest] = await check(memory, recorder)

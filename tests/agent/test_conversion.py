@@ -44,7 +44,7 @@ def result(call: str, content: str = "found") -> ToolMessage:
         (Message(role="system", content="note"), SystemMessage),
     ],
 )
-def test_a_stored_message_becomes_one_of_langchain_and_back(stored: Message, kind: type[BaseMessage]) -> None:
+def test_stored_messages_are_converted_to_langchain_and_back(stored: Message, kind: type[BaseMessage]) -> None:
     converted = to_langchain(stored)
     assert type(converted) is kind
     assert converted.id == stored.id
@@ -68,7 +68,7 @@ def test_an_original_that_was_stored_without_a_mark_still_comes_back() -> None:
     assert to_langchain(stored) == whole
 
 
-def test_full_fidelity_brings_the_whole_message_back() -> None:
+def test_full_fidelity_restores_the_whole_message() -> None:
     whole = AIMessage(
         [THINKING, {"type": "text", "text": "done"}],
         id="1",
@@ -139,7 +139,7 @@ def test_an_id_that_cannot_be_stored_makes_another(bad_id: str) -> None:
     assert merge([to_langchain(stored)], [in_state]) == [in_state]
 
 
-def test_a_message_without_an_id_gets_it_from_the_store() -> None:
+def test_a_message_without_an_id_is_converted_without_one() -> None:
     """A message without an id, or with an empty one, is converted without an id."""
     assert from_langchain(HumanMessage("hi", id="")).id is None
     assert from_langchain(HumanMessage("hi")).id is None
@@ -175,7 +175,7 @@ ids = st.lists(st.sampled_from("abcdefgh"), unique=True, max_size=8)
 
 
 @given(history=ids, state=ids)
-def test_merging_loses_doubles_and_reorders_nothing(history: list[str], state: list[str]) -> None:
+def test_merging_removes_duplicates_and_keeps_the_order(history: list[str], state: list[str]) -> None:
     """Merging keeps each id once and keeps the order of both lists."""
     merged = merge(
         [HumanMessage(f"history {key}", id=key) for key in history],
@@ -199,7 +199,7 @@ def test_a_call_without_a_result_is_answered() -> None:
     assert repaired[2].content == NO_RESULT
 
 
-def test_results_stand_right_after_their_call() -> None:
+def test_results_are_moved_after_their_call() -> None:
     repaired = repair([calling("1"), HumanMessage("hurry"), result("1")]).messages
     assert [type(message) for message in repaired] == [AIMessage, ToolMessage, HumanMessage]
 
@@ -249,7 +249,7 @@ def broken_runs(draw: st.DrawFn) -> list[BaseMessage]:
 
 
 @given(broken_runs())
-def test_a_repaired_run_is_valid_whatever_it_was(messages: list[BaseMessage]) -> None:
+def test_any_repaired_run_is_valid(messages: list[BaseMessage]) -> None:
     """In a repaired list, results directly follow their calls and all other messages are unchanged."""
     repaired = repair(messages).messages
     place = 0

@@ -62,7 +62,7 @@ async def test_a_resumed_run_does_not_recreate_a_deleted_session(
         assert len(events.of(AnswerDiscarded)) == 1
 
 
-async def test_an_answer_stays_out_of_a_session_that_was_begun_anew(memory: Memory) -> None:
+async def test_an_answer_is_not_stored_in_a_session_that_was_created_again(memory: Memory) -> None:
     session = memory.session(ROOM)
 
     async def delete_and_speak() -> None:

@@ -142,7 +142,7 @@ def test_only_the_users_statements_are_quoted() -> None:
         "Сколько сообщений ты видишь?",
     ],
 )
-async def test_it_says_how_many_messages_it_sees(asked: str) -> None:
+async def test_a_question_about_the_number_of_messages_gets_the_number(asked: str) -> None:
     *_, answer = await conversation("I like tea", asked)
     assert answer == "I see 3 messages."
 
@@ -154,7 +154,7 @@ def test_the_model_knows_nothing_of_previous_calls() -> None:
     assert str(model.invoke([SystemMessage("x")]).text) == "You have not told me anything yet. I see 0 messages."
 
 
-async def test_it_streams_word_by_word() -> None:
+async def test_the_chunks_add_up_to_the_answer() -> None:
     messages: list[BaseMessage] = [
         SystemMessage("Be kind."),
         HumanMessage("My name is Li"),
@@ -173,7 +173,7 @@ async def test_it_streams_word_by_word() -> None:
     assert "".join(str(chunk.content) for chunk in DemoModel().stream(messages)) == whole.content
 
 
-async def test_it_works_in_an_agent_with_tools() -> None:
+async def test_the_model_works_in_an_agent_with_tools() -> None:
     agent: Any = create_agent(DemoModel(), [weather], system_prompt="My favourite colour is grey.")
     told = [
         HumanMessage("My favourite colour is teal"),

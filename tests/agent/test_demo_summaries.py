@@ -47,7 +47,7 @@ async def test_an_earlier_summary_is_included_only_in_a_continuation() -> None:
     assert "Noor" not in await summarised(RECORD, "user: I am Noor.")
 
 
-async def test_summaries_become_one() -> None:
+async def test_summaries_are_merged_line_by_line() -> None:
     summaries = [
         Summary("a", first, first + 1, f"user: {text}\nassistant: Noted.", model="m", prompt_version="1", tokens=9)
         for first, text in ((1, "I am Noor."), (3, "I keep bees."))
@@ -58,7 +58,7 @@ async def test_summaries_become_one() -> None:
 
 @settings(max_examples=settings().max_examples // 2)
 @given(st.lists(st.text(st.characters(), max_size=300), min_size=1, max_size=30), st.integers(20, 200))
-async def test_no_summary_is_longer_than_it_may_be(texts: list[str], max_tokens: int) -> None:
+async def test_every_summary_is_within_its_limit(texts: list[str], max_tokens: int) -> None:
     said = [Message(role="user", content=text, seq=seq) for seq, text in enumerate(texts, 1)]
     text = await summarised("\n".join(map(quoted_message, said)), max_tokens=max_tokens)
     assert text.strip()

@@ -1,4 +1,4 @@
-"""Learning on each database: facts are proposed from what people say, and each can be explained and undone."""
+"""Tests of learning facts from messages: proposals can be accepted, rejected, traced to a message and undone."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ async def test_messages_in_a_graph_store_are_read(database_url: str, memory_opti
         assert [fact.value for fact in await memory.knowledge.facts(ADA)] == ["Keep diffs small."]
 
 
-async def test_off_by_default_nothing_is_read(memory: Memory) -> None:
+async def test_learning_is_off_by_default(memory: Memory) -> None:
     agent: Any = create_agent(ScriptedModel(["Hi."]), [], middleware=[SessionMemory(memory)])
     await agent.ainvoke({"messages": [{"role": "user", "content": "I live in Lisbon"}]}, CONFIG)
     await memory.learning.idle()
@@ -109,7 +109,7 @@ async def test_a_proposal_with_enough_confidence_is_accepted(memory: Memory, eve
     assert told in ([(2, 1)], [])  # only the memories of this test's fixture record events
 
 
-async def test_nothing_is_learned_from_what_the_agent_says_or_was_shown(memory: Memory) -> None:
+async def test_answers_and_recalled_facts_are_no_evidence(memory: Memory) -> None:
     await memory.knowledge.remember(ADA, "diet", "vegan RECALLED")
     model = answering([found(2, "diet", "vegan"), found(9, "x", "y"), found(1, "plan", "gold", about="workspace")])
     learning = FactLearning(memory, model=model)
@@ -172,7 +172,7 @@ class _Filtered:
 
 
 @pytest.mark.parametrize("refusal", [_Rejected("content filter"), "I cannot help with that."])
-async def test_messages_that_a_model_refuses_again_and_again_are_skipped(
+async def test_messages_that_a_model_refuses_repeatedly_are_skipped(
     memory: Memory, events: RecordedEvents, refusal: str | Exception
 ) -> None:
     learning = FactLearning(memory, model=ScriptedModel(itertools.repeat(_Filtered(refusal))))
@@ -267,7 +267,7 @@ async def test_a_secret_is_never_proposed(memory: Memory) -> None:
     assert await proposals(memory) == []
 
 
-async def test_what_a_person_rejected_is_not_proposed_again(memory: Memory) -> None:
+async def test_a_rejected_proposal_is_not_made_again(memory: Memory) -> None:
     learning = FactLearning(memory, model=answering([found(1, "pet", "a dog")], [found(3, "pet", "a dog")]))
     await talk(memory, learning, "I have a dog")
     [proposal] = await proposals(memory)

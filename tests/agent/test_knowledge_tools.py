@@ -76,7 +76,7 @@ async def test_a_key_that_cannot_be_stored_is_explained_to_the_model(memory: Mem
         assert "known" in await told(memory, name, {argument: odd})
 
 
-async def test_another_value_takes_the_place_of_the_one_before(memory: Memory) -> None:
+async def test_a_new_value_replaces_the_previous_one(memory: Memory) -> None:
     for value, answer in (
         ("vegetarian", "Remembered under the key diet."),
         ("vegetarian", "Known already, and confirmed now."),
@@ -221,7 +221,7 @@ async def test_recalled_text_is_data_and_bounded(sqlite_memory: Memory) -> None:
     assert len(await told(sqlite_memory, "recall", {"query": "long note"})) < 7_000
 
 
-async def test_without_a_database_the_agent_is_told_to_go_on(
+async def test_without_a_database_the_result_says_so(
     shared_url: str, memory_options: MemoryOptions, events: RecordedEvents
 ) -> None:
     async with open_memory(shared_url, observers=[events], options=memory_options) as memory:

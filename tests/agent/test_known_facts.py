@@ -145,7 +145,7 @@ async def test_without_facts_there_is_no_section(memory: Memory) -> None:
     assert line.startswith("> topic")
 
 
-async def test_nobody_elses_facts_are_sent(memory: Memory) -> None:
+async def test_facts_of_other_users_are_not_sent(memory: Memory) -> None:
     for owner in ("ann", "bob"):
         await memory.knowledge.remember(Scope("user", owner), "name", f"I am {owner}")
     talk = Talk(memory)
@@ -233,7 +233,7 @@ async def test_a_fact_that_fits_nowhere_is_left_out(memory: Memory) -> None:
     assert (await talk.manifest()).facts_left_out == ()
 
 
-async def test_a_changed_fact_is_sent_as_it_is_now(memory: Memory) -> None:
+async def test_the_next_turn_receives_a_changed_fact(memory: Memory) -> None:
     talk = Talk(memory)
     await memory.knowledge.remember(ANN, "diet", "vegetarian")
     assert await talk.facts("Hi") == ['> diet: "vegetarian" (user, 2026-01-01)']
@@ -274,7 +274,7 @@ async def test_an_unknown_scope_is_refused(sqlite_memory: Memory) -> None:
         KnownFacts(sqlite_memory, scopes=["everybody"])  # type: ignore[list-item]
 
 
-async def test_the_note_of_a_refused_directive_is_within_the_room_of_the_facts(memory: Memory) -> None:
+async def test_the_note_about_a_refused_directive_counts_towards_the_facts(memory: Memory) -> None:
     for number in range(30):
         await memory.knowledge.remember(ANN, f"rule_{number}", f"no shoes in hall {number}, nor in the garden of it")
     talk = Talk(memory, KnownFacts(memory, directives=True), max_tokens=2_000)

@@ -75,7 +75,7 @@ async def test_finish_returns_the_result_or_raises_the_error(small_memory: Memor
         await small_memory.finish(other.record, [Message(role="user", content="hi")])
 
 
-async def test_a_question_whose_caller_is_cancelled_is_kept(sqlite_url: str, memory_options: MemoryOptions) -> None:
+async def test_a_question_whose_caller_is_cancelled_is_stored(sqlite_url: str, memory_options: MemoryOptions) -> None:
     async with open_memory(sqlite_url, options=memory_options) as memory:
         agent = make_agent(ScriptedModel(["never"]), [SessionMemory(memory)])
         path = sqlite_url.removeprefix("sqlite:///")
@@ -122,7 +122,9 @@ async def test_a_memory_closes_whether_work_or_participant_ends_first(rounds: in
     del speaker  # the memory holds only a weak reference to it
 
 
-async def test_the_words_of_an_open_model_call_are_stored(memory_options: MemoryOptions, sqlite_url: str) -> None:
+async def test_closing_stores_the_partial_answer_of_an_open_model_call(
+    memory_options: MemoryOptions, sqlite_url: str
+) -> None:
     gate = Gate()
     async with open_memory(sqlite_url, options=memory_options) as memory:
         agent = make_agent(ScriptedModel([["once ", "upon ", gate, "a time"]]), [SessionMemory(memory)])

@@ -120,7 +120,7 @@ async def test_a_range_without_messages_says_so(sqlite_memory: Memory) -> None:
         assert result == "This conversation has no such messages."
 
 
-async def test_what_was_said_before_a_reset_stays_forgotten(memory: Memory) -> None:
+async def test_messages_before_a_reset_are_not_returned(memory: Memory) -> None:
     await remember(memory, "The secret is plum.", "Noted.")
     await memory.session(ROOM).reset()
     await remember(memory, "The fruit is plum.", "Fine.")
@@ -130,7 +130,7 @@ async def test_what_was_said_before_a_reset_stays_forgotten(memory: Memory) -> N
     assert [line["text"] for line in lines_of(found)] == ["The fruit is plum."]
 
 
-async def test_messages_are_found_by_words_in_this_session_only(memory: Memory) -> None:
+async def test_a_search_covers_only_the_session(memory: Memory) -> None:
     await remember(memory, "It was in Lisbon.", "Lovely.", "so " * 300 + "Lisbon again " + "so " * 300)
     await remember(memory, "Lisbon is elsewhere.", session_id="telegram:2")
     result = await looked_up(memory, "search_history", {"query": "lisbon"})
@@ -179,7 +179,7 @@ async def test_another_users_history_is_not_there(memory: Memory) -> None:
     assert set(tools[2].args) == {"tool_call_id", "start", "characters", "arguments"}
 
 
-async def test_without_a_database_the_agent_is_told_to_go_on(
+async def test_without_a_database_the_result_says_so(
     shared_url: str, memory_options: MemoryOptions, events: RecordedEvents
 ) -> None:
     calls: list[tuple[str, Arguments]] = [
@@ -243,6 +243,6 @@ async def test_arguments_that_were_cut_can_be_read(sqlite_memory: Memory) -> Non
     assert lines_of(result_of(state["messages"])) == [{"arguments": whole[14_990:]}]
 
 
-async def test_without_any_result_there_is_nothing_to_read(sqlite_memory: Memory) -> None:
+async def test_without_tool_results_the_result_says_so(sqlite_memory: Memory) -> None:
     result = await looked_up(sqlite_memory, "read_tool_result", {"tool_call_id": "x"})
     assert result == "No tool has answered in this run."

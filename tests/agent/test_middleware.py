@@ -96,7 +96,7 @@ async def test_a_limit_of_zero_sends_only_the_question(
     assert await small_memory.session(ROOM).count() == 6
 
 
-async def test_no_limits_give_the_model_everything(small_memory: Memory) -> None:
+async def test_without_limits_the_model_receives_all_messages(small_memory: Memory) -> None:
     await small_memory.session(ROOM).append(numbered(250))
     model = ScriptedModel(["fine"])
     await ask(make_agent(model, [SessionMemory(small_memory, max_messages=None, max_tokens=None)]), "and now?")
@@ -127,7 +127,7 @@ async def test_the_words_of_a_message_with_images_are_kept(small_memory: Memory)
     assert [message.content for message in model.calls[1]] == ["what is it?\n[image]", "a cat", "sure?"]
 
 
-async def test_an_image_without_words_is_answered_and_kept(small_memory: Memory) -> None:
+async def test_an_image_without_text_is_answered_and_stored(small_memory: Memory) -> None:
     model = ScriptedModel(["a cat"])
     image = {"type": "image", "base64": "aGk=", "mime_type": "image/png"}
     await make_agent(model, [SessionMemory(small_memory)]).ainvoke({"messages": [HumanMessage([image])]}, config_of())
@@ -155,7 +155,7 @@ async def test_original_messages_come_back_as_they_were(small_memory: Memory) ->
     ]
 
 
-async def test_messages_are_kept_with_their_ids_and_run(small_memory: Memory) -> None:
+async def test_messages_are_stored_with_their_ids_and_run(small_memory: Memory) -> None:
     agent = make_agent(ScriptedModel(["hello"]), [SessionMemory(small_memory)])
     config = config_of(message_metadata={"chat_type": "group"})
     state = await agent.ainvoke(input_of("hi", "telegram:42"), config)
@@ -166,7 +166,7 @@ async def test_messages_are_kept_with_their_ids_and_run(small_memory: Memory) ->
     assert question.run_id == answer.run_id
 
 
-async def test_several_messages_at_once_are_one_question(small_memory: Memory) -> None:
+async def test_several_messages_of_one_input_are_one_question(small_memory: Memory) -> None:
     model = ScriptedModel(["hello Ann"])
     agent = make_agent(model, [SessionMemory(small_memory)])
     await agent.ainvoke({"messages": [HumanMessage("hi"), HumanMessage("I am Ann")]}, config_of())

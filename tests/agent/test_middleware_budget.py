@@ -121,7 +121,7 @@ async def test_messages_of_a_checkpointed_state_count_too(small_memory: Memory) 
 
 
 @pytest.mark.parametrize("max_tokens", [None, 0])
-async def test_the_number_of_messages_holds_without_a_budget(small_memory: Memory, max_tokens: int | None) -> None:
+async def test_the_message_limit_applies_without_a_budget(small_memory: Memory, max_tokens: int | None) -> None:
     model = ScriptedModel(itertools.repeat("fine"))
     limits = SessionMemory(small_memory, max_messages=4, max_tokens=max_tokens)
     agent = make_agent(model, [limits], checkpointer=InMemorySaver())

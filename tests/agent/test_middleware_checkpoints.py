@@ -70,7 +70,7 @@ async def test_an_empty_state_receives_the_whole_transcript(small_memory: Memory
     assert seen(model.calls[0]) == [("human", "I am Ann"), ("ai", "hello"), ("human", "who am I?")]
 
 
-async def test_a_reset_also_hides_what_the_state_still_has(memory: Memory) -> None:
+async def test_after_a_reset_older_messages_of_the_state_are_not_sent(memory: Memory) -> None:
     model = ScriptedModel(["hello", adding(), "3", "who?", "the same"])
     agent = make_agent(model, [SessionMemory(memory)], [add], checkpointer=InMemorySaver(), system_prompt="be kind")
     await ask(agent, "I am Ann")
@@ -110,7 +110,7 @@ async def test_system_messages_of_the_state_outlive_a_reset(small_memory: Memory
     assert seen(model.calls[1]) == [("system", "be kind"), ("human", "who am I?")]
 
 
-async def test_what_is_left_out_is_counted_once(small_memory: Memory, events: RecordedEvents) -> None:
+async def test_omitted_messages_are_counted_once(small_memory: Memory, events: RecordedEvents) -> None:
     await small_memory.session(ROOM).append(numbered(3))
     model = ScriptedModel(["one", "two", "three", "four"])
     agent = make_agent(model, [SessionMemory(small_memory, max_messages=4)], checkpointer=InMemorySaver())

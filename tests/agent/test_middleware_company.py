@@ -96,7 +96,7 @@ async def test_calls_are_not_moved_to_threads_of_langsmith(small_memory: Memory)
     assert not moved
 
 
-async def test_a_structured_answer_is_kept_as_json(small_memory: Memory) -> None:
+async def test_a_structured_answer_is_stored_as_json(small_memory: Memory) -> None:
     model = ScriptedModel([calling("City", name="Rome", people=3), calling("City", name="Oslo", people=1)])
     agent = structured(small_memory, model, ToolStrategy(City))
     state = await agent.ainvoke(input_of("a big city?"), config_of())
@@ -135,14 +135,14 @@ async def test_structured_answers_of_other_kinds_are_json_too(small_memory: Memo
     assert json.loads((await kept(small_memory))[1][1]) == {"name": "Rome"}
 
 
-async def test_a_structured_answer_with_words_is_kept_as_its_words(small_memory: Memory) -> None:
+async def test_a_structured_answer_with_text_is_stored_as_its_text(small_memory: Memory) -> None:
     model = ScriptedModel([calling("City", "Rome, of course.", name="Rome", people=3)])
     agent = structured(small_memory, model, ToolStrategy(City))
     await agent.ainvoke(input_of("a city?"), config_of())
     assert await kept(small_memory) == [("user", "a city?"), ("assistant", "Rome, of course.")]
 
 
-async def test_a_structured_answer_is_not_doubled_beside_a_checkpointer(small_memory: Memory) -> None:
+async def test_a_structured_answer_is_sent_once_with_a_checkpointer(small_memory: Memory) -> None:
     model = ScriptedModel([calling("City", name="Rome", people=3), calling("City", name="Oslo", people=1)])
     agent = structured(small_memory, model, ToolStrategy(City), InMemorySaver())
     await agent.ainvoke(input_of("a big city?"), config_of())
@@ -150,7 +150,7 @@ async def test_a_structured_answer_is_not_doubled_beside_a_checkpointer(small_me
     assert [message.type for message in model.calls[1]] == ["human", "ai", "tool", "human"]
 
 
-async def test_a_providers_structured_answer_is_kept(small_memory: Memory) -> None:
+async def test_a_providers_structured_answer_is_stored(small_memory: Memory) -> None:
     model = ScriptedModel(['{"name": "Rome", "people": 3}'])
     agent = structured(small_memory, model, ProviderStrategy(City))
     state = await agent.ainvoke(input_of("a city?"), config_of())
@@ -168,7 +168,7 @@ async def test_a_wrong_structured_answer_is_asked_for_again(small_memory: Memory
 
 
 @pytest.mark.parametrize("checkpointed", [False, True])
-async def test_a_tool_that_answers_directly_has_its_result_kept(small_memory: Memory, checkpointed: bool) -> None:
+async def test_a_direct_result_of_a_tool_is_stored_as_the_answer(small_memory: Memory, checkpointed: bool) -> None:
     @tool(return_direct=True)
     def price(thing: str) -> str:
         """Say what a thing costs."""
@@ -185,7 +185,9 @@ async def test_a_tool_that_answers_directly_has_its_result_kept(small_memory: Me
 
 
 @pytest.mark.parametrize("checkpointed", [True, False])
-async def test_all_direct_results_of_a_message_are_kept(small_memory: Memory, checkpointed: bool) -> None:
+async def test_all_direct_results_of_a_message_are_stored_in_one_answer(
+    small_memory: Memory, checkpointed: bool
+) -> None:
     @tool(return_direct=True)
     def price(thing: str) -> str:
         """Say what a thing costs."""
@@ -339,7 +341,7 @@ class Guard(AgentMiddleware):
         return {"messages": [AIMessage("I may not answer that.")], "jump_to": "end"}
 
 
-async def test_a_guard_before_the_memory_loses_no_question(small_memory: Memory) -> None:
+async def test_a_question_that_a_guard_answers_is_stored(small_memory: Memory) -> None:
     agent: Any = create_agent(ScriptedModel(["hello"]), [], middleware=[Guard(), SessionMemory(small_memory)])
     for words in ("forbidden 1", "hi", "forbidden 2"):
         await agent.ainvoke(input_of(words), config_of())

@@ -78,7 +78,7 @@ async def test_an_unanswered_question_is_part_of_the_next_call(small_memory: Mem
         assert len(await kept(small_memory, thread)) == 3
 
 
-async def test_words_before_a_failure_are_kept_as_failed(memory: Memory) -> None:
+async def test_a_partial_answer_before_a_failure_is_stored_as_failed(memory: Memory) -> None:
     agent = make_agent(ScriptedModel([["Let me ", "see", DOWN], "fine"]), [SessionMemory(memory)])
     with pytest.raises(ConnectionError):
         await stream(agent, "hi")
@@ -89,7 +89,7 @@ async def test_words_before_a_failure_are_kept_as_failed(memory: Memory) -> None
 
 
 @pytest.mark.parametrize("checkpointed", [False, True])
-async def test_a_run_cancelled_in_mid_stream_keeps_what_was_said(memory: Memory, checkpointed: bool) -> None:
+async def test_a_run_cancelled_during_a_stream_stores_its_partial_answer(memory: Memory, checkpointed: bool) -> None:
     gate = Gate()
     model = ScriptedModel([["once upon ", "a ", gate, "time"], "fine"])
     saver = InMemorySaver() if checkpointed else None
@@ -105,7 +105,7 @@ async def test_a_run_cancelled_in_mid_stream_keeps_what_was_said(memory: Memory,
 
 
 @pytest.mark.parametrize("checkpointed", [False, True])
-async def test_a_run_cancelled_in_tools_keeps_what_was_said_once(memory: Memory, checkpointed: bool) -> None:
+async def test_a_run_cancelled_in_tools_stores_its_text_once(memory: Memory, checkpointed: bool) -> None:
     gate = Gate()
 
     @tool
@@ -203,7 +203,7 @@ async def test_an_answer_whose_failure_the_program_catches_is_kept_after_a_while
 
 
 @pytest.mark.parametrize("checkpointed", [False, True])
-async def test_a_run_that_stops_between_answer_and_end_keeps_the_answer(memory: Memory, checkpointed: bool) -> None:
+async def test_an_answer_before_a_failure_of_other_middleware_is_stored(memory: Memory, checkpointed: bool) -> None:
     middleware, saver = SessionMemory(memory), InMemorySaver() if checkpointed else None
     with pytest.raises(RuntimeError, match="broken"):
         await ask(make_agent(ScriptedModel(["hello"]), [middleware, Failing()], checkpointer=saver), "hi")

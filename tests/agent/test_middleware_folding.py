@@ -17,7 +17,7 @@ CONFIG: RunnableConfig = {"configurable": {"thread_id": "room"}}
 
 
 @pytest.mark.parametrize("folded", [True, False])
-async def test_repeats_are_folded_only_where_the_plan_says_so(memory: Memory, folded: bool) -> None:
+async def test_repeats_are_folded_only_if_the_plan_enables_it(memory: Memory, folded: bool) -> None:
     session = memory.session("room")
     for text in ("hello", "ping", "ping", "ping"):
         await session.append([Message(role="user", content=text), Message(role="assistant", content="Done.")])

@@ -179,7 +179,9 @@ async def test_a_database_that_stops_in_mid_turn(failing: Memory, unsteady_postg
     assert await ask(agent, "hi", message_id="telegram:1") == "hello"
 
 
-async def test_a_run_cancelled_in_an_outage_keeps_what_was_said(failing: Memory, unsteady_postgres: Postgres) -> None:
+async def test_a_run_cancelled_in_an_outage_stores_its_partial_answer(
+    failing: Memory, unsteady_postgres: Postgres
+) -> None:
     unsteady_postgres.stop()
     gate = Gate()
     agent = make_agent(ScriptedModel([["hell", gate, "o"]]), [SessionMemory(failing)])
@@ -210,9 +212,7 @@ async def test_pending_turns_of_another_user_are_not_sent(failing: Memory, unste
     assert [text for _, text in await kept(failing)] == ["my word is canary", "noted", "my word?", "canary"]
 
 
-async def test_a_message_that_comes_twice_in_an_outage_is_one_turn(
-    failing: Memory, unsteady_postgres: Postgres
-) -> None:
+async def test_a_repeated_message_id_in_an_outage_is_one_turn(failing: Memory, unsteady_postgres: Postgres) -> None:
     model = ScriptedModel(["hello"])
     agent = make_agent(model, [SessionMemory(failing)])
     unsteady_postgres.stop()

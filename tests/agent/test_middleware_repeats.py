@@ -31,7 +31,7 @@ from threadkeep.testing import Gate, ScriptedModel
 
 
 @pytest.mark.parametrize("checkpointed", [False, True])
-async def test_the_same_message_id_again_gets_the_same_answer(memory: Memory, checkpointed: bool) -> None:
+async def test_a_repeated_message_id_returns_the_stored_answer(memory: Memory, checkpointed: bool) -> None:
     model = ScriptedModel([adding(), "3"])
     saver = InMemorySaver() if checkpointed else None
     agent = make_agent(model, [SessionMemory(memory)], [add], checkpointer=saver)
@@ -141,7 +141,7 @@ async def test_a_newer_message_comes_again_after_an_older_one(memory: Memory) ->
     assert [(row.content, row.answers) for row in await memory.session(ROOM).tail(2)] == [("one", "m1"), ("two", "m2")]
 
 
-async def test_a_message_that_was_deleted_and_comes_again_is_answered_and_not_kept(memory: Memory) -> None:
+async def test_a_repeated_message_that_was_deleted_is_answered_and_not_stored(memory: Memory) -> None:
     agent = make_agent(ScriptedModel(["hello", "what else?", "hello again"]), [SessionMemory(memory)])
     await ask(agent, "hi", message_id="telegram:42")
     await ask(agent, "more", message_id="telegram:43")
@@ -152,7 +152,7 @@ async def test_a_message_that_was_deleted_and_comes_again_is_answered_and_not_ke
 
 @pytest.mark.parametrize("checkpointed", [False, True])
 @pytest.mark.parametrize("one_middleware", [False, True])
-async def test_the_same_message_id_twice_at_once_is_one_turn(
+async def test_two_unordered_concurrent_runs_of_one_message_id_are_one_turn(
     memory: Memory, checkpointed: bool, one_middleware: bool
 ) -> None:
     gates = [Gate(), Gate()]
@@ -190,7 +190,7 @@ async def test_of_two_concurrent_runs_the_first_to_end_is_stored(small_memory: M
     assert await kept(small_memory) == [("user", "hi"), ("assistant", "second")]
 
 
-async def test_turns_of_a_session_go_one_after_the_other(small_memory: Memory) -> None:
+async def test_turns_of_a_session_are_sequential(small_memory: Memory) -> None:
     model = ScriptedModel([f"answer {n}" for n in range(5)])
     agents = [make_agent(model, [SessionMemory(small_memory)]) for _ in range(2)]
     await asyncio.gather(*(ask(agents[n % 2], f"question {n}") for n in range(5)))
@@ -199,7 +199,7 @@ async def test_turns_of_a_session_go_one_after_the_other(small_memory: Memory) -
     assert [text for _, text in seen(model.calls[4])] == said[:-1]
 
 
-async def test_the_same_message_id_twice_at_once_is_answered_once(small_memory: Memory) -> None:
+async def test_two_concurrent_runs_of_one_message_id_call_the_model_once(small_memory: Memory) -> None:
     model = ScriptedModel(["hello"])
     agents = [make_agent(model, [SessionMemory(small_memory)]) for _ in range(2)]
     answers = await asyncio.gather(*(ask(agent, "hi", message_id="telegram:42") for agent in agents))
@@ -216,7 +216,7 @@ async def test_a_repeated_text_is_a_new_turn(memory: Memory) -> None:
     assert len(model.calls[2]) == 5
 
 
-async def test_twenty_turns_at_once_lose_nothing(memory: Memory) -> None:
+async def test_twenty_concurrent_turns_lose_nothing(memory: Memory) -> None:
     everybody = asyncio.Event()
     waiting = 0
 
@@ -240,7 +240,7 @@ async def test_twenty_turns_at_once_lose_nothing(memory: Memory) -> None:
     assert all(run_of[f"question {n}"] == run_of[f"answer to question {n}"] for n in range(20))
 
 
-async def test_turns_at_once_do_not_see_what_came_after_their_question(small_memory: Memory) -> None:
+async def test_concurrent_turns_do_not_receive_later_turns(small_memory: Memory) -> None:
     gate = Gate()
 
     def answer(messages: Sequence[BaseMessage]) -> list[str | AIMessage | BaseException | Gate]:
@@ -280,7 +280,7 @@ async def test_messages_without_an_id_get_one_each(small_memory: Memory) -> None
     assert all(message_id and re.fullmatch(r"[\w-]+", message_id) for message_id in ids)
 
 
-async def test_a_client_that_sends_the_whole_conversation_does_not_double_it(memory: Memory) -> None:
+async def test_a_client_may_send_the_whole_conversation(memory: Memory) -> None:
     model = ScriptedModel(["one", "ok then", "ok then", "four"])
     agent = make_agent(model, [SessionMemory(memory)])
     history: list[tuple[str, str]] = []

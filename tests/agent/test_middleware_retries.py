@@ -60,7 +60,7 @@ async def test_a_failed_try_before_a_tool_call_is_forgotten(small_memory: Memory
     assert await kept(small_memory) == [("user", "hi"), ("assistant", "from the tool")]
 
 
-async def test_of_several_tries_the_last_is_kept_when_it_is_cut_off(small_memory: Memory) -> None:
+async def test_only_the_partial_answer_of_the_last_attempt_is_stored(small_memory: Memory) -> None:
     retry = ModelRetryMiddleware(max_retries=3, initial_delay=0.0, jitter=False)
     gate = Gate()
     model = ScriptedModel([["first ", DOWN], ["second ", "half ", gate, "never"]])

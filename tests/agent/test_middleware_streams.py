@@ -64,7 +64,7 @@ async def test_state_and_checkpoints_have_no_history(small_memory: Memory) -> No
     assert len(snapshots[0].values["messages"]) == 4
 
 
-async def test_tokens_are_streamed_as_the_model_says_them(memory: Memory) -> None:
+async def test_tokens_are_streamed_as_the_model_emits_them(memory: Memory) -> None:
     await remember(memory)
     agent = make_agent(ScriptedModel(["one two three"]), [SessionMemory(memory)])
     assert [piece async for piece in tokens(agent, "count")] == ["one", " two", " three"]

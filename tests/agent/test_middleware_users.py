@@ -67,7 +67,7 @@ async def test_a_session_without_a_user_rejects_a_run_with_one(small_memory: Mem
 
 
 @pytest.mark.parametrize("configurable", [{}, {"thread_id": ""}, {"thread_id": None}])
-async def test_a_run_without_a_thread_says_how_to_name_one(
+async def test_a_run_without_a_thread_id_raises_an_error_with_the_cure(
     small_memory: Memory, configurable: dict[str, object]
 ) -> None:
     model = ScriptedModel(["never"])

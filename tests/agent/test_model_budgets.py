@@ -94,7 +94,7 @@ async def test_twenty_messages_unless_a_limit_is_given(
     assert len(model.calls[0]) == seen + 1
 
 
-async def test_long_messages_of_a_model_with_a_large_window_are_whole(memory: Memory) -> None:
+async def test_a_model_with_a_large_window_receives_long_messages_uncut(memory: Memory) -> None:
     said = [Message(role=one.role, content=f"{one.content} " + "word " * 1_000) for one in numbered(20)]
     await memory.session(ROOM).append(said)
     model = Named(["fine"])

@@ -100,7 +100,7 @@ async def test_a_recorded_graph_streams_and_stores(memory: Memory) -> None:
     assert await said(memory) == [(None, "hi"), ("supervisor", "hello")]
 
 
-async def test_a_worker_that_is_asked_again_by_a_supervisor_without_memory_repeats_its_answer(memory: Memory) -> None:
+async def test_a_worker_called_again_by_a_supervisor_repeats_its_answer(memory: Memory) -> None:
     math_model = Bound(replies=["4"])
     math: Any = create_agent(math_model, [add], middleware=[SessionMemory(memory)], name="math")
     chief = Bound(replies=[handing_over("transfer_to_math"), "it is 4", handing_over("transfer_to_math"), "still 4"])

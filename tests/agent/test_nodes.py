@@ -106,7 +106,7 @@ async def test_a_node_keeps_to_its_limits(small_memory: Memory) -> None:
         await ask(graph_of(memory_node(small_memory, model, system_prompt="be kind " * 99, options=options)), "hi")
 
 
-def test_a_node_without_room_for_a_prompt_is_not_built(sqlite_memory: Memory) -> None:
+def test_a_node_without_room_for_a_prompt_raises_an_error(sqlite_memory: Memory) -> None:
     with pytest.raises(BudgetTooSmall, match=r"4000.*3488.*512"):
         memory_node(sqlite_memory, ScriptedModel(), options=TurnOptions(context_window=4000, max_output_tokens=3488))
     with pytest.raises(BudgetTooSmall, match=r"128000.*500000"):
@@ -143,7 +143,7 @@ async def test_a_failing_model_leaves_the_question(memory: Memory, node: Callabl
     assert await kept(memory) == [("user", "hi"), ("assistant", "hello")]
 
 
-async def test_words_before_a_failure_are_kept_as_failed(small_memory: Memory) -> None:
+async def test_a_partial_answer_before_a_failure_is_stored_as_failed(small_memory: Memory) -> None:
     model = ScriptedModel([["Let me ", ConnectionError("down")], "hello"])
     graph = graph_of(talking(small_memory, model))
     with pytest.raises(ConnectionError):
@@ -155,7 +155,7 @@ async def test_words_before_a_failure_are_kept_as_failed(small_memory: Memory) -
 
 @both
 @with_and_without
-async def test_a_cancelled_stream_keeps_what_was_said(
+async def test_a_cancelled_stream_stores_its_partial_answer(
     small_memory: Memory, node: Callable[..., Node], checkpointed: bool
 ) -> None:
     gate = Gate()
@@ -172,7 +172,9 @@ async def test_a_cancelled_stream_keeps_what_was_said(
 
 @both
 @with_and_without
-async def test_the_same_message_id_again(memory: Memory, node: Callable[..., Node], checkpointed: bool) -> None:
+async def test_a_repeated_message_id_returns_the_stored_answer(
+    memory: Memory, node: Callable[..., Node], checkpointed: bool
+) -> None:
     model = ScriptedModel(["hello"])
     graph = graph_of(node(memory, model), InMemorySaver() if checkpointed else None)
     for _ in range(2):
@@ -181,7 +183,7 @@ async def test_the_same_message_id_again(memory: Memory, node: Callable[..., Nod
     assert await kept(memory) == [("user", "hi"), ("assistant", "hello")]
 
 
-async def test_the_same_message_id_twice_at_once(memory: Memory) -> None:
+async def test_two_concurrent_runs_of_one_message_id_are_one_turn(memory: Memory) -> None:
     gates = [Gate(), Gate()]
     model = ScriptedModel([["hell", gates[0], "o"], ["hell", gates[1], "o"]])
     graph = graph_of(talking(memory, model, TurnOptions(ordered=False)))
@@ -195,7 +197,7 @@ async def test_the_same_message_id_twice_at_once(memory: Memory) -> None:
     assert await kept(memory) == [("user", "hi"), ("assistant", "hello")]
 
 
-async def test_twenty_turns_at_once(memory: Memory) -> None:
+async def test_twenty_concurrent_turns_lose_nothing(memory: Memory) -> None:
     graph = graph_of(talking(memory, ScriptedModel([lambda said: f"answer to {said[-1].text}"] * 20)))
     await asyncio.gather(*(ask(graph, f"question {n}") for n in range(20)))
     said = [text for _, text in await kept(memory)]
@@ -243,7 +245,7 @@ async def test_an_answer_without_a_model_gets_an_id(small_memory: Memory) -> Non
     assert len(await kept(small_memory)) == 6
 
 
-async def test_a_block_without_an_answer_keeps_the_question(small_memory: Memory) -> None:
+async def test_a_block_without_an_answer_stores_the_question(small_memory: Memory) -> None:
     async with session_turn(small_memory, [HumanMessage("hi")], config_of()):
         pass
     assert await kept(small_memory) == [("user", "hi")]

@@ -97,7 +97,7 @@ async def _texts(memory: Memory, digests: list[str]) -> list[str]:
     ],
     ids=["completions", "responses", "version-1"],
 )
-async def test_the_words_of_a_refusal_are_the_answer(memory: Memory, refusal: AIMessage) -> None:
+async def test_the_text_of_a_refusal_is_the_answer(memory: Memory, refusal: AIMessage) -> None:
     model = ScriptedModel([refusal, "Gladly."])
     agent = make_agent(model, [SessionMemory(memory)])
     await ask(agent, "q", message_id="m1")
@@ -111,7 +111,7 @@ async def test_the_words_of_a_refusal_are_the_answer(memory: Memory, refusal: AI
     assert (await kept(memory))[:2] == [("user", "q"), ("assistant", "I can't help with that.")]
 
 
-async def test_the_words_of_a_refusal_are_the_answer_of_a_recorded_graph(memory: Memory) -> None:
+async def test_the_text_of_a_refusal_is_the_answer_of_a_recorded_graph(memory: Memory) -> None:
     refusal = AIMessage("", additional_kwargs={"refusal": "I can't help with that."})
     graph = recorded(create_agent(ScriptedModel([refusal]), [], name="desk"), memory)
     await graph.ainvoke(input_of("q", "m1"), config_of())

@@ -160,7 +160,7 @@ async def test_each_message_is_stored_and_sent_once(
 
 
 @pytest.mark.parametrize("first", [True, False], ids=["before", "behind"])
-async def test_what_is_redacted_is_stored_and_sent_redacted(small_memory: Memory, first: bool) -> None:
+async def test_redacted_messages_are_stored_and_sent_redacted(small_memory: Memory, first: bool) -> None:
     model = ScriptedModel(["write to c@d.co", "fine"])
     pii = PIIMiddleware("email", apply_to_output=True)
     agent = agent_of(small_memory, model, pii, first, tools=[])

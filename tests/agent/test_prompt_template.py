@@ -40,12 +40,12 @@ def test_each_placeholder_is_filled() -> None:
     )
 
 
-def test_a_template_without_a_place_for_the_system_keeps_it_in_the_history() -> None:
+def test_without_a_placeholder_system_messages_are_in_the_history() -> None:
     text = PromptTemplate("{{history}}\n\n{{input}}").render(HELLO)
     assert text == "(system) Be brief.\n\n(user) Hi\n\n(assistant) Hello\n\nHow are you?"
 
 
-def test_what_came_after_the_question_follows_it() -> None:
+def test_messages_after_the_question_follow_it() -> None:
     messages = [*HELLO, AIMessage("Let me see."), ToolMessage("fine", tool_call_id="c1")]
     text = PromptTemplate("{{history}} / {{input}}").render(messages[1:])
     assert text == "(user) Hi\n\n(assistant) Hello / How are you?\n\n(assistant) Let me see.\n\n(tool) fine"
@@ -66,7 +66,7 @@ def test_without_a_question_the_input_is_empty() -> None:
         ("{{history}} {{input}} {{}}", r"has \{\{\}\}"),
     ],
 )
-def test_a_template_that_would_leave_something_out_is_refused(text: str, sentence: str) -> None:
+def test_a_template_with_missing_or_unknown_placeholders_is_refused(text: str, sentence: str) -> None:
     with pytest.raises(InvalidInput, match=sentence):
         PromptTemplate(text)
 

@@ -80,7 +80,7 @@ async def test_an_older_turn_that_matters_comes_back(memory: Memory) -> None:
     assert ContextManifest.from_dict(manifest.manifest).entries[-2].source == "turns"
 
 
-async def test_a_talk_that_is_all_in_the_window_needs_no_block(memory: Memory) -> None:
+async def test_a_session_that_fits_into_the_window_has_no_block(memory: Memory) -> None:
     await remember(memory, FACT)
     assert block(await ask(memory, "Who keeps bees on the roof?", RecalledTurns(memory))) == ""
 
@@ -187,7 +187,7 @@ async def test_all_summaries_of_archived_messages_are_searched(memory: Memory) -
     assert "Noor keeps bees" in block(await ask(memory, "Who keeps bees?", RecalledTurns(memory)))
 
 
-async def test_what_was_reset_or_deleted_does_not_come_back(memory: Memory) -> None:
+async def test_turns_before_a_reset_or_a_deletion_are_not_quoted(memory: Memory) -> None:
     await remember(memory, FACT)
     await small_talk(memory, 20)
     source = RecalledTurns(memory)
@@ -211,7 +211,7 @@ async def test_quoted_text_cannot_imitate_the_prompt(memory: Memory) -> None:
     assert "Obey the bees." not in lines
 
 
-async def test_the_block_keeps_to_its_share(memory: Memory) -> None:
+async def test_the_block_takes_at_most_its_share(memory: Memory) -> None:
     await remember(memory, *[f"Bees of hive {n} gave {n} jars of honey. " * 6 for n in range(120)])
     messages = await ask(memory, "How many jars did the bees give?", RecalledTurns(memory))
     assert 2000 < count_tokens(block(messages)) <= 3000
@@ -300,7 +300,7 @@ async def test_other_sessions_are_quoted_in_the_order_of_their_days(memory: Memo
     assert 0 < told.index("hive 1") < told.index("hive 2")
 
 
-async def test_capitals_of_turkish_keyboards_stop_no_search(memory: Memory) -> None:
+async def test_turkish_capital_letters_fail_no_search(memory: Memory) -> None:
     await remember(memory, FACT)
     await small_talk(memory, 20)
     assert FACT in block(await ask(memory, "WHO KEPT BEES İN APRİL OR ON FRİDAY?", RecalledTurns(memory)))

@@ -68,7 +68,7 @@ async def test_an_answer_before_an_added_human_message_is_stored(sqlite_memory: 
     assert await kept(sqlite_memory) == [("user", "hi"), ("assistant", "one")]
 
 
-async def test_a_summary_stands_for_what_it_covers(sqlite_memory: Memory) -> None:
+async def test_a_summary_replaces_its_messages(sqlite_memory: Memory) -> None:
     session = sqlite_memory.session(ROOM)
     await session.append(numbered(5))
     assert await sqlite_memory.summaries.add(Summary(ROOM, 1, 4, "They counted to four.", "m", "1", 5))
@@ -100,7 +100,7 @@ async def test_a_graph_answers_while_the_database_does_not(memory_options: Memor
 
 
 @pytest.mark.parametrize("is_sync", [False, True])
-async def test_a_checkpointer_does_not_bring_back_what_was_superseded(
+async def test_superseded_messages_are_removed_from_the_state(
     tmp_path: Path, memory_options: MemoryOptions, is_sync: bool
 ) -> None:
     model = ScriptedModel([f"a{number}" for number in range(9)])

@@ -66,7 +66,7 @@ async def test_no_turn_begins_between_the_agents_of_a_recorded_graph(small_memor
     assert [author for author, _ in await said(small_memory)] == [None, "w", "c"] * 3
 
 
-async def test_a_recorded_graph_stores_what_its_agents_redact(small_memory: Memory) -> None:
+async def test_a_question_that_an_inner_agent_redacts_is_stored_redacted(small_memory: Memory) -> None:
     model = ScriptedModel(["ok", "yes"])
     agent = create_agent(model, [], middleware=[PIIMiddleware("email")], name="s")
     graph = recorded(in_line(agent), small_memory)

@@ -117,7 +117,7 @@ async def test_a_graph_that_ends_with_an_agent_of_its_own_is_not_run_again(memor
     assert (again["route"], again["score"]) == ("math", Score(points=3))
 
 
-async def test_a_graph_that_broke_off_goes_on(memory: Memory) -> None:
+async def test_a_repeat_of_a_failed_run_runs_the_graph(memory: Memory) -> None:
     """A repeat runs the graph again if only an agent before the last one stored its answer."""
     router = ScriptedModel(["math", "math"])
     critic = speaker(memory, "critic", ConnectionError("down"), "right")
@@ -147,7 +147,7 @@ async def test_tools_of_a_recorded_agent_run_once(memory: Memory) -> None:
 
 
 @pytest.mark.parametrize("restarted", [False, True])
-async def test_a_repeat_gives_the_structured_response_again(memory: Memory, restarted: bool) -> None:
+async def test_a_repeat_returns_the_structured_response(memory: Memory, restarted: bool) -> None:
     call = AIMessage("", tool_calls=[{"name": "Score", "args": {"points": 3}, "id": "c"}])
     model = Bound(replies=[call, "never"])
     graph = recorded(create_agent(model, [], response_format=Score, name="judge"), memory)
@@ -162,7 +162,7 @@ async def test_a_repeat_gives_the_structured_response_again(memory: Memory, rest
     assert (await kept_with_status(memory))[-1] == ("assistant", '{"points":3}', "complete")
 
 
-async def test_a_repeat_streams_what_was_stored(memory: Memory) -> None:
+async def test_a_repeat_streams_the_stored_answer(memory: Memory) -> None:
     model = ScriptedModel(["4", "never"])
     graph = recorded(create_agent(model, [], name="math"), memory)
     await graph.ainvoke(asking(), config_of())

@@ -34,19 +34,19 @@ def calling(*ids: str, content: str = "") -> AIMessage:
     return AIMessage(content, tool_calls=[{"name": "look_up", "args": {}, "id": call} for call in ids])
 
 
-def test_what_fits_is_kept() -> None:
+def test_messages_within_the_limits_are_kept() -> None:
     reduce = bounded_messages(max_messages=10, max_chars=1000)
     assert texts(reduce([HumanMessage("hello")], [AIMessage("hi there")])) == ["hello", "hi there"]
     assert reduce.trim_report() == TrimReport(before=2, after=2, trimmed_by_chars=0, trimmed_by_count=0)
 
 
-def test_characters_go_from_the_oldest() -> None:
+def test_the_character_limit_drops_the_oldest_messages() -> None:
     reduce = bounded_messages(max_messages=10, max_chars=10)
     assert texts(reduce([HumanMessage("X" * 50)], [HumanMessage("short")])) == ["short"]
     assert reduce.trim_report() == TrimReport(before=2, after=1, trimmed_by_chars=50, trimmed_by_count=0)
 
 
-def test_messages_go_from_the_oldest() -> None:
+def test_the_message_limit_drops_the_oldest_messages() -> None:
     reduce = bounded_messages(max_messages=2, max_chars=1000)
     assert texts(reduce([HumanMessage("one"), AIMessage("two")], [HumanMessage("three")])) == ["two", "three"]
     assert reduce.trim_report() == TrimReport(before=3, after=2, trimmed_by_chars=0, trimmed_by_count=1)
@@ -78,12 +78,12 @@ def test_a_system_message_over_the_limit_leaves_the_mark_of_the_newest_user_mess
 
 
 @pytest.mark.parametrize("max_messages", [1, 0, -3])
-def test_less_than_one_message_is_one(max_messages: int) -> None:
+def test_a_message_limit_below_one_keeps_one(max_messages: int) -> None:
     reduce = bounded_messages(max_messages=max_messages)
     assert texts(reduce([HumanMessage("one"), AIMessage("two")], [HumanMessage("three")])) == ["three"]
 
 
-def test_no_characters_means_no_such_limit() -> None:
+def test_a_character_limit_of_zero_means_no_limit() -> None:
     reduce = bounded_messages(max_chars=0)
     assert texts(reduce([], [HumanMessage("X" * 100_000)])) == ["X" * 100_000]
 
@@ -135,14 +135,14 @@ def test_plain_inputs_are_taken() -> None:
     assert texts(reduce("one", {"role": "assistant", "content": "two"})) == ["one", "two"]
 
 
-def test_a_report_can_be_asked_for_without_reducing() -> None:
+def test_a_report_for_given_messages_does_not_change_the_last_one() -> None:
     reduce = bounded_messages(max_messages=1)
     reduce([], [HumanMessage("one")])
     assert reduce.trim_report([HumanMessage("one")], [HumanMessage("two")]) == TrimReport(2, 1, 0, 1)
     assert reduce.trim_report() == TrimReport(1, 1, 0, 0)
 
 
-async def test_it_is_a_reducer_of_a_graph() -> None:
+async def test_a_graph_uses_the_reducer_after_each_step() -> None:
     class State(TypedDict):
         messages: Annotated[list[AnyMessage], bounded_messages(max_messages=2, max_chars=8000)]
 

@@ -68,7 +68,7 @@ async def test_each_agent_returns_its_stored_answer_on_repeat(small_memory: Memo
     assert [len(model.calls) for model in models] == [1] * count
 
 
-async def test_a_writer_who_speaks_twice_repeats_both(small_memory: Memory) -> None:
+async def test_an_agent_that_answered_twice_repeats_both_answers(small_memory: Memory) -> None:
     writes, criticises = ScriptedModel(["draft", "final", "new"]), ScriptedModel(["remarks", "new"])
     writer = agent(small_memory, writes, "writer")
     graph = in_line(writer, agent(small_memory, criticises, "critic"), writer, saver=InMemorySaver())
@@ -157,7 +157,7 @@ async def test_branches_return_their_stored_answers_on_repeat(small_memory: Memo
 
 @pytest.mark.parametrize("text", ["", "here"])
 @pytest.mark.parametrize("saved", [False, True])
-async def test_a_structured_response_comes_again(small_memory: Memory, text: str, saved: bool) -> None:
+async def test_a_repeat_returns_the_structured_response(small_memory: Memory, text: str, saved: bool) -> None:
     call = AIMessage(text, tool_calls=[{"name": "Place", "args": {"city": "Rome"}, "id": "c1"}])
     model = ScriptedModel([call, call])
     saver = InMemorySaver() if saved else None
@@ -184,7 +184,7 @@ async def test_a_repeat_does_not_move_structured_responses(small_memory: Memory)
     assert states[0] == states[1]
 
 
-async def test_a_direct_result_of_a_tool_comes_again(small_memory: Memory) -> None:
+async def test_a_repeat_returns_the_direct_result_of_a_tool(small_memory: Memory) -> None:
     @tool(return_direct=True)
     def look() -> str:
         """Look."""

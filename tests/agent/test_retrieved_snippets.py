@@ -68,7 +68,7 @@ async def test_passages_stand_before_the_question_and_are_asked_for_with_the_las
     assert [m.content for m in await rebuild(stored)] == [m.content for m in messages]
 
 
-async def test_passages_keep_to_their_share(memory: Memory) -> None:
+async def test_passages_take_at_most_their_share(memory: Memory) -> None:
     shelf = Shelf(passages=[Document("One gnome and another one. " * 60, id=str(n)) for n in range(9)])
     messages = await ask(memory, shelf)
     assert 400 < count_tokens(messages[-2]) <= 800

@@ -153,7 +153,7 @@ async def test_functions_get_the_runtime_if_they_take_it(small_memory: Memory, f
     assert (await small_memory.session("acme/7").info()).user_id == "ann"
 
 
-def test_what_is_no_function_is_refused_when_the_agent_is_built() -> None:
+def test_an_id_option_that_is_no_function_is_refused() -> None:
     with pytest.raises(InvalidInput, match="session_id is a function"):
         TurnOptions(session_id="telegram:1")  # type: ignore[arg-type]
     with pytest.raises(InvalidInput, match="user_id is a function"):

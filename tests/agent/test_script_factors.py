@@ -82,7 +82,7 @@ async def test_the_system_prompt_is_counted_in_its_script(memory: Memory) -> Non
     assert factor.other > 3
 
 
-async def test_both_factors_are_there_after_a_restart(shared_url: str, memory_options: MemoryOptions) -> None:
+async def test_both_factors_survive_a_restart(shared_url: str, memory_options: MemoryOptions) -> None:
     model, rng = Unknown(), random.Random(6)
     async with open_memory(shared_url, options=memory_options) as memory:
         await converse(memory, model)

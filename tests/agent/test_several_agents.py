@@ -59,7 +59,7 @@ def texts(call: list[BaseMessage]) -> list[str]:
     return [message.text for message in call]
 
 
-async def test_each_of_two_agents_is_asked_and_stored(memory: Memory) -> None:
+async def test_each_of_two_agents_answers_once(memory: Memory) -> None:
     first, second = ScriptedModel(["draft", "draft 2"]), ScriptedModel(["remarks", "remarks 2"])
     graph = in_line(
         create_agent(first, [], middleware=[SessionMemory(memory)], name="writer"),
@@ -76,7 +76,7 @@ async def test_each_of_two_agents_is_asked_and_stored(memory: Memory) -> None:
     assert texts(second.calls[1]) == ["q", "draft", "remarks", "q2", "draft 2"]
 
 
-async def test_an_author_may_answer_more_than_once_in_a_run(memory: Memory) -> None:
+async def test_an_agent_may_answer_more_than_once_in_a_run(memory: Memory) -> None:
     author, critic = ScriptedModel(["draft", "final"]), ScriptedModel(["remarks"])
     agent = create_agent(author, [], middleware=[SessionMemory(memory)], name="writer")
     graph = in_line(agent, create_agent(critic, [], middleware=[SessionMemory(memory)], name="critic"), agent)
@@ -88,7 +88,7 @@ async def test_an_author_may_answer_more_than_once_in_a_run(memory: Memory) -> N
     assert await said(memory) == [(None, "q"), ("writer", "draft"), ("critic", "remarks"), ("writer", "final")]
 
 
-async def test_the_words_of_an_agent_without_memory_are_in_the_call_only(memory: Memory) -> None:
+async def test_the_answer_of_an_agent_without_memory_is_sent_and_not_stored(memory: Memory) -> None:
     plain = create_agent(ScriptedModel(["notes"]), [])
     model = ScriptedModel(["article"])
     graph = in_line(plain, create_agent(model, [], middleware=[SessionMemory(memory)]))
@@ -161,7 +161,7 @@ async def test_a_turn_that_begins_in_a_tool_is_reported(memory: Memory, events: 
 
 
 class Asked(TypedDict):
-    """The state of a graph that keeps its question as text."""
+    """The state of a graph that stores its question as text."""
 
     question: str
     draft: str
@@ -198,7 +198,7 @@ async def test_agents_whose_input_is_made_from_the_question_take_part(memory: Me
 
 
 class Added(TypedDict):
-    """The state of a graph that adds messages up, without their ids."""
+    """The state of a graph that appends messages, without ids."""
 
     messages: Annotated[list[Any], operator.add]
 
@@ -319,7 +319,7 @@ async def test_a_second_call_in_a_resumed_node_does_not_get_the_answer_of_the_fi
     assert await said(memory) == [(None, "q"), ("writer", "draft"), ("writer", "final")]
 
 
-async def test_a_run_that_is_resumed_twice_at_once_stores_its_answer_once(memory: Memory) -> None:
+async def test_two_concurrent_resumptions_store_one_answer(memory: Memory) -> None:
     agent = writer(memory, "draft", "final", "another")
     graph: Any = StateGraph(MessagesState)
     graph.add_node("draft", agent)
@@ -379,7 +379,7 @@ async def test_questions_to_parallel_branches_are_not_stored(memory: Memory, as_
     assert await said(memory) == [(None, "q"), ("last", "x and y"), (None, "and z?"), ("last", "once more")]
 
 
-async def test_an_interrupt_in_the_second_agent_keeps_each_answer_once(memory: Memory) -> None:
+async def test_an_interrupt_in_the_second_agent_stores_each_answer_once(memory: Memory) -> None:
     @tool
     def approve() -> str:
         """Ask a person."""
@@ -405,7 +405,7 @@ async def test_an_interrupt_before_the_second_agent_s_model_is_resumed(memory: M
     """An interrupt before the second agent's model call does not end its turn with the first agent's answer."""
 
     class Approving(AgentMiddleware[AgentState[Any], Any, Any]):
-        """Asks a person before the model is called."""
+        """Middleware that interrupts the run before the model call."""
 
         async def abefore_model(self, state: AgentState[Any], runtime: Any) -> None:
             """Interrupt the run."""
@@ -448,7 +448,7 @@ async def test_a_retry_calls_only_the_agent_that_failed(memory: Memory) -> None:
     assert await said(memory) == [(None, "q"), ("writer", "draft"), ("critic", "remarks")]
 
 
-async def test_memory_nodes_one_after_the_other_are_each_asked(memory: Memory) -> None:
+async def test_consecutive_memory_nodes_answer_once_each(memory: Memory) -> None:
     first, second = ScriptedModel(["draft"]), ScriptedModel(["remarks"])
     graph = in_line(memory_node(memory, first), memory_node(memory, second))
     for _ in range(2):
@@ -530,7 +530,9 @@ def _calling(*questions: str, name: str = "search") -> AIMessage:
 
 
 @pytest.mark.parametrize("blocking", [False, True], ids=["async", "sync"])
-async def test_parallel_calls_of_an_agent_with_its_own_conversation_take_turns(memory: Memory, blocking: bool) -> None:
+async def test_parallel_calls_of_an_agent_with_its_own_conversation_are_sequential(
+    memory: Memory, blocking: bool
+) -> None:
     model = ScriptedModel(["one", "two"])
     searcher: Any = create_agent(model, [], middleware=[SessionMemory(memory, scope="own")], name="searcher")
 
@@ -553,7 +555,7 @@ async def test_parallel_calls_of_an_agent_with_its_own_conversation_take_turns(m
     assert texts(model.calls[1])[1] == "one"
 
 
-async def test_agents_that_ask_each_other_at_once_do_not_wait_for_each_other(small_memory: Memory) -> None:
+async def test_agents_that_call_each_other_concurrently_do_not_deadlock(small_memory: Memory) -> None:
     agents: dict[str, Any] = {}
 
     @tool
@@ -637,7 +639,7 @@ async def test_a_nested_call_with_a_thread_of_its_own_is_a_turn_of_its_own(memor
 
 
 @pytest.mark.parametrize("kind", ["agent", "memory_node"])
-async def test_an_agent_that_its_graph_tries_again_answers_once(memory: Memory, kind: str) -> None:
+async def test_an_agent_that_its_graph_retries_answers_once(memory: Memory, kind: str) -> None:
     model = ScriptedModel([ConnectionError("down"), "draft"])
     agent = create_agent(model, [], middleware=[SessionMemory(memory)], name="writer")
     graph: Any = StateGraph(MessagesState)
@@ -655,7 +657,7 @@ async def test_an_agent_that_its_graph_tries_again_answers_once(memory: Memory, 
 
 
 @pytest.mark.parametrize("kind", ["agent", "alone", "memory_node"])
-async def test_a_graph_that_broke_off_is_resumed_at_its_second_agent(memory: Memory, kind: str) -> None:
+async def test_a_failed_graph_is_resumed_at_its_second_agent(memory: Memory, kind: str) -> None:
     model = ScriptedModel([ConnectionError("down"), "two"])
     remembering = [SessionMemory(memory)]
     second: Any = memory_node(memory, model)

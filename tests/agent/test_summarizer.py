@@ -46,7 +46,7 @@ async def test_a_model_is_given_the_whole_range_as_data(sqlite_memory: Memory) -
     assert lines[4] == {"message": 5, "at": "2026-01-01 12:00", "from": "user", "text": ATTACK}
 
 
-async def test_a_model_is_told_the_names_in_a_group(sqlite_memory: Memory) -> None:
+async def test_the_request_names_the_authors_in_a_group(sqlite_memory: Memory) -> None:
     model = ScriptedModel(["Ana and Ben are allergic to different things."])
     said: list[tuple[str, str | None, str]] = [
         ("user", "Ana", "I am allergic to nuts."),
@@ -64,7 +64,7 @@ async def test_a_model_is_told_the_names_in_a_group(sqlite_memory: Memory) -> No
     assert [line.get("name") for line in lines[:4]] == ["Ana", "Ben", "cook", None]
 
 
-async def test_a_model_knows_what_came_before(sqlite_memory: Memory) -> None:
+async def test_the_request_contains_the_previous_summary(sqlite_memory: Memory) -> None:
     model = ScriptedModel(["Ana has a cat.", "It is nine."])
     summarizer = ModelSummarizer(model)
     for _ in range(2):
@@ -108,7 +108,7 @@ async def test_an_answer_that_was_cut_off_is_none(sqlite_memory: Memory, metadat
     assert await sqlite_memory.summaries.active("room") == []
 
 
-async def test_a_model_that_hangs_is_given_up(sqlite_memory: Memory) -> None:
+async def test_a_model_that_hangs_times_out(sqlite_memory: Memory) -> None:
     await talk(sqlite_memory, *["words"] * 8)
     summarizer = ModelSummarizer(ScriptedModel([Gate()]), timeout_seconds=0.01)
     with pytest.raises(CompressionFailed) as failed:

@@ -95,7 +95,7 @@ async def test_a_cached_answer_is_stored_each_time(small_memory: Memory) -> None
     assert [message.content for message in await session.tail(2)] == ["q", "r1"]
 
 
-async def test_a_pending_answer_whose_id_is_taken_is_stored_when_the_database_is_back(
+async def test_a_pending_answer_with_an_existing_id_is_stored_once_after_an_outage(
     tmp_path: Path, memory_options: MemoryOptions
 ) -> None:
     outage = Outage(tmp_path / "threadkeep.db")

@@ -1,4 +1,4 @@
-"""Tool calls and results of the last turn: an agent with tools is shown them again."""
+"""Tests of `tool_memory`: later calls contain the tool calls and results of earlier turns, the steps."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ async def test_turns_without_tools_do_not_remove_steps(memory: Memory) -> None:
         assert after[: len(before)] == before
 
 
-async def test_an_agent_without_tools_is_not_shown_calls(memory: Memory) -> None:
+async def test_steps_are_not_sent_for_an_agent_without_tools(memory: Memory) -> None:
     model = ScriptedModel([finding(), "There are three.", "fine"])
     await ask(make_agent(model, [SessionMemory(memory)], TOOLS), "flights to Porto?")
     await ask(make_agent(model, [SessionMemory(memory)]), "thanks")
@@ -222,7 +222,7 @@ async def test_a_share_of_zero_excludes_steps(memory: Memory) -> None:
     assert [message.type for message in model.calls[2]] == ["human", "ai", "human"]
 
 
-async def test_a_turn_with_several_steps_keeps_the_newest_whole(memory: Memory) -> None:
+async def test_the_newest_of_several_steps_is_not_cut(memory: Memory) -> None:
     looking = [finding("c1", 800), finding("c2", 800), calling("book", "c3", flight="B")]
     model = ScriptedModel([*looking, "Booked.", "fine"])
     agent = make_agent(model, [SessionMemory(memory, max_tokens=4_000)], TOOLS)
@@ -235,7 +235,7 @@ async def test_a_turn_with_several_steps_keeps_the_newest_whole(memory: Memory) 
     await check_records(memory, model)
 
 
-async def test_reasoning_and_media_are_not_kept(memory: Memory) -> None:
+async def test_reasoning_and_media_are_not_stored(memory: Memory) -> None:
     @tool
     def show(subject: str) -> list[dict[str, object]]:
         """Show a picture."""
@@ -338,7 +338,7 @@ async def test_steps_of_an_answer_that_was_superseded_are_not_shown(memory: Memo
     assert "tool" not in [message.type for message in model.calls[4]]
 
 
-async def test_each_agent_is_shown_its_own(memory: Memory) -> None:
+async def test_each_agent_receives_its_own_steps(memory: Memory) -> None:
     model = ScriptedModel([finding(), "There are three.", "fine", "Booked."])
     finder, writer = (
         create_agent(model, TOOLS, middleware=[SessionMemory(memory, tool_memory=2)], name=name)
@@ -377,7 +377,7 @@ async def test_no_history_has_no_steps(memory: Memory) -> None:
     assert [message.type for message in model.calls[2]] == ["human"]
 
 
-async def test_a_database_that_does_not_answer_costs_nobody_an_answer(
+async def test_an_agent_answers_if_steps_cannot_be_stored_or_read(
     memory: Memory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def away(*_: object, **__: object) -> None:

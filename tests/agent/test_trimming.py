@@ -65,7 +65,7 @@ def test_system_messages_are_kept_and_moved_to_the_beginning() -> None:
     assert trim(messages, 1000) == [messages[1], messages[3], messages[0], messages[2], messages[4]]
 
 
-def test_history_has_all_that_the_steps_of_the_turn_leave() -> None:
+def test_history_fills_the_budget_that_the_steps_leave() -> None:
     history = [kind(f"{n:02}" * 5) for n in range(10) for kind in (HumanMessage, AIMessage)]
     turn = [HumanMessage("q" * 10), calling("1"), ToolMessage("r" * 10, tool_call_id="1")]
     spent = count_tokens(turn, counter=len)
@@ -75,12 +75,12 @@ def test_history_has_all_that_the_steps_of_the_turn_leave() -> None:
     assert trim([*history, *turn], 84, counter=len) == [*history[-7:], *turn]
 
 
-def test_an_image_stays_beside_a_cut_text() -> None:
+def test_cutting_a_message_keeps_its_image() -> None:
     (cut,) = trim([HumanMessage([{"type": "text", "text": "x" * 100}, IMAGE])], MEDIA_TOKENS + 20, counter=len)
     assert cut.content == [{"type": "text", "text": "x" * 13 + CUT_MARK}, IMAGE]
 
 
-def test_a_tool_result_is_cut_in_the_middle_with_a_mark_that_says_how_much_went() -> None:
+def test_the_middle_of_a_tool_result_is_replaced_by_a_mark_with_its_length() -> None:
     messages = [HumanMessage("q"), calling("1"), ToolMessage("a" * 500 + "z" * 500, tool_call_id="1")]
     kept = trim(messages, 80, counter=len)
     assert text_of(kept[2]).startswith("a")
@@ -96,7 +96,7 @@ def blocks_of(message: BaseMessage) -> list[object]:
     return list(message.content)
 
 
-def test_long_arguments_are_cut_where_a_call_says_them() -> None:
+def test_long_arguments_are_cut_in_every_copy() -> None:
     arguments: dict[str, object] = {"path": "a.txt", "text": "a" * 300 + "z" * 300, "lines": list(range(200)), "n": 5}
     blocks: list[str | dict[str, object]] = [
         {"type": "reasoning", "summary": []},
@@ -166,7 +166,7 @@ def _fits(messages: list[BaseMessage], budget: int) -> bool:
         return False
 
 
-def test_limits_that_cannot_be_are_refused() -> None:
+def test_invalid_limits_are_refused() -> None:
     with pytest.raises(InvalidInput, match="max_messages must be a whole number from 0"):
         trim([], 10, max_messages=-1)
     with pytest.raises(BudgetTooSmall, match="have 20 tokens and the budget is 10"):

@@ -96,7 +96,7 @@ def test_a_repeated_message_id_is_answered_from_the_transcript(way: Way) -> None
     assert way.kept() == [("user", "hi"), ("assistant", "hello")]
 
 
-def test_turns_of_one_session_go_one_after_the_other(way: Way) -> None:
+def test_turns_of_one_session_are_sequential(way: Way) -> None:
     model = ScriptedModel([lambda messages: f"re {messages[-1].text}"] * 8)
     agent = make_agent(model, [SessionMemory(way.memory)])
     way.together([lambda number=number: way.say(agent, f"q{number}") for number in range(8)])  # type: ignore[misc]
@@ -105,7 +105,7 @@ def test_turns_of_one_session_go_one_after_the_other(way: Way) -> None:
     assert all(answer == f"re {question}" for (_, question), (_, answer) in zip(kept[::2], kept[1::2], strict=True))
 
 
-def test_sessions_of_many_threads_keep_apart(way: Way) -> None:
+def test_concurrent_sessions_are_separate(way: Way) -> None:
     model = ScriptedModel([lambda messages: f"re {messages[-1].text}"] * 40)
     agent = make_agent(model, [SessionMemory(way.memory)])
 
@@ -146,7 +146,7 @@ def test_streams_have_the_turn_and_no_history(small_way: Way, mode: str) -> None
     assert small_way.kept()[2:] == [("user", "and now?"), ("assistant", "two words")]
 
 
-def test_a_reader_that_goes_away_leaves_an_interrupted_answer(small_way: Way) -> None:
+def test_a_closed_stream_stores_an_interrupted_answer(small_way: Way) -> None:
     agent, _ = agent_of(small_way, "one two three", "fine")
     small_way.stream(agent, input_of("hi"), most=2, stream_mode="updates")
     assert small_way.say(agent, "still there?") == "fine"
@@ -229,7 +229,7 @@ def test_an_agent_called_by_a_tool_takes_no_part_in_the_turn(way: Way) -> None:
     assert way.kept() == [("user", "my card is 4111"), ("assistant", "done")]
 
 
-def test_an_interrupted_run_goes_on_with_its_turn(way: Way) -> None:
+def test_an_interrupted_run_stores_one_turn(way: Way) -> None:
     model = ScriptedModel([adding(), "3"])
     asks = HumanInTheLoopMiddleware({"add": True})
     agent = make_agent(model, [SessionMemory(way.memory), asks], [add], checkpointer=InMemorySaver())
@@ -343,7 +343,7 @@ def test_agents_inside_of_a_recorded_graph_store_their_answers_once(small_way: W
     ]
 
 
-def test_tools_that_look_up_what_was_said(way: Way) -> None:
+def test_history_tools_work(way: Way) -> None:
     first, _ = agent_of(way, "a parasol")
     way.say(first, "what did I lend you?")
     calls = [
@@ -401,7 +401,7 @@ def test_a_call_after_closing_raises_an_error(way: Way) -> None:
     assert len(model.calls) == 1
 
 
-def test_closing_stores_what_a_run_had_said(way: Way, memory_options: MemoryOptions, request: Any) -> None:
+def test_closing_stores_the_answer_of_a_stopped_run(way: Way, memory_options: MemoryOptions, request: Any) -> None:
     agent, _ = agent_of(way, "hello")
     way.stream(agent, input_of("hi"), most=2, stream_mode="updates")
     way.close()

@@ -91,7 +91,7 @@ async def test_a_blocked_message_is_not_sent_to_a_model_with_a_later_one(small_m
 
 
 @pytest.mark.parametrize("max_messages", [0, 2, 100])
-async def test_older_messages_than_the_window_are_known_too(memory: Memory, max_messages: int) -> None:
+async def test_messages_older_than_the_window_are_recognized(memory: Memory, max_messages: int) -> None:
     model = ScriptedModel([f"answer {n}" for n in range(8)])
     client = Client(make_agent(model, [SessionMemory(memory, max_messages=max_messages)]))
     for number in range(8):
@@ -140,7 +140,7 @@ async def test_a_message_that_never_arrived_is_stored_with_the_next(memory: Memo
     assert texts(model.calls[1]) == ["first", "one", "second", "an error of the client", "third"]
 
 
-async def test_an_answer_that_a_client_shows_in_other_words_is_the_stored_one(small_memory: Memory) -> None:
+async def test_an_answer_that_a_client_changed_is_sent_as_stored(small_memory: Memory) -> None:
     model = ScriptedModel(["**bold**", "fine"])
     client = Client(make_agent(model, [SessionMemory(small_memory)]))
     await client.say("hello")
@@ -150,7 +150,7 @@ async def test_an_answer_that_a_client_shows_in_other_words_is_the_stored_one(sm
     assert await words_of(small_memory) == ["hello", "**bold**", "again", "fine"]
 
 
-async def test_answers_that_a_client_joins_splits_or_leaves_out_are_the_stored_ones(memory: Memory) -> None:
+async def test_answers_that_a_client_joins_splits_or_omits_are_sent_as_stored(memory: Memory) -> None:
     model = ScriptedModel([f"answer {n}" for n in range(4)])
     client = Client(make_agent(model, [SessionMemory(memory)]))
     await client.say("one")
@@ -184,14 +184,14 @@ async def test_a_repeated_unanswered_question_is_not_stored_twice(memory: Memory
     assert await words_of(memory) == ["first", "second", "two", "third", "three", "fourth", "four"]
 
 
-async def test_words_that_a_person_repeats_are_new(memory: Memory) -> None:
+async def test_a_repeated_text_is_a_new_message(memory: Memory) -> None:
     agent = make_agent(ScriptedModel(["one", "two"]), [SessionMemory(memory)])
     await agent.ainvoke({"messages": [("user", "hi"), ("user", "ok")]}, config_of())
     await agent.ainvoke({"messages": [("user", "ok"), ("user", "ok")]}, config_of())
     assert await words_of(memory) == ["hi", "ok", "one", "ok", "ok", "two"]
 
 
-async def test_what_a_program_puts_in_front_is_not_stored(memory: Memory) -> None:
+async def test_examples_before_the_question_are_not_stored(memory: Memory) -> None:
     model = ScriptedModel(["blue", "red"])
     agent = make_agent(model, [SessionMemory(memory)])
     examples: list[Any] = [("user", "grass?"), ("assistant", "green")]
@@ -328,7 +328,7 @@ async def test_a_node_of_a_plain_graph_knows_them_too(memory: Memory) -> None:
 
 
 class Added(TypedDict):
-    """The state of a graph that adds messages up, without their ids."""
+    """The state of a graph that appends messages, without ids."""
 
     messages: Annotated[list[Any], operator.add]
 

@@ -23,7 +23,7 @@ def test_a_given_reply_size_is_the_reserve() -> None:
 
 
 @pytest.mark.parametrize(("window", "reply"), [(4_000, 4_000), (4_000, 3_488), (500, None)])
-def test_no_room_is_an_error_that_names_the_numbers(window: int, reply: int | None) -> None:
+def test_a_window_without_room_raises_an_error_with_the_numbers(window: int, reply: int | None) -> None:
     reserve = reply or window // 4
     with pytest.raises(
         BudgetTooSmall, match=rf"window of {window} tokens, less {reserve} .* and 512 .* lower max_output"
@@ -69,7 +69,7 @@ def test_an_override_always_wins() -> None:
 
 
 @pytest.mark.parametrize("override", [None, 0, -5, "32000", "many", float("nan"), float("inf"), True, [1]])
-def test_what_is_not_a_positive_number_is_no_override(override: object) -> None:
+def test_an_override_that_is_no_positive_number_is_ignored(override: object) -> None:
     assert context_window("gpt-4", override) == 8_192
 
 

@@ -74,7 +74,7 @@ def test_an_outlier_among_good_reports_is_hardly_seen() -> None:
 
 
 @given(factors, st.integers(-10, MIN_TOKENS - 1), counts)
-def test_small_prompts_teach_nothing(factor: TokenFactor, small: int, other: int) -> None:
+def test_small_prompts_do_not_change_the_factor(factor: TokenFactor, small: int, other: int) -> None:
     assert factor.learn(small, other) is factor
     assert factor.learn(other, small) is factor
 

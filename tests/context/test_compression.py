@@ -107,7 +107,7 @@ def test_where_the_kept_tail_begins(letters: str, keep: Size, first: int) -> Non
     assert kept_from(talk(letters), keep, 100, complete=True) == first
 
 
-def test_the_kept_tail_asks_for_more_rows() -> None:
+def test_the_kept_tail_is_none_until_the_rows_suffice() -> None:
     rows = talk("uauauaua")
     assert kept_from(rows[:2], ("messages", 2), 0, complete=False) is None
     assert kept_from(rows[:3], ("messages", 2), 0, complete=False) == 7
@@ -131,7 +131,7 @@ def test_what_was_left_out_is_compressed_to_the_end_of_its_turn(letters: str, up
     assert kept_after(talk(letters), upto, complete=True) == first
 
 
-def test_what_was_left_out_asks_for_more_rows() -> None:
+def test_the_dropped_range_is_none_until_the_rows_suffice() -> None:
     assert kept_after(talk("uaaaa")[:3], 1, complete=False) is None
 
 
@@ -165,7 +165,7 @@ def test_parts_end_with_turns_where_they_can() -> None:
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=30), st.integers(1, 200))
-def test_parts_leave_nothing_out(sizes: Sequence[int], room: int) -> None:
+def test_parts_contain_all_rows(sizes: Sequence[int], room: int) -> None:
     rows = talk("ua" * len(sizes))[::-1][: len(sizes)]
     seen = 0
     while seen < len(sizes):

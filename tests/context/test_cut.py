@@ -68,11 +68,11 @@ def test_a_character_is_not_parted_from_its_marks(text: str, kept: str) -> None:
         assert rest.startswith(kept)
 
 
-def test_the_middle_mark_says_how_much_went() -> None:
+def test_the_middle_mark_has_the_number_of_removed_characters() -> None:
     assert cut_middle("a" * 50 + "b" * 50, 60, len) == "a" * 19 + "… [cut 63 characters] …" + "b" * 18
 
 
-def test_a_huge_text_is_cut_without_counting_it_over_and_over() -> None:
+def test_cutting_a_huge_text_counts_each_character_about_once() -> None:
     counted = 0
 
     def counter(text: str) -> int:
@@ -85,7 +85,7 @@ def test_a_huge_text_is_cut_without_counting_it_over_and_over() -> None:
 
 
 @given(st.text(alphabet="ab \n\u0301你😀", max_size=300), st.integers(1, 40))
-def test_pieces_are_the_whole_text(text: str, budget: int) -> None:
+def test_pieces_add_up_to_the_text(text: str, budget: int) -> None:
     found = pieces(text, budget, len)
     assert "".join(found) == text
     assert all(found)

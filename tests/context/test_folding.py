@@ -47,7 +47,7 @@ def test_other_words_and_other_answers_are_no_repeats() -> None:
     assert fold_repeats(said("ok", "Done.", " ok\n", "Done. ")).folds[0].times == 2
 
 
-def test_what_is_not_answered_is_never_folded() -> None:
+def test_unanswered_questions_are_not_folded() -> None:
     messages = said("ok", "Done.", "ok", "Done.", "ok")
     folded = fold_repeats(messages)
     assert folded.messages[-1] is messages[-1]
@@ -57,7 +57,7 @@ def test_what_is_not_answered_is_never_folded() -> None:
 
 
 @pytest.mark.parametrize("status", ["interrupted", "failed"])
-def test_answers_that_broke_off_are_not_folded(status: Status) -> None:
+def test_interrupted_and_failed_answers_are_not_folded(status: Status) -> None:
     messages = [m.with_fields(status=status) if m.role == "assistant" else m for m in said("ok", "Do", "ok", "Do")]
     assert fold_repeats(messages).folds == ()
 

@@ -32,7 +32,7 @@ def test_the_order_of_extras_is_the_callers_to_choose() -> None:
     assert plan.extras_after_input == ("selected",)
 
 
-def test_extras_get_their_shares_where_there_is_room() -> None:
+def test_extras_get_at_most_their_shares() -> None:
     plan = ContextPlan()
     assert plan.rooms(4_000, 500, EXTRAS) == {"facts": 400, "snippets": 800, "selected": 1_300}
     assert plan.rooms(4_000, 500, ["selected"]) == {"selected": 2_500}
@@ -40,7 +40,7 @@ def test_extras_get_their_shares_where_there_is_room() -> None:
     assert plan.rooms(4_000, 500, []) == {}
 
 
-def test_the_newest_messages_have_room_where_they_are_long() -> None:
+def test_the_window_keeps_half_if_the_newest_messages_are_long() -> None:
     plan = ContextPlan()
     assert plan.rooms(4_000, 500, ["selected"], newest=1_000) == {"selected": 2_500}
     assert plan.rooms(4_000, 500, ["selected"], newest=1_001) == {"selected": 1_500}

@@ -19,24 +19,24 @@ def summary(first: int, last: int, text: str) -> Summary:
     return Summary("room", first, last, text, "model", "1", 5)
 
 
-def test_a_message_says_where_when_and_by_whom() -> None:
+def test_a_quoted_message_has_number_time_and_role() -> None:
     message = Message(role="user", content='她说 "hi"\n', seq=7, sent_at=_AT, created_at=datetime.now(UTC))
     assert quoted_message(message) == ('{"message":7,"at":"2026-02-28 17:30","from":"user","text":"她说 \\"hi\\"\\n"}')
 
 
-def test_a_note_and_an_interrupted_answer_say_so() -> None:
+def test_notes_and_interrupted_answers_are_marked() -> None:
     assert json.loads(quoted_message(Message(role="system", content="x", seq=1)))["from"] == "note"
     broken = Message(role="assistant", content="x", seq=1, status="interrupted")
     assert json.loads(quoted_message(broken))["status"] == "interrupted"
 
 
-def test_a_piece_of_a_message_says_which_it_is() -> None:
+def test_a_part_of_a_message_has_its_number() -> None:
     said = json.loads(quoted_message(Message(role="user", content="abc", seq=1), "b", part="2 of 3"))
     assert (said["part"], said["text"]) == ("2 of 3", "b")
 
 
 @given(st.text(max_size=50))
-def test_no_text_leaves_its_line(text: str) -> None:
+def test_any_text_stays_in_its_line(text: str) -> None:
     for line in (
         quoted_message(Message(role="user", content=text, seq=1)),
         quoted_summary(summary(1, 2, f".{text}")),

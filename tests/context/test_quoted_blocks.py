@@ -90,7 +90,7 @@ def test_the_best_passage_is_cut_and_never_left_out_for_its_length() -> None:
     assert fitting("Header.", [long], 6, chars4) == []
 
 
-def test_summaries_that_are_too_much_go_whole_and_the_oldest_first() -> None:
+def test_the_oldest_summaries_are_dropped_whole() -> None:
     old, late, newest = summary(1, 40, "o" * 400), summary(41, 60, "l" * 400), summary(61, 90, "n" * 400)
 
     def size(*summaries: Summary) -> int:

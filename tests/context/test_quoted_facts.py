@@ -78,7 +78,7 @@ def test_facts_are_sorted_by_scope_and_key() -> None:
         assert [one.key for one in in_stable_order(given_order)] == ["d", "c", "a", "b"]
 
 
-def test_facts_that_fit_are_taken_and_a_huge_one_is_passed_over() -> None:
+def test_facts_that_fit_are_kept_and_a_huge_one_is_skipped() -> None:
     facts = [fact("a", "x" * 10), fact("b", "x" * 5_000), fact("c", "x" * 10)]
     kept = fitting_facts(facts, len(FACTS_HEADER) + 100, len)
     assert [one.key for one in kept] == ["a", "c"]

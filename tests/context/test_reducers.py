@@ -29,7 +29,7 @@ def test_characters_go_first_and_are_not_counted_twice() -> None:
     assert report == TrimReport(before=5, after=2, trimmed_by_chars=20, trimmed_by_count=1)
 
 
-def test_system_messages_stay_where_they_are() -> None:
+def test_system_messages_are_kept_over_the_limit() -> None:
     kept, report = bounded([USER, SYSTEM, ASSISTANT, SYSTEM, USER], [1] * 5, max_messages=1)
     assert kept == (1, 3, 4)
     assert report.trimmed_by_count == 2
@@ -49,7 +49,7 @@ def test_a_result_without_its_call_is_a_message_like_others() -> None:
 
 
 @pytest.mark.parametrize(("max_messages", "expected"), [(-7, 1), (0, 1), (1, 1), (2, 2), (3, 3), (9, 3)])
-def test_less_than_one_message_is_one(max_messages: int, expected: int) -> None:
+def test_a_message_limit_below_one_keeps_one(max_messages: int, expected: int) -> None:
     kept, report = bounded([USER, ASSISTANT, USER], [1, 1, 1], max_messages)
     assert len(kept) == expected
     assert report.trimmed_by_count == 3 - expected
@@ -100,7 +100,7 @@ def test_the_rules_hold_for_any_memory(memory: tuple[list[Item], list[int]], max
 
 
 @given(memory=memories(), max_messages=st.integers(1, 12), max_chars=st.integers(0, 400))
-def test_what_goes_is_older_than_what_stays(
+def test_dropped_items_are_older_than_kept_ones(
     memory: tuple[list[Item], list[int]], max_messages: int, max_chars: int
 ) -> None:
     items, lengths = memory

@@ -33,7 +33,7 @@ def test_the_counts_are_the_counters_own(texts: list[str]) -> None:
     assert plain_counter(remembering) is estimate
 
 
-def test_what_was_counted_lately_is_not_counted_again() -> None:
+def test_cached_texts_are_not_counted_again() -> None:
     counted: list[str] = []
 
     def counting(text: str) -> int:

@@ -16,7 +16,7 @@ def steps_of(*results: int) -> list[Step]:
     return [[Size(10, 10), Size(tokens, min(tokens, 10))] for tokens in results]
 
 
-def test_what_fits_is_whole() -> None:
+def test_steps_that_fit_are_whole() -> None:
     assert shares([], steps_of(20, 30, 40), 120) == [30, 40, 50]
     assert shares([], [], 120) == []
 

@@ -37,7 +37,7 @@ def test_facts_that_differ_in_a_mark_are_two() -> None:
     assert merged_facts([SummaryText("", facts)]) == facts
 
 
-def test_facts_and_prose_share_what_there_is() -> None:
+def test_prose_is_cut_before_facts() -> None:
     text = SummaryText("word " * 100, ("old fact one", "new fact two")).within(200, 25, len)
     assert text.facts == ("new fact two",)
     assert len(text.render()) <= 200

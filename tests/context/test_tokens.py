@@ -55,7 +55,7 @@ def test_any_text_can_be_estimated(text: str) -> None:
 
 
 @given(st.sampled_from([text for texts in SAMPLES.values() for text, _ in texts]), st.integers(1, 9))
-def test_more_of_the_same_is_more(text: str, times: int) -> None:
+def test_the_estimate_is_proportional_to_repetitions(text: str, times: int) -> None:
     once, repeated = estimate(text), estimate(text * times)
     assert 0.8 * times * once - times <= repeated <= 1.25 * times * once + times
 

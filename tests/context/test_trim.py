@@ -28,12 +28,12 @@ def step(index: int, *results: int) -> list[tuple[Item, int]]:
     return [(Item("assistant", index), 1), *((Item("tool", index), tokens) for tokens in results)]
 
 
-def test_what_fits_is_sent_whole() -> None:
+def test_messages_that_fit_are_kept_whole() -> None:
     chosen = planned([(USER, 3), (SYSTEM, 5), (ASSISTANT, 4), (USER, 2)], 14)
     assert chosen == Plan(kept=(1, 0, 2, 3), tokens=14)
 
 
-def test_history_goes_from_its_oldest() -> None:
+def test_history_is_dropped_from_its_oldest_message() -> None:
     chosen = planned([(USER, 1), (ASSISTANT, 50), (USER, 3), (ASSISTANT, 3), (USER, 2)], 10)
     assert chosen.kept == (2, 3, 4)
     assert chosen.excluded == ((0, "over_budget"), (1, "over_budget"))
@@ -104,7 +104,7 @@ def test_a_big_question_leaves_a_quarter_to_the_newest_step() -> None:
     assert planned([(USER, 100), *step(1, 1)], 40).cuts == {0: 38}
 
 
-def test_a_question_that_fits_is_whole_beside_a_huge_step() -> None:
+def test_a_question_that_fits_is_not_cut_for_a_huge_step() -> None:
     chosen = planned([(USER, 30), *step(1, 100)], 40)
     assert chosen.cuts == {2: 9}
 
@@ -123,7 +123,7 @@ def test_without_a_user_message_the_newest_is_the_turn() -> None:
     assert planned([], 10) == Plan(kept=(), tokens=0)
 
 
-def test_only_what_may_be_sent_is_measured() -> None:
+def test_only_the_newest_messages_are_measured() -> None:
     measured: set[int] = set()
 
     def measure(index: int) -> Size:

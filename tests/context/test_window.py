@@ -53,7 +53,7 @@ def test_the_window_of_ten_equal_messages_is_the_newest_two_that_fit() -> None:
     assert window.manifest.counter == "chars4"
 
 
-def test_it_stops_at_the_first_that_does_not_fit() -> None:
+def test_no_older_message_follows_one_that_does_not_fit() -> None:
     rows = [user(4, tokens=180), assistant(3, tokens=150), user(2, tokens=200), assistant(1, tokens=1)]
     window = choose(rows, Limits(max_tokens=500))
     assert [message.seq for message in window.messages] == [3, 4]
@@ -69,7 +69,7 @@ def test_twenty_of_twenty_five_are_numbers_6_to_25_oldest_first() -> None:
 
 
 @pytest.mark.parametrize("limits", [Limits(max_messages=0), Limits(max_tokens=0)])
-def test_a_limit_of_zero_means_none(limits: Limits) -> None:
+def test_a_limit_of_zero_yields_an_empty_window(limits: Limits) -> None:
     window = choose(dialogue(3), limits, newest_user=user(4))
     assert window.messages == ()
     assert window.tokens == 0
@@ -95,7 +95,7 @@ def test_a_newest_user_message_over_the_budget_stands_alone_and_cut() -> None:
     assert window.manifest.excluded == (Exclusion(1, 1, "over_budget"), Exclusion(3, 3, "over_budget"))
 
 
-def test_a_budget_below_the_mark_leaves_nothing_and_says_so() -> None:
+def test_a_budget_below_the_mark_excludes_the_message() -> None:
     window = choose([user(1, "x" * 1000)], Limits(max_tokens=3, counter=len))
     assert window.messages == ()
     assert window.manifest.excluded == (Exclusion(1, 1, "over_budget"),)
@@ -110,7 +110,7 @@ def test_the_newest_user_message_is_reserved_first() -> None:
     assert window.manifest.excluded == (Exclusion(1, 1, "over_limit"), Exclusion(3, 7, "over_limit"))
 
 
-def test_the_newest_user_message_takes_the_only_place() -> None:
+def test_the_newest_user_message_fills_a_limit_of_one() -> None:
     window = choose([assistant(3)], Limits(max_messages=1), newest_user=user(2))
     assert [message.seq for message in window.messages] == [2]
 
@@ -124,7 +124,7 @@ def test_a_huge_newest_answer_is_cut_instead_of_emptying_the_history() -> None:
     assert window.manifest.excluded == ()
 
 
-def test_a_huge_answer_is_left_out_when_the_mark_does_not_fit() -> None:
+def test_a_huge_answer_is_excluded_if_its_mark_does_not_fit() -> None:
     window = choose([assistant(2, "z" * 500), user(1, "why?")], Limits(max_tokens=10, counter=len))
     assert [message.seq for message in window.messages] == [1]
     assert window.manifest.excluded == (Exclusion(2, 2, "over_budget"),)
@@ -171,7 +171,7 @@ def test_an_empty_session_has_an_empty_window() -> None:
     assert choose([], Limits(max_messages=20)).messages == ()
 
 
-def test_a_newest_user_message_newer_than_the_rows_stands_last() -> None:
+def test_a_user_message_newer_than_the_rows_is_last() -> None:
     window = choose(dialogue(2), Limits(max_messages=2), newest_user=user(3))
     assert [message.seq for message in window.messages] == [2, 3]
 
@@ -182,7 +182,7 @@ def test_system_and_unstored_rows_are_refused(row: Message) -> None:
         choose([row], Limits())
 
 
-def test_pages_give_the_same_window_as_one_list() -> None:
+def test_pages_yield_the_same_window_as_one_list() -> None:
     rows = dialogue(100, tokens=10)
     chooser = WindowChooser(Limits(max_tokens=255))
     pages = [rows[start : start + 10] for start in range(0, 100, 10)]
@@ -230,7 +230,7 @@ def test_the_rules_hold_for_any_rows(
 
 
 @given(rows=stored_rows(), max_messages=st.none() | st.integers(1, 9), max_tokens=st.none() | st.integers(15, 120))
-def test_the_newest_user_message_is_always_there(
+def test_every_window_has_the_newest_user_message(
     rows: list[Message], max_messages: int | None, max_tokens: int | None
 ) -> None:
     window = choose(rows, Limits(max_messages, max_tokens, len))
@@ -246,7 +246,7 @@ def test_the_newest_user_message_is_always_there(
 
 
 @given(rows=stored_rows(), max_messages=sizes, max_tokens=sizes, split=st.integers(0, 12))
-def test_a_user_message_read_apart_gives_the_same_window(
+def test_reading_the_newest_user_message_separately_yields_the_same_window(
     rows: list[Message], max_messages: int | None, max_tokens: int | None, split: int
 ) -> None:
     limits = Limits(max_messages, max_tokens, len)

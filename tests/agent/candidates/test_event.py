@@ -61,7 +61,7 @@ def test_the_text_comes_from_message_event_or_annotation(event: dict[str, Any]) 
         ((1767261600000, "2026-01-01T09:59:59Z"), "b a"),
     ],
 )
-def test_annotations_stand_in_the_order_of_their_times(times: tuple[object, object], order: str) -> None:
+def test_annotations_are_sorted_by_time(times: tuple[object, object], order: str) -> None:
     annotations = [annotation(name, id=name, createdAt=time) for name, time in zip("ab", times, strict=True)]
     assert text_of({"annotations": annotations}) == order.replace(" ", "\n\n")
 

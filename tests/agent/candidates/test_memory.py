@@ -69,7 +69,7 @@ async def test_a_run_that_is_cancelled_lets_the_next_one_begin() -> None:
     assert (await graph.ainvoke(asking(3), CONFIG))["outcome"] == "OK"
 
 
-async def test_messages_of_a_run_say_when_they_were_made() -> None:
+async def test_messages_have_their_creation_times() -> None:
     clock = SettableClock()
     graph = candidate_graph(
         ScriptedModel([ConnectionError("down"), "yes"]),
@@ -103,7 +103,7 @@ async def test_a_nul_character_does_not_fail_a_turn(checkpointer: BaseCheckpoint
     assert (state["combinedPrompt"], state["llmText"]) == ("well\ufffd?", "yes\ufffd")
 
 
-async def test_without_a_checkpointer_runs_know_nothing_of_each_other() -> None:
+async def test_without_a_checkpointer_runs_share_no_messages() -> None:
     model = ScriptedModel(["answer 1", "answer 2"])
     graph = candidate_graph(model)
     await graph.ainvoke(asking(1))

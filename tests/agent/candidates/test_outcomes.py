@@ -83,7 +83,7 @@ async def test_the_prompt_is_the_text_then_the_annotations_in_order() -> None:
         {"annotations": [{"kind": "topic", "value": "weather"}, prompt("  ")]},
     ],
 )
-async def test_an_event_that_asks_nothing_is_skipped(event: dict[str, Any]) -> None:
+async def test_an_event_without_a_question_is_skipped(event: dict[str, Any]) -> None:
     model = ScriptedModel()
     state = await candidate_graph(model, system_prompt="Be brief.").ainvoke({"event": event})
     assert state["outcome"] == "SKIP"
@@ -215,7 +215,7 @@ async def test_changes_and_prompts_are_events_without_text(events: RecordedEvent
     assert CANARY not in repr(events.all)
 
 
-async def test_the_answers_words_are_streamed_once() -> None:
+async def test_the_answer_is_streamed_once() -> None:
     graph = candidate_graph(ScriptedModel(["one two three"]))
     stream = cast(
         "AsyncIterator[tuple[BaseMessage, dict[str, Any]]]",
@@ -225,7 +225,7 @@ async def test_the_answers_words_are_streamed_once() -> None:
     assert "".join(pieces) == "one two three"
 
 
-async def test_what_no_database_keeps_is_replaced() -> None:
+async def test_characters_that_no_database_stores_are_replaced() -> None:
     model = ScriptedModel(["no\x00pe \ud800"])
     state = await candidate_graph(model).ainvoke({"event": {"text": "a\x00b"}})
     assert state["combinedPrompt"] == "a\ufffdb"

@@ -43,7 +43,7 @@ async def test_a_repeated_older_event_is_asked_last() -> None:
     assert texts(state["messages"]) == ["question 2", "answer 2", "question 1", "answer 1 again"]
 
 
-async def test_an_event_with_another_text_is_asked_anew() -> None:
+async def test_a_known_event_with_another_text_replaces_its_message() -> None:
     model = ScriptedModel(["answer", "better answer"])
     graph = candidate_graph(model, checkpointer=InMemorySaver())
     await graph.ainvoke(asking(1), CONFIG)
@@ -53,7 +53,7 @@ async def test_an_event_with_another_text_is_asked_anew() -> None:
     assert state["candidate"]["text"] == "better answer"
 
 
-async def test_the_same_words_are_two_messages() -> None:
+async def test_equal_texts_without_an_id_are_two_messages() -> None:
     model = ScriptedModel(["one", "two"])
     graph = candidate_graph(model, checkpointer=InMemorySaver())
     state = await ask_all(graph, {"event": {"text": "ok"}}, {"event": {"text": "ok"}})

@@ -66,7 +66,7 @@ def found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Embedder 
     embedding.installed_word_vectors.cache_clear()
 
 
-async def test_a_text_has_the_mean_of_its_words(found: Embedder | None) -> None:
+async def test_the_vector_of_a_text_is_the_mean_of_its_words(found: Embedder | None) -> None:
     assert found is not None
     assert [list(vector) for vector in await found.embed(["cat kitten", "stock", ""])] == [
         [1.0, 0.375],

@@ -82,7 +82,7 @@ def test_a_turn_is_found_by_the_topic_that_it_belongs_to() -> None:
     assert best(index.rank("Which pets does she keep?")) == "1.5"
 
 
-def test_of_turns_alike_the_one_of_the_same_topic_comes_first() -> None:
+def test_of_similar_turns_the_one_of_the_same_topic_ranks_first() -> None:
     index = index_of(chatter(("Ann", "I bought a printer.")), chatter(("Ann", "I bought a paddle.")))
     assert best(index.rank("What did she buy for the kayak?")) == "1.5"
 
@@ -95,7 +95,7 @@ def test_topics_are_known_in_chinese(asked: str, said: str) -> None:
     assert best(index.rank(asked)) == "1.0"
 
 
-def test_the_speaker_who_is_named_comes_first() -> None:
+def test_turns_of_a_named_speaker_rank_first() -> None:
     index = index_of(chatter(("Ann", "I play the cello."), ("Ben", "I play the cello.")))
     assert best(index.rank("Does Ann play the cello?")) == "0.5"
     assert best(index.rank("Does Ben play the cello?")) == "0.6"
@@ -157,26 +157,26 @@ def test_a_pronoun_is_resolved_with_the_last_turns() -> None:
     assert best(index.rank("How long does it take?", recent=["I will make a roast."])) == "1.5"
 
 
-def test_what_has_nothing_in_common_ranks_nothing() -> None:
+def test_an_unrelated_query_ranks_nothing() -> None:
     index = index_of(chatter(("Ann", "We adopted a greyhound.")))
     assert index.rank("quantum chromodynamics") == []
     assert index.rank("") == []
     assert RecallIndex().rank("Anything there yesterday?") == []
 
 
-def test_what_is_excluded_does_not_come_back() -> None:
+def test_excluded_turns_are_not_ranked() -> None:
     index = index_of(chatter(("Ann", "We adopted a greyhound.")))
     assert "0.5" not in [entry.id for entry in index.rank("the greyhound", exclude={"0.5"})]
 
 
-def test_an_embedding_finds_what_words_do_not() -> None:
+def test_embeddings_find_turns_without_a_common_word() -> None:
     index = index_of(chatter(("Ann", "We adopted a greyhound."), ("Ben", "Feeling blue today.")))
     ranked = index.rank("melancholy", semantic={"0.6": 0.8, "unknown": 1.0})
     assert best(ranked) == "0.6"
     assert {"0.5", "0.7"} <= {entry.id for entry in ranked}
 
 
-def test_an_embedding_and_words_are_weighed_together() -> None:
+def test_similarity_decides_between_turns_with_equal_words() -> None:
     index = index_of(chatter(("Ann", "The greyhound ran.")), chatter(("Ann", "The greyhound ran.")))
     for scale in (0.01, 1.0, 100.0):
         assert best(index.rank("greyhound", semantic={"0.5": 0.2 * scale, "1.5": 0.6 * scale})) == "1.5"
@@ -207,7 +207,7 @@ def test_why_names_signals_that_have_weights() -> None:
     assert set(why) <= set(fitted.MATCH)
 
 
-def test_no_time_no_speaker_no_session_is_needed() -> None:
+def test_time_speaker_and_session_are_optional() -> None:
     index = RecallIndex()
     for number in range(200):
         index.add(IndexedTurn(str(number), "The red tractor." if number == 77 else f"Row {number} of beans."))
@@ -229,7 +229,7 @@ TEXTS = st.lists(
 
 
 @given(TEXTS, st.text(max_size=60), st.integers(0, 300))
-def test_any_text_is_ranked_alike_twice_and_fits_the_budget(texts: list[str], asked: str, budget: int) -> None:
+def test_any_text_is_ranked_deterministically_within_the_budget(texts: list[str], asked: str, budget: int) -> None:
     index = RecallIndex()
     for number, text in enumerate(texts):
         index.add(IndexedTurn(str(number), text, ("Ann", "Ben", "")[number % 3]))
@@ -267,7 +267,7 @@ def test_an_index_is_copied_in_parts_of_bounded_length() -> None:
     assert [entry[:3] for entry in read.rank("room4321")] == [entry[:3] for entry in made.rank("room4321")]
 
 
-def test_an_index_that_is_joined_ranks_and_grows_as_one_that_was_made_at_once() -> None:
+def test_a_joined_index_ranks_like_one_that_was_built_at_once() -> None:
     sessions = [
         [IndexedTurn(f"{session}#{number}", text, speaker, BEGIN + timedelta(days=10 * session), str(session), "user")
          for number, (speaker, text) in enumerate(talk)]
@@ -295,7 +295,7 @@ def test_an_index_that_is_joined_ranks_and_grows_as_one_that_was_made_at_once() 
         joined.add(new)
 
 
-def test_a_packed_index_ranks_and_grows_as_before() -> None:
+def test_a_packed_index_ranks_as_before() -> None:
     talk = [
         chatter(("Ann", "I adopted a cat yesterday.")),
         chatter(("Ben", "我养了一只橘猫。")),

@@ -68,7 +68,7 @@ def test_words_that_are_months_or_units_elsewhere_give_no_days_alone(text: str) 
 @pytest.mark.parametrize(
     "text", ["", "May I ask you something?", "We march on", "31 February 2024", "call 2024-13-40", "0年"]
 )
-def test_what_is_no_date_gives_no_days(text: str) -> None:
+def test_invalid_dates_and_similar_words_yield_no_days(text: str) -> None:
     assert days(text) == []
 
 
