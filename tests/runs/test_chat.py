@@ -345,7 +345,6 @@ async def test_a_chat_that_closes_stores_partial_answers(memory: Memory, make_ch
 
 
 async def test_a_chat_that_closes_lets_turns_end(sqlite_memory: Memory, make_chat: Chats) -> None:
-    """A closing chat answers the running turn and the waiting turns within its time limit."""
     gate = Gate()
 
     async def answer(messages: Sequence[BaseMessage]) -> str:
@@ -371,7 +370,6 @@ async def test_a_chat_that_was_closed_takes_no_turn(memory: Memory, make_chat: C
 
 
 async def test_a_reset_waits_for_the_turn_before_it(sqlite_memory: Memory, make_chat: Chats) -> None:
-    """A reset waits for the turn before it, and the turn after it does not see the messages before the reset."""
     gate = Gate()
     model = ScriptedModel([[gate, "hello Ann"], "who?"])
     chat = make_chat(sqlite_memory, model)

@@ -83,7 +83,6 @@ async def processes(shared_url: str, memory_options: MemoryOptions, shared_engin
 
 
 async def test_a_repeat_gets_the_first_answer(memory: Memory, make_chat: Chats) -> None:
-    """A repeated message returns the first answer without a model call, even if its text differs."""
     model = ScriptedModel(["hello"])
     chat = make_chat(memory, model)
     first = await chat.ask(said("hi", ID))
@@ -108,7 +107,6 @@ async def test_a_repeat_while_the_first_runs_joins_it(memory: Memory, make_chat:
 
 
 async def test_a_follower_of_a_repeat_receives_the_answer_at_once(sqlite_memory: Memory, make_chat: Chats) -> None:
-    """A follower of a message that is answered already receives the answer as its only event."""
     chat = make_chat(sqlite_memory, ScriptedModel(["hello"]))
     first = await chat.ask(said("hi", ID))
     assert await events_of(chat.begin(said("hi", ID))) == [first]
@@ -217,7 +215,6 @@ async def test_the_message_of_a_dead_process_is_taken_over(processes: Processes)
 
 
 async def test_another_user_does_not_get_the_answer(memory: Memory, make_chat: Chats) -> None:
-    """Another user with the same ids gets `SessionNotFound`, during the turn and after it."""
     gate = Gate()
     model = ScriptedModel([["hell", gate, "o"]])
     chat = make_chat(memory, model)

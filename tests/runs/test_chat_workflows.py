@@ -136,7 +136,6 @@ async def test_a_stopped_turn_is_not_answered_without_a_run(
 
 
 async def test_a_session_is_deleted_between_turns(memory: Memory, make_chat: Chats) -> None:
-    """A deletion waits for the running turn, and a later turn begins the session anew."""
     gate = Gate()
     chat = make_chat(memory, ScriptedModel([[gate, "first"], "second"]))
     turn = chat.begin(ChatRequest("one", session_id=ROOM))

@@ -207,7 +207,6 @@ nodes:
 
 
 async def test_a_restarted_parent_continues_its_child(every_desk: RunDesk) -> None:
-    """After a restart, the parent continues the same child, and finished nodes are not repeated."""
     gate, done, memory = asyncio.Event(), list[str](), every_desk.memory
 
     async def first(state: WorkflowState) -> WorkflowState:

@@ -198,7 +198,6 @@ async def test_a_process_that_was_taken_for_dead_stops_its_run(postgres_url: str
 
 
 async def test_a_process_that_was_taken_for_dead_registers_again(postgres_server: Postgres, postgres_url: str) -> None:
-    """A process whose row was deleted registers again as soon as the database accepts connections."""
     administrating, name = postgres_server.url("postgres"), str(query(postgres_url, "SELECT current_database()")[0][0])
     runs = Runs()
     options = EngineOptions(poll_seconds=0.05, dead_seconds=2.0)

@@ -184,7 +184,6 @@ async def test_a_paused_worker_on_sqlite_keeps_its_run(sqlite_url: str, notes: N
 
 
 async def test_workers_survive_a_restart_of_postgres(unsteady_postgres: Postgres, notes: Notes) -> None:
-    """No worker is considered dead after a restart of PostgreSQL, and each run is executed once."""
     runs = [f"run{number}" for number in range(40)]
     with unsteady_postgres.database() as url:
         await enqueue(url, notes, runs)

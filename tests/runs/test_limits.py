@@ -159,7 +159,6 @@ async def test_a_budget_counts_estimates_where_nothing_is_reported(desk: RunDesk
 
 
 async def test_a_cost_is_limited_only_where_something_has_a_price(desk: RunDesk) -> None:
-    """A cost limit without any configured price is refused."""
     async with desk.open(STEPS % ("costly", "", "model")) as service:
         with pytest.raises(InvalidInput, match="THREADKEEP_PRICES"):
             await service.submit(RunRequest(workflow="costly", text="go", budget=RunBudget(max_cost=1)))
@@ -208,9 +207,7 @@ async def test_a_child_tried_again_may_take_what_its_workflow_allows_by_now(desk
         assert (await service.result(run_id)).status == "done"
 
 
-def test_how_tools_are_marked() -> None:
-    """The decorator `not_idempotent` marks a tool or its function; other tools are idempotent."""
-
+def test_not_idempotent_marks_a_tool_or_its_function() -> None:
     @not_idempotent
     def function(text: str) -> str:
         """Do something."""
@@ -250,7 +247,6 @@ async def test_a_tool_is_not_run_twice_without_a_person(every_desk: RunDesk, ans
 
 
 async def test_checkpoints_are_stored_before_a_tool_call(desk: RunDesk) -> None:
-    """The workflow and its agent store a checkpoint before a tool call that must not run twice."""
     stored: list[CheckpointTuple | None] = []
 
     @not_idempotent

@@ -185,7 +185,6 @@ async def test_a_key_that_a_node_determines_has_an_order(own_desk: RunDesk) -> N
 
 
 async def test_a_conversation_that_is_erased_has_no_order(own_desk: RunDesk) -> None:
-    """Erasing a conversation removes the positions of its runs, even of a failed run that could be retried."""
     own_desk.model = ScriptedModel([ValueError("no")])
     memory, key = own_desk.memory, "vip"
     async with own_desk.open(finding_workflow()) as service:

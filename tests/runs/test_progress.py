@@ -49,7 +49,6 @@ async def test_a_run_that_has_its_result_needs_no_checkpoints(every_desk: RunDes
 
 
 async def test_checkpoints_are_stored_during_the_next_step(every_desk: RunDesk, saver: CountingSaver) -> None:
-    """Checkpoints of the workflow and of its agent are stored during the next step, and deleted with the result."""
     gate = Gate()
     every_desk.model = ScriptedModel([calling("plain", text="a"), [gate, "well"]])
     async with every_desk.open(STEPS) as service:

@@ -173,7 +173,6 @@ async def test_a_run_that_is_cancelled_in_its_model_call_has_stored_its_message(
 async def test_a_run_whose_process_died_before_its_model_call_is_answered(
     memory: Memory, events: RecordedEvents, clock: SettableClock
 ) -> None:
-    """The next process answers the message from the input of the run, and stores it redacted."""
     new = NewRun(run_id="r1", workflow="steps", input={"text": MAIL}, session_id=ROOM, message_id="m:1", version="1")
     await memory.runs.order.add(new, owner="dead")
     desk = RunDesk(memory, ScriptedModel([]), events)

@@ -47,7 +47,6 @@ async def texts(memory: Memory, *, view: Any = "active") -> list[str]:
 
 
 async def test_the_running_turn_is_rolled_back(any_desk: RunDesk) -> None:
-    """The messages of the running turn are superseded, and the next model call does not see them."""
     gate = Gate()
     any_desk.model = ScriptedModel(["hello", ["I will book", gate], "booked for nine"])
     async with any_desk.open(AGENT) as service:
@@ -67,7 +66,6 @@ async def test_the_running_turn_is_rolled_back(any_desk: RunDesk) -> None:
 
 
 async def test_waiting_turns_are_rolled_back(any_desk: RunDesk) -> None:
-    """Waiting turns are superseded too, and only the newest message is answered."""
     gate = Gate()
     any_desk.model = ScriptedModel([["one", gate], "three"])
     async with any_desk.open(AGENT.replace("rollback", "enqueue")) as service:

@@ -115,7 +115,6 @@ async def test_calls_have_manifests_with_transcripts_in_the_graph_store(
 async def test_manifests_of_a_run_are_private_and_deleted_with_it(
     shared_url: str, memory_options: MemoryOptions
 ) -> None:
-    """Manifests are visible to the user of the run only, and are deleted with the run and its session."""
     async with open_memory(shared_url, options=memory_options) as memory:
         desk = RunDesk(memory, ScriptedModel(["one", "two"]), RecordedEvents())
         async with desk.open(*ALL) as service:

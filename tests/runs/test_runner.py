@@ -122,7 +122,6 @@ async def test_an_answer_is_not_used_for_the_next_question_after_a_retry(every_d
 
 
 async def test_a_message_answers_one_question_once(every_desk: RunDesk) -> None:
-    """A message that is delivered several times answers one question. Later deliveries are refused."""
     async with every_desk.open(asking_twice()) as service:
         request = RunRequest(workflow="form", text="register me", session_id="room", message_id="m1")
         run_id = (await carried_out(service, request)).run.run_id

@@ -105,7 +105,6 @@ async def test_runs_of_killed_workers_end(shared_url: str, notes: Notes) -> None
 
 
 async def test_a_run_that_kills_its_processes_becomes_a_dead_letter(shared_url: str, notes: Notes) -> None:
-    """A run that kills three processes becomes a dead letter, and the other runs are done."""
     desk, runs = Desk(shared_url, notes), {}
     async with opened(desk, ASKING) as (_, service):
         for text in ("one", "two", "poison", "three", "four"):

@@ -57,7 +57,6 @@ async def test_a_message_stores_the_time_at_which_it_was_sent(desk: RunDesk) -> 
 
 
 async def test_a_repeat_is_the_same_run(desk: RunDesk) -> None:
-    """A repeated message returns the run of the first; the same message id in another session is another message."""
     async with desk.open(AGENT) as service:
         first = await carried_out(service, asking("hello", message_id="m1"))
         again = await service.submit(asking("hello", message_id="m1"))
@@ -69,7 +68,6 @@ async def test_a_repeat_is_the_same_run(desk: RunDesk) -> None:
 
 
 async def test_a_repeat_is_known_after_its_run_was_pruned(every_desk: RunDesk, clock: SettableClock) -> None:
-    """A repeat of a message whose run was pruned returns the answer of the transcript, also to a follower."""
     async with every_desk.open(AGENT) as service:
         first = await carried_out(service, asking("hello", message_id="m1", user_id="u1"))
         clock.advance(1)
@@ -190,7 +188,6 @@ async def test_runs_are_visible_to_their_user_only(desk: RunDesk) -> None:
 
 @pytest.mark.parametrize("policy", ["reject", "coalesce"])
 async def test_messages_during_a_turn_are_refused_or_coalesced(desk: RunDesk, policy: str) -> None:
-    """A message during a turn is refused with `reject`. With `coalesce`, the waiting messages become one turn."""
     gate = Gate()
     desk.model = ScriptedModel([["one", gate], "two"])
     async with desk.open(f"{AGENT}\noptions: {{double_texting: {policy}}}") as service:
@@ -212,7 +209,6 @@ async def test_messages_during_a_turn_are_refused_or_coalesced(desk: RunDesk, po
 
 
 async def test_invalid_requests_are_refused(desk: RunDesk) -> None:
-    """Unknown workflows, unknown runs and contradictory requests are refused."""
     async with desk.open(AGENT) as service:
         with pytest.raises(WorkflowNotFound):
             await service.submit(RunRequest(workflow="other", text="hi"))

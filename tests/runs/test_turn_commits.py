@@ -136,7 +136,6 @@ async def test_a_window_that_moves_takes_no_transaction_of_its_own(
 async def test_a_process_that_lost_its_run_stores_no_answer(
     shared_url: str, memory_options: MemoryOptions, make_chat: Chats, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A process whose run is taken over during the model call neither stores nor returns its own answer."""
     async with AsyncExitStack() as stack:
         memories = [await stack.enter_async_context(open_memory(shared_url, options=memory_options)) for _ in "ab"]
         late, waiting, refused = Gate(), Gate(), asyncio.Event()

@@ -141,7 +141,6 @@ async def test_a_cancelled_message_stands_where_its_turn_would_have_been(every_d
 
 
 async def test_only_the_newest_of_the_waiting_messages_is_answered(desk: RunDesk) -> None:
-    """A newer message interrupts the waiting turns too; all messages are stored."""
     order = desk.memory.runs.order
     elsewhere = NewRun(run_id="r1", workflow="slow", input={"text": "wait"}, session_id="room")
     await order.add(elsewhere, owner="another process")

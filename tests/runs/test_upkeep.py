@@ -122,8 +122,6 @@ async def test_a_process_that_dies_when_its_run_is_done_leaves_no_checkpoints(de
 
 
 async def test_maintenance_begins_with_the_engine(desk: RunDesk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Maintenance starts after an engine that opens slowly."""
-
     @asynccontextmanager
     async def slowly(*arguments: Any, **options: Any) -> AsyncIterator[Engine]:
         assert not await changed(asyncio.Event(), 0.1)
@@ -141,8 +139,6 @@ async def test_maintenance_begins_with_the_engine(desk: RunDesk, monkeypatch: py
 
 
 async def test_a_round_that_fails_is_reported(desk: RunDesk) -> None:
-    """A failed round is reported, and the next round runs."""
-
     async def down(**_: object) -> list[str]:
         raise StoreUnavailable("down")
 

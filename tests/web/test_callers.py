@@ -186,7 +186,6 @@ async def test_a_key_of_one_user_changes_nothing_of_another(
 
 
 async def test_requests_are_limited_by_key_and_by_user(tmp_path: Path) -> None:
-    """A key and a user get 429 after their limits. Other keys and users are not affected."""
     settings = settings_for(tmp_path, api_keys="web:one,bot:two", requests_per_key=4, requests_per_user=2)
     async with opened_app(DemoModel(), settings) as app, client_of(app) as client:
         web, bot = {"x-api-key": "one"}, {"x-api-key": "two"}

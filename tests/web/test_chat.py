@@ -53,7 +53,6 @@ async def test_a_session_does_not_see_the_turns_of_another(client: httpx2.AsyncC
 
 
 async def test_without_a_session_id_a_session_begins(client: httpx2.AsyncClient) -> None:
-    """A message without a session id begins a session, and the answer names it."""
     first = await say(client, "My name is Ann.")
     second = await say(client, "What is my name?", session_id=first["session_id"])
     assert "Ann" in second["response"]
@@ -61,7 +60,6 @@ async def test_without_a_session_id_a_session_begins(client: httpx2.AsyncClient)
 
 
 async def test_the_same_message_id_gets_the_first_answer_again(tmp_path: Path) -> None:
-    """A repeat returns the same answer in every field, without a model call or a second turn."""
     model = ScriptedModel(["first", "second"])
     async with opened_app(model, settings_for(tmp_path)) as app, client_of(app) as client:
         answers = [await say(client, "hi", session_id="s1", message_id="m1") for _ in range(3)]
@@ -162,7 +160,6 @@ async def test_a_failure_names_the_generated_ids(tmp_path: Path) -> None:
 
 
 async def test_confidence_and_escalation_are_returned(tmp_path: Path) -> None:
-    """The confidence and the escalation of a workflow's answer are in the response and in the history."""
     answer = AIMessage("Let me ask.", response_metadata={"confidence": 0.25, "escalated": True})
     async with opened_app(ScriptedModel([answer]), settings_for(tmp_path)) as app, client_of(app) as client:
         told = await say(client, "hi", session_id="s1")

@@ -120,7 +120,6 @@ async def test_openais_client_names_sessions_in_every_script(tmp_path: Path, ses
 
 
 async def test_openais_client_shows_the_problem(tmp_path: Path) -> None:
-    """The client raises the text of the problem document, also for invalid fields and a missing key."""
     asked: list[Any] = [{"role": "user", "content": "hi"}]
     async with service(tmp_path, ScriptedModel([])) as client, openai_client(client) as given:
         with pytest.raises(openai.NotFoundError, match="This workflow does not exist"):
@@ -154,7 +153,6 @@ async def test_a_message_has_the_same_limit_in_each_protocol(tmp_path: Path, pat
 
 
 async def test_unsupported_options_of_openais_client_are_refused(tmp_path: Path) -> None:
-    """Own tools, several answers and unknown models are refused."""
     async with service(tmp_path, ScriptedModel([])) as client, openai_client(client) as given:
         asked: list[Any] = [{"role": "user", "content": "hi"}]
         with pytest.raises(openai.UnprocessableEntityError):
@@ -301,7 +299,6 @@ async def test_an_edited_message_of_the_ai_sdk_gets_an_answer_of_its_own(tmp_pat
 
 
 async def test_a_reloaded_page_gets_the_running_answer(tmp_path: Path) -> None:
-    """The stream endpoint sends the running answer from its beginning, or returns 204 if there is none."""
     gate = Gate()
     async with service(tmp_path, ScriptedModel([["It is ", gate, "teal."]])) as client, asyncio.timeout(HANG_SECONDS):
         before = await client.get("/api/v1/ai-sdk/chat/room/stream")

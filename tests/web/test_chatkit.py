@@ -148,7 +148,6 @@ async def test_the_quoted_text_of_a_message_is_in_the_context(tmp_path: Path) ->
 
 
 async def test_an_answer_after_an_unknown_message_is_not_found(app: App, client: httpx2.AsyncClient) -> None:
-    """A retry after an unknown message returns 404 and changes nothing."""
     [created, *_] = await ask(client, request_of("threads.create", input=said("q1")))
     thread_id = created["thread"]["id"]
     before = await items_of(client, thread_id)
@@ -180,7 +179,6 @@ async def test_a_repeated_request_with_its_key_gets_the_first_answer(app: App, c
 
 
 async def test_another_users_thread_is_not_found(app: App, client: httpx2.AsyncClient) -> None:
-    """Each kind of request that names another user's thread returns 404 and changes nothing."""
     [created, done, *_] = await ask(client, request_of("threads.create", input=said("secret")))
     thread_id, item_id = created["thread"]["id"], done["item"]["id"]
     before = await items_of(client, thread_id)
@@ -254,7 +252,6 @@ async def test_an_attachment_is_sent_and_deleted_by_its_user(app: App, client: h
 
 
 async def test_a_disconnected_reader_finds_the_answer(tmp_path: Path) -> None:
-    """Closing the stream does not cancel the run."""
     gate = Gate()
     model = ScriptedModel([[gate, "the whole answer"]])
     async with opened_app(model, settings_for(tmp_path)) as app, listening(app) as client:

@@ -89,7 +89,6 @@ async def test_a_damaged_session_is_named_to_its_user_only(shared_url: str, tmp_
 
 @pytest.mark.slow
 async def test_a_damaged_session_is_erased(shared_url: str, tmp_path: Path) -> None:
-    """Its owner can delete all items of a damaged session and its pending turns, and begin it again."""
     async with service(tmp_path, shared_url) as (client, app):
         for session_id in SESSIONS:
             await say(client, "and?", session_id=session_id, **ANN)

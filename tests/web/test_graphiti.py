@@ -73,8 +73,9 @@ async def test_a_chat_arrives_and_is_recalled_in_another_session(
     assert [one.path for one in graphiti.requests].count("/messages") == 2
 
 
-async def test_without_consent_nothing_is_sent(client: httpx2.AsyncClient, graphiti: FakeGraphiti) -> None:
-    """Without consent nothing is sent, and a backfill is refused with 409 and the cure."""
+async def test_without_consent_nothing_is_sent_and_a_backfill_is_refused(
+    client: httpx2.AsyncClient, graphiti: FakeGraphiti
+) -> None:
     await chat(client, "hello")
     refused = await client.post(f"{K}/backfill", json={})
     assert (refused.status_code, refused.json()["type"]) == (409, "urn:threadkeep:graphiti-closed")
@@ -110,7 +111,6 @@ async def test_a_person_promotes_backfills_tests_and_purges(
 
 
 async def test_dead_messages_are_retried_and_dropped(client: httpx2.AsyncClient, graphiti: FakeGraphiti) -> None:
-    """Dead messages are dropped by number, and retried together."""
     graphiti.fail("status", "/messages", status=503)
     await allow(client)
     await chat(client, "hello")

@@ -49,8 +49,6 @@ async def test_the_service_is_ready_when_its_database_answers(client: httpx2.Asy
 async def test_the_service_is_not_ready_without_its_database(
     app: App, client: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch, fails: bool
 ) -> None:
-    """A service whose database fails or does not answer in time is not ready, but alive."""
-
     async def broken(*_: object) -> None:
         if fails:
             raise StoreUnavailable("inside")
@@ -136,8 +134,7 @@ async def test_operations_of_the_service_count_as_http(tmp_path: Path) -> None:
     assert not any('channel="other"' in line for line in counted if "_created" not in line)
 
 
-async def test_runs_of_the_command_line_do_not_count_as_http(tmp_path: Path) -> None:
-    """A run of the command line that the service executes counts as `other`."""
+async def test_runs_of_the_command_line_count_as_other(tmp_path: Path) -> None:
     async with open_app(settings_for(tmp_path)) as app, client_of(app) as client:
         service = await app.runs.service()
         submitted = await service.submit(RunRequest(workflow="chat", text="hi", session_id="s1", trigger="cli"))

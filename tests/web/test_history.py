@@ -19,7 +19,6 @@ async def fill(app: App, session_id: str, count: int, **more: str) -> None:
 
 
 async def test_a_page_is_the_newest_and_leads_to_the_older(app: App, client: httpx2.AsyncClient) -> None:
-    """The first page has the newest messages, and `next_before` leads to the older ones."""
     await fill(app, "s1", 7)
     pages = []
     before: int | None = None
@@ -67,7 +66,6 @@ async def test_each_message_has_the_documented_fields(app: App, client: httpx2.A
 
 
 async def test_a_missing_session_is_a_404(app: App, client: httpx2.AsyncClient) -> None:
-    """Another user's session and a missing one return 404."""
     await fill(app, "s1", 2, user_id="ann")
     check_problem(await client.get("/api/v1/chat/history/unknown"), 404, "session-not-found")
     check_problem(await client.get("/api/v1/chat/history/s1?user_id=bob"), 404, "session-not-found")
@@ -80,7 +78,6 @@ async def test_a_missing_session_is_a_404(app: App, client: httpx2.AsyncClient) 
     ["limit=0", "limit=201", "limit=x", "limit=", "before=0", "before=-1", "before=x", f"before={2**53}", "user_id="],
 )
 async def test_invalid_limits_are_a_422(app: App, client: httpx2.AsyncClient, query: str) -> None:
-    """The problem names the parameter."""
     await fill(app, "s1", 2)
     problem = check_problem(await client.get(f"/api/v1/chat/history/s1?{query}"), 422, "invalid-request")
     assert [error["parameter"] for error in problem["errors"]] == [query.partition("=")[0]]

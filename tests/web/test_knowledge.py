@@ -91,7 +91,6 @@ async def test_an_owner_without_its_scope_is_a_422(client: httpx2.AsyncClient, p
 
 
 async def test_facts_are_forgotten_with_all_their_values(client: httpx2.AsyncClient) -> None:
-    """Facts are forgotten by one id, several ids, keys, or the owner."""
     old = await remembered(client, **ANN, key="a", value=1)
     await remembered(client, **ANN, key="a", value=2)
     assert (await client.delete(f"/api/v1/facts/{old['id']}")).status_code == 204
@@ -272,7 +271,6 @@ async def test_a_directive_for_the_workspace_of_the_settings_is_followed(tmp_pat
 
 
 async def test_a_model_proposes_facts_from_the_chat(tmp_path: Path) -> None:
-    """A model proposes a fact, a person accepts it, and the next context has it."""
     entry = {"message": 1, "about": "user", "key": "city", "value": "Lisbon", "kind": "preference", "confidence": 0.9}
     model = ScriptedModel(["Noted.", json.dumps([entry]), "In Lisbon.", "[]"])
     settings = settings_for(tmp_path, learning=True, facts=True)
@@ -290,7 +288,6 @@ async def test_a_model_proposes_facts_from_the_chat(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["facts", "procedures"])
 @pytest.mark.parametrize("odd", ["\\ud83d", "\\u0000"])
 async def test_an_id_that_no_database_keeps_is_a_422(client: httpx2.AsyncClient, kind: str, odd: str) -> None:
-    """A lone surrogate or a NUL in an id is refused."""
     json_type = {"content-type": "application/json"}
     answer = await client.post(f"/api/v1/{kind}/forget", content=f'{{"ids": ["{odd}"]}}', headers=json_type)
     check_problem(answer, 422, "invalid-request")

@@ -68,7 +68,6 @@ async def test_each_message_is_one_update_of_a_run_that_is_joined_late(tmp_path:
 
 
 async def test_a_stream_is_rejoined_after_the_last_event(tmp_path: Path) -> None:
-    """A client that reconnects with the id of an event gets each later event once."""
     gate = Gate()
     async with (
         sdk(tmp_path, ScriptedModel([["It is ", gate, "teal."]])) as (langgraph, _),
@@ -174,7 +173,6 @@ async def _until(stream: AsyncIterator[StreamPart], name: str) -> AsyncIterator[
 
 
 async def test_runs_are_waited_for_joined_and_listed(tmp_path: Path) -> None:
-    """`wait` returns the values, `join` those of a background run, and `list` returns the newest run first."""
     async with sdk(tmp_path, ScriptedModel(["one", "two"])) as (langgraph, _), asyncio.timeout(HANG_SECONDS):
         waited = await langgraph.runs.wait("t1", "chat", input=asks("first"))
         begun = await langgraph.runs.create("t1", "chat", input=asks("second"))
@@ -189,7 +187,6 @@ async def test_runs_are_waited_for_joined_and_listed(tmp_path: Path) -> None:
 
 
 async def test_a_run_without_a_thread_stores_nothing(tmp_path: Path) -> None:
-    """The values of a run without a thread are its own two messages."""
     async with sdk(tmp_path, ScriptedModel(["one", "two"])) as (langgraph, _), asyncio.timeout(HANG_SECONDS):
         waited = await langgraph.runs.wait(None, "chat", input=asks("first"))
         parts = [part async for part in langgraph.runs.stream(None, "chat", input=asks("second"))]
@@ -500,7 +497,6 @@ async def test_assistants_are_workflows(tmp_path: Path) -> None:
 
 
 async def test_the_store_has_items_but_no_histories(tmp_path: Path) -> None:
-    """The store API reads and writes items, but refuses the namespaces of histories."""
     async with sdk(tmp_path, ScriptedModel([]), database_url=f"sqlite:///{tmp_path}/a.db") as (langgraph, _):
         async with asyncio.timeout(HANG_SECONDS):
             store = langgraph.store
@@ -537,7 +533,6 @@ async def test_a_page_of_the_store_is_filled_although_histories_come_first(tmp_p
 
 
 async def test_a_remote_graph_is_a_graph(tmp_path: Path) -> None:
-    """`RemoteGraph` invokes and streams a workflow in a thread, and its state is the transcript."""
     async with sdk(tmp_path, ScriptedModel(["one", ["tw", "o"]])) as (langgraph, _):
         remote = RemoteGraph("chat", client=langgraph)
         config: Any = {"configurable": {"thread_id": "t1"}}

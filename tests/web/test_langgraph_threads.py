@@ -18,7 +18,6 @@ ANN = {"user_id": "ann"}
 
 
 async def test_the_metadata_of_a_new_thread_is_stored_for_its_user(tmp_path: Path) -> None:
-    """The thread is found by its metadata before and after its first run, by its user only."""
     states: Any = []
     values: Any = None
     async with sdk(tmp_path, ScriptedModel(["hello", "bye"])) as (langgraph, _):
@@ -65,7 +64,6 @@ async def test_the_metadata_of_a_new_thread_without_a_user_is_stored_by_its_firs
 
 
 async def test_a_thread_exists_before_its_first_run(tmp_path: Path) -> None:
-    """A created thread can be read, updated and deleted before its first run, and cannot be created again."""
     async with sdk(tmp_path, ScriptedModel(["a"])) as (langgraph, _):
         created: Any = await langgraph.threads.create(metadata={"page": "/cart"})
         plain: Any = await langgraph.threads.create()
@@ -182,7 +180,6 @@ async def test_the_user_in_the_query_is_the_user_of_a_run(tmp_path: Path) -> Non
 
 
 async def test_a_run_may_require_an_existing_thread(tmp_path: Path) -> None:
-    """With `if_not_exists: reject`, a run in a missing thread is refused and stores nothing."""
     async with sdk(tmp_path, ScriptedModel(["a", "b"])) as (langgraph, _):
         with pytest.raises(NotFoundError, match="if_not_exists"):
             await langgraph.runs.create("t1", "chat", input=asks("x"), if_not_exists="reject")

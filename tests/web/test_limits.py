@@ -36,13 +36,11 @@ async def limited(tmp_path: Path) -> AsyncIterator[httpx2.AsyncClient]:
 
 
 async def test_a_body_may_be_as_long_as_the_limit(limited: httpx2.AsyncClient) -> None:
-    """A body of exactly the limit is accepted, in one piece or several."""
     assert (await limited.post("/api/v1/chat", content=body_of(LIMIT), headers=JSON)).status_code == 200
     assert (await limited.post("/api/v1/chat", content=pieces(body_of(LIMIT)), headers=JSON)).status_code == 200
 
 
 async def test_a_body_above_the_limit_is_refused(limited: httpx2.AsyncClient) -> None:
-    """The problem names the limit."""
     for path in ("/api/v1/chat", "/api/v1/chat/stream"):
         problem = check_problem(
             await limited.post(path, content=body_of(LIMIT + 1), headers=JSON), 413, "body-too-large"

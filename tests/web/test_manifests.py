@@ -80,8 +80,7 @@ async def test_the_calls_of_a_session_come_page_by_page_newest_first(client: htt
     assert found == runs[::-1]
 
 
-async def test_the_calls_of_an_agents_own_conversation_are_listed(tmp_path: Path) -> None:
-    """The manifests of an agent's own conversation are paged, name its key, and rebuild the messages."""
+async def test_the_calls_of_an_agents_own_conversation_are_paged_and_rebuilt(tmp_path: Path) -> None:
     path = tmp_path / "bot.yaml"
     path.write_text(BOT % "")
     asked = {"message": "Hi", "user_id": "ann", "sessionless": True, "results": telegram(bot_id="b", chat_id=7)}
@@ -100,7 +99,6 @@ async def test_the_calls_of_an_agents_own_conversation_are_listed(tmp_path: Path
 
 
 async def test_another_users_calls_are_not_found(client: httpx2.AsyncClient) -> None:
-    """The response is the same as for a missing run or session."""
     run_id = (await say(client, "hi", session_id="s1", user_id="ann"))["run_id"]
     for kind, there, elsewhere in (("run", f"runs/{run_id}", "runs/r0"), ("session", "sessions/s1", "sessions/s0")):
         theirs = await client.get(f"/api/v1/{there}/manifests?user_id=bob")

@@ -24,7 +24,6 @@ async def test_a_body_that_is_nested_too_deeply_is_refused_as_such(client: httpx
 
 @pytest.mark.parametrize("path", ["/nope", "/api/v1", "/api/v1/chat/", "/docs/", "/api/v1/sessions/s1/nope"])
 async def test_an_unknown_path_is_a_404(client: httpx2.AsyncClient, path: str) -> None:
-    """An unknown path returns a problem document, and no redirect."""
     check_problem(await client.get(path), 404, "not-found")
 
 
@@ -141,8 +140,6 @@ async def test_only_json_is_read(client: httpx2.AsyncClient, media_type: str | N
 async def test_an_unexpected_error_is_a_500_without_details(
     app: App, client: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The problem contains neither the class nor the text of the error, and has the security headers."""
-
     async def broken(*_: object) -> None:
         raise RuntimeError(CANARY)
 

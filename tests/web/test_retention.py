@@ -43,7 +43,6 @@ async def test_limits_are_set_and_deleted(client: httpx2.AsyncClient, app: App) 
 
 
 async def test_pruned_seqs_are_reported(client: httpx2.AsyncClient, app: App) -> None:
-    """The response has the seqs of pruned messages. The history begins after them, with `next_before` null."""
     for number in range(4):
         await say(client, f"hi {number}", session_id="s1")
     await client.put(PATH, json={"archive": {"max_messages": 2}, "delete": {"max_messages": 4}})

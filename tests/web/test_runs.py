@@ -100,8 +100,7 @@ async def test_a_run_without_a_session_continues_the_users_session(tmp_path: Pat
         assert first["session_id"] == again["session_id"] != other["session_id"]
 
 
-async def test_a_run_in_the_background(tmp_path: Path) -> None:
-    """A background run returns 202 at once, is listed, and ends as done."""
+async def test_a_background_run_returns_202_at_once(tmp_path: Path) -> None:
     gate = Gate()
     async with service(tmp_path, ScriptedModel([["Well, ", gate, "yes."]])) as (_, client):
         response = await client.post(RUNS, json={"message": "Hi", "user_id": "ann", "mode": "background"})
@@ -199,7 +198,6 @@ async def test_a_request_may_set_double_texting(tmp_path: Path) -> None:
 
 
 async def test_a_run_is_cancelled_and_retried(tmp_path: Path) -> None:
-    """A cancelled run can be retried. A done run cannot be retried or resumed."""
     gate = Gate()
     async with service(tmp_path, ScriptedModel([["Well, ", gate], "Yes."])) as (_, client):
         run_id = (await client.post(RUNS, json={"message": "Hi", "mode": "background"})).json()["run_id"]
@@ -219,7 +217,6 @@ async def test_a_run_is_cancelled_and_retried(tmp_path: Path) -> None:
 
 
 async def test_an_answer_with_a_message_id_counts_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A repeated answer returns the run unchanged, and does not answer the next question."""
     (tmp_path / "form_of_two.py").write_text(ASKING)
     monkeypatch.syspath_prepend(str(tmp_path))
     settings = settings_for(tmp_path, workflows=["form=form_of_two:graph"])
@@ -240,10 +237,9 @@ async def test_an_answer_with_a_message_id_counts_once(tmp_path: Path, monkeypat
         check_problem(await client.post(f"/api/v1/runs/{alone['run_id']}/resume", json=later), 422, "invalid-request")
 
 
-async def test_an_answer_to_a_child_is_waited_for(
+async def test_an_answer_to_a_child_returns_the_next_question_or_the_result(
     shared_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The response has the next question or the result, not the question that was just answered."""
     (tmp_path / "form_of_a_child.py").write_text(ASKING)
     (tmp_path / "parent.yaml").write_text(PARENT.replace("workflow: bot", "workflow: form"))
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -286,8 +282,7 @@ async def test_runs_are_paged(tmp_path: Path) -> None:
         assert found == made[::-1]
 
 
-async def test_a_model_that_fails_fails_the_run(tmp_path: Path) -> None:
-    """A failed run has the kind of the error without its text, and its message is stored."""
+async def test_a_failing_model_fails_the_run_without_its_text(tmp_path: Path) -> None:
     async with service(tmp_path, ScriptedModel([ValueError("secret words")])) as (app, client):
         run = (await client.post(RUNS, json={"message": "Hi", "session_id": "room"})).json()
         assert run["status"] == "failed"

@@ -9,7 +9,6 @@ from tests.web.services import check_problem, say
 
 
 async def test_a_new_message_is_found_at_once(client: httpx2.AsyncClient) -> None:
-    """A new message is found at once, with its session, seq and score."""
     await say(client, "I want a refund of order 17.", session_id="s1")
     await say(client, "Good morning", session_id="s2")
     found = (await client.get("/api/v1/search?q=refund")).json()
@@ -62,6 +61,5 @@ async def unindexed(_: object, *, user_id: str | None = None, session_id: str | 
     ("query", "parameter"), [("", "q"), ("q=", "q"), (f"q={'x' * 1001}", "q"), ("q=a&limit=0", "limit")]
 )
 async def test_invalid_searches_are_a_422(client: httpx2.AsyncClient, query: str, parameter: str) -> None:
-    """The problem names the parameter."""
     problem = check_problem(await client.get(f"/api/v1/search?{query}"), 422, "invalid-request")
     assert problem["errors"][0]["parameter"] == parameter

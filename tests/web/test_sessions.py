@@ -114,7 +114,6 @@ async def test_invalid_parameters_are_a_422(client: httpx2.AsyncClient, query: s
 
 
 async def test_a_session_is_changed(client: httpx2.AsyncClient) -> None:
-    """Fields that a request does not name stay unchanged, and so do the messages."""
     await say(client, "hi", session_id="s1")
     before = (await client.get("/api/v1/sessions/s1")).json()
     changes = {"title": "Refund 退款", "tags": ["a", "b"], "metadata": {"order": 17}}
@@ -157,7 +156,6 @@ async def test_after_a_reset_the_model_begins_anew(client: httpx2.AsyncClient) -
 
 
 async def test_a_session_is_deleted(client: httpx2.AsyncClient) -> None:
-    """A deleted session is not listed, read or found, and its message ids can be used again."""
     await say(client, "My name is Ann.", session_id="s1", message_id="m1")
     response = await client.delete("/api/v1/sessions/s1")
     assert (response.status_code, response.content) == (204, b"")
@@ -172,7 +170,6 @@ async def test_a_session_is_deleted(client: httpx2.AsyncClient) -> None:
     ("method", "path"), [("GET", ""), ("PATCH", ""), ("DELETE", ""), ("POST", "/reset")], ids=lambda value: value or "-"
 )
 async def test_another_users_session_is_not_found(client: httpx2.AsyncClient, method: str, path: str) -> None:
-    """The response is the same as for a missing session, and nothing changes."""
     await say(client, "My name is Ann.", session_id="s1", user_id="ann")
     before = (await client.get("/api/v1/sessions/s1")).json()
     body = {"title": "mine"} if method == "PATCH" else None

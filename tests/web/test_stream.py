@@ -33,7 +33,6 @@ def text_of(events: list[Event]) -> str:
 
 
 async def test_a_stream_has_start_tokens_and_end(tmp_path: Path) -> None:
-    """A stream has `start`, a `token` for each piece, and `end` with the fields of the plain answer."""
     model = ScriptedModel(["a few words of\nanswer"])
     async with opened_app(model, settings_for(tmp_path)) as app, listening(app) as client:
         events = await streamed(client, {"message": "hi", "session_id": "s1", "message_id": "m1"})
@@ -45,7 +44,6 @@ async def test_a_stream_has_start_tokens_and_end(tmp_path: Path) -> None:
 
 
 async def test_a_turn_streams_while_it_runs(tmp_path: Path) -> None:
-    """The first token is sent before the last is generated."""
     gate = Gate()
     async with (
         opened_app(ScriptedModel([["first", gate, " last"]]), settings_for(tmp_path)) as app,
@@ -182,7 +180,6 @@ async def test_a_disconnected_reader_does_not_lose_the_turn(tmp_path: Path) -> N
 
 
 async def test_a_disconnected_caller_does_not_lose_the_turn(tmp_path: Path) -> None:
-    """A disconnect of a request without a stream does not stop the turn."""
     gate = Gate()
     model = ScriptedModel([["first", gate, " last"]])
     async with opened_app(model, settings_for(tmp_path)) as app, listening(app) as client:

@@ -57,7 +57,6 @@ async def test_simultaneous_requests_take_back_different_messages(app: App, clie
 
 
 async def test_a_message_is_replaced(app: App, client: httpx2.AsyncClient) -> None:
-    """The history has both versions of an edited message, and a repeated request changes nothing."""
     await fill(app, "q1", "a1", "q2")
     body = {"message_id": "q1", "message": "better", "new_message_id": "q1b"}
     edited = await post(client, "edit", **body)
@@ -72,7 +71,6 @@ async def test_a_message_is_replaced(app: App, client: httpx2.AsyncClient) -> No
 
 
 async def test_a_session_is_branched(app: App, client: httpx2.AsyncClient) -> None:
-    """A branch has the messages up to a seq, under a given id or a new one, and both sessions continue."""
     await fill(app, "q1", "a1", "q2", user_id="ann")
     response = await client.post("/api/v1/sessions/s1/branch?user_id=ann", json={"at": 2, "session_id": "b/1"})
     assert response.status_code == 201
@@ -95,7 +93,6 @@ async def test_a_session_is_branched(app: App, client: httpx2.AsyncClient) -> No
 async def test_another_users_session_is_not_found(
     app: App, client: httpx2.AsyncClient, verb: str, body: dict[str, object]
 ) -> None:
-    """Another user's session and a missing one return 404, and nothing changes."""
     await fill(app, "q1", user_id="ann")
     for path in (f"s1/{verb}?user_id=bob", f"unknown/{verb}"):
         check_problem(await client.post(f"/api/v1/sessions/{path}", json=body), 404, "session-not-found")

@@ -14,7 +14,6 @@ from threadkeep.app import App
 
 
 async def test_a_person_is_exported(client: httpx2.AsyncClient) -> None:
-    """The export is an archive, or JSON lines that continue after a position."""
     await say(client, "tell me about tea", session_id="room", user_id="ann/1")
     await say(client, "bob here", session_id="other", user_id="bob")
     archived = await client.get("/api/v1/users/ann%2F1")

@@ -52,7 +52,6 @@ async def test_a_channel_payload_without_its_bot_gives_no_key(tmp_path: Path) ->
 
 @pytest.mark.parametrize("path", ["workflows/nope", "workflows/nope/explain-key"])
 async def test_an_unknown_workflow_is_a_problem(client: httpx2.AsyncClient, path: str) -> None:
-    """The problem lists the available workflows."""
     if path.endswith("explain-key"):
         response = await client.post(f"/api/v1/{path}", json={"payload": {}})
     else:

@@ -269,7 +269,6 @@ async def test_a_reset_command_resets_a_session(desk: Desk) -> None:
 
 
 async def test_the_same_message_twice_is_one_turn(desk: Desk) -> None:
-    """A repeated message id is one turn; the same text with another id is another turn."""
     desk.use(BOT % "")
     for _ in range(2):
         await desk.run("bot", "ok", results=telegram(bot_id="b", chat_id=7), message_id="telegram:42")
@@ -294,7 +293,6 @@ class FailingStore(InMemoryStore):
 
 
 async def test_a_store_that_is_down_loses_no_answer_and_no_turn(sqlite_memory: Memory, events: RecordedEvents) -> None:
-    """An agent answers without history while the store is down, and its turn is written afterwards."""
     store = FailingStore()
     desk = Desk(sqlite_memory, ScriptedModel(f"reply {n}" for n in range(1, 9)), events, store=store).use(BOT % "")
     await desk.run("bot", "one", results=telegram(bot_id="b", chat_id=7))
@@ -311,7 +309,6 @@ async def test_a_store_that_is_down_loses_no_answer_and_no_turn(sqlite_memory: M
 
 
 async def test_a_graph_without_a_store_works_in_memory(desk: Desk) -> None:
-    """An agent in a graph without a store answers, and the missing store is reported."""
     from threadkeep.workflows.definition import Compiler
 
     desk.use(BOT % "")

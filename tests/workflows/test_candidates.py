@@ -26,7 +26,6 @@ EVENT: dict[str, Json] = {
 
 
 async def test_a_candidate_is_proposed_to_an_event(desk: Desk) -> None:
-    """The result has the candidate, the combined prompt and the text of the model."""
     state = await desk.use(CANDIDATE).run("propose", inputs={"event": EVENT})
     result = state["results"]["build"]
     assert result["outcome"] == "OK"

@@ -96,7 +96,6 @@ nodes:
     ],
 )
 async def test_a_router_goes_by_the_first_rule_that_holds(desk: Desk, given: dict[str, Any], node: str) -> None:
-    """A router follows the first matching rule, without a model call."""
     state = await desk.use(ROUTER).run("route", **given)
     assert state["results"]["choose"]["next"] == node
     assert node in state["results"]

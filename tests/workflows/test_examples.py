@@ -54,7 +54,6 @@ async def test_the_agent_with_tools_answers(demo: Desk) -> None:
 
 
 async def test_the_known_user_is_known_in_another_session(demo: Desk) -> None:
-    """A fact of one session is in the prompt of the user's other session, and of no other user's."""
     told = demo.context("known_user", session_id="room:1", user_id="ada")
     await demo.run("known_user", "I live in Lisbon", context=told)
     for user_id, known in (("ada", True), ("bob", False)):

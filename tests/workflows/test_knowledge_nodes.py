@@ -86,7 +86,6 @@ async def test_twenty_facts_and_five_episodes_are_the_most(desk: Desk, clock: Se
 
 
 async def test_a_run_without_a_user_knows_nobody(desk: Desk) -> None:
-    """A run without a user keeps the given `user_context` and creates no person."""
     desk.use(IDENTIFY)
     context = desk.context("who", session_id="room:1")
     state = await desk.run("who", "Hello", context=context, user_context={"plan": "free"})
@@ -113,7 +112,6 @@ async def test_a_fact_is_remembered_with_its_question_as_evidence(desk: Desk) ->
     [("my password is hunter22", "ada", "secret"), ("Lisbon", None, "no_owner"), ("x" * 20_000, "ada", "invalid")],
 )
 async def test_a_fact_that_is_refused_has_a_reason(desk: Desk, text: str, user_id: str | None, reason: str) -> None:
-    """The node returns a reason instead of an error, and stores nothing."""
     desk.use(REMEMBER)
     state = await run(desk, "note", text, user_id=user_id)
     assert state["results"]["note"] == {"remembered": False, "reason": reason}

@@ -66,8 +66,7 @@ async def test_every_call_of_the_loop_goes_through_the_context_engine(desk: Desk
     assert [message.run_id for message in await desk.memory.session("room:1").tail(2)] == [context.run_id] * 2
 
 
-async def test_a_run_without_a_session_keeps_nothing(desk: Desk) -> None:
-    """A run without a session stores no messages, and its context is still built with the limits."""
+async def test_a_run_without_a_session_stores_nothing(desk: Desk) -> None:
     desk.use(AGENT)
     for _ in range(2):
         await desk.run("one", "Hello")
@@ -195,7 +194,6 @@ async def test_passages_are_in_the_state_and_in_the_context(desk: Desk, session_
 
 
 async def test_a_retriever_is_asked_with_the_turns_before(desk: Desk) -> None:
-    """The query of a retriever contains the earlier turns and the user message once."""
     desk.use(RETRIEVE)
     await desk.run("knowing", "I sent a parcel to Oslo.", session_id="room:1")
     await desk.run("knowing", "How long does it take?", session_id="room:1")
@@ -219,7 +217,6 @@ async def test_a_retriever_is_made_once(desk: Desk, monkeypatch: pytest.MonkeyPa
 
 
 async def test_an_agent_answers_without_a_failing_retriever(desk: Desk) -> None:
-    """A failing retriever is reported, and the agent answers without passages."""
     desk.use(RETRIEVE.replace("make_shelf", "broken"))
     state = await desk.run("knowing", "How long?", session_id="room:1")
     assert spoken(state["messages"])[-1] == ("ai", "reply 1")
@@ -235,7 +232,6 @@ nodes:
 
 
 async def test_an_appended_message_is_stored_once(desk: Desk) -> None:
-    """A message of `append_message` is stored once and is in the next context."""
     desk.use(APPEND, AGENT)
     context = desk.context("news", session_id="room:1")
     for _ in range(2):
@@ -259,7 +255,6 @@ async def test_a_message_may_go_to_another_session(desk: Desk) -> None:
 
 
 async def test_a_message_is_delivered_through_the_channel_of_its_session(desk: Desk) -> None:
-    """A message with `deliver` is queued once for the channel of its session, if the session has a channel."""
     desk.use(APPEND.replace("next: end", "deliver: true, next: end"))
     outbox = desk.memory.channels.outbox
     await outbox.add("support", "telegram:1:7", "m1", address={"chat_id": "7"}, content="hello", waits=False)

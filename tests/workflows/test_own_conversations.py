@@ -145,7 +145,6 @@ async def test_conversations_are_listed_found_and_read_with_sessions(
 async def test_the_calls_of_a_conversation_come_page_by_page(
     shared_url: str, memory_options: MemoryOptions, events: RecordedEvents, clock: SettableClock
 ) -> None:
-    """The calls of a conversation are returned newest run first, without those of other conversations."""
     async with open_memory(shared_url, options=memory_options) as memory:
         desk = RunDesk(memory, numbered(9), events, store=await memory.graph_store())
         news = "draft: {kind: model, input: 'Draft of {{text}}', next: answer}"
@@ -173,7 +172,6 @@ async def test_the_calls_of_a_conversation_come_page_by_page(
 async def test_an_erased_conversation_is_deleted_from_every_table(
     shared_url: str, memory_options: MemoryOptions, events: RecordedEvents
 ) -> None:
-    """Erasing a conversation deletes its runs, traces and manifests, and nothing of other users."""
     async with open_memory(shared_url, options=memory_options) as memory:
         desk = RunDesk(memory, numbered(2), events, store=await memory.graph_store())
         async with desk.open(BOT % "") as service:

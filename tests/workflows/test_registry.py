@@ -52,8 +52,7 @@ def test_the_built_in_chat_is_always_registered() -> None:
     assert caught.value.available == ("chat",)
 
 
-def test_files_folders_and_modules_are_named(tmp_path: Path) -> None:
-    """Workflows are loaded from files, import strings and the files directly in a folder."""
+def test_workflows_are_loaded_from_files_folders_and_modules(tmp_path: Path) -> None:
     (tmp_path / "flows").mkdir()
     for name in ("b", "a"):
         (tmp_path / "flows" / f"{name}.yaml").write_text(GOOD.replace("support", name, 1))
@@ -162,7 +161,6 @@ def test_a_function_may_make_the_graph() -> None:
 
 
 def test_a_workflow_is_described() -> None:
-    """`describe` returns a summary, and `describe_whole` adds the nodes, the options and the definition."""
     workflow = read_workflow(GOOD)
     assert describe(workflow) | {"version": ""} == {
         "name": "support",

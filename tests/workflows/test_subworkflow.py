@@ -65,8 +65,7 @@ async def asked(desk: Desk, options: str, children: KeptRequests, **given: Any) 
         ("input_source: '',", ""),
     ],
 )
-async def test_the_input_of_a_child(desk: Desk, options: str, text: str) -> None:
-    """A child gets a text, the id of its parent and the user context, and no messages."""
+async def test_a_child_gets_a_text_and_the_user_context_and_no_messages(desk: Desk, options: str, text: str) -> None:
     children = KeptRequests()
     state = await asked(desk, options, children, user_context={"language": "de"})
     [request] = children.requests

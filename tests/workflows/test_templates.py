@@ -67,5 +67,4 @@ def test_templates_of_keys_have_more_roots() -> None:
 
 
 def test_the_nodes_that_a_template_names() -> None:
-    """A template names nodes by `results` and `node_outputs`; other roots name none."""
     assert nodes_named("{{results.a.b}} {{node_outputs.c}} {{inputs.d}} {{results}}") == ["a", "c"]

@@ -246,7 +246,6 @@ def test_values_are_what_was_written(written: str, value: object) -> None:
 
 
 def test_a_file_is_a_workflow(tmp_path: Path) -> None:
-    """A workflow file has a name, options, and a version that depends on its values only."""
     path = tmp_path / "support.yaml"
     path.write_text(GOOD, encoding="utf-8-sig")
     workflow = load_yaml(path)
@@ -266,7 +265,6 @@ def test_a_stored_definition_is_the_same_workflow() -> None:
 
 
 def test_unreadable_files_are_refused(tmp_path: Path) -> None:
-    """A missing file, a file that is not UTF-8 and a file that is too large are refused."""
     with pytest.raises(InvalidWorkflow, match="cannot be read"):
         load_yaml(tmp_path / "nothing.yaml")
     broken = tmp_path / "broken.yaml"

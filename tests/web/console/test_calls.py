@@ -71,7 +71,6 @@ async def test_summaries_quotes_and_facts_are_unfolded(narrow: httpx2.AsyncClien
 
 
 async def test_a_call_that_is_not_recorded_is_a_404_page(client: httpx2.AsyncClient) -> None:
-    """A call with an unknown or invalid number, or of another user, returns a page with the status 404."""
     await said(client, "s", "One.")
     run = next(link for link in (await opened(client, "/console/sessions/s")).links if "/calls/last" in link)
     for address in (run.replace("last", "2"), run.replace("last", "x"), f"{run}?user=ben", "/console/runs/no/calls/1"):

@@ -28,8 +28,7 @@ async def verdicts(client: httpx2.AsyncClient, words: str, session: str = "s", *
     return page.words.partition("newest call")[2] or page.words
 
 
-async def test_a_message_in_the_window_and_the_input(client: httpx2.AsyncClient) -> None:
-    """The page marks messages in the window and the input of the newest call."""
+async def test_messages_in_the_window_and_the_input_are_marked(client: httpx2.AsyncClient) -> None:
     await said(client, "s", "My cat is called Miso.", "Where does Ada live?")
     assert "in the window" in await verdicts(client, "cat Miso")
     assert "the input of the call" in await verdicts(client, "Where Ada live")
@@ -53,8 +52,7 @@ async def test_a_message_that_was_taken_back_is_found_in_its_session(client: htt
     assert "taken back, or replaced by a later version" in await verdicts(client, "cat Miso")
 
 
-async def test_a_recalled_message_and_one_of_another_user(tmp_path: Path) -> None:
-    """A recalled message has its rank. A message of another user is not recalled."""
+async def test_a_recalled_message_has_its_rank_and_another_users_is_not_recalled(tmp_path: Path) -> None:
     async with service(tmp_path, recall="user") as client:
         await said(client, "old", "My cat is called Miso.")
         await said(client, "foreign", "My parrot is called Miso.", user_id="ben")

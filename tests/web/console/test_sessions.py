@@ -71,7 +71,6 @@ async def test_a_form_that_is_sent_twice_stores_one_message(client: httpx2.Async
 
 
 async def test_a_group_chat_names_its_speakers(client: httpx2.AsyncClient) -> None:
-    """The names of senders that a channel gives are shown with the messages and in search results."""
     for name in ("Ben", "Carla"):
         told = {"session_id": "telegram:1:2", "message": f"{name} was here.", "metadata": {"sender_name": name}}
         assert (await client.post("/api/v1/chat", json=told)).status_code == 200
@@ -81,7 +80,6 @@ async def test_a_group_chat_names_its_speakers(client: httpx2.AsyncClient) -> No
 
 
 async def test_sessions_are_searched_filtered_and_paged(client: httpx2.AsyncClient) -> None:
-    """The list is filtered by text, user, channel and tag, and its pages have all sessions."""
     for number in range(32):
         await said(client, f"room:{number}", f"Message {number}", user_id="ana" if number % 2 else "ben")
     first = await opened(client, "/")
@@ -136,7 +134,6 @@ async def test_a_message_is_edited_and_its_answer_regenerated(client: httpx2.Asy
 
 
 async def test_taking_back_resetting_and_deleting(client: httpx2.AsyncClient) -> None:
-    """The forms of a session take back, reset and delete. A deleted session has no page."""
     await said(client, "s", "One.", "Two.")
     page = await sent(client, (await opened(client, "/console/sessions/s")).form("/take-back"), n="2")
     assert [message["content"] for message in await history(client, "s")][0::2] == ["One."]

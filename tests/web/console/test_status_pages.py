@@ -22,7 +22,6 @@ async def proposed(app: App, session_id: str, *facts: Proposed) -> None:
 
 
 async def test_facts_are_shown_with_their_evidence(client: httpx2.AsyncClient) -> None:
-    """The page filters facts by text and user, and links to their evidence."""
     await said(client, "s", "I live in Lisbon.")
     fact = {"scope": "user", "owner": "ana", "key": "home_city", "value": "Lisbon"}
     await client.put("/api/v1/facts", json={**fact, "evidence": {"session_id": "s", "seq": 1}})
@@ -89,7 +88,6 @@ async def test_open_answers_of_bots_are_shown(client: httpx2.AsyncClient, app: A
 
 
 async def test_health_has_figures_and_charts(client: httpx2.AsyncClient) -> None:
-    """The page has charts of turns and durations, also before the first turn."""
     assert "every turn is written" in (await opened(client, "/console/health")).words
     await said(client, "s", "One.", "Two.")
     page = await opened(client, "/console/health")
