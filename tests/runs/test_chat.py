@@ -154,7 +154,7 @@ async def test_sessions_run_in_parallel(memory: Memory, make_chat: Chats) -> Non
     assert (await slow.answer()).response == "slow"
 
 
-async def test_a_caller_who_goes_away_does_not_stop_the_turn(memory: Memory, make_chat: Chats) -> None:
+async def test_a_cancelled_caller_does_not_stop_the_turn(memory: Memory, make_chat: Chats) -> None:
     gate = Gate()
     chat = make_chat(memory, ScriptedModel([["once upon ", gate, "a time"]]))
     caller = asyncio.create_task(chat.ask(said("a story")))
@@ -321,7 +321,7 @@ async def test_metadata_is_kept_with_the_question(sqlite_memory: Memory, make_ch
     assert (question.metadata, answer.metadata) == ({"chat_type": "group", "n": 1}, {})
 
 
-async def test_a_chat_that_closes_stores_partial_answers(memory: Memory, make_chat: Chats) -> None:
+async def test_a_closing_chat_stores_partial_answers(memory: Memory, make_chat: Chats) -> None:
     """A closing chat stores the partial answer of the running turn.
 
     Running and waiting turns raise `Interrupted`.
@@ -344,7 +344,7 @@ async def test_a_chat_that_closes_stores_partial_answers(memory: Memory, make_ch
     assert chat.running == 0
 
 
-async def test_a_chat_that_closes_lets_turns_end(sqlite_memory: Memory, make_chat: Chats) -> None:
+async def test_a_closing_chat_answers_its_turns_within_its_limit(sqlite_memory: Memory, make_chat: Chats) -> None:
     gate = Gate()
 
     async def answer(messages: Sequence[BaseMessage]) -> str:

@@ -332,11 +332,8 @@ async def test_nothing_is_printed(
     assert [line for line in written.splitlines() if any(word in line for word in words)] == []
 
 
-async def test_a_database_that_is_not_there(tmp_path: Path) -> None:
-    """An engine of an unreachable database raises an error without the password.
-
-    Another engine can open afterwards.
-    """
+async def test_an_unreachable_database_is_reported_without_its_password(tmp_path: Path) -> None:
+    """Another engine can open after the error."""
     with pytest.raises(StoreUnavailable) as raised:
         await _open_and_close(engine_of("postgresql://u:secret@127.0.0.1:1/nowhere", Runs()))
     assert "secret" not in str(raised.value)

@@ -183,7 +183,7 @@ async def test_a_child_spends_the_budget_of_its_parent(desk: RunDesk) -> None:
     assert (result.status, result.run.error, below.error) == ("failed", "BudgetSpent", "BudgetSpent")
 
 
-async def test_a_run_that_used_up_its_budget_is_tried_again_with_a_larger_one(every_desk: RunDesk) -> None:
+async def test_a_run_that_used_up_its_budget_is_retried_with_a_larger_one(every_desk: RunDesk) -> None:
     """The budget of a retry replaces the workflow's limit, and earlier usage still counts against it."""
     every_desk.model = ScriptedModel([MANY, MANY])
     async with every_desk.open(STEPS % ("costly", "max_tokens: 100, max_cost: 9", "model")) as service:
@@ -196,8 +196,7 @@ async def test_a_run_that_used_up_its_budget_is_tried_again_with_a_larger_one(ev
     assert (result.status, result.run.budget, usage.tokens) == ("done", RunBudget(101, 9), 200)
 
 
-async def test_a_child_tried_again_may_take_what_its_workflow_allows_by_now(desk: RunDesk) -> None:
-    """A retry uses the current limit of the child's workflow, not the limit of the first attempt."""
+async def test_a_retried_child_has_the_current_limit_of_its_workflow(desk: RunDesk) -> None:
     parent = (STEPS % ("costly", "", "subworkflow")).replace("next: end", "workflow: helper, next: end")
     desk.model = ScriptedModel([MANY, MANY, MANY])
     async with desk.open(STEPS % ("helper", "max_tokens: 100", "model"), parent) as service:

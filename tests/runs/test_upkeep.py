@@ -1,4 +1,4 @@
-"""Tests of the maintenance of runs: forgotten runs, runs of dead processes, and leftovers."""
+"""Tests of the maintenance of runs: forgotten runs, runs of dead processes, and leftover checkpoints."""
 
 from __future__ import annotations
 

@@ -181,7 +181,7 @@ async def test_a_session_belongs_to_its_user(client: httpx2.AsyncClient) -> None
     assert len(await history(client, "s1", user_id="ann")) == 2
 
 
-async def test_another_users_message_id_joins_nobodys_turn(tmp_path: Path) -> None:
+async def test_another_users_message_id_does_not_join_the_turn(tmp_path: Path) -> None:
     gate = Gate()
     model = ScriptedModel([["an", gate, " answer"]])
     async with opened_app(model, settings_for(tmp_path)) as app, client_of(app) as client:

@@ -137,7 +137,7 @@ async def test_one_connection_too_many_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-async def test_many_half_open_requests_keep_nobody_out(tmp_path: Path) -> None:
+async def test_many_incomplete_requests_do_not_block_others(tmp_path: Path) -> None:
     """A message is answered while 1,500 connections have sent half a line, and all of them are closed."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 8192) if hard > 0 else 8192, hard))

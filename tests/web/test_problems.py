@@ -202,7 +202,7 @@ async def test_a_500_is_logged_by_class_and_location(
 
 
 async def test_a_service_whose_system_prompt_leaves_no_room_does_not_start(tmp_path: Path) -> None:
-    """Otherwise it would answer every message with a 500."""
+    """The service does not start, because it would answer every message with a 500."""
     settings = settings_for(tmp_path, system_prompt="Be kind. " * 99, history_max_tokens=50)
     with pytest.raises(InvalidSettings, match="THREADKEEP_SYSTEM_PROMPT has"):
         async with open_app(settings):

@@ -32,7 +32,7 @@ from threadkeep.web.server import bind
 from threadkeep.web.service import announcement, create_service
 
 
-def test_a_service_that_nobody_uses_is_freed(app: App) -> None:
+def test_an_unused_service_is_freed(app: App) -> None:
     """FastAPI's caches, which last as long as the process, hold no reference to the service."""
     service = weakref.ref(create_service(app))
     gc.collect()

@@ -1,4 +1,4 @@
-"""Tests of user tokens: a token authenticates the user that it names, and nobody else."""
+"""Tests of user tokens: a token authenticates the user that it names, and no other user."""
 
 from __future__ import annotations
 

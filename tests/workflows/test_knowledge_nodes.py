@@ -85,7 +85,7 @@ async def test_twenty_facts_and_five_episodes_are_the_most(desk: Desk, clock: Se
     assert [one["asked"] for one in state["user_context"]["episodes"]] == [f"Question {n}" for n in range(6, 1, -1)]
 
 
-async def test_a_run_without_a_user_knows_nobody(desk: Desk) -> None:
+async def test_a_run_without_a_user_identifies_no_person(desk: Desk) -> None:
     desk.use(IDENTIFY)
     context = desk.context("who", session_id="room:1")
     state = await desk.run("who", "Hello", context=context, user_context={"plan": "free"})

@@ -77,7 +77,7 @@ async def test_a_conversation_continues_after_a_cancelled_run(desk: Desk) -> Non
 
 
 @pytest.mark.parametrize("history", ["", ", use_graph_chat_history: true"])
-async def test_an_agent_may_look_up_what_is_not_in_its_context(desk: Desk, history: str) -> None:
+async def test_the_history_tools_search_the_agents_own_conversation(desk: Desk, history: str) -> None:
     """The history tools search the run's session or the agent's own conversation, and no other."""
     look = [("read_history", {"from_seq": 1, "to_seq": 2}), ("search_history", {"query": "order"})]
     calls = [

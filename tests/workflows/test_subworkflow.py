@@ -197,7 +197,7 @@ async def test_the_error_of_a_child_is_not_quoted(desk: Desk) -> None:
 
 
 async def test_a_child_that_asks_a_person_fails_in_process(desk: Desk) -> None:
-    """A child in the parent's process that asks a person fails the run, because nobody could answer it."""
+    """A child in the parent's process that asks a person fails the run. The question cannot be answered there."""
     call = AIMessage("", tool_calls=[{"name": "ask_person", "args": {"question": "May I?"}, "id": "c1"}])
     desk.model = ScriptedModel(["A step.", call])
     desk.use(CHILD.replace("find_order", "ask_person"), PARENT % "")

@@ -237,7 +237,7 @@ def test_the_schema_and_the_reader_agree() -> None:
         ("9" * 4000, "9" * 4000),
     ],
 )
-def test_values_are_what_was_written(written: str, value: object) -> None:
+def test_values_are_read_as_in_yaml_1_2(written: str, value: object) -> None:
     """Values are read as in YAML 1.2 and JSON: there are no other booleans, times or number formats."""
     read = read_yaml(f"value: {written}").value
     assert isinstance(read, dict)

@@ -102,8 +102,8 @@ async def test_the_api_does_not_accept_the_cookie(browser: httpx2.AsyncClient) -
         check_problem(await browser.get(path), 401, "api-key-needed")
 
 
-async def test_a_wrong_key_and_a_form_of_another_site_sign_nobody_in(browser: httpx2.AsyncClient) -> None:
-    """Neither response sets a cookie."""
+async def test_a_wrong_key_and_a_form_of_another_site_do_not_sign_in(browser: httpx2.AsyncClient) -> None:
+    """The responses to a wrong key and to a form of another site set no cookie."""
     wrong = await browser.post("/console/sign-in", content="key=wrong&next=/", headers=FORM)
     assert wrong.status_code == 401
     assert "This key is not valid" in page_of(wrong).words
