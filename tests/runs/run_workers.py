@@ -131,7 +131,7 @@ class Desk:
     def _look(self) -> BaseTool:
         @tool
         async def look(amount: int) -> str:
-            """Look for so long."""
+            """Look for an amount of time."""
             self.note("looked", str(amount))
             return "slow-sunrise"
 

@@ -55,7 +55,7 @@ async def test_an_answer_of_an_outage_is_superseded_by_a_delivered_one(
 ) -> None:
     """A pending answer is superseded by a stored answer that a caller got.
 
-    Repeats and the run return the stored one.
+    A repeat returns the stored one, even in this process.
     """
     gate = Gate()
     chat = make_chat(memory, ScriptedModel([[gate, "mine"]]))

@@ -64,10 +64,7 @@ async def test_the_service_is_not_ready_without_its_database(
 
 
 async def test_a_replaced_database_file_is_named_with_the_cure(tmp_path: Path) -> None:
-    """Readiness, the 503 of a write and the event of a deferred write name the replaced file.
-
-    Reads of the old file still succeed.
-    """
+    """Readiness, the 503 of a write and the event of a deferred write name the replaced file."""
     settings = settings_for(tmp_path, database_url=f"sqlite:///{tmp_path}/threadkeep.db")
     async with opened_app(ScriptedModel(["hello"]), settings) as app, client_of(app) as client:
         await say(client, "hi", session_id="s1")
