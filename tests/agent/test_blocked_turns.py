@@ -84,7 +84,7 @@ async def test_a_blocked_question_is_stored_as_failed_without_its_text(
     assert info.title == (None if checkpointed else "hello")
 
 
-async def test_a_blocked_turn_keeps_no_other_turn_waiting(
+async def test_a_blocked_turn_does_not_delay_the_next_one(
     small_memory: Memory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next turn begins although a reference to the blocked run's error exists."""

@@ -46,7 +46,7 @@ async def test_a_call_begins_with_a_user_message_whatever_the_limits(
     await check_records(memory, model)
 
 
-async def test_what_the_agent_said_first_is_sent_behind_a_mark(memory: Memory) -> None:
+async def test_an_answer_that_begins_a_session_is_sent_after_a_mark(memory: Memory) -> None:
     """An answer that begins a session, or follows a reset, is sent after a mark that is not stored."""
     session = memory.session(ROOM)
     await session.append([Message("assistant", "The news of today.")])
@@ -77,7 +77,7 @@ async def test_what_the_agent_said_first_is_sent_behind_a_mark(memory: Memory) -
     ],
     ids=["answer", "system", "question", "tool"],
 )
-async def test_a_state_that_begins_with_an_answer_is_sent_behind_a_mark(
+async def test_a_state_that_begins_with_an_answer_is_sent_after_a_mark(
     sqlite_memory: Memory, state: list[AnyMessage]
 ) -> None:
     """A state that begins with an answer or tool call of another node is sent after a mark."""

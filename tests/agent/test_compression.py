@@ -70,7 +70,7 @@ async def test_a_summary_with_its_range_precedes_the_window(sqlite_memory: Memor
     assert talk[-1] == ("human", "question 15")
 
 
-async def test_the_room_of_a_window_is_in_tokens_as_they_are_stored(sqlite_memory: Memory) -> None:
+async def test_the_size_of_a_window_is_in_stored_tokens(sqlite_memory: Memory) -> None:
     """A model with another tokenizer gets summaries in time, because the window is measured in stored tokens."""
     model = Called(replies=[f"ответ {number} {RUSSIAN}" for number in range(100)])
     options = Compression(trigger=("messages", 1_000), keep=("messages", 4), summarizer=WrittenDown())
@@ -135,7 +135,7 @@ async def test_without_a_summarizer_the_agents_own_model_writes(sqlite_memory: M
     assert heard == [f"answer {number}" for number in range(15)]
 
 
-async def test_an_agent_with_less_room_says_which_summaries_it_leaves_out(sqlite_memory: Memory) -> None:
+async def test_an_agent_with_a_smaller_budget_lists_excluded_summaries(sqlite_memory: Memory) -> None:
     """An agent with a smaller budget sends whole summaries and lists the excluded ones."""
     summarizer = WrittenDown()
     summarizer.answer = lambda asked: f"Summary {len(summarizer.asked)}. " + "fact " * 100

@@ -74,9 +74,7 @@ async def test_a_huge_result_is_sent_in_part_beside_later_ones(small_memory: Mem
     notes=st.lists(st.sampled_from((0, 0, 10, 6_000)), min_size=6, max_size=6),
     budget=st.sampled_from((400, 1_000, 4_000)),
 )
-async def test_an_agent_that_does_again_what_it_does_not_see_ends(
-    sizes: list[int], notes: list[int], budget: int
-) -> None:
+async def test_an_agent_that_repeats_invisible_calls_ends(sizes: list[int], notes: list[int], budget: int) -> None:
     """Each call and result stays visible, so that an agent that repeats invisible calls ends."""
     steps = [using(f"t{n}", size, "as said " * note) for n, (size, note) in enumerate(zip(sizes, notes, strict=False))]
     async with open_memory("sqlite://") as memory:
@@ -86,7 +84,7 @@ async def test_an_agent_that_does_again_what_it_does_not_see_ends(
             assert count_tokens(sent.messages) == sent.manifest.tokens <= budget
 
 
-async def test_what_was_cut_stays_as_it_is_for_the_next_calls(small_memory: Memory) -> None:
+async def test_cut_results_stay_unchanged_in_later_calls(small_memory: Memory) -> None:
     """Cut results stay unchanged in later calls, so that a provider's cache can be used."""
     sizes = [30_000, *[40, 600, 10, 250, 80, 5_000, 90, 30] * 5]
     model = await loop(small_memory, [using(f"t{n}", size) for n, size in enumerate(sizes)])
@@ -111,7 +109,7 @@ async def test_long_arguments_of_a_call_are_cut_in_the_middle(small_memory: Memo
     assert await rebuild(sent.manifest, small_memory) == model.calls[1]
 
 
-async def test_images_go_where_they_have_no_room(small_memory: Memory) -> None:
+async def test_images_over_the_budget_are_replaced_by_marks(small_memory: Memory) -> None:
     """Images over the budget are replaced by marks, oldest first, and text beside them stays."""
     showing = AIMessage("", tool_calls=[{"name": "show", "args": {"images": 5}, "id": "s"}])
     model = await loop(small_memory, [showing])

@@ -87,7 +87,7 @@ def questions(count: int) -> list[str]:
     return [f"question {n} about {things[n % 4]} " + "and more " * (n * 7 % 40) for n in range(count)]
 
 
-async def test_talks_with_tools_are_sent_again_byte_by_byte(memory: Memory, recorder: Recorder) -> None:
+async def test_sessions_with_tools_are_sent_again_byte_by_byte(memory: Memory, recorder: Recorder) -> None:
     """Calls with tools, cut results, cut windows and recalled turns are rebuilt byte by byte."""
     for number in range(18):
         steps = [looking_up("a", "of"), looking_up("a long one"), looking_up("x" * 20, "y" * 16)][: number % 4]
@@ -115,7 +115,7 @@ async def test_contexts_with_summaries_are_sent_again_byte_by_byte(memory: Memor
 
 @pytest.mark.parametrize("originals", [False, True])
 @pytest.mark.parametrize("checkpointed", [False, True])
-async def test_what_no_transcript_has_is_sent_again_byte_by_byte(
+async def test_contents_without_a_transcript_are_sent_again_byte_by_byte(
     memory: Memory, recorder: Recorder, originals: bool, checkpointed: bool
 ) -> None:
     """System messages, images, names, cut inputs and replaced characters are rebuilt byte by byte."""

@@ -51,7 +51,7 @@ def test_stored_messages_are_converted_to_langchain_and_back(stored: Message, ki
     assert from_langchain(converted) == stored
 
 
-def test_of_blocks_the_text_is_stored_and_a_mark_for_images_and_files() -> None:
+def test_blocks_are_stored_as_text_and_marks_for_media() -> None:
     """Text blocks are stored as text and media as marks; reasoning is not stored."""
     message = AIMessage([THINKING, {"type": "text", "text": "one "}, IMAGE, {"type": "text", "text": "two"}], id="1")
     assert text_of(message) == "one two"
@@ -61,7 +61,7 @@ def test_of_blocks_the_text_is_stored_and_a_mark_for_images_and_files() -> None:
     assert from_langchain(AIMessage([THINKING])).content == ""
 
 
-def test_an_original_that_was_stored_without_a_mark_still_comes_back() -> None:
+def test_an_original_that_was_stored_without_a_mark_is_restored() -> None:
     """A row of an earlier version, with text alone, is restored from its original."""
     whole = HumanMessage(["what is it?", IMAGE], id="1")
     stored = from_langchain(whole, full=True).with_fields(content="what is it?")
@@ -93,7 +93,7 @@ def test_a_cut_message_is_not_restored_from_its_original() -> None:
 
 
 @pytest.mark.parametrize("original", [{"type": "martian", "data": {}}, {"type": "ai", "data": {"content": 1}}, "x", {}])
-def test_an_original_that_cannot_be_read_leaves_the_text(original: dict[str, object]) -> None:
+def test_an_original_that_cannot_be_read_yields_the_stored_text(original: dict[str, object]) -> None:
     """An original of another LangChain version that cannot be read yields a message with the stored text."""
     stored = Message.from_dict({"role": "user", "content": "hi", "id": "1", "original": original})
     assert to_langchain(stored) == HumanMessage("hi", id="1")
@@ -109,7 +109,7 @@ def test_an_original_that_cannot_be_read_leaves_the_text(original: dict[str, obj
         ({}, (None, False)),
     ],
 )
-def test_what_the_workflow_thinks_of_its_answer_is_stored_with_it(
+def test_confidence_and_escalation_are_stored_with_the_answer(
     told: dict[str, object], opinion: tuple[float | None, bool]
 ) -> None:
     """Confidence and escalation are stored if they are a number and a boolean.
@@ -121,7 +121,7 @@ def test_what_the_workflow_thinks_of_its_answer_is_stored_with_it(
 
 
 @pytest.mark.parametrize("told", [None, 5, "yesterday", "2026-01-01T12:00:00"])
-def test_a_time_of_a_person_without_a_zone_is_none(told: object) -> None:
+def test_a_sent_time_without_a_zone_is_not_stored(told: object) -> None:
     """The `sent_at` of a person's message is stored if it has a time zone; that of an answer is not."""
     assert from_langchain(HumanMessage("hi", response_metadata={"sent_at": told})).sent_at is None
     known = {"sent_at": "2026-01-01T12:00:00+08:00"}
@@ -130,7 +130,7 @@ def test_a_time_of_a_person_without_a_zone_is_none(told: object) -> None:
 
 
 @pytest.mark.parametrize("bad_id", ["a\nb", "ab\u200bc", "half \ud83d", "x" * 513])
-def test_an_id_that_cannot_be_stored_makes_another(bad_id: str) -> None:
+def test_an_invalid_id_is_replaced(bad_id: str) -> None:
     """An invalid id is replaced by one derived from it, so that a repeated delivery is recognized."""
     stored = from_langchain(HumanMessage("hi", id=bad_id))
     assert stored.id == from_langchain(HumanMessage("hello", id=bad_id)).id
@@ -140,7 +140,6 @@ def test_an_id_that_cannot_be_stored_makes_another(bad_id: str) -> None:
 
 
 def test_a_message_without_an_id_is_converted_without_one() -> None:
-    """A message without an id, or with an empty one, is converted without an id."""
     assert from_langchain(HumanMessage("hi", id="")).id is None
     assert from_langchain(HumanMessage("hi")).id is None
 
@@ -153,7 +152,7 @@ def test_tool_results_and_unknown_roles_are_refused() -> None:
         from_langchain(ChatMessage(role="critic", content="no"))
 
 
-def test_merging_keeps_the_state_s_version_and_places_history_around_it() -> None:
+def test_merging_keeps_the_version_of_the_state() -> None:
     """Each id is kept once in the state's version; other messages follow their predecessors in the history."""
     history = [HumanMessage(text, id=text) for text in "abcde"]
     state = [HumanMessage("B", id="b"), HumanMessage("x", id="x"), HumanMessage("D", id="d")]
@@ -176,7 +175,6 @@ ids = st.lists(st.sampled_from("abcdefgh"), unique=True, max_size=8)
 
 @given(history=ids, state=ids)
 def test_merging_removes_duplicates_and_keeps_the_order(history: list[str], state: list[str]) -> None:
-    """Merging keeps each id once and keeps the order of both lists."""
     merged = merge(
         [HumanMessage(f"history {key}", id=key) for key in history],
         [HumanMessage(f"state {key}", id=key) for key in state],
@@ -281,7 +279,7 @@ def test_reasoning_of_another_provider_becomes_text() -> None:
     assert plain([foreign], provider="anthropic") == [foreign]
 
 
-def test_the_newest_provider_is_the_one_that_is_sent_to() -> None:
+def test_blocks_of_the_newest_provider_are_kept() -> None:
     """Without a given provider, the blocks of the newest message's provider are kept."""
     old = AIMessage([THINKING, {"type": "text", "text": "a"}], response_metadata={"model_provider": "anthropic"})
     new = AIMessage([{"type": "reasoning", "id": "r"}], response_metadata={"model_provider": "openai"})

@@ -110,7 +110,7 @@ def test_text_in_any_block_is_counted_as_text(block: dict[str, Any], text: str) 
     assert count_tokens(HumanMessage([block]), counter=len) == len(text)
 
 
-def test_base64_deep_in_an_unknown_block_is_not_text() -> None:
+def test_nested_base64_in_an_unknown_block_is_not_text() -> None:
     """Nested binary data of an unknown block has a fixed count: usual keys, data URLs, bytes and long base64."""
     block: dict[str, Any] = {
         "image": {"format": "png", "source": {"bytes": b"\x89PNG" * 100}},
@@ -120,7 +120,7 @@ def test_base64_deep_in_an_unknown_block_is_not_text() -> None:
     assert count_tokens(HumanMessage([block]), counter=len) == len(text) + 4 * MEDIA_TOKENS
 
 
-def test_what_only_the_provider_can_read_counts_by_its_length() -> None:
+def test_encrypted_reasoning_counts_by_its_length() -> None:
     """Encrypted reasoning is counted by its length, because the provider charges for it."""
     encrypted = AIMessage([{"type": "reasoning", "summary": [], "encrypted_content": "x" * 600}])
     redacted = AIMessage([{"type": "redacted_thinking", "data": "x" * 600}])

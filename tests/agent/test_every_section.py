@@ -101,7 +101,7 @@ async def test_no_text_breaks_a_section(sqlite_memory: Memory, kind: str) -> Non
 
 @pytest.mark.xdist_group("unsteady_postgres")
 @pytest.mark.slow
-async def test_no_section_keeps_an_answer_back_in_an_outage(
+async def test_an_outage_delays_no_answer_with_all_sections(
     unsteady_postgres: Postgres, memory_options: MemoryOptions, events: RecordedEvents
 ) -> None:
     """If the server stops during a turn, the agent answers, and messages, manifests and summaries are stored later."""

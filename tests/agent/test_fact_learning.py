@@ -232,7 +232,7 @@ class _Noting:
         return [Proposed(ADA, f"message_{seq}", seq, seq) for seq in list(record.learnable)[:1]]
 
 
-async def test_after_an_outage_everything_is_read_and_nothing_twice(memory: Memory) -> None:
+async def test_after_an_outage_each_message_is_read_once(memory: Memory) -> None:
     """After an outage the learner reads each missed message once, in portions.
 
     Of a session that is new to the learner, only the last part is read.
@@ -298,7 +298,7 @@ async def test_concurrent_removals_of_all_evidence_delete_the_fact(memory: Memor
     assert await memory.knowledge.facts(ADA, past=True) == []
 
 
-async def test_undoing_a_confirmation_keeps_what_was_known_otherwise(memory: Memory) -> None:
+async def test_undoing_a_confirmation_keeps_the_fact(memory: Memory) -> None:
     """Undoing a proposal that confirmed a known fact keeps the fact with one confirmation less."""
     await memory.knowledge.remember(ADA, "home_city", "Lisbon")
     learning = FactLearning(memory, model=answering([found(1, "home_city", "Lisbon")]), accept_from=0.5)
@@ -320,8 +320,11 @@ async def test_a_message_that_was_taken_back_cannot_be_accepted(memory: Memory) 
     assert await proposals(memory) == []
 
 
-async def test_of_two_decisions_at_once_one_counts(memory: Memory) -> None:
-    """Of two concurrent decisions, one is stored and the other returns the same status or raises InvalidInput."""
+async def test_two_concurrent_decisions_leave_a_consistent_fact(memory: Memory) -> None:
+    """Each of two concurrent decisions takes effect or raises InvalidInput.
+
+    The fact exists if the last status is accepted.
+    """
     texts = [f"I have pet {number}" for number in range(6)]
     answers = [[found(2 * number + 1, f"pet_{number}", "a dog")] for number in range(6)]
     await talk(memory, FactLearning(memory, model=answering(*answers)), *texts)

@@ -78,7 +78,7 @@ class Talk:
         return entry
 
 
-async def test_what_is_known_stands_before_the_talk(memory: Memory, clock: SettableClock) -> None:
+async def test_facts_precede_the_window(memory: Memory, clock: SettableClock) -> None:
     """Facts follow the system message and precede the window, so that consecutive calls begin alike."""
     await memory.knowledge.remember(ANN, "diet", "vegan")
     clock.advance(86_400)
@@ -120,7 +120,7 @@ async def test_the_manifest_notes_that_a_tool_result_displaced_the_facts(sqlite_
     assert ["facts" in one.sections for one in calls] == [False, True]
 
 
-async def test_the_record_names_the_facts_and_where_they_come_from(memory: Memory) -> None:
+async def test_the_manifest_references_facts_without_their_values(memory: Memory) -> None:
     """The manifest references facts without their values, and rebuilds the call after they were forgotten."""
     fact = await memory.knowledge.remember(ANN, "diet", "vegan", evidence=Evidence("room:9", 17, "run-1"))
     talk = Talk(memory)
@@ -217,7 +217,7 @@ async def test_a_selection_stays_until_an_input_needs_another(memory: Memory, mo
     assert any("Lisbon" in line for line in with_city)
 
 
-async def test_a_fact_that_fits_nowhere_is_left_out(memory: Memory) -> None:
+async def test_the_manifest_lists_omitted_facts(memory: Memory) -> None:
     """The manifest lists a fact that is too long, and one whose key a more specific scope has."""
     long = await memory.knowledge.remember(ANN, "a", "x " * 4_000)
     hidden = await memory.knowledge.remember(ANN, "b", "hidden")

@@ -79,7 +79,7 @@ async def test_a_long_stretch_is_read_page_by_page(sqlite_memory: Memory) -> Non
     assert read == list(range(1, 70))
 
 
-async def test_what_is_not_shown_is_told_in_summaries(memory: Memory) -> None:
+async def test_messages_that_do_not_fit_are_replaced_by_summaries(memory: Memory) -> None:
     """Messages that do not fit are replaced by their first summaries, unless they were superseded."""
     await remember(memory, *(f"{number}: words" for number in range(1, 71)))
     parts = [Summary(ROOM, at, at + 9, f"Of {at}.", model="m", prompt_version="1", tokens=3) for at in range(1, 61, 10)]
@@ -160,7 +160,7 @@ async def test_a_search_states_that_not_all_messages_are_indexed(
             assert len(lines_of(result)) == found
 
 
-async def test_another_users_history_is_not_there(memory: Memory) -> None:
+async def test_the_history_of_another_user_is_not_returned(memory: Memory) -> None:
     """A run of another user gets no messages, and the tools have no argument for a user."""
     await remember(memory, "mine", "yes", user_id="u1")
     tools = history_tools(memory)

@@ -27,7 +27,7 @@ EVENTS: dict[str, Callable[[Session], Awaitable[object]]] = {
 
 
 @pytest.mark.parametrize("event", EVENTS)
-async def test_the_question_is_sent_and_told_once(memory: Memory, event: str) -> None:
+async def test_the_question_is_sent_and_recorded_once(memory: Memory, event: str) -> None:
     """The question is sent and in the manifest once after a reset, and the manifest rebuilds the call."""
     session = memory.session(ROOM)
     await session.append(numbered(6))

@@ -53,8 +53,7 @@ async def test_of_25_messages_the_model_sees_the_newest_20_and_the_question(memo
     assert await memory.session(ROOM).count() == 27
 
 
-async def test_what_was_left_out_is_counted(small_memory: Memory, events: RecordedEvents) -> None:
-    """Events report the number of omitted messages once."""
+async def test_omitted_messages_are_counted(small_memory: Memory, events: RecordedEvents) -> None:
     await small_memory.session(ROOM).append(numbered(25))
     await ask(make_agent(ScriptedModel(["fine"]), [SessionMemory(small_memory)], system_prompt="be kind"), "and now?")
     (built,) = events.of(ContextBuilt)
@@ -114,7 +113,7 @@ async def test_a_reset_is_honoured(memory: Memory) -> None:
     assert await memory.session(ROOM).count() == 4
 
 
-async def test_the_words_of_a_message_with_images_are_kept(small_memory: Memory) -> None:
+async def test_the_text_of_a_message_with_images_is_stored(small_memory: Memory) -> None:
     """The model receives the image once; the transcript has the text and a mark."""
     model = ScriptedModel(["a cat", "yes"])
     agent = make_agent(model, [SessionMemory(small_memory)])
@@ -135,7 +134,7 @@ async def test_an_image_without_text_is_answered_and_stored(small_memory: Memory
     assert await kept(small_memory) == [("user", "[image]"), ("assistant", "a cat")]
 
 
-async def test_original_messages_come_back_as_they_were(small_memory: Memory) -> None:
+async def test_original_messages_are_restored(small_memory: Memory) -> None:
     """With `keep_originals`, later calls contain images and metadata of earlier turns."""
     said = AIMessage("a cat", response_metadata={"model_provider": "scripted"}, additional_kwargs={"mood": "sure"})
     model = ScriptedModel([said, "yes"])

@@ -59,10 +59,9 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("impatient")
-async def test_a_slow_hook_after_the_answer_changes_nothing(
+async def test_an_answer_before_a_slow_hook_is_stored_once(
     small_memory: Memory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The answer of a slow run is stored once, as complete."""
     monkeypatch.setattr("threadkeep.agent.participation._MOST_CHECKS", 1_000_000)
     slow = Slow()
     run = asyncio.create_task(ask(make_agent(ScriptedModel(["hello"]), [SessionMemory(small_memory), slow]), "hi"))
@@ -75,7 +74,7 @@ async def test_a_slow_hook_after_the_answer_changes_nothing(
 
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("checkpointed", [False, True])
-async def test_the_complete_answer_is_kept_after_the_patience_was_over(
+async def test_the_complete_answer_is_stored_after_a_timeout(
     small_memory: Memory, monkeypatch: pytest.MonkeyPatch, checkpointed: bool
 ) -> None:
     """An answer that was stored early as interrupted is also stored as complete, and a repeat returns it."""
@@ -114,7 +113,9 @@ async def test_a_draft_that_is_sent_back_is_not_stored(small_memory: Memory, mon
 
 
 @pytest.mark.parametrize("checkpointed", [False, True])
-async def test_an_answer_that_was_cut_off_is_there_for_the_next_turn(small_memory: Memory, checkpointed: bool) -> None:
+async def test_the_answer_of_a_cancelled_run_is_sent_with_the_next_turn(
+    small_memory: Memory, checkpointed: bool
+) -> None:
     """The answer of a cancelled run is stored as interrupted and sent with the next turn."""
     saver = InMemorySaver() if checkpointed else None
     slow = Slow()

@@ -131,7 +131,7 @@ async def test_the_message_limit_applies_without_a_budget(small_memory: Memory, 
     assert seen(model.calls[-1])[-1] == ("human", "question 5")
 
 
-async def test_what_the_loop_pushes_out_is_counted(small_memory: Memory, events: RecordedEvents) -> None:
+async def test_displaced_history_is_counted(small_memory: Memory, events: RecordedEvents) -> None:
     """Events count the history that tool results displaced, and report its truncation once per turn."""
     await small_memory.session(ROOM).append(
         [m.with_fields(content=f"{m.content} " + "word " * 20) for m in numbered(4)]

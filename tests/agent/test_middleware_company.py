@@ -158,8 +158,7 @@ async def test_a_providers_structured_answer_is_stored(small_memory: Memory) -> 
     assert (await kept(small_memory))[1] == ("assistant", '{"name": "Rome", "people": 3}')
 
 
-async def test_a_wrong_structured_answer_is_asked_for_again(small_memory: Memory) -> None:
-    """An invalid structured answer is requested again and not stored."""
+async def test_an_invalid_structured_answer_is_requested_again(small_memory: Memory) -> None:
     model = ScriptedModel([calling("City", name="Rome"), calling("City", name="Rome", people=3)])
     agent = structured(small_memory, model, AutoStrategy(City))
     await agent.ainvoke(input_of("a city?"), config_of())
@@ -221,7 +220,7 @@ class Counting(AgentMiddleware):
 
 @pytest.mark.filterwarnings("ignore::threadkeep.MiddlewareWarning")
 @pytest.mark.parametrize("first", [True, False])
-async def test_other_middlewares_may_stand_before_or_behind(memory: Memory, first: bool) -> None:
+async def test_other_middleware_may_be_listed_before_or_after(memory: Memory, first: bool) -> None:
     """Other middleware may be listed before or after the memory; after it, middleware receives the history."""
     await memory.session(ROOM).append(numbered(4))
     counting = Counting()
@@ -259,8 +258,7 @@ async def test_a_fallback_model_has_the_same_memory(small_memory: Memory) -> Non
     assert (await kept(small_memory))[-1] == ("assistant", "fine")
 
 
-async def test_a_run_that_another_middleware_ends_keeps_what_it_said(small_memory: Memory) -> None:
-    """The answer of middleware that ends the run is stored."""
+async def test_the_answer_of_middleware_that_ends_the_run_is_stored(small_memory: Memory) -> None:
     limit = ModelCallLimitMiddleware(run_limit=1, exit_behavior="end")
     agent = make_agent(ScriptedModel([adding()]), [SessionMemory(small_memory), limit], [add])
     said = await ask(agent, "1 + 2?")
@@ -269,7 +267,7 @@ async def test_a_run_that_another_middleware_ends_keeps_what_it_said(small_memor
 
 
 @pytest.mark.parametrize("first", [True, False])
-async def test_words_that_are_hidden_from_the_model_stay_hidden_later(small_memory: Memory, first: bool) -> None:
+async def test_redacted_text_stays_redacted_in_later_calls(small_memory: Memory, first: bool) -> None:
     """A question that other middleware redacts in the state is stored and later sent redacted, in both orders."""
     hiding = PIIMiddleware("email", strategy="redact")
 

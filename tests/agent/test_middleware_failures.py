@@ -52,7 +52,7 @@ def check_calls_are_answered(messages: Sequence[BaseMessage]) -> None:
             assert answered == [call["id"] for call in message.tool_calls]
 
 
-async def test_a_failing_model_leaves_the_question(memory: Memory, events: RecordedEvents) -> None:
+async def test_the_question_of_a_failed_model_call_is_stored(memory: Memory, events: RecordedEvents) -> None:
     """The question of a failed model call is stored without an answer, and events contain none of the error's text."""
     model = ScriptedModel([DOWN, "hello"])
     agent = make_agent(model, [SessionMemory(memory)])
@@ -136,7 +136,7 @@ async def test_a_run_cancelled_in_tools_stores_its_text_once(memory: Memory, che
 
 
 @pytest.mark.parametrize("same_id", [True, False])
-async def test_a_failing_tool_leaves_the_question(small_memory: Memory, same_id: bool) -> None:
+async def test_the_question_of_a_failed_tool_call_is_stored(small_memory: Memory, same_id: bool) -> None:
     """After a tool has raised, a retry or a new question sends a valid call with the checkpointed state."""
 
     @tool
@@ -156,9 +156,7 @@ async def test_a_failing_tool_leaves_the_question(small_memory: Memory, same_id:
     assert await kept(small_memory) == [*questions, ("assistant", "fine")]
 
 
-async def test_a_reader_who_leaves_after_the_last_token_loses_nothing(
-    sqlite_url: str, memory_options: MemoryOptions
-) -> None:
+async def test_an_answer_whose_stream_is_closed_is_stored(sqlite_url: str, memory_options: MemoryOptions) -> None:
     """An answer whose stream the reader closes is stored at the latest when the memory closes."""
     async with open_memory(sqlite_url, options=memory_options) as memory:
         agent = make_agent(ScriptedModel(["one two"]), [SessionMemory(memory)])
@@ -178,7 +176,7 @@ class Failing(AgentMiddleware):
         raise RuntimeError("broken")
 
 
-async def test_an_answer_whose_failure_the_program_catches_is_kept_after_a_while(
+async def test_an_answer_before_a_caught_failure_is_stored_after_a_timeout(
     small_memory: Memory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An answer is stored after a timeout if the program catches the error that followed it."""
@@ -249,8 +247,7 @@ async def test_a_run_that_failed_in_a_tool_has_ended(small_memory: Memory) -> No
     assert middleware.open_runs == 0
 
 
-async def test_runs_that_end_leave_nothing_behind(small_memory: Memory) -> None:
-    """No run is open after answered, repeated and refused questions."""
+async def test_no_run_stays_open_after_its_end(small_memory: Memory) -> None:
     middleware = SessionMemory(small_memory)
     model = ScriptedModel([adding(), "3", "two"])
     agent = make_agent(model, [middleware], [add])

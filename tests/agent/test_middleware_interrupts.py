@@ -179,7 +179,7 @@ LATER: dict[str, list[AIMessage | str | BaseException]] = {
 
 @pytest.mark.parametrize("later", LATER)
 @pytest.mark.parametrize("kind", ["sqlite-file", "postgres"])
-async def test_an_older_question_that_comes_again_is_resumed(
+async def test_a_repeated_older_question_is_resumed(
     request: pytest.FixtureRequest, tmp_path: Path, kind: str, later: str
 ) -> None:
     """A repeated older question that is interrupted is resumed in another process, without later turns in its call."""

@@ -128,7 +128,7 @@ async def test_an_unanswered_message_directly_before_the_newest_one_is_answered(
     assert (await memory.session(ROOM).tail(1))[0].answers == "m1"
 
 
-async def test_a_newer_message_comes_again_after_an_older_one(memory: Memory) -> None:
+async def test_a_newer_message_is_repeated_after_an_older_one(memory: Memory) -> None:
     """A repeated message is answered although the checkpointed state has an older message's answer after it."""
     model = ScriptedModel([ConnectionError(), ConnectionError(), adding(), "one", adding("call-2", 2, 2), "two"])
     agent = make_agent(model, [SessionMemory(memory, tool_memory=0)], [add], checkpointer=InMemorySaver())
@@ -292,7 +292,7 @@ async def test_a_client_may_send_the_whole_conversation(memory: Memory) -> None:
     assert [text for _, text in seen(model.calls[3])] == ["hi", "one", "ok", "ok then", "ok", "ok then", "bye"]
 
 
-async def test_an_earlier_message_with_the_words_of_the_question_is_sent_too(small_memory: Memory) -> None:
+async def test_an_earlier_message_with_the_text_of_the_question_is_sent(small_memory: Memory) -> None:
     """An unknown history is sent to the model even if one of its messages equals the question."""
     model = ScriptedModel(["fine"])
     agent = make_agent(model, [SessionMemory(small_memory)])
@@ -314,7 +314,7 @@ async def test_one_message_object_in_two_calls_is_a_repeat(small_memory: Memory)
 
 
 @pytest.mark.parametrize("failures", [1, 99])
-async def test_who_comes_second_never_tells_its_own_answer(
+async def test_a_run_that_ends_second_returns_the_first_answer(
     memory: Memory, memory_options: MemoryOptions, database_url: str, monkeypatch: pytest.MonkeyPatch, failures: int
 ) -> None:
     """A run that ends second returns the first answer; if it cannot be read after retries, the run fails."""

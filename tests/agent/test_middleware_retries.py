@@ -35,7 +35,7 @@ async def test_model_calls_may_be_retried_before_or_after_the_memory(small_memor
     ]
 
 
-async def test_an_apology_is_not_stored_as_an_answer(small_memory: Memory) -> None:
+async def test_the_error_message_of_a_retry_is_stored_as_failed(small_memory: Memory) -> None:
     """The error message of an exhausted retry is stored as failed and not sent in later calls."""
     retry = ModelRetryMiddleware(max_retries=1, initial_delay=0.0, jitter=False)
     model = ScriptedModel([DOWN, DOWN, "hello"])

@@ -71,8 +71,7 @@ async def test_tokens_are_streamed_as_the_model_emits_them(memory: Memory) -> No
     assert (await kept(memory))[-2:] == [("user", "count"), ("assistant", "one two three")]
 
 
-async def test_events_name_the_run_as_without_memory(small_memory: Memory) -> None:
-    """Tags and metadata of the run reach the events of `astream_events`."""
+async def test_events_have_the_tags_and_metadata_of_the_run(small_memory: Memory) -> None:
     model = ScriptedModel(["fine"])
     agent = make_agent(model, [SessionMemory(small_memory)])
     config = config_of()

@@ -86,7 +86,7 @@ async def test_clearing_tool_results_causes_one_warning(small_memory: Memory, fi
     assert "ContextEditingMiddleware" in sentence
 
 
-async def test_a_prompt_that_is_changed_behind_the_memory_is_told_of(small_memory: Memory) -> None:
+async def test_a_prompt_that_is_changed_after_the_memory_causes_a_warning(small_memory: Memory) -> None:
     """A prompt that is changed after the memory causes one warning, because it is in no manifest and no budget."""
     for first in (True, False):
         model = Tooled(replies=["fine", "fine"])
@@ -100,7 +100,7 @@ async def test_a_prompt_that_is_changed_behind_the_memory_is_told_of(small_memor
         assert [("behind" in sentence, "budget" in sentence) for sentence in sentences] == [(True, True)] * (not first)
 
 
-async def test_a_fallback_behind_the_memory_is_told_of(small_memory: Memory) -> None:
+async def test_a_fallback_after_the_memory_causes_a_warning(small_memory: Memory) -> None:
     """A fallback after the memory causes a warning, because its calls are built for the first model."""
 
     class Other(ScriptedModel):
@@ -120,7 +120,7 @@ async def test_a_fallback_behind_the_memory_is_told_of(small_memory: Memory) -> 
         assert ["another model" in sentence for sentence in sentences] == [True] * (not first)
 
 
-async def test_an_answer_that_is_changed_after_it_was_stored_is_told_of(small_memory: Memory) -> None:
+async def test_an_answer_that_is_changed_after_storing_causes_a_warning(small_memory: Memory) -> None:
     """An answer that is changed after it was stored causes a warning.
 
     `after_agent` hooks run from the last middleware to the first.

@@ -116,7 +116,7 @@ async def test_nodes_have_the_same_defaults(sqlite_memory: Memory) -> None:
         assert (await manifest_of(sqlite_memory)).budget == budget
 
 
-def test_what_is_found_has_shares_of_a_common_budget() -> None:
+def test_recalled_text_has_a_share_of_a_limited_budget() -> None:
     """Recalled text has a share of a limited common budget, so that it does not fill a huge window."""
     plan = TurnOptions().plan
     assert plan.rooms(1_000_000, 50_000, ["selected"], shared=16_000) == {"selected": 4_000}

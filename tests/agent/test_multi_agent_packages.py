@@ -75,7 +75,7 @@ async def test_a_swarm_stores_the_answer_of_the_active_agent(memory: Memory) -> 
 
 
 @pytest.mark.parametrize("checkpointed", [False, True])
-async def test_a_handover_takes_no_number_of_an_answer(memory: Memory, checkpointed: bool) -> None:
+async def test_a_handover_counts_as_no_answer(memory: Memory, checkpointed: bool) -> None:
     """An agent that is active again after a handover stores its first answer, and a repeat calls no model."""
     to_a, to_b = (swarms.create_handoff_tool(agent_name=name) for name in "ab")
     a_model, b_model = Bound(replies=[handing_over(to_b.name), "from a"]), Bound(replies=[handing_over(to_a.name)])

@@ -133,7 +133,7 @@ async def test_a_bounded_state_does_not_bound_the_history(small_memory: Memory) 
 
 
 @both
-async def test_a_failing_model_leaves_the_question(memory: Memory, node: Callable[..., Node]) -> None:
+async def test_the_question_of_a_failed_model_call_is_stored(memory: Memory, node: Callable[..., Node]) -> None:
     model = ScriptedModel([ConnectionError("down"), "hello"])
     graph = graph_of(node(memory, model))
     with pytest.raises(ConnectionError):
@@ -257,7 +257,7 @@ async def test_text_is_an_answer_too(small_memory: Memory) -> None:
     assert await kept(small_memory) == [("user", "hi"), ("assistant", "hello")]
 
 
-async def test_whose_session_it_is(small_memory: Memory) -> None:
+async def test_the_session_and_the_user_come_from_the_config(small_memory: Memory) -> None:
     """A missing session id and a wrong user raise an error before the block; an option can derive the session id."""
     with pytest.raises(InvalidKey, match="thread_id"):
         async with session_turn(small_memory, [HumanMessage("hi")], {"configurable": {}}):

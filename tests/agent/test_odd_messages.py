@@ -67,7 +67,7 @@ async def test_nan_as_a_tool_argument_works(memory: Memory) -> None:
     assert len(await rebuilt(memory)) == 2
 
 
-async def test_a_question_that_has_other_words_now_is_rebuilt_as_it_was_sent(memory: Memory) -> None:
+async def test_a_question_with_a_changed_text_is_rebuilt_as_sent(memory: Memory) -> None:
     """A repeated id with another text is rebuilt with the text that the model received."""
     model = ScriptedModel(replies=[RuntimeError("down"), "done"])
     agent = create_agent(model, middleware=[SessionMemory(memory)])

@@ -59,7 +59,7 @@ async def test_every_call_is_rebuilt(memory: Memory) -> None:
     assert [told(call) for call in calls] == [told(call) for call in model.calls]
 
 
-async def test_what_no_transcript_has_is_rebuilt_too(memory: Memory) -> None:
+async def test_contents_without_a_transcript_are_rebuilt(memory: Memory) -> None:
     """A system message of the state, an image, a cut input and a name are rebuilt."""
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
     asked: list[str | AnyMessage] = [
@@ -89,7 +89,7 @@ async def test_a_manifest_holds_no_text_and_survives_json(memory: Memory) -> Non
         await rebuild({"session_id": 5}, memory)
 
 
-async def test_a_context_of_a_session_that_was_begun_anew_is_not_made_up(memory: Memory) -> None:
+async def test_a_context_of_a_deleted_session_cannot_be_rebuilt(memory: Memory) -> None:
     """Rebuilding raises ContextGone after the session was deleted, even if new messages have the same positions."""
     await talk(memory, ScriptedModel(replies=["one", "two"]), ["first", "second"])
     stored = (await memory.manifests.of_session("telegram:1"))[0]

@@ -61,7 +61,7 @@ def block(messages: Sequence[BaseMessage]) -> str:
     return "".join(found)
 
 
-async def test_an_older_turn_that_matters_comes_back(memory: Memory) -> None:
+async def test_a_matching_older_turn_is_quoted(memory: Memory) -> None:
     """A matching older turn is quoted before the question with its date, without messages of the window.
 
     The manifest names the turn and rebuilds the call.
@@ -92,7 +92,7 @@ async def test_a_pronoun_refers_to_the_last_turns(memory: Memory) -> None:
     assert f"user: {FACT}" in block(await ask(memory, "How high up is it?", RecalledTurns(memory)))
 
 
-async def test_who_said_it_is_known_by_name(memory: Memory) -> None:
+async def test_the_named_author_is_quoted_first(memory: Memory) -> None:
     """Of two authors with the same text, the one named in the question, or the one who asks, is quoted first."""
     group = memory.session("room")
     said = "I play the cello, as you all know by now. " * 16
@@ -154,7 +154,7 @@ async def test_other_sessions_are_searched_only_with_scope_user(
     assert "forbidden" not in told
 
 
-async def test_of_archived_messages_summaries_come_back(memory: Memory) -> None:
+async def test_summaries_of_archived_messages_are_quoted(memory: Memory) -> None:
     """The summaries of archived messages are quoted, also merged ones, but not after a reset."""
     await remember(memory, FACT)
     await small_talk(memory, 40)
@@ -243,7 +243,7 @@ class _Broken(_Meanings):
         raise RuntimeError("no such model")
 
 
-async def test_with_embeddings_other_words_of_the_same_meaning_are_found(memory: Memory) -> None:
+async def test_embeddings_find_turns_with_other_words(memory: Memory) -> None:
     """Embeddings find a turn with other words, and stored vectors remain in use if the model fails later."""
     await remember(memory, FACT)
     await small_talk(memory, 30)

@@ -143,7 +143,7 @@ def graph_with(memory: Memory, *replies: Any, gate: Gate | None = None) -> tuple
 
 @pytest.mark.parametrize("closed", [True, False])
 @pytest.mark.parametrize("mode", ["messages", "values", "updates"])
-async def test_a_reader_that_leaves_holds_up_no_turn(memory: Memory, mode: str, closed: bool) -> None:
+async def test_an_unread_stream_does_not_delay_the_next_turn(memory: Memory, mode: str, closed: bool) -> None:
     """After a reader stops at any point of a stream, closed or not, the next question is answered."""
     for stop in range(4):
         room = f"telegram:{stop}"

@@ -103,7 +103,7 @@ async def test_a_supervisor_is_not_asked_again(memory: Memory, checkpointed: boo
 
 
 @pytest.mark.parametrize("checkpointed", [True, False], ids=["checkpointer", "none"])
-async def test_a_graph_that_ends_with_an_agent_of_its_own_is_not_run_again(memory: Memory, checkpointed: bool) -> None:
+async def test_a_graph_whose_last_agent_stored_its_answer_is_not_run_again(memory: Memory, checkpointed: bool) -> None:
     """A repeat returns the whole state if the last agent stored its own answer, and calls no model."""
     router = ScriptedModel(["math"])
     saver = InMemorySaver() if checkpointed else None

@@ -88,7 +88,7 @@ def test_a_character_limit_of_zero_means_no_limit() -> None:
     assert texts(reduce([], [HumanMessage("X" * 100_000)])) == ["X" * 100_000]
 
 
-def test_an_answer_is_cut_beside_its_question() -> None:
+def test_an_answer_over_the_limit_is_cut_and_not_dropped() -> None:
     """An answer over the limit is cut and not dropped, because the next node reads it."""
     reduce = bounded_messages(max_chars=30)
     assert texts(reduce([HumanMessage("why?")], [AIMessage("z" * 100)])) == ["why?", "z" * 19 + CUT_MARK]
@@ -112,7 +112,7 @@ def test_a_huge_tool_result_is_cut_in_the_middle() -> None:
     assert sum(map(len, kept)) <= 60
 
 
-def test_an_update_with_a_known_id_replaces() -> None:
+def test_an_update_with_a_known_id_replaces_its_message() -> None:
     """A known id replaces its message, and RemoveMessage removes it, as in LangGraph's reducer."""
     reduce = bounded_messages()
     left = [HumanMessage("one", id="1"), AIMessage("two", id="2")]

@@ -34,7 +34,7 @@ def agent(memory: Memory, model: ScriptedModel, name: str | None = None, **optio
     return create_agent(model, options.pop("tools", []), middleware=[SessionMemory(memory)], name=name, **options)
 
 
-async def test_an_agent_that_gets_the_state_of_another_is_asked(small_memory: Memory) -> None:
+async def test_agents_called_one_after_the_other_each_answer(small_memory: Memory) -> None:
     """Agents that run one after the other in Python each answer and store one message."""
     models = [ScriptedModel(["draft"]), ScriptedModel(["remarks"]), ScriptedModel(["final"])]
     names = ["writer", "critic", "writer"]
@@ -88,7 +88,7 @@ async def test_each_memory_node_returns_its_stored_answer_on_repeat(small_memory
     assert [len(model.calls) for model in models] == [1, 1]
 
 
-async def test_a_text_of_the_program_is_not_stored_with_a_repeated_question(small_memory: Memory) -> None:
+async def test_a_task_for_another_agent_is_not_stored_on_repeat(small_memory: Memory) -> None:
     """A task for another agent that follows the question in the state is not stored on repeat."""
 
     @tool
@@ -218,7 +218,7 @@ async def test_nodes_give_older_messages_their_own_answers(memory: Memory) -> No
 
 
 @pytest.mark.parametrize("kind", ["agent", "node"])
-async def test_a_newer_message_gets_its_own_answer_after_an_older_one_was_answered(memory: Memory, kind: str) -> None:
+async def test_a_newer_message_gets_its_own_answer_after_an_older_one(memory: Memory, kind: str) -> None:
     """A repeat returns its own answer, although an older message's later answer is last in the state."""
     model = ScriptedModel([ConnectionError(), "two", "one"])
     speaker: Any = agent(memory, model, "speaker") if kind == "agent" else memory_node(memory, model)

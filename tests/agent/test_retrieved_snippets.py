@@ -51,7 +51,7 @@ async def ask(memory: Memory, shelf: Shelf, question: str = "How long does it ta
     return list(model.calls[-1])
 
 
-async def test_passages_stand_before_the_question_and_are_asked_for_with_the_last_turns(memory: Memory) -> None:
+async def test_passages_precede_the_question_and_match_the_last_turns(memory: Memory) -> None:
     """The query includes the last turns, and the manifest references the passages and rebuilds the call."""
     await memory.session("room").append([Message(role="user", content="I ordered a garden gnome.")])
     shelf = Shelf(

@@ -97,7 +97,7 @@ async def test_ids_are_text_numbers_or_uuids(small_memory: Memory, named: object
         await agent.ainvoke(input_of("hi"), context={"session_id": "a", "user_id": named})
 
 
-async def test_the_empty_user_of_langgraphs_server_is_nobody(small_memory: Memory) -> None:
+async def test_the_empty_user_of_langgraphs_server_is_no_user(small_memory: Memory) -> None:
     """The empty user id of LangGraph's server without authentication is no user.
 
     Elsewhere an empty user id raises an error.

@@ -97,7 +97,7 @@ async def test_the_answer_of_an_agent_without_memory_is_sent_and_not_stored(memo
     assert await said(memory) == [(None, "q"), ("n1", "article")]
 
 
-async def test_what_a_repeated_run_has_said_is_in_the_calls_of_its_agents(memory: Memory) -> None:
+async def test_a_repeated_run_sends_its_earlier_messages(memory: Memory) -> None:
     """A repeated run sends its earlier messages to the models, even if the state has later turns after the question."""
     plain = create_agent(ScriptedModel([f"notes {number}" for number in range(5)]), [])
     first = ScriptedModel(["a0", ConnectionError(), "a2", "a3", "a1"])
@@ -111,7 +111,7 @@ async def test_what_a_repeated_run_has_said_is_in_the_calls_of_its_agents(memory
     assert texts(second.calls[-1])[-4:] == ["m1", "notes 1", "notes 4", "a1"]
 
 
-async def test_a_question_of_the_program_before_the_callers_loses_no_turn(memory: Memory) -> None:
+async def test_a_nodes_own_question_does_not_replace_the_callers(memory: Memory) -> None:
     """A node's own question to an agent does not prevent the turn of the person's question."""
     router = writer(memory, "route", "route", name="router")
     model = ScriptedModel(["answer"])
@@ -168,7 +168,7 @@ class Asked(TypedDict):
     result: str
 
 
-async def test_agents_whose_input_is_made_from_the_question_take_part(memory: Memory) -> None:
+async def test_agents_that_receive_a_copy_of_the_question_take_part(memory: Memory) -> None:
     """An agent that receives a copy of the question takes part in the turn; an agent with another input does not."""
     first, second, third = ScriptedModel(["draft"]), ScriptedModel(["remarks"]), ScriptedModel(["score"])
     agents = {
@@ -272,9 +272,7 @@ class Rounds(MessagesState):
 
 
 @pytest.mark.parametrize("added", [True, False], ids=["in the state", "beside it"])
-async def test_branches_after_an_interrupt_do_not_take_the_answers_of_branches_before_it(
-    memory: Memory, added: bool
-) -> None:
+async def test_branches_after_an_interrupt_call_the_model_again(memory: Memory, added: bool) -> None:
     """Branches after an interrupt call the model again, whether or not the state has the first answers."""
     model = ScriptedModel([f"answer {number}" for number in range(6)])
     worker: Any = create_agent(model, [], middleware=[SessionMemory(memory)], name="worker")
@@ -490,7 +488,7 @@ def _chief(memory: Memory, model: ScriptedModel) -> Any:
     return create_agent(chief, [search], middleware=[SessionMemory(memory)], name="main")
 
 
-async def test_an_agent_may_keep_a_conversation_of_its_own(any_memory: Memory) -> None:
+async def test_an_agents_own_conversation_is_below_the_session(any_memory: Memory) -> None:
     memory, model = any_memory, ScriptedModel(["found a", "found b"])
     agent = _chief(memory, model)
     await agent.ainvoke(input_of("a?"), config_of())
@@ -504,7 +502,7 @@ async def test_an_agent_may_keep_a_conversation_of_its_own(any_memory: Memory) -
     assert await memory.session(own.session_id).count(view="history") == 0
 
 
-async def test_a_conversation_that_was_pending_first_goes_with_its_session(
+async def test_a_conversation_that_was_pending_is_deleted_with_its_session(
     sqlite_url: str, memory_options: MemoryOptions
 ) -> None:
     """A session's deletion includes an agent's own conversation that another process delivered after an outage."""
@@ -673,7 +671,7 @@ async def test_a_failed_graph_is_resumed_at_its_second_agent(memory: Memory, kin
     assert await said(memory) == [(None, "q"), ("first", "one"), (author, "two")]
 
 
-async def test_after_an_unasked_turn_the_programs_question_is_its_own(small_memory: Memory) -> None:
+async def test_after_a_turn_without_a_question_a_nodes_question_is_not_stored(small_memory: Memory) -> None:
     """After an answer without a question, a node's question to an agent is not part of the session."""
     model = ScriptedModel(["h1"])
     helper = create_agent(model, [], middleware=[SessionMemory(small_memory)], name="helper")

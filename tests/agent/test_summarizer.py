@@ -27,7 +27,7 @@ async def talk(memory: Memory, *texts: str) -> None:
         await memory.session("room").append([role])
 
 
-async def test_a_model_is_given_the_whole_range_as_data(sqlite_memory: Memory) -> None:
+async def test_the_request_has_the_messages_as_json(sqlite_memory: Memory) -> None:
     """The request has the messages as JSON with numbers, times and roles, within tags that no message can close."""
     model = ScriptedModel(["Ana has a cat, Miso."])
     await talk(
@@ -98,8 +98,9 @@ async def test_a_long_message_is_summarized_in_parts(sqlite_memory: Memory) -> N
         {"done_reason": "length"},
     ],
 )
-async def test_an_answer_that_was_cut_off_is_none(sqlite_memory: Memory, metadata: dict[str, str]) -> None:
-    """An answer that reached the token limit is rejected, in each provider's terms."""
+async def test_an_answer_that_reached_the_token_limit_is_rejected(
+    sqlite_memory: Memory, metadata: dict[str, str]
+) -> None:
     model = ScriptedModel([AIMessage("Ana has a", response_metadata=metadata)] * 2)
     await talk(sqlite_memory, *["words"] * 8)
     with pytest.raises(CompressionFailed) as failed:
@@ -116,7 +117,7 @@ async def test_a_model_that_hangs_times_out(sqlite_memory: Memory) -> None:
     assert failed.value.reason == "timeout"
 
 
-def test_how_much_a_model_reads_at_once() -> None:
+def test_the_input_limit_depends_on_the_models_window() -> None:
     """The input limit is a third of the model's window, at most 24,000 tokens, or the configured value."""
     small = FakeListChatModel(responses=[])
     object.__setattr__(small, "profile", {"max_input_tokens": 8_192})

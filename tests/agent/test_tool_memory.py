@@ -139,8 +139,7 @@ async def test_a_sliding_window_sends_the_steps_of_tool_memory_turns(sqlite_memo
         assert len(rows) == turns
 
 
-async def test_a_turn_without_tools_is_one_too(memory: Memory) -> None:
-    """In a sliding window, a turn without tools counts as a turn of `tool_memory`."""
+async def test_a_turn_without_tools_counts_as_a_turn(memory: Memory) -> None:
     model = ScriptedModel([finding(), "There are three.", "It is sunny.", "Which ones?"])
     agent = make_agent(model, [SessionMemory(memory, window="sliding")], TOOLS)
     for words in ("flights to Porto?", "and the weather?", "book the second of those"):

@@ -122,7 +122,7 @@ def test_long_arguments_are_cut_in_every_copy() -> None:
     assert said.tool_calls[0]["args"] == arguments
 
 
-def test_media_go_when_hardly_any_text_has_room_beside_them() -> None:
+def test_media_are_replaced_by_marks_before_text_is_cut_further() -> None:
     """Media are replaced by marks, oldest first and only as many as necessary, before text is cut further."""
     recording = {"type": "input_audio", "input_audio": {"data": "A" * 99}}
     question = HumanMessage([IMAGE, "x" * 100, IMAGE, recording, {"type": "file", "data": "A"}])

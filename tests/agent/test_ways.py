@@ -78,7 +78,7 @@ def in_line(*agents: Any) -> Any:
     return graph.compile()
 
 
-def test_a_turn_is_stored_once_and_seen_by_the_next(way: Way) -> None:
+def test_a_turn_is_stored_once_and_sent_with_the_next(way: Way) -> None:
     """A turn is stored and sent with the next one, but its messages enter neither state nor stream."""
     agent, model = agent_of(way, "hello", "as I said")
     assert way.say(agent, "hi") == "hello"
@@ -453,7 +453,7 @@ def test_turns_of_synchronous_and_asynchronous_callers_share_one_order(memory_op
         assert [text for _, text in way.kept()] == ["first", "re first", "second", "re second"]
 
 
-def test_a_call_that_blocks_an_awaited_turn_goes_on(
+def test_a_call_that_blocks_an_awaited_turn_does_not_deadlock(
     memory_options: MemoryOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A blocking call gets the session although a task of the loop that it blocks holds it."""

@@ -54,7 +54,7 @@ async def words_of(memory: Memory) -> list[str]:
 
 
 @pytest.mark.parametrize("first", [True, False], ids=["before", "behind"])
-async def test_redaction_hides_no_message(memory: Memory, first: bool) -> None:
+async def test_redacted_messages_are_recognized(memory: Memory, first: bool) -> None:
     """A message is recognized by its received text, and later calls contain only its redacted text."""
     model = ScriptedModel([f"answer {n}" for n in range(3)])
     pii = PIIMiddleware("email")
@@ -65,7 +65,7 @@ async def test_redaction_hides_no_message(memory: Memory, first: bool) -> None:
     assert texts(model.calls[2]) == [HIDDEN, "answer 0", "and now?", "answer 1", "and then?"]
 
 
-async def test_the_digest_of_a_text_has_a_key_of_its_database() -> None:
+async def test_the_digest_of_a_text_differs_between_databases() -> None:
     """The digest of a redacted message differs between databases; an unchanged message has none."""
     digests = []
     for _ in range(2):
@@ -111,7 +111,7 @@ async def test_a_client_may_send_the_newest_messages_only(memory: Memory) -> Non
     assert texts(model.calls[-1]) == ["ok", "fine"] * 5 + ["ok"]
 
 
-async def test_an_earlier_message_in_other_words_is_stored_as_new_once(memory: Memory, events: RecordedEvents) -> None:
+async def test_a_message_that_a_client_changed_is_stored_once(memory: Memory, events: RecordedEvents) -> None:
     """A message that the client changed is stored once as a new message and reported in an event without its text."""
     model = ScriptedModel([f"answer {n}" for n in range(5)])
     client = Client(make_agent(model, [SessionMemory(memory)]))
@@ -129,7 +129,7 @@ async def test_an_earlier_message_in_other_words_is_stored_as_new_once(memory: M
     assert "Mimi" not in repr(event)
 
 
-async def test_a_message_that_never_arrived_is_stored_with_the_next(memory: Memory) -> None:
+async def test_a_question_that_only_the_client_has_is_stored(memory: Memory) -> None:
     """A question that only the client has is stored with the next one; an answer that only the client has is not."""
     model = ScriptedModel(["one", "three"])
     client = Client(make_agent(model, [SessionMemory(memory)]))
@@ -217,7 +217,7 @@ ENDING: list[Any] = [("user", "q1"), ("assistant", "a1"), ("user", "q2"), ("assi
 
 
 @pytest.mark.parametrize("kind", CALLED)
-async def test_a_conversation_that_ends_with_its_answer_is_known(memory: Memory, kind: str) -> None:
+async def test_a_conversation_that_ends_with_its_answer_is_recognized(memory: Memory, kind: str) -> None:
     """A conversation that ends with its stored answer returns that answer; further text requests a new answer."""
     model = ScriptedModel(["a1", "a2", "a3"])
     agent = CALLED[kind](model, memory)
@@ -233,7 +233,7 @@ async def test_a_conversation_that_ends_with_its_answer_is_known(memory: Memory,
 
 
 @pytest.mark.parametrize("kind", CALLED)
-async def test_a_conversation_that_ends_with_what_was_never_said_is_a_new_one(memory: Memory, kind: str) -> None:
+async def test_a_conversation_that_ends_with_an_unknown_answer_is_a_new_turn(memory: Memory, kind: str) -> None:
     """A conversation that ends with the beginning of an answer is a new turn, also the second time."""
     model = ScriptedModel(["a rose", "a tulip"])
     agent = CALLED[kind](model, memory)
@@ -243,8 +243,8 @@ async def test_a_conversation_that_ends_with_what_was_never_said_is_a_new_one(me
     assert await words_of(memory) == ["a flower?", "a rose", "a flower?", "a tulip"]
 
 
-async def test_an_edit_is_one_if_the_client_says_so(memory: Memory) -> None:
-    """A message with `edits` supersedes that message and all later ones; a repeat changes nothing."""
+async def test_a_message_with_edits_supersedes_the_edited_one(memory: Memory) -> None:
+    """A message with `edits` also supersedes all messages after the edited one; a repeat changes nothing."""
     model = ScriptedModel(["hello Miso", "fine", "hello Mimi"])
     agent = make_agent(model, [SessionMemory(memory)])
     await agent.ainvoke(input_of("I am Miso", "m1"), config_of())
@@ -259,7 +259,7 @@ async def test_an_edit_is_one_if_the_client_says_so(memory: Memory) -> None:
     assert [one.content for one in history][:4] == ["I am Miso", "hello Miso", "and now?", "fine"]
 
 
-async def test_an_edit_of_an_unknown_message_is_a_new_one(memory: Memory) -> None:
+async def test_an_edit_of_an_unknown_message_is_a_new_message(memory: Memory) -> None:
     agent = make_agent(ScriptedModel(["fine"]), [SessionMemory(memory)])
     edited = HumanMessage("I am Mimi", id="m3", response_metadata={"edits": "m1"})
     await agent.ainvoke({"messages": [edited]}, config_of())
@@ -311,7 +311,7 @@ async def test_a_recorded_graph_gets_each_message_once(memory: Memory) -> None:
     assert texts(model.calls[2]) == ["question 0", "answer 0", "question 1", "answer 1", "question 2"]
 
 
-async def test_a_node_of_a_plain_graph_knows_them_too(memory: Memory) -> None:
+async def test_a_memory_node_recognizes_the_clients_messages(memory: Memory) -> None:
     """A `memory_node` stores a message that the client changed once, and sends no message twice."""
     model = ScriptedModel([f"answer {n}" for n in range(3)])
     graph: Any = StateGraph(MessagesState)

@@ -67,8 +67,7 @@ def test_equal_reports_yield_their_ratio(ratio: float) -> None:
     assert taught(*[(10_000, round(10_000 * ratio))] * 30).value == pytest.approx(ratio, rel=0.03)
 
 
-def test_an_outlier_among_good_reports_is_hardly_seen() -> None:
-    """One outlier in 39 reports changes the factor by at most five percent."""
+def test_one_outlier_changes_the_factor_by_at_most_five_percent() -> None:
     good = [(1_000, 1_200)] * 19
     assert taught(*good, (1_000, 12_000), *good).value == pytest.approx(1.2, rel=0.05)
 

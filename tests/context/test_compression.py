@@ -76,7 +76,7 @@ def test_a_trigger_is_reached_by_its_own_unit() -> None:
     assert not reaches(extent, ("fraction", 0.5), 1002)
 
 
-def test_a_small_range_waits_for_more() -> None:
+def test_a_small_range_is_not_compressed() -> None:
     """A small range is not compressed, so that not every turn costs a model call."""
     assert not is_worth_it(Extent(2, 2499), ("tokens", 20_000), 0)
     assert is_worth_it(Extent(2, 2500), ("tokens", 20_000), 0)
@@ -126,7 +126,7 @@ def test_the_kept_tail_is_none_until_the_rows_suffice() -> None:
         ("aaaa", 2, 3),
     ],
 )
-def test_what_was_left_out_is_compressed_to_the_end_of_its_turn(letters: str, upto: int, first: int) -> None:
+def test_dropped_messages_are_compressed_to_the_end_of_their_turn(letters: str, upto: int, first: int) -> None:
     """Dropped messages are compressed to the end of their turn, without the newest user message."""
     assert kept_after(talk(letters), upto, complete=True) == first
 
@@ -182,7 +182,7 @@ def test_parts_are_of_about_one_size() -> None:
     assert even_room(10, 100) == 100
 
 
-def test_the_room_of_summaries() -> None:
+def test_the_budget_of_summaries() -> None:
     """Summaries have about a quarter of a small budget, and one summary has half of that."""
     assert SummaryRoom.within(2000, 100_000, 30_000) == SummaryRoom(2000, 24_920, 1000, 600, 29_000)
     assert SummaryRoom.within(2000, 4000, 30_000) == SummaryRoom(860, 920, 430, 258, 29_570)
@@ -190,7 +190,7 @@ def test_the_room_of_summaries() -> None:
     assert SummaryRoom.within(2000, 100_000, 10) == SummaryRoom(2000, 24_920, 200, 120, 200)
 
 
-def test_summaries_become_one_when_they_are_too_much_together() -> None:
+def test_summaries_over_their_limit_are_merged() -> None:
     """Summaries over their limit are merged; the newest stays separate if two others remain."""
     room = SummaryRoom(all=100, framed=200, one=50, asked=30, record=500)
     one, two, three = summary(1, 10, 40), summary(11, 20, 40), summary(21, 30, 40)

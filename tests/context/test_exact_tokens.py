@@ -137,7 +137,7 @@ def test_a_very_long_text_is_counted() -> None:
         (None, "estimate"),
     ],
 )
-def test_a_model_has_the_best_counter_there_is(model: str | None, counter: str) -> None:
+def test_a_model_has_the_best_counter(model: str | None, counter: str) -> None:
     """OpenAI's models have exact counters, other models the estimate of their family."""
     assert name_of(counter_for(model)) == counter
 

@@ -40,7 +40,7 @@ def test_only_consecutive_exchanges_are_folded() -> None:
     assert fold_repeats(said("a", "1", "b", "2", "a", "1", "b", "2")).folds == ()
 
 
-def test_other_words_and_other_answers_are_no_repeats() -> None:
+def test_different_questions_or_answers_are_no_repeats() -> None:
     """Question and answer must be equal, with case but without surrounding white space."""
     assert fold_repeats(said("ok", "Done.", "ok", "Done!")).folds == ()
     assert fold_repeats(said("ok", "Done.", "OK", "Done.")).folds == ()
@@ -86,7 +86,7 @@ rows = st.lists(st.tuples(roles, st.sampled_from(["ok", "Done.", "why?"])), max_
 
 
 @given(rows)
-def test_folding_loses_count_of_nothing(drawn: list[tuple[Role, str]]) -> None:
+def test_folding_accounts_for_each_message(drawn: list[tuple[Role, str]]) -> None:
     """Each message is shown or counted in one fold, in order.
 
     Folding is idempotent and keeps the newest user message.

@@ -14,7 +14,7 @@ from threadkeep.context.plan import EXTRAS, ContextPlan
 from threadkeep.errors import InvalidInput
 
 
-def test_a_plan_says_what_comes_where() -> None:
+def test_a_plan_has_the_order_of_sections() -> None:
     """By default facts precede the window, and sections that depend on the input follow it."""
     plan = ContextPlan()
     assert plan.order[0] == "system"
@@ -95,7 +95,7 @@ def test_a_plan_that_cannot_be_laid_out_is_refused(given: Mapping[str, Any], sai
     yields=st.permutations(EXTRAS),
     shares=st.fixed_dictionaries({section: st.floats(0, 1) for section in (*EXTRAS, "window")}),
 )
-def test_rooms_never_take_what_the_window_keeps(
+def test_sections_never_take_the_share_of_the_window(
     budget: int, fixed: int, wanted: set[Section], yields: list[Section], shares: dict[Section, float]
 ) -> None:
     """Sections stay within the remaining budget and their shares, and a later one in `yields` is served first."""

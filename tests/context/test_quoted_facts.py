@@ -56,7 +56,7 @@ def test_the_header_says_that_it_is_quoted_and_may_be_stale() -> None:
 
 
 @given(st.text(max_size=60), st.text(max_size=60))
-def test_no_fact_can_leave_its_line(key: str, value: str) -> None:
+def test_any_fact_stays_in_its_line(key: str, value: str) -> None:
     """Line ends are escaped, and no tag can be closed."""
     line = fact_line(fact(key, {"a": value, value: [value]}))
     assert len(line.splitlines()) == 1

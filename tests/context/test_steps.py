@@ -21,7 +21,7 @@ def test_steps_that_fit_are_whole() -> None:
     assert shares([], [], 120) == []
 
 
-def test_the_newest_is_whole_and_the_oldest_is_cut() -> None:
+def test_the_newest_step_is_whole_and_the_oldest_is_cut() -> None:
     """The oldest step is cut to half of the budget at once, so that later steps fit."""
     assert shares([], steps_of(900), 1_000) == [910]
     assert shares([], steps_of(5_000), 1_000) == [1_000]
@@ -43,7 +43,7 @@ def test_a_question_in_parts_is_cut_after_the_older_steps() -> None:
     assert shares([[Size(400, 5)]], [], 300) == [300]
 
 
-def test_the_oldest_goes_when_not_even_its_mark_has_room() -> None:
+def test_the_oldest_step_is_dropped_if_its_mark_does_not_fit() -> None:
     """The oldest step is dropped if its mark does not fit, even if the question cannot be cut."""
     assert shares([], steps_of(*[500] * 4), 100) == [20, 20, 20, 40]
     assert shares([], steps_of(*[500] * 5), 100) == [None, 20, 20, 20, 40]

@@ -30,12 +30,12 @@ def test_the_estimate_is_near_the_real_count(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", SAMPLES)
-def test_no_single_message_is_far_under(kind: str) -> None:
+def test_the_estimate_of_a_single_message_is_not_far_under(kind: str) -> None:
     """The estimate of a short message is at least three quarters of the real count."""
     assert all(estimate(text) >= 0.75 * tokens for text, tokens in SAMPLES[kind])
 
 
-def test_four_characters_a_token_is_wrong_for_chinese() -> None:
+def test_four_characters_per_token_is_wrong_for_chinese() -> None:
     """Four characters per token finds less than 40 percent of Chinese tokens."""
     real = sum(tokens for _, tokens in SAMPLES["Chinese"])
     assert sum(chars4(text) for text, _ in SAMPLES["Chinese"]) < 0.4 * real
@@ -60,7 +60,7 @@ def test_the_estimate_is_proportional_to_repetitions(text: str, times: int) -> N
     assert 0.8 * times * once - times <= repeated <= 1.25 * times * once + times
 
 
-def test_a_million_characters_are_estimated_in_linear_time() -> None:
+def test_the_estimate_of_a_long_text_is_proportional_to_its_length() -> None:
     text = "今天天气很好, the weather is fine. " * 3000
     assert estimate(text * 10) == pytest.approx(10 * estimate(text), rel=0.01)
 

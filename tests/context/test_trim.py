@@ -69,7 +69,7 @@ def test_the_oldest_steps_of_a_long_loop_are_cut_first() -> None:
     assert chosen.excluded == ((0, "over_budget"),)
 
 
-def test_a_step_goes_when_not_even_its_mark_has_room() -> None:
+def test_a_step_is_dropped_if_its_mark_does_not_fit() -> None:
     """A step whose mark does not fit is dropped, oldest first; with `whole_steps`, no step is cut."""
     items = [(USER, 3), *step(1, 9), *step(3, 9), *step(5, 9)]
     assert planned(items, 11).kept == (0, 3, 4, 5, 6)
@@ -77,7 +77,7 @@ def test_a_step_goes_when_not_even_its_mark_has_room() -> None:
     assert (chosen.kept, chosen.cuts) == ((0, 3, 4, 5, 6), {})
 
 
-def test_a_newest_step_without_room_is_an_error_with_the_numbers() -> None:
+def test_a_newest_step_that_does_not_fit_raises_an_error_with_the_numbers() -> None:
     """A newest step that does not fit raises an error: without it the model would repeat its call."""
     with pytest.raises(BudgetTooSmall, match=r"need at least 3 tokens .* the rest at least 2, and the budget is 4"):
         planned([(USER, 3), *step(1, 9)], 4)

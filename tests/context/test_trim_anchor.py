@@ -64,7 +64,7 @@ def test_the_last_exchange_is_kept_if_it_fits() -> None:
     assert planned([5, 5, 5, 5, 30, 40, 10], 90, SET).kept == (4, 5, 6)
 
 
-def test_the_newest_of_history_is_cut_where_nothing_else_would_be_there() -> None:
+def test_the_newest_message_is_cut_if_history_would_be_empty() -> None:
     """The newest message of the history is cut if it would be dropped alone and more than its mark fits."""
     chosen = planned([5, 500, 10], 60, SET)
     assert (chosen.kept, chosen.cuts) == ((1, 2), {1: 50})
@@ -85,15 +85,14 @@ def planned_loop(items: Sequence[tuple[Item, int]], budget: int) -> Plan:
     return plan([item for item, _ in items], lambda n: Size(items[n][1], min(items[n][1], 2)), budget, anchor=SET)
 
 
-def test_a_step_that_the_usual_cut_makes_room_for_moves_it_for_good() -> None:
+def test_a_step_that_fits_after_the_usual_cut_moves_the_anchor() -> None:
     """A step that fits after the usual cut moves the anchor permanently."""
     assert not planned_loop(looped(8, []), 100).cut_back
     chosen = planned_loop(looped(8, [20]), 100)
     assert (chosen.begin, chosen.cut_back, chosen.lasting) == (4, True, True)
 
 
-def test_a_big_step_pushes_history_out_of_its_own_turn_only() -> None:
-    """A step that needs more than the usual cut moves the anchor only for its turn."""
+def test_a_big_step_moves_the_anchor_for_its_turn_only() -> None:
     chosen = planned_loop(looped(8, [58]), 100)
     assert (chosen.begin, chosen.cut_back, chosen.lasting) == (6, True, False)
     chosen = planned_loop(looped(8, [500]), 100)
@@ -101,7 +100,7 @@ def test_a_big_step_pushes_history_out_of_its_own_turn_only() -> None:
     assert (chosen.cuts, chosen.cut_back, chosen.lasting) == ({10: 89}, True, False)
 
 
-def test_a_question_in_several_messages_is_all_of_the_turn() -> None:
+def test_all_messages_of_a_question_are_kept() -> None:
     """All messages of a question are kept, and cut if the budget is tight."""
     items = [USER, ASSISTANT, USER, USER, Item("assistant", 4), Item("tool", 4)]
     for max_messages, kept in ((None, (0, 1, 2, 3, 4, 5)), (0, (2, 3, 4, 5))):
@@ -120,7 +119,7 @@ def test_a_question_in_several_messages_is_all_of_the_turn() -> None:
     max_messages=st.none() | st.integers(1, 20),
     overflowing=st.booleans(),
 )
-def test_a_step_back_leaves_room_and_keeps_the_newest(
+def test_a_cut_history_keeps_the_newest_exchange(
     sizes: list[int], budget: int, fraction: float, max_messages: int | None, overflowing: bool
 ) -> None:
     """A cut history is contiguous, keeps both limits and contains the newest exchange."""

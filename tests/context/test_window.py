@@ -84,7 +84,7 @@ def test_limits_below_zero_are_refused(value: int) -> None:
         Limits(max_tokens=value)
 
 
-def test_a_newest_user_message_over_the_budget_stands_alone_and_cut() -> None:
+def test_a_newest_user_message_over_the_budget_is_cut() -> None:
     """The manifest has the original and the remaining token count of the cut message."""
     rows = [assistant(3), user(2, "x" * 1000), user(1)]
     window = choose(rows, Limits(max_tokens=100, counter=chars4))

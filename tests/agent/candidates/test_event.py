@@ -87,12 +87,12 @@ def test_the_order_in_which_annotations_arrive_makes_no_difference(order: list[s
         ({"text": "Hi", "annotations": [annotation("there")]}, None),
     ],
 )
-def test_the_id_is_the_messages_or_the_events(event: dict[str, Any], expected: str | None) -> None:
+def test_the_id_is_that_of_the_message_or_the_event(event: dict[str, Any], expected: str | None) -> None:
     """The id is that of the message or the event; text alone makes no id."""
     assert id_of(event) == expected
 
 
-def test_without_an_id_annotations_tell_events_apart() -> None:
+def test_without_an_id_annotations_determine_the_id() -> None:
     """Without an id, the id of the prompt depends on ids, times and texts of the annotations."""
     events: list[dict[str, Any]] = [
         {"annotations": [annotation("Hi", id="a")]},

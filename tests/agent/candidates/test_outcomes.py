@@ -173,7 +173,7 @@ async def test_a_flat_prompt_is_one_text() -> None:
     assert state["candidate"]["text"] == "Hello."
 
 
-async def test_a_template_makes_another_text() -> None:
+async def test_a_template_determines_the_flat_prompt() -> None:
     """A template determines the positions of system prompt, history and input in the flat prompt."""
     model = ScriptedModel(["Hello."])
     template = PromptTemplate("{{system}}\nSo far: {{history}}\nNow: {{input}}")

@@ -55,7 +55,7 @@ def test_a_turn_is_found_by_a_misspelt_word(asked: str, said: str) -> None:
     assert best(index.rank("And the granary?")) == "1.5"
 
 
-def test_few_words_are_compared_with_one_that_no_turn_has(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_word_is_compared_with_few_words(monkeypatch: pytest.MonkeyPatch) -> None:
     """An unknown word is compared only with words of similar letters and length, because comparing is slow."""
     compared: list[int] = []
 
@@ -116,7 +116,7 @@ def test_group_cost_prefers_turns_of_selected_groups() -> None:
     assert len(select(ranked, lambda _: 10, 40)) == 4
 
 
-def test_a_name_that_is_a_common_word_is_written_as_a_name() -> None:
+def test_a_name_that_is_a_common_word_needs_a_capital_letter() -> None:
     """The word "Will" names a person and "will" does not; the name of an agent is an ordinary word."""
     index = RecallIndex()
     for number, (speaker, role) in enumerate((("Ann", "user"), ("researcher", "assistant"), ("Will", "user"))):

@@ -60,7 +60,7 @@ def test_dates_of_other_languages_are_read(text: str, first: str, last: str) -> 
 
 
 @pytest.mark.parametrize("text", ["la cera de marzo", "hier ist es schön", "mars attacks", "fa caldo", "an on lat"])
-def test_words_that_are_months_or_units_elsewhere_give_no_days_alone(text: str) -> None:
+def test_foreign_months_and_units_alone_yield_no_days(text: str) -> None:
     """A lower-case month name is a month only beside a number."""
     assert days(text) == []
 

@@ -42,7 +42,7 @@ def test_full_width_and_accents_are_made_plain() -> None:
     assert words_of("ＡＢＣ Crème") == ["abc", "creme"]
 
 
-def test_long_words_are_not_kept() -> None:
+def test_long_words_are_not_cached() -> None:
     """The table does not cache long words, because each message may contain different ones."""
     table = WordTable(len)
     assert [table[word] for word in ("word", "w" * 5_000)] == [4, 5_000]
