@@ -135,7 +135,6 @@ async def test_an_item_that_was_saved_with_the_same_text_can_be_changed_and_remo
 
 
 async def test_items_that_are_saved_at_once_stay_in_order(memory: Memory) -> None:
-    """No item is lost or stored twice, also with concurrent appends."""
     store, _ = await filled(memory)
     saved = (store.save_item("t1", answered("m2", f"version {number}"), "ann") for number in range(4))
     added = (memory.session("t1").append([Message("user", f"new {number}", f"n{number}")]) for number in range(4))
@@ -152,7 +151,6 @@ async def test_items_that_are_saved_at_once_stay_in_order(memory: Memory) -> Non
 async def test_items_that_two_processes_rewrite_at_once_are_stored_once(
     shared_url: str, transcripts: TranscriptLocation
 ) -> None:
-    """Concurrent saves of an item and of a later one keep each item once, in order."""
     options = MemoryOptions(transcripts=transcripts)
     async with open_memory(shared_url, options=options) as memory, open_memory(shared_url, options=options) as other:
         store, _ = await filled(memory)

@@ -104,7 +104,6 @@ async def test_messages_of_others_are_items_and_a_reset_hides_them(memory: Memor
 
 
 async def test_another_users_session_is_empty_and_closed(memory: Memory) -> None:
-    """Another user reads nothing, takes nothing back and cannot write."""
     await AgentsSession(memory, ROOM, user_id="ann").add_items([{"role": "user", "content": "secret"}])
     other = AgentsSession(memory, ROOM, user_id="bob")
     assert (await other.get_items(), await other.pop_item()) == ([], None)

@@ -150,7 +150,6 @@ def changing(state: dict[str, Any], **fields: Any) -> Event:
 
 
 async def test_a_session_is_created_once_read_back_and_deleted(memory: Memory) -> None:
-    """One of several concurrent creations succeeds; after a deletion the id can be used again."""
     service, app = SessionService(memory), new_app()
     key: dict[str, Any] = {"app_name": app, "user_id": "ann", "session_id": "s 1"}
     assert await read(service, app, name="s 1") is None
@@ -231,7 +230,7 @@ async def test_an_event_survives_whole_and_its_text_is_a_message(memory: Memory)
 
 
 async def test_the_second_of_two_writers_of_a_revision_is_refused(memory: Memory) -> None:
-    """This also holds for concurrent writers and for a copy without ADK's marker; a refused event stores nothing."""
+    """Concurrent writers and copies without ADK's marker are refused too; a refused event stores nothing."""
     service, app = SessionService(memory), new_app()
     first = await service.create_session(app_name=app, user_id="ann", session_id="s")
     for number in range(4):
@@ -254,7 +253,7 @@ async def test_the_second_of_two_writers_of_a_revision_is_refused(memory: Memory
 
 
 async def test_an_event_that_is_appended_again_is_stored_once(memory: Memory) -> None:
-    """The same holds in ADK's in-memory service; the session stays usable."""
+    """ADK's in-memory service behaves in the same way; the session stays usable."""
     service, app = SessionService(memory), new_app()
     session = await service.create_session(app_name=app, user_id="ann", session_id="s")
     events = [said("user", "hi", actions=EventActions(state_delta={"temp:a": 1})), changing({"step": 1})]
@@ -269,7 +268,7 @@ async def test_an_event_that_is_appended_again_is_stored_once(memory: Memory) ->
 
 
 async def test_a_session_is_created_again_after_retention_and_read_with_ids_of_others(memory: Memory) -> None:
-    """One of several writers creates it, and copies from before are refused; an id like a revision's is a message."""
+    """One of several writers creates the session; older copies are refused; an id like a revision's is a message."""
     service, app = SessionService(memory), new_app()
     old = await service.create_session(app_name=app, user_id="ann", session_id="s")
     await service.append_event(old, said("user", "Old."))
@@ -327,7 +326,7 @@ async def test_sessions_are_listed_by_activity_and_events_cut_by_the_config(
     assert [one.timestamp for one in got.events] == [later + 4, later + 5]
 
 
-async def test_other_channels_share_the_session_and_an_erase_takes_its_state(memory: Memory) -> None:
+async def test_other_channels_share_the_session_and_an_erase_deletes_its_state(memory: Memory) -> None:
     """Messages of other channels are events, superseded ones are not; the state is erased with its user."""
     service, app, user = SessionService(memory), new_app(), f"ann-{uuid.uuid4()}"
     session = await service.create_session(app_name=app, user_id=user, session_id="s", state={"user:likes": "tea"})
@@ -349,7 +348,7 @@ async def test_other_channels_share_the_session_and_an_erase_takes_its_state(mem
 
 
 async def test_a_long_user_id_of_any_script_has_sessions(memory: Memory) -> None:
-    """Such sessions are listed, found and deleted like others; a key that is short enough stays unhashed."""
+    """Sessions with long user ids are listed, found and deleted; a key that is short enough stays unhashed."""
     service, app = SessionService(memory), new_app()
     users = [f"{word}{uuid.uuid4().hex[:4]}" for word in ("\u738b" * 150, "\u0915_: " + "\u0915\u0940" * 30)]
     for user in users:
@@ -374,7 +373,7 @@ async def test_a_long_user_id_of_any_script_has_sessions(memory: Memory) -> None
 
 
 async def test_long_ids_have_sessions(memory: Memory) -> None:
-    """They are created, listed, found, deleted and erased like others, also after retention deleted old events."""
+    """Sessions with long ids are listed, found, deleted and erased, also after retention deleted old events."""
     service, app, others = SessionService(memory), new_app(), SessionService(memory)
     user = f"{uuid.uuid4()}@{'example.' * 58}org"
     for name in ("s", "n" * 300, "\u738b" * 300):

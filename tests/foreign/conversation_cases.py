@@ -93,7 +93,7 @@ async def test_a_conversation_is_stored_in_the_transcript(memory: Memory) -> Non
 
 
 async def test_the_second_of_two_saves_of_a_revision_is_refused(memory: Memory) -> None:
-    """This also holds for concurrent saves and new conversations; a repeated write changes nothing."""
+    """Concurrent saves and new conversations behave in the same way; a repeated write changes nothing."""
     store, name = Conversations(memory), new_name()
     entry = ConversationEntry(parent_id=None, message=ModelResponse(parts=[TextPart("Hello.")]))
     record = ConversationRecord(conversation_id=name, head_id=entry.id)
@@ -260,7 +260,7 @@ async def test_imported_conversations_are_listed_forked_and_continued(memory: Me
 async def test_a_conversation_continues_after_retention(
     memory: Memory, limits: RetentionLimits, left: list[str]
 ) -> None:
-    """It begins with the oldest remaining entry; without one, the next save creates it again, for one writer."""
+    """The conversation begins with the oldest remaining entry; without one, one writer can create it again."""
     store, name = Conversations(memory), new_name()
     for text in ("One.", "Two."):
         await ask(store, name, text)

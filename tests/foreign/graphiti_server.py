@@ -22,7 +22,7 @@ ENVIRONMENT = ROOT / ".venv-graphiti"
 PYTHON = ENVIRONMENT / "bin" / "python"
 SOURCE = ENVIRONMENT / "graphiti"
 
-MISSING = "The Graphiti servers have an environment of their own, which is not there: run `make foreign`."
+MISSING = "The Graphiti servers need a separate environment: run `make foreign`."
 
 
 def is_there() -> bool:

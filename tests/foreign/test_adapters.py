@@ -17,10 +17,10 @@ PYTHON = ROOT / ".venv-adapters" / "bin" / "python"
 
 
 @pytest.mark.parametrize(("name", "count"), [("adapter_cases.py", 15), ("conversation_cases.py", 9)])
-def test_the_cases_of_other_frameworks_hold(shared_url: str, name: str, count: int) -> None:
+def test_the_cases_of_other_frameworks_pass(shared_url: str, name: str, count: int) -> None:
     """Cases of Google ADK, LlamaIndex and Pydantic AI pass on each database."""
     if not PYTHON.exists():
-        pytest.skip("These frameworks have an environment of their own, which is not there: run `make foreign`.")
+        pytest.skip("These frameworks need a separate environment: run `make foreign`.")
     cases = Path(__file__).with_name(name)
     options = ["-q", "--noconftest", "-c", os.devnull, "--rootdir", str(cases.parent), "-p", "no:cacheprovider"]
     options += ["-o", "asyncio_mode=auto", "-o", "asyncio_default_fixture_loop_scope=function"]

@@ -23,7 +23,7 @@ pytestmark = [
     pytest.mark.foreign,
     pytest.mark.skipif(
         not IS_BUILT or CHROMIUM is None,
-        reason="agent-chat-ui is not built: run `make foreign` where npm and Chromium are.",
+        reason="agent-chat-ui is not built; `make foreign` builds it if npm and Chromium exist.",
     ),
 ]
 

@@ -24,7 +24,7 @@ TURNS = [ASKED, ["main", "complete", "booked"], [None, "complete", "and now?"], 
 def turns() -> dict[str, Any]:
     """Return the results of the turns of `deepagents_turns.py`, by name."""
     if not PYTHON.exists():
-        pytest.skip("deepagents has an environment of its own, which is not there: run `make foreign`.")
+        pytest.skip("deepagents needs a separate environment: run `make foreign`.")
     script = Path(__file__).with_name("deepagents_turns.py")
     run = subprocess.run([PYTHON, script], cwd=ROOT, capture_output=True, text=True, timeout=HANG_SECONDS, check=False)
     assert run.returncode == 0, run.stderr

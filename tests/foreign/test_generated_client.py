@@ -38,7 +38,7 @@ async def output_of(*command: str | Path) -> tuple[str, str]:
 async def test_a_generated_client_chats_lists_pages_and_reads_errors(tmp_path: Path) -> None:
     """The generator understands the whole document, and the client parses every response into its models."""
     if not (BIN / "openapi-python-client").exists():
-        pytest.skip("The generator of clients has an environment of its own: run `make foreign`.")
+        pytest.skip("The client generator needs a separate environment: run `make foreign`.")
     document, config = tmp_path / "openapi.json", tmp_path / "generator.yml"
     config.write_text("post_hooks: []\n")
     environment = {"THREADKEEP_MODEL": "demo", "THREADKEEP_DATABASE_URL": f"sqlite:///{tmp_path}/memory.db"}

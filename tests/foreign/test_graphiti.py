@@ -367,7 +367,6 @@ def mcp_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealGraphit
 
 
 async def test_the_mcp_server_stores_finds_and_deletes(mcp_server: RealGraphiti, sqlite_url: str) -> None:
-    """A conversation arrives once, is recalled, and is deleted by a purge."""
     options = {"transport": "mcp", "scopes": ("session",), "recall_enabled": True, "recall_scopes": ("session",)}
     scope = Scope("session", "over-mcp")
     async with opened(mcp_server.mcp, sqlite_url, recall_timeout_seconds=HANG_SECONDS, **options) as memory:
@@ -382,7 +381,6 @@ async def test_the_mcp_server_stores_finds_and_deletes(mcp_server: RealGraphiti,
 
 
 async def test_the_mcp_server_deletes_a_forgotten_fact(mcp_server: RealGraphiti, sqlite_url: str) -> None:
-    """The server deletes the episode and the facts learned from it alone."""
     scope = Scope("workspace", "shop")
     async with opened(mcp_server.mcp, sqlite_url, transport="mcp", confirm_seconds=5.0) as memory:
         await memory.graphiti.grant(["chat_text", "promoted_facts"], by="ops")
@@ -397,7 +395,6 @@ async def test_the_mcp_server_deletes_a_forgotten_fact(mcp_server: RealGraphiti,
 
 
 async def test_the_missing_deletion_of_the_rest_server_is_detected(server: RealGraphiti, sqlite_url: str) -> None:
-    """A smoke test and a purge detect that the REST server on FalkorDB deletes nothing."""
     async with opened(server, sqlite_url, scopes=("session",)) as memory:
         checks = {check.name: check.problem for check in await memory.graphiti.test(smoke=True)}
         assert {name for name, problem in checks.items() if problem} == {"see it gone"}

@@ -26,7 +26,7 @@ async def found(tmp_path: Path) -> dict[str, Any]:
     """Return the results of all clients, each with its own conversation and the demo model."""
     node = shutil.which("node")
     if node is None or not (CLIENTS / "ready").exists():
-        pytest.skip("The JavaScript clients are not installed; `make foreign` installs them where there is npm.")
+        pytest.skip("The JavaScript clients are not installed; `make foreign` installs them if npm exists.")
     script = CLIENTS / "clients.mjs"
     shutil.copyfile(ROOT / "tests/foreign/javascript/clients.mjs", script)
     async with opened_app(make_model("demo"), settings_for(tmp_path)) as app, listening(app) as client:

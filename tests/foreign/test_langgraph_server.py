@@ -33,7 +33,7 @@ ANONYMOUS: dict[str, Any] = {"dependencies": ["."], "graphs": {"agent": "./agent
 def serving(folder: Path, configuration: dict[str, Any]) -> Iterator[str]:
     """Run the server in a folder; yield its address."""
     if not COMMAND.exists():
-        pytest.skip("LangGraph's server has an environment of its own, which is not there: run `make foreign`.")
+        pytest.skip("LangGraph's server needs a separate environment: run `make foreign`.")
     shutil.copy(AGENT, folder / "agent.py")
     (folder / "langgraph.json").write_text(json.dumps(configuration))
     port = free_port()

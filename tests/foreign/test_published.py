@@ -42,7 +42,7 @@ def test_published_tests_pass(shared_url: str, name: str, plugin: str, files: tu
     """The plugins name the skipped tests and the reasons."""
     source = ROOT / ".published" / name
     if not (source / "version").exists():
-        pytest.skip(f"The source of {name} is not here; `make foreign` downloads it where there is a package index.")
+        pytest.skip(f"The source of {name} is missing; `make foreign` downloads it from a package index.")
     options = ["-q", "-c", os.devnull, "--rootdir", str(source), "-p", plugin, "-n", "0"]
     options += ["-p", "no:cacheprovider", "-p", "no:langsmith_plugin", "-p", "no:schemathesis", "-p", "no:anyio"]
     options += ["-o", "asyncio_mode=auto", "-o", "asyncio_default_fixture_loop_scope=session"]

@@ -13,7 +13,6 @@ sizes = st.integers(min_value=1, max_value=10_000)
 
 
 def test_seqs_4201_to_4400_are_in_chunk_21() -> None:
-    """A chunk has 200 messages; the neighbors of the range are in other chunks."""
     assert {chunk_key(chunk_of(seq, 200)) for seq in range(4201, 4401)} == {"chunk:000021"}
     assert chunk_key(chunk_of(4200, 200)) == "chunk:000020"
     assert chunk_key(chunk_of(4401, 200)) == "chunk:000022"
@@ -31,7 +30,7 @@ def test_an_empty_range_has_no_chunks() -> None:
     assert list(chunk_spans(5, 4, 200)) == []
 
 
-def test_keys_are_as_long_as_they_have_to_be() -> None:
+def test_chunk_keys_have_at_least_six_digits() -> None:
     """Six digits sort as text; beyond a million chunks, keys are longer and still unique."""
     assert chunk_key(0) == "chunk:000000"
     assert chunk_key(1_234_567) == "chunk:1234567"
@@ -39,7 +38,6 @@ def test_keys_are_as_long_as_they_have_to_be() -> None:
 
 @pytest.mark.parametrize(("seq", "size"), [(0, 200), (-3, 200), (1, 0)])
 def test_a_seq_below_1_is_refused(seq: int, size: int) -> None:
-    """A chunk size of 0 is refused too."""
     with pytest.raises(ValueError, match="begin at 1"):
         chunk_of(seq, size)
 

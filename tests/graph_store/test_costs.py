@@ -111,7 +111,6 @@ async def test_a_turn_is_read_once_and_written_once(shared_url: str, visits: Vis
 
 
 async def test_the_newest_messages_are_read_by_one_statement(shared_url: str, visits: Visits) -> None:
-    """Metadata and chunk are read together once the process knows the newest chunk."""
     async with opened(shared_url) as memory:
         for number in range(3):
             await say(memory, str(number))
@@ -158,7 +157,6 @@ async def test_a_lone_surrogate_of_another_program_stops_no_turn(sqlite_url: str
 
 
 async def test_a_turn_is_stored_if_its_index_rows_fail(shared_url: str) -> None:
-    """The turn is stored once, and its index rows are added at the next search."""
     async with opened(shared_url) as memory:
         await say(memory, "0")
         execute(shared_url, "UPDATE chat_messages SET seq = 3 WHERE seq = 1")
@@ -171,7 +169,6 @@ async def test_a_turn_is_stored_if_its_index_rows_fail(shared_url: str) -> None:
 
 
 async def test_an_unchanged_message_is_created_once(shared_url: str, made: list[int]) -> None:
-    """Turns check and reads return the messages of a chunk, but each is created from its value once."""
     async with opened(shared_url) as memory:
         for number in range(6):
             await say(memory, str(number))
@@ -181,7 +178,6 @@ async def test_an_unchanged_message_is_created_once(shared_url: str, made: list[
 
 
 async def test_a_change_of_a_cached_message_is_detected(shared_url: str) -> None:
-    """Both reads and turns detect the change, and work again after a repair."""
     async with opened(shared_url) as memory:
         session = memory.session(ROOM)
         await say(memory, "1")
@@ -205,7 +201,6 @@ async def test_a_change_of_a_cached_message_is_detected(shared_url: str) -> None
 
 
 async def test_a_locked_row_delays_no_turn_for_long(postgres_url: str) -> None:
-    """Turns are readable in order while another transaction locks the row of their session."""
     async with opened(postgres_url) as memory, await psycopg.AsyncConnection.connect(postgres_url) as other:
         session = memory.session(ROOM)
         await session.append([Message("user", "0")])
@@ -234,7 +229,6 @@ async def test_a_locked_row_fails_no_turn_with_a_short_statement_timeout(postgre
 
 
 async def test_two_processes_extend_one_conversation(shared_url: str, made: list[int]) -> None:
-    """Each of two processes creates only the messages that it does not know yet."""
     async with opened(shared_url) as first, opened(shared_url) as second:
         for number in range(3):
             await say(first, f"first {number}")

@@ -59,7 +59,6 @@ async def test_texts_are_in_the_graph_store_alone(shared_url: str) -> None:
 
 
 async def test_summaries_and_anchors_work(shared_url: str) -> None:
-    """Summaries and anchors are active until the session is reset."""
     async with opened(shared_url) as memory:
         await say(memory, 9)
         assert await memory.summaries.add(summary(1, 4), last_id="m:4")
@@ -75,7 +74,6 @@ async def test_summaries_and_anchors_work(shared_url: str) -> None:
 
 
 async def test_a_deleted_session_leaves_no_items_and_no_rows(shared_url: str) -> None:
-    """A deleted session leaves neither items in the graph store nor rows in the tables."""
     async with opened(shared_url) as memory:
         await say(memory, 5)
         await say(memory, 1, session_id="other")
@@ -107,7 +105,6 @@ async def test_a_failed_deletion_can_be_repeated(shared_url: str, monkeypatch: p
 
 
 async def test_the_rows_of_an_incomplete_deletion_are_deleted_later(sqlite_url: str) -> None:
-    """If the rows of a deleted conversation could not be deleted, the next search deletes them."""
     async with opened(sqlite_url) as memory:
         await say(memory, 3, user_id="u1")
         await memory.summaries.add(summary(1, 2))
@@ -123,7 +120,6 @@ async def test_the_rows_of_an_incomplete_deletion_are_deleted_later(sqlite_url: 
 
 
 async def test_a_search_is_limited_to_the_user_and_the_session(shared_url: str) -> None:
-    """The search is limited to the user, the session and a seq, works in any script, and ranks the best first."""
     async with opened(shared_url) as memory:
         for session_id, user_id in (("a", "u1"), ("b", "u2")):
             texts = ["My REFUND is late", "Sorry for the refund", "退款什么时候到", "nothing"]
@@ -138,7 +134,7 @@ async def test_a_search_is_limited_to_the_user_and_the_session(shared_url: str) 
         assert await memory.search("refund", session_id="a", user_id="u2") == []
 
 
-async def test_an_exported_session_comes_back(shared_url: str) -> None:
+async def test_an_exported_session_is_restored(shared_url: str) -> None:
     """Seqs, times, the reset and tags are restored; a second restore stores nothing."""
     async with opened(shared_url) as memory:
         await say(memory, 4, user_id="u1")
@@ -158,7 +154,6 @@ async def test_an_exported_session_comes_back(shared_url: str) -> None:
 
 
 async def test_missing_index_rows_are_added_at_the_next_start(sqlite_url: str, events: RecordedEvents) -> None:
-    """The turn is stored, the failure is reported, and the next start adds the missing rows."""
     async with opened(sqlite_url, events) as memory:
         await say(memory, 2)
         execute(sqlite_url, "CREATE TRIGGER stop BEFORE UPDATE ON chat_sessions BEGIN SELECT raise(ABORT, 'no'); END")
@@ -173,7 +168,6 @@ async def test_missing_index_rows_are_added_at_the_next_start(sqlite_url: str, e
 
 
 async def test_conversations_of_other_programs_are_listed(shared_url: str) -> None:
-    """Sessions that another program wrote are listed; those that it deleted are removed."""
     store = InMemoryStore()
     said = [{"seq": 1, "role": "user", "content": "Hi"}, {"seq": 2, "role": "assistant", "content": "Hello"}]
     common = {"conversation_key": "telegram:1", "updated_at": "2026-02-26T20:30:00Z"}
@@ -193,7 +187,6 @@ async def test_conversations_of_other_programs_are_listed(shared_url: str) -> No
 
 
 async def test_a_conversation_created_again_has_no_rows_of_the_old_one(sqlite_url: str, clock: SettableClock) -> None:
-    """A conversation that another program deleted and that is created again has only new rows."""
     store = InMemoryStore()
     async with opened(sqlite_url, graph_store=store, clock=clock) as memory:
         await say(memory, 4)
@@ -209,7 +202,6 @@ async def test_a_conversation_created_again_has_no_rows_of_the_old_one(sqlite_ur
 
 
 async def test_a_graph_store_in_another_database(sqlite_url: str, empty_postgres_url: str) -> None:
-    """Texts are on PostgreSQL, and index rows on SQLite."""
     async with opened(sqlite_url, graph_store=parse_address(empty_postgres_url)) as memory:
         await say(memory, 2)
         assert [hit.message.seq for hit in await memory.search("text 2")] == [2]
@@ -223,14 +215,14 @@ async def test_a_database_keeps_transcripts_in_one_place(shared_url: str) -> Non
         await say(memory, 1)
     with pytest.raises(InvalidSettings, match="graph_store"):
         async with open_memory(shared_url):
-            pytest.fail("it must not open")
+            pytest.fail("opened with transcripts in tables")
     async with opened(shared_url) as memory:
         await memory.session(ROOM).delete()
     async with open_memory(shared_url) as memory:
         await say(memory, 1)
     with pytest.raises(InvalidSettings, match="tables"):
         async with opened(shared_url):
-            pytest.fail("it must not open")
+            pytest.fail("opened with transcripts in a graph store")
 
 
 async def test_retention_is_refused(sqlite_url: str) -> None:
@@ -238,7 +230,7 @@ async def test_retention_is_refused(sqlite_url: str) -> None:
     rules = Retention(delete=RetentionLimits(max_age_days=30))
     with pytest.raises(InvalidInput, match="THREADKEEP_RETENTION_DELETE_MAX_AGE_DAYS"):
         async with opened(sqlite_url, retention=RetentionOptions(rules)):
-            pytest.fail("it must not open")
+            pytest.fail("opened with retention rules")
     async with opened(sqlite_url) as memory:
         await say(memory, 1)
         with pytest.raises(InvalidInput, match="THREADKEEP_TRANSCRIPTS"):

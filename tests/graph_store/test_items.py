@@ -56,7 +56,6 @@ async def say(transcripts: GraphTranscripts, count: int) -> None:
 
 
 async def test_the_metadata_and_the_chunk_of_a_conversation() -> None:
-    """All fields that other programs read have their keys and values."""
     store, _, transcripts = opened()
     for _ in range(2):
         await transcripts.append(turn(user("Hi"), assistant("Hello"), session=ROOM))
@@ -85,7 +84,6 @@ async def test_the_metadata_and_the_chunk_of_a_conversation() -> None:
 
 @pytest.mark.parametrize(("count", "chunks"), [(199, 1), (200, 1), (201, 2)])
 async def test_a_full_chunk_is_followed_by_another(count: int, chunks: int) -> None:
-    """Message 201 begins a second chunk."""
     store, _, transcripts = opened()
     await say(transcripts, count)
     found = [item.value for item in await store.asearch(HISTORY, limit=100) if "chunk_key" in item.value]
@@ -95,7 +93,6 @@ async def test_a_full_chunk_is_followed_by_another(count: int, chunks: int) -> N
 
 
 async def test_a_turn_of_three_spans_two_chunks() -> None:
-    """The turn is read whole, with two messages in one chunk and one in the next."""
     store, _, transcripts = opened()
     await say(transcripts, 198)
     receipt = await transcripts.append(turn(user("a"), assistant("b"), user("c"), session=ROOM))
@@ -132,7 +129,6 @@ async def test_a_conversation_keeps_the_size_of_its_chunks() -> None:
 
 
 async def test_a_conversation_of_another_program_is_continued() -> None:
-    """A conversation that another program wrote with the common fields only can be read and continued."""
     store, _, transcripts = opened()
     said = [{"seq": 4228, "role": "user", "content": "Hi"}, {"seq": 4229, "role": "assistant", "content": "Hello"}]
     common = {"conversation_key": ROOM, "updated_at": "2026-02-26T20:30:00Z"}
@@ -152,7 +148,7 @@ async def test_a_conversation_of_another_program_is_continued() -> None:
 
 
 async def test_an_unfinished_turn_is_ignored() -> None:
-    """Without transactions a chunk may be written without its metadata; such a turn is ignored and can be retried."""
+    """A store without transactions may have a chunk without its metadata; the turn can be retried."""
     store, _, transcripts = opened()
     await say(transcripts, 2)
     before = await value_of(store, f"{ROOM}__meta__")
@@ -169,7 +165,6 @@ async def test_an_unfinished_turn_is_ignored() -> None:
 
 
 async def test_nothing_of_a_deleted_conversation_is_left() -> None:
-    """Chunks and ids are deleted; items of other conversations stay."""
     store, _, transcripts = opened(GraphLayout(chunk_size=2))
     await say(transcripts, 7)
     await transcripts.append(turn(user("other", "p:1"), session="telegram:2"))
@@ -179,7 +174,6 @@ async def test_nothing_of_a_deleted_conversation_is_left() -> None:
 
 
 async def test_a_custom_layout() -> None:
-    """Namespace, suffix and the field of the text can be set."""
     layout = GraphLayout(("bots", "history"), meta_key_suffix="/meta", chunk_size=10, value_field="text")
     store, _, transcripts = opened(layout)
     await say(transcripts, 1)
@@ -209,7 +203,6 @@ async def test_a_custom_layout() -> None:
     ],
 )
 def test_an_invalid_layout_is_refused(wrong: dict[str, object]) -> None:
-    """The layout is refused before anything is written."""
     with pytest.raises(InvalidInput, match=r"\.$"):
         GraphLayout(**wrong)  # type: ignore[arg-type]
 

@@ -85,7 +85,6 @@ def write(url: str, process: int) -> int:
 
 
 async def test_the_plain_langgraph_store_reads_conversations(empty_url: str) -> None:
-    """LangGraph's store finds the items by key and by search, and can write other items."""
     async with graph_transcripts(empty_url) as transcripts:
         await transcripts.append(turn(user("Hi 😀 中"), assistant("Hello")))
     async with plain_store(empty_url) as store:
@@ -99,7 +98,6 @@ async def test_the_plain_langgraph_store_reads_conversations(empty_url: str) -> 
 
 
 async def test_a_conversation_of_the_plain_langgraph_store_is_continued(empty_url: str) -> None:
-    """A conversation that LangGraph's store wrote can be continued and deleted."""
     async with open_store(empty_url):
         pass
     async with plain_store(empty_url) as store:
@@ -118,7 +116,6 @@ async def test_a_conversation_of_the_plain_langgraph_store_is_continued(empty_ur
 
 
 async def test_fields_of_other_programs_survive(empty_url: str) -> None:
-    """Unknown fields of metadata, chunks and messages survive turns, updates, a reset and a deletion."""
     theirs = {"topic": "refunds", "marks": {"a": [1.5, None]}}
     async with graph_transcripts(empty_url) as transcripts:
         await transcripts.append(turn(user("one"), assistant("two"), user("three")))

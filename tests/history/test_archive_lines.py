@@ -63,15 +63,14 @@ def _summary_line(**changes: Json) -> bytes:
 
 
 @given(message=_MESSAGES)
-def test_a_message_comes_back_from_its_line(message: Message) -> None:
+def test_a_message_is_parsed_from_its_line(message: Message) -> None:
     line = message_line("telegram:1", message)
     assert line.count("\n") == 1
     assert parse_line(line.encode()) == MessageLine("telegram:1", message)
 
 
 @given(title=st.none() | _TEXTS, tags=st.lists(_TEXTS, max_size=3), metadata=st.dictionaries(_TEXTS, _JSON, max_size=3))
-def test_a_session_comes_back_from_its_line(title: str | None, tags: list[str], metadata: dict[str, Json]) -> None:
-    """The line has the fields of the session, without those derived from its messages."""
+def test_a_session_is_parsed_from_its_line(title: str | None, tags: list[str], metadata: dict[str, Json]) -> None:
     info = SessionInfo("a", "u1", title, "last", 7, 7, 3, False, tuple(tags), metadata, _NOW, _NOW)
     parsed = parse_line(session_line(info).encode())
     assert parsed == SessionLine("a", "u1", title, tuple(tags), metadata, False, 3, _NOW, _NOW)
@@ -84,7 +83,7 @@ def test_a_session_comes_back_from_its_line(title: str | None, tags: list[str], 
     created_at=_TIMES,
     left=st.integers(0, 5),
 )
-def test_a_summary_comes_back_from_its_line(
+def test_a_summary_is_parsed_from_its_line(
     first_seq: int, text: str, level: int, created_at: datetime | None, left: int
 ) -> None:
     """The line has the number and the ends of the messages, to check that they are the same."""
@@ -166,7 +165,6 @@ def test_an_original_keeps_the_order_of_its_keys() -> None:
     ],
 )
 def test_an_invalid_line_is_refused(line: bytes, sentence: str) -> None:
-    """The error says why."""
     with pytest.raises(BadLine, match=sentence):
         parse_line(line)
 

@@ -62,7 +62,6 @@ async def test_the_next_summary_follows_the_first(memory: Memory) -> None:
 
 
 async def test_the_trigger_may_be_a_fraction_of_the_budget(memory: Memory) -> None:
-    """The trigger may be a fraction of the budget that the caller passes."""
     await talk(memory, 10)
     tokens = sum(message.tokens or 0 for message in await memory.session("room").tail(100))
     half = Compression(trigger=("fraction", 0.5), keep=("messages", 6))
@@ -72,7 +71,6 @@ async def test_the_trigger_may_be_a_fraction_of_the_budget(memory: Memory) -> No
 
 
 async def test_the_kept_tail_may_be_limited_in_tokens(memory: Memory) -> None:
-    """The tail has the newest whole turns that fit."""
     await talk(memory, 10)
     [*_, last] = await memory.session("room").tail(100)
     keep = Compression(trigger=("messages", 20), keep=("tokens", 4 * (last.tokens or 0) + 3))
@@ -124,7 +122,6 @@ async def test_system_messages_are_read_as_notes(memory: Memory) -> None:
 
 
 async def test_a_range_that_is_too_long_is_read_in_parts(memory: Memory) -> None:
-    """Each part becomes a summary; no message is read twice or skipped."""
     summarizer = WrittenDown(input_tokens=2_000)
     await talk(memory, 100)
     await memory.compressor.compress_now("room", SMALL, summarizer, budget=BUDGET)
@@ -205,7 +202,6 @@ async def test_a_merge_reads_the_original_summaries(memory: Memory) -> None:
 
 
 async def test_a_reset_hides_earlier_summaries(memory: Memory) -> None:
-    """Summaries from before a reset are inactive and not passed to the next one."""
     summarizer = WrittenDown()
     await talk(memory, 10)
     await memory.compressor.compress_now("room", SMALL, summarizer, budget=BUDGET)
@@ -218,7 +214,6 @@ async def test_a_reset_hides_earlier_summaries(memory: Memory) -> None:
 
 
 async def test_archived_messages_are_not_summarised(shared_url: str, memory_options: MemoryOptions) -> None:
-    """Archived messages are in no summary; the recollection lists them as archived."""
     summarizer = WrittenDown()
     async with open_memory(shared_url, options=memory_options) as memory:
         await talk(memory, 15)
@@ -240,7 +235,6 @@ async def test_archived_messages_are_not_summarised(shared_url: str, memory_opti
 
 
 async def test_deleted_messages_are_not_summarised(shared_url: str, memory_options: MemoryOptions) -> None:
-    """The next summary begins after the deleted messages."""
     summarizer = WrittenDown()
     async with open_memory(shared_url, options=memory_options) as memory:
         await talk(memory, 10)
@@ -263,6 +257,5 @@ async def test_deleted_messages_are_not_summarised(shared_url: str, memory_optio
     ],
 )
 def test_options_that_cannot_work_are_refused(options: dict[str, object], word: str) -> None:
-    """The error names the option."""
     with pytest.raises(InvalidInput, match=f"^{word}"):
         Compression(**options)  # type: ignore[arg-type]

@@ -30,7 +30,6 @@ def consider(memory: Memory, summarizer: WrittenDown, session_id: str = "room") 
 
 
 async def test_compression_runs_in_the_background(memory: Memory) -> None:
-    """`consider` returns at once; the summary is made in the background."""
     summarizer = WrittenDown()
     await talk(memory, 10)
     consider(memory, summarizer)
@@ -55,7 +54,7 @@ async def test_a_session_is_compressed_once_at_a_time(memory: Memory) -> None:
     assert len(summarizer.asked) == 1
 
 
-async def test_a_slow_model_of_one_session_does_not_hold_up_another(memory: Memory, events: RecordedEvents) -> None:
+async def test_a_slow_model_of_one_session_does_not_block_another(memory: Memory, events: RecordedEvents) -> None:
     slow, gate, quick = WrittenDown(), Gate(), WrittenDown()
     slow.answer = lambda asked: waiting(gate, asked)
     for session_id in ("slow", "quick"):
@@ -93,7 +92,6 @@ def _raise(error: BaseException) -> str:
 async def test_a_failure_changes_nothing_and_is_reported(
     memory: Memory, events: RecordedEvents, answer: Callable[[Asked], str], reason: str, error: str | None
 ) -> None:
-    """A failure emits an event with its reason; the next attempt succeeds."""
     summarizer = WrittenDown()
     summarizer.answer = answer
     await talk(memory, 10)
@@ -145,7 +143,6 @@ async def test_failures_are_tried_again_after_some_turns(sqlite_memory: Memory, 
 
 
 async def test_a_model_that_writes_too_much_is_called_again_with_a_lower_limit(sqlite_memory: Memory) -> None:
-    """The second text is used unchanged if it fits."""
     summarizer = WrittenDown()
     summarizer.answer = lambda _: "word " * (5_000 if len(summarizer.asked) == 1 else 10)
     await talk(sqlite_memory, 10)
@@ -214,7 +211,6 @@ async def test_a_long_session_does_not_block_others(sqlite_memory: Memory) -> No
 
 @pytest.mark.parametrize("change", ["reset", "delete", "delete and begin anew"])
 async def test_a_summary_of_a_changed_session_is_discarded(memory: Memory, events: RecordedEvents, change: str) -> None:
-    """A summary is discarded if its session was reset, deleted or created again meanwhile."""
     summarizer, gate = WrittenDown(), Gate()
     summarizer.answer = lambda asked: waiting(gate, asked)
     await talk(memory, 10)
@@ -246,7 +242,6 @@ async def test_turns_during_a_compression_follow_its_range(memory: Memory) -> No
 async def test_a_failing_database_is_reported(
     shared_url: str, memory_options: MemoryOptions, events: RecordedEvents
 ) -> None:
-    """The background task survives the failure."""
     summarizer = WrittenDown()
     async with open_memory(shared_url, observers=[events], options=memory_options) as memory:
         await talk(memory, 10)
@@ -263,7 +258,6 @@ async def test_a_failing_database_is_reported(
 
 
 async def test_closing_the_memory_finishes_queued_compressions(shared_url: str, memory_options: MemoryOptions) -> None:
-    """Queued sessions are compressed before a short program ends."""
     async with open_memory(shared_url, options=memory_options) as memory:
         await talk(memory, 10)
         consider(memory, WrittenDown())
@@ -276,7 +270,7 @@ async def test_closing_does_not_wait_forever(memory: Memory, events: RecordedEve
     summarizer, gate = WrittenDown(), Gate()
     summarizer.answer = lambda asked: waiting(gate, asked)
     compressor = Compressor(
-        memory._backend.transcripts,  # noqa: SLF001 - one with other options than the memory's own
+        memory._backend.transcripts,  # noqa: SLF001 - a compressor with other options
         memory.summaries,
         observer=events,
         clock=clock,

@@ -82,7 +82,6 @@ async def test_a_damaged_session_raises_until_it_is_repaired(
 async def test_a_damaged_session_is_deleted_by_its_owner(
     shared_url: str, memory_options: MemoryOptions, events: RecordedEvents, kind: str
 ) -> None:
-    """Only the owner can delete a damaged session, and a new session can have its id."""
     async with opened(shared_url, memory_options, events) as memory:
         await asyncio.to_thread(DAMAGES[kind].do, shared_url, ROOM)
         assert not await memory.session(ROOM, user_id="bob").delete()
@@ -113,7 +112,6 @@ async def test_a_damaged_id_item_is_replaced(
 async def test_retention_skips_a_damaged_conversation(
     sqlite_memory: Memory,
 ) -> None:
-    """Other conversations are pruned, and the damaged one is counted as busy."""
     store = InMemoryStore()
     keeper = await sqlite_memory.namespace(LAYOUT, store)
     for session_id in (ROOM, WELL):

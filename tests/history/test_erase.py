@@ -187,7 +187,6 @@ async def test_a_pending_turn_with_an_invalid_sender_id_does_not_stop_an_erase(
 
 
 async def test_the_receipt_can_be_verified(memory: Memory) -> None:
-    """A receipt is signed by the database, and is no longer true after new data of the person."""
     await memory.session("telegram:1", user_id=ANN).append([said("hi")])
     receipt = EraseReceipt.from_dict((await memory.erase(user_id=ANN)).to_dict())
     assert await memory.verify_erased(receipt) == "gone"
@@ -337,7 +336,6 @@ async def test_a_session_is_erased_alone(memory: Memory) -> None:
 
 
 async def test_sessions_of_child_runs_are_named(memory: Memory) -> None:
-    """Sessions of child runs are named in the receipt and stay when their parent's session is erased."""
     top = NewRun(run_id="r1", workflow="parent", input={"text": "hi"}, session_id="telegram:1")
     await memory.runs.order.add(top)
     for name, session_id in (("r2", "child:r2"), ("r3", None)):
@@ -504,7 +502,6 @@ async def test_no_file_of_a_separate_graph_store_has_a_byte_of_the_person(
 async def test_a_separate_graph_store_on_postgresql_is_named(
     tmp_path: Path, postgres_url: str, memory_options: MemoryOptions
 ) -> None:
-    """The receipt names the graph store's PostgreSQL, which has dead rows until VACUUM."""
     options = replace(memory_options, graph_store=parse_address(postgres_url))
     async with open_memory(f"sqlite:///{tmp_path}/threadkeep.db", options=options) as memory:
         await (await memory.graph_store()).aput(("memories", ANN), "k", {"text": CANARY})
@@ -536,7 +533,6 @@ def files_with(folder: Path) -> list[str]:
 
 
 async def test_pending_turns_of_dead_processes_are_erased(tmp_path: Path, memory_options: MemoryOptions) -> None:
-    """A memory without background work erases pending turns of dead processes, and keeps those of others."""
     url = f"sqlite:///{tmp_path}/threadkeep.db"
     options = replace(memory_options, background=False)
     async with open_memory(url, options=options) as memory:

@@ -131,7 +131,6 @@ def test_escape_examples(text: str, part: str) -> None:
 
 @given(texts)
 def test_escape_is_reversible(text: str) -> None:
-    """An escaped text has only characters of the alphabet, no colon, and can be unescaped."""
     part = escape_key(text)
     assert unescape_key(part) == text
     assert re.fullmatch(r"[A-Za-z0-9_-]*", part)
@@ -144,7 +143,6 @@ def test_escape_keeps_different_texts_apart(one: str, other: str) -> None:
 
 @given(st.text(st.sampled_from("_0145afAF:-é\n")))
 def test_unescape_accepts_only_escaped_forms(part: str) -> None:
-    """`unescape_key` accepts a part only if it is the escaped form of its text."""
     with contextlib.suppress(InvalidKey):
         assert escape_key(unescape_key(part)) == part
 
@@ -156,7 +154,6 @@ def test_unescape_refuses_other_spellings(part: str) -> None:
 
 
 def test_escape_refuses_a_lone_surrogate() -> None:
-    """The error has no copy of the text."""
     with pytest.raises(InvalidKey) as caught:
         escape_key("secret\ud800")
     assert caught.value.reason == "invalid_chars"
@@ -165,14 +162,12 @@ def test_escape_refuses_a_lone_surrogate() -> None:
 
 
 def test_telegram_chat_ids_render_as_their_digits() -> None:
-    """The id of a group keeps its minus."""
     assert resolve_key([TELEGRAM], telegram(12345)).key == "telegram:12345"
     assert resolve_key([TELEGRAM], telegram(-100123)).key == "telegram:-100123"
     assert resolve_key([TELEGRAM], telegram("12345")).key == "telegram:12345"
 
 
 def test_wecom_customer_service_has_two_ids() -> None:
-    """A WeCom key has the account and the customer."""
     assert resolve_key([WECOM], wecom("kf-001", "ext-abc")).key == "wecom_cs:kf-001:ext-abc"
 
 
@@ -190,13 +185,11 @@ def test_values_are_escaped() -> None:
 
 
 def test_literals_are_refused_and_not_escaped() -> None:
-    """Literal text of a template is used unchanged or refused."""
     assert refused(resolve_key(["wecom_dm:li@corp", " room-1"], {})) == ["invalid_chars", "invalid_chars"]
     assert refused(resolve_key(["", "telegram:", "a" * 257], {})) == ["empty", "empty_part", "too_long"]
 
 
 def test_the_first_valid_candidate_wins() -> None:
-    """A value that is no string is skipped, an unresolved template is refused, and the literal after them wins."""
     resolution = resolve_key([123, "{{results.none.x}}", "room-1", "room-2"], {})
     assert resolution.key == "room-1"
     assert resolution.reason is None
@@ -204,7 +197,6 @@ def test_the_first_valid_candidate_wins() -> None:
 
 
 def test_one_string_is_one_candidate() -> None:
-    """A string instead of a list is not split into characters."""
     assert resolve_key(TELEGRAM, telegram(1)).key == "telegram:1"
 
 
@@ -238,7 +230,7 @@ def test_the_thread_id_counts_in_manual_runs_only(path: str) -> None:
     "value", [None, True, False, [], ["a"], {}, {"a": 1}, b"a", object(), float("nan"), float("inf")]
 )
 def test_a_value_that_is_no_text_or_number_is_unresolved(value: object) -> None:
-    """Otherwise many people would share a key such as `telegram:null`."""
+    """A value such as null would give a key that many people share."""
     assert refused(resolve_key(["telegram:{{x}}"], {"x": value})) == ["unresolved_template"]
 
 
@@ -253,12 +245,10 @@ def test_numbers(value: float, key: str) -> None:
 
 @pytest.mark.parametrize("value", [10**256, 1 << 20000, 1e300, "a" * 257, "小" * 10**6], ids=range(5))
 def test_long_values_are_too_long(value: object) -> None:
-    """A very long value is refused quickly, without a Python error."""
     assert refused(resolve_key(["{{x}}"], {"x": value})) == ["too_long"]
 
 
 def test_a_value_with_a_lone_surrogate_is_refused() -> None:
-    """The next candidate is tried."""
     resolution = resolve_key(["{{x}}", "room-1"], {"x": "\ud800"})
     assert resolution.key == "room-1"
     assert resolution.refused == (Refusal("{{x}}", "invalid_chars"),)
@@ -290,7 +280,6 @@ def test_paths_go_through_mappings_and_lists(path: str) -> None:
     ],
 )
 def test_there_are_no_expressions_and_no_attributes(path: str) -> None:
-    """Attributes, characters of a text, filters and arithmetic do not resolve."""
     scope = {"a": 1, "text": "abc", "list": ["x"], "a|upper": "x"}
     assert resolve_key([f"{{{{{path}}}}}"], scope).key is None
 
@@ -300,7 +289,6 @@ def test_a_long_template_is_refused() -> None:
 
 
 def test_the_scope_is_only_read() -> None:
-    """Resolving changes neither the candidates nor the scope."""
     candidates = [TELEGRAM]
     scope = telegram(1)
     before = copy.deepcopy(scope)
@@ -321,7 +309,6 @@ def test_the_scope_is_only_read() -> None:
 def test_resolving_never_raises_and_gives_valid_keys_only(
     candidates: list[object], scope: dict[str, object], template: str, manual: bool
 ) -> None:
-    """Any candidates and any JSON scope give a valid key or a reason, and stay unchanged."""
     before = copy.deepcopy((candidates, scope))
     resolution = resolve_key(candidates, scope, template=template, manual=manual)
     if resolution.key is None:
@@ -333,14 +320,12 @@ def test_resolving_never_raises_and_gives_valid_keys_only(
 
 @given(texts, texts, texts, texts)
 def test_different_people_have_different_keys(a: str, b: str, c: str, d: str) -> None:
-    """Two different pairs of ids never share a key."""
     one, other = resolve_key([WECOM], wecom(a, b)).key, resolve_key([WECOM], wecom(c, d)).key
     assert one is None or (one == other) == ((a, b) == (c, d))
 
 
 @pytest.mark.parametrize("channel", ["telegram", "wecom_cs", "wecom_aibot", "wecom_dm", "http"])
 def test_a_session_id_names_its_channel(channel: str) -> None:
-    """The channel is the part before the first colon."""
     assert channel_of(f"{channel}:1:2") == channel
 
 
@@ -380,7 +365,6 @@ def test_a_whole_key_from_outside_is_taken_whole(key: object) -> None:
     ],
 )
 def test_an_invalid_whole_key_is_refused(value: object, reason: str) -> None:
-    """The next candidate is used."""
     resolution = resolve_key([WHOLE_KEY, "room"], {"inputs": {"history_key": value}})
     assert (resolution.key, [one.reason for one in resolution.refused]) == ("room", [reason])
 

@@ -56,7 +56,6 @@ async def test_the_oldest_facts_are_dropped_when_there_are_too_many(memory: Memo
 
 
 async def test_facts_of_superseded_messages_are_dropped(memory: Memory) -> None:
-    """Facts of earlier messages stay; later merges do not read summaries of superseded messages."""
     await _compressed(memory, 5)
     [question] = await memory.session("room").at([69])
     await memory.session("room").edit(str(question.id), "other", new_id="new")

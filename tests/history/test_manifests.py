@@ -50,7 +50,6 @@ def losses(events: RecordedEvents) -> list[tuple[str, int]]:
 
 
 async def test_recorded_manifests_can_be_read_at_once(memory: Memory) -> None:
-    """Recorded manifests can be read at once and in order, by run and by session."""
     await say(memory, 1, user_id="u1")
     note(memory, 1, 2)
     assert await noted(memory) == [1, 2]
@@ -106,7 +105,6 @@ async def test_an_outage_loses_no_manifest(outage: Outage, in_front: MemoryOptio
 async def test_the_background_task_survives_an_outage(
     outage: Outage, memory_options: MemoryOptions, events: RecordedEvents
 ) -> None:
-    """The background task retries by itself."""
     options = replace(memory_options, store=StoreOptions(lock_timeout_seconds=0.05))
     async with open_memory(outage.url, observers=[events], options=options) as memory:
         await say(memory, 1)
@@ -119,7 +117,6 @@ async def test_the_background_task_survives_an_outage(
 
 
 async def test_a_full_queue_drops_the_oldest_manifests(sqlite_memory: Memory, events: RecordedEvents) -> None:
-    """Dropped manifests are counted, and no call waits."""
     await say(sqlite_memory, 1)
     note(sqlite_memory, *range(1_003))
     assert sum(count for _, count in losses(events)) == 3
@@ -138,7 +135,6 @@ async def test_pending_texts_are_bounded_in_bytes(sqlite_memory: Memory, events:
 
 
 async def test_an_invalid_manifest_does_not_stop_others(sqlite_memory: Memory, events: RecordedEvents) -> None:
-    """The invalid manifest is dropped and reported with the type of its error."""
     await say(sqlite_memory, 1)
     note(sqlite_memory, 1)
     sqlite_memory.manifests.note(ROOM, "run-1", {"n": float("nan")}, {})
@@ -172,7 +168,6 @@ async def test_a_locked_session_delays_only_its_own_manifests(
 async def test_pending_manifests_of_a_deleted_session_are_dropped(
     shared_url: str, in_front: MemoryOptions, events: RecordedEvents, clock: SettableClock
 ) -> None:
-    """Pending manifests of a deleted session are dropped, even if a new session has its id."""
     async with open_memory(shared_url, observers=[events], options=in_front) as memory:
         await say(memory, 1)
         memory.manifests.note(ROOM, "run-1", {"n": 1}, {"d1": "secret"})
@@ -208,7 +203,6 @@ async def test_a_cancelled_flush_neither_loses_nor_repeats_manifests(
 async def test_manifests_that_cannot_be_written_on_close_are_reported(
     outage: Outage, in_front: MemoryOptions, events: RecordedEvents
 ) -> None:
-    """Closing succeeds during an outage, and reports the dropped manifests."""
     async with open_memory(outage.url, observers=[events], options=in_front) as memory:
         await say(memory, 1)
         lock = outage()
@@ -248,7 +242,6 @@ async def test_the_retention_can_be_chosen(
 
 
 async def test_many_old_manifests_are_all_deleted(sqlite_memory: Memory, clock: SettableClock) -> None:
-    """Old manifests are deleted in steps until none is left."""
     await say(sqlite_memory, 1)
     for _ in range(2):
         note(sqlite_memory, *range(600))
@@ -258,7 +251,6 @@ async def test_many_old_manifests_are_all_deleted(sqlite_memory: Memory, clock: 
 
 
 async def test_a_negative_retention_is_refused(in_front: MemoryOptions) -> None:
-    """A negative retention is refused when the memory is opened."""
     with pytest.raises(InvalidInput, match="days"):
         async with open_memory("sqlite://", options=replace(in_front, manifest_retention_days=-1)):
             pass

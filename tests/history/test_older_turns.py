@@ -98,7 +98,7 @@ async def test_a_reset_during_a_search_does_not_block_it(memory: Memory) -> None
     """A search that waits for an index and a search that finds it outdated by a reset both return."""
     await say(memory, 4_000)
     looking = asyncio.create_task(found(memory, "cake word5"))
-    while memory.older_turns.index("session", ROOM) is None:  # noqa: ASYNC110 - nothing tells of it
+    while memory.older_turns.index("session", ROOM) is None:  # noqa: ASYNC110 - no event signals it
         await asyncio.sleep(0)
     await memory.session(ROOM).reset()
     await memory.session(ROOM).append([Message(role="user", content="the code of the vault is 4711")])
@@ -224,7 +224,7 @@ async def test_a_failing_model_is_not_called_for_every_text(memory: Memory, even
 
 
 async def test_the_indexes_of_a_deleted_session_are_deleted(shared_url: str, memory_options: MemoryOptions) -> None:
-    """Its indexes are deleted at once in the same process, and at the next search in other processes."""
+    """The process that deletes a session drops its indexes at once; other processes do so at their next search."""
     async with (
         open_memory(shared_url, options=memory_options) as here,
         open_memory(shared_url, options=memory_options) as elsewhere,
@@ -256,7 +256,7 @@ async def test_other_tasks_run_while_long_messages_are_indexed(sqlite_memory: Me
             passes += len(sqlite_memory.older_turns.index("session", ROOM).tokens) > 0  # type: ignore[union-attr]
 
     looking = asyncio.create_task(found(sqlite_memory, "beans"))
-    while sqlite_memory.older_turns.index("session", ROOM) is None:  # noqa: ASYNC110 - nothing tells of it
+    while sqlite_memory.older_turns.index("session", ROOM) is None:  # noqa: ASYNC110 - no event signals it
         await asyncio.sleep(0)
     running = asyncio.create_task(other())
     await looking
@@ -267,7 +267,6 @@ async def test_other_tasks_run_while_long_messages_are_indexed(sqlite_memory: Me
 
 
 async def test_concurrent_searches_index_messages_once_and_in_order(sqlite_memory: Memory) -> None:
-    """Concurrent searches index each new message once, though long messages are analyzed in a thread."""
     session = sqlite_memory.session(ROOM)
     padding = "It was said at length. " * 300
     for number in range(4):
@@ -352,7 +351,6 @@ async def test_erased_words_leave_the_indexes_of_other_processes(
 async def test_only_the_newest_messages_of_a_user_are_indexed(
     sqlite_memory: Memory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The number of indexed messages of a user is bounded over all sessions."""
     monkeypatch.setattr("threadkeep.history.older_turns._MOST_OF_USER", 50)
     for number in range(5):
         await say(sqlite_memory, 20, f"room:{number}", user_id="u1")
@@ -387,7 +385,6 @@ async def test_only_the_newest_summaries_of_a_user_are_indexed(memory: Memory, m
 
 
 async def test_long_messages_fill_the_indexes_sooner(sqlite_memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The size of an index depends on the length of its messages."""
     monkeypatch.setattr("threadkeep.history.older_turns._MOST_BYTES", 1_000_000)
     for name in ("room:1", "room:2", "room:3"):
         words = " ".join(f"word{number} of {name}" for number in range(2_000))
@@ -398,7 +395,6 @@ async def test_long_messages_fill_the_indexes_sooner(sqlite_memory: Memory, monk
 
 
 async def test_vectors_and_long_words_fill_the_indexes_sooner(sqlite_memory: Memory) -> None:
-    """The size of an index includes its vectors and the length of its words."""
     await say(sqlite_memory, 20)
     await found(sqlite_memory, "cake")
     index = sqlite_memory.older_turns.index("session", ROOM)

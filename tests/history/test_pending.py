@@ -229,7 +229,6 @@ async def test_a_first_attempt_that_succeeds_late_stores_one_turn(
 async def test_pending_turns_are_delivered_after_a_restart(
     outage: Outage, impatient: MemoryOptions, events: RecordedEvents
 ) -> None:
-    """The next memory that opens delivers the pending turns before its own turns."""
     async with AsyncExitStack() as away:
         async with open_memory(outage.url, options=impatient) as memory:
             await away.enter_async_context(outage())
@@ -405,7 +404,6 @@ async def test_invalid_characters_of_a_pending_turn_are_replaced(
 async def test_many_turns_at_once_are_all_delivered_and_the_file_is_empty(
     memory: Memory, outage: Outage, events: RecordedEvents, impatient: MemoryOptions
 ) -> None:
-    """Turns that are being written to disk when the database recovers are delivered too."""
     async with outage():
         await memory.session("room:0").record(says("finds out"))
         recording = [asyncio.ensure_future(memory.session(f"room:{n}").record(says("hi"))) for n in range(200)]
@@ -421,7 +419,6 @@ async def test_many_turns_at_once_are_all_delivered_and_the_file_is_empty(
 async def test_a_turn_stored_during_the_write_to_disk_leaves_the_pending_file(
     memory: Memory, outage: Outage, events: RecordedEvents, impatient: MemoryOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A turn that is stored while a slow disk still writes it is removed from the pending file."""
     at_the_disk, disk_is_ready = threading.Event(), threading.Event()
     keep = SpoolFile.keep
 

@@ -62,7 +62,6 @@ async def memory(outage: Outage, options: MemoryOptions, events: RecordedEvents)
 async def test_a_turn_that_raises_blocks_only_its_session(
     memory: Memory, outage: Outage, events: RecordedEvents
 ) -> None:
-    """Turns of other sessions are written, and the entry has the type of the error."""
     async with outage():
         await memory.session("other").record(says("finds out"))
         await memory.session("poisoned").record(says(_POISON))
@@ -121,7 +120,6 @@ async def test_a_turn_pending_in_memory_goes_to_disk_later(
 
 
 async def test_a_reset_covers_pending_turns(memory: Memory, outage: Outage, events: RecordedEvents) -> None:
-    """A pending turn is written before the reset, and no later window has it."""
     session = memory.session("room")
     await session.append(says("before"))
     async with outage():
@@ -145,7 +143,6 @@ async def test_a_failed_deletion_keeps_pending_turns(memory: Memory, outage: Out
 
 
 async def test_a_refused_turn_is_not_recalled(memory: Memory, outage: Outage, events: RecordedEvents) -> None:
-    """A pending turn that another user wrote to the session is in no recollection."""
     await memory.session("room", user_id="ann").append(says("mine"))
     async with outage():
         await memory.session("room", user_id="bob").record(says("not mine"))
@@ -188,7 +185,6 @@ async def test_a_removed_pending_file_is_written_again(
 
 @pytest.mark.parametrize("how", ["file", "read-only parent"])
 async def test_an_unusable_pending_folder_is_refused_at_start(tmp_path: Path, options: MemoryOptions, how: str) -> None:
-    """Opening fails, rather than the first turn of an outage."""
     place = tmp_path / "no-folder"
     place.write_text("not a folder")
     folder = place if how == "file" else place / "below"

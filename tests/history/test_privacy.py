@@ -62,7 +62,6 @@ def told(caplog: pytest.LogCaptureFixture) -> Told:
 
 
 async def test_no_words_are_reported(database_url: str, memory_options: MemoryOptions, told: Told) -> None:
-    """No method of a memory reports a person's words, also when it refuses a call."""
     async with open_memory(database_url, observers=[told, LogObserver()], options=memory_options) as memory:
         await use_everything(memory, told)
     assert _CANARY not in told.text
@@ -110,7 +109,6 @@ async def prune_everything(memory: Memory, told: Told) -> None:
 
 
 async def test_no_words_are_reported_in_an_outage(tmp_path: Path, memory_options: MemoryOptions, told: Told) -> None:
-    """Pending turns are recorded, refused, dropped and delivered without reporting their words."""
     outage = Outage(tmp_path / "threadkeep.db")
     options = replace(memory_options, store=StoreOptions(lock_timeout_seconds=0.05))
     events = RecordedEvents()

@@ -15,7 +15,6 @@ from threadkeep.testing import SettableClock
 
 
 async def test_messages_that_are_too_old_are_deleted(memory: Memory, clock: SettableClock) -> None:
-    """The remaining messages keep their seq."""
     await say(memory, clock, "a", 10, 10, 10, 10, 1)
     await say(memory, clock, "young", 1)
     assert await planned(memory, deleting(max_age_days=30)) == [PlannedRemoval("a", "delete", 1, 4, 4, 4 * 3)]
@@ -29,7 +28,6 @@ async def test_messages_that_are_too_old_are_deleted(memory: Memory, clock: Sett
 
 
 async def test_only_the_newest_messages_stay_in_windows(memory: Memory, clock: SettableClock) -> None:
-    """Archived messages are excluded from windows, and can still be counted, read and found."""
     await say(memory, clock, "a", 1, 1, 1, 1, 1)
     rules = Retention(archive=RetentionLimits(max_messages=4))
     assert await memory.retention.prune(rules) == Pruned(archived=Amount(1, 6, 18))
@@ -57,7 +55,6 @@ async def test_an_idle_session_is_deleted_as_a_whole(memory: Memory, clock: Sett
 
 
 async def test_an_idle_session_can_be_archived_as_a_whole(memory: Memory, clock: SettableClock) -> None:
-    """A later turn begins a new window, and the archived messages can be read."""
     await say(memory, clock, "idle", 40)
     rules = Retention(archive=RetentionLimits(max_idle_days=30))
     assert await memory.retention.prune(rules) == Pruned(archived=Amount(1, 2, 6))
@@ -68,7 +65,6 @@ async def test_an_idle_session_can_be_archived_as_a_whole(memory: Memory, clock:
 
 
 async def test_an_empty_session_is_deleted_when_it_is_idle(memory: Memory, clock: SettableClock) -> None:
-    """Messages are deleted by their age first, and the empty session by its idle time."""
     await say(memory, clock, "a", 20)
     rules = Retention(delete=RetentionLimits(max_age_days=10, max_idle_days=30))
     assert await memory.retention.prune(rules) == Pruned(deleted=Amount(1, 2, 6))
@@ -103,7 +99,7 @@ async def test_deleted_messages_are_not_archived_too(memory: Memory, clock: Sett
 
 
 async def test_the_newest_question_stays_with_any_limit(memory: Memory, clock: SettableClock) -> None:
-    """A run may be answering it; its thirty steps do not push it out of the session."""
+    """A run may be answering the question; its thirty steps do not push it out of the session."""
     await say(memory, clock, "a", 1, 1)
     await memory.session("a").append([Message(role="assistant", content=f"step {n}") for n in range(30)])
     await memory.retention.prune(deleting(max_messages=10))
@@ -114,7 +110,6 @@ async def test_the_newest_question_stays_with_any_limit(memory: Memory, clock: S
 
 
 async def test_the_limits_of_a_session_replace_the_rules(memory: Memory, clock: SettableClock) -> None:
-    """The limits of a session replace the rules; without them the rules apply again."""
     for name in ("a", "b", "c"):
         await say(memory, clock, name, 0, 0)
     clock.advance(20 * DAY)
@@ -169,7 +164,6 @@ async def test_summaries_of_removed_messages_stay(memory: Memory, clock: Settabl
 
 
 async def test_archived_messages_are_in_no_summary(memory: Memory, clock: SettableClock) -> None:
-    """The first summary begins after the archived messages."""
     await say(memory, clock, "a", 1, 1, 1)
     await memory.retention.prune(Retention(archive=RetentionLimits(max_messages=4)))
     assert (await memory.summaries.uncovered("a")).after_seq == 2

@@ -19,7 +19,6 @@ from threadkeep.testing import SettableClock
 
 
 async def test_a_round_can_be_of_some_sessions_or_of_one_user(memory: Memory, clock: SettableClock) -> None:
-    """Other sessions are left alone; an unknown session raises."""
     for name, user in (("a", "u1"), ("b", "u1"), ("c", "u2")):
         await say(memory, clock, name, 1, 1, user_id=user)
     rules = deleting(max_messages=2)
@@ -36,7 +35,6 @@ async def test_a_round_can_be_of_some_sessions_or_of_one_user(memory: Memory, cl
 async def test_more_sessions_than_a_page_are_all_seen(
     sqlite_memory: Memory, clock: SettableClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The last page may be full."""
     monkeypatch.setattr("threadkeep.history.retention._PAGE_SESSIONS", 2)
     for number in range(4):
         await say(sqlite_memory, clock, f"room:{number}", 1, 1)
@@ -51,7 +49,6 @@ def quick_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("quick_steps")
 async def test_progress_is_reported_after_each_step(memory: Memory) -> None:
-    """Progress is reported in whole steps, and the last report equals the result."""
     await memory.session("a").append([Message(role="user", content="x", tokens=1) for _ in range(500)])
     await memory.session("a").append([Message(role="user", content="y", tokens=1)])
     told: list[Pruned] = []
@@ -71,7 +68,6 @@ async def test_long_steps_become_shorter(memory: Memory, monkeypatch: pytest.Mon
 
 @pytest.mark.usefixtures("quick_steps")
 async def test_an_interrupted_round_is_completed_by_the_next(memory: Memory) -> None:
-    """An interrupted round has done whole steps; the next round does the rest."""
     await memory.session("a").append([Message(role="user", content="x", tokens=1) for _ in range(500)])
 
     def stop(done: Pruned) -> None:
@@ -131,7 +127,6 @@ async def test_a_round_is_reported_as_counts(memory: Memory, events: RecordedEve
 async def test_an_open_memory_prunes_on_a_schedule(
     shared_url: str, memory_options: MemoryOptions, events: RecordedEvents, clock: SettableClock
 ) -> None:
-    """One of the processes prunes at each interval."""
     retention = RetentionOptions(rules=deleting(max_messages=2), interval_seconds=0.01)
     options = replace(memory_options, retention=retention)
     async with (
@@ -152,7 +147,6 @@ async def test_an_open_memory_prunes_on_a_schedule(
 async def test_a_failed_round_is_reported_and_retried(
     sqlite_memory: Memory, memory_options: MemoryOptions, events: RecordedEvents, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The schedule continues after any failure."""
     retention = RetentionOptions(rules=deleting(max_messages=2), interval_seconds=0.01)
     failures = count()
 

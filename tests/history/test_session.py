@@ -34,7 +34,6 @@ def turn(words: str) -> list[Message]:
 
 
 async def test_the_example_of_the_interface(memory: Memory) -> None:
-    """The example of the interface specification works."""
     session = memory.session("telegram:123", user_id="u1")
     receipt = await session.append(
         [Message(role="user", content="hi", id="telegram:42"), Message(role="assistant", content="hello")]
@@ -149,7 +148,6 @@ async def test_pages_walk_to_the_beginning(memory: Memory) -> None:
 
 
 async def test_all_sessions_come_page_by_page(memory: Memory, clock: SettableClock) -> None:
-    """Sessions are listed once each, newest activity first, for any page size."""
     for number in range(7):
         clock.advance(1)
         await memory.session(f"room:{number}", user_id=f"u{number % 2}").append(turn(f"topic {number}"))
@@ -220,7 +218,6 @@ async def test_reads_and_writes_are_reported_with_their_channel(memory: Memory, 
 
 
 async def test_an_empty_turn_is_refused(memory: Memory) -> None:
-    """`append` and `record` refuse an empty turn and do not create the session."""
     with pytest.raises(InvalidMessage, match="at least one message"):
         await memory.session("room").append([])
     with pytest.raises(InvalidMessage, match="at least one message"):
@@ -228,8 +225,7 @@ async def test_an_empty_turn_is_refused(memory: Memory) -> None:
     assert [info async for info in memory.sessions()] == []
 
 
-async def test_everything_is_there_after_a_restart(shared_url: str, memory_options: MemoryOptions) -> None:
-    """Messages, the reset, the owner, tags and the seq are the same after a restart."""
+async def test_sessions_survive_a_restart(shared_url: str, memory_options: MemoryOptions) -> None:
     async with open_memory(shared_url, options=memory_options) as memory:
         session = memory.session("room", user_id="u1")
         await session.append(turn("before"))
@@ -247,7 +243,6 @@ async def test_everything_is_there_after_a_restart(shared_url: str, memory_optio
 
 
 async def test_cancelled_turns_are_stored_whole_or_not_at_all(shared_url: str, memory_options: MemoryOptions) -> None:
-    """Turns whose callers are cancelled are stored whole or not at all, and the memory closes."""
     async with open_memory(shared_url, options=memory_options) as memory:
         tasks = [asyncio.ensure_future(memory.session("room").append(turn(str(number)))) for number in range(50)]
         await asyncio.sleep(0)
@@ -261,7 +256,6 @@ async def test_cancelled_turns_are_stored_whole_or_not_at_all(shared_url: str, m
 
 
 async def test_two_memories_of_one_process_share_a_database(shared_url: str, memory_options: MemoryOptions) -> None:
-    """Each memory reads and continues the turns of the other."""
     async with (
         open_memory(shared_url, options=memory_options) as one,
         open_memory(shared_url, options=memory_options) as two,
@@ -275,7 +269,6 @@ async def test_two_memories_of_one_process_share_a_database(shared_url: str, mem
 async def test_nothing_is_written_outside_of_the_database(
     sqlite_url: str, tmp_path: Path, memory_options: MemoryOptions
 ) -> None:
-    """No pending file is written while the database accepts every turn."""
     async with open_memory(sqlite_url, options=memory_options) as memory:
         await memory.session("room").record(turn("hi"))
         assert await asyncio.to_thread(lambda: sorted(path.name for path in tmp_path.rglob("*.jsonl"))) == []
@@ -285,7 +278,6 @@ async def test_nothing_is_written_outside_of_the_database(
     "given", ["hi", b"hi", None, 5, {"role": "user"}, [None], [("user", "hi")], Message("user", "")]
 )
 async def test_only_messages_can_be_appended(memory: Memory, given: list[Message]) -> None:
-    """A value of another type is refused with an error that says what to pass; nothing is stored."""
     session = memory.session("room")
     for store in (session.append, session.record):
         with pytest.raises(InvalidMessage, match="list of Message objects"):
@@ -306,7 +298,7 @@ async def test_an_invalid_workspace_or_answer_is_never_pending(memory: Memory) -
     "changes",
     [{"tags": "vip"}, {"tags": [1]}, {"tags": 5}, {"title": 5}, {"metadata": "x"}, {"metadata": [1]}, {"active": "no"}],
 )
-async def test_a_session_gets_no_values_of_a_wrong_type(memory: Memory, changes: dict[str, Any]) -> None:
+async def test_values_of_a_wrong_type_are_refused(memory: Memory, changes: dict[str, Any]) -> None:
     """SQLite would store such values, and an import would then refuse the export of the session."""
     session = memory.session("room")
     await session.append(turn("hi"))
@@ -360,7 +352,6 @@ async def test_an_error_names_the_type_that_was_passed_for_a_number(memory: Memo
 
 @pytest.mark.parametrize("wrong", [7, 1.5, [object()]])
 async def test_an_argument_of_a_wrong_type_raises_invalid_input(sqlite_memory: Memory, wrong: Any) -> None:
-    """Each public method raises InvalidInput, which says what the argument must be."""
     memory, session = sqlite_memory, sqlite_memory.session("room")
     await session.append([Message("user", "hi")])
     no_number: Any = [wrong]

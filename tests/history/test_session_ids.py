@@ -54,7 +54,6 @@ async def test_any_text_is_a_session_id_everywhere(
     kind: str,
     transcripts: Literal["tables", "graph_store"],
 ) -> None:
-    """Lists, searches, windows and deletions use the exact text of the id."""
     ids = [
         "me@example.com",
         "C024.1700000000.12",

@@ -118,7 +118,6 @@ class Elsewhere:
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.slow
 async def test_cached_rows_are_never_stale(three: tuple[Memory, Memory, Memory], seed: int) -> None:
-    """Cached rows are never stale: a recollection equals one without the cache."""
     here, there, forgetful = three
     random = Random(seed)
     other = Elsewhere(there, random)
@@ -149,7 +148,6 @@ async def test_a_restored_session_is_read_again(three: tuple[Memory, Memory, Mem
 
 
 async def test_an_agent_sees_the_changes_of_other_processes(three: tuple[Memory, Memory, Memory]) -> None:
-    """An edit, a reset and a deletion by another process are visible in the next model call."""
     here, there, _ = three
     model = ScriptedModel([f"answer {number}" for number in range(6)])
     agent = make_agent(model, [SessionMemory(here)])
@@ -192,7 +190,6 @@ async def test_cached_rows_are_not_read_again(
 
 
 async def test_cached_rows_are_bounded_in_bytes(shared_url: str, memory_options: MemoryOptions) -> None:
-    """The most recently used sessions stay in the cache; a deleted session leaves it at once."""
     options = replace(memory_options, context_cache_bytes=40_000)
     async with open_memory(shared_url, options=options) as memory:
         for number in range(12):

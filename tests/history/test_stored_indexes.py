@@ -101,10 +101,9 @@ async def fill(memory: Memory) -> None:
     await stored(memory.older_turns)
 
 
-async def test_the_next_process_indexes_only_what_is_new(
+async def test_the_next_process_indexes_only_new_messages(
     shared_url: str, options: MemoryOptions, indexed: list[int]
 ) -> None:
-    """A new process loads the stored index, returns the same turns, and indexes only new messages."""
     async with open_memory(shared_url, options=options) as memory:
         await fill(memory)
         assert kept(shared_url, options) == [(ROOM, 13)]
@@ -231,7 +230,6 @@ async def test_nothing_is_stored_of_a_session_that_was_erased_meanwhile(
 async def test_an_index_is_not_stored_if_the_session_changed_while_it_waited_for_the_lock(
     shared_url: str, memory_options: MemoryOptions
 ) -> None:
-    """An index that waits for a row lock on its session is dropped if the other transaction changes the session."""
     if not shared_url.startswith("postgres"):
         pytest.skip("On SQLite a transaction locks the file.")
     options = replace(memory_options, background=False)
@@ -255,8 +253,6 @@ async def test_an_index_is_not_stored_if_the_session_changed_while_it_waited_for
 async def test_an_index_that_cannot_be_stored_is_reported(
     memory: Memory, events: RecordedEvents, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A failed save emits one event with the type of the error; the search still returns its turns."""
-
     async def refuse(*_: object) -> None:
         raise StoreUnavailable("the disk is full")
 
@@ -535,7 +531,6 @@ def delete_as_others(url: str, change: str) -> None:
 async def test_the_index_of_a_conversation_deleted_by_others_is_deleted_after_a_restart(
     shared_url: str, memory_options: MemoryOptions
 ) -> None:
-    """If another program deletes the metadata and the chunks, a search after the next start deletes the index."""
     options = replace(memory_options, transcripts=ITEM, background=False)
     async with open_memory(shared_url, options=options) as memory:
         await fill(memory)
@@ -563,7 +558,6 @@ async def test_the_index_of_a_conversation_deleted_by_others_is_deleted_with_the
 async def test_a_search_in_a_new_conversation_deletes_the_index_of_the_old_one(
     shared_url: str, memory_options: MemoryOptions
 ) -> None:
-    """A search in a new, shorter conversation with the same id deletes the old index."""
     options = replace(memory_options, transcripts=ITEM, background=False)
     async with open_memory(shared_url, options=options) as memory:
         await fill(memory)

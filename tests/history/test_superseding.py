@@ -33,7 +33,6 @@ ROOM = "room"
 
 
 async def test_messages_are_taken_back_and_stay_in_the_history(memory: Memory) -> None:
-    """Messages taken back leave windows, searches, counts and the active view."""
     session = await _said(memory, "q1", "a1", "q2", "a2 refund")
     [taken] = await session.take_back()
     assert (taken.id, taken.content, taken.seq) == ("a2 refund", "a2 refund", 4)
@@ -73,7 +72,6 @@ async def test_an_edit_supersedes_all_later_messages(memory: Memory) -> None:
 
 
 async def test_an_invalid_change_is_refused(memory: Memory) -> None:
-    """The error says why, and nothing is changed."""
     session = await _said(memory, "q1", "a1", user_id="u1")
     other = memory.session(ROOM, user_id="u2")
     with pytest.raises(MessageNotFound, match="threadkeep sessions show"):
@@ -163,7 +161,6 @@ async def test_superseded_messages_in_a_checkpoint_are_not_sent(memory: Memory) 
 
 
 async def test_an_answer_to_a_question_taken_back_is_superseded(memory: Memory) -> None:
-    """The answer to a question that was taken back meanwhile is returned, and stored as superseded."""
     session = memory.session(ROOM)
 
     async def taking_back(_: Sequence[object]) -> str:
@@ -180,7 +177,6 @@ async def test_an_answer_to_a_question_taken_back_is_superseded(memory: Memory) 
 
 
 async def test_a_branch_is_independent_of_its_parent(memory: Memory) -> None:
-    """A branch has a new or the given id; turns in it do not change its parent."""
     session = await _said(memory, "q1", "a1", "q2", "a2", user_id="u1")
     branch = await session.branch(at=2)
     assert await _texts(branch) == ["q1", "a1"]
@@ -227,7 +223,6 @@ async def test_summaries_of_superseded_messages_are_inactive(memory: Memory) -> 
 
 
 async def test_a_summary_of_an_outdated_revision_is_not_stored(memory: Memory) -> None:
-    """A summary that was made before the edit has an outdated revision."""
     session = await _said(memory, "q1", "q2", "q3")
     revision = (await session.info()).revision
     await session.edit("q2", "new")
@@ -264,7 +259,7 @@ async def test_older_turns_that_were_superseded_are_not_recalled(memory: Memory)
     assert "Mittens" not in str(model.calls[-1])
 
 
-async def test_a_call_before_a_superseding_is_rebuilt_as_it_was(memory: Memory) -> None:
+async def test_a_call_before_an_edit_can_be_rebuilt(memory: Memory) -> None:
     """The manifest and the superseded messages are still stored."""
     model = ScriptedModel(["a1", "a2"])
     agent = create_agent(model, middleware=[SessionMemory(memory)])
@@ -278,7 +273,6 @@ async def test_a_call_before_a_superseding_is_rebuilt_as_it_was(memory: Memory) 
 async def test_pending_turns_are_written_before_messages_are_taken_back(
     memory: Memory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`take_back` writes pending turns first, and fails if the database does not accept them."""
     session = await _said(memory, "q1")
     append = memory._backend.transcripts.append  # noqa: SLF001 - simulates an outage of writes only
 

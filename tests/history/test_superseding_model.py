@@ -257,7 +257,6 @@ def _ranges(seqs: list[int]) -> list[tuple[int, int]]:
 async def test_a_session_in_tables_matches_the_plain_model(
     memory: Memory, clock: SettableClock, steps: list[tuple[Kind, object]]
 ) -> None:
-    """The session is in tables and has summaries."""
     session = memory.session(f"room:{next(_NUMBERS)}")
     await run(memory, session, steps, clock, summarises=True)
 

@@ -57,7 +57,6 @@ def take_back(url: str, keeping: Keeping, times: int) -> list[str]:
 
 
 def test_processes_that_take_back_at_once_get_different_messages(shared_url: str, keeping: Keeping) -> None:
-    """Each message goes to exactly one process."""
     count = PROCESSES * EACH - 5
     asyncio.run(say(shared_url, keeping, count))
     taken = run_together(take_back, [(shared_url, keeping, EACH)] * PROCESSES)

@@ -56,7 +56,7 @@ async def test_messages_superseded_while_they_are_deleted_are_counted_once(
     shared_url: str, memory_options: MemoryOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another process takes messages back after retention has read the number to delete."""
-    counted = retention._of_one_step  # noqa: SLF001 - between its read and its write
+    counted = retention._of_one_step  # noqa: SLF001 - runs between a read and a write
 
     async def take_back() -> None:
         async with open_memory(shared_url, options=memory_options) as other:

@@ -55,7 +55,6 @@ def test_a_turn_of_a_dead_process_can_be_dropped(tmp_path: Path, file: SpoolFile
 
 
 def test_the_last_error_of_a_turn_is_listed(tmp_path: Path, file: SpoolFile) -> None:
-    """The type of the last error is in the pending file."""
     entry = _entry("second")
     entry.error = "WrongUser"
     file.failed(entry)
@@ -64,7 +63,6 @@ def test_the_last_error_of_a_turn_is_listed(tmp_path: Path, file: SpoolFile) -> 
 
 
 def test_a_file_that_was_taken_over_unread_is_kept(file: SpoolFile) -> None:
-    """Closing a file that was taken over but not read keeps its turns."""
     file.close()
     taken = SpoolFile.take_over(file.path)
     assert taken is not None

@@ -62,7 +62,6 @@ async def test_ten_long_messages_by_four_characters_a_token(memory: Memory) -> N
 
 
 async def test_a_window_ends_at_the_first_message_that_does_not_fit(memory: Memory) -> None:
-    """An older, smaller message is not included after one that does not fit."""
     session = memory.session("room")
     await session.append([user("small", 1), user("old", 200), assistant("middle", 150), user("new", 180)])
     window = await session.window(max_tokens=500)
@@ -83,14 +82,13 @@ async def test_messages_that_take_exactly_the_budget_fit(memory: Memory, max_tok
 
 @pytest.mark.parametrize(("max_messages", "max_tokens"), [(0, 4000), (20, 0), (0, 0), (0, None)])
 async def test_a_limit_of_0_gives_an_empty_window(memory: Memory, max_messages: int, max_tokens: int | None) -> None:
-    """A limit of 0 gives an empty window; it does not mean no limit."""
     session = memory.session("room")
     await session.append(dialogue(4))
     window = await session.window(max_messages=max_messages, max_tokens=max_tokens)
     assert (window.messages, window.tokens) == ((), 0)
 
 
-async def test_without_limits_everything_is_there(memory: Memory) -> None:
+async def test_a_window_without_limits_has_all_messages(memory: Memory) -> None:
     """A window without limits may have more than one page of rows."""
     session = memory.session("room")
     await session.append(dialogue(450))
@@ -101,7 +99,6 @@ async def test_without_limits_everything_is_there(memory: Memory) -> None:
 
 @pytest.mark.parametrize(("max_messages", "max_tokens"), [(-1, 10), (10, -1)])
 async def test_limits_below_0_are_refused(memory: Memory, max_messages: int, max_tokens: int) -> None:
-    """The error names the limit."""
     with pytest.raises(InvalidInput, match=r"max_(messages|tokens) must be a whole number"):
         await memory.session("room").window(max_messages=max_messages, max_tokens=max_tokens)
 
@@ -158,7 +155,6 @@ async def test_thirty_assistant_messages_after_the_last_user_message(memory: Mem
 
 
 async def test_before_gives_the_window_of_an_earlier_call(memory: Memory) -> None:
-    """`before` gives the window of an earlier call, with the newest user message of that time."""
     session = memory.session("room")
     await session.append([user("first"), *[assistant(f"step {number}") for number in range(30)]])
     then = await session.window(max_messages=20, max_tokens=None)
@@ -170,7 +166,6 @@ async def test_before_gives_the_window_of_an_earlier_call(memory: Memory) -> Non
 
 
 async def test_stored_token_counts_are_used(memory: Memory) -> None:
-    """Stored token counts are used, unless the caller passes a counter."""
     session = memory.session("room")
     await session.append([user("x" * 400, tokens=7), assistant("y" * 40)])
     stored = await session.tail(2)
@@ -240,7 +235,6 @@ async def test_any_window_matches_the_plain_rules(
     data: st.DataObject,
     page_rows: int,
 ) -> None:
-    """A window read in pages of any size equals the plain rules applied to all rows."""
     session = sqlite_memory.session("room")
     await session.delete()
     reset_seq = 0

@@ -25,7 +25,6 @@ async def talk(memory: Memory, session_id: str, user_id: str, *turns: tuple[str,
 
 
 async def test_the_newest_come_first_from_all_sessions_of_the_person(memory: Memory, clock: SettableClock) -> None:
-    """Episodes of all ids of the person are returned, up to a limit."""
     await memory.persons.resolve("ada")
     await memory.persons.resolve("telegram:7")
     await memory.persons.merge("telegram:7", into="ada")

@@ -50,8 +50,7 @@ async def values_of(memory: Memory, scope: Scope, *, past: bool = False) -> dict
     return {fact.key: fact.value for fact in await memory.knowledge.facts(scope, past=past)}
 
 
-async def test_a_fact_is_remembered_as_it_was_given(memory: Memory, clock: SettableClock) -> None:
-    """Kind, confidence and evidence are stored, and the fact is found by its id."""
+async def test_a_fact_is_stored_with_all_fields(memory: Memory, clock: SettableClock) -> None:
     await begin(memory)
     for scope in (ADA, SHOP, ROOM):
         evidence = Evidence("room:1", 1, "run-1")
@@ -138,7 +137,6 @@ async def test_a_clock_that_goes_back_leaves_the_history_in_order(memory: Memory
 
 
 async def test_scopes_and_owners_have_facts_of_their_own(memory: Memory) -> None:
-    """One key in a session, a workspace and two persons gives four facts."""
     await begin(memory)
     for number, scope in enumerate((ROOM, SHOP, ADA, BOB)):
         await memory.knowledge.remember(scope, "color", number)
@@ -152,7 +150,6 @@ async def test_scopes_and_owners_have_facts_of_their_own(memory: Memory) -> None
 
 
 async def test_lists_are_filtered_and_paged(memory: Memory, clock: SettableClock) -> None:
-    """Filters are kind, key and text in any case; each fact is on exactly one page."""
     for number in range(7):
         kind: FactKind = "preference" if number % 2 else "decision"
         await memory.knowledge.remember(ADA, f"key {number}", f"Value%{number}", kind=kind)
@@ -202,7 +199,6 @@ async def test_facts_of_old_spellings_are_read_and_forgotten(memory: Memory, dat
 
 
 async def test_text_is_found_in_any_case_of_any_script(memory: Memory) -> None:
-    """Facts, procedures, persons and sessions ignore case on each database."""
     await memory.knowledge.remember(ADA, "note", "Drei \u00c4rzte in \u041c\u043e\u0441\u043a\u0432\u0430")
     await memory.procedures.teach(Procedure(scope=SHOP, name="\u00c4rzte", content="x"))
     await memory.persons.resolve("telegram:1", name="\u00c4nne")
@@ -245,7 +241,6 @@ async def test_a_list_is_filtered_by_a_text_of_bounded_length(memory: Memory, te
 
 
 async def test_forgetting_a_key_leaves_nothing_of_it(memory: Memory, database_url: str) -> None:
-    """Valid and earlier values and their evidence are deleted; other keys and owners stay."""
     for scope in (ADA, BOB):
         for value in ("red", "blue"):
             await memory.knowledge.remember(scope, "color", value, evidence=Evidence("room:1", 1))
@@ -275,7 +270,7 @@ async def test_a_fact_is_forgotten_by_its_id_with_all_its_values(memory: Memory)
     assert (missing.value.kind, missing.value.name) == ("fact", old.id)
 
 
-async def test_a_user_sees_and_changes_the_own_facts_only(memory: Memory) -> None:
+async def test_a_user_sees_and_changes_only_own_facts(memory: Memory) -> None:
     """Facts of the person and of their sessions are accessible; those of workspaces are not."""
     await begin(memory, "room:1", "ada")
     await begin(memory, "room:2", "bob")
@@ -311,8 +306,7 @@ async def test_a_session_with_any_id_has_facts(memory: Memory) -> None:
         assert await memory.knowledge.facts(Scope("session", session_id)) == [fact]
 
 
-async def test_facts_are_restored_as_they_were(memory: Memory, clock: SettableClock) -> None:
-    """Ids, times, counts, history and evidence are restored; a repeat restores nothing."""
+async def test_facts_are_restored_unchanged(memory: Memory, clock: SettableClock) -> None:
     for value in ("red", "red", "blue"):
         await memory.knowledge.remember(ADA, "color", value, evidence=Evidence("room:1", clock().hour or 1))
         clock.advance(3600)
@@ -358,7 +352,6 @@ async def test_an_invalid_restore_changes_nothing(memory: Memory) -> None:
 
 
 async def test_facts_are_deleted_with_their_session(memory: Memory) -> None:
-    """A missing session cannot have facts, and a session created again has none."""
     with pytest.raises(SessionNotFound):
         await memory.knowledge.remember(ROOM, "topic", "refund")
     await begin(memory)
@@ -393,7 +386,6 @@ async def test_facts_are_deleted_with_their_session(memory: Memory) -> None:
     ],
 )
 async def test_an_invalid_key_or_value_is_refused(sqlite_memory: Memory, key: str, value: Json) -> None:
-    """Nothing is stored, and the error does not repeat the value."""
     with pytest.raises(InvalidInput) as refused:
         await sqlite_memory.knowledge.remember(ADA, key, value)
     assert "xxx" not in str(refused.value)
@@ -401,7 +393,6 @@ async def test_an_invalid_key_or_value_is_refused(sqlite_memory: Memory, key: st
 
 
 async def test_other_invalid_arguments_are_refused(sqlite_memory: Memory) -> None:
-    """Invalid scopes, kinds, confidences, evidence and limits raise InvalidInput."""
     remember = sqlite_memory.knowledge.remember
     for kind, owner in (("user", ""), ("user", " "), ("user", "a\n"), ("global", "all"), ("user", "x" * 513)):
         with pytest.raises(InvalidInput):
@@ -442,7 +433,6 @@ async def test_many_tasks_on_one_key_make_one_fact(memory: Memory) -> None:
 
 @pytest.mark.process
 def test_two_writers_on_one_key_make_one_fact(shared_url: str, tmp_path: Path) -> None:
-    """Each write of several processes is counted, no read fails, and the history has no gap."""
     starts = [(shared_url, str(tmp_path / "pending"), number) for number in range(_WRITERS)]
     assert run_together(write_facts, starts) == [_ROUNDS] * _WRITERS
 

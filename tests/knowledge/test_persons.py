@@ -36,14 +36,12 @@ async def test_a_sender_becomes_a_person_once(memory: Memory, clock: SettableClo
 
 
 async def test_many_at_once_make_one_person(memory: Memory) -> None:
-    """Exactly one of the concurrent calls says that the person is new."""
     found = await asyncio.gather(*(memory.persons.resolve(TELEGRAM, name="Ada") for _ in range(20)))
     assert sum(person.new for person in found) == 1
     assert len(await memory.persons.all()) == 1
 
 
 async def test_a_fact_about_a_user_creates_the_person(memory: Memory) -> None:
-    """A fact about a user creates the person; facts of kind preference are the preferences."""
     scope = Scope("user", "ada")
     await memory.knowledge.remember(scope, "diet", "vegan", kind="preference")
     await memory.knowledge.remember(scope, "job", "engineer", kind="world_knowledge")
@@ -136,7 +134,6 @@ async def test_a_merged_person_sees_the_facts_of_all_own_ids(memory: Memory) -> 
 
 
 async def test_merges_that_cross_make_no_circle(memory: Memory) -> None:
-    """After any concurrent merges, all ids belong to one person."""
     names = ["a", "b", "c", "d"]
     for _ in range(5):
         for name in names:
@@ -151,7 +148,6 @@ async def test_merges_that_cross_make_no_circle(memory: Memory) -> None:
 
 
 async def test_a_person_is_forgotten_under_all_ids(memory: Memory) -> None:
-    """Facts, procedures and names are deleted; other persons stay."""
     for alias in (TELEGRAM, WECOM, "bob"):
         await memory.persons.resolve(alias, name="Name")
         await memory.knowledge.remember(Scope("user", alias), "diet", "vegan")
@@ -188,7 +184,6 @@ async def test_persons_are_listed_page_by_page(memory: Memory, clock: SettableCl
 
 
 async def test_an_unknown_person_cannot_be_merged(memory: Memory) -> None:
-    """The error says so, and no person is created."""
     await memory.persons.resolve("a")
     for one, another in (("a", "x"), ("x", "a")):
         with pytest.raises(KnowledgeNotFound):
@@ -210,7 +205,6 @@ async def test_an_invalid_person_id_is_refused(sqlite_memory: Memory, alias: str
 
 
 async def test_the_id_of_a_person_is_no_session(memory: Memory) -> None:
-    """A person with the id of a session does not create the session."""
     await memory.persons.resolve("room:1")
     with pytest.raises(SessionNotFound):
         await memory.knowledge.remember(Scope("session", "room:1"), "k", "v")

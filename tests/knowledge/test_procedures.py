@@ -31,8 +31,7 @@ async def names(memory: Memory, goal: str, scopes: list[Scope], *context: str) -
     return [one.name for one in await memory.procedures.recall(goal, scopes, context=context)]
 
 
-async def test_a_procedure_is_kept_as_it_was_taught(memory: Memory, clock: SettableClock) -> None:
-    """The procedure is found by its id, its scope and a text."""
+async def test_a_procedure_is_stored_unchanged(memory: Memory, clock: SettableClock) -> None:
     taught = await memory.procedures.teach(REFUND)
     assert taught == replace(REFUND, id=taught.id, created_at=clock(), updated_at=clock())
     assert await memory.procedures.procedure(taught.id) == taught
@@ -92,8 +91,7 @@ async def test_successful_procedures_come_first_and_the_nearest_scope_wins(memor
     assert len(await memory.procedures.recall("How do I pay?", [ADA, SHOP, ROOM], limit=1)) == 1
 
 
-async def test_a_user_sees_and_changes_the_own_procedures_only(memory: Memory) -> None:
-    """Procedures of other users and of workspaces are not found."""
+async def test_a_user_sees_and_changes_only_own_procedures(memory: Memory) -> None:
     own = await memory.procedures.teach(replace(REFUND, scope=ADA), user_id="ada")
     other = await memory.procedures.teach(REFUND)
     assert await memory.procedures.page(ProcedureQuery(user_id="ada")) == ([own], None)
@@ -118,7 +116,6 @@ async def test_procedures_are_deleted_with_their_session(memory: Memory) -> None
 
 
 async def test_procedures_are_listed_page_by_page(memory: Memory, clock: SettableClock) -> None:
-    """Procedures changed last come first, in one scope or in all."""
     for number in range(5):
         await memory.procedures.teach(replace(REFUND, name=f"refund {number}"))
         clock.advance(number % 2)
@@ -151,6 +148,5 @@ async def test_procedures_are_listed_page_by_page(memory: Memory, clock: Settabl
     ],
 )
 def test_an_invalid_procedure_is_refused(fields: dict[str, Any]) -> None:
-    """The error names the procedure's field."""
     with pytest.raises(InvalidInput, match="procedure"):
         replace(REFUND, **fields)

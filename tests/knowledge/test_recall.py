@@ -19,7 +19,7 @@ from threadkeep.observe import ExtraNotFound
 from threadkeep.testing import SettableClock
 
 
-def test_no_scope_starves_and_no_statement_comes_twice() -> None:
+def test_each_scope_has_a_share_and_no_statement_is_repeated() -> None:
     """Three facts of [dup], [dup, workspace] and [user] are one of each scope."""
     found = [["dup"], ["dup", "workspace"], ["user"]]
     assert take_of_each(found, 3, lambda text: [text]) == ["dup", "workspace", "user"]
@@ -40,7 +40,6 @@ def test_each_scope_gets_its_part(found: list[list[int]], limit: int) -> None:
 
 @pytest.mark.slow
 async def test_an_old_fact_is_found_behind_thousands_of_newer_ones(memory: Memory, clock: SettableClock) -> None:
-    """All pages of 1,000 facts of a scope are searched."""
     old = await memory.knowledge.remember(ADA, "home_city", "Lisbon")
     newer = [replace(old, id=f"fact {n}", key=f"key {n}", evidence=(), value=f"word {n}") for n in range(2_500)]
     await memory.knowledge.restore([replace(fact, updated_at=clock() + timedelta(1)) for fact in newer])
@@ -138,7 +137,6 @@ async def test_an_embedder_finds_facts_that_share_no_word(memory: Memory) -> Non
 async def test_words_find_facts_when_the_embedder_does_not_work(
     memory: Memory, events: RecordedEvents, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
-    """The failure emits an event."""
     monkeypatch.setattr("threadkeep.knowledge.recall._EMBEDDING_SECONDS", 0.05)
     embedder = Embedder()
     embedder.fault = fault
@@ -150,7 +148,6 @@ async def test_words_find_facts_when_the_embedder_does_not_work(
 
 
 async def test_facts_in_a_script_without_spaces_are_found(memory: Memory) -> None:
-    """Common characters match."""
     await memory.knowledge.remember(ADA, "城市", "我住在北京")
     await memory.knowledge.remember(ADA, "食物", "喜欢吃辣的川菜")
     found = await memory.knowledge.recall("你知道我住在哪个城市吗？", [ADA])
@@ -188,8 +185,7 @@ async def test_scopes_come_in_their_order_and_each_gets_its_part(memory: Memory)
     assert [fact.scope for fact in found] == [ROOM, ROOM, SHOP, ADA]
 
 
-async def test_nobody_elses_facts_are_recalled(memory: Memory) -> None:
-    """Only the named scopes are read, and without scopes the result is empty."""
+async def test_facts_of_other_scopes_are_not_recalled(memory: Memory) -> None:
     await memory.knowledge.remember(ADA, "color", "red")
     await memory.knowledge.remember(BOB, "secret color of bob", "violet")
     for query in ("What is the secret color of bob?", "bob", "violet"):
@@ -197,7 +193,7 @@ async def test_nobody_elses_facts_are_recalled(memory: Memory) -> None:
         assert await memory.knowledge.recall(query, []) == []
 
 
-async def test_recall_follows_what_is_forgotten_and_changed(memory: Memory) -> None:
+async def test_forgotten_and_changed_values_are_not_recalled(memory: Memory) -> None:
     """The index of a process has old values, but none of them is recalled."""
     for number in range(60):
         await memory.knowledge.remember(ADA, "color", f"shade {number}")

@@ -36,7 +36,6 @@ async def test_a_memory_may_be_closed_twice_and_by_any_task(database_url: str) -
 
 
 async def test_a_cancelled_opening_leaves_nothing_open(database_url: str, memory_options: MemoryOptions) -> None:
-    """The same database can be opened after that."""
     opening = asyncio.create_task(Memory.open(database_url, options=memory_options))
     await asyncio.sleep(0)
     opening.cancel()
@@ -47,8 +46,6 @@ async def test_a_cancelled_opening_leaves_nothing_open(database_url: str, memory
 
 
 async def test_failures_are_raised_to_the_caller() -> None:
-    """Failures of opening and of closing are both raised."""
-
     @asynccontextmanager
     async def failing(*, at_once: bool) -> AsyncIterator[int]:
         if at_once:

@@ -100,7 +100,6 @@ async def test_an_export_has_keys_steps_and_proposals_in_sessions_of_others(memo
 
 
 async def test_an_export_can_be_continued_after_any_position(memory: Memory) -> None:
-    """A continued export has exactly the remaining lines, from any position."""
     await live(memory)
     whole = await lines_of(memory)
     positions = [number for number, line in enumerate(whole) if line["type"] == "position"]
@@ -152,7 +151,6 @@ async def test_a_broken_file_is_continued_after_its_last_position(clock: Settabl
 
 
 async def test_pending_turns_are_exported(memory_options: MemoryOptions, sqlite_url: str) -> None:
-    """Pending turns are exported, although no database has them."""
     from tests.outages import Outage
     from threadkeep.store.address import parse_address
     from threadkeep.store.driver import StoreOptions

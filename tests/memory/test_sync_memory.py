@@ -54,7 +54,6 @@ def turn(words: str) -> list[Message]:
 
 
 def test_the_example_of_the_interface_without_await(sync_memory: SyncMemory) -> None:
-    """All promised methods work, with their types."""
     session = sync_memory.session("telegram:123", user_id="u1")
     receipt = session.append(
         [Message(role="user", content="hi", id="telegram:42"), Message(role="assistant", content="hello")]
@@ -104,7 +103,7 @@ def test_errors_are_those_of_the_asynchronous_verbs(sync_memory: SyncMemory) -> 
         pass
 
 
-def test_a_long_list_is_read_as_it_is_needed(sync_memory: SyncMemory) -> None:
+def test_a_long_list_is_read_lazily(sync_memory: SyncMemory) -> None:
     """An iteration that is not finished does not affect later ones."""
     for number in range(5):
         sync_memory.session(f"room:{number}").append(turn("hi"))
@@ -115,7 +114,6 @@ def test_a_long_list_is_read_as_it_is_needed(sync_memory: SyncMemory) -> None:
 
 
 def test_many_threads_use_one_memory(sync_memory: SyncMemory) -> None:
-    """No turn is lost or split, and seqs have no gaps."""
     session = sync_memory.session("room")
     with ThreadPoolExecutor(8) as threads:
         receipts = list(threads.map(lambda number: session.append(turn(str(number))), range(40)))
@@ -171,7 +169,6 @@ def test_a_call_on_its_own_loop_is_an_error_and_no_deadlock(sync_memory: SyncMem
 
 
 def test_an_interrupted_call_leaves_the_memory_usable(sync_memory: SyncMemory) -> None:
-    """Ctrl+C cancels the call; the memory stays usable."""
     began, ended = threading.Event(), threading.Event()
 
     async def long() -> None:
@@ -193,7 +190,6 @@ def test_an_interrupted_call_leaves_the_memory_usable(sync_memory: SyncMemory) -
 
 
 def test_closing_ends_running_calls(sync_memory: SyncMemory) -> None:
-    """A running call raises StoreClosed."""
     began = threading.Event()
 
     async def long() -> None:
@@ -365,7 +361,6 @@ def test_messages_can_be_taken_back_and_sessions_branched(sync_memory: SyncMemor
 
 
 def test_persons_work_without_await(sync_memory: SyncMemory) -> None:
-    """Persons can be resolved, read and forgotten."""
     person = sync_memory.persons.resolve("telegram:123", name="Ann")
     assert sync_memory.persons.get(person.id).names == ("Ann",)
     assert sync_memory.persons.forget(person.id)
@@ -383,6 +378,5 @@ async def test_a_memory_stays_open_from_cell_to_cell(sqlite_url: str) -> None:
 
 
 async def test_a_memory_that_cannot_be_opened_raises() -> None:
-    """Opening raises the same error as the block."""
     with pytest.raises(InvalidSettings):
         await Memory.open("nonsense://")

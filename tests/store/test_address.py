@@ -55,7 +55,6 @@ def test_a_postgres_url_becomes_a_dsn(scheme: str) -> None:
     ],
 )
 def test_an_invalid_url_is_refused(url: str, says: str) -> None:
-    """The error names the variable and shows valid forms."""
     with pytest.raises(InvalidSettings) as refused:
         parse_address(url, variable="THREADKEEP_SOMETHING_URL")
     sentence = str(refused.value)
@@ -139,7 +138,6 @@ def test_a_url_may_have_several_hosts() -> None:
 
 
 def test_a_new_password_does_not_change_the_fingerprint() -> None:
-    """Pending turns of a database are found after its password has changed."""
     urls = [
         "postgresql://me:old@db/chat?sslmode=require",
         "postgresql://me:new@db/chat?sslmode=require",

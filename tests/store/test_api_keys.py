@@ -35,7 +35,6 @@ async def test_a_key_is_stored_as_a_digest(keys: ApiKeys, clock: SettableClock) 
 
 
 async def test_a_rotated_key_is_valid_for_the_time_of_the_overlap(keys: ApiKeys, clock: SettableClock) -> None:
-    """The new key has the same scope and user."""
     await keys.add("web", scope="read", user_id="ann")
     await keys.rotate("web", overlap=timedelta(hours=1))
     old, new = await keys.all()
@@ -68,7 +67,6 @@ async def test_a_rotated_key_is_valid_for_the_time_of_the_overlap(keys: ApiKeys,
     ],
 )
 async def test_an_invalid_key_is_refused(keys: ApiKeys, values: dict[str, str], cure: str) -> None:
-    """The error says the cure, and nothing is stored."""
     with pytest.raises(InvalidInput, match=cure):
         await keys.add(**values)  # type: ignore[arg-type]
     assert await keys.all() == []

@@ -62,8 +62,7 @@ async def _restore(memory: Memory, info: SessionInfo, messages: Sequence[Message
     return outcome
 
 
-async def test_everything_of_a_session_comes_back(memory: Memory) -> None:
-    """All fields of the messages and of the session are restored."""
+async def test_a_session_is_restored_with_all_fields(memory: Memory) -> None:
     messages = _messages(1, 5)
     assert await _restore(memory, _info(reset_seq=2), messages[:3]) == Restored(stored=3)
     assert await _restore(memory, _info(reset_seq=2), messages[3:]) == Restored(stored=2)
@@ -75,7 +74,7 @@ async def test_everything_of_a_session_comes_back(memory: Memory) -> None:
     assert [m.seq for m in (await session.window()).messages] == [3, 4, 5]
 
 
-async def test_a_conversation_of_an_agent_comes_back_below_its_session(memory: Memory) -> None:
+async def test_a_conversation_of_an_agent_is_restored_below_its_session(memory: Memory) -> None:
     """The conversation is deleted with its parent session."""
     own = replace(_info("own:1"), parent_session_id="telegram:1", agent="searcher")
     await memory.restore([ArchivedPart(_info(), _messages(1, 2)), ArchivedPart(own, _messages(1, 2))])
@@ -84,8 +83,7 @@ async def test_a_conversation_of_an_agent_comes_back_below_its_session(memory: M
     assert [info async for info in memory.sessions()] == []
 
 
-async def test_an_erased_message_comes_back_as_it_was(memory: Memory) -> None:
-    """An erased message is restored unchanged in tables and in a graph store."""
+async def test_an_erased_message_is_restored_unchanged(memory: Memory) -> None:
     erased = Message("user", "", "m1", seq=1, created_at=_START, tokens=0, status="erased", superseded_at=_START)
     for home in (memory, await memory.namespace(GraphLayout(("agents",)))):
         await _restore(home, _info(), [erased, *_messages(2, 3)])
@@ -104,7 +102,6 @@ async def test_the_same_part_twice_changes_nothing(memory: Memory) -> None:
 
 
 async def test_one_id_twice_in_a_part_is_one_message(memory: Memory) -> None:
-    """The first of two messages with one id is stored."""
     first, second = _messages(1, 2)
     assert await _restore(memory, _info(), [first, second.with_fields(id="m1")]) == Restored(stored=1, known=1)
     assert await memory.session("telegram:1").tail(10) == [first]
@@ -124,15 +121,13 @@ async def test_messages_are_restored_after_existing_ones(memory: Memory) -> None
 
 
 async def test_a_later_reset_is_kept(memory: Memory) -> None:
-    """Restoring an older reset does not undo a newer one."""
     await _restore(memory, _info(reset_seq=1), _messages(1, 4))
     await memory.session("telegram:1").reset()
     await _restore(memory, _info(reset_seq=1), _messages(1, 4))
     assert (await memory.session("telegram:1").info()).reset_seq == 4
 
 
-async def test_a_session_of_another_user_is_left_out(memory: Memory) -> None:
-    """The other parts of the call are stored."""
+async def test_a_session_of_another_user_is_skipped(memory: Memory) -> None:
     await memory.session("telegram:1", user_id="u2").append([Message(role="user", content="Mine.")])
 
     parts = [ArchivedPart(_info(), _messages(1, 2)), ArchivedPart(_info("telegram:2"), _messages(1, 2))]
@@ -162,13 +157,12 @@ async def test_missing_times_and_ids_are_added(memory: Memory, clock: SettableCl
     assert message.tokens
 
 
-async def test_a_session_without_messages_comes_back(memory: Memory) -> None:
+async def test_a_session_without_messages_is_restored(memory: Memory) -> None:
     assert await _restore(memory, _info(), []) == Restored()
     assert (await memory.session("telegram:1").info()).title == "A title of its own"
 
 
 async def test_an_invalid_session_id_is_refused(memory: Memory) -> None:
-    """The whole call is refused."""
     with pytest.raises(InvalidKey):
         await memory.restore(
             [ArchivedPart(_info("fine"), _messages(1, 1)), ArchivedPart(_info("not\nfine"), _messages(1, 1))]
@@ -198,7 +192,7 @@ async def _restore_summaries(
     return outcome.summaries, outcome.summaries_left_out
 
 
-async def test_summaries_come_back_with_their_messages(memory: Memory) -> None:
+async def test_summaries_are_restored_with_their_messages(memory: Memory) -> None:
     """The messages may be in earlier parts; restoring again changes nothing."""
     first, second = _archived(1, 3), _archived(4, 5, id_="s2")
     assert await _restore_summaries(memory, _messages(1, 4), first) == (1, 0)
@@ -209,14 +203,12 @@ async def test_summaries_come_back_with_their_messages(memory: Memory) -> None:
     assert await memory.summaries.all_of("telegram:1") == [first.summary, second.summary]
 
 
-async def test_a_summary_after_a_reset_comes_back(memory: Memory) -> None:
-    """The range of a restored summary begins after the reset."""
+async def test_a_summary_after_a_reset_is_restored(memory: Memory) -> None:
     assert await _restore_summaries(memory, _messages(1, 6), _archived(3, 5), reset_seq=2) == (1, 0)
     assert await _restore_summaries(memory, (), _archived(1, 2, id_="s2"), reset_seq=2) == (0, 1)
 
 
 async def test_a_restored_summary_follows_its_messages(memory: Memory) -> None:
-    """A summary gets the range of the new seqs of its messages."""
     session = memory.session("telegram:1", user_id="u1")
     await session.append([Message(role="user", content="Here already.", id="mine")])
     await memory.summaries.add(Summary("telegram:1", 1, 1, "Here.", "test-model", "1", 3))
@@ -235,7 +227,7 @@ async def test_a_summary_of_other_messages_is_not_restored(memory: Memory) -> No
 
 
 async def test_a_summary_of_deleted_messages_needs_a_session_without_them(memory: Memory) -> None:
-    """Otherwise the summary would cover the other messages with the same seqs."""
+    """In another session the summary would cover other messages with the same seqs."""
     await memory.session("telegram:1", user_id="u1").append(
         [Message(role="user", content=f"Mine {number}.") for number in range(2)]
     )

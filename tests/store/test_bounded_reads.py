@@ -51,7 +51,6 @@ async def most_rows(url: str, statement: str, parameters: Parameters) -> int:
 async def test_a_window_reads_a_bounded_number_of_rows(
     postgres_url: str, memory_options: MemoryOptions, analyzed: bool
 ) -> None:
-    """The number of rows read does not depend on the anchor, the user, a reset or the session's length."""
     bounds = {"before": END, "after": 0, "limit": LIMIT}
     parameters = {"session_id": "long", "user_id": "u1", **bounds}
     async with open_memory(postgres_url, options=memory_options) as memory:

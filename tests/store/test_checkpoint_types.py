@@ -61,7 +61,6 @@ async def test_a_process_that_embeds_threadkeep_is_strict(tmp_path: Path, sqlite
 
 
 def test_the_command_line_is_strict(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The command line sets LangGraph's variable if it is not set."""
     monkeypatch.delenv("LANGGRAPH_STRICT_MSGPACK")
     assert main(["--version"]) == 0
     assert os.environ["LANGGRAPH_STRICT_MSGPACK"] == "true"

@@ -21,21 +21,19 @@ ID, HASH = "01a2030e-a7e5-74b4-a752-85f6281e298f", "e0f48a33" * 8
 
 
 @given(value=VALUES)
-def test_a_text_comes_back_as_it_was(value: Json) -> None:
-    """Texts with ids, hashes and the bytes that replace them are restored exactly."""
+def test_a_text_is_restored_unchanged(value: Json) -> None:
     text = dump_json(clean_json(value))
     assert expanded(compact(text)) == text
     assert expanded(text.encode()) == text
 
 
-def test_many_ids_come_back() -> None:
+def test_many_ids_are_restored() -> None:
     """A text may have more ids than are replaced."""
     text = dump_json([ID, HASH, f"\x01\x02{ID}", HASH.upper()] * 200)
     assert expanded(compact(text)) == text
 
 
-def test_ids_and_hashes_take_their_bytes() -> None:
-    """An id takes 16 bytes and a hash 32."""
+def test_ids_and_hashes_take_16_and_32_bytes() -> None:
     assert len(compact(dump_json([ID, HASH]))) < 16 + 32 + 16
 
 

@@ -33,7 +33,6 @@ async def driver(database_url: str) -> AsyncIterator[Driver]:
 
 
 async def test_the_condition_of_an_up_to_date_database(driver: Driver) -> None:
-    """The condition has the schema version, the engine's settings and the counts."""
     await migrate(driver, datetime.now(UTC))
     condition = await read_condition(driver)
     assert condition.schema == condition.newest >= 1
@@ -44,7 +43,6 @@ async def test_the_condition_of_an_up_to_date_database(driver: Driver) -> None:
 
 
 async def test_sessions_and_messages_are_counted(shared_url: str) -> None:
-    """Sessions, messages and messages that are not indexed yet are counted."""
     async with open_memory(shared_url) as memory:
         await memory.session("a").append([Message(role="user", content="hi"), Message(role="assistant", content="ho")])
     async with open_database(parse_address(shared_url), _IMPATIENT) as driver:
@@ -89,7 +87,6 @@ async def test_the_holder_of_a_long_transaction_is_named(postgres_url: str) -> N
 @pytest.mark.process
 @pytest.mark.skipif(not Path("/proc/locks").exists(), reason="only Linux lists locks in /proc")
 async def test_processes_that_use_the_file_are_named(tmp_path: Path) -> None:
-    """Processes in a write transaction and processes with the file open are listed."""
     path = tmp_path / "threadkeep.db"
     async with open_memory(f"sqlite:///{path}"):
         pass

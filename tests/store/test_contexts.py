@@ -24,7 +24,7 @@ async def test_anchors_move_forward_only(memory: Memory) -> None:
 
 
 async def test_an_anchor_past_the_end_belongs_to_a_former_session(memory: Memory) -> None:
-    """Such an anchor is ignored, since it would hide new messages."""
+    """An anchor past the end is ignored, since it would hide new messages."""
     await memory.contexts.move_anchor(ROOM, "chat", 5)
     await say(memory, 2)
     assert (await memory.contexts.state(ROOM, "chat")).anchor_seq == 0
@@ -33,7 +33,6 @@ async def test_an_anchor_past_the_end_belongs_to_a_former_session(memory: Memory
 
 
 async def test_the_state_has_the_active_summaries(memory: Memory) -> None:
-    """The state has the active summaries, oldest first, and none after a reset."""
     await say(memory, 9)
     parts = [summary(1, 2), summary(3, 4), summary(5, 6)]
     for part in parts:
@@ -55,7 +54,6 @@ async def test_the_state_of_another_user_is_empty(memory: Memory) -> None:
 
 
 async def test_token_factors_are_kept(shared_url: str, clock: SettableClock) -> None:
-    """The newest factor of each model is stored."""
     async with migrated_driver(shared_url) as driver:
         factors = TokenFactors(driver, clock=clock)
         assert await factors.all() == {}
@@ -83,7 +81,7 @@ async def test_vectors_are_stored_by_model_and_seq(memory: Memory) -> None:
 
 
 async def test_vectors_of_a_deleted_session_are_not_stored(memory: Memory) -> None:
-    """Such vectors belong to deleted words."""
+    """The vectors were computed from deleted words."""
     await say(memory, 2)
     [*_, last] = await memory.session(ROOM).tail(2)
     await memory.session(ROOM).delete()
@@ -94,7 +92,6 @@ async def test_vectors_of_a_deleted_session_are_not_stored(memory: Memory) -> No
 
 
 async def test_a_deleted_session_leaves_no_row(shared_url: str) -> None:
-    """No table keeps a row of a deleted session; the rows of other sessions stay."""
     async with open_memory(shared_url, options=MemoryOptions(background=False)) as memory:
         for session_id in (ROOM, "other"):
             await say(memory, 4, session_id)

@@ -46,7 +46,6 @@ async def test_statements_see_the_changes_of_earlier_ones(driver: Driver) -> Non
 
 @pytest.mark.parametrize("wrong", [added("a", 9), ("SELECT nothing FROM nowhere", {})])
 async def test_statements_are_committed_all_or_none(driver: Driver, wrong: Statement) -> None:
-    """A failed statement rolls all others back, and the database stays usable."""
     await driver.write([added("a", 1)])
     with pytest.raises(DuplicateRow if wrong[1] else StoreError):
         await driver.write([added("b", 2), wrong, added("c", 3)])
@@ -55,7 +54,6 @@ async def test_statements_are_committed_all_or_none(driver: Driver, wrong: State
 
 @pytest.mark.parametrize("steps", range(6))
 async def test_a_cancelled_group_leaves_no_lock_behind(driver: Driver, steps: int) -> None:
-    """The caller may be cancelled at any step."""
     writing = asyncio.create_task(driver.write([added("a", 1), (_FACTORS, {})]))
     for _ in range(steps):
         await asyncio.sleep(0)
@@ -76,7 +74,6 @@ async def test_rows_are_counted_however_a_statement_begins(driver: Driver) -> No
 
 @pytest.mark.parametrize("text", ["a secret\ud800", "a secret\x00"], ids=["half a pair", "nul"])
 async def test_a_text_that_the_engine_cannot_store_is_refused(driver: Driver, text: str) -> None:
-    """The error does not quote the text, and the database stays usable."""
     if driver.backend == "sqlite" and "\x00" in text:
         pytest.skip("SQLite stores NUL.")
     for call in (driver.fetch(_FACTORS + " LIMIT length(:text)", {"text": text}), driver.write([added(text, 1)])):

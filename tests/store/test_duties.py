@@ -26,7 +26,6 @@ async def duties(database_url: str, clock: SettableClock) -> AsyncIterator[Dutie
 
 
 async def test_a_duty_has_one_owner_until_its_claim_expires(duties: Duties, clock: SettableClock) -> None:
-    """The owner can extend a claim; another process gets the duty only after the claim expires."""
     assert await duties.claim("tidy", "a", seconds=60, every_seconds=HOUR)
     assert not await duties.claim("tidy", "b", seconds=60, every_seconds=HOUR)
     assert await duties.claim("other", "b", seconds=60, every_seconds=HOUR)
@@ -56,7 +55,7 @@ async def test_a_finished_duty_is_not_claimed_before_it_is_due(duties: Duties, c
 
 @pytest.mark.parametrize("end", ["killed", "released", "done"])
 async def test_a_clock_that_was_ahead_blocks_nothing(duties: Duties, clock: SettableClock, end: str) -> None:
-    """Otherwise no process could claim the duty until the wrong time is reached."""
+    """A claim of a clock that was ahead does not block other processes until its time."""
     clock.advance(400 * 24 * HOUR)
     assert await duties.claim("receive", "a", seconds=60, every_seconds=HOUR)
     if end != "killed":

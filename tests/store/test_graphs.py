@@ -124,8 +124,6 @@ async def test_items_expire_and_conversations_do_not(empty_url: str) -> None:
 
 
 async def test_a_checkpointer_keeps_the_state_of_a_thread(empty_url: str) -> None:
-    """A graph continues its thread after the checkpointer is reopened."""
-
     def count(state: MessagesState) -> dict[str, list[AIMessage]]:
         return {"messages": [AIMessage(str(len(state["messages"])))]}
 
@@ -160,7 +158,6 @@ async def test_an_outage_raises_store_unavailable(unsteady_postgres: Postgres) -
 
 
 async def test_a_write_to_a_locked_file_raises_store_unavailable(tmp_path: Path) -> None:
-    """If the lock outlasts the timeout, reads succeed and writes raise."""
     path = tmp_path / "threadkeep.db"
     settings = load_settings(database_url=f"sqlite:///{path}", lock_timeout=0.1)
     thread = RunnableConfig(configurable={"thread_id": "t", "checkpoint_ns": ""})
@@ -176,7 +173,6 @@ async def test_a_write_to_a_locked_file_raises_store_unavailable(tmp_path: Path)
 
 @pytest.mark.parametrize("kind", ["checkpoint", "writes", "deletion", "item"])
 async def test_a_cancelled_write_leaves_the_file_unlocked(tmp_path: Path, kind: str) -> None:
-    """A write may be cancelled at any step; later writes succeed and are stored."""
     settings = load_settings(database_url=f"sqlite:///{tmp_path}/threadkeep.db", lock_timeout=0.2)
 
     def write(number: int) -> Coroutine[Any, Any, object]:
@@ -208,7 +204,6 @@ async def test_a_cancelled_write_leaves_the_file_unlocked(tmp_path: Path, kind: 
 
 
 async def test_results_are_in_the_order_of_the_operations(sqlite_url: str) -> None:
-    """Results of a batch are in the order of its operations, and its reads do not see its writes."""
     async with create_graph_store(settings_of(sqlite_url)) as store:
         await store.aput(("a",), "old", {"n": 0})
         operations: list[Op] = [
@@ -228,7 +223,6 @@ async def test_results_are_in_the_order_of_the_operations(sqlite_url: str) -> No
 
 
 async def test_a_store_and_a_checkpointer_share_the_database_of_a_memory(empty_url: str) -> None:
-    """A store, a memory and a checkpointer can be opened on one database in any order."""
     settings = settings_of(empty_url)
     async with (
         create_graph_store(settings) as store,
@@ -241,7 +235,6 @@ async def test_a_store_and_a_checkpointer_share_the_database_of_a_memory(empty_u
 
 
 def test_eight_first_starts_at_once_on_an_empty_database(empty_url: str) -> None:
-    """Eight processes that start at once all succeed, and every item is stored."""
     counts = run_together(start_and_work, [(empty_url, n) for n in range(_PROCESSES)])
     assert counts == [_ITEMS] * _PROCESSES
 
@@ -281,7 +274,6 @@ async def test_sqlite_is_in_wal_mode(sqlite_url: str, tmp_path: Path) -> None:
 
 
 async def test_each_sqlite_in_memory_is_separate() -> None:
-    """Each store in memory starts empty and shares nothing."""
     settings = settings_of("sqlite://")
     async with create_graph_store(settings) as store, create_checkpointer(settings) as checkpointer:
         await store.aput(("a",), "b", {"c": 1})
@@ -299,7 +291,6 @@ async def test_a_missing_folder_is_created(tmp_path: Path) -> None:
 async def test_a_graph_store_may_have_its_own_database(
     sqlite_url: str, empty_postgres_url: str, tmp_path: Path
 ) -> None:
-    """The graph store can have its own SQLite file or PostgreSQL database."""
     settings = load_settings(database_url=empty_postgres_url, graph_store_sqlite_path=str(tmp_path / "graph.db"))
     async with create_graph_store(settings) as store:
         await store.aput(("a",), "b", {"c": 1})
@@ -324,16 +315,15 @@ async def test_the_settings_set_the_size_of_the_pool(empty_postgres_url: str) ->
 async def test_an_unavailable_database_raises_store_unavailable(
     create: object, tmp_path: Path, empty_postgres_url: str
 ) -> None:
-    """Opening raises StoreUnavailable with a cure on both engines."""
     assert callable(create)
     (tmp_path / "file").touch()
     nowhere = load_settings(database_url=f"sqlite:///{tmp_path}/file/threadkeep.db")
     with pytest.raises(StoreUnavailable, match="folder"):
         async with create(nowhere):
-            pytest.fail("it must not open")
+            pytest.fail("opened an unusable path")
     silent = load_settings(
         database_url=f"postgresql:///nothing?host={tmp_path}", postgres_pool_timeout=0.2, postgres_pool_max_size=1
     )
     with pytest.raises(StoreUnavailable, match="PostgreSQL"):
         async with create(silent):
-            pytest.fail("it must not open")
+            pytest.fail("opened without a server")

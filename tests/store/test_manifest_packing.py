@@ -27,7 +27,6 @@ def test_a_packed_manifest_is_read_back_unchanged(entries: list[dict[str, Json]]
 
 
 def test_similar_entries_are_packed_to_half_their_size() -> None:
-    """A window of twenty messages takes less than half of its size."""
     entries: list[Json] = [
         {"section": "window", "tokens": 40 + number, "source": "transcript", "seq": number, "id": f"m{number}"}
         for number in range(20)
@@ -48,7 +47,6 @@ def test_ids_are_restored_from_the_transcript(entries: list[dict[str, Json]], id
 
 
 def test_the_id_of_a_deleted_message_is_not_restored() -> None:
-    """The entry keeps its seq."""
     entry: dict[str, Json] = {"source": "transcript", "seq": 3, "id": "m3"}
     short = without_ids({"entries": [entry]}, {3: "m3"})
     assert "m3" not in dump_json(short)

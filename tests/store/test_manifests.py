@@ -44,7 +44,6 @@ def noted(
 
 
 async def test_the_database_numbers_the_calls_of_a_run(rows: ManifestRows, clock: SettableClock) -> None:
-    """Calls of each run are numbered from 1 in the order of the batch."""
     group = [noted(clock, run, manifest={"n": n}) for n, run in enumerate(["a", "b", "a", "a"])]
     assert await rows.add(group) == 4
     assert await rows.add([noted(clock, "a", manifest={"n": 4})]) == 1
@@ -59,7 +58,6 @@ async def test_the_database_numbers_the_calls_of_a_run(rows: ManifestRows, clock
 
 
 async def test_a_manifest_is_read_back_unchanged(rows: ManifestRows, clock: SettableClock) -> None:
-    """The order of its keys is kept too."""
     manifest: dict[str, Json] = {"z": 1, "a": [1.5, None, True], "名": "茶", "nested": {"b": [], "a": {}}}
     await rows.add([noted(clock, manifest=manifest)])
     [stored] = await rows.of_run("run-1")
@@ -76,7 +74,6 @@ async def test_a_manifest_that_is_not_json_is_refused(rows: ManifestRows, clock:
 
 
 async def test_manifests_of_a_deleted_session_are_skipped(rows: ManifestRows, clock: SettableClock) -> None:
-    """Manifests and texts of a deleted session are skipped; the others are stored."""
     texts = {"d1": "You are kind."}
     group = [noted(clock, session_id=session_id, texts=texts) for session_id in ("gone", ROOM, "gone", "other")]
     assert await rows.add(group) == 2
@@ -169,7 +166,7 @@ async def test_calls_of_another_user_are_not_returned(rows: ManifestRows, clock:
     assert await rows.of_session(ROOM, user_id="u2") == []
 
 
-async def test_texts_come_back_exactly(rows: ManifestRows, clock: SettableClock) -> None:
+async def test_texts_are_stored_exactly(rows: ManifestRows, clock: SettableClock) -> None:
     """Texts may have NUL and lone surrogates, which no text column can store."""
     texts = {"d1": "a\x00b\ud800c", "d2": "茶 🍵\r\n", "d3": "", "d4": "x" * 100_000}
     await rows.add([noted(clock, texts=texts)])
@@ -179,7 +176,6 @@ async def test_texts_come_back_exactly(rows: ManifestRows, clock: SettableClock)
 
 
 async def test_old_manifests_are_purged_in_steps(rows: ManifestRows, clock: SettableClock) -> None:
-    """Oldest manifests are deleted first; newer ones stay."""
     for run in ("a", "b", "c"):
         await rows.add([noted(clock, run, texts={run: f"text of {run}"}), noted(clock, run)])
         clock.advance(24 * 3600)
@@ -209,7 +205,6 @@ async def test_a_text_is_kept_as_long_as_calls_use_it(rows: ManifestRows, clock:
 async def test_deleting_a_session_deletes_its_manifests(
     shared_url: str, rows: ManifestRows, memory_options: MemoryOptions, clock: SettableClock
 ) -> None:
-    """Manifests and texts are deleted with their session."""
     await rows.add([noted(clock, texts={"d1": "secret"}), noted(clock, session_id="other", texts={"d1": "secret"})])
     async with open_memory(shared_url, options=memory_options) as memory:
         await memory.session(ROOM).delete()
@@ -219,7 +214,6 @@ async def test_deleting_a_session_deletes_its_manifests(
 
 @pytest.mark.process
 def test_many_processes_number_the_calls_of_one_run(shared_url: str) -> None:
-    """Numbers are unique and have no gap."""
     asyncio.run(prepare(shared_url))
     run_together(note_calls, [(shared_url, number) for number in range(4)])
     numbers = query(shared_url, "SELECT call FROM chat_manifests WHERE run_id = 'run-1' ORDER BY call")
@@ -269,7 +263,6 @@ async def test_appends_and_calls_do_not_wait_for_each_other(postgres_url: str, c
 
 
 async def test_a_memory_reads_the_manifests_that_it_records(sqlite_memory: Memory) -> None:
-    """Manifests and texts recorded through a memory can be read through it."""
     await say(sqlite_memory, 1)
     sqlite_memory.manifests.note(ROOM, "run-1", {"n": 1}, {"d1": "text"})
     assert [each.manifest for each in await sqlite_memory.manifests.of_run("run-1")] == [{"n": 1}]

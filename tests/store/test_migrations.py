@@ -81,7 +81,6 @@ def empty_url(request: pytest.FixtureRequest) -> str:
 
 
 def test_eight_first_starts_at_once_make_one_schema(empty_url: str, tmp_path: Path) -> None:
-    """Eight processes open an empty database at once and store a turn each, without errors."""
     starts = [(empty_url, str(tmp_path / "pending"), f"writer {n}") for n in range(_STARTERS)]
     assert sorted(run_together(start_and_write, starts)) == list(range(1, _STARTERS + 1))
     backend = parse_address(empty_url).backend
@@ -133,7 +132,6 @@ async def test_a_start_waits_for_the_migration_of_another_process(
 
 
 async def test_a_second_start_changes_nothing(empty_url: str) -> None:
-    """A second start applies no migration and changes no row."""
     newest = [version for version, _ in known_migrations(parse_address(empty_url).backend)]
     async with driver_of(empty_url) as driver:
         assert await schema_version(driver) == 0
@@ -144,8 +142,7 @@ async def test_a_second_start_changes_nothing(empty_url: str) -> None:
         assert await schema_version(driver) == newest[-1]
 
 
-async def test_a_newer_schema_is_refused_and_left_as_it_is(empty_url: str, memory_options: MemoryOptions) -> None:
-    """The error names both schemas and the cure."""
+async def test_a_newer_schema_is_refused_and_left_unchanged(empty_url: str, memory_options: MemoryOptions) -> None:
     async with driver_of(empty_url) as driver:
         await migrate(driver, _NOW)
     execute(empty_url, _MAKE_TOO_NEW)
@@ -191,10 +188,7 @@ def stored_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return url
 
 
-async def test_a_database_of_schema_20_opens_with_all_that_it_holds(
-    stored_url: str, memory_options: MemoryOptions
-) -> None:
-    """Messages, resets, runs and the search index are readable, and new turns get the next seq."""
+async def test_a_database_of_schema_20_opens_with_all_data(stored_url: str, memory_options: MemoryOptions) -> None:
     async with open_memory(stored_url, options=memory_options) as memory:
         room = memory.session("telegram:1", user_id="u1")
         assert [message.content for message in await room.tail(20)] == [

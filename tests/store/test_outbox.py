@@ -93,7 +93,6 @@ async def test_a_clock_that_was_ahead_delays_no_answer(memory: Memory, clock: Se
 
 
 async def test_an_answer_to_a_message_that_joined_another_turn_is_ready_with_it(memory: Memory) -> None:
-    """Both messages have one run."""
     outbox = memory.channels.outbox
     await run(memory, "m1", status=None)
     joining = asked("run-m2", session=SESSION, message="m2")
@@ -154,7 +153,6 @@ async def test_a_text_is_ready_at_once(memory: Memory) -> None:
 
 
 async def test_messages_of_a_session_are_sent_in_order(memory: Memory) -> None:
-    """The second message of a session can be claimed when the first one is delivered."""
     outbox = memory.channels.outbox
     for message in ("m1", "m2"):
         await add(outbox, message, content=message)
@@ -218,7 +216,6 @@ async def test_a_refused_message_is_tried_again_later(memory: Memory, clock: Set
 
 
 async def test_a_failed_message_can_be_retried_or_dropped(memory: Memory) -> None:
-    """An operator can retry or drop a failed message, but not a finished one."""
     outbox = memory.channels.outbox
     for message in ("m1", "m2"):
         await add(outbox, message, content="hello", session=f"telegram:1:{message}")
@@ -255,7 +252,6 @@ async def test_a_finished_message_keeps_no_words_and_no_address(memory: Memory, 
 
 
 async def test_the_words_of_a_message_are_deleted_when_its_answer_is_ready(memory: Memory) -> None:
-    """Ready, sent and failed rows keep only the address."""
     outbox = memory.channels.outbox
     for message in ("m1", "m2"):
         await outbox.add("support", SESSION, message, address=ADDRESS, about="telegram:7", message="words")
@@ -306,7 +302,6 @@ async def test_a_text_is_sent_to_the_newest_address(memory: Memory) -> None:
 
 
 async def test_the_outbox_of_a_session_is_deleted_with_it(memory: Memory) -> None:
-    """Waiting and failed messages and the stored address are deleted."""
     outbox, session = memory.channels.outbox, memory.session(SESSION)
     await session.append([Message(role="user", content="hi", id="m0")])
     await add(outbox, "m1")
@@ -327,7 +322,6 @@ async def test_the_address_and_the_words_of_a_message_are_not_shown(memory: Memo
 
 
 def test_one_of_many_processes_claims_a_message(shared_url: str) -> None:
-    """Four processes that claim ten messages at once claim each message once."""
     asyncio.run(_fill(shared_url))
     claims = run_together(_claim_all, [(shared_url, f"process-{number}") for number in range(4)])
     assert sorted(number for numbers in claims for number in numbers) == sorted(set().union(*claims))

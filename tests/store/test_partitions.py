@@ -80,7 +80,6 @@ async def fill(memory: Memory, sessions: int = SESSIONS, turns: int = TURNS) -> 
 
 
 def test_partitions_on_sqlite_are_refused(sqlite_url: str, memory_options: MemoryOptions) -> None:
-    """The settings and `open_memory` refuse partitions, before a file is created."""
     with pytest.raises(InvalidSettings, match="SQLite has no partitions") as refused:
         load_settings(database_url=sqlite_url, partitions=4)
     assert refused.value.variable == "THREADKEEP_PARTITIONS"
@@ -123,7 +122,6 @@ async def test_a_new_database_has_the_partitions_that_the_setting_names(
 async def test_the_setting_does_not_convert_an_existing_database(
     postgres_url: str, memory_options: MemoryOptions
 ) -> None:
-    """The setting applies to a new schema only."""
     async with open_memory(postgres_url, options=replace(memory_options, store=StoreOptions(partitions=4))):
         pass
     async with driver_of(postgres_url) as driver:
@@ -133,7 +131,6 @@ async def test_the_setting_does_not_convert_an_existing_database(
 async def test_each_row_is_the_same_after_an_interrupted_call_and_another(
     postgres_url: str, memory_options: MemoryOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An interrupted conversion changes no row, and the next call continues it."""
     monkeypatch.setattr(partitions, "_RANGES", 20)
     async with open_memory(postgres_url, options=replace(memory_options, background=False)) as memory:
         await fill(memory)
@@ -239,7 +236,7 @@ async def work(memory: Memory) -> AsyncIterator[None]:
         await memory.search("canary")
         yield
         old = memory.session(f"room {number - 40}")
-        # Every second room is left unchanged here; some of them are erased later.
+        # Rooms with odd numbers belong to u1, who is erased below.
         if number % 2 == 0:
             await old.take_back()
             yield
@@ -306,7 +303,6 @@ async def test_abandoning_a_copy_removes_it(postgres_url: str, memory_options: M
 
 
 async def test_views_are_refused_and_grants_are_kept(postgres_url: str) -> None:
-    """A view on a table is refused; the rights of a role are kept."""
     execute(postgres_url, "CREATE VIEW mine AS SELECT content FROM chat_messages")
     execute(postgres_url, "DO $$ BEGIN CREATE ROLE analyst; EXCEPTION WHEN duplicate_object THEN END $$")
     execute(postgres_url, "GRANT SELECT, INSERT ON chat_messages TO analyst")
@@ -341,7 +337,6 @@ async def partitions_in_plan(url: str, sql: str, parameters: Parameters) -> set[
 
 
 async def test_reads_of_one_session_touch_one_partition(partitioned_url: str, memory_options: MemoryOptions) -> None:
-    """The plans of reads, retention and search of one session name one partition."""
     async with open_memory(partitioned_url, options=memory_options) as memory:
         await fill(memory, 8, 10)
     place = {"session_id": "room 1", "before": END, "after": 0, "limit": 21, "user_id": None, "id": "m1", "upto": 9}

@@ -141,7 +141,6 @@ def test_processes_that_start_at_once_make_one_schema(pooled_url: str, tmp_path:
 
 
 async def test_the_tables_of_langgraph_are_made_by_one_at_a_time(pooled_url: str) -> None:
-    """Concurrent set-ups succeed, and prepared statements are used."""
     address = parse_address(pooled_url)
 
     async def work(name: str) -> None:
@@ -158,7 +157,6 @@ async def test_the_tables_of_langgraph_are_made_by_one_at_a_time(pooled_url: str
 
 
 async def test_a_lock_is_released_by_the_connection_that_holds_it(pooled_url: str) -> None:
-    """A waiting task gets the lock after the block, and no advisory lock remains."""
     held: list[str] = []
 
     async def work(name: str) -> None:
@@ -192,7 +190,6 @@ async def test_tables_are_partitioned_while_services_are_open(pooled_url: str, t
 
 
 async def test_no_state_stays_in_a_server_connection(pooled_url: str) -> None:
-    """A server connection keeps no setting and no prepared statement; the lock timeout still applies."""
     driver = await PostgresDriver.open(pooled_url, StoreOptions(lock_timeout_seconds=0.2))
     try:
         async with driver.writing() as connection:

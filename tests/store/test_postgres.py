@@ -43,7 +43,6 @@ def says(words: str) -> list[Message]:
 
 
 async def test_connections_ended_by_the_server_are_replaced(memory: Memory, postgres_url: str) -> None:
-    """The next read and the next write use new connections, and no turn is stored twice."""
     session = memory.session("room")
     for round_ in range(3):
         receipt = await session.append(says(f"round {round_}"))
@@ -90,7 +89,6 @@ async def test_a_connection_that_breaks_in_a_transaction_stores_the_turn_once(
 
 @pytest.mark.parametrize("steps", [0, 1, 2, 5, 10, 20])
 async def test_a_cancelled_write_leaves_no_lock_behind(memory: Memory, steps: int) -> None:
-    """The caller may be cancelled at any step."""
     session = memory.session("room")
     await session.append(says("first"))
     task = asyncio.ensure_future(session.reset())
@@ -120,7 +118,6 @@ async def test_an_error_in_a_pipeline_is_raised_and_nothing_is_logged(
 
 
 async def test_the_error_of_a_full_pool_names_the_setting(postgres_url: str) -> None:
-    """The error names the setting."""
     # Opening the first connection has the same timeout, and a busy machine needs that long.
     driver = await PostgresDriver.open(postgres_url, StoreOptions(pool_max_size=1, pool_timeout_seconds=2))
     try:
@@ -142,7 +139,6 @@ async def test_the_error_of_a_full_pool_names_the_setting(postgres_url: str) -> 
 async def test_opening_a_missing_database_fails_with_the_reason(
     postgres_url: str, change: tuple[str, str], reason: str
 ) -> None:
-    """Opening fails after the pool's timeout, with the reason and what to check."""
     nowhere = postgres_url.replace(*change)
     with pytest.raises(StoreUnavailable, match=f"{reason}.*Check THREADKEEP_DATABASE_URL") as raised:
         await PostgresDriver.open(nowhere, StoreOptions(pool_timeout_seconds=0.2))
@@ -150,7 +146,6 @@ async def test_opening_a_missing_database_fails_with_the_reason(
 
 
 async def test_a_duplicate_row_raises_its_own_error(driver: PostgresDriver) -> None:
-    """A duplicate raises its own error, and its transaction is rolled back."""
     row = {"version": 20, "name": "x", "now": ""}
     insert = "INSERT INTO threadkeep_migrations (version, name, applied_at) VALUES (:version, :name, :now)"
     before = "UPDATE threadkeep_migrations SET name = :name"
@@ -172,7 +167,7 @@ async def test_an_error_of_the_server_is_raised_without_the_row(driver: Postgres
     assert "canary" not in "".join(traceback.format_exception(refused.value))
 
 
-async def test_the_options_of_the_dsn_hold(postgres_url: str, memory_options: MemoryOptions) -> None:
+async def test_the_options_of_the_dsn_are_used(postgres_url: str, memory_options: MemoryOptions) -> None:
     """A search path in the DSN puts the tables into another schema."""
     async with await psycopg.AsyncConnection.connect(postgres_url, autocommit=True) as other:
         await other.execute("CREATE SCHEMA tenant")
@@ -202,7 +197,6 @@ async def test_a_list_ignores_case_with_the_locale_c(postgres_server: Postgres, 
 
 
 async def test_a_closed_memory_says_that_it_is_closed(postgres_url: str, memory_options: MemoryOptions) -> None:
-    """Reads and writes after the block raise an error with the cure."""
     async with open_memory(postgres_url, options=memory_options) as memory:
         session = memory.session("room")
         await session.append(says("hi"))
@@ -272,7 +266,6 @@ async def test_a_locked_table_raises_for_all_sessions(postgres_url: str, memory_
 
 
 async def test_a_locked_session_does_not_stop_the_search(memory: Memory, postgres_url: str) -> None:
-    """The locked session cannot be indexed for now; messages of others are found."""
     await memory.session("locked").append(says("refund"))
     async with await psycopg.AsyncConnection.connect(postgres_url) as other:
         await other.execute("SELECT 1 FROM chat_sessions FOR UPDATE")
@@ -351,7 +344,6 @@ async def test_a_call_that_is_cancelled_in_a_busy_process_loses_no_later_write(
 
 @pytest.mark.parametrize("steps", range(9))
 async def test_a_write_of_many_rows_can_be_cancelled_in_a_busy_process(driver: PostgresDriver, steps: int) -> None:
-    """A write that is cancelled at any time ends as cancelled or completes."""
     await driver.write([("CREATE TABLE said (words TEXT)", {})])
 
     async def write() -> None:

@@ -25,7 +25,6 @@ async def database(database_url: str, clock: SettableClock) -> AsyncIterator[Dat
 
 
 async def test_the_remaining_messages_keep_their_seq(database: Database) -> None:
-    """After a deletion the remaining messages keep their seq, and counters and pages are correct."""
     await database.say(10)
     assert await database.take("delete", 4) == [Removed(4, 4, 1 + 2 + 3 + 4)]
     assert await database.places() == [5, 6, 7, 8, 9, 10]
@@ -41,7 +40,6 @@ async def test_the_remaining_messages_keep_their_seq(database: Database) -> None
 
 
 async def test_archived_messages_leave_windows_and_search_but_can_be_read(database: Database) -> None:
-    """Pages and ids still find archived messages."""
     await database.say(10)
     assert await database.found("canary") == list(range(1, 11))
     assert await database.take("archive", 4) == [Removed(4, 4, 10)]

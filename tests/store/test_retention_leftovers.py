@@ -27,7 +27,6 @@ async def database(database_url: str, clock: SettableClock) -> AsyncIterator[Dat
 
 
 async def test_removed_messages_are_not_indexed_later(database: Database) -> None:
-    """Messages that were archived or deleted before they were indexed are never indexed."""
     await database.say(10)
     await database.take("archive", 4)
     assert await database.found("canary") == [5, 6, 7, 8, 9, 10]
@@ -37,7 +36,6 @@ async def test_removed_messages_are_not_indexed_later(database: Database) -> Non
 
 
 async def test_no_table_has_words_of_deleted_messages(database: Database) -> None:
-    """Title, last message, run results and the index have no words of deleted messages."""
     await database.say(6)
     await database.found("canary")
     async with database.driver.writing() as connection:
@@ -90,7 +88,6 @@ async def test_a_deleted_message_that_is_sent_again_is_a_duplicate(database: Dat
 
 
 async def test_a_batch_of_turns_checks_deleted_ids_too(database: Database) -> None:
-    """A batch with the id of a deleted message is refused as a whole."""
     await database.say(4)
     await database.take("delete", 2)
     now = database.clock().isoformat()
@@ -110,7 +107,6 @@ async def test_a_batch_of_turns_checks_deleted_ids_too(database: Database) -> No
 
 
 async def test_the_ids_of_old_messages_are_not_stored(database: Database) -> None:
-    """A message that is too old to be sent again leaves no id."""
     await database.say(4)
     database.clock.advance(REDELIVERY.total_seconds() + 3600)
     await database.take("delete", 4)
@@ -136,7 +132,6 @@ async def test_disk_space_is_released(sqlite_url: str, clock: SettableClock) -> 
 
 
 async def test_vectors_of_removed_messages_are_deleted(database: Database) -> None:
-    """Vectors of all models are deleted with their messages; others stay."""
     await database.say(6)
     vectors = EmbeddingRows(database.driver)
     for model in ("one", "other"):

@@ -18,7 +18,6 @@ async def ask(memory: Memory, number: int) -> Added:
 
 
 async def test_one_of_many_concurrent_requests_creates_the_run(memory: Memory) -> None:
-    """All requests see the same run and its owner."""
     added = await asyncio.gather(*(ask(memory, number) for number in range(10)))
     assert sum(each.outcome == "new" for each in added) == 1
     assert len({(each.run.run_id, each.run.owner, each.run.status) for each in added}) == 1
@@ -60,7 +59,6 @@ async def test_a_finished_run_returns_its_answer_again(memory: Memory, clock: Se
 
 
 async def test_invalid_characters_of_an_answer_are_replaced(memory: Memory) -> None:
-    """Invalid characters are replaced, as in messages, so that the run does not fail."""
     await ask(memory, 1)
     await memory.runs.finish("run-1", "process-1", "done", result={"response": "a\x00b\ud800c"})
     found = await memory.runs.run("run-1")

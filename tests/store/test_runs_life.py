@@ -74,7 +74,6 @@ async def test_an_unsuccessful_run_can_be_retried(memory: Memory, end: RunEnd) -
 
 
 async def test_a_run_can_be_set_aside_whoever_owns_it(memory: Memory) -> None:
-    """The next turn can begin, and the run can be retried."""
     await memory.runs.order.add(asked("r1"), owner="dead")
     await memory.runs.order.add(asked("r2"))
     assert await memory.runs.set_aside("r1", "GaveUp")
@@ -121,7 +120,6 @@ async def test_a_cancel_includes_all_child_runs(memory: Memory, clock: SettableC
 
 
 async def test_a_cancelled_turn_blocks_the_next_until_it_ends(memory: Memory) -> None:
-    """The next turn begins only after the cancelled one has ended."""
     await memory.runs.order.add(asked("r1"), owner="me")
     await memory.runs.order.add(asked("r2"))
     await memory.runs.order.add(asked("r3"))
@@ -133,7 +131,6 @@ async def test_a_cancelled_turn_blocks_the_next_until_it_ends(memory: Memory) ->
 
 
 async def test_children_added_during_a_cancel_are_cancelled(memory: Memory) -> None:
-    """Children added concurrently with the cancel of their parent are cancelled too."""
     await memory.runs.order.add(asked("top"), owner="me")
     child = replace(asked("c", session=None), parent_run_id="top", trigger="child")
     adding = [memory.runs.order.add(replace(child, run_id=f"c{n}")) for n in range(12)]
@@ -156,7 +153,6 @@ async def test_a_process_does_not_hold_lost_runs(memory: Memory, clock: Settable
 
 
 async def test_only_its_owner_sets_the_version_of_a_run(memory: Memory) -> None:
-    """A run of another owner or a finished run is not changed."""
     await memory.runs.order.add(asked("r1"), owner="me")
     assert not await memory.runs.begin_with("r1", "another", "2")
     assert await memory.runs.begin_with("r1", "me", "2")

@@ -20,7 +20,6 @@ _RUNS_EACH = 6
 
 
 async def test_a_run_is_stored_with_all_fields(memory: Memory, clock: SettableClock) -> None:
-    """The first run of a session is queued with all its fields."""
     new = replace(
         asked("r1", message="m1", said="你好 \x00"),
         version="v1",
@@ -41,7 +40,7 @@ async def test_a_run_is_stored_with_all_fields(memory: Memory, clock: SettableCl
 
 
 async def test_a_run_from_a_clock_ahead_is_ready(memory: Memory, clock: SettableClock) -> None:
-    """Its process died before it enqueued the run; others must not wait until their clocks catch up."""
+    """The process of the run died before it enqueued it; others must not wait until their clocks catch up."""
     order = memory.runs.order
     await order.add(asked("r1"))
     assert await order.ready(limit=9, waited_seconds=30) == []
@@ -50,7 +49,6 @@ async def test_a_run_from_a_clock_ahead_is_ready(memory: Memory, clock: Settable
 
 
 async def test_turns_begin_in_order_of_arrival(memory: Memory) -> None:
-    """The second turn begins after the first; a turn of another session does not wait."""
     for run_id in ("r1", "r2"):
         await memory.runs.order.add(asked(run_id))
     await memory.runs.order.add(asked("other", session="hall"))
@@ -71,7 +69,7 @@ async def test_turns_begin_in_order_of_arrival(memory: Memory) -> None:
     assert isinstance(await memory.runs.order.begin("never", "me"), Over)
 
 
-async def test_a_run_may_begin_as_it_is_added(memory: Memory) -> None:
+async def test_a_run_may_begin_when_it_is_added(memory: Memory) -> None:
     """The run begins in the same transaction if no run is before it."""
     first = await memory.runs.order.add(asked("r1"), owner="me")
     assert (first.run.status, first.run.owner, first.run.attempts) == ("running", "me", 1)
@@ -98,7 +96,6 @@ async def test_the_start_time_is_after_the_end_of_the_previous_turn(memory: Memo
 
 
 async def test_the_same_message_is_the_same_run(memory: Memory) -> None:
-    """Concurrent, later and repeated requests for a message or a run id get the same run."""
     added = await asyncio.gather(*(memory.runs.order.add(asked(f"r{n}", message="m1")) for n in range(8)))
     assert len({one.run.run_id for one in added}) == 1
     assert sorted(one.outcome for one in added) == ["known"] * 7 + ["new"]
@@ -113,7 +110,6 @@ async def test_the_same_message_is_the_same_run(memory: Memory) -> None:
 
 
 async def test_runs_without_a_session_are_in_no_order(memory: Memory) -> None:
-    """Runs without a session all begin at once."""
     for run_id in ("r1", "r2"):
         await memory.runs.order.add(asked(run_id, session=None))
     for run_id in ("r1", "r2"):
@@ -121,7 +117,6 @@ async def test_runs_without_a_session_are_in_no_order(memory: Memory) -> None:
 
 
 async def test_a_message_belongs_to_a_session(memory: Memory) -> None:
-    """A message id needs a session, and the session of another user is refused."""
     with pytest.raises(InvalidInput, match="needs a session_id"):
         asked("r1", session=None, message="m1")
     await memory.session("room", user_id="u1").append([Message(role="user", content="mine")])
@@ -229,7 +224,6 @@ async def test_a_child_has_a_parent_a_root_and_a_depth(memory: Memory) -> None:
 
 
 async def test_a_child_of_a_cancelled_run_never_begins(memory: Memory) -> None:
-    """The child is stored as cancelled."""
     order = memory.runs.order
     await order.add(asked("r1"), owner="me")
     await memory.runs.request_cancel("r1")

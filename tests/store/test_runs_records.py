@@ -48,7 +48,6 @@ async def ids(memory: Memory, wanted: RunQuery) -> list[str]:
 
 
 async def test_runs_are_listed_newest_first(memory: Memory, clock: SettableClock) -> None:
-    """Runs can be filtered by any of their fields, page by page."""
     start = clock()
     for number in range(5):
         new = replace(asked(f"r{number}", session=f"room{number % 2}"), user_id=f"u{number % 3}")
@@ -114,7 +113,6 @@ async def test_runs_are_deleted_with_their_session(memory: Memory) -> None:
 
 
 async def test_no_word_of_a_deleted_session_is_in_any_table(sqlite_url: str) -> None:
-    """Inputs, tool results and texts of child runs are deleted."""
     async with open_memory(sqlite_url, options=MemoryOptions(background=False)) as memory:
         await fill(memory, "r1", "room")
         await fill(memory, "c1", None, "r1")
@@ -150,7 +148,6 @@ async def test_checkpoints_are_listed_until_they_are_removed(memory: Memory, clo
 
 
 async def test_a_version_of_a_workflow_never_changes(memory: Memory, clock: SettableClock) -> None:
-    """Storing a version again, also concurrently, changes nothing."""
     workflows = memory.runs.workflows
     await workflows.keep("support", "v1", {"nodes": [{"id": "a"}]})
     await workflows.keep("support", "v1", {"nodes": []})
@@ -162,7 +159,6 @@ async def test_a_version_of_a_workflow_never_changes(memory: Memory, clock: Sett
 
 
 async def test_a_user_has_one_active_session_per_workflow(memory: Memory) -> None:
-    """A user has one active session per workflow: that of the newest message, while it is active and theirs."""
     sessions = memory.runs.sessions
     first = await asyncio.gather(*(sessions.active_session("u1", "support", otherwise=f"s{n}") for n in range(8)))
     assert len(set(first)) == 1

@@ -172,7 +172,6 @@ async def test_the_record_of_an_answered_message_is_deleted_with_it(memory: Memo
 
 
 async def test_a_retried_run_stays(memory: Memory, clock: SettableClock) -> None:
-    """A run that is retried during the round stays; a round can be stopped."""
     for name in ("r1", "r2"):
         await over(memory, name, name, end="failed")
     clock.advance(31 * DAY)
@@ -221,7 +220,6 @@ async def test_two_concurrent_rounds_delete_each_run_once(
 
 
 async def test_unused_versions_are_deleted(memory: Memory, clock: SettableClock) -> None:
-    """The newest version of each workflow and recent versions stay."""
     workflows = memory.runs.workflows
     await workflows.keep("support", "v0", {})
     await workflows.keep("support", "v1", {})

@@ -48,7 +48,6 @@ async def test_a_result_is_read_back_unchanged(memory: Memory, result: dict[str,
 
 
 async def test_the_words_of_an_answer_are_in_no_other_table(shared_url: str) -> None:
-    """The rows of the run have no copy of the words."""
     async with open_memory(shared_url, options=MemoryOptions(background=False)) as memory:
         await memory.session("room").append([Message("assistant", "the answer", id="a1")])
         await end(memory, "r1", _RESULTS[0])

@@ -26,7 +26,6 @@ async def short_traces(database_url: str, clock: SettableClock) -> AsyncIterator
 
 
 async def test_events_are_numbered_without_gaps(memory: Memory, clock: SettableClock) -> None:
-    """Concurrent appends get consecutive numbers, and events are read back unchanged from any number on."""
     await memory.runs.order.add(asked("r1"), owner="me")
     trace = memory.runs.trace
     said = TraceEvent("message", "agent", {"text": "你好 \ud800", "tokens": 3, "none": None})
@@ -99,7 +98,6 @@ async def test_tokens_are_counted_once_where_the_trace_is_cut(short_traces: Runs
 
 
 async def test_tokens_are_counted_once(memory: Memory) -> None:
-    """Tokens are summed per model, for a run alone and with all runs below it."""
     order, trace = memory.runs.order, memory.runs.trace
     child = replace(asked("c1", session=None), parent_run_id="top", trigger="child")
     for new in (asked("top"), child, replace(child, run_id="c2"), replace(child, run_id="g1", parent_run_id="c1")):

@@ -29,7 +29,6 @@ EVENTS = st.builds(
 
 @given(events=st.lists(EVENTS, max_size=6))
 def test_packed_events_are_restored_unchanged(events: list[StoredEvent]) -> None:
-    """Numbers with gaps and times are restored."""
     assert stored_events(packed_events(events)) == events
 
 
@@ -93,7 +92,6 @@ async def test_a_long_trace_is_not_packed(shared_url: str, memory_options: Memor
 
 
 async def test_a_packed_trace_has_no_words_of_the_transcript(shared_url: str, memory_options: MemoryOptions) -> None:
-    """A packed trace refers to the transcript, as single events do."""
     async with open_memory(shared_url, options=memory_options) as memory:
         await memory.runs.order.add(asked("r1"), owner="me")
         run = await memory.runs.run("r1")

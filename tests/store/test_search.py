@@ -94,7 +94,6 @@ async def test_quotes_around_words_do_not_hide_them(texts_memory: Memory) -> Non
 
 
 async def test_a_user_finds_own_messages_only(memory: Memory) -> None:
-    """Other users may have messages with the same words."""
     for user_id in ("u1", "u2"):
         await memory.session(f"of:{user_id}", user_id=user_id).append([Message(role="user", content="my secret 退款")])
     await memory.session("of:nobody").append([Message(role="user", content="my secret 退款")])
@@ -120,7 +119,6 @@ async def test_one_session_can_be_searched_alone(memory: Memory) -> None:
 
 
 async def test_a_hit_has_the_stored_message(memory: Memory) -> None:
-    """Hits have all fields of the message, are sorted by score, and respect the limit."""
     for number in range(5):
         await memory.session("room").append([Message(role="user", content="refund " * (number + 1), id=f"m{number}")])
     hits = await memory.search("refund", limit=3)
@@ -151,7 +149,6 @@ async def test_only_the_newest_candidates_are_ranked(memory: Memory, monkeypatch
 
 
 async def test_texts_with_the_trigrams_of_a_word_displace_no_match(memory: Memory) -> None:
-    """Texts that have only the trigrams of a word do not push real matches out of a page."""
     for number in range(30):
         texts = ["bcde abcd", "abcde" + " and so on" * 100] if number % 10 == 0 else ["bcde abcd"] * 2
         await memory.session(f"room:{number}").append([Message(role="user", content=text) for text in texts])
@@ -181,7 +178,6 @@ async def test_a_stored_message_is_found_at_once(memory: Memory) -> None:
 
 
 async def test_a_deleted_session_leaves_the_index(texts_memory: Memory) -> None:
-    """Old words are not found when a new session has the id."""
     assert await found(texts_memory, "refund") == {"english"}
     await texts_memory.session("english").delete()
     assert await found(texts_memory, "refund") == set()

@@ -48,7 +48,6 @@ async def found(memory: Memory, words: str) -> set[str]:
 )
 @pytest.mark.slow
 async def test_a_huge_text_is_indexed(memory: Memory, text: str) -> None:
-    """The beginning of a huge text is found, and so are the messages after it."""
     await memory.session("room").append([Message(role="user", content=text)])
     await memory.session("room").append([Message(role="assistant", content="what follows")])
     assert await found(memory, "needle") == {"room"}
@@ -96,7 +95,6 @@ async def test_a_search_first_indexes_the_session_or_user(
 
 
 async def test_a_locked_database_can_be_searched(sqlite_url: str, memory_options: MemoryOptions) -> None:
-    """While another process holds the file, indexed messages are found, and others are counted."""
     store = replace(memory_options.store, lock_timeout_seconds=0.05)
     async with open_memory(sqlite_url, options=replace(memory_options, store=store, background=False)) as memory:
         await memory.session("a").append([Message(role="user", content="old words")])
@@ -112,7 +110,6 @@ async def test_a_locked_database_can_be_searched(sqlite_url: str, memory_options
 async def test_a_long_catch_up_is_reported_once(
     shared_url: str, memory_options: MemoryOptions, events: RecordedEvents, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The begin and the end of a long catch-up are reported once, also if a step fails between them."""
     monkeypatch.setattr("threadkeep.history.memory_parts.MUCH_UNINDEXED", 2)
     monkeypatch.setattr("threadkeep.history.memory_parts._PAUSE_SECONDS", 0.0)
     async with open_memory(shared_url, options=replace(memory_options, background=False)) as memory:
@@ -177,7 +174,6 @@ async def test_a_session_created_again_while_it_is_indexed_is_found(
 
 
 async def test_a_session_created_during_a_deletion_stays(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A session that is created and indexed between the steps of a deletion stays whole."""
     async with migrated_driver(postgres_url) as driver:
         transcripts = TableTranscripts(driver, count=len, clock=SettableClock())
         execute = PostgresConnection.execute
@@ -234,7 +230,6 @@ async def test_endless_searches_block_no_reads(shared_url: str, monkeypatch: pyt
 
 
 async def test_a_cancelled_search_is_stopped(shared_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next reader gets the connection at once after a search was cancelled at any step."""
     async with migrated_driver(shared_url) as driver, asyncio.timeout(HANG_SECONDS):
         index = endless(driver, monkeypatch)
         for steps in range(20):
@@ -349,7 +344,6 @@ class BeforeEach(BeforeWriting):
 
 
 def test_processes_that_index_at_once_index_everything_once(shared_url: str, tmp_path: Path) -> None:
-    """Four processes search a database without an index at once: each message is indexed once."""
     asyncio.run(fill(shared_url, tmp_path))
     together = [(shared_url, str(tmp_path / "pending"))] * 4
     assert run_together(search_all, together) == [600] * 4

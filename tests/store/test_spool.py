@@ -103,7 +103,6 @@ def test_a_turn_that_this_version_cannot_read_is_kept(tmp_path: Path) -> None:
 
 
 def test_a_line_that_is_nested_too_deeply_is_set_aside(tmp_path: Path) -> None:
-    """The turns before and after the line are delivered."""
     file = SpoolFile.create(tmp_path)
     file.keep(entry("first"))
     file.close()
@@ -119,7 +118,6 @@ def test_a_line_that_is_nested_too_deeply_is_set_aside(tmp_path: Path) -> None:
 
 
 def test_a_damaged_line_stays_in_its_file_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a full disk the damaged line stays in the pending file, and the next start retries."""
     file = SpoolFile.create(tmp_path)
     file.keep(entry("first"))
     file.close()
@@ -193,7 +191,6 @@ def keep_and_wait(folder: str) -> None:
 
 
 def test_delivered_turns_are_removed_from_the_file(tmp_path: Path) -> None:
-    """Turns can be removed in any order; the file is deleted when it is closed empty."""
     file = SpoolFile.create(tmp_path)
     kept = [entry(name) for name in ("first", "second", "third")]
     for each in kept:
@@ -265,7 +262,6 @@ def test_a_turn_is_synced_to_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_partial_write_on_a_full_disk_is_rolled_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A partial write raises and is rolled back, and later lines can be read."""
     file = SpoolFile.create(tmp_path)
     file.keep(entry("first"))
     write = os.write
@@ -287,7 +283,6 @@ def refuse(*_: object) -> int:
 
 
 def test_a_turn_that_is_not_json_is_refused(tmp_path: Path) -> None:
-    """The file stays unchanged."""
     file = SpoolFile.create(tmp_path)
     bad = Message(role="user", content="hi", id="m", metadata={"score": 1.0})
     object.__setattr__(bad, "metadata", {"score": float("nan")})  # as if it was changed after its creation

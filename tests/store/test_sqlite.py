@@ -71,7 +71,6 @@ def says(words: str) -> list[Message]:
 async def test_all_connections_use_wal_and_the_configured_durability(
     path: Path, synchronous: Literal["FULL", "NORMAL"], number: int
 ) -> None:
-    """All connections use WAL, foreign keys and the configured durability."""
     driver = SqliteDriver(path, StoreOptions(synchronous=synchronous))
     async with driver.writing() as writer, driver.reading() as reader:
         for connection in (writer, reader):
@@ -105,7 +104,6 @@ async def test_a_lock_held_too_long_raises(path: Path, memory_options: MemoryOpt
 async def test_a_write_cancelled_while_it_waits_for_the_lock_leaves_no_lock_behind(
     memory: Memory, path: Path, steps: int
 ) -> None:
-    """After a cancel at any step, this process and others can write."""
     await memory.session("room").append(says("hi"))
     async with locked_meanwhile(path):
         task = asyncio.ensure_future(memory.session("room").reset())
@@ -137,7 +135,6 @@ async def test_a_write_after_a_cancelled_one_gets_its_transaction() -> None:
 
 @pytest.mark.parametrize("steps", range(8))
 async def test_a_cancelled_read_leaves_the_readers_usable(memory: Memory, steps: int) -> None:
-    """Reads after many cancelled ones succeed."""
     session = memory.session("room")
     await session.append(says("hi"))
     tasks = [asyncio.ensure_future(session.tail(5)) for _ in range(20)]
@@ -211,7 +208,6 @@ async def test_a_file_that_is_no_database_is_refused(
 
 
 async def test_a_folder_instead_of_the_file_is_refused(tmp_path: Path, memory_options: MemoryOptions) -> None:
-    """The error says what to check."""
     with pytest.raises(StoreUnavailable, match="that the path is not a folder"):
         async with open_memory(f"sqlite:///{tmp_path}", options=memory_options):
             pass
@@ -231,7 +227,6 @@ async def test_missing_folders_are_created(tmp_path: Path, memory_options: Memor
 
 
 async def test_a_closed_memory_says_that_it_is_closed(path: Path, memory_options: MemoryOptions) -> None:
-    """Reads and writes after the block raise an error with the cure."""
     async with open_memory(f"sqlite:///{path}", options=memory_options) as memory:
         session = memory.session("room")
         await session.append(says("hi"))
@@ -322,7 +317,7 @@ def read_on_read_only_mount(path: Path, copy: Path) -> str:
     folder = path.parent
     mount = f"mount --bind {folder} {folder} && mount -o remount,bind,ro {folder}"
     if subprocess.run(["unshare", "-m", "sh", "-c", mount], capture_output=True, check=False).returncode:
-        pytest.skip("needs the right to mount")
+        pytest.skip("This process may not mount folders.")
     command = f'{mount} && exec "$0" -c "$1"'
     ended = subprocess.run(
         ["unshare", "-m", "sh", "-c", command, sys.executable, _READ.format(path=path, copy=copy)],

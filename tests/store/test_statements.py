@@ -24,14 +24,12 @@ _FILES = [
 
 
 def test_the_values_row_is_written_for_each_row() -> None:
-    """The VALUES row is repeated with numbered parameters; the rest of the statement stays."""
     assert for_rows("INSERT INTO t (a, b)\nVALUES (:a, :b)\nRETURNING a", 2) == (
         "INSERT INTO t (a, b)\nVALUES (:a_0, :b_0), (:a_1, :b_1)\nRETURNING a"
     )
 
 
 def test_each_row_has_its_numbered_parameters() -> None:
-    """SQLite accepts the statement with the parameters of `row_parameters`."""
     with closing(sqlite3.connect(":memory:")) as database, database:
         database.execute("CREATE TABLE t (a, b)")
         rows: list[dict[str, object]] = [{"a": 1, "b": "one"}, {"a": 2, "b": None}, {"a": 3, "b": ":a_0"}]
@@ -57,7 +55,6 @@ def test_a_time_in_a_statement_is_no_parameter() -> None:
 
 @pytest.mark.parametrize("path", _FILES)
 def test_every_statement_has_a_unique_name_and_a_text(path: str) -> None:
-    """Names are unique in a file, comments are removed, and no statement is empty."""
     statements = load_statements(path)
     assert statements
     for name, sql in statements.items():
@@ -68,7 +65,6 @@ def test_every_statement_has_a_unique_name_and_a_text(path: str) -> None:
 
 @pytest.mark.parametrize("backend", ["sqlite", "postgres"])
 def test_migrations_are_numbered_without_a_gap(backend: str) -> None:
-    """Each migration has statements."""
     known = known_migrations("sqlite" if backend == "sqlite" else "postgres")
     first = known[0][0]
     assert [version for version, _ in known] == list(range(first, first + len(known)))

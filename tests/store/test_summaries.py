@@ -28,7 +28,6 @@ async def test_a_summary_is_read_back_unchanged(memory: Memory, clock: SettableC
 
 
 async def test_invalid_characters_are_replaced(memory: Memory) -> None:
-    """Invalid characters are replaced, as in messages."""
     await say(memory, 2)
     assert await memory.summaries.add(summary(1, 2, text="a\x00b\ud800c"))
     [stored] = await memory.summaries.active(ROOM)
@@ -46,7 +45,7 @@ async def test_a_summary_must_follow_the_others(memory: Memory, first_seq: int, 
 
 
 async def test_the_first_summary_begins_at_the_first_message(memory: Memory) -> None:
-    """Otherwise messages before it would be in no summary."""
+    """Messages before the first summary would be in none."""
     await say(memory, 4)
     assert not await memory.summaries.add(summary(2, 4))
     assert await memory.summaries.add(summary(1, 4))
@@ -73,7 +72,6 @@ async def test_a_merged_summary_replaces_others(memory: Memory) -> None:
 async def test_a_merged_summary_with_another_range_is_refused(
     memory: Memory, replaced: list[int], first_seq: int, last_seq: int
 ) -> None:
-    """Parts with a gap, another range, or an inactive part change nothing."""
     await say(memory, 8)
     parts = [summary(1, 2), summary(3, 4), summary(5, 6)]
     for part in parts:
@@ -85,7 +83,6 @@ async def test_a_merged_summary_with_another_range_is_refused(
 
 
 async def test_a_replaced_summary_is_not_replaced_again(memory: Memory) -> None:
-    """The second merge of the same parts is refused."""
     await say(memory, 4)
     parts = [summary(1, 2), summary(3, 4)]
     for part in parts:
@@ -97,7 +94,6 @@ async def test_a_replaced_summary_is_not_replaced_again(memory: Memory) -> None:
 
 
 async def test_a_reset_hides_older_summaries(memory: Memory) -> None:
-    """Older summaries are inactive, and the next one begins after the reset."""
     await say(memory, 4)
     assert await memory.summaries.add(summary(1, 3))
     await memory.session(ROOM).reset()
@@ -129,7 +125,6 @@ async def test_a_new_session_accepts_no_summary_of_a_deleted_one(memory: Memory)
 
 
 async def test_uncovered_messages_are_counted(memory: Memory) -> None:
-    """Messages of user and assistant after the summaries, or after the reset, are counted."""
     assert await memory.summaries.uncovered(ROOM) == Uncovered()
     await say(memory, 5)
     assert await memory.summaries.uncovered(ROOM) == Uncovered(0, 5, 5, 50)
@@ -202,7 +197,6 @@ async def test_a_claim_on_a_session_has_one_owner(memory: Memory, clock: Settabl
 
 
 async def test_one_of_many_concurrent_claims_is_given(memory: Memory, clock: SettableClock) -> None:
-    """The same holds when an old claim has expired."""
     await say(memory, 1)
     for _ in range(2):
         claims = await asyncio.gather(*(memory.summaries.claim(ROOM, "summary", f"p{n}", 60) for n in range(8)))
@@ -230,6 +224,5 @@ async def test_summaries_of_another_user_are_not_returned(memory: Memory) -> Non
     [(0, 2, "a", 1), (3, 2, "a", 1), (1, 2, " \n", 1), (1, 2, "", 1), (1, 2, "a", -1)],
 )
 def test_an_invalid_summary_is_refused(first_seq: int, last_seq: int, text: str, tokens: int) -> None:
-    """The error does not quote the text."""
     with pytest.raises(InvalidInput, match="A summary's"):
         Summary(ROOM, first_seq, last_seq, text, "test-model", "1", tokens)

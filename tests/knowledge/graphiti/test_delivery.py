@@ -48,7 +48,6 @@ def contents(graphiti: FakeGraphiti, group_id: str = SESSION) -> list[str]:
 async def test_a_conversation_arrives_in_each_group_in_order_and_once(
     allowed: Memory, graphiti: FakeGraphiti, clock: SettableClock
 ) -> None:
-    """Twenty turns become forty episodes of the session and of the workspace, and all are confirmed."""
     await talk(allowed, 20)
     await deliver(allowed, clock)
     said = [text for number in range(1, 21) for text in (f"question {number}", f"answer {number}")]
@@ -74,7 +73,7 @@ async def test_an_erase_where_graphiti_is_off_is_not_complete(
 ) -> None:
     """The groups stay on the server until the erase is repeated with Graphiti enabled."""
     if database_url == "sqlite://":
-        pytest.skip("A database in memory is of one memory.")
+        pytest.skip("A database in memory belongs to one memory.")
     await talk(allowed, 2)
     await deliver(allowed, clock)
     async with open_memory(database_url, options=memory_options) as off:
@@ -103,7 +102,6 @@ async def test_the_groups_of_sessions_that_were_deleted_before_are_erased(
 async def test_an_episode_has_a_name_a_speaker_and_a_time(
     allowed: Memory, graphiti: FakeGraphiti, clock: SettableClock
 ) -> None:
-    """An episode has the names of its turn, a hashed speaker, and a time, but no path."""
     await talk(allowed)
     await deliver(allowed, clock, looks=1)
     sent = [one for request in graphiti.requests if request.path == "/messages" for one in request.body["messages"]]
@@ -193,7 +191,7 @@ async def test_messages_of_an_untrusted_workspace_block_no_others(
 
 @pytest.mark.parametrize("workspace", ["x" * 600, "a\x00b", "a\ud83d"], ids=["long", "nul", "surrogate"])
 async def test_an_invalid_workspace_fails_no_turn(opening: Opening, graphiti: FakeGraphiti, workspace: str) -> None:
-    """Such a workspace is not sent, and the model gets the facts of the user."""
+    """An invalid workspace is not sent, and the model gets the facts of the user."""
     async with opening(recall_enabled=True) as memory:
         await allow(memory)
         await memory.knowledge.remember(Scope("user", "ann"), "diet", "vegan")
@@ -225,7 +223,6 @@ async def test_a_turn_of_an_invalid_user_blocks_no_others(
 async def test_consent_is_for_one_endpoint(
     opening: Opening, allowed: Memory, graphiti: FakeGraphiti, clock: SettableClock
 ) -> None:
-    """Another endpoint needs consent of its own."""
     async with FakeGraphiti() as another, opening(endpoint=another.url) as memory:
         await talk(memory)
         await deliver(memory, clock)
@@ -241,7 +238,6 @@ async def test_consent_is_for_one_endpoint(
 async def test_only_complete_answers_and_their_questions_are_sent(
     allowed: Memory, graphiti: FakeGraphiti, clock: SettableClock
 ) -> None:
-    """Unanswered questions, interrupted answers and system messages are not sent."""
     session = allowed.session("room:1")
     await session.append([Message(role="user", content="lost", id="q0", run_id="r0")])
     await session.append([Message(role="assistant", content="half", answers="q0", status="interrupted")])
@@ -260,7 +256,6 @@ async def test_only_complete_answers_and_their_questions_are_sent(
 async def test_system_messages_are_sent_if_configured_and_allowed(
     opening: Opening, graphiti: FakeGraphiti, clock: SettableClock
 ) -> None:
-    """Without consent for system messages, only those stay queued."""
     async with opening(include_system=True) as memory:
         await allow(memory)
         session = memory.session("room:1")
@@ -288,7 +283,6 @@ async def test_messages_taken_back_are_not_sent(allowed: Memory, graphiti: FakeG
 async def test_only_lost_messages_are_sent_again_after_a_restart(
     allowed: Memory, graphiti: FakeGraphiti, clock: SettableClock
 ) -> None:
-    """Only messages that the server had not stored before its restart are repeated and counted."""
     graphiti.auto = False
     await talk(allowed, 2)
     await deliver(allowed, clock, looks=1)
@@ -359,7 +353,6 @@ async def test_an_outage_loses_nothing_and_counts_no_attempt(
     clock: SettableClock,
     fault: dict[str, object],
 ) -> None:
-    """Messages that no server accepted stay queued with the kind of the error."""
     graphiti.fail("status", "/messages", **fault)
     await talk(allowed)
     await deliver(allowed, clock, looks=50)
@@ -383,7 +376,6 @@ async def until_delivered(memory: Memory, clock: SettableClock) -> None:
 async def test_a_refused_message_becomes_a_dead_letter_and_blocks_no_others(
     opening: Opening, graphiti: FakeGraphiti, clock: SettableClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The batch is sent message by message, and only the refused one becomes a dead letter."""
     take = FakeGraphiti._take_messages  # noqa: SLF001 - makes the server refuse
 
     def refusing(self: FakeGraphiti, body: dict[str, list[dict[str, str]]], *, store: bool) -> tuple[int, object]:
@@ -454,7 +446,6 @@ async def test_a_full_queue_keeps_the_answer_to_a_sent_question(opening: Opening
 async def test_the_error_of_a_group_ends_with_its_messages(
     opening: Opening, graphiti: FakeGraphiti, clock: SettableClock
 ) -> None:
-    """A group without queued messages has no error."""
     async with opening(scopes=("session",)) as memory:
         await allow(memory)
         await talk(memory)
@@ -468,8 +459,6 @@ async def test_the_error_of_a_group_ends_with_its_messages(
 async def test_each_step_of_a_delivery_is_counted(
     opening: Opening, graphiti: FakeGraphiti, clock: SettableClock, events: RecordedEvents
 ) -> None:
-    """Events count queued, sent and confirmed messages, and dead letters by reason."""
-
     def counted() -> Counter[tuple[str, str | None]]:
         found: Counter[tuple[str, str | None]] = Counter()
         for one in events.of(EpisodesDelivered):
@@ -496,9 +485,8 @@ async def test_each_step_of_a_delivery_is_counted(
 async def test_two_processes_send_nothing_twice(
     opening: Opening, allowed: Memory, graphiti: FakeGraphiti, clock: SettableClock, database_url: str
 ) -> None:
-    """One process at a time delivers to a group."""
     if database_url == "sqlite://":
-        pytest.skip("A database in memory is seen by one process.")
+        pytest.skip("A database in memory belongs to one memory.")
     await talk(allowed, 10)
     async with opening() as other:
         for _ in range(10):
@@ -531,7 +519,6 @@ async def test_a_process_that_died_after_it_sent_repeats_nothing(
 
 
 async def test_a_dropped_message_is_never_sent(allowed: Memory, graphiti: FakeGraphiti, clock: SettableClock) -> None:
-    """A retry of all dead letters does not send dropped messages."""
     await talk(allowed)
     await allowed.graphiti.decline(by="ann")
     with pytest.raises(KnowledgeNotFound):
@@ -546,7 +533,6 @@ async def test_a_dropped_message_is_never_sent(allowed: Memory, graphiti: FakeGr
 async def test_a_duplicate_turn_is_not_sent_again(
     allowed: Memory, graphiti: FakeGraphiti, clock: SettableClock
 ) -> None:
-    """A duplicate turn is sent once."""
     await talk(allowed)
     await talk(allowed)
     await deliver(allowed, clock)
@@ -567,7 +553,6 @@ async def test_two_owners_with_one_raw_name_have_two_groups(
 
 
 async def test_merged_persons_share_a_group(opening: Opening, graphiti: FakeGraphiti, clock: SettableClock) -> None:
-    """Merged persons share a group, and a session without a user has none."""
     async with opening(scopes=("user",)) as memory:
         await allow(memory)
         await memory.persons.resolve("ann")
@@ -583,7 +568,6 @@ async def test_merged_persons_share_a_group(opening: Opening, graphiti: FakeGrap
 async def test_delivery_runs_in_the_background(
     opening: Opening, graphiti: FakeGraphiti, events: RecordedEvents
 ) -> None:
-    """An open memory delivers without a call."""
     async with opening(background=True, poll_seconds=0.01) as memory:
         await allow(memory)
         await talk(memory)
@@ -592,7 +576,6 @@ async def test_delivery_runs_in_the_background(
 
 
 async def test_with_graphiti_off_nothing_is_queued(database_url: str, memory_options: MemoryOptions) -> None:
-    """With Graphiti off, no row is written, and a grant raises an error."""
     options = replace(memory_options, graphiti=GraphitiOptions(endpoint="http://graph:8000", enabled=False))
     async with open_memory(database_url, options=options) as memory:
         await talk(memory)
@@ -603,7 +586,7 @@ async def test_with_graphiti_off_nothing_is_queued(database_url: str, memory_opt
 
 
 async def test_transcripts_in_a_graph_store_cannot_be_delivered(memory_options: MemoryOptions) -> None:
-    """Such turns have no common transaction with the outbox."""
+    """Turns in a graph store have no common transaction with the outbox."""
     options = replace(memory_options, transcripts="graph_store", graphiti=GraphitiOptions(endpoint="http://graph:8000"))
     with pytest.raises(InvalidInput, match="THREADKEEP_TRANSCRIPTS=tables"):
         async with open_memory("sqlite://", options=options):

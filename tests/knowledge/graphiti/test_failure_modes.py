@@ -34,7 +34,6 @@ async def talk(memory: Memory, turns: int = 1, *, first: int = 1) -> None:
 async def test_mode_1_an_accepted_message_is_unconfirmed_until_it_is_stored(
     opening: Opening, graphiti: FakeGraphiti, clock: SettableClock
 ) -> None:
-    """The status shows unconfirmed messages until they were sent again and stored."""
     async with opening(scopes=("session",)) as memory:
         await allow(memory)
         graphiti.fail("blackhole", "/messages")
@@ -74,7 +73,6 @@ async def test_mode_7_a_healthy_server_without_its_database_is_detected(
 async def test_mode_9_the_pause_that_a_refusing_proxy_asks_for_is_kept(
     opening: Opening, graphiti: FakeGraphiti, clock: SettableClock, status: int, least_seconds: float
 ) -> None:
-    """The refusal is the error of the group, and no request is sent before the pause ends."""
     async with opening(scopes=("session",)) as memory:
         await allow(memory)
         graphiti.fail("status", "/messages", status=status, headers={"Retry-After": "120"})

@@ -47,7 +47,6 @@ def answered(monkeypatch: pytest.MonkeyPatch) -> Callable[[Answer], McpClient]:
 
 
 async def test_messages_are_sent_one_by_one(answered: Callable[[Answer], McpClient]) -> None:
-    """Each message has its speaker in the form of the REST server, and no id."""
     calls: list[dict[str, Any]] = []
 
     def take(_: str, arguments: dict[str, Any]) -> object:
@@ -87,7 +86,6 @@ async def test_messages_are_sent_one_by_one(answered: Callable[[Answer], McpClie
 async def test_each_failure_raises_an_error_without_message_texts(
     answered: Callable[[Answer], McpClient], result: object, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Each failure raises a GraphitiError without message texts, also an error inside a successful response."""
     client = answered(lambda *_: result)
     with caplog.at_level(logging.DEBUG), pytest.raises(GraphitiError) as failed:
         await client.send("group", [EPISODE])
@@ -184,14 +182,13 @@ async def test_no_message_follows_a_withdrawal_of_consent(
 
 async def test_nothing_is_searched_without_a_group(answered: Callable[[Answer], McpClient]) -> None:
     """Without a group the server would search its default group, which others share."""
-    client = answered(lambda *_: pytest.fail("asked"))
+    client = answered(lambda *_: pytest.fail("the server was called"))
     assert await client.search([], "x", 3) == []
     with pytest.raises(InvalidInput):
         await client.search(["a.b"], "x", 3)
 
 
 async def test_an_unreachable_server_raises() -> None:
-    """The client raises an error and can be closed."""
     client = McpClient("http://127.0.0.1:9", timeout_seconds=20)
     with pytest.raises(GraphitiError) as failed:
         await client.episodes("group", 5)

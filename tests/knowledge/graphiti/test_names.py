@@ -36,7 +36,6 @@ NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
     ],
 )
 def test_an_endpoint_is_normalised(given: str, endpoint: str) -> None:
-    """Endpoints are trimmed, and have no trailing slashes."""
     assert normalised_endpoint(given) == endpoint
 
 
@@ -79,7 +78,6 @@ def test_an_id_that_would_stop_the_servers_worker_is_refused(group_id: str) -> N
 
 
 def test_a_long_message_ends_with_a_mark() -> None:
-    """The cut text with the mark is at most as long as the limit."""
     text = "0123456789abcdefghijklmnopqrstuvwxyz"
     assert cut(text, 20) == f"0123456{MARK}"
     assert cut(text, 13) == text[:13]
@@ -102,7 +100,6 @@ def test_lone_surrogates_are_removed() -> None:
 
 
 def test_a_time_is_in_the_range_of_the_server() -> None:
-    """Times are between the year 2000 and now, in UTC."""
     assert clamped(datetime.min.replace(tzinfo=UTC), NOW).year == 2000
     assert clamped(NOW + timedelta(days=1), NOW) == NOW
     east = timezone(timedelta(hours=8))
@@ -110,7 +107,6 @@ def test_a_time_is_in_the_range_of_the_server() -> None:
 
 
 def test_the_names_of_a_turn_have_its_id() -> None:
-    """Names have the id of the turn, and a number if a role has several messages."""
     turn = turn_id("room:1", "m1", NOW)
     assert re.fullmatch(r"[0-9a-f]{32}", turn)
     assert turn == turn_id("room:1", "m1", NOW.astimezone(timezone(timedelta(hours=8))))

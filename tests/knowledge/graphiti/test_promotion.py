@@ -73,7 +73,6 @@ def test_a_long_message_is_read_in_linear_time(text: str) -> None:
     "text", ["note: my password is hunter22", "remember: sk-abcdefghijkl", "note: -----BEGIN RSA PRIVATE KEY-----"]
 )
 def test_a_text_that_looks_like_a_secret_is_refused(text: str) -> None:
-    """The error does not repeat the secret."""
     assert accepted_directives(text) == ([], 1)
     with pytest.raises(InvalidInput, match="looks like a secret") as refused:
         Promotion("lesson_learned", text)
@@ -107,7 +106,6 @@ async def test_a_promoted_fact_is_stored_and_sent_to_the_graph(
 async def test_a_dead_fact_is_queued_again_when_it_is_promoted(
     allowed: Memory, graphiti: FakeGraphiti, clock: SettableClock, given_up: str
 ) -> None:
-    """A dead letter is queued again for any reason; a confirmed fact is not."""
     await allow(allowed, "promoted_facts")
     promotion = Promotion("decision", "Use PostgreSQL.")
     assert (await allowed.graphiti.promote(promotion, "shop")).queued == 1
@@ -143,7 +141,6 @@ async def test_an_agent_promotes_into_the_workspace_of_the_options(
 
 
 def test_an_unknown_relation_is_refused() -> None:
-    """The error lists the allowed relations."""
     with pytest.raises(InvalidInput, match="DEPENDS_ON"):
         Promotion("decision", "x", relations=(RelationOf("a", "LOVES", "b"),))  # type: ignore[arg-type]
 
@@ -290,7 +287,6 @@ async def test_only_a_promoted_fact_can_be_undone(allowed: Memory) -> None:
 async def test_the_episode_of_a_directive_is_deleted_with_its_proposal(
     allowed: Memory, graphiti: FakeGraphiti, clock: SettableClock
 ) -> None:
-    """The fact of a directive has an episode besides its turn; undoing the proposal deletes it."""
     graphiti.backend = "neo4j"
     await allow(allowed, "promoted_facts")
     shop = Scope("workspace", "shop")

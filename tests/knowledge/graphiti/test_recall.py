@@ -74,7 +74,6 @@ async def test_a_fact_is_quoted_with_its_scope_and_day(recalling: Opening, graph
 async def test_facts_of_a_user_are_recalled_in_all_their_sessions(
     recalling: Opening, graphiti: FakeGraphiti, clock: SettableClock
 ) -> None:
-    """Facts of a user are recalled in all their sessions, and never for another user."""
     async with recalling(scopes=("session", "user"), recall_scopes=("session", "user")) as memory:
         await allow(memory)
         said = [Message(role="user", content="My dog is called Rex"), Message(role="assistant", content="Nice")]
@@ -176,7 +175,6 @@ async def test_a_recovered_server_is_detected_without_delaying_a_turn(
 async def test_one_scope_that_fails_does_not_hide_the_others(
     recalling: Opening, graphiti: FakeGraphiti, events: RecordedEvents
 ) -> None:
-    """The manifest says which scope failed."""
     graphiti.add_fact(WORKSPACE, "The tea is at four")
     graphiti.add_fact(SESSION, "The tea is at five")
     graphiti.fail("status", "/search", times=1)
@@ -189,7 +187,6 @@ async def test_one_scope_that_fails_does_not_hide_the_others(
 
 
 async def test_without_consent_nothing_is_searched(recalling: Opening, graphiti: FakeGraphiti) -> None:
-    """No byte is sent."""
     async with recalling() as memory:
         await ask(memory, "When is tea?")
         assert [one.outcome for one in (await last_manifest(memory)).graph] == ["no_consent", "no_consent"]
@@ -202,7 +199,6 @@ async def test_without_consent_nothing_is_searched(recalling: Opening, graphiti:
 async def test_the_manifest_counts_messages_on_their_way(
     recalling: Opening, graphiti: FakeGraphiti, clock: SettableClock
 ) -> None:
-    """The manifest counts queued messages and unconfirmed ones."""
     graphiti.auto = False
     async with recalling() as memory:
         await allow(memory)
@@ -237,7 +233,6 @@ async def test_the_manifest_counts_dead_messages(
 
 @pytest.mark.parametrize("scopes", [("auto",), ("user",)])
 async def test_extra_groups_are_searched(recalling: Opening, graphiti: FakeGraphiti, scopes: Any) -> None:
-    """Extra groups are searched with the workspace, or without it if it is not searched."""
     graphiti.add_fact("team-wiki", "The tea is at four")
     async with recalling(recall_extra_group_ids=("team-wiki",), recall_scopes=scopes) as memory:
         await allow(memory)

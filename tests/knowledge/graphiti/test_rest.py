@@ -73,7 +73,6 @@ async def test_nothing_is_searched_without_a_group(graphiti: FakeGraphiti, clien
 async def test_each_status_is_a_kind_of_failure(
     graphiti: FakeGraphiti, client: RestClient, status: int, kind: str
 ) -> None:
-    """The error has the status, and the pause that the server asked for."""
     graphiti.fail("status", status=status, headers={"Retry-After": "7"})
     with pytest.raises(GraphitiError) as failed:
         await client.send("group", [episode()])
@@ -87,7 +86,7 @@ async def test_each_status_is_a_kind_of_failure(
      ("reset_after", "broken", True), ("html", "unreadable", True), ("truncated", "broken", True),
      ("wrong_shape", "unreadable", True), ("huge", "unreadable", True)],
 )  # fmt: skip
-async def test_each_fault_ends_in_time_and_says_nothing_of_people(
+async def test_each_fault_ends_in_time_without_message_texts(
     graphiti: FakeGraphiti,
     client: RestClient,
     fault: str,
@@ -126,7 +125,6 @@ async def test_after_a_failure_of_the_server_the_next_call_works(graphiti: FakeG
 
 
 async def test_an_unreachable_server_raises_at_once(graphiti: FakeGraphiti, client: RestClient) -> None:
-    """The error says that nothing was sent."""
     await graphiti.stop()
     with pytest.raises(GraphitiError) as failed:
         await client.send("group", [episode()])
@@ -141,7 +139,6 @@ async def test_a_restarted_server_is_found_again(graphiti: FakeGraphiti, client:
 
 
 async def test_concurrent_calls_do_not_affect_each_other(graphiti: FakeGraphiti, client: RestClient) -> None:
-    """A failing call does not close the connection of another call."""
     graphiti.fail("status", "/search", times=5)
     results = await asyncio.gather(
         *(client.search(["group"], "x", 1) for _ in range(10)),
@@ -160,8 +157,7 @@ async def test_fields_that_are_missing_or_new_are_no_failure(graphiti: FakeGraph
     assert fact.superseded(datetime.now(UTC))
 
 
-async def test_the_checks_say_what_is_wrong(graphiti: FakeGraphiti, client: RestClient) -> None:
-    """A healthy server with a broken database is reported."""
+async def test_the_checks_report_problems(graphiti: FakeGraphiti, client: RestClient) -> None:
     assert {name: await look() for name, look in client.checks()} == {
         "healthcheck": None,
         "paths": None,

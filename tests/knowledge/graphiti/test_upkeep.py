@@ -75,7 +75,7 @@ async def test_earlier_turns_without_a_group_are_not_queued_forever(opening: Ope
 
 @pytest.mark.parametrize("odd", ["nul\x00", "half \ud83d"], ids=["nul", "surrogate"])
 async def test_a_name_with_invalid_characters_is_refused(allowed: Memory, odd: str) -> None:
-    """Such a name must not look like a database outage; the text of a promotion is cleaned instead."""
+    """An invalid name must not look like a database outage; the text of a promotion is cleaned instead."""
     await allow(allowed, "backfill", "promoted_facts")
     graphiti = allowed.graphiti
     for refused in (
@@ -94,7 +94,6 @@ async def test_a_name_with_invalid_characters_is_refused(allowed: Memory, odd: s
 async def test_earlier_turns_are_sent_at_a_limited_rate(
     opening: Opening, graphiti: FakeGraphiti, clock: SettableClock
 ) -> None:
-    """A limit per minute applies to earlier turns."""
     async with opening(scopes=("session",), backfill_per_minute=4) as memory:
         await talk(memory, 1, 10)
         await allow(memory, "backfill")
@@ -108,7 +107,6 @@ async def test_earlier_turns_are_sent_at_a_limited_rate(
 async def test_processes_share_the_limit_of_a_workspace(
     opening: Opening, graphiti: FakeGraphiti, clock: SettableClock
 ) -> None:
-    """Two delivering processes send no more per minute than one; new turns do not count."""
     options: Any = {"scopes": ("session",), "backfill_per_minute": 4}
     async with opening(**options) as one, opening(**options) as other:
         await talk(one, 1, 4, session_id="room:1")
@@ -167,7 +165,6 @@ async def test_the_state_of_the_git_folder_is_sent_when_it_changes(
 async def test_a_purge_drops_queued_messages_and_reports_what_remains(
     opening: Opening, graphiti: FakeGraphiti, clock: SettableClock
 ) -> None:
-    """A purge reports the episodes that a server has kept."""
     async with opening(scopes=("session",)) as memory:
         await allow(memory)
         await talk(memory, 1, 1)
@@ -204,7 +201,7 @@ async def test_a_purge_after_consent_was_withdrawn_waits_for_accepted_messages(
 async def test_dead_messages_of_a_purged_group_are_not_sent_again(
     opening: Opening, graphiti: FakeGraphiti, clock: SettableClock
 ) -> None:
-    """Otherwise a retry of all dead letters would restore the deleted group."""
+    """A retry of all dead letters must not restore the deleted group."""
     graphiti.backend = "neo4j"
     async with opening(scopes=("session",)) as memory:
         await allow(memory)
@@ -287,7 +284,6 @@ async def test_an_erase_is_not_complete_while_the_server_has_the_group(
 
 
 async def test_the_connection_is_tested_without_writing(allowed: Memory, graphiti: FakeGraphiti) -> None:
-    """A failed check says the cure, and all requests are GET."""
     checks = await allowed.graphiti.test()
     assert [check.name for check in checks] == ["healthcheck", "paths", "unknown edge", "database"]
     assert all(check.ok for check in checks)
@@ -301,7 +297,6 @@ async def test_the_connection_is_tested_without_writing(allowed: Memory, graphit
 async def test_a_smoke_test_says_whether_the_server_stores_and_deletes(
     allowed: Memory, graphiti: FakeGraphiti, backend: str
 ) -> None:
-    """The smoke test uses its own text and group."""
     graphiti.backend = backend  # type: ignore[assignment]
     checks = {check.name: check for check in await allowed.graphiti.test(smoke=True)}
     assert checks["see it stored"].ok
@@ -315,7 +310,6 @@ async def test_a_smoke_test_says_whether_the_server_stores_and_deletes(
 async def test_a_smoke_test_finds_a_dead_worker(
     allowed: Memory, graphiti: FakeGraphiti, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The message is accepted but not stored."""
     monkeypatch.setattr("threadkeep.knowledge.graphiti.maintenance._SMOKE_SECONDS", 0)
     graphiti.worker_dead = True
     [*_, last] = await allowed.graphiti.test(smoke=True)
