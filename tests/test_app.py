@@ -115,7 +115,7 @@ async def test_unusable_settings_stop_the_start(tmp_path: Path, overrides: dict[
 
 
 async def test_a_node_without_space_for_a_prompt_stops_the_start(tmp_path: Path) -> None:
-    """The error has the line. The check needs the context window of the service's model."""
+    """The check needs the context window of the service's model. The error has the line of the node."""
     path = tmp_path / "bot.yaml"
     path.write_text(
         "schema: 1\nname: bot\nnodes:\n  say:\n    kind: model\n    max_output_tokens: 900000\n    next: end\n"

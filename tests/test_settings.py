@@ -51,7 +51,7 @@ def refused(monkeypatch: pytest.MonkeyPatch, **variables: str) -> InvalidSetting
 
 
 def test_plain_database_agrees_with_the_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The short form returns None if other settings affect the database."""
+    """`plain_database` returns None if other settings affect the database."""
     assert plain_database() == load_settings().database
     assert load_settings().store_options() == StoreOptions()
     assert load_settings().transcripts == "tables"
@@ -313,7 +313,7 @@ def test_loopback_needs_no_keys(host: str) -> None:
 
 
 def test_other_addresses_need_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a key, the service may listen on all addresses."""
+    """The service may listen on all addresses if it has a key."""
     monkeypatch.setenv("THREADKEEP_HOST", "0.0.0.0")  # noqa: S104  what is tested
     monkeypatch.setenv("THREADKEEP_API_KEYS", f"web:{SECRET}")
     assert load_settings().api_keys["web"].get_secret_value() == SECRET
@@ -366,7 +366,7 @@ def test_the_graph_store_is_in_the_database_unless_set(given: dict[str, object],
 
 
 def test_a_graph_store_on_sqlite_has_a_default_file(tmp_path: Path) -> None:
-    """Transcripts are on PostgreSQL, so the graph store needs a file in the user's data directory."""
+    """A graph store without a path is in the user's data directory if the transcripts are on PostgreSQL."""
     settings = load_settings(database_url=POSTGRES, graph_store_backend="sqlite")
     assert settings.graph_store.path == tmp_path / "data" / "threadkeep" / "graph_store.db"
 

@@ -20,7 +20,7 @@ COSTS = UnitCosts(
 
 
 def test_the_limiting_resource_is_named() -> None:
-    """The limit is the services, with many services the database, and with slow disks the commits."""
+    """Services limit a small deployment, the database one with many services, and commits one with slow disks."""
     assert predict(COSTS, Deployment(1)).turns_per_second == pytest.approx(200)
     assert predict(COSTS, Deployment(1)).saturated == "services"
     assert predict(COSTS, Deployment(40)).saturated == "database"
@@ -33,16 +33,16 @@ def test_shared_cores_are_divided_among_all_processes() -> None:
 
 
 def test_the_disk_grows_with_messages_and_turns() -> None:
-    """Texts, the index and runs are counted for each two messages."""
+    """The disk grows by the texts and the index of all messages, and by a run for each two messages."""
     assert disk_bytes(COSTS, 1_000_000_000) == pytest.approx(1.6e12)
     assert disk_bytes(COSTS, 1_000_000_000, with_runs=False) == pytest.approx(1.2e12)
 
 
 @pytest.mark.slow
 def test_a_simulation_reaches_the_predicted_rate() -> None:
-    """Below the limit, all turns are executed at their rate.
+    """Below the limit, turns are executed at the rate of their arrival.
 
-    Above the limit, the rate is the limit and latency grows.
+    Above the limit, the rate is the limit and turns queue.
     """
     limit = predict(COSTS, Deployment(2)).turns_per_second
     calm = simulate(COSTS, Deployment(2), rate=0.5 * limit, model_seconds=0.0)

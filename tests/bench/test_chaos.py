@@ -35,7 +35,7 @@ def plan(seconds: float) -> Plan:
 @pytest.mark.process
 @pytest.mark.slow
 async def test_a_soak_with_killed_processes_has_no_faults(place: Place) -> None:
-    """Each message has one turn, in order. No work overlaps, is billed or counted twice, or is left running."""
+    """Each message has one turn, in order. No work overlaps, is billed twice, or is left running."""
     little = plan(1.5)
     told = await soak(place, little)
     found = await history(place.url, told, place.graphs.notes.read())
@@ -57,7 +57,7 @@ async def test_cancelled_trees_end_despite_killed_processes(place: Place, monkey
 
 
 def test_overlapping_work_is_found() -> None:
-    """Work of one session overlaps in one process or two. Work of a dead process has ended."""
+    """Work of one session may not overlap, in one process or two. Work of a dead process has ended."""
     one, two = Note(1.0, 1, "begin", "s/1", "r1"), Note(2.0, 2, "begin", "s/2", "r2")
     assert len(list(overlapping([one, two]))) == 1
     assert list(overlapping([one, one._replace(what="end"), two])) == []

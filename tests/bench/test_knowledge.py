@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 
 
 async def test_the_bench_of_knowledge_measures_everything(tmp_path: Path) -> None:
-    """The bench also counts recalled facts of other persons, and finds none."""
+    """The bench counts recalled facts of other persons, and finds none."""
     told: list[str] = []
     found = await run(QUICK, told.append)
     assert set(found.turns) == set(STATES)

@@ -63,7 +63,7 @@ def test_no_language_has_a_large_error(family: Family) -> None:
 
 
 def test_nearly_all_rows_meet_the_aim(measured: list[Row]) -> None:
-    """The aim is at most 10 % under and 33 % over. A few rows miss it, and no row by much."""
+    """The aim is an error of at most -10 % or +33 %. A few rows miss it by a little."""
     errors = [row.errors[encoding] for row in measured for encoding in EXACT if row.title in FITTED]
     assert sum(not found.is_within for found in errors) <= 3
     assert min(found.p5 for found in errors) >= -0.12

@@ -17,7 +17,7 @@ def logging_now() -> list[tuple[object, ...]]:
 
 
 async def test_serving_a_model_leaves_logging_unchanged() -> None:
-    """Other tests of the process read the log of uvicorn."""
+    """Other tests of the same process read the log of uvicorn."""
     before = logging_now()
     async with serving_model(TurnModel(random.Random(1), (0.0, 0.0))):
         assert logging_now() == before

@@ -47,7 +47,7 @@ async def test_callers_receive_the_stored_replies(engine: Engine, tmp_path: Path
 
 @pytest.mark.process
 async def test_quiet_services_have_no_fault(tmp_path: Path) -> None:
-    """Without faults in the services, the bench itself reports none."""
+    """The bench itself causes no faults."""
     plan = replace(little("sqlite", Counter()), sessions=3, turns_of_session=3, turns=9, model_seconds=(0.0, 0.05))
     history = await run_turns(plan, tmp_path, print)
     verdict = check(history)

@@ -31,7 +31,7 @@ def test_a_reply_is_split_between_paragraphs() -> None:
     ],
 )
 def test_a_text_is_split_at_the_best_position(text: str, parts: list[str]) -> None:
-    """The end of a paragraph is preferred, then that of a line, a sentence or a word, in the second half of a part."""
+    """A part ends in its second half, if possible at the end of a paragraph, else of a line, a sentence or a word."""
     limit = 8 if "我" in text else 12
     assert list(split_text(text, limit)) == parts
 

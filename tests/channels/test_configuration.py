@@ -30,7 +30,7 @@ def written(folder: Path, text: str) -> Path:
 def test_a_bot_needs_three_fields(tmp_path: Path) -> None:
     """By default, a bot polls and uses the workflow `chat`.
 
-    Secrets come from the environment, and `repr` hides them.
+    Secrets come from the environment and are hidden in `repr`.
     """
     file = read_channels(written(tmp_path, BOT), ENVIRONMENT)
     [bot] = file.channels

@@ -95,7 +95,7 @@ def test_only_a_repeated_message_has_the_same_id(kind: str) -> None:
 
 @each_platform
 def test_two_bots_have_separate_sessions_with_one_person(kind: str) -> None:
-    """The session id has the bot, the application or the desk."""
+    """A session id contains the bot, the application or the desk."""
     platform = PLATFORMS[kind]
     one, two = (message_in(platform.deliver(platform.channel(bot), "hi")) for bot in ("one", "two"))
     assert one.session_id != two.session_id

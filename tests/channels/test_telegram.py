@@ -130,13 +130,13 @@ def test_media_without_a_caption_is_ignored(media: str) -> None:
     ],
 )
 def test_a_mention_in_a_group_addresses_the_bot_and_is_no_text(text: str, expected: str) -> None:
-    """Mentions are found in any case and at any position."""
+    """A mention is found in any case and at any position, and is removed from the text."""
     name = "@keepbot" if "@keepbot" in text else "@KeepBot"
     assert message(text=text, entities=[mention(text, name)], chat=GROUP).text == expected
 
 
 def test_a_mention_by_id_addresses_the_bot() -> None:
-    """Telegram writes such a mention for a name that is no username."""
+    """Telegram writes a mention by id for a name that is no username."""
     entity: dict[str, Any] = {"type": "text_mention", "offset": 0, "length": 4, "user": KEEPBOT}
     assert message(text="Keep hello", entities=[entity], chat=GROUP).text == "hello"
 
@@ -163,7 +163,7 @@ def test_a_chosen_quote_replaces_the_whole_message() -> None:
 
 
 def test_group_messages_between_people_are_ignored() -> None:
-    """A bot that takes all messages, or that does not know its name, reads them."""
+    """A group message is read only by a bot that takes all messages, or that does not know its name."""
     text = "@someone see you"
     fields: dict[str, Any] = {"text": text, "entities": [mention(text, "@someone")], "chat": GROUP}
     assert reason(update(**fields)) == "not_addressed"
@@ -208,7 +208,7 @@ def test_an_edit_is_ignored_unless_enabled() -> None:
 
 
 def test_updates_of_a_live_location_are_ignored() -> None:
-    """Telegram sends each move as an edit, and a reply to each would flood the chat."""
+    """Telegram sends each move of a live location as an edit, and a reply to each would flood the chat."""
     channel = PLATFORM.channel(allowed_updates=("message", "edited_message"))
     moved: dict[str, Any] = {"location": {"latitude": 1.5, "longitude": 2.5}, "edit_date": SENT_AT + 60}
     assert update("edited_message", channel, **moved) == Ignored("kind")
@@ -271,7 +271,7 @@ def test_updates_without_a_message_are_ignored(kind: str) -> None:
     ],
 )
 def test_other_updates_are_ignored_with_a_reason(body: str, expected: str) -> None:
-    """The update is accepted, because Telegram would repeat a refused one."""
+    """The callback succeeds, because Telegram would repeat a refused update."""
     [found] = PLATFORM.channel().receive(PLATFORM.callback(body)).updates
     assert reason(found) == expected
 
@@ -283,7 +283,7 @@ def test_messages_of_other_bots_are_ignored() -> None:
 
 
 def test_people_who_write_as_a_chat_are_read() -> None:
-    """For anonymous administrators and channels, `from` is a bot of Telegram. The sender is then the chat."""
+    """For anonymous administrators and channels, `from` is a bot of Telegram, so the sender is the chat."""
     anonymous: dict[str, Any] = {"from": {"id": 1087968824, "is_bot": True, "first_name": "Group"}}
     chat = GROUP | {"title": "Parcels"}
     found = message(text="/hi", chat=chat, sender_chat=chat, **anonymous)

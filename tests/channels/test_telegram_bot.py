@@ -72,7 +72,7 @@ def _stored(text: str, number: int) -> str:
 
 
 async def test_a_message_gets_a_reply(shared_url: str, tmp_path: Path, telegram: FakeTelegram) -> None:
-    """The bot sends a reply in the chat. The stored turn has the text, the time and the sender of the message."""
+    """The stored turn has the text, the time and the sender of the message."""
     async with opened_bot(shared_url, tmp_path, telegram, ScriptedModel(["Hello **Anna**."])) as desk:
         await desk.say("Hi, I am Anna.")
         assert await desk.answered() == ["Hello Anna."]
@@ -104,10 +104,7 @@ async def test_the_webhook_does_not_wait_for_the_model(tmp_path: Path, telegram:
 
 
 async def test_a_repeated_update_is_one_turn(shared_url: str, tmp_path: Path, telegram: FakeTelegram) -> None:
-    """Repeats are recognized at the same moment, during the turn and after it.
-
-    The same text with another id is a new turn.
-    """
+    """A repeat is recognized during the turn and after it. The same text with another update id is a new turn."""
     gate = Gate()
     model = ScriptedModel([[gate, "one"], "two"])
     async with opened_bot(shared_url, tmp_path, telegram, model) as desk:
@@ -191,7 +188,7 @@ async def test_a_quoted_message_is_shown_to_the_model(tmp_path: Path, telegram: 
 
 
 async def test_the_wait_of_a_busy_platform_is_kept(tmp_path: Path, telegram: FakeTelegram) -> None:
-    """The next try is after the seconds in `retry_after`, and the reply arrives once."""
+    """The bot waits for the seconds of `retry_after`, and sends the reply once."""
     telegram.refuse(429, retry_after=1)
     telegram.refuse(502)
     async with opened_bot("sqlite://", tmp_path, telegram, ScriptedModel(["hello"])) as desk:
@@ -214,10 +211,7 @@ async def test_a_reply_with_a_refused_format_is_sent_as_plain_text(tmp_path: Pat
 
 
 async def test_a_reply_that_may_have_arrived_is_sent_again(tmp_path: Path, telegram: FakeTelegram) -> None:
-    """Telegram accepted the reply before the connection broke, and has no id to detect repeats.
-
-    The entry is marked uncertain.
-    """
+    """Telegram has no id to detect repeats. The entry is marked uncertain."""
     telegram.refuse(0)
     async with opened_bot("sqlite://", tmp_path, telegram, ScriptedModel(["hello"])) as desk:
         await desk.say("hi")
@@ -251,7 +245,7 @@ async def test_a_hanging_platform_does_not_block_other_bots(
 async def test_a_part_that_exceeds_its_claim_is_retried(
     tmp_path: Path, telegram: FakeTelegram, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After the claim, another process may send the part, so the try is ended."""
+    """Another process may send a part after its claim has expired, so the try ends then."""
     monkeypatch.setattr(opening, "_FINISH_SECONDS", 0.05)
     with _hanging_platform() as hanging:
         settings = {"api": hanging, "options": replace(SOON, claim_seconds=0.2)}
@@ -283,7 +277,10 @@ async def test_a_reply_is_sent_once_during_a_database_outage(
 
 
 async def test_a_refused_reply_is_kept_as_failed(tmp_path: Path, telegram: FakeTelegram) -> None:
-    """The person has blocked the bot. A later reply is still sent, and the refused one can be retried."""
+    """A reply to a person who has blocked the bot fails.
+
+    A later reply is still sent, and the failed one can be retried.
+    """
     telegram.refuse(403, "Forbidden: bot was blocked by the user")
     async with opened_bot("sqlite://", tmp_path, telegram, ScriptedModel(["one", "two"])) as desk:
         await desk.say("hi")
@@ -324,7 +321,7 @@ async def test_a_group_that_becomes_a_supergroup_keeps_its_session(tmp_path: Pat
 async def test_a_person_who_only_pressed_start_can_be_messaged(
     shared_url: str, tmp_path: Path, telegram: FakeTelegram
 ) -> None:
-    """An unprompted message starts their session, which they own, and they get replies in it."""
+    """An unprompted message starts the session of the person, who owns it and gets replies in it."""
     async with opened_bot(shared_url, tmp_path, telegram, ScriptedModel(["Fine."])) as desk:
         await desk.say("/start", 1)
         await desk.answered(1)
@@ -343,7 +340,10 @@ async def test_a_person_who_only_pressed_start_can_be_messaged(
 async def test_a_session_without_an_owner_gets_the_person_as_owner(
     shared_url: str, tmp_path: Path, telegram: FakeTelegram
 ) -> None:
-    """An earlier version stored sent messages without an owner. A session with user messages is not taken over."""
+    """An earlier version stored sent messages without an owner.
+
+    A session with messages of a user keeps its state.
+    """
     async with opened_bot(shared_url, tmp_path, telegram, ScriptedModel(["Fine.", "Hi."])) as desk:
         await desk.memory.session(SESSION).append([Message(role="assistant", content="News!", id="news")])
         await desk.say("How are you?", 1)
@@ -374,7 +374,10 @@ async def test_the_address_of_a_person_without_a_session_is_erased(
 
 
 async def test_undelivered_replies_are_erased_with_their_person(tmp_path: Path, telegram: FakeTelegram) -> None:
-    """Undelivered replies in a group name the person who asked; they and the confirmation of a deletion are erased."""
+    """Undelivered replies in a group name the person who asked.
+
+    They and the confirmation of a deletion are erased.
+    """
     async with opened_bot("sqlite://", tmp_path, telegram, ScriptedModel(["ok"]), group_messages="all") as desk:
         await desk.say("hello", 1, chat=GROUP)
         await desk.answered(1)
@@ -461,7 +464,7 @@ async def test_the_reply_of_a_resumed_run_is_delivered(
     monkeypatch: pytest.MonkeyPatch,
     message_id: str | None,
 ) -> None:
-    """The bot sends the question at once, and the reply after another client has resumed the run."""
+    """The bot sends the question at once, and the reply after an operator has resumed the run."""
     (tmp_path / "form_asking.py").write_text(ASKING)
     monkeypatch.syspath_prepend(str(tmp_path))
     given: dict[str, Any] = {"environment": {"workflows": "asking=form_asking:graph"}, "workflow": "asking"}
@@ -491,7 +494,7 @@ async def asking_bot(
 async def test_a_message_in_the_chat_resumes_a_waiting_run(
     shared_url: str, tmp_path: Path, telegram: FakeTelegram, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A repeated update resumes the run once, and commands work while the run waits."""
+    """A repeated answer resumes the run once. Commands work while the run waits."""
     async with asking_bot(shared_url, tmp_path, telegram, monkeypatch) as desk:
         await desk.say("Order it.", 1)
         assert await desk.answered() == ["Ship it?"]
@@ -513,7 +516,7 @@ async def test_a_message_in_the_chat_resumes_a_waiting_run(
 async def test_new_cancels_the_waiting_run(
     shared_url: str, tmp_path: Path, telegram: FakeTelegram, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The next message starts a run. A late repeat of the command cancels no later run."""
+    """The next message starts a new run. A late repeat of the command does not cancel that run."""
     async with asking_bot(shared_url, tmp_path, telegram, monkeypatch) as desk:
         await desk.say("Order it.", 1)
         await desk.answered()
@@ -531,7 +534,7 @@ async def test_new_cancels_the_waiting_run(
 async def test_a_question_without_a_text_answer_is_for_an_operator(
     tmp_path: Path, telegram: FakeTelegram, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The person can continue the conversation, and gets the reply when an operator resumes the run."""
+    """The person can continue the conversation, and gets the reply after an operator has resumed the run."""
     async with asking_bot("sqlite://", tmp_path, telegram, monkeypatch, "{'approve': ['refund']}") as desk:
         await desk.say("Refund it.", 1)
         assert await desk.answered() == [TEXTS["en"].asked_elsewhere]
@@ -604,10 +607,7 @@ async def test_in_a_group_only_the_asked_person_resumes_a_run(
 async def test_a_repeated_deletion_is_confirmed_once(
     shared_url: str, tmp_path: Path, telegram: FakeTelegram, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The deletion is requested once, and stored before Telegram gets its response.
-
-    The person can continue afterwards.
-    """
+    """The deletion is stored before Telegram gets its response. The person can write again after it."""
     submit = RunService.submit
     deletions: list[str | None] = []
 
@@ -655,7 +655,7 @@ async def test_a_deletion_that_fails_is_not_confirmed(
 
 
 async def test_the_record_of_a_deletion_is_removed_with_its_reply(tmp_path: Path, telegram: FakeTelegram) -> None:
-    """The record detects a repeated update and names no person."""
+    """The record detects a repeated update and has no id of a person."""
     options = replace(SOON, keep_seconds=1)
     async with opened_bot("sqlite://", tmp_path, telegram, ScriptedModel(["ok"]), options=options) as desk:
         await desk.say("My cat is Miso.", 1)
@@ -675,7 +675,7 @@ async def test_the_record_of_a_deletion_is_removed_with_its_reply(tmp_path: Path
 async def test_a_deletion_sent_to_two_services_deletes_once(
     shared_url: str, tmp_path: Path, telegram: FakeTelegram, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second service handles the update after the first has deleted and the person has written again."""
+    """The second service handles the update after the first has deleted the session and got a new message."""
     submit, gate, requests = RunService.submit, Gate(), list[RunRequest]()
 
     async def late(runs: RunService, request: RunRequest, **options: Any) -> Submitted:
@@ -707,7 +707,7 @@ async def test_a_deletion_sent_to_two_services_deletes_once(
 
 
 async def test_a_pressed_button_is_acknowledged(tmp_path: Path, telegram: FakeTelegram) -> None:
-    """Telegram shows a press as pending until the bot acknowledges it, even for a command."""
+    """Telegram shows a button as pending until the bot acknowledges the press, even for a command."""
     message = {"message_id": 9, "date": SENT_AT, "chat": {"id": 7, "type": "private"}}
     press = {"from": {"id": 7, "is_bot": False, "first_name": "Anna"}, "message": message}
     kinds = {"allowed_updates": ["message", "callback_query"]}
@@ -722,7 +722,7 @@ async def test_a_pressed_button_is_acknowledged(tmp_path: Path, telegram: FakeTe
 async def test_an_album_without_a_caption_gets_one_reply(
     tmp_path: Path, telegram: FakeTelegram, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each picture of an album is a separate message."""
+    """Telegram sends each picture of an album as a separate message."""
     monkeypatch.setattr(intake, "_ALBUM_PAUSE", timedelta(seconds=0.05))
     async with opened_bot("sqlite://", tmp_path, telegram, ScriptedModel(["nice"])) as desk:
         for number in (1, 2, 3):
@@ -735,7 +735,7 @@ async def test_an_album_without_a_caption_gets_one_reply(
 async def test_other_pictures_of_a_captioned_album_get_no_reply(
     shared_url: str, tmp_path: Path, telegram: FakeTelegram, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The caption may be on any picture. A second caption is a turn of its own."""
+    """Any picture may have the caption. A second caption is a turn of its own."""
     monkeypatch.setattr(intake, "_ALBUM_PAUSE", timedelta(seconds=60))
     async with opened_bot(shared_url, tmp_path, telegram, ScriptedModel(repeat("nice"))) as desk:
         for number, caption in ((1, {}), (2, {"caption": "Look!"}), (3, {}), (4, {"caption": "And this!"})):
@@ -747,7 +747,7 @@ async def test_other_pictures_of_a_captioned_album_get_no_reply(
 
 
 async def test_texts_depend_on_the_language_and_the_settings(tmp_path: Path, telegram: FakeTelegram) -> None:
-    """An empty text turns a reply off."""
+    """A reply with an empty text is not sent."""
     photo = update("", 1, photo=[{"file_id": "f"}])
     del photo["message"]["text"]
     settings = {"language": "zh", "texts": {"help": "自助"}}
@@ -775,7 +775,7 @@ async def test_unlisted_persons_and_long_messages_start_no_run(tmp_path: Path, t
 
 
 async def test_a_person_over_the_rate_limit_gets_one_warning(tmp_path: Path, telegram: FakeTelegram) -> None:
-    """The limit is for each person. Repeated updates count once, and stickers count too."""
+    """The limit is for each person. A repeated update counts once, and stickers count too."""
     model = ScriptedModel(repeat("ok"))
     async with opened_bot("sqlite://", tmp_path, telegram, model, messages_per_minute=2) as desk:
         for number in (1, 1, 1, 2, 3, 4):
@@ -791,7 +791,7 @@ async def test_a_person_over_the_rate_limit_gets_one_warning(tmp_path: Path, tel
 
 
 async def test_a_bot_can_coalesce_messages_during_a_turn(tmp_path: Path, telegram: FakeTelegram) -> None:
-    """The policy of the bot overrides that of the workflow; the one reply refers to the newest message."""
+    """The policy of the bot overrides that of the workflow. One reply refers to the newest message."""
     gate = Gate()
     model = ScriptedModel([[gate, "one"], "all"])
     async with opened_bot("sqlite://", tmp_path, telegram, model, double_texting="coalesce") as desk:
@@ -813,7 +813,7 @@ async def test_a_failed_model_call_is_reported_but_not_stored(tmp_path: Path, te
 
 
 async def test_a_repeated_update_completes_a_lost_turn(shared_url: str, tmp_path: Path, telegram: FakeTelegram) -> None:
-    """A process recorded the message and died before the run; Telegram repeats the update."""
+    """A process has recorded the message and died before the run. Telegram repeats the update."""
     async with opened_bot(shared_url, tmp_path, telegram, ScriptedModel(["ok"])) as desk:
         outbox = desk.memory.channels.outbox
         await outbox.add("one", SESSION, "telegram:4242:1", address={"chat_id": "7", "message_id": "101"})
@@ -824,7 +824,7 @@ async def test_a_repeated_update_completes_a_lost_turn(shared_url: str, tmp_path
 async def test_an_unreadable_row_does_not_block_other_rows(
     shared_url: str, tmp_path: Path, telegram: FakeTelegram
 ) -> None:
-    """A row of another version is reported once and expires; the rows behind it are processed."""
+    """A row of another version is reported once and expires. The rows behind it are processed."""
     options = DeliveryOptions(poll_seconds=0.05, take_again_seconds=0.1)
     async with opened_bot(shared_url, tmp_path, telegram, ScriptedModel(["ok"]), options=options) as desk:
         troubles = Troubles()
@@ -842,7 +842,7 @@ async def test_an_unreadable_row_does_not_block_other_rows(
 async def test_recovered_messages_skip_the_limit_and_recovered_commands_expire(
     shared_url: str, tmp_path: Path, telegram: FakeTelegram
 ) -> None:
-    """The messages were counted on arrival. A late reset would affect later messages."""
+    """A recovered message was counted on its arrival. A late `/new` would affect later messages."""
     options = DeliveryOptions(poll_seconds=0.05, take_again_seconds=0.1)
     model = ScriptedModel(["one", "two"])
     async with opened_bot(shared_url, tmp_path, telegram, model, options=options, messages_per_minute=1) as desk:
@@ -900,7 +900,7 @@ async def test_polling_continues_after_a_quiet_week(tmp_path: Path, telegram: Fa
 async def test_graph_chat_history_can_be_switched_off_and_on(
     shared_url: str, tmp_path: Path, telegram: FakeTelegram
 ) -> None:
-    """The transcript has all turns; the conversation in the store continues without the turn in between."""
+    """The transcript has all turns. The conversation in the store lacks the turn in between."""
     file = tmp_path / "bot.yaml"
     model = ScriptedModel(f"a{number}" for number in range(1, 9))
     seen: list[list[str]] = []
@@ -919,9 +919,9 @@ async def test_graph_chat_history_can_be_switched_off_and_on(
 
 
 async def test_a_bot_learns_its_name(tmp_path: Path, telegram: FakeTelegram) -> None:
-    """A bot without a configured name asks Telegram for it.
+    """A bot without a configured name asks Telegram for its name.
 
-    A command with that name is for the bot; other messages of a group are not.
+    It then replies to commands with that name only.
     """
     group = {"chat": {"id": -5, "type": "group"}}
     named = {"entities": [{"type": "bot_command", "offset": 0, "length": 13}]}

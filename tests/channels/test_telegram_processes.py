@@ -91,7 +91,7 @@ async def test_an_update_sent_to_two_processes_is_one_turn(
 async def test_a_deletion_survives_the_process_that_requested_it(
     shared_url: str, tmp_path: Path, telegram: FakeTelegram
 ) -> None:
-    """Another process deletes and confirms. A repeat of the update does not delete later messages."""
+    """Another process deletes the session and confirms it. A repeat of the update deletes no later messages."""
     held = threading.Event()
     with providing() as provider:
         provider.answer = lambda newest: [held, "late"] if newest == "slow" else [f"re: {newest}"]

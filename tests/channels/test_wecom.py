@@ -176,7 +176,10 @@ def test_an_old_or_early_callback_is_refused(seconds: int, refused: bool) -> Non
 
 
 def test_the_signature_is_checked_before_the_clock_and_the_clock_before_the_decryption() -> None:
-    """A request with all three errors is refused for its signature, and one with two for its age."""
+    """A request with all three errors is refused for its signature.
+
+    A request with the last two is refused for its age.
+    """
     old = int((NOW - timedelta(days=1)).timestamp())
     with pytest.raises(CallbackRefused, match="signature_wrong"):
         DIRECT.channel().receive(DIRECT.callback("x", at=old, token="another"))
@@ -196,7 +199,7 @@ def test_a_timestamp_that_is_no_number_is_refused(timestamp: str) -> None:
 
 
 def test_a_message_for_another_receiver_is_refused() -> None:
-    """AI bots use an empty receiver id, applications the id of the corporation."""
+    """The receiver id is empty for AI bots, and the id of the corporation for applications."""
     with pytest.raises(CallbackRefused, match="receiver_wrong"):
         WeComCrypto(WECOM_TOKEN, AES_KEY, CORP).receive(
             WeComAIBot().callback("{}"), lambda body: json.loads(body)["encrypt"]

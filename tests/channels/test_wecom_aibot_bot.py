@@ -117,7 +117,7 @@ async def test_a_late_reply_is_sent_to_the_response_url(
 async def test_a_reply_that_is_not_fetched_is_sent(
     tmp_path: Path, wecom: FakeWeCom, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The bot sends the reply after the time in which the platform may fetch it."""
+    """The reply is sent after the time in which the platform may fetch it."""
     monkeypatch.setattr(intake, "STREAM_TIME", timedelta(seconds=1))
     gate = Gate()
     async with opened_wecom(KIND, "sqlite://", tmp_path, wecom, ScriptedModel([[gate, "ok"]])) as desk:

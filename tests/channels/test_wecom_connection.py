@@ -149,7 +149,7 @@ async def test_a_reply_after_a_reconnect_is_sent_as_a_message(
 async def test_a_late_reply_is_sent_as_a_message(
     tmp_path: Path, gateway: FakeGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The stream ends with a notice after its time. A reply whose stream WeCom has ended is a message, too."""
+    """The stream ends with a notice after its time. A reply to a stream that WeCom has ended is a message, too."""
     monkeypatch.setattr(wecom_connection, "STREAM_TIME", timedelta(0))
     gate = Gate()
     async with connected("sqlite://", tmp_path, gateway, ScriptedModel([[gate, "late"], "next"])) as desk:

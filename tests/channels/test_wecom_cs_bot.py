@@ -55,7 +55,7 @@ async def test_each_customer_of_a_page_gets_a_reply(shared_url: str, tmp_path: P
 
 @pytest.mark.slow
 async def test_pages_are_read_to_the_end_once(shared_url: str, tmp_path: Path, wecom: FakeWeCom) -> None:
-    """The cursor is stored for other processes. A repeated message is no turn."""
+    """The cursor is stored, so that another process continues from it. A repeated message is no turn."""
     wecom.write(*(item(f"message {number}", number) for number in range(5)), page=2)
     model = ScriptedModel(repeat("ok"))
     async with opened_wecom(KIND, shared_url, tmp_path, wecom, model) as desk:
@@ -116,7 +116,7 @@ async def test_only_one_process_fetches_a_desk(shared_url: str, tmp_path: Path, 
 
 @pytest.mark.slow
 async def test_a_notice_survives_its_process(shared_url: str, tmp_path: Path, wecom: FakeWeCom) -> None:
-    """The API of WeCom was unreachable for the first process."""
+    """The first process could not reach the API of WeCom."""
     async with opened_wecom(KIND, shared_url, tmp_path, wecom, ScriptedModel(), api="http://127.0.0.1:9") as desk:
         await desk.say("")
     wecom.write(item("hello?"))
@@ -126,7 +126,7 @@ async def test_a_notice_survives_its_process(shared_url: str, tmp_path: Path, we
 
 @pytest.mark.slow
 async def test_a_bot_skips_the_desks_of_another_bot(shared_url: str, tmp_path: Path, wecom: FakeWeCom) -> None:
-    """Both bots are of one corporation. The bot of the desk later reads the notice and the messages."""
+    """The bot of the desk reads the notice and the messages later."""
     async with opened_wecom(KIND, shared_url, tmp_path, wecom, ScriptedModel(), api="http://127.0.0.1:9") as desk:
         await desk.say("")
     wecom.write(item("hello?"), item("hi", 2, "wm2", open_kfid="wk2"))

@@ -88,7 +88,7 @@ async def test_a_reply_is_sent_once_after_a_broken_connection(tmp_path: Path, we
 
 
 async def test_permanent_errors_of_wecom_are_not_retried(tmp_path: Path, wecom: FakeWeCom) -> None:
-    """A rate limit is retried, an invalid user is not; both responses have HTTP status 200."""
+    """A rate limit is retried, and an invalid user is not. Both responses have HTTP status 200."""
     wecom.refuse(45009, 60111)
     async with opened_wecom("wecom_dm", "sqlite://", tmp_path, wecom, ScriptedModel(["one"])) as desk:
         await desk.say("hi")

@@ -117,7 +117,7 @@ def test_a_file_that_is_no_backup_is_refused(cli: CommandLine) -> None:
 
 
 def test_a_database_in_use_is_not_replaced(cli: CommandLine) -> None:
-    """The process that has the database open would otherwise write into a deleted file."""
+    """A process with the database open would write into a deleted file after the restore."""
     cli.store("room", "hi", "hello")
     assert cli("backup", str(cli.folder / "copy")).exit_code == 0
     command = [sys.executable, "-c", _READER, cli.url.removeprefix("sqlite:///")]
@@ -273,7 +273,7 @@ def test_ctrl_c_stops_a_backup_or_a_restore(cli: CommandLine, monkeypatch: pytes
 def test_a_signal_to_the_command_alone_stops_pg_dump(
     postgres_cli: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ctrl-C in a terminal reaches both processes, but a signal of a supervisor only the command."""
+    """Ctrl-C in a terminal reaches both processes. A signal of a supervisor reaches only the command."""
     tool = postgres_cli.folder / "pg_dump"
     tool.write_text(_STOPPED_DUMP)
     tool.chmod(0o700)
@@ -286,7 +286,7 @@ def test_a_signal_to_the_command_alone_stops_pg_dump(
 def test_backups_are_encrypted_and_a_plain_one_is_encrypted_by_a_restore(
     cli: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An installation can so move to an encrypted file: back up, set the key, restore."""
+    """An installation moves to an encrypted file in three steps: back up, set the key, restore."""
     pytest.importorskip("sqlcipher3", reason="there is no wheel of sqlcipher3 for this machine")
     cli.store("room", f"about the {CANARY}", "noted")
     plain, encrypted = cli.folder / "plain.copy", cli.folder / "encrypted.copy"

@@ -88,7 +88,7 @@ def test_a_missing_webhook_is_reported(cli: CommandLine, telegram: FakeTelegram)
 
 @pytest.mark.parametrize("command", ["list", "status"])
 def test_without_a_file_there_are_no_bots(cli: CommandLine, command: str) -> None:
-    """The message names the variable; an empty list is no failure."""
+    """A missing file of channels is no failure of `list` and `status`. The message names the variable."""
     listed = cli("channels", command)
     assert (listed.exit_code, listed.out, "THREADKEEP_CHANNELS" in listed.err) == (0, "", True)
     assert cli("channels", command, "--json").json == {"channels": []}
@@ -121,7 +121,7 @@ def test_a_failed_answer_is_retried_or_dropped(cli: CommandLine) -> None:
 
 
 def test_an_unprompted_message_is_sent_and_stored(cli: CommandLine) -> None:
-    """A message id is sent once, only to a known person, who owns the new session."""
+    """A message id is sent once, and only to a known person, who owns the new session."""
     assert cli("channels", "send", "support", SESSION, "News!").exit_code == 1
     fill(cli)
     assert cli("channels", "send", "support", SESSION, " ").exit_code == 2
@@ -155,7 +155,7 @@ def test_the_status_shows_the_oldest_open_answer(cli: CommandLine, telegram: Fak
 
 
 def test_a_bot_is_added_by_a_command(cli: CommandLine) -> None:
-    """The default file is in the data folder, readable only by its owner, and keeps its comments."""
+    """The file is in the data folder, readable only by its owner. Its comments stay."""
     assert cli("channels", "add", "telegram", "--name", "support", "--token", "1:canary").exit_code == 0
     path = cli.folder / "data" / "threadkeep" / "channels.yaml"
     assert path.stat().st_mode & 0o077 == 0

@@ -77,7 +77,7 @@ def test_without_history_no_message_is_included(long_session: CommandLine, varia
 
 
 def test_an_unknown_session_is_a_failure(cli: CommandLine) -> None:
-    """An unknown session is a failure that names the database. A session of another user is unknown, too."""
+    """The error names the database. A session of another user is unknown, too."""
     cli.store("a", "hi", user_id="u1")
     outcome = cli("context", "show", "--session", "b")
     assert outcome.exit_code == 1

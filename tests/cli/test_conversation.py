@@ -126,7 +126,7 @@ async def test_a_failing_model_is_one_sentence(capsys: pytest.CaptureFixture[str
 
 
 async def test_with_json_each_turn_is_one_object(capsys: pytest.CaptureFixture[str]) -> None:
-    """The object is a reply or a problem; the commands of the chat return JSON, too."""
+    """Each object is a reply or a problem. Commands of the chat print objects, too."""
     model = ScriptedModel(["Hello there.", RuntimeError("no")])
     await _talk(["hi", "again", "/stats", "/context", "/reset", "/help"], model, as_json=True)
     answer, problem, stats, context, reset, shown = [json.loads(line) for line in capsys.readouterr().out.splitlines()]

@@ -231,7 +231,7 @@ def test_every_configured_database_is_checked(cli: CommandLine, tmp_path: Path, 
 def test_messages_in_the_other_transcript_store_are_found(
     any_cli: CommandLine, kept: str, other: str, place: str
 ) -> None:
-    """The check fails if THREADKEEP_TRANSCRIPTS hides stored messages, and names the value that shows them."""
+    """The check fails if THREADKEEP_TRANSCRIPTS hides stored messages. The cure is the value that shows them."""
     any_cli.set(THREADKEEP_TRANSCRIPTS=kept)
     line = json.dumps({"type": "message", "session_id": "a", "role": "user", "content": "hi"})
     assert any_cli("sessions", "import", "-", given=line).exit_code == 0
@@ -306,7 +306,7 @@ def test_pending_writes_are_found(cli: CommandLine) -> None:
 
 
 def test_writes_pending_for_a_replaced_file_need_a_restart(cli: CommandLine) -> None:
-    """The process with the old file open writes nothing until it restarts."""
+    """A process with the old file open cannot write its pending turns until it restarts."""
     cli("migrate")
     living = keep(cli, error="DatabaseFileReplaced")
     finding = _finding(cli("doctor", "--json"), "pending writes")

@@ -247,7 +247,7 @@ def test_libraries_print_nothing_beside_the_problem(cli: CommandLine) -> None:
 
 @pytest.mark.process
 def test_a_closed_pipe_prints_no_error(cli: CommandLine, tmp_path: Path) -> None:
-    """`threadkeep sessions export --all | head -1` prints nothing on stderr."""
+    """A command is piped into `head -1`, which closes the pipe."""
     cli.store("a", *["word " * 200] * 200)
     # The shell prints the exit code, because other code may reap the children of this process.
     command = [sys.executable, "-m", "threadkeep", "sessions", "export", "--all"]
@@ -261,7 +261,7 @@ def test_a_closed_pipe_prints_no_error(cli: CommandLine, tmp_path: Path) -> None
 
 @pytest.mark.process
 def test_an_unbuffered_export_is_complete_or_an_error(cli: CommandLine) -> None:
-    """An unbuffered write to a full file is partial. The command must then fail instead of losing the rest."""
+    """A write to a full file may be partial. The command then fails and does not lose the rest."""
     cli.store("a", "word " * 40_000)
     # The limit also applies to the database, whose files are smaller.
     shell = ["sh", "-c", 'ulimit -f 200; exec "$0" -m threadkeep sessions export --all >export', sys.executable]

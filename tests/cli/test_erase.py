@@ -26,7 +26,7 @@ def test_a_person_is_erased_with_a_receipt(any_cli: CommandLine) -> None:
 
 
 def test_a_receipt_that_cannot_be_written_stops_the_erase(cli: CommandLine) -> None:
-    """The path is checked before anything is erased. If writing fails afterwards, the receipt is on stdout."""
+    """The path is checked before anything is erased. If the write fails afterwards, the receipt is on stdout."""
     cli.store("a", "hi", "hello", user_id="ann")
     for subject in (("user", "ann"), ("session", "a")):
         refused = cli("erase", *subject, "--yes", "--receipt", str(cli.folder / "nodir" / "r.json"))

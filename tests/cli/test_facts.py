@@ -99,7 +99,7 @@ def test_a_fact_of_an_unknown_session_is_refused(cli: CommandLine) -> None:
 
 
 def test_facts_move_to_another_database(any_cli: CommandLine, sqlite_url: str) -> None:
-    """The history moves too. A second import stores nothing, and both exports have the same bytes."""
+    """The history of facts moves too. A second import stores nothing, and both exports have the same bytes."""
     cli = any_cli
     for value in ("vegetarian", "vegan", "vegan"):
         cli("facts", "add", "diet", value, *ANN)
@@ -117,7 +117,7 @@ def test_facts_move_to_another_database(any_cli: CommandLine, sqlite_url: str) -
 def test_a_fact_that_changes_during_an_export_is_in_it(
     any_cli: CommandLine, monkeypatch: pytest.MonkeyPatch, late: bool
 ) -> None:
-    """The export has the old and the new value once, and an import ends the old one."""
+    """The export has the old and the new value once, and an import closes the old one."""
     cli = any_cli
     for key in "abc":
         cli("facts", "add", key, "old", *ANN)

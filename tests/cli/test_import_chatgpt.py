@@ -88,9 +88,9 @@ def contents(cli: CommandLine, session_id: str) -> list[tuple[str, str]]:
 
 
 def test_the_shown_branch_becomes_a_session(any_cli: CommandLine, tmp_path: Path) -> None:
-    """The session has title, ids and times.
+    """A session has the title, ids and times of its conversation.
 
-    Messages that are no utterances are counted, and a second import adds nothing.
+    System and tool messages are skipped and counted.
     """
     file = tmp_path / "conversations.json"
     file.write_text(json.dumps([CAT, SHORT], indent=1))
@@ -158,7 +158,7 @@ def test_references_are_stored_as_shown(cli: CommandLine, tmp_path: Path) -> Non
 
 
 def test_a_zip_is_read_without_unpacking(cli: CommandLine, tmp_path: Path) -> None:
-    """The conversations may be in several files of the archive."""
+    """The archive may have several files of conversations."""
     file = tmp_path / "export.zip"
     with zipfile.ZipFile(file, "w") as archive:
         archive.writestr("user.json", "{}")

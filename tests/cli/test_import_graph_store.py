@@ -96,7 +96,7 @@ def test_histories_become_sessions_with_an_option(cli: CommandLine, source: str)
 
 
 def test_histories_in_chunks_are_skipped(cli: CommandLine, tmp_path: Path) -> None:
-    """Threadkeep reads these items without an import."""
+    """Histories in chunks are in Threadkeep's own form, and need no import."""
     file = str(tmp_path / "store.sqlite")
     chunk = {"conversation_key": "a", "chunk_key": "chunk:000000", "start_seq": 1, "end_seq": 1, "messages": []}
     fill(file, {"a:chunk:000000": chunk, "a__meta__": {"conversation_key": "a", "last_seq": 1, "version": 1}})

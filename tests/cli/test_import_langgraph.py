@@ -116,7 +116,7 @@ def test_a_second_import_stores_only_new_messages(cli: CommandLine, source: str)
 
 
 def test_a_checkpointer_beside_session_memory_repeats_no_turn(any_cli: CommandLine, source: str) -> None:
-    """With `SessionMemory` and the checkpointer, imported turns are sent once and stored once."""
+    """An imported turn is sent to the model once and stored once."""
     save(source, talk)
     assert any_cli("import", "langgraph", source).exit_code == 0
     model = ScriptedModel(["You asked 1 + 2."])
@@ -266,7 +266,7 @@ def test_another_channel_can_be_named(cli: CommandLine, tmp_path: Path) -> None:
 
 
 def test_no_code_named_in_a_checkpoint_is_executed(cli: CommandLine, tmp_path: Path) -> None:
-    """The messages are imported, and LANGGRAPH_STRICT_MSGPACK makes no difference."""
+    """The messages of the checkpoint are imported, whatever LANGGRAPH_STRICT_MSGPACK is."""
     file, witness = tmp_path / "checkpoints.sqlite", tmp_path / "witness"
     call = ormsgpack.Ext(0, ormsgpack.packb(("os", "system", f"touch {witness}")))
 

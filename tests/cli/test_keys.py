@@ -22,7 +22,7 @@ def test_a_key_is_added_rotated_and_revoked(any_cli: CommandLine) -> None:
 
 
 def test_mcp_refuses_an_empty_user(cli: CommandLine) -> None:
-    """The command fails at its start, not at the first call."""
+    """The command fails at its start instead of at each call."""
     refused = cli("mcp", "--user", "")
     assert (refused.exit_code, "--user needs" in refused.err) == (2, True)
 

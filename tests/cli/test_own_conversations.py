@@ -32,10 +32,7 @@ def talk(cli: CommandLine, *texts: str, more: str = "", chat_id: int = 7) -> lis
 
 
 def test_context_show_shows_calls_of_a_conversation(cli: CommandLine) -> None:
-    """Calls and differences are shown as for a session.
-
-    A preview of the next call does not exist, and the error says so.
-    """
+    """Calls and differences are shown as for a session. The preview of a next call is refused with a reason."""
     runs = talk(cli, "first", "second", "third")
     show = ("context", "show", "--session", KEY)
     last = cli(*show, "--json").json

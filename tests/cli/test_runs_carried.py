@@ -163,7 +163,7 @@ def test_a_failed_run_can_be_retried(desk: CommandLine) -> None:
 
 
 def test_a_retry_executes_no_other_queued_run(desk: CommandLine) -> None:
-    """Only runs that are queued before it in its session are executed too."""
+    """Only runs before it in its session are executed with it."""
     (desk.folder / "payload.json").write_text(json.dumps({"broken": True}))
     failed = desk("workflows", "run", "form", "--session", "s1", "--payload", "payload.json", "--json").json["run_id"]
     left = desk("workflows", "run", "bot", "Hello", "--session", "s2", "--background", "--json").json["run_id"]

@@ -30,10 +30,7 @@ def test_the_service_starts_responds_and_stops(cli: CommandLine) -> None:
 
 @pytest.mark.slow
 def test_with_json_every_line_is_an_object(cli: CommandLine) -> None:
-    """The announcement is on stdout, the log on stderr.
-
-    SIGINT stops the service, and a misspelled setting is named.
-    """
+    """The announcement is on stdout, and the log on stderr. The log names a misspelled setting."""
     cli.set(THREADKEEP_MODLE="demo")
     with cli.start("serve", "--port", "0", "--json") as process:
         assert process.stdout is not None

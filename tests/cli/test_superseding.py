@@ -97,7 +97,7 @@ def test_a_reply_can_be_regenerated(any_cli: CommandLine) -> None:
 
 
 def test_an_export_has_active_messages_numbered_without_gaps(any_cli: CommandLine) -> None:
-    """An import gives a session without superseded messages; the reset and the summaries keep their positions."""
+    """An import gives a session without superseded messages. The reset and the summaries keep their positions."""
     any_cli.remember(_talk)
     exported = any_cli("sessions", "export", "a").out
     lines = [json.loads(line) for line in exported.splitlines()]

@@ -220,7 +220,7 @@ def test_strict_stops_at_the_first_bad_line(cli: CommandLine) -> None:
 
 
 def test_messages_of_a_refused_session_are_skipped(cli: CommandLine) -> None:
-    """A refused session line skips the messages of its session, which would have no owner."""
+    """The messages would have no owner without their session line."""
     bad = '{"type":"session","session_id":"a","owner":"u1"}\n'
     outcome = cli("sessions", "import", "-", "--json", given=bad + "".join(_lines(3).splitlines(keepends=True)[1:]))
     assert outcome.exit_code == 1
@@ -274,7 +274,7 @@ def test_a_missing_file_is_a_failure(cli: CommandLine) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the file is Linux's")
 def test_a_read_error_is_reported_as_file_trouble(cli: CommandLine) -> None:
-    """Reading /proc/self/mem fails with an input/output error, as on a bad disk."""
+    """/proc/self/mem has the input/output error of a bad disk."""
     outcome = cli("sessions", "import", "/proc/self/mem", "--json")
     assert (outcome.exit_code, outcome.out) == (1, "")
     assert outcome.problem["type"] == "urn:threadkeep:file-trouble"
@@ -291,7 +291,7 @@ def test_progress_is_shown_on_stderr(cli: CommandLine, tmp_path: Path) -> None:
 
 
 def test_an_interrupted_import_shows_its_progress(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An import repeated after a database error stores only the rest."""
+    """A repeated import stores only the rest."""
     real_restore, batches = Memory.restore, iter([True])
 
     async def fail_later(memory: Memory, parts: list[ArchivedPart]) -> list[Restored | WrongUser]:
@@ -341,7 +341,7 @@ def _wait_for_messages(cli: CommandLine) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is measured from /proc")
 def test_transfers_take_no_more_memory_for_more_messages(cli: CommandLine) -> None:
-    """The memory of imports and exports does not grow with the file, because both work in pages."""
+    """Imports and exports work in pages."""
     code = (
         "import pathlib, sys\n"
         "from threadkeep.cli import main\n"

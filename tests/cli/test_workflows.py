@@ -55,7 +55,7 @@ def test_files_are_validated(cli: CommandLine, flow: Path, tmp_path: Path) -> No
 
 
 def test_a_missing_child_is_noted(cli: CommandLine, tmp_path: Path) -> None:
-    """The note is the same in text and in JSON. The file is valid, because the child may be in another file."""
+    """The file is valid, because the child may be in another file. The note is the same in text and in JSON."""
     path = tmp_path / "caller.yaml"
     path.write_text(FLOW.replace("kind: agent, use_graph_chat_history: true", "kind: subworkflow, workflow: nowhere"))
     outcome = cli("workflows", "validate", str(path), "--json")

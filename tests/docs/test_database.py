@@ -42,7 +42,7 @@ def filled_path(tmp_path: Path, sqlite_url: str) -> Path:
 
 
 def test_every_table_and_column_is_described(filled_path: Path) -> None:
-    """The two main tables have all their columns, the others their names."""
+    """The page has all columns of the two main tables, and the names of all others."""
     with contextlib.closing(sqlite3.connect(filled_path)) as connection:
         tables = connection.execute("SELECT name FROM sqlite_master WHERE type IN ('table', 'view')").fetchall()
         for table in ("chat_sessions", "chat_messages"):

@@ -14,7 +14,7 @@ _MEASURED = re.compile(r"\d[\d,]*(?:\.\d+)?(?= ?(?:ms\b|×|turns a second|turns/
 
 @pytest.mark.parametrize("page", all_pages(), ids=lambda page: page.name)
 def test_quoted_measurements_are_those_of_the_benchmarks(page: Page) -> None:
-    """Checked are numbers with a unit of speed, in paragraphs that link to the benchmarks."""
+    """The test checks numbers with a unit of speed, in paragraphs that link to the benchmarks."""
     if page.path == BENCHMARKS:
         return
     quoted = {

@@ -18,7 +18,7 @@ def texts_of(name: str) -> list[Element]:
 
 
 def test_the_picture_of_the_context_has_the_plan() -> None:
-    """The sections are in the order of the prompt, with their shares and the order in which they are shortened."""
+    """The picture has the order of the sections, their shares, and the order in which they are shortened."""
     plan = ContextPlan()
     texts = texts_of("context.svg")
     assert [text.text for text in texts if text.get("class") == "name"] == [*plan.order, "steps"]

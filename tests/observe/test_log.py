@@ -70,7 +70,7 @@ def test_the_level_decides_what_is_written(level: Level, names: list[str]) -> No
 
 @pytest.mark.parametrize(("session_id", "status", "written"), [("s", "done", 0), (None, "done", 1), ("s", "failed", 1)])
 def test_a_finished_run_of_a_session_has_no_line(session_id: str | None, status: RunOutcome, written: int) -> None:
-    """The line of the turn follows. Runs without a session, or that failed, have a line."""
+    """The turn has a line already. A run without a session, or one that failed, has a line of its own."""
     stream = configured("INFO")
     LogObserver().notify(RunFinished(workflow="chat", status=status, milliseconds=1, session_id=session_id))
     assert len(lines(stream)) == written

@@ -150,7 +150,7 @@ def test_reads_and_writes_are_timed() -> None:
 
 
 def test_failures_are_counted_once() -> None:
-    """A failed write counts once, although the deferred turn has an event too."""
+    """A failed write counts once, although the deferred turn has an event, too."""
     observer = PrometheusObserver()
     observer.notify(WriteFailed(backend="sqlite", outcome="fallback", error="StoreUnavailable"))
     observer.notify(WriteDeferred(backend="sqlite", messages=2))
