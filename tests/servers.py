@@ -79,7 +79,7 @@ class Postgres:
 
     def stop(self, mode: StopMode = "fast") -> None:
         """Stop the server: `fast` ends all connections, `immediate` is a crash."""
-        self.hang_up()
+        self.close_commands()
         self._control("-m", mode, "stop")
 
     def start(self) -> None:
@@ -105,14 +105,14 @@ class Postgres:
             except psycopg.OperationalError:
                 if not self._commands.broken:
                     raise
-                self.hang_up()
+                self.close_commands()
             else:
                 return
         self.start()
         self._commands = psycopg.connect(self.url("postgres"), autocommit=True)
         self._commands.execute(sql.encode())
 
-    def hang_up(self) -> None:
+    def close_commands(self) -> None:
         """Close the connection for commands."""
         if self._commands is not None:
             self._commands.close()
@@ -133,7 +133,7 @@ def running_postgres() -> Iterator[Postgres]:
         server.start()
         postgres = Postgres(server)
         yield postgres
-        postgres.hang_up()
+        postgres.close_commands()
 
 
 async def _migrate(url: str, partitions: int) -> None:

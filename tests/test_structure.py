@@ -108,7 +108,7 @@ def test_every_mutant_applies() -> None:
 
 
 @contextmanager
-def walked(entered: set[tuple[str, str]]) -> Iterator[None]:
+def recorded_calls(entered: set[tuple[str, str]]) -> Iterator[None]:
     """Record the functions of the package that are entered, as (file, qualified name)."""
     ours = str(SOURCE)
 
@@ -126,14 +126,14 @@ def walked(entered: set[tuple[str, str]]) -> Iterator[None]:
         sys.setprofile(before)
 
 
-async def shortest_way(turn: Callable[[str], Awaitable[object]]) -> set[tuple[str, str]]:
+async def shortest_path(turn: Callable[[str], Awaitable[object]]) -> set[tuple[str, str]]:
     """Return the functions of the shortest of six warm turns, because background work runs during some of them."""
     for text in ("one", "two", "three"):
         await turn(text)
     ways: list[set[tuple[str, str]]] = []
     for text in ("four", "five", "six", "seven", "eight", "nine"):
         entered: set[tuple[str, str]] = set()
-        with walked(entered):
+        with recorded_calls(entered):
             await turn(text)
         ways.append(entered)
     return min(ways, key=len)
@@ -145,7 +145,7 @@ async def test_the_call_path_of_a_chat_message_does_not_grow(tmp_path: Path) -> 
         opened_app(ScriptedModel(["ok"] * 9), settings_for(tmp_path)) as app,
         client_of(app) as client,
     ):
-        entered = await shortest_way(lambda text: say(client, text, session_id="room"))
+        entered = await shortest_path(lambda text: say(client, text, session_id="room"))
     assert len({file for file, _ in entered}) <= CHAT_FILES
     assert len(entered) <= CHAT_FUNCTIONS
 
@@ -154,6 +154,6 @@ async def test_the_call_path_of_an_agents_turn_does_not_grow(sqlite_url: str, me
     """The path is that of a warm turn of `create_agent` with `SessionMemory` on SQLite, without indexing."""
     async with open_memory(sqlite_url, options=replace(memory_options, background=False)) as memory:
         agent = make_agent(ScriptedModel(["ok"] * 9), [SessionMemory(memory)])
-        entered = await shortest_way(lambda text: ask(agent, text))
+        entered = await shortest_path(lambda text: ask(agent, text))
     assert len({file for file, _ in entered}) <= AGENT_FILES
     assert len(entered) <= AGENT_FUNCTIONS

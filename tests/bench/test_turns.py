@@ -26,7 +26,7 @@ _FAULTS: dict[Engine, Counter[FaultName]] = {
 }
 
 
-def little(engine: Engine, faults: Counter[FaultName]) -> TurnPlan:
+def short_plan(engine: Engine, faults: Counter[FaultName]) -> TurnPlan:
     """Return a plan of less than a minute."""
     [plan] = plans(engine, random.randrange(10**6), 20, faults)
     return plan
@@ -39,7 +39,7 @@ def little(engine: Engine, faults: Counter[FaultName]) -> TurnPlan:
 async def test_callers_receive_the_stored_replies(engine: Engine, tmp_path: Path) -> None:
     """Two services answer while processes are killed and paused, the database stalls, and the disk is full."""
     assert PROCESSES.get_start_method() == "forkserver"  # it has imported the modules of the tests
-    plan = little(engine, _FAULTS[engine])
+    plan = short_plan(engine, _FAULTS[engine])
     history = await run_turns(plan, tmp_path, print)
     faults = "\n".join(f"{fault.kind}: {fault.says}" for fault in check(history).faults)
     assert not faults, f"seed {plan.seed}\n{faults}"
@@ -48,7 +48,7 @@ async def test_callers_receive_the_stored_replies(engine: Engine, tmp_path: Path
 @pytest.mark.process
 async def test_quiet_services_have_no_fault(tmp_path: Path) -> None:
     """The bench itself causes no faults."""
-    plan = replace(little("sqlite", Counter()), sessions=3, turns_of_session=3, turns=9, model_seconds=(0.0, 0.05))
+    plan = replace(short_plan("sqlite", Counter()), sessions=3, turns_of_session=3, turns=9, model_seconds=(0.0, 0.05))
     history = await run_turns(plan, tmp_path, print)
     verdict = check(history)
     assert (list(verdict.faults), list(verdict.conflicts)) == ([], [])

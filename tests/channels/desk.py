@@ -52,10 +52,10 @@ class BotDesk:
     async def answered(self, count: int = 1) -> list[str]:
         """Wait for this many replies and an empty outbox; return the texts that the person got."""
         await until(lambda: len(self.telegram.texts()) >= count)
-        await until(self.nothing_waits)
+        await until(self.outbox_is_idle)
         return self.telegram.texts()
 
-    async def nothing_waits(self) -> bool:
+    async def outbox_is_idle(self) -> bool:
         """Return whether each entry of the outbox is delivered or has failed."""
         counts = await self.memory.channels.outbox.counts()
         return not any(status in ("waiting", "ready") for _, status in counts)

@@ -42,7 +42,7 @@ GROUP = {"id": -100123, "type": "supergroup"}
 ADDRESS: dict[str, Json] = {"chat_id": "7", "message_id": "101"}
 
 
-class Troubles:
+class RecordedErrors:
     """An observer that collects the errors of channels."""
 
     def __init__(self) -> None:
@@ -193,7 +193,7 @@ async def test_the_wait_of_a_busy_platform_is_kept(tmp_path: Path, telegram: Fak
     telegram.refuse(502)
     async with opened_bot("sqlite://", tmp_path, telegram, ScriptedModel(["hello"])) as desk:
         await desk.say("hi")
-        await until(lambda: _tried(desk))
+        await until(lambda: _has_failed_try(desk))
         [entry] = await desk.memory.channels.outbox.entries()
         assert entry.next_try_at >= entry.created_at + timedelta(seconds=1)
         assert await desk.answered() == ["hello"]
@@ -251,7 +251,7 @@ async def test_a_part_that_exceeds_its_claim_is_retried(
         settings = {"api": hanging, "options": replace(SOON, claim_seconds=0.2)}
         async with opened_bot("sqlite://", tmp_path, telegram, ScriptedModel(), **settings) as desk:
             await desk.say("/help")
-            await until(lambda: _tried(desk))
+            await until(lambda: _has_failed_try(desk))
             [entry] = await desk.memory.channels.outbox.entries()
     assert (entry.error, entry.uncertain) == ("TimeoutError", True)
 
@@ -284,7 +284,7 @@ async def test_a_refused_reply_is_kept_as_failed(tmp_path: Path, telegram: FakeT
     telegram.refuse(403, "Forbidden: bot was blocked by the user")
     async with opened_bot("sqlite://", tmp_path, telegram, ScriptedModel(["one", "two"])) as desk:
         await desk.say("hi")
-        await until(desk.nothing_waits)
+        await until(desk.outbox_is_idle)
         assert await desk.statuses() == ["failed"]
         await desk.say("hello?", 2)
         assert await desk.answered() == ["two"]
@@ -827,7 +827,7 @@ async def test_an_unreadable_row_does_not_block_other_rows(
     """A row of another version is reported once and expires. The rows behind it are processed."""
     options = DeliveryOptions(poll_seconds=0.05, take_again_seconds=0.1)
     async with opened_bot(shared_url, tmp_path, telegram, ScriptedModel(["ok"]), options=options) as desk:
-        troubles = Troubles()
+        troubles = RecordedErrors()
         desk.memory.observers.add(troubles)
         outbox = desk.memory.channels.outbox
         for number, stored in ((1, '{"words": "hi"}'), (2, "[]"), (3, _stored("hi", 3))):
@@ -862,7 +862,7 @@ async def test_an_unsent_reply_is_sent_at_the_next_start(
     async with opened_bot(shared_url, tmp_path, telegram, ScriptedModel(["ok"]), options=DeliveryOptions()) as desk:
         telegram.refuse(500)
         await desk.say("hi")
-        await until(lambda: _tried(desk))
+        await until(lambda: _has_failed_try(desk))
     assert telegram.texts() == []
     async with opened_bot(shared_url, tmp_path, telegram, ScriptedModel()) as desk:
         assert await desk.answered() == ["ok"]
@@ -943,7 +943,7 @@ def _knows_its_name(desk: BotDesk) -> bool:
     return isinstance(channel, TelegramChannel) and channel.username == "FakeBot"
 
 
-async def _tried(desk: BotDesk) -> bool:
+async def _has_failed_try(desk: BotDesk) -> bool:
     [entry] = await desk.memory.channels.outbox.entries()
     return entry.error is not None
 

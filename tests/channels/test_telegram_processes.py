@@ -80,7 +80,7 @@ async def test_an_update_sent_to_two_processes_is_one_turn(
             assert set(statuses) <= {200, 503}
             async with _opened(shared_url) as memory:
                 await until(lambda: len(telegram.texts()) >= 1)
-                await until(lambda: _all_over(memory))
+                await until(lambda: _outbox_is_idle(memory))
                 said = [(one.role, one.content) for one in await memory.session("telegram:4242:7").tail(9)]
                 runs, _ = await memory.runs.records.runs(RunQuery(limit=9))
     assert said == [("user", "hi"), ("assistant", "re: hi")]
@@ -128,13 +128,15 @@ async def test_every_message_gets_one_reply_despite_kills(
         provider.answer = lambda newest: [f"re: {newest}"]
         environment = _environment(shared_url, tmp_path, telegram) | provider.environment
         delivered = asyncio.Event()
-        keeping = [asyncio.create_task(_keep_up(fleet, place, tmp_path, environment, delivered)) for place in (0, 1)]
+        serving = [
+            asyncio.create_task(_run_and_kill(fleet, place, tmp_path, environment, delivered)) for place in (0, 1)
+        ]
         await asyncio.gather(*(_talk(fleet, chat) for chat in CHATS))
         delivered.set()
-        await asyncio.gather(*keeping)
+        await asyncio.gather(*serving)
         assert fleet.kills >= 2
         async with _last_service(tmp_path, environment), _opened(shared_url) as memory:
-            await until(lambda: _all_over(memory))
+            await until(lambda: _outbox_is_idle(memory))
             repeats = await _check(memory, telegram)
     _note_figures(shared_url, kills=fleet.kills, repeats=repeats, seconds=time.monotonic() - began)
     logs = _logs(tmp_path)
@@ -149,7 +151,7 @@ async def _talk(fleet: Fleet, chat: int) -> None:
         await fleet.deliver(1 + number * len(CHATS) + CHATS.index(chat), chat, f"message {number} of {chat}")
 
 
-async def _keep_up(
+async def _run_and_kill(
     fleet: Fleet, place: int, folder: Path, environment: Mapping[str, str], delivered: asyncio.Event
 ) -> None:
     """Run a service and kill it after a while, repeatedly."""
@@ -183,7 +185,7 @@ async def _opened(url: str) -> AsyncIterator[Memory]:
         yield memory
 
 
-async def _all_over(memory: Memory) -> bool:
+async def _outbox_is_idle(memory: Memory) -> bool:
     counts = await memory.channels.outbox.counts()
     return not any(status in ("waiting", "ready") for _, status in counts)
 

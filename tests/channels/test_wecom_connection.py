@@ -51,10 +51,10 @@ class ConnectedDesk:
     async def answered(self, count: int = 1) -> list[str]:
         """Wait for this many replies and an empty outbox; return the texts that people got."""
         await until(lambda: len(self.gateway.texts()) >= count)
-        await until(self.nothing_waits)
+        await until(self.outbox_is_idle)
         return self.gateway.texts()
 
-    async def nothing_waits(self) -> bool:
+    async def outbox_is_idle(self) -> bool:
         """Return whether each entry of the outbox is delivered or has failed."""
         counts = await self.memory.channels.outbox.counts()
         return not any(status in ("waiting", "ready") for _, status in counts)
@@ -72,7 +72,7 @@ def gateway(tmp_path: Path) -> Iterator[FakeGateway]:
 
 
 @pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shorten the pauses of the connection."""
     for name in ("_PING_SECONDS", "_LOOK_SECONDS", "_GROW_SECONDS", "_FIRST_PAUSE_SECONDS"):
         monkeypatch.setattr(wecom_connection, name, 0.05)

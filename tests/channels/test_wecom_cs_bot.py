@@ -61,7 +61,7 @@ async def test_pages_are_read_to_the_end_once(shared_url: str, tmp_path: Path, w
     async with opened_wecom(KIND, shared_url, tmp_path, wecom, model) as desk:
         await desk.say("")
         await fetched(desk)
-        await until(desk.nothing_waits)
+        await until(desk.outbox_is_idle)
     assert [page.get("cursor") for page in wecom.pages()] == [None, "2", "4"]
     assert {page["token"] for page in wecom.pages()} == {"ENCsync"}
     before = len(wecom.texts())

@@ -81,7 +81,7 @@ async def test_a_reply_is_sent_once_after_a_broken_connection(tmp_path: Path, we
     wecom.refuse(0)
     async with opened_wecom("wecom_dm", "sqlite://", tmp_path, wecom, ScriptedModel(["ok", "ok"])) as desk:
         await desk.say("a", 1)
-        await until(desk.nothing_waits)
+        await until(desk.outbox_is_idle)
         assert wecom.texts() == ["ok"]
         await desk.say("b", 2)
         assert await desk.answered(2) == ["ok", "ok"]
@@ -92,7 +92,7 @@ async def test_permanent_errors_of_wecom_are_not_retried(tmp_path: Path, wecom: 
     wecom.refuse(45009, 60111)
     async with opened_wecom("wecom_dm", "sqlite://", tmp_path, wecom, ScriptedModel(["one"])) as desk:
         await desk.say("hi")
-        await until(desk.nothing_waits)
+        await until(desk.outbox_is_idle)
         [entry] = await desk.memory.channels.outbox.entries()
         assert (entry.status, entry.error, entry.tries) == ("failed", "InvalidUser", 2)
     assert wecom.texts() == []
@@ -102,7 +102,7 @@ async def test_an_invalid_recipient_is_a_failure(tmp_path: Path, wecom: FakeWeCo
     """WeCom's response is a success that lists the member as invalid."""
     async with opened_wecom("wecom_dm", "sqlite://", tmp_path, wecom, ScriptedModel(["one"])) as desk:
         await desk.say("hi", FromUserName="gone")
-        await until(desk.nothing_waits)
+        await until(desk.outbox_is_idle)
         [entry] = await desk.memory.channels.outbox.entries()
         assert (entry.status, entry.error, entry.tries) == ("failed", "InvalidUser", 1)
     assert wecom.texts() == []

@@ -103,13 +103,13 @@ class CommandLine:
         async def storing(memory: Memory) -> None:
             await memory.session(session_id, user_id=user_id).append(messages)
 
-        self.remember(storing)
+        self.with_memory(storing)
 
-    def remember[T](self, work: Work[T], *, transcripts: TranscriptLocation = "tables") -> T:
+    def with_memory[T](self, work: Work[T], *, transcripts: TranscriptLocation = "tables") -> T:
         """Call a function with a memory on this database."""
-        return asyncio.run(self.remembering(work, transcripts=transcripts))
+        return asyncio.run(self.with_open_memory(work, transcripts=transcripts))
 
-    async def remembering[T](self, work: Work[T], *, transcripts: TranscriptLocation = "tables") -> T:
+    async def with_open_memory[T](self, work: Work[T], *, transcripts: TranscriptLocation = "tables") -> T:
         """Call a function with a memory on this database, inside an event loop."""
         options = MemoryOptions(background=False, transcripts=transcripts)
         async with open_memory(self.url, options=options) as memory:
@@ -121,7 +121,7 @@ class CommandLine:
         async def looking(memory: Memory) -> SessionInfo:
             return await memory.session(session_id).info()
 
-        return self.remember(looking)
+        return self.with_memory(looking)
 
 
 def start(command: Sequence[str], variables: Mapping[str, str]) -> subprocess.Popen[str]:

@@ -58,7 +58,7 @@ async def _contents(url: str) -> list[str]:
         return [message.content for message in await memory.session("room").tail(10_000)]
 
 
-async def _under_traffic(cli: CommandLine, file: Path) -> int:
+async def _backup_during_writes(cli: CommandLine, file: Path) -> int:
     """Back up the database while a session is written; return the largest number of turns that may be in it."""
 
     async def working(memory: Memory) -> int:
@@ -79,13 +79,13 @@ async def _under_traffic(cli: CommandLine, file: Path) -> int:
         assert (outcome.exit_code, outcome.json["not_in_it"]) == (0, []), outcome.err
         return written + 1  # the last append may be stored, although its reply had not arrived
 
-    return await cli.remembering(working)
+    return await cli.with_open_memory(working)
 
 
 def test_a_copy_under_traffic_is_whole(any_cli: CommandLine) -> None:
     """The copy has each turn stored before the backup, and later turns without a gap."""
     file = any_cli.folder / "copy"
-    written = asyncio.run(_under_traffic(any_cli, file))
+    written = asyncio.run(_backup_during_writes(any_cli, file))
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert any_cli("backup", str(file)).exit_code == 2
     any_cli.store("later", "not in the copy")
@@ -146,7 +146,7 @@ def test_a_restore_removes_the_wal_of_a_lost_file(cli: CommandLine) -> None:
     cli.store("room", "hi", "hello")
     assert cli("backup", str(cli.folder / "copy")).exit_code == 0
     database = Path(cli.url.removeprefix("sqlite:///"))
-    _leave_log(cli, database)
+    _leave_wal(cli, database)
     database.unlink()
     outcome = cli("restore", str(cli.folder / "copy"))
     assert outcome.exit_code == 0, outcome.err
@@ -169,7 +169,7 @@ def test_a_damaged_file_is_replaced(cli: CommandLine, begin: int) -> None:
     assert asyncio.run(_contents(cli.url)) == ["hi", "hello"]
 
 
-def _leave_log(cli: CommandLine, database: Path) -> None:
+def _leave_wal(cli: CommandLine, database: Path) -> None:
     """Store messages, and leave the files as a killed process does, with the newest pages in the WAL."""
     names = [database, *(database.with_name(database.name + ending) for ending in ("-wal", "-shm"))]
 

@@ -37,7 +37,7 @@ def fill(cli: CommandLine) -> None:
         assert await outbox.claim(number, "a", seconds=60)
         assert await outbox.fail(number, "a", "Forbidden")
 
-    cli.remember(fill)
+    cli.with_memory(fill)
 
 
 def test_bots_are_listed_with_their_open_answers(cli: CommandLine, telegram: FakeTelegram) -> None:
@@ -137,7 +137,7 @@ def test_an_unprompted_message_is_sent_and_stored(cli: CommandLine) -> None:
             ("news-1", "News!", {"chat_id": "7"})
         ]
 
-    cli.remember(look)
+    cli.with_memory(look)
 
 
 def test_a_message_is_sent_by_the_bot_of_the_person(cli: CommandLine) -> None:

@@ -88,7 +88,7 @@ def _stored(cli: CommandLine, session_id: str = "a") -> list[tuple[str, str, str
     async def reading(memory: Memory) -> list[tuple[str, str, str]]:
         return [(m.role, m.content, m.status) for m in await memory.session(session_id).tail(50)]
 
-    return cli.remember(reading)
+    return cli.with_memory(reading)
 
 
 def test_a_person_chats_in_a_terminal(cli: CommandLine, screen: Screen) -> None:

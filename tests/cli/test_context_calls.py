@@ -79,7 +79,7 @@ def talk(
         for text in texts:
             await agent.ainvoke(input_of(text), config_of("a", user_id="ann"))
 
-    cli.remember(talking)
+    cli.with_memory(talking)
 
 
 def seqs(view: dict[str, list[dict[str, int]]]) -> list[int]:
@@ -177,7 +177,7 @@ def test_the_next_call_begins_where_the_window_does(cli: CommandLine) -> None:
         summary = Summary("a", 1, 8, "They spoke of eight things.", model="m", prompt_version="1", tokens=9)
         assert await memory.summaries.add(summary)
 
-    cli.remember(summarising)
+    cli.with_memory(summarising)
     view = cli(*SHOW, "--next", "--json").json
     assert [section["name"] for section in view["sections"]] == ["system", "summary", "window"]
     assert "They spoke of eight things." in view["messages"][0]["content"]
@@ -265,7 +265,7 @@ def test_context_show_works_while_a_memory_is_open(any_cli: CommandLine) -> None
     async def looking(_: Memory) -> Outcome:
         return await asyncio.to_thread(any_cli.process, *SHOW, "--call", "1")
 
-    outcome = any_cli.remember(looking)
+    outcome = any_cli.with_memory(looking)
     assert outcome.exit_code == 0, outcome.err
     assert "first" in outcome.out
 

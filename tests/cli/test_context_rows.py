@@ -39,7 +39,7 @@ def asked(cli: CommandLine) -> CommandLine:
         for question in ("Where are the bees?", "And the soup?"):
             await agent.ainvoke(input_of(question), config_of("a", user_id="ann"))
 
-    cli.remember(talking)
+    cli.with_memory(talking)
     return cli
 
 
@@ -65,7 +65,7 @@ def test_the_source_of_facts_is_shown(cli: CommandLine) -> None:
         agent = make_agent(ScriptedModel(["ok"]), [SessionMemory(memory, sources=[KnownFacts(memory)])])
         await agent.ainvoke(input_of("Hi"), config_of("a", user_id="ann", workspace="shop"))
 
-    cli.remember(talking)
+    cli.with_memory(talking)
     [facts] = rows(cli(*SHOW).out, "facts")
     assert "4 facts (1 of the workspace; 3 of the user from 1–2, 4 of room:9):" in facts
     [entry] = [one for one in cli(*SHOW, "--json").json["messages"] if one["section"] == "facts"]
@@ -85,7 +85,7 @@ def test_excluded_facts_are_shown_with_their_reason(cli: CommandLine) -> None:
         agent = make_agent(ScriptedModel(["ok"]), [SessionMemory(memory, sources=[KnownFacts(memory)])])
         await agent.ainvoke(input_of("Hi"), config_of("a", user_id="ann", workspace="shop"))
 
-    cli.remember(talking)
+    cli.with_memory(talking)
     shown = cli(*SHOW).out
     assert f"user: 1 are hidden by another fact under their key ({ids[0]})" in shown
     assert f"workspace: 1 had no room ({ids[2]})" in shown

@@ -23,7 +23,7 @@ def damaged(any_cli: CommandLine) -> CommandLine:
             turn = [Message(role="user", content=f"remember {session_id}"), Message(role="assistant", content="yes")]
             await memory.session(session_id, user_id="ann").append(turn)
 
-    any_cli.remember(say, transcripts="graph_store")
+    any_cli.with_memory(say, transcripts="graph_store")
     for session_id, kind in SESSIONS.items():
         DAMAGES[kind].do(any_cli.url, session_id)
     return any_cli
@@ -69,7 +69,7 @@ def test_damaged_sessions_are_deleted(damaged: CommandLine) -> None:
 
 def test_missing_messages_are_a_warning_of_the_doctor(cli: CommandLine) -> None:
     cli.set(THREADKEEP_TRANSCRIPTS="graph_store")
-    cli.remember(_two_turns, transcripts="graph_store")
+    cli.with_memory(_two_turns, transcripts="graph_store")
     rewrite(cli.url, "room:chunk:000000", lambda chunk: {**chunk, "messages": chunk["messages"][1:]})
     doctor = cli("doctor", "--json")
     [finding] = [each for each in doctor.json["findings"] if each["check"] == "graph store"]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.cli.running import CommandLine, Outcome
-from tests.cli.test_pending import keep
+from tests.cli.test_pending import spool_turn
 from tests.databases import execute
 from threadkeep.agent.demo import DemoModel
 from threadkeep.history.memory import Memory
@@ -92,7 +92,7 @@ def test_queued_and_dead_lettered_runs_are_found(any_cli: CommandLine) -> None:
     async def queue(memory: Memory) -> None:
         await memory.runs.order.add(NewRun(run_id="r1", workflow="desk", input={}))
 
-    any_cli.remember(queue)
+    any_cli.with_memory(queue)
     assert _finding(any_cli("doctor", "--json"), "runs")["level"] == "ok"
     execute(any_cli.url, "UPDATE chat_runs SET created_at = '2026-01-01T00:00:00.000000+00:00'")
     finding = _finding(any_cli("doctor", "--json"), "runs")
@@ -101,7 +101,7 @@ def test_queued_and_dead_lettered_runs_are_found(any_cli: CommandLine) -> None:
     async def give_up(memory: Memory) -> None:
         await memory.runs.set_aside("r1", "GaveUp")
 
-    any_cli.remember(give_up)
+    any_cli.with_memory(give_up)
     finding = _finding(any_cli("doctor", "--json"), "runs")
     assert (finding["level"], "1 set aside" in finding["detail"]) == ("warn", True)
 
@@ -292,8 +292,8 @@ def test_a_lasting_write_lock_is_found(cli: CommandLine, tmp_path: Path) -> None
 
 def test_pending_writes_are_found(cli: CommandLine) -> None:
     cli("migrate")
-    keep(cli, error="WrongUser").close()
-    living = keep(cli, "entry-2")
+    spool_turn(cli, error="WrongUser").close()
+    living = spool_turn(cli, "entry-2")
     outcome = cli("doctor", "--json")
     living.close()
     assert outcome.exit_code == 1
@@ -308,7 +308,7 @@ def test_pending_writes_are_found(cli: CommandLine) -> None:
 def test_writes_pending_for_a_replaced_file_need_a_restart(cli: CommandLine) -> None:
     """A process with the old file open cannot write its pending turns until it restarts."""
     cli("migrate")
-    living = keep(cli, error="DatabaseFileReplaced")
+    living = spool_turn(cli, error="DatabaseFileReplaced")
     finding = _finding(cli("doctor", "--json"), "pending writes")
     living.close()
     assert "restart" in finding["cure"]
@@ -317,7 +317,7 @@ def test_writes_pending_for_a_replaced_file_need_a_restart(cli: CommandLine) -> 
 def test_writes_pending_for_another_database_are_found(cli: CommandLine) -> None:
     """Pending writes of other databases are reported, but are not a failure."""
     cli("migrate")
-    keep(cli, url="sqlite:////elsewhere/other.db").close()
+    spool_turn(cli, url="sqlite:////elsewhere/other.db").close()
     outcome = cli("doctor", "--json")
     assert outcome.exit_code == 0
     assert "1 turn to be written to other databases" in _finding(outcome, "other databases")["detail"]
@@ -373,7 +373,7 @@ def test_learned_token_factors_are_shown(any_cli: CommandLine) -> None:
         await memory.token_factors.save("claude-2.1 estimate_claude2", 1.2, 2)
         await memory.token_factors.save("grok-4", 1.05, 7, 3.744)
 
-    any_cli.remember(learning)
+    any_cli.with_memory(learning)
     finding = _finding(any_cli("doctor", "--json"), "token factors")
     assert finding["level"] == "ok"
     assert finding["detail"] == (
@@ -384,7 +384,7 @@ def test_learned_token_factors_are_shown(any_cli: CommandLine) -> None:
     async def overdoing(memory: Memory) -> None:
         await memory.token_factors.save("small-1", 3.0, 90)
 
-    any_cli.remember(overdoing)
+    any_cli.with_memory(overdoing)
     outcome = any_cli("doctor", "--json")
     assert (outcome.exit_code, _finding(outcome, "token factors")["level"]) == (0, "warn")
 

@@ -56,7 +56,7 @@ def test_facts_are_listed_by_scope_kind_and_text(cli: CommandLine) -> None:
         for scope, key in ((Scope("user", "ann"), "a"), (Scope("workspace", "shop"), "b"), (Scope("user", "bob"), "c")):
             await memory.knowledge.remember(scope, key, f"value of {key}", evidence=Evidence("room:1", 7, "run-1"))
 
-    cli.remember(remembering)
+    cli.with_memory(remembering)
     assert [fact["key"] for fact in cli("facts", "list", "--json").json["facts"]] == ["c", "b", "a"]
     assert [fact["key"] for fact in cli("facts", "list", "--workspace", "shop", "--json").json["facts"]] == ["b"]
     assert [fact["key"] for fact in cli("facts", "list", "--text", "OF A", "--json").json["facts"]] == ["a"]
@@ -175,7 +175,7 @@ def test_persons_are_listed_merged_and_unmerged(any_cli: CommandLine) -> None:
         await memory.persons.resolve("telegram:123", name="Ann")
         await memory.persons.resolve("ann")
 
-    cli.remember(meeting)
+    cli.with_memory(meeting)
     cli("facts", "add", "diet", "vegan", "--user", "telegram:123")
     assert cli("persons", "merge", "telegram:123", "ann").out == "ann is known as ann, telegram:123.\n"
     [person] = cli("persons", "list", "--json").json["persons"]
@@ -196,7 +196,7 @@ def test_a_proposed_fact_is_listed_accepted_and_undone(cli: CommandLine) -> None
         await memory.proposals.add(reading, [Proposed(Scope("user", "ann"), "home_city", "Lisbon", 1)])
 
     assert cli("facts", "proposals").err.startswith("No fact is proposed")
-    cli.remember(proposing)
+    cli.with_memory(proposing)
     assert "from message 1 of room:1" in cli("facts", "proposals", *ANN).out
     [proposal] = cli("facts", "proposals", "--status", "open", "--json").json["proposals"]
     assert "is accepted" in cli("facts", "accept", proposal["id"], "--by", "ops").out

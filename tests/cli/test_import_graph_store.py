@@ -75,7 +75,7 @@ def test_histories_become_conversations_of_the_graph_store(any_cli: CommandLine,
         assert found is not None
         return [(one["seq"], one["role"], one["content"]) for one in found.value["messages"]]
 
-    assert any_cli.remember(in_store) == [
+    assert any_cli.with_memory(in_store) == [
         (1, "user", "My cat is called Miso."),
         (2, "assistant", "Noted."),
         (3, "user", "ok"),

@@ -71,7 +71,7 @@ def contents(cli: CommandLine, session_id: str) -> list[tuple[str, str]]:
     async def reading(memory: Memory) -> list[tuple[str, str]]:
         return await kept(memory, session_id)
 
-    return cli.remember(reading)
+    return cli.with_memory(reading)
 
 
 def test_threads_become_sessions(any_cli: CommandLine, source: str) -> None:
@@ -126,7 +126,7 @@ def test_a_checkpointer_beside_session_memory_repeats_no_turn(any_cli: CommandLi
             agent = make_agent(model, [SessionMemory(memory)], [add], checkpointer=saver)
             await ask(agent, "What did I ask?", message_id="q3", thread_id="telegram:1")
 
-        return any_cli.remembering(asking)
+        return any_cli.with_open_memory(asking)
 
     save(source, with_memory)
     assert seen(model.calls[0]) == [
@@ -339,7 +339,7 @@ def test_a_checkpointer_in_the_database_of_threadkeep_is_read(any_cli: CommandLi
     async def running(memory: Memory) -> None:
         await memory.runs.order.add(NewRun(run_id="run-1", workflow="w", input={}))
 
-    any_cli.remember(running)
+    any_cli.with_memory(running)
     asyncio.run(saying())
     assert any_cli("import", "langgraph", any_cli.url, "--json").json["sessions"] == 1
     assert contents(any_cli, "t") == [("user", "hi")]

@@ -96,7 +96,7 @@ def test_earlier_turns_are_queued_by_the_command(cli: CommandLine) -> None:
         turn = [Message(role="user", content="q"), Message(role="assistant", content="a")]
         await memory.session("room:1").append(turn)
 
-    cli.remember(talking)
+    cli.with_memory(talking)
     assert "consent --grant" in cli("knowledge", "backfill").err
     cli("knowledge", "consent", "--grant", "--data", "chat_text", "--data", "backfill", "--yes")
     cli("knowledge", "trust")

@@ -28,7 +28,7 @@ def talk(cli: CommandLine, *texts: str, more: str = "", chat_id: int = 7) -> lis
             requests = [asked(text, user_id="ann", chat_id=chat_id) for text in texts]
             return [(await carried_out(service, request)).run.run_id for request in requests]
 
-    return cli.remember(talking)
+    return cli.with_memory(talking)
 
 
 def test_context_show_shows_calls_of_a_conversation(cli: CommandLine) -> None:

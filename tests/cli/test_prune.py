@@ -26,7 +26,7 @@ from threadkeep.store.retention import Removal, Removed, RetentionRows
 _NOW = datetime.now(UTC)
 
 
-def keep(cli: CommandLine, session_id: str, *days_ago: float, user_id: str | None = None) -> None:
+def store_aged(cli: CommandLine, session_id: str, *days_ago: float, user_id: str | None = None) -> None:
     """Store messages that were created the given numbers of days ago."""
     times = [_NOW - timedelta(days=days) for days in days_ago]
     messages = [
@@ -38,7 +38,7 @@ def keep(cli: CommandLine, session_id: str, *days_ago: float, user_id: str | Non
     async def restoring(memory: Memory) -> None:
         await memory.restore([ArchivedPart(info, tuple(messages))])
 
-    cli.remember(restoring)
+    cli.with_memory(restoring)
 
 
 def count(cli: CommandLine, session_id: str) -> int:
@@ -47,12 +47,12 @@ def count(cli: CommandLine, session_id: str) -> int:
     async def counting(memory: Memory) -> int:
         return await memory.session(session_id).count()
 
-    return cli.remember(counting)
+    return cli.with_memory(counting)
 
 
 def test_a_dry_run_lists_removals_and_changes_nothing(any_cli: CommandLine) -> None:
-    keep(any_cli, "old", 400, 390, 10, 1)
-    keep(any_cli, "young", 2, 1)
+    store_aged(any_cli, "old", 400, 390, 10, 1)
+    store_aged(any_cli, "young", 2, 1)
     limits = ("sessions", "prune", "--delete", "--max-age-days", "365", "--dry-run")
     said = any_cli(*limits, "--json").json
     assert said == {
@@ -82,7 +82,7 @@ def test_a_dry_run_lists_removals_and_changes_nothing(any_cli: CommandLine) -> N
 
 def test_prune_removes_messages_beyond_the_limits(any_cli: CommandLine) -> None:
     """Deleting needs a confirmation or `--yes`; archiving does not."""
-    keep(any_cli, "old", 400, 390, 10, 1)
+    store_aged(any_cli, "old", 400, 390, 10, 1)
     limits = ("sessions", "prune", "--delete", "--max-age-days", "365")
     refused = any_cli(*limits)
     assert (refused.exit_code, count(any_cli, "old")) == (2, 4)
@@ -101,15 +101,15 @@ def test_prune_removes_messages_beyond_the_limits(any_cli: CommandLine) -> None:
     assert any_cli(*limits, "--yes").out == "Nothing is beyond the limits.\n"
     archived = any_cli("sessions", "prune", "--archive", "--max-messages", "1")
     assert archived.out == "Nothing is beyond the limits.\n"  # the newest question and its answer stay
-    keep(any_cli, "more", 3, 2, 1, 0.5)
+    store_aged(any_cli, "more", 3, 2, 1, 0.5)
     archived = any_cli("sessions", "prune", "--archive", "--max-messages", "2")
     assert (archived.exit_code, archived.out) == (0, "Archived 2 messages (6 tokens) of 1 session.\n")
     assert count(any_cli, "more") == 4
 
 
 def test_idle_sessions_are_deleted_as_a_whole(cli: CommandLine) -> None:
-    keep(cli, "idle", 100, 99)
-    keep(cli, "busy", 100, 1)
+    store_aged(cli, "idle", 100, 99)
+    store_aged(cli, "busy", 100, 1)
     limits = ("sessions", "prune", "--delete", "--max-idle-days", "30")
     assert "delete the session" in cli(*limits, "--dry-run").out
     done = cli(*limits, "--yes")
@@ -119,7 +119,7 @@ def test_idle_sessions_are_deleted_as_a_whole(cli: CommandLine) -> None:
 
 
 def test_the_limits_of_the_settings_are_the_default(cli: CommandLine) -> None:
-    keep(cli, "a", 400, 390, 50, 40, 2, 1)
+    store_aged(cli, "a", 400, 390, 50, 40, 2, 1)
     assert cli("sessions", "prune").out == "Nothing is beyond the limits.\n"
     cli.set(THREADKEEP_RETENTION_DELETE_MAX_AGE_DAYS="365", THREADKEEP_RETENTION_ARCHIVE_MAX_AGE_DAYS="30")
     done = cli("sessions", "prune", "--yes")
@@ -138,7 +138,7 @@ def test_an_invalid_limit_in_the_settings_is_refused(cli: CommandLine) -> None:
 
 def test_prune_can_be_restricted_to_sessions_or_a_user(cli: CommandLine) -> None:
     for name, user in (("a", "u1"), ("b", "u1"), ("c", "u2")):
-        keep(cli, name, 4, 3, 2, 1, user_id=user)
+        store_aged(cli, name, 4, 3, 2, 1, user_id=user)
     limits = ("--delete", "--max-messages", "2", "--yes")
     assert cli("sessions", "prune", "a", *limits).exit_code == 0
     assert [count(cli, name) for name in ("a", "b", "c")] == [2, 4, 4]
@@ -150,12 +150,12 @@ def test_prune_can_be_restricted_to_sessions_or_a_user(cli: CommandLine) -> None
 
 
 def test_limits_of_a_session_override_the_options(cli: CommandLine) -> None:
-    keep(cli, "a", 4, 3, 2, 1)
+    store_aged(cli, "a", 4, 3, 2, 1)
 
     async def keeping(memory: Memory) -> None:
         await memory.retention.change("a", Retention())
 
-    cli.remember(keeping)
+    cli.with_memory(keeping)
     assert cli("sessions", "prune", "a", "--delete", "--max-messages", "2", "--yes").out == (
         "Nothing is beyond the limits.\n"
     )
@@ -180,7 +180,7 @@ def test_invalid_combinations_of_options_are_refused(cli: CommandLine, options: 
 
 
 def test_vacuum_returns_space_to_the_disk(any_cli: CommandLine) -> None:
-    keep(any_cli, "a", *([3.0] * 100), 1)
+    store_aged(any_cli, "a", *([3.0] * 100), 1)
     done = any_cli("sessions", "prune", "--delete", "--max-messages", "1", "--yes", "--vacuum")
     assert done.exit_code == 0
     told = done.out + done.err
@@ -190,7 +190,7 @@ def test_vacuum_returns_space_to_the_disk(any_cli: CommandLine) -> None:
 
 def test_progress_is_in_lines_without_a_terminal(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("threadkeep.cli.terminal.LINE_SECONDS", 0.0)
-    keep(cli, "a", *([3.0] * 500), 1)
+    store_aged(cli, "a", *([3.0] * 500), 1)
     done = cli("sessions", "prune", "--delete", "--max-messages", "1", "--yes")
     assert re.search(r"Pruning: \d\d? % deleted \d+ messages", done.err)
     assert "Pruning: 100 % deleted 500 messages" in done.err
@@ -199,7 +199,7 @@ def test_progress_is_in_lines_without_a_terminal(cli: CommandLine, monkeypatch: 
 
 def test_an_interrupted_prune_shows_its_progress(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a database error in the second step, the first step is kept, and a second call does the rest."""
-    keep(cli, "a", *([3.0] * 500), 1)
+    store_aged(cli, "a", *([3.0] * 500), 1)
     command = ("sessions", "prune", "--delete", "--max-messages", "1", "--yes")
     step, steps = RetentionRows.step, itertools.count()
 
@@ -238,7 +238,7 @@ def prune_and_be_killed(arguments: Sequence[str]) -> int:
 
 @pytest.mark.process
 def test_a_killed_prune_can_be_repeated(any_cli: CommandLine) -> None:
-    keep(any_cli, "a", *([3.0] * 3_000), 1)
+    store_aged(any_cli, "a", *([3.0] * 3_000), 1)
     limits = ("sessions", "prune", "--delete", "--max-messages", "1", "--yes", "--json")
     with ForkedCommand(prune_and_be_killed, limits, os.environ) as process:
         assert process.wait() == -signal.SIGKILL
@@ -249,7 +249,7 @@ def test_a_killed_prune_can_be_repeated(any_cli: CommandLine) -> None:
         page = await memory.session("a").page(limit=10_000)
         return [message.seq for message in page.messages]
 
-    assert any_cli.remember(places) == list(range(3_002 - left, 3_002))
+    assert any_cli.with_memory(places) == list(range(3_002 - left, 3_002))
     done = any_cli(*limits).json
     assert done["deleted"]["messages"] == left - 1
-    assert any_cli.remember(places) == [3_001]
+    assert any_cli.with_memory(places) == [3_001]

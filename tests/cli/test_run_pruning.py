@@ -28,7 +28,7 @@ def filled(any_cli: CommandLine) -> CommandLine:
         await memory.runs.finish("young", "me", "cancelled")
         await memory.runs.finish("aside", "me", "failed", set_aside=True)
 
-    any_cli.remember(fill)
+    any_cli.with_memory(fill)
     before = (datetime.now(UTC) - timedelta(days=40)).isoformat(timespec="microseconds")
     execute(any_cli.url, f"UPDATE chat_runs SET created_at = '{before}', ended_at = '{before}' WHERE run_id <> 'young'")
     return any_cli

@@ -41,7 +41,7 @@ async def fill(memory: Memory) -> None:
 @pytest.fixture
 def filled(any_cli: CommandLine) -> CommandLine:
     """Return a command line over a database with some runs."""
-    any_cli.remember(fill)
+    any_cli.with_memory(fill)
     return any_cli
 
 
@@ -61,7 +61,7 @@ def test_runs_are_listed_and_filtered(filled: CommandLine) -> None:
     async def give_up(memory: Memory) -> None:
         await memory.runs.set_aside("r-queued", "GaveUp")
 
-    filled.remember(give_up)
+    filled.with_memory(give_up)
     assert "see their logs, then retry it" in filled("runs", "show", "r-queued").out
     assert [one["run_id"] for one in filled("runs", "list", "--set-aside", "--json").json["runs"]] == ["r-queued"]
     assert "failed (GaveUp)" in filled("runs", "list", "--set-aside").out
@@ -103,9 +103,9 @@ def test_the_duration_of_a_run_includes_its_wait(filled: CommandLine) -> None:
         await memory.runs.order.begin("r-asks", OWNER)
         await memory.runs.finish("r-asks", OWNER, "done", result={"text": "On it."})
 
-    filled.remember(answer)
+    filled.with_memory(answer)
     assert "status     queued\n" in filled("runs", "show", "r-asks").out
-    filled.remember(end)
+    filled.with_memory(end)
     assert re.search(r"status     done, took .* s including the wait\n", filled("runs", "show", "r-asks").out)
     assert "waiting" not in filled("runs", "show", "r-parent").out
 
@@ -126,7 +126,7 @@ def test_estimated_tokens_are_marked(filled: CommandLine) -> None:
         await memory.runs.order.add(NewRun(run_id="r-guessed", workflow="desk", input={}), owner=OWNER)
         await memory.runs.trace.append("r-guessed", [], usage=used, owner=OWNER)
 
-    filled.remember(guess)
+    filled.with_memory(guess)
     assert "silent: 1 call, 7 tokens in, 2 out (estimated)" in filled("runs", "show", "r-guessed").out
     assert filled("runs", "show", "r-guessed", "--json").json["usage"]["estimated"] is True
     assert "9 tokens (estimated)" in filled("runs", "tree", "r-guessed").out
@@ -171,7 +171,7 @@ def test_the_loop_of_an_agent_is_a_line_for_each_message(cli: CommandLine) -> No
         said = [TraceEvent("agent_messages", "answer", {"messages": messages}), TraceEvent("agent_messages", "answer")]
         await memory.runs.trace.append("r1", said)
 
-    cli.remember(saying)
+    cli.with_memory(saying)
     shown = cli("runs", "trace", "r1").out
     assert "\x1b" not in shown
     assert all(len(line) <= 160 for line in shown.splitlines())
@@ -205,5 +205,5 @@ def test_an_unknown_run_is_one_sentence(cli: CommandLine, verb: str) -> None:
     missing = cli("runs", verb, "nope", "--json")
     assert (missing.exit_code, missing.problem["type"]) == (1, "urn:threadkeep:run-not-found")
     assert "THREADKEEP_DATABASE_URL" in missing.problem["detail"]
-    cli.remember(fill)
+    cli.with_memory(fill)
     assert cli("runs", verb, "r-parent", "--user", "bob").exit_code == 1

@@ -75,7 +75,7 @@ def test_lists_can_be_narrowed(cli: CommandLine) -> None:
     async def retire(memory: Memory) -> None:
         await memory.session("b").update(active=False)
 
-    cli.remember(retire)
+    cli.with_memory(retire)
 
     def ids(*options: str) -> list[str]:
         return [session["session_id"] for session in cli("sessions", "list", *options, "--json").json["sessions"]]
@@ -213,7 +213,7 @@ def test_an_incomplete_message_is_marked(cli: CommandLine, status: str) -> None:
         )
         await memory.session("a").append([message])
 
-    cli.remember(storing)
+    cli.with_memory(storing)
     shown = cli("sessions", "show", "a").out
     assert f"{status} · confidence 0.25 · escalated" in shown
 

@@ -29,7 +29,7 @@ async def _talk(memory: Memory) -> None:
     assert await memory.summaries.add(Summary("a", 9, 9, "The fourth.", "m", "1", tokens=3))
 
 
-def _elsewhere(cli: CommandLine, name: str = "other") -> None:
+def _use_other_database(cli: CommandLine, name: str = "other") -> None:
     cli.url = f"sqlite:///{cli.folder}/{name}.db"
     cli.set(THREADKEEP_DATABASE_URL=cli.url)
 
@@ -98,7 +98,7 @@ def test_a_reply_can_be_regenerated(any_cli: CommandLine) -> None:
 
 def test_an_export_has_active_messages_numbered_without_gaps(any_cli: CommandLine) -> None:
     """An import gives a session without superseded messages. The reset and the summaries keep their positions."""
-    any_cli.remember(_talk)
+    any_cli.with_memory(_talk)
     exported = any_cli("sessions", "export", "a").out
     lines = [json.loads(line) for line in exported.splitlines()]
     assert lines[0]["reset_seq"] == 4
@@ -112,7 +112,7 @@ def test_an_export_has_active_messages_numbered_without_gaps(any_cli: CommandLin
     ]
     [summary] = [line for line in lines if line["type"] == "summary"]
     assert (summary["first_seq"], summary["last_seq"], summary["messages"]) == (5, 5, 1)
-    _elsewhere(any_cli)
+    _use_other_database(any_cli)
     imported = any_cli("sessions", "import", "-", "--json", given=exported).json
     assert (imported["stored"], imported["moved"], imported["summaries"]) == (5, 0, 1)
     assert any_cli("sessions", "export", "a").out == exported
@@ -121,9 +121,9 @@ def test_an_export_has_active_messages_numbered_without_gaps(any_cli: CommandLin
 
 
 def test_an_export_of_the_history_is_imported_unchanged(any_cli: CommandLine) -> None:
-    any_cli.remember(_talk)
+    any_cli.with_memory(_talk)
     exported = any_cli("sessions", "export", "a", "--view", "history").out
-    _elsewhere(any_cli)
+    _use_other_database(any_cli)
     imported = any_cli("sessions", "import", "-", "--json", given=exported).json
     assert (imported["stored"], imported["moved"], imported["summaries"]) == (10, 0, 1)
     assert any_cli("sessions", "export", "a", "--view", "history").out == exported
@@ -140,7 +140,7 @@ def test_an_imported_branch_names_its_parent(cli: CommandLine) -> None:
     cli.store("a", "one", "two")
     cli("sessions", "branch", "a", "--as", "b", "--at", "1")
     exported = cli("sessions", "export", "b").out
-    _elsewhere(cli)
+    _use_other_database(cli)
     assert cli("sessions", "import", "-", given=exported).exit_code == 0
     info = cli.info("b")
     assert (info.parent_session_id, info.parent_seq) == ("a", 1)
@@ -172,10 +172,10 @@ def test_a_branch_names_the_exported_position_in_its_parent(any_cli: CommandLine
     ]
     assert positions == [[4], [1, 2], [None, None], [4]]
     for name, text in (("other", exported), ("emptied", emptied)):
-        _elsewhere(any_cli, name)
+        _use_other_database(any_cli, name)
         assert any_cli("sessions", "import", "-", given=text).exit_code == 0
         assert any_cli("sessions", "export", "--all").out == text
-    _elsewhere(any_cli)
+    _use_other_database(any_cli)
     assert any_cli("sessions", "branch", "a", "--at", "2", "--as", "b").exit_code == 0
 
 
@@ -192,7 +192,7 @@ def test_editing_and_exports_work_in_a_graph_store(cli: CommandLine) -> None:
     shown = cli("sessions", "show", "b", "--json").json
     assert [message["content"] for message in shown["messages"]] == ["x", "y", "z"]
     exported = cli("sessions", "export", "a", "--view", "history").out
-    _elsewhere(cli)
+    _use_other_database(cli)
     assert cli("sessions", "import", "-", given=exported).exit_code == 0
     assert cli("sessions", "export", "a", "--view", "history").out == exported
     listed = cli("sessions", "list", "--json").json["sessions"]

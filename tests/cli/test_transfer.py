@@ -59,17 +59,17 @@ async def _write_everything(memory: Memory) -> None:
     await memory.session("nobody:s").append([Message(role="assistant", content="An announcement.")])
 
 
-def _empty(cli: CommandLine, name: str = "other.db") -> None:
+def _use_empty_database(cli: CommandLine, name: str = "other.db") -> None:
     """Switch the command line to an empty database."""
     cli.url = f"sqlite:///{cli.folder}/{name}"
     cli.set(THREADKEEP_DATABASE_URL=cli.url)
 
 
 def test_an_export_comes_back_byte_for_byte(any_cli: CommandLine, postgres_url: str) -> None:
-    any_cli.remember(_write_everything)
+    any_cli.with_memory(_write_everything)
     exported = any_cli("sessions", "export", "--all").out
 
-    for url in (f"sqlite:///{any_cli.folder}/other.db", _other(postgres_url, any_cli)):
+    for url in (f"sqlite:///{any_cli.folder}/other.db", _other_url(postgres_url, any_cli)):
         any_cli.url = url
         any_cli.set(THREADKEEP_DATABASE_URL=url)
         imported = any_cli("sessions", "import", "-", "--json", given=exported)
@@ -95,12 +95,12 @@ def test_archived_and_deleted_messages_survive_a_transfer(any_cli: CommandLine, 
         await memory.retention.prune(Retention(delete=RetentionLimits(max_messages=700)))
         await memory.retention.prune(Retention(archive=RetentionLimits(max_messages=100)))
 
-    any_cli.remember(prune)
+    any_cli.with_memory(prune)
     exported = any_cli("sessions", "export", "--all").out
     info = any_cli.info("long")
     assert (info.deleted_seq, info.archived_seq, info.reset_seq, info.last_seq) == (501, 1101, 1200, 1201)
 
-    for url in (f"sqlite:///{any_cli.folder}/other.db", _other(postgres_url, any_cli)):
+    for url in (f"sqlite:///{any_cli.folder}/other.db", _other_url(postgres_url, any_cli)):
         any_cli.url = url
         any_cli.set(THREADKEEP_DATABASE_URL=url)
         imported = any_cli("sessions", "import", "-", "--json", given=exported).json
@@ -121,10 +121,10 @@ def test_an_import_into_a_graph_store_counts_unsupported_data(any_cli: CommandLi
         await memory.retention.change("kept", Retention(delete=RetentionLimits(max_age_days=1000)))
         await memory.retention.prune(Retention(archive=RetentionLimits(max_messages=100)))
 
-    any_cli.remember(prune)
+    any_cli.with_memory(prune)
     exported = any_cli("sessions", "export", "--all").out
     any_cli.set(THREADKEEP_TRANSCRIPTS="graph_store")
-    for url in (f"sqlite:///{any_cli.folder}/other.db", _other(postgres_url, any_cli)):
+    for url in (f"sqlite:///{any_cli.folder}/other.db", _other_url(postgres_url, any_cli)):
         any_cli.set(THREADKEEP_DATABASE_URL=url)
         told = any_cli("sessions", "import", "-", "--json", given=exported).json
         assert (told["stored"], told["unarchived"], told["limits_left_out"]) == (2_400, 1_100, 1)
@@ -136,13 +136,13 @@ def test_an_import_into_a_graph_store_counts_unsupported_data(any_cli: CommandLi
     assert "does not keep: 1." in words
 
 
-def _other(postgres_url: str, cli: CommandLine) -> str:
+def _other_url(postgres_url: str, cli: CommandLine) -> str:
     """Return the URL of a database that the command line does not use."""
     return f"sqlite:///{cli.folder}/third.db" if cli.url == postgres_url else postgres_url
 
 
 def test_importing_twice_changes_nothing(any_cli: CommandLine) -> None:
-    any_cli.remember(_write_everything)
+    any_cli.with_memory(_write_everything)
     exported = any_cli("sessions", "export", "--all").out
     again = any_cli("sessions", "import", "-", "--json", given=exported)
     assert (again.json["stored"], again.json["known"]) == (0, 1205)
@@ -311,9 +311,9 @@ def test_an_interrupted_import_shows_its_progress(cli: CommandLine, monkeypatch:
 
 @pytest.mark.process
 def test_a_killed_import_can_be_repeated(cli: CommandLine) -> None:
-    cli.remember(_write_everything)
+    cli.with_memory(_write_everything)
     exported = cli("sessions", "export", "--all").out
-    _empty(cli)
+    _use_empty_database(cli)
     lines = exported.splitlines(keepends=True)
     with cli.fork("sessions", "import", "-") as process:
         process.stdin.write("".join(lines[: len(lines) * 3 // 4]))
@@ -333,7 +333,7 @@ def _wait_for_messages(cli: CommandLine) -> None:
     async def stored(memory: Memory) -> int:
         return sum([info.message_count async for info in memory.sessions()])
 
-    while not cli.remember(stored):
+    while not cli.with_memory(stored):
         pass
 
 
@@ -359,7 +359,7 @@ def test_transfers_take_no_more_memory_for_more_messages(cli: CommandLine) -> No
 
     peaks = []
     for count in (1_000, 12_000):
-        _empty(cli, f"{count}.db")
+        _use_empty_database(cli, f"{count}.db")
         file = cli.folder / f"{count}.jsonl"
         file.write_text(_lines(count).replace("Word", "Word " * 300))
         peaks.append((peak("sessions", "import", str(file)), peak("sessions", "export", "--all", "-o", "out.jsonl")))

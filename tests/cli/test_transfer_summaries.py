@@ -12,7 +12,7 @@ from threadkeep.records import Summary
 def test_summaries_keep_their_ranges_after_a_transfer(cli: CommandLine) -> None:
     """Summaries that were merged into another one are not exported."""
     cli.store("a", *(f"Word {number}." for number in range(10)))
-    cli.remember(_summarise)
+    cli.with_memory(_summarise)
     lines = cli("sessions", "export", "a").out
     kinds = [json.loads(line)["type"] for line in lines.splitlines()]
     assert kinds == ["session", *["message"] * 10, "summary", "summary"]
@@ -22,7 +22,7 @@ def test_summaries_keep_their_ranges_after_a_transfer(cli: CommandLine) -> None:
     outcome = cli("sessions", "import", "-", given=lines)
     assert outcome.exit_code == 0
     assert "Stored 2 summaries." in outcome.out
-    assert cli.remember(_ranges) == [(1, 6), (7, 8)]
+    assert cli.with_memory(_ranges) == [(1, 6), (7, 8)]
     assert cli("sessions", "export", "a").out == lines
 
 
@@ -37,7 +37,7 @@ def test_an_export_without_summaries_is_imported(cli: CommandLine) -> None:
 def test_summaries_of_missing_messages_are_skipped(cli: CommandLine) -> None:
     """A bad line leaves a gap in the messages; the summaries of that session are skipped and counted."""
     cli.store("a", *(f"Word {number}." for number in range(10)))
-    cli.remember(_summarise)
+    cli.with_memory(_summarise)
     lines = cli("sessions", "export", "a").out.splitlines(keepends=True)
     lines[3] = "not json\n"
     cli.url = f"sqlite:///{cli.folder}/other.db"
@@ -45,13 +45,13 @@ def test_summaries_of_missing_messages_are_skipped(cli: CommandLine) -> None:
     outcome = cli("sessions", "import", "-", given="".join(lines))
     assert "stored differently here: 2." in outcome.out
     assert cli.info("a").message_count == 9
-    assert cli.remember(_ranges) == []
+    assert cli.with_memory(_ranges) == []
 
 
 def test_a_summary_must_follow_its_session(cli: CommandLine) -> None:
     """A summary without a session before it is a bad line; one of a refused session is skipped with it."""
     cli.store("a", "one", "two")
-    cli.remember(_summarise_two)
+    cli.with_memory(_summarise_two)
     session, *messages, summary = cli("sessions", "export", "a").out.splitlines(keepends=True)
     cli.url = f"sqlite:///{cli.folder}/other.db"
     cli.set(THREADKEEP_DATABASE_URL=cli.url)

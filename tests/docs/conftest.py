@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 
 from tests.docs.pages import Page
-from tests.docs.running import Place
+from tests.docs.running import Placeholders
 
 SHOWN_FOLDER = "/var/lib/threadkeep"
 SHOWN_POSTGRES = "postgresql://threadkeep@db.internal/threadkeep"
 
 
 @pytest.fixture
-def place_of(
+def placeholders_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> Callable[[Page], Place]:
+) -> Callable[[Page], Placeholders]:
     """Return a function that maps the paths and addresses of a page to a folder and a database of the test."""
     for name in [name for name in os.environ if name.startswith("THREADKEEP_")]:
         monkeypatch.delenv(name)
@@ -29,10 +29,10 @@ def place_of(
     monkeypatch.setenv("THREADKEEP_DATABASE_URL", f"sqlite:///{tmp_path}/threadkeep.db")
     monkeypatch.chdir(tmp_path)
 
-    def make(page: Page) -> Place:
+    def make(page: Page) -> Placeholders:
         replacements = {SHOWN_FOLDER: str(tmp_path)}
         if SHOWN_POSTGRES in page.text:
             replacements[SHOWN_POSTGRES] = str(request.getfixturevalue("postgres_url"))
-        return Place(replacements)
+        return Placeholders(replacements)
 
     return make

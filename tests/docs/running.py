@@ -39,25 +39,25 @@ _NOT_RUN = frozenset({("serve",), ("mcp",), ("chat",), ("bench",), ("pending", "
 
 
 @dataclass(frozen=True)
-class Place:
+class Placeholders:
     """The placeholders for paths and addresses in the docs, and their values in a test."""
 
     replacements: Mapping[str, str]
 
-    def here(self, text: str) -> str:
+    def to_real(self, text: str) -> str:
         """Return a text with the values of this test."""
         for shown, real in self.replacements.items():
             text = text.replace(shown, real)
         return text
 
-    def shown(self, text: str) -> str:
+    def to_shown(self, text: str) -> str:
         """Return a text with the placeholders of the docs."""
         for shown, real in self.replacements.items():
             text = text.replace(real, shown)
         return text
 
 
-def run_page(page: Page, place: Place, set_variable: Callable[[str, str], None]) -> None:
+def run_page(page: Page, place: Placeholders, set_variable: Callable[[str, str], None]) -> None:
     """Execute a page. The output of a block must equal the following block, if that shows output."""
     with asyncio.Runner() as runner:
         run = PageRun(page, place, runner, set_variable)
@@ -74,7 +74,7 @@ class PageRun:
     """The state between the blocks of a page: the names of the Python blocks, and the service once it is used."""
 
     page: Page
-    place: Place
+    place: Placeholders
     runner: asyncio.Runner
     set_variable: Callable[[str, str], None]
     # A page is like a session of `python -m asyncio`, in which `await` works at the top level.
@@ -88,7 +88,7 @@ class PageRun:
         if block.language in PYTHON:
             self._compare_text(self._python(block), following, where, required=True)
         elif block.language == "sh":
-            for command in commands_of(self.place.here(block.text)):
+            for command in commands_of(self.place.to_real(block.text)):
                 self._command(command, following, where)
         elif block.language == "http" and not block.text.startswith("HTTP/"):
             response = self._ask(request_of_block(block.text))
@@ -97,7 +97,7 @@ class PageRun:
             check_response(following.text, response, where)
 
     def _python(self, block: Block) -> str:
-        tree = ast.parse(self.place.here(block.text), filename=str(self.page.path))
+        tree = ast.parse(self.place.to_real(block.text), filename=str(self.page.path))
         # A traceback names the line of the page.
         ast.increment_lineno(tree, block.line - 1)
         code: CodeType = compile(tree, str(self.page.path), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
@@ -124,7 +124,7 @@ class PageRun:
             self._compare_text(_sqlite(*command.arguments[-2:]), following, where, required=False)
         elif command.program == "threadkeep" and not {command.arguments[:1], command.arguments[:2]} & _NOT_RUN:
             self.close_service()
-            _compare_output(self.place.shown(_threadkeep(command, where)), following, where)
+            _compare_output(self.place.to_shown(_threadkeep(command, where)), following, where)
 
     def close_service(self) -> None:
         """Close the service, because nothing in this loop runs between blocks, and a lock would stay held."""
@@ -142,7 +142,7 @@ class PageRun:
         shows = following is not None and following.language == "text"
         assert shows or not required, f"{where} prints, and no text block follows:\n{output}"
         if shows and following is not None:
-            printed = self.place.shown(output).strip()
+            printed = self.place.to_shown(output).strip()
             assert printed == following.text.strip(), f"{where} prints something else:\n{printed}"
 
 

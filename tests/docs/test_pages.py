@@ -10,16 +10,18 @@ import pytest
 
 import threadkeep
 from tests.docs.pages import Page, all_pages
-from tests.docs.running import RUNNABLE, Place, run_page
+from tests.docs.running import RUNNABLE, Placeholders, run_page
 
 PAGES = [page for page in all_pages() if page.blocks_in(*RUNNABLE)]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 @pytest.mark.slow
-def test_a_page_can_be_executed(page: Page, place_of: Callable[[Page], Place], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_can_be_executed(
+    page: Page, placeholders_of: Callable[[Page], Placeholders], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Python, commands and requests work in their order, and their output is in the block that follows."""
-    run_page(page, place_of(page), monkeypatch.setenv)
+    run_page(page, placeholders_of(page), monkeypatch.setenv)
 
 
 def test_python_can_be_pasted_into_the_shell() -> None:

@@ -26,7 +26,7 @@ _NOBODY = 65534
 _TEXT = "x" * 30_000
 
 
-def says(words: str) -> list[Message]:
+def turn_of(words: str) -> list[Message]:
     """Return a turn of one large message."""
     return [Message(role="user", content=f"{words} {_TEXT}", id=words)]
 
@@ -66,7 +66,7 @@ async def fill(memory: Memory, name: str) -> list[str]:
     refused = ""
     while not refused and len(taken) < 2000:
         try:
-            await memory.session("room").append(says(f"{name}{len(taken)}"))
+            await memory.session("room").append(turn_of(f"{name}{len(taken)}"))
             taken.append(f"{name}{len(taken)}")
         except StoreUnavailable as error:
             refused = str(error)
@@ -91,11 +91,11 @@ async def test_a_full_disk_loses_no_acknowledged_message(small_disk: Path) -> No
         assert await ids(memory) == taken
         taken += await fill(memory, "second")
         with pytest.raises(TurnInMemoryOnly):
-            await memory.session("room").record(says("waits"))
+            await memory.session("room").record(turn_of("waits"))
         assert await ids(memory) == taken
         await asyncio.to_thread(ballast.unlink)
         await events.until(lambda: not memory.pending.entries)
-        await memory.session("room").append(says("after"))
+        await memory.session("room").append(turn_of("after"))
         assert await ids(memory) == [*taken, "waits", "after"]
     async with open_memory(url, options=options(small_disk)) as memory:
         assert await ids(memory) == [*taken, "waits", "after"]
@@ -113,13 +113,13 @@ def reach_the_quota(folder: Path) -> None:
     async def reach() -> None:
         url = f"sqlite:///{folder}/threadkeep.db"
         async with open_memory(url, options=options(folder)) as memory:
-            await memory.session("room").append(says("first"))
+            await memory.session("room").append(turn_of("first"))
             _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
             resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, most))
             taken = ["first", *await fill(memory, "more")]
             assert await ids(memory) == taken
             resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
-            await memory.session("room").append(says("after"))
+            await memory.session("room").append(turn_of("after"))
             assert await ids(memory) == [*taken, "after"]
 
     asyncio.run(reach())
@@ -152,7 +152,7 @@ async def prepare(path: Path) -> None:
         await memory.search("find")
 
 
-def become_nobody() -> None:
+def drop_root_rights() -> None:
     """Drop the rights of root, which ignores file permissions."""
     if os.geteuid() == 0:
         os.setegid(_NOBODY)
@@ -161,7 +161,7 @@ def become_nobody() -> None:
 
 def read_only(path: Path) -> None:
     """Read and try to write, in the process of another user."""
-    become_nobody()
+    drop_root_rights()
 
     async def read() -> None:
         async with open_memory(f"sqlite:///{path}", options=options(path.parent.parent)) as memory:
@@ -170,7 +170,7 @@ def read_only(path: Path) -> None:
             assert len((await session.window()).messages) == 2
             assert len(await memory.search("find")) == 1
             with pytest.raises(StoreUnavailable, match="read-only for this user; change its permissions"):
-                await session.append(says("refused"))
+                await session.append(turn_of("refused"))
             with pytest.raises(StoreUnavailable, match="read-only for this user"):
                 await session.reset()
             assert await session.count() == 2

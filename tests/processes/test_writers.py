@@ -40,13 +40,13 @@ def test_writers_that_are_killed_and_replaced(shared_url: str, tmp_path: Path) -
     """
     jobs = [Job(shared_url, tmp_path, f"writer{n}", turns=1_000_000) for n in range(4)]
     chance = random.Random(seed := random.randrange(10**6))
-    with watched(jobs[0]), working(jobs) as writers:
+    with reading(jobs[0]), writing(jobs) as writers:
         for _ in range(12 * _FACTOR):
-            until_each_went_on(jobs, writers, turns=1 + chance.randrange(3))
+            wait_for_turns(jobs, writers, turns=1 + chance.randrange(3))
             victim = chance.randrange(len(jobs))
             writers[victim].kill()
             writers[victim] = Child(write, jobs[victim])
-        until_each_went_on(jobs, writers, turns=2)
+        wait_for_turns(jobs, writers, turns=2)
     history = history_of(jobs)
     assert faults(history) == [], f"seed {seed}"
     assert len(history.acknowledged) > 12 * _FACTOR
@@ -59,17 +59,17 @@ def test_a_restart_of_postgres_loses_no_acknowledged_turn(
 ) -> None:
     with unsteady_postgres.database() as url:
         jobs = [Job(url, tmp_path, f"writer{n}", turns=1_000_000) for n in range(4)]
-        with watched(jobs[0]), working(jobs) as writers:
+        with reading(jobs[0]), writing(jobs) as writers:
             for _ in range(2 * _FACTOR):
-                until_each_went_on(jobs, writers, turns=5)
+                wait_for_turns(jobs, writers, turns=5)
                 unsteady_postgres.restart(mode)
-            until_each_went_on(jobs, writers, turns=5)
+            wait_for_turns(jobs, writers, turns=5)
         history = history_of(jobs)
     assert faults(history) == []
 
 
 @contextmanager
-def working(jobs: list[Job]) -> Iterator[list[Child[int]]]:
+def writing(jobs: list[Job]) -> Iterator[list[Child[int]]]:
     """Run writers during the block; kill the current writers at its end."""
     writers: list[Child[int]] = [Child(write, job) for job in jobs]
     try:
@@ -80,7 +80,7 @@ def working(jobs: list[Job]) -> Iterator[list[Child[int]]]:
 
 
 @contextmanager
-def watched(job: Job) -> Iterator[None]:
+def reading(job: Job) -> Iterator[None]:
     """Run a process that reads during the block, and check that it read without a fault."""
     stop = PROCESSES.Event()
     reader: Child[int] = Child(watch, job, stop)
@@ -92,7 +92,7 @@ def watched(job: Job) -> Iterator[None]:
         reader.kill()
 
 
-def until_each_went_on(jobs: list[Job], writers: list[Child[int]], *, turns: int) -> None:
+def wait_for_turns(jobs: list[Job], writers: list[Child[int]], *, turns: int) -> None:
     """Wait until each writer has noted this many more turns; fail if one has ended."""
     wanted = [last_acknowledged(job) + turns for job in jobs]
     _until(lambda: all(last_acknowledged(job) >= number for job, number in zip(jobs, wanted, strict=True)), writers)

@@ -65,16 +65,16 @@ form.add_edge("ask", END)
 @pytest.fixture
 def desk(any_cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> CommandLine:
     """Return a command line with the workflows `bot` (replies), `form` (asks a person) and `slow` (sleeps)."""
-    return furnish(any_cli, monkeypatch)
+    return configure_workflows(any_cli, monkeypatch)
 
 
 @pytest.fixture
 def sqlite_desk(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> CommandLine:
     """Return the same on SQLite, for slow tests that do not depend on the database."""
-    return furnish(cli, monkeypatch)
+    return configure_workflows(cli, monkeypatch)
 
 
-def furnish(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> CommandLine:
+def configure_workflows(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> CommandLine:
     """Write the workflows and configure them for a command line."""
     (cli.folder / "bot.yaml").write_text(FLOW)
     (cli.folder / "form_of_a_test.py").write_text(FORM)
@@ -207,7 +207,7 @@ def test_runs_of_another_process_are_cancelled(desk: CommandLine) -> None:
                 new = NewRun(run_id=run_id, workflow="bot", input={"text": "Hi"}, session_id="s2", trigger="cli")
                 await memory.runs.order.add(new)
 
-        desk.remember(queue)
+        desk.with_memory(queue)
         asked = time.monotonic()
         desk("runs", "cancel", "head")
         _until(desk, "next", "done")
