@@ -119,9 +119,9 @@ MUTANTS = (
     ),
     Mutant("runs/usage.py", "used == allowed and not crossed", "used == allowed and crossed", LIMITS),
     Mutant(
-        "runs/intake.py",
-        "return min(given) if given else None",
-        "return max(given) if given else None",
+        "runs/requests.py",
+        "return min([limit for limit in limits",
+        "return max([limit for limit in limits",
         f"{LIMITS} tests/runs/test_service.py",
     ),
     Mutant("runs/intake.py", "not await self._runs.retry(run.run_id)", "not self._runs.retry(run.run_id)", REPEATS),

@@ -20,7 +20,9 @@ async def test_a_lost_reply_duplicates_no_event(
     await runs.order.add(NewRun(run_id="r1", workflow="desk", input={"text": "hi"}), owner="me")
     if not begins:
         await runs.trace.append("r1", [TraceEvent("node_started")], owner="me")
-    tracer = RunTracer(runs.trace, RunStream("r1"), "me", lost=lambda: None, seconds=3600.0, begins=begins)
+    tracer = RunTracer(
+        runs.trace, RunStream("r1"), "me", lost=lambda: None, seconds=3600.0, late_seconds=3600.0, begins=begins
+    )
     stored = runs.trace.append
 
     async def losing(*given: object, **named: object) -> None:

@@ -14,7 +14,7 @@ from threadkeep.history.memory import Memory
 from threadkeep.records import Json
 from threadkeep.records.runs import NewRun, Run, RunResult
 from threadkeep.runs.endings import ActiveRun
-from threadkeep.runs.requests import map_of
+from threadkeep.runs.requests import least, map_of
 from threadkeep.runs.worker import Beginning, Worker
 from threadkeep.workflows.definition import Workflow
 from threadkeep.workflows.resources import ChildRequest, ChildResult, ChildStatus
@@ -109,8 +109,7 @@ class RunChildren:
             "user_context": map_of(given, "user_context"),
             "ancestors": list(request.ancestors),
         }
-        limits = (request.deadline_seconds, workflow.options.deadline_seconds)
-        seconds = min((one for one in limits if one is not None), default=None)
+        seconds = least(request.deadline_seconds, workflow.options.deadline_seconds)
         return NewRun(
             run_id=run_id,
             workflow=workflow.name,

@@ -17,7 +17,7 @@ from threadkeep.observe import working_for
 from threadkeep.records import Json, dump_json
 from threadkeep.records.runs import OWN_NAMES, DoubleTexting, NewRun, Run, RunBudget, RunInput, RunResult
 from threadkeep.runs.maintenance import RunMaintenance
-from threadkeep.runs.requests import RunRequest, Submitted, answer_for, map_of, message_of_input
+from threadkeep.runs.requests import RunRequest, Submitted, answer_for, least, map_of, message_of_input
 from threadkeep.runs.retries import shielded
 from threadkeep.runs.run_workflows import order_keys
 from threadkeep.runs.session_answers import with_answer
@@ -225,7 +225,7 @@ class RunIntake:
 
     async def _new(self, request: RunRequest, workflow: Workflow) -> NewRun:
         options = workflow.options
-        seconds = _least(request.deadline_seconds, options.deadline_seconds)
+        seconds = least(request.deadline_seconds, options.deadline_seconds)
         session_id = await self._session_of(request)
         store = self._worker.dependencies.compiler.store
         return NewRun(
@@ -306,12 +306,7 @@ class RunIntake:
         return run
 
 
-def _least(first: float | None, second: float | None) -> float | None:
-    given = [one for one in (first, second) if one is not None]
-    return min(given) if given else None
-
-
 def _budget(asked: RunBudget, options: RunOptions) -> RunBudget:
     """Return a budget with the lower limit of the request and the workflow, for tokens and for cost separately."""
-    tokens = _least(asked.max_tokens, options.max_tokens)
-    return RunBudget(None if tokens is None else int(tokens), _least(asked.max_cost, options.max_cost))
+    tokens = least(asked.max_tokens, options.max_tokens)
+    return RunBudget(None if tokens is None else int(tokens), least(asked.max_cost, options.max_cost))

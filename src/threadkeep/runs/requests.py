@@ -197,5 +197,10 @@ def names_in(values: Values, name: str) -> tuple[str, ...]:
     return tuple(one for one in part if isinstance(one, str)) if isinstance(part, list | tuple) else ()
 
 
+def least(*limits: float | None) -> float | None:
+    """Return the lowest of some limits; None if there is no limit."""
+    return min([limit for limit in limits if limit is not None], default=None)
+
+
 def _question_id(run: Run, number: int) -> str:
     return f"{run.run_id}:{number}" if number else run.run_id

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import takewhile
-from typing import Final
+from typing import Final, TypeGuard
 
 from threadkeep.history.memory import Memory
 from threadkeep.records import Json, Message
@@ -22,7 +22,7 @@ async def with_answer(memory: Memory, run: Run) -> Run:
     if run.result is not None:
         return await _with_answer_that_stands(memory, run, run.result)
     answer = await _answer_of_turn(memory, run, run.message_id)
-    return run if answer is None else _answering(run, answer)
+    return run if answer is None else replace(run, result=_result_of(answer))
 
 
 async def _with_answer_that_stands(memory: Memory, run: Run, result: Mapping[str, Json]) -> Run:
@@ -50,21 +50,16 @@ async def with_own_answer(memory: Memory, run: Run, message_id: str) -> Run:
 
     The answer is another run's if that run has answered this message, or has answered the newest message again.
     """
-    if len(run.inputs) < 2:
-        return run
     answer = await _answer_of_turn(memory, run, message_id)
-    mine = answer is None or answer.run_id == run.run_id or answer.status != "complete"
-    return run if answer is None or mine else _answering(run, answer)
+    return replace(run, result=_result_of(answer)) if _is_of_other(answer, run) else run
 
 
 async def with_unanswered(memory: Memory, run: Run) -> Run:
     """Return a run without those of its messages that other runs have answered; if that is all, return it unchanged."""
-    if len(run.inputs) < 2:
-        return run
     rest = [
         one
         for one in run.inputs
-        if one.message_id is None or await _answer_of_others(memory, run, one.message_id) is None
+        if one.message_id is None or not _is_of_other(await _answer(memory, run, one.message_id), run)
     ]
     return replace(run, inputs=tuple(rest)) if rest else run
 
@@ -76,9 +71,9 @@ async def answered_without(memory: Memory, run: Run) -> Mapping[str, Json] | Non
     return None if answer is None or answer.status != "complete" else _result_of(answer)
 
 
-async def _answer_of_others(memory: Memory, run: Run, message_id: str) -> Message | None:
-    answer = await _answer(memory, run, message_id)
-    return None if answer is None or answer.run_id == run.run_id or answer.status != "complete" else answer
+def _is_of_other(answer: Message | None, run: Run) -> TypeGuard[Message]:
+    """Return True if another run has given a complete answer."""
+    return answer is not None and answer.run_id != run.run_id and answer.status == "complete"
 
 
 async def _answer_of_turn(memory: Memory, run: Run, message_id: str) -> Message | None:
@@ -102,10 +97,6 @@ async def _answer(memory: Memory, run: Run, message_id: str) -> Message | None:
     question = await session.find(message_id)
     answers = [] if question is None else await session.answers_to(question)
     return answers[-1] if answers else None
-
-
-def _answering(run: Run, answer: Message) -> Run:
-    return replace(run, result=_result_of(answer))
 
 
 def _result_of(answer: Message) -> dict[str, Json]:

@@ -53,15 +53,15 @@ class RunTracer:
         *,
         lost: Callable[[], None],
         seconds: float,
+        late_seconds: float,
         begins: bool,
-        late_seconds: float | None = None,
     ) -> None:
         self._trace = trace
         self._stream = stream
         self._owner = owner
         self._lost = lost
         self._seconds = seconds
-        self._late_seconds = seconds if late_seconds is None else late_seconds
+        self._late_seconds = late_seconds
         self._group = TraceGroup()
         self._sealed: deque[TraceGroup] = deque()
         self._number: int | None = 0 if begins else None

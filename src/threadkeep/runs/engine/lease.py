@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Set
 from pathlib import Path
 from threading import Event, Lock, Thread
-from typing import Protocol
 from uuid import uuid4
 
 import sqlalchemy
@@ -24,28 +23,6 @@ from threadkeep.runs.engine.engine import STOP_SECONDS, EngineOptions, Troubled
 from threadkeep.store.address import DatabaseAddress
 
 _LOCK_NUMBER = 7310865114
-
-
-class Presence(Protocol):
-    """A lease that shows other processes that this process is alive. Its name is new, and is never used again."""
-
-    def enter(self) -> None:
-        """Acquire the lease before the first run is executed."""
-
-    def renew(self) -> bool:
-        """Renew the lease; return False if this process was declared dead, so others may have acquired its runs."""
-
-    def is_fresh(self) -> bool:
-        """Return whether it is certain that no process has declared this one dead."""
-
-    def dead(self, names: Set[str]) -> Set[str]:
-        """Return the dead processes among `names`; also remove the leases of dead processes that are not among them."""
-
-    def leave(self) -> None:
-        """Release the lease, so that other processes may take over the runs that this process still owns."""
-
-    def abandon(self) -> None:
-        """Close the connections without releasing the lease. The lease ends with the process or expires later."""
 
 
 class LockedFiles:
@@ -233,7 +210,7 @@ class Lease:
         self._pool = self._connections.pool(1).execution_options(isolation_level="AUTOCOMMIT")
         self._table = _RECORDS if address.path is not None else f"{SCHEMA}.{_RECORDS}"
         self._is_made = False
-        self._presence: Presence = (
+        self._presence: Heartbeats | LockedFiles = (
             Heartbeats(self._pool, self.name, options.dead_seconds)
             if address.path is None
             else LockedFiles(engine_path(address.path), self.name)
