@@ -319,13 +319,13 @@ class SessionOrder:
         reported once, after 30 seconds. It never ends if a tool runs the same session in its own OS thread.
         """
         session_id = run.session_id
-        run.loops |= {asyncio.get_running_loop(), *filter(None, [caller_loop()])}
+        run.loops |= {asyncio.get_running_loop(), *filter(None, [caller_loop.get()])}
         with self._lock:
             holder = self._holders.setdefault(session_id, run)
             queue = self._waiting.setdefault(session_id, {})
             if holder is run:
                 return
-            blocked = blocked_loop()
+            blocked = blocked_loop.get()
             if blocked is not None and any(blocked in other.loops for other in (holder, *queue.values())):
                 return
             turn: _Turn = Future()

@@ -18,8 +18,11 @@ _BLOCKED_SECONDS = (0.5, 0.1)
 """Seconds after which a loop that does not begin a call counts as blocked: without, and with a companion memory."""
 
 _making = threading.RLock()
-_caller_loop: ContextVar[asyncio.AbstractEventLoop | None] = ContextVar("threadkeep_caller_loop", default=None)
-_blocked_loop: ContextVar[asyncio.AbstractEventLoop | None] = ContextVar("threadkeep_blocked_loop", default=None)
+caller_loop: ContextVar[asyncio.AbstractEventLoop | None] = ContextVar("threadkeep_caller_loop", default=None)
+"""The event loop of the caller that awaits this code; None if the call blocks or is on the memory's loop."""
+
+blocked_loop: ContextVar[asyncio.AbstractEventLoop | None] = ContextVar("threadkeep_blocked_loop", default=None)
+"""The event loop that is blocked while its caller waits for this code; None if no loop is blocked."""
 
 
 class OnLoop[M: history.Memory, H]:
@@ -51,15 +54,15 @@ class OnLoop[M: history.Memory, H]:
         """
         if self._memory.loop.is_running_here:
             return await verb(self._own, *arguments, **named)
-        token, blocked = _caller_loop.set(asyncio.get_running_loop()), _blocked_loop.set(None)
+        token, blocked = caller_loop.set(asyncio.get_running_loop()), blocked_loop.set(None)
         try:
             companion = _companions.get(self._memory)
             if companion is not None and companion.loop.is_own_thread:
                 return await verb(self._of_companion(companion), *arguments, **named)
             return await self._memory.loop.run_from_any_loop(verb(self._own, *arguments, **named))
         finally:
-            _caller_loop.reset(token)
-            _blocked_loop.reset(blocked)
+            caller_loop.reset(token)
+            blocked_loop.reset(blocked)
 
     def wait_for[T](self, verb: Callable[[H], Coroutine[Any, Any, T]], of: H | None = None) -> T:
         """Run a method of the wrapped object on a loop that the caller does not block, and wait for its result.
@@ -68,12 +71,12 @@ class OnLoop[M: history.Memory, H]:
             StoreClosed: the memory is closed.
             InvalidInput: the caller is in the memory's own thread, or blocks its loop and no companion is possible.
         """
-        token, blocked = _caller_loop.set(None), _blocked_loop.set(running_loop())
+        token, blocked = caller_loop.set(None), blocked_loop.set(running_loop())
         try:
             return self._wait_for(verb, of)
         finally:
-            _caller_loop.reset(token)
-            _blocked_loop.reset(blocked)
+            caller_loop.reset(token)
+            blocked_loop.reset(blocked)
 
     def _wait_for[T](self, verb: Callable[[H], Coroutine[Any, Any, T]], of: H | None) -> T:
         loop = self._memory.loop
@@ -92,16 +95,6 @@ class OnLoop[M: history.Memory, H]:
             if self._second is None:
                 self._second = self._make(cast("M", companion.asynchronous))
             return self._second
-
-
-def caller_loop() -> asyncio.AbstractEventLoop | None:
-    """Return the event loop of the caller that awaits this code; None if the call blocks or is on the memory's loop."""
-    return _caller_loop.get()
-
-
-def blocked_loop() -> asyncio.AbstractEventLoop | None:
-    """Return the event loop that is blocked while its caller waits for this code; None if no loop is blocked."""
-    return _blocked_loop.get()
 
 
 def running_loop() -> asyncio.AbstractEventLoop | None:
