@@ -149,15 +149,8 @@ class Session:
             StoreUnavailable: the database is not available; a retry with the same ids is safe.
         """
         turn = self.turn(messages)
-        started = time.perf_counter()
-        try:
-            receipt = await self._transcripts.append(turn)
-        except StoreError as error:
-            self._events.written(started, "error")
-            self._events.write_failed(error, "error")
-            raise
-        self._events.written(started, "ok")
-        return receipt
+        with self._events.writing():
+            return await self._transcripts.append(turn)
 
     async def record(
         self, messages: Sequence[Message], *, answers: str | None = None, told: bool = False
@@ -567,15 +560,8 @@ class Session:
 
     async def _supersede(self, superseding: Superseding) -> Superseded:
         await self._deliver_all()
-        started = time.perf_counter()
-        try:
-            superseded = await self._transcripts.supersede(replace(superseding, user_id=self.user_id))
-        except StoreError as error:
-            self._events.written(started, "error")
-            self._events.write_failed(error, "error")
-            raise
-        self._events.written(started, "ok")
-        return superseded
+        with self._events.writing():
+            return await self._transcripts.supersede(replace(superseding, user_id=self.user_id))
 
     async def append_instead(self, messages: Sequence[Message], seq: int, seen: tuple[int, int]) -> bool:
         """Supersede the messages after a `seq` and store messages instead of them, in one transaction.
@@ -587,16 +573,11 @@ class Session:
             StoreUnavailable: the database does not answer.
         """
         await self._deliver_all()
-        started = time.perf_counter()
         try:
-            await self._transcripts.append_instead(self.turn(messages), seq, seen)
+            with self._events.writing():
+                await self._transcripts.append_instead(self.turn(messages), seq, seen)
         except TurnRefused:
             return False
-        except StoreError as error:
-            self._events.written(started, "error")
-            self._events.write_failed(error, "error")
-            raise
-        self._events.written(started, "ok")
         return True
 
     async def _deliver_all(self) -> None:

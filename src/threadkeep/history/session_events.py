@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TypedDict
 
 from threadkeep.context.window import WindowManifest
@@ -24,6 +26,7 @@ from threadkeep.observe import (
     WriteFailed,
     WriteRecovered,
 )
+from threadkeep.store.driver import TurnRefused
 
 
 class _Labels(TypedDict):
@@ -46,6 +49,20 @@ class SessionEvents:
     def written(self, started: float, outcome: Outcome) -> None:
         """Report the end of a write."""
         self._observer.notify(StoreWrite(**self._labels, outcome=outcome, milliseconds=_since(started)))
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Time and report the write in the block. A refused turn is not reported, because nothing was stored."""
+        started = time.perf_counter()
+        try:
+            yield
+        except TurnRefused:
+            raise
+        except StoreError as error:
+            self.written(started, "error")
+            self.write_failed(error, "error")
+            raise
+        self.written(started, "ok")
 
     def read_failed(self, error: Exception, outcome: Outcome) -> None:
         """Report that a read failed."""
