@@ -121,6 +121,19 @@ def test_a_message_is_one_line(asked: CommandLine, monkeypatch: pytest.MonkeyPat
         assert "\x1b" not in shown
 
 
+def test_an_id_in_a_table_stays_in_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If not even the words fit, the lines are longer than the terminal; otherwise cells are wrapped between words."""
+    run = "01a221a4-b3fe-7486-a6a9-c3646869a68b"
+    for width, lines in (("80", 2), ("48", 3), ("30", 2)):
+        screen = Screen()
+        monkeypatch.setattr(sys, "stdout", screen)
+        monkeypatch.setenv("COLUMNS", width)
+        monkeypatch.setenv("TERM", "xterm")
+        terminal.table(["run", "asked for"], [[run, "2 minutes ago"]])
+        assert len(screen.getvalue().splitlines()) == lines
+        assert run in screen.getvalue()
+
+
 def test_long_values_are_wrapped_beside_their_label(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = Screen()
     monkeypatch.setattr(sys, "stdout", screen)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import datetime
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Literal, TextIO
 
 import typer
 
@@ -35,6 +35,7 @@ LINE_SECONDS = 2.0
 
 _PIPE_WIDTH = 160
 _LEAST_COLUMN = 20
+_WIDEST = 10_000
 # All control characters except tab and newline. They are replaced, because message text must not control the terminal.
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 _PASSWORD = re.compile(r"(://[^/?#@:]*):[^/?#]*(?=@)|([?&](?:ssl)?password=)[^&]*")
@@ -135,18 +136,26 @@ class Terminal:
             label = " " * len(label)
 
     def table(self, columns: Sequence[str], rows: Sequence[Sequence[Styled]], *, right: Sequence[str] = ()) -> None:
-        """Print a table without frames. On a terminal long cells are folded; no cell is truncated."""
+        """Print a table without frames. On a terminal long cells are wrapped between words; no cell is truncated."""
         if not sys.stdout.isatty():
             _print_aligned([columns, *rows], [name in right for name in columns])
             return
+        from rich.measure import Measurement
         from rich.table import Table
 
         table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-        for name in columns:
-            table.add_column(name, justify="right" if name in right else "left", overflow="fold")
+        for name, *cells in zip(columns, *rows, strict=True):
+            # An id that is split into lines cannot be copied.
+            one_word = all(len(plain(cell).split()) < 2 for cell in cells)
+            justify: Literal["left", "right"] = "right" if name in right else "left"
+            table.add_column(name, justify=justify, overflow="fold", no_wrap=one_word)
         for row in rows:
             table.add_row(*(styled(cell) for cell in row))
-        self.out.print(table)
+        # If not even the words fit, the terminal wraps the lines.
+        size = Measurement.get(self.out, self.out.options.update(width=_WIDEST), table)
+        if size.minimum > self.out.width:
+            table.width = size.maximum
+        self.out.print(table, soft_wrap=table.width is not None)
 
     def confirm(self, question: str, refusal: str, *, confirmed: bool) -> None:
         """Ask for confirmation unless `confirmed`. If nobody can be asked, raise WrongUse with the text `refusal`."""
