@@ -29,6 +29,7 @@ def test_a_fact_is_added_listed_shown_and_forgotten(any_cli: CommandLine) -> Non
         0.5,
         1,
     )
+    assert added["valid_from"].endswith("+00:00")  # as the times of sessions and runs
     listed = cli("facts", "list", *ANN).out
     assert "user ann" in listed
     assert "vegetarian" not in listed

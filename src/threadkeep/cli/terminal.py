@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import fields, is_dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Literal, TextIO
 
@@ -355,6 +356,11 @@ def _json(value: object) -> object:
         return value.isoformat()
     if isinstance(value, Mapping):
         return dict(value)
+    # `to_jsonable_python` writes times with Z; sessions, messages and exports have +00:00.
+    if (dumped := getattr(value, "model_dump", None)) is not None:
+        return dumped()
+    if is_dataclass(value):
+        return {field.name: getattr(value, field.name) for field in fields(value)}
     from pydantic_core import to_jsonable_python
 
     return to_jsonable_python(value)
