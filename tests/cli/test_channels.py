@@ -63,6 +63,10 @@ def test_a_bot_is_tested_at_its_platform(cli: CommandLine, telegram: FakeTelegra
     assert "username: FakeBot" in cli("channels", "test", "support").out
     refused = cli("channels", "test", "other")
     assert (refused.exit_code, "existing channels: support" in refused.err) == (1, True)
+    path = cli.folder / "channels.yaml"
+    path.write_text(path.read_text().replace(telegram.address, "http://127.0.0.1:9"))
+    unreachable = cli("channels", "test", "support")
+    assert (unreachable.exit_code, "did not answer" in unreachable.err) == (1, True)
 
 
 def test_a_webhook_is_set_and_deleted(cli: CommandLine, telegram: FakeTelegram) -> None:

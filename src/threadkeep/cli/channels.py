@@ -278,7 +278,7 @@ def _refusal(error: str) -> str:
         return "Telegram does not know the token; copy it from @BotFather into the channels file."
     if error in ("Code40001", "Code40013"):
         return "WeCom does not know the corporation or its secret; copy both into the channels file."
-    return f"The platform rejected the call ({error}); try again, or check the address."
+    return f"The platform rejected the call or did not answer ({error}); check the network and the bot's field `api`."
 
 
 def _fields(given: Sequence[str] | None) -> dict[str, Json]:
