@@ -126,6 +126,21 @@ async def test_events_are_numbered_and_continue_after_a_number(tmp_path: Path) -
     assert everything[-1]["params"]["data"] == {"event": "completed", "graph_name": "chat"}
 
 
+async def test_a_run_of_the_older_protocol_is_not_repeated(tmp_path: Path) -> None:
+    """Its reader has its end. The reader of the thread waits for the next run and does not take that end for its own."""
+    async with (
+        sdk(tmp_path, ScriptedModel(["Noted.", "It is teal."])) as (langgraph, client),
+        asyncio.timeout(HANG_SECONDS),
+    ):
+        async for _ in langgraph.runs.stream("t1", "chat", input=asks("I like teal."), if_not_exists="create"):
+            pass
+        reading = asyncio.create_task(_events(client, {"channels": ["lifecycle", "values"]}))
+        command = {"id": 1, "method": "run.start", "params": {"assistant_id": "chat", "input": asks("Which colour?")}}
+        await client.post("/threads/t1/commands", json=command)
+        values = [event["params"]["data"] for event in await reading if event["method"] == "values"]
+    assert texts(values[-1])[-1] == ("ai", "It is teal.")
+
+
 async def test_the_events_of_a_message_are_those_of_langgraph(tmp_path: Path) -> None:
     """The events have the order and the fields of `astream_events(version="v3")` for the same answer."""
     pieces = ["It", " is", " teal."]

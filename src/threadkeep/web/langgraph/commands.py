@@ -220,7 +220,7 @@ class Commands:
         start = replace(start, user_id=user_of(start, self._caller, self._user_id))
         submitted = await start_run(self._app, self._thread_id, start)
         runs = await self._app.runs.service()
-        self._events.follow_run(runs, await runs.run(submitted.run_id))
+        self._events.follow_run(runs, await runs.run(submitted.run_id)).commanded = True
         return {"run_id": submitted.run_id}
 
     async def _respond(self, params: Mapping[str, Json]) -> dict[str, Any]:
@@ -236,7 +236,7 @@ class Commands:
         value: Json = dict(values) if len(asked) > 1 else values[asked[0]]
         runs = await self._app.runs.service()
         await runs.resume(waiting.run_id, value, user_id=self._user_id, questions=values.keys())
-        self._events.follow_run(runs, await runs.run(waiting.run_id))
+        self._events.follow_run(runs, await runs.run(waiting.run_id)).commanded = True
         return {"run_id": waiting.run_id}
 
     async def _thread(self) -> Any:

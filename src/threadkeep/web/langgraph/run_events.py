@@ -52,13 +52,14 @@ class RunEvents:
     """The events of a run. A task of this process appends them while the run is executed.
 
     `ended` is true if the run has ended. A run that waits for a person is `paused` until `go_on`. `failed` is true if
-    events could not be read. `delivered` contains the set of channels of each reader that received all events.
+    events could not be read. `commanded` is true if a command of this protocol started or resumed the run in this
+    process. `delivered` contains the set of channels of each reader that received all events.
     """
 
     def __init__(self, runs: RunService, run: Run, read_state: ReadState) -> None:
         self.run = run
         self.events: list[ProtocolEvent] = []
-        self.ended = self.paused = self.failed = False
+        self.ended = self.paused = self.failed = self.commanded = False
         self.ended_at = 0.0
         self.delivered: set[frozenset[str]] = set()
         self._runs = runs

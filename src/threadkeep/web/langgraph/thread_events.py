@@ -79,9 +79,9 @@ class ThreadEvents:
     ) -> AsyncGenerator[ProtocolEvent]:
         """Yield the events of a thread's runs without end; if events cannot be read, yield an error and stop.
 
-        Without `since`, begin with the active run. A run that ended in the last 30 seconds counts as active if no
-        reader of the same channels has received its end, because this reader may have started it. Older runs are not
-        repeated: the reader would mistake their end for the end of the next run.
+        Without `since`, begin with the active run. A run that a command started and that ended in the last 30 seconds
+        counts as active if no reader of the same channels has received its end, because this reader may have started
+        it. Other runs are not repeated: the reader would mistake their end for the end of the next run.
         """
         read: RunEvents | None = None
         position, pause = 0, _FIRST_POLL_SECONDS
@@ -133,7 +133,7 @@ class ThreadEvents:
         known = self._runs.get(run.run_id)
         if known is not None:
             recent = not known.ended or time.monotonic() - known.ended_at < _REPLAY_SECONDS
-            return recent and choice.channels not in known.delivered
+            return recent and known.commanded and choice.channels not in known.delivered
         return False
 
     def has(self, run_id: str) -> bool:
