@@ -161,7 +161,7 @@ async def test_unsupported_options_of_openais_client_are_refused(tmp_path: Path)
             await given.chat.completions.create(
                 model="chat", messages=asked, tools=[{"type": "function", "function": {"name": "a", "parameters": {}}}]
             )
-        with pytest.raises(openai.NotFoundError):
+        with pytest.raises(openai.NotFoundError, match=r"`available` lists the existing ones: chat\."):
             await given.chat.completions.create(model="gpt-9", messages=asked)
         with pytest.raises(openai.NotFoundError):
             await given.models.retrieve("gpt-9")

@@ -215,6 +215,8 @@ def problem_response(problem: Problem, headers: Mapping[str, str] | None = None,
     if path.startswith(_OPENAI):
         details = [f"{error.pointer or error.parameter or 'body'}: {error.detail}" for error in problem.errors or ()]
         message = "; ".join(details) or problem.detail
+        if problem.available:  # the clients show only the message
+            message = f"{message.removesuffix('.')}: {', '.join(problem.available)}."
         if problem.type in _WITH_STORED_MESSAGE:
             more["X-Should-Retry"] = "false"
         body["error"] = {"message": message, "type": problem.type, "param": None, "code": problem.type}
