@@ -403,8 +403,11 @@ type GraphitiClosure = Literal["off", "no_consent", "untrusted"]
 class GraphitiClosed(ThreadkeepError, PermissionError):
     """Nothing may be sent to Graphiti; `reason` says why."""
 
-    def __init__(self, reason: GraphitiClosure) -> None:
-        super().__init__(_GRAPHITI_CLOSURES[reason])
+    def __init__(self, reason: GraphitiClosure, data_class: str = "chat_text") -> None:
+        # Without `--data`, a grant does not cover all kinds of data.
+        other = reason == "no_consent" and data_class != "chat_text"
+        kinds = f" --data chat_text --data {data_class}" if other else ""
+        super().__init__(_GRAPHITI_CLOSURES[reason] + kinds)
         self.reason = reason
 
 

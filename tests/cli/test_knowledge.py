@@ -97,7 +97,7 @@ def test_earlier_turns_are_queued_by_the_command(cli: CommandLine) -> None:
         await memory.session("room:1").append(turn)
 
     cli.with_memory(talking)
-    assert "consent --grant" in cli("knowledge", "backfill").err
+    assert "consent --grant --data chat_text --data backfill" in cli("knowledge", "backfill").err
     cli("knowledge", "consent", "--grant", "--data", "chat_text", "--data", "backfill", "--yes")
     cli("knowledge", "trust")
     assert "1 earlier turn queued." in cli("knowledge", "backfill", "--all").out

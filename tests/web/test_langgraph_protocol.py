@@ -127,7 +127,7 @@ async def test_events_are_numbered_and_continue_after_a_number(tmp_path: Path) -
 
 
 async def test_a_run_of_the_older_protocol_is_not_repeated(tmp_path: Path) -> None:
-    """Its reader has its end. The reader of the thread waits for the next run and does not take that end for its own."""
+    """Its reader has its end. A reader of the thread waits for the next run, and does not take that end for its own."""
     async with (
         sdk(tmp_path, ScriptedModel(["Noted.", "It is teal."])) as (langgraph, client),
         asyncio.timeout(HANG_SECONDS),

@@ -48,7 +48,7 @@ class Consents(ClockedTables, sql=("graph_consents.sql",)):
             GraphitiClosed: the data may not be sent; the error has the reason.
         """
         if (reason := await self.closed(workspace, data_class)) is not None:
-            raise GraphitiClosed(reason)
+            raise GraphitiClosed(reason, data_class)
 
     def statements(self, workspace: str | None) -> list[Statement]:
         """Return the statements that fetch the rows for `closure_in`; an empty list if Graphiti is off."""
