@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from threadkeep.graph_store.layout import ChunkSpan, chunk_key, chunk_of, chunk_spans, first_of
 
-places = st.integers(min_value=1, max_value=10**9)
+seqs = st.integers(min_value=1, max_value=10**9)
 sizes = st.integers(min_value=1, max_value=10_000)
 
 
@@ -42,13 +42,13 @@ def test_a_seq_below_1_is_refused(seq: int, size: int) -> None:
         chunk_of(seq, size)
 
 
-@given(seq=places, size=sizes)
+@given(seq=seqs, size=sizes)
 def test_a_seq_is_between_the_ends_of_its_chunk(seq: int, size: int) -> None:
     chunk = chunk_of(seq, size)
     assert first_of(chunk, size) <= seq < first_of(chunk + 1, size)
 
 
-@given(first=places, length=st.integers(min_value=0, max_value=5000), size=sizes)
+@given(first=seqs, length=st.integers(min_value=0, max_value=5000), size=sizes)
 def test_chunk_spans_are_the_range_without_gaps(first: int, length: int, size: int) -> None:
     """Spans are in order, each in one chunk and each chunk once, and together are exactly the range."""
     found = list(chunk_spans(first, first + length - 1, size))

@@ -242,7 +242,7 @@ async def test_retention_is_refused(sqlite_url: str) -> None:
 
 async def test_a_store_that_fails_is_an_outage(sqlite_url: str, events: RecordedEvents) -> None:
     """Turns become pending, and are delivered when the store works again; errors quote nothing."""
-    store = Breaking()
+    store = FailingStore()
     async with opened(sqlite_url, events, graph_store=store) as memory:
         session = memory.session(ROOM)
         store.broken = True
@@ -255,7 +255,7 @@ async def test_a_store_that_fails_is_an_outage(sqlite_url: str, events: Recorded
     assert all("nobody" not in repr(event) for event in events.all)
 
 
-class Breaking(InMemoryStore):
+class FailingStore(InMemoryStore):
     """A store that fails on demand."""
 
     broken = False

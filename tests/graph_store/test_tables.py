@@ -160,7 +160,7 @@ async def test_a_writer_without_a_lock_is_detected(empty_url: str) -> None:
     """If another writer changes the metadata between read and write, the turn is retried."""
     conflicts: list[str] = []
     async with open_store(empty_url) as store:
-        items = Meddled(items_of(store), times=2)
+        items = ConflictingItems(items_of(store), times=2)
         transcripts = transcripts_of(items, conflicted=conflicts.append)
         await transcripts.append(turn(user("one")))
         receipt = await transcripts.append(turn(user("two")))
@@ -172,7 +172,7 @@ async def test_a_turn_that_still_conflicts_raises_row_locked(empty_url: str) -> 
     """After three retries the turn raises RowLocked, which makes it pending, and nothing is written."""
     conflicts: list[str] = []
     async with open_store(empty_url) as store:
-        transcripts = transcripts_of(Meddled(items_of(store), times=99), conflicted=conflicts.append)
+        transcripts = transcripts_of(ConflictingItems(items_of(store), times=99), conflicted=conflicts.append)
         await transcripts.append(turn(user("one")))
         with pytest.raises(ConversationChanged) as caught:
             await transcripts.append(turn(user("two")))
@@ -181,7 +181,7 @@ async def test_a_turn_that_still_conflicts_raises_row_locked(empty_url: str) -> 
         assert contents((await transcripts.newest("room:1", limit=5)).messages) == ["one"]
 
 
-class Meddled:
+class ConflictingItems:
     """Items whose metadata another writer changes after a read, a given number of times."""
 
     def __init__(self, items: Items, *, times: int) -> None:
@@ -196,16 +196,16 @@ class Meddled:
     async def writing(self, metadata: ItemKey) -> AsyncIterator[Writing]:
         """Lock a conversation; the writes may still conflict."""
         async with self._items.writing(metadata) as writing:
-            yield _MeddledWriting(writing, self, metadata)
+            yield _ConflictingWriting(writing, self, metadata)
 
-    def meddles(self) -> bool:
+    def conflicts_now(self) -> bool:
         """Return whether the next write conflicts."""
         self._times -= 1
         return self._times >= 0
 
 
-class _MeddledWriting:
-    def __init__(self, writing: Writing, items: Meddled, metadata: ItemKey) -> None:
+class _ConflictingWriting:
+    def __init__(self, writing: Writing, items: ConflictingItems, metadata: ItemKey) -> None:
         self._writing = writing
         self.keys = writing.keys
         self.remove = writing.remove
@@ -218,6 +218,6 @@ class _MeddledWriting:
 
     async def put(self, metadata: Value | None, others: Mapping[ItemKey, Value | None], *, version: int | None) -> None:
         """Write, or conflict by expecting another version than the one that was read."""
-        if version is not None and self._items.meddles():
+        if version is not None and self._items.conflicts_now():
             version -= 1
         await self._writing.put(metadata, others, version=version)

@@ -21,12 +21,12 @@ async def say(memory: Memory, clock: SettableClock, session_id: str, *days: floa
         clock.advance(pause * DAY)
 
 
-async def places(memory: Memory, session_id: str) -> list[int | None]:
+async def seqs(memory: Memory, session_id: str) -> list[int | None]:
     """Return the seq of each message of a session."""
     return [message.seq for message in await memory.session(session_id).tail(1000)]
 
 
-async def window_places(memory: Memory, session_id: str) -> list[int | None]:
+async def window_seqs(memory: Memory, session_id: str) -> list[int | None]:
     """Return the seq of each message in the window of a session."""
     window = await memory.session(session_id).window(None, None)
     return [message.seq for message in window.messages]

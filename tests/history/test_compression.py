@@ -183,7 +183,7 @@ async def test_summaries_over_the_limit_are_merged(memory: Memory, events: Recor
 
 
 async def test_a_merge_reads_the_original_summaries(memory: Memory) -> None:
-    """A merge reads the original summaries until they exceed the input limit, and then the merged text."""
+    """A merge reads the original summaries until they are too long, and then the merged text."""
     summarizer = WrittenDown()
     summarizer.answer = lambda asked: f"{asked.task} " + "much " * 90
     options = Compression(trigger=("messages", 20), keep=("messages", 6), max_summary_tokens=250)

@@ -93,10 +93,10 @@ async def test_a_damaged_session_is_deleted_by_its_owner(
 
 
 @pytest.mark.parametrize("note", [None, "text", {}, {"seq": "one"}, {"seq": -1}])
-async def test_a_damaged_id_item_is_replaced(
+async def test_a_damaged_id_item_is_ignored(
     shared_url: str, memory_options: MemoryOptions, events: RecordedEvents, note: Any
 ) -> None:
-    """A damaged id item is restored from the messages: repeats are detected, and nothing is stored twice."""
+    """The messages themselves have the id: a repeat is a duplicate, and nothing is stored twice."""
     async with opened(shared_url, memory_options, events) as memory:
         session = memory.session(WELL)
         await memory.session(ROOM).delete()

@@ -28,7 +28,7 @@ def says(place: str) -> Message:
     return Message(role="user", content=words, metadata={words: [words]}, original={"text": words})
 
 
-class Told:
+class Reports:
     """A collector of events, errors and log output as text."""
 
     def __init__(self, caplog: pytest.LogCaptureFixture) -> None:
@@ -55,19 +55,19 @@ class Told:
 
 
 @pytest.fixture
-def told(caplog: pytest.LogCaptureFixture) -> Told:
+def reports(caplog: pytest.LogCaptureFixture) -> Reports:
     """Return a collector, with every log at its lowest level."""
     caplog.set_level(logging.DEBUG)
-    return Told(caplog)
+    return Reports(caplog)
 
 
-async def test_no_words_are_reported(database_url: str, memory_options: MemoryOptions, told: Told) -> None:
-    async with open_memory(database_url, observers=[told, LogObserver()], options=memory_options) as memory:
-        await use_everything(memory, told)
-    assert _CANARY not in told.text
+async def test_no_words_are_reported(database_url: str, memory_options: MemoryOptions, reports: Reports) -> None:
+    async with open_memory(database_url, observers=[reports, LogObserver()], options=memory_options) as memory:
+        await use_everything(memory, reports)
+    assert _CANARY not in reports.text
 
 
-async def use_everything(memory: Memory, told: Told) -> None:
+async def use_everything(memory: Memory, reports: Reports) -> None:
     """Write, read, search and change, and make calls that are refused."""
     session = memory.session("telegram:1", user_id="u1")
     await session.append([replace(says("append"), id="m1"), says("append\x00")])
@@ -79,7 +79,7 @@ async def use_everything(memory: Memory, told: Told) -> None:
     assert [info async for info in memory.sessions(query=_CANARY)]
     await session.find(f"{_CANARY} id")
     stranger = memory.session("telegram:1", user_id="u2")
-    await told.attempt(stranger.append([says("stranger")]))
+    await reports.attempt(stranger.append([says("stranger")]))
     refused: list[Callable[[], object]] = [
         lambda: replace(says("bad"), metadata={_CANARY: float("nan")}),
         lambda: replace(says("bad"), original={1: _CANARY}),  # type: ignore[dict-item]
@@ -90,12 +90,12 @@ async def use_everything(memory: Memory, told: Told) -> None:
         lambda: Message(role="user", content="x", status=_CANARY),  # type: ignore[arg-type]
     ]
     for attempt in refused:
-        await told.attempt(asyncio.to_thread(attempt))
-    await prune_everything(memory, told)
+        await reports.attempt(asyncio.to_thread(attempt))
+    await prune_everything(memory, reports)
     await session.delete()
 
 
-async def prune_everything(memory: Memory, told: Told) -> None:
+async def prune_everything(memory: Memory, reports: Reports) -> None:
     """Archive and delete, and make calls that are refused."""
     await memory.search(_CANARY)
     for rules in (
@@ -104,38 +104,40 @@ async def prune_everything(memory: Memory, told: Told) -> None:
     ):
         assert repr([removal async for removal in memory.retention.plan(rules)]).count(_CANARY) == 0
         await memory.retention.prune(rules)
-    await told.attempt(memory.retention.prune(session_ids=[f"{_CANARY}\nin two lines"]))
-    await told.attempt(asyncio.to_thread(lambda: Retention.from_dict({_CANARY: {}})))
+    await reports.attempt(memory.retention.prune(session_ids=[f"{_CANARY}\nin two lines"]))
+    await reports.attempt(asyncio.to_thread(lambda: Retention.from_dict({_CANARY: {}})))
 
 
-async def test_no_words_are_reported_in_an_outage(tmp_path: Path, memory_options: MemoryOptions, told: Told) -> None:
+async def test_no_words_are_reported_in_an_outage(
+    tmp_path: Path, memory_options: MemoryOptions, reports: Reports
+) -> None:
     outage = Outage(tmp_path / "threadkeep.db")
     options = replace(memory_options, store=StoreOptions(lock_timeout_seconds=0.05))
     events = RecordedEvents()
-    async with open_memory(outage.url, observers=[told, events, LogObserver()], options=options) as memory:
+    async with open_memory(outage.url, observers=[reports, events, LogObserver()], options=options) as memory:
         await memory.session("room", user_id="u1").append([says("before")])
         async with outage():
-            await told.attempt(memory.session("room", user_id="u1").append([says("append")]))
+            await reports.attempt(memory.session("room", user_id="u1").append([says("append")]))
             await memory.session("room", user_id="u1").record([says("waits")])
             await memory.session("room", user_id="u2").record([says("stranger")])
             await memory.session("other").record([says("dropped")])
             assert _CANARY not in repr(memory.session("room", user_id="u1"))
             await memory.pending.drop(memory.pending.entries[-1].entry_id)
         await events.until(lambda: [entry.error for entry in memory.pending.entries] == ["WrongUser"])
-    assert _CANARY not in told.text
+    assert _CANARY not in reports.text
 
 
 async def test_no_words_are_reported_when_tables_are_damaged(
-    shared_url: str, memory_options: MemoryOptions, told: Told
+    shared_url: str, memory_options: MemoryOptions, reports: Reports
 ) -> None:
     """The errors of the database engine, which quote rows, are not reported."""
-    async with open_memory(shared_url, observers=[told, LogObserver()], options=memory_options) as memory:
+    async with open_memory(shared_url, observers=[reports, LogObserver()], options=memory_options) as memory:
         await memory.session("room").append([says("before")])
         await asyncio.to_thread(damage, shared_url)
         session = memory.session("room")
         for work in (session.append([says("append")]), session.tail(5), session.window(), memory.search(_CANARY)):
-            await told.attempt(work)
-    assert _CANARY not in told.text
+            await reports.attempt(work)
+    assert _CANARY not in reports.text
 
 
 def damage(url: str) -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.history.retaining import DAY, deleting, places, planned, say, window_places
+from tests.history.retaining import DAY, deleting, seqs, planned, say, window_seqs
 from threadkeep import Memory, Message, SessionNotFound
 from threadkeep.context.window import Exclusion
 from threadkeep.history.retention import Amount, PlannedRemoval, Pruned
@@ -18,11 +18,11 @@ async def test_messages_that_are_too_old_are_deleted(memory: Memory, clock: Sett
     await say(memory, clock, "a", 10, 10, 10, 10, 1)
     await say(memory, clock, "young", 1)
     assert await planned(memory, deleting(max_age_days=30)) == [PlannedRemoval("a", "delete", 1, 4, 4, 4 * 3)]
-    assert await places(memory, "a") == list(range(1, 11))
+    assert await seqs(memory, "a") == list(range(1, 11))
     done = await memory.retention.prune(deleting(max_age_days=30))
     assert done == Pruned(deleted=Amount(1, 4, 12))
-    assert await places(memory, "a") == [5, 6, 7, 8, 9, 10]
-    assert await places(memory, "young") == [1, 2]
+    assert await seqs(memory, "a") == [5, 6, 7, 8, 9, 10]
+    assert await seqs(memory, "young") == [1, 2]
     assert await memory.retention.prune(deleting(max_age_days=30)) == Pruned()
     assert (await memory.session("a").append([Message(role="user", content="next")])).first_seq == 11
 
@@ -31,7 +31,7 @@ async def test_only_the_newest_messages_stay_in_windows(memory: Memory, clock: S
     await say(memory, clock, "a", 1, 1, 1, 1, 1)
     rules = Retention(archive=RetentionLimits(max_messages=4))
     assert await memory.retention.prune(rules) == Pruned(archived=Amount(1, 6, 18))
-    assert await window_places(memory, "a") == [7, 8, 9, 10]
+    assert await window_seqs(memory, "a") == [7, 8, 9, 10]
     window = await memory.session("a").window()
     assert window.manifest.excluded == (Exclusion(1, 6, "archived"),)
     assert window.manifest.dropped == 0
@@ -50,7 +50,7 @@ async def test_an_idle_session_is_deleted_as_a_whole(memory: Memory, clock: Sett
     assert await memory.retention.prune(rules) == Pruned(deleted=Amount(1, 2, 6), whole_sessions=1)
     with pytest.raises(SessionNotFound):
         await memory.session("idle").info()
-    assert await places(memory, "busy") == [1, 2, 3, 4]
+    assert await seqs(memory, "busy") == [1, 2, 3, 4]
     assert (await memory.session("idle").append([Message(role="user", content="Me again")])).first_seq == 1
 
 
@@ -58,10 +58,10 @@ async def test_an_idle_session_can_be_archived_as_a_whole(memory: Memory, clock:
     await say(memory, clock, "idle", 40)
     rules = Retention(archive=RetentionLimits(max_idle_days=30))
     assert await memory.retention.prune(rules) == Pruned(archived=Amount(1, 2, 6))
-    assert await window_places(memory, "idle") == []
+    assert await window_seqs(memory, "idle") == []
     await say(memory, clock, "idle", 1)
-    assert await window_places(memory, "idle") == [3, 4]
-    assert await places(memory, "idle") == [1, 2, 3, 4]
+    assert await window_seqs(memory, "idle") == [3, 4]
+    assert await seqs(memory, "idle") == [1, 2, 3, 4]
 
 
 async def test_an_empty_session_is_deleted_when_it_is_idle(memory: Memory, clock: SettableClock) -> None:
@@ -88,8 +88,8 @@ async def test_deleted_messages_are_not_archived_too(memory: Memory, clock: Sett
     ]
     done = await memory.retention.prune(rules)
     assert done == Pruned(archived=Amount(1, 4, 12), deleted=Amount(1, 2, 6))
-    assert await places(memory, "a") == [3, 4, 5, 6, 7, 8, 9, 10]
-    assert await window_places(memory, "a") == [7, 8, 9, 10]
+    assert await seqs(memory, "a") == [3, 4, 5, 6, 7, 8, 9, 10]
+    assert await window_seqs(memory, "a") == [7, 8, 9, 10]
     assert done.to_dict() == {
         "archived": {"sessions": 1, "messages": 4, "tokens": 12},
         "deleted": {"sessions": 1, "messages": 2, "tokens": 6},
@@ -103,10 +103,10 @@ async def test_the_newest_question_stays_with_any_limit(memory: Memory, clock: S
     await say(memory, clock, "a", 1, 1)
     await memory.session("a").append([Message(role="assistant", content=f"step {n}") for n in range(30)])
     await memory.retention.prune(deleting(max_messages=10))
-    assert (await places(memory, "a"))[:2] == [3, 4]
+    assert (await seqs(memory, "a"))[:2] == [3, 4]
     await say(memory, clock, "a", 1)
     await memory.retention.prune(deleting(max_messages=1))
-    assert await places(memory, "a") == [35, 36]
+    assert await seqs(memory, "a") == [35, 36]
 
 
 async def test_the_limits_of_a_session_replace_the_rules(memory: Memory, clock: SettableClock) -> None:
@@ -118,10 +118,10 @@ async def test_the_limits_of_a_session_replace_the_rules(memory: Memory, clock: 
     assert await memory.retention.of("a") == Retention()
     assert await memory.retention.of("c") is None
     await memory.retention.prune(deleting(max_age_days=10))
-    assert [len(await places(memory, name)) for name in ("a", "b", "c")] == [4, 2, 0]
+    assert [len(await seqs(memory, name)) for name in ("a", "b", "c")] == [4, 2, 0]
     await memory.retention.change("a", None)
     await memory.retention.prune(deleting(max_age_days=10))
-    assert await places(memory, "a") == []
+    assert await seqs(memory, "a") == []
     with pytest.raises(SessionNotFound):
         await memory.retention.change("nobody", Retention())
     with pytest.raises(SessionNotFound):
@@ -136,7 +136,7 @@ async def test_the_limits_of_a_session_apply_without_rules(memory: Memory, clock
     await memory.retention.change("b", deleting(max_messages=2))
     assert await memory.retention.has_work()
     assert await memory.retention.prune() == Pruned(deleted=Amount(1, 2, 6))
-    assert await places(memory, "a") == [1, 2, 3, 4]
+    assert await seqs(memory, "a") == [1, 2, 3, 4]
 
 
 async def test_summaries_of_removed_messages_stay(memory: Memory, clock: SettableClock) -> None:
@@ -177,4 +177,4 @@ async def test_nothing_is_pruned_by_default(memory: Memory, clock: SettableClock
     await say(memory, clock, "a", 4000, 4000)
     assert await planned(memory) == []
     assert await memory.retention.prune() == Pruned()
-    assert await places(memory, "a") == [1, 2, 3, 4]
+    assert await seqs(memory, "a") == [1, 2, 3, 4]

@@ -37,7 +37,7 @@ type Turns = list[tuple[list[Role], float]]
 
 
 @dataclass(frozen=True)
-class Talk:
+class PlainSession:
     """A session as the test knows it: roles and times of its messages, and the seq of its reset."""
 
     name: str
@@ -69,9 +69,9 @@ class Talk:
         return border
 
 
-async def hold(memory: Memory, clock: SettableClock, turns: Turns, reset_after: int | None) -> Talk:
+async def append_turns(memory: Memory, clock: SettableClock, turns: Turns, reset_after: int | None) -> PlainSession:
     """Append the turns to a new session."""
-    talk = Talk(f"room:{next(_NUMBERS)}", [], [], 0)
+    talk = PlainSession(f"room:{next(_NUMBERS)}", [], [], 0)
     for number, (roles, pause) in enumerate(turns, start=1):
         messages = [Message(role=role, content=f"{role} says", tokens=3) for role in roles]
         await memory.session(talk.name).append(messages)
@@ -99,7 +99,7 @@ async def test_pruning_matches_the_plain_rules(
     max_messages: int | None,
 ) -> None:
     """The plan matches the removal; remaining messages keep their seq, and windows have only those."""
-    held = [await hold(memory, clock, turns, reset_after) for turns in talks]
+    held = [await append_turns(memory, clock, turns, reset_after) for turns in talks]
     names = [talk.name for talk in held]
     plan = [one async for one in memory.retention.plan(rules, session_ids=names)]
     done = await memory.retention.prune(rules, session_ids=names)
@@ -121,7 +121,7 @@ async def test_pruning_in_a_graph_store_matches_the_plain_rules(
 ) -> None:
     """Deletion does not depend on the chunks, and nothing is archived."""
     beside = await memory.namespace(GraphLayout(chunk_size=3), await memory.graph_store())
-    held = [await hold(beside, clock, turns, reset_after) for turns in talks]
+    held = [await append_turns(beside, clock, turns, reset_after) for turns in talks]
     names = [talk.name for talk in held]
     rules = Retention(archive=RetentionLimits(max_messages=1), delete=limits)
     plan = [one async for one in AllRetention(memory).plan(rules, session_ids=names)]
@@ -138,7 +138,7 @@ async def test_pruning_in_a_graph_store_matches_the_plain_rules(
         assert [one async for one in AllRetention(memory).plan(rules, session_ids=[talk.name])] == []
 
 
-async def check(memory: Memory, talk: Talk, deleted: int, archived: int, limits: Limits) -> None:
+async def check(memory: Memory, talk: PlainSession, deleted: int, archived: int, limits: Limits) -> None:
     """Check the seqs, counters and windows of the remaining messages."""
     session = memory.session(talk.name)
     left = await session.tail(1000)

@@ -8,7 +8,7 @@ from itertools import count
 
 import pytest
 
-from tests.history.retaining import deleting, places, say
+from tests.history.retaining import deleting, seqs, say
 from tests.limits import HANG_SECONDS
 from tests.recorded_events import RecordedEvents
 from threadkeep import Memory, MemoryOptions, Message, SessionNotFound, open_memory
@@ -23,9 +23,9 @@ async def test_a_round_can_be_of_some_sessions_or_of_one_user(memory: Memory, cl
         await say(memory, clock, name, 1, 1, user_id=user)
     rules = deleting(max_messages=2)
     await memory.retention.prune(rules, session_ids=["a"])
-    assert [len(await places(memory, name)) for name in ("a", "b", "c")] == [2, 4, 4]
+    assert [len(await seqs(memory, name)) for name in ("a", "b", "c")] == [2, 4, 4]
     await memory.retention.prune(rules, user_id="u1")
-    assert [len(await places(memory, name)) for name in ("a", "b", "c")] == [2, 2, 4]
+    assert [len(await seqs(memory, name)) for name in ("a", "b", "c")] == [2, 2, 4]
     with pytest.raises(SessionNotFound):
         await memory.retention.prune(rules, session_ids=["c"], user_id="u1")
     with pytest.raises(SessionNotFound):
@@ -75,10 +75,10 @@ async def test_an_interrupted_round_is_completed_by_the_next(memory: Memory) -> 
 
     with pytest.raises(KeyError):
         await memory.retention.prune(deleting(max_messages=1), report=stop)
-    assert await places(memory, "a") == list(range(201, 501))
+    assert await seqs(memory, "a") == list(range(201, 501))
     assert await memory.session("a").count() == 300
     assert await memory.retention.prune(deleting(max_messages=1)) == Pruned(deleted=Amount(1, 299, 299))
-    assert await places(memory, "a") == [500]
+    assert await seqs(memory, "a") == [500]
 
 
 @pytest.mark.usefixtures("quick_steps")
@@ -105,7 +105,7 @@ async def test_an_idle_session_with_a_pending_turn_stays(
     memory.pending.database_fails = True
     assert await memory.session("a").record([Message(role="user", content="Hello?", id="p:9")]) is None
     assert await memory.retention.prune(Retention(delete=RetentionLimits(max_idle_days=30))) == Pruned(busy=1)
-    assert await places(memory, "a") == [1, 2]
+    assert await seqs(memory, "a") == [1, 2]
 
 
 async def _nothing(*_: object) -> bool:
@@ -135,11 +135,11 @@ async def test_an_open_memory_prunes_on_a_schedule(
     ):
         await say(memory, clock, "a", 0, 0)
         async with asyncio.timeout(HANG_SECONDS):
-            while await places(memory, "a") != [3, 4]:
+            while await seqs(memory, "a") != [3, 4]:
                 clock.advance(1)
         await say(memory, clock, "a", 0)
         async with asyncio.timeout(HANG_SECONDS):
-            while await places(memory, "a") != [5, 6]:
+            while await seqs(memory, "a") != [5, 6]:
                 clock.advance(1)
     assert events.of(PruningFailed) == []
 
@@ -168,7 +168,7 @@ async def test_two_concurrent_rounds_delete_each_message_once(shared_url: str, m
         done = await asyncio.gather(*(memory.retention.prune(deleting(max_messages=10)) for memory in (one, other)))
         assert sum(each.deleted.messages for each in done) == 3 * 490
         for name in ("a", "b", "c"):
-            assert await places(other, name) == list(range(491, 501))
+            assert await seqs(other, name) == list(range(491, 501))
             assert await other.session(name).count() == 10
 
 
@@ -185,6 +185,6 @@ async def test_appends_work_while_a_session_is_pruned(shared_url: str, memory_op
 
         await asyncio.gather(memory.retention.prune(deleting(max_messages=10)), talk("a"), talk("b"))
         await memory.retention.prune(deleting(max_messages=10))
-        assert await places(memory, "a") == list(range(2071, 2081))
+        assert await seqs(memory, "a") == list(range(2071, 2081))
         assert await memory.session("a").count() == 10
-        assert await places(memory, "b") == list(range(71, 81))
+        assert await seqs(memory, "b") == list(range(71, 81))

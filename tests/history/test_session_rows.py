@@ -51,7 +51,7 @@ async def check_same(here: Memory, forgetful: Memory) -> None:
         assert await recalled(here, limits, profile, known) == await recalled(forgetful, limits, profile, known)
 
 
-class Elsewhere:
+class OtherProcess:
     """Changes to the session by another process."""
 
     def __init__(self, memory: Memory, random: Random) -> None:
@@ -120,7 +120,7 @@ class Elsewhere:
 async def test_cached_rows_are_never_stale(three: tuple[Memory, Memory, Memory], seed: int) -> None:
     here, there, forgetful = three
     random = Random(seed)
-    other = Elsewhere(there, random)
+    other = OtherProcess(there, random)
     rare = (other.reset, other.edit, other.erase, other.archive, other.forget_old, other.delete, other.take_back)
     acts: list[Callable[[], Awaitable[None]]] = [other.say, other.say, other.say, *rare, other.move_anchor]
     await other.say()

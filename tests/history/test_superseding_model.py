@@ -37,7 +37,7 @@ _NUMBERS = count()
 
 
 @dataclass
-class Said:
+class PlainMessage:
     """A message as the test knows it; `superseded` is the step at which it was superseded."""
 
     id: str
@@ -48,37 +48,37 @@ class Said:
 
 
 @dataclass
-class Plain:
+class PlainSession:
     """A session as lists."""
 
-    said: list[Said] = field(default_factory=list)
+    said: list[PlainMessage] = field(default_factory=list)
     reset_seq: int = 0
     step: int = 0
 
     @property
-    def active(self) -> list[Said]:
+    def active(self) -> list[PlainMessage]:
         """Return the messages that are not superseded."""
         return [one for one in self.said if one.superseded is None]
 
     def append(self, ids: list[str], roles: list[Role]) -> None:
         """Add messages."""
         for message_id, role in zip(ids, roles, strict=True):
-            self.said.append(Said(message_id, role, len(self.said) + 1))
+            self.said.append(PlainMessage(message_id, role, len(self.said) + 1))
 
-    def supersede(self, gone: list[Said], by: str | None = None) -> None:
+    def supersede(self, gone: list[PlainMessage], by: str | None = None) -> None:
         """Supersede the messages; `by` replaces the first of them."""
         self.step += 1
         for place, one in enumerate(gone):
             one.superseded, one.by = self.step, by if place == 0 else None
 
-    def branched(self, at: int) -> Plain:
+    def branched(self, at: int) -> PlainSession:
         """Return the session as it was while the message with this seq was active."""
         until = self.said[at - 1].superseded
         kept = [
             one for one in self.said[:at] if one.superseded is None or (until is not None and one.superseded >= until)
         ]
-        said = [Said(one.id, one.role, place) for place, one in enumerate(kept, start=1)]
-        return Plain(said, sum(one.seq <= self.reset_seq for one in kept))
+        said = [PlainMessage(one.id, one.role, place) for place, one in enumerate(kept, start=1)]
+        return PlainSession(said, sum(one.seq <= self.reset_seq for one in kept))
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ async def graph_memory(database_url: str, memory_options: MemoryOptions) -> Asyn
         yield opened
 
 
-async def check(session: Session, plain: Plain) -> None:
+async def check(session: Session, plain: PlainSession) -> None:
     """Compare everything that can be read of a session."""
     active = plain.active
     assert [(m.id, m.seq) for m in await session.tail(99)] == [(one.id, one.seq) for one in active]
@@ -117,13 +117,13 @@ async def check(session: Session, plain: Plain) -> None:
     assert [message.id for message in window.messages] == [one.id for one in spoken]
     superseded = {one.seq for one in plain.said if one.superseded is not None and one.seq > plain.reset_seq}
     named = [gap for gap in window.manifest.excluded if gap.reason == "superseded"]
-    assert {seq for gap in named for seq in _places(gap)} == superseded
+    assert {seq for gap in named for seq in _seqs(gap)} == superseded
     assert await session.superseded() == _ranges([one.seq for one in plain.said if one.superseded is not None])
     few = await session.window(2, None)
     assert {message.id for message in few.messages} <= {one.id for one in spoken}
 
 
-async def check_summaries(memory: Memory, session: Session, plain: Plain) -> None:
+async def check_summaries(memory: Memory, session: Session, plain: PlainSession) -> None:
     """Check that active summaries are contiguous, and that each has exactly its active messages."""
     counting = await memory.summaries.active(session.session_id)
     last = plain.reset_seq
@@ -138,7 +138,7 @@ async def run(
     memory: Memory, session: Session, steps: list[tuple[Kind, object]], clock: SettableClock, summarises: bool
 ) -> None:
     """Execute the steps, and compare after each."""
-    plain = Plain()
+    plain = PlainSession()
     for kind, value in steps:
         clock.advance(1)
         await _STEP[kind](memory, session, plain, value, summarises)
@@ -147,14 +147,14 @@ async def run(
             await check_summaries(memory, session, plain)
 
 
-async def _say(_: Memory, session: Session, plain: Plain, roles: object, __: bool) -> None:
+async def _say(_: Memory, session: Session, plain: PlainSession, roles: object, __: bool) -> None:
     assert isinstance(roles, list)
     ids = [f"{role}-{next(_NUMBERS)}" for role in roles]
     await session.append([Message(role, one, one) for one, role in zip(ids, roles, strict=True)])
     plain.append(ids, roles)
 
 
-async def _take_back(_: Memory, session: Session, plain: Plain, n: object, __: bool) -> None:
+async def _take_back(_: Memory, session: Session, plain: PlainSession, n: object, __: bool) -> None:
     assert isinstance(n, int)
     gone = plain.active[-n:]
     assert [message.id for message in await session.take_back(n)] == [one.id for one in gone]
@@ -162,7 +162,7 @@ async def _take_back(_: Memory, session: Session, plain: Plain, n: object, __: b
         plain.supersede(gone)
 
 
-async def _edit(_: Memory, session: Session, plain: Plain, which: object, __: bool) -> None:
+async def _edit(_: Memory, session: Session, plain: PlainSession, which: object, __: bool) -> None:
     assert isinstance(which, int)
     if not plain.active:
         return
@@ -174,7 +174,7 @@ async def _edit(_: Memory, session: Session, plain: Plain, which: object, __: bo
     plain.append([new_id], [old.role])
 
 
-async def _regenerate(_: Memory, session: Session, plain: Plain, __: object, ___: bool) -> None:
+async def _regenerate(_: Memory, session: Session, plain: PlainSession, __: object, ___: bool) -> None:
     users = [one for one in plain.active if one.role == "user"]
     if not users:
         try:
@@ -187,12 +187,12 @@ async def _regenerate(_: Memory, session: Session, plain: Plain, __: object, ___
         plain.supersede(gone)
 
 
-async def _reset(_: Memory, session: Session, plain: Plain, __: object, ___: bool) -> None:
+async def _reset(_: Memory, session: Session, plain: PlainSession, __: object, ___: bool) -> None:
     await session.reset()
     plain.reset_seq = len(plain.said)
 
 
-async def _summarise(memory: Memory, session: Session, plain: Plain, length: object, summarises: bool) -> None:
+async def _summarise(memory: Memory, session: Session, plain: PlainSession, length: object, summarises: bool) -> None:
     """Add a summary of the next messages, or merge all summaries."""
     assert isinstance(length, int)
     if not (summarises and plain.said):
@@ -211,7 +211,7 @@ async def _summarise(memory: Memory, session: Session, plain: Plain, length: obj
         assert await memory.summaries.add(one, last_id=covered[-1].id, revision=(await session.info()).revision)
 
 
-async def _branch(memory: Memory, session: Session, plain: Plain, which: object, summarises: bool) -> None:
+async def _branch(memory: Memory, session: Session, plain: PlainSession, which: object, summarises: bool) -> None:
     assert isinstance(which, int)
     if not plain.said:
         return
@@ -226,7 +226,7 @@ async def _branch(memory: Memory, session: Session, plain: Plain, which: object,
     await branch.append([Message("user", "more")])
 
 
-type Step = Callable[[Memory, Session, Plain, object, bool], Awaitable[None]]
+type Step = Callable[[Memory, Session, PlainSession, object, bool], Awaitable[None]]
 
 _STEP: dict[str, Step] = {
     "say": _say,
@@ -239,7 +239,7 @@ _STEP: dict[str, Step] = {
 }
 
 
-def _places(gap: Exclusion) -> range:
+def _seqs(gap: Exclusion) -> range:
     return range(gap.first_seq, gap.last_seq + 1)
 
 

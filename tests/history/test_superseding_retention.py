@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.history.retaining import DAY, deleting, places, planned, window_places
+from tests.history.retaining import DAY, deleting, seqs, planned, window_seqs
 from threadkeep import Memory, MemoryOptions, Message, open_memory
 from threadkeep.graph_store.layout import GraphLayout
 from threadkeep.history.retention import Amount, PlannedRemoval, Pruned
@@ -31,14 +31,14 @@ async def test_the_limit_counts_active_messages(keeper: Memory) -> None:
     await _say(keeper, *range(1, 11))
     await session.edit("m7", "new", new_id="m7b")
     await _say(keeper, 12)
-    assert await places(keeper, "room") == [1, 2, 3, 4, 5, 6, 11, 12]
+    assert await seqs(keeper, "room") == [1, 2, 3, 4, 5, 6, 11, 12]
     assert await planned(keeper, deleting(max_messages=4)) == [PlannedRemoval("room", "delete", 1, 4, 4, 12)]
     assert await keeper.retention.prune(deleting(max_messages=4)) == Pruned(deleted=Amount(1, 4, 12))
-    assert await places(keeper, "room") == [5, 6, 11, 12]
+    assert await seqs(keeper, "room") == [5, 6, 11, 12]
     assert await session.count() == 4
     assert await session.count(view="history") == 8
     assert await keeper.retention.prune(deleting(max_messages=2)) == Pruned(deleted=Amount(1, 6, 18))
-    assert await places(keeper, "room") == [11, 12]
+    assert await seqs(keeper, "room") == [11, 12]
     assert (await session.count(), await session.count(view="history")) == (2, 2)
     assert (await session.info()).title == "new"
     assert await planned(keeper, deleting(max_messages=2)) == []
@@ -49,7 +49,7 @@ async def test_nothing_is_deleted_below_the_limit_of_active_messages(keeper: Mem
     await keeper.session("room").take_back(5)
     assert await planned(keeper, deleting(max_messages=3)) == []
     assert await keeper.retention.prune(deleting(max_messages=3)) == Pruned()
-    assert await places(keeper, "room") == [1, 2, 3]
+    assert await seqs(keeper, "room") == [1, 2, 3]
 
 
 async def test_messages_superseded_while_they_are_deleted_are_counted_once(
@@ -100,10 +100,10 @@ async def test_the_archive_limit_counts_active_messages(memory: Memory) -> None:
     await session.edit("m6", "new", new_id="m6b")
     rules = Retention(archive=RetentionLimits(max_messages=3))
     assert await memory.retention.prune(rules) == Pruned(archived=Amount(1, 3, 9))
-    assert await window_places(memory, "room") == [4, 5, 9]
+    assert await window_seqs(memory, "room") == [4, 5, 9]
     assert await session.count() == 6
     await session.edit("m2", "newer", new_id="m2b")
-    assert await window_places(memory, "room") == [10]
+    assert await window_seqs(memory, "room") == [10]
     assert await session.count() == 2
 
 

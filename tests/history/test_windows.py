@@ -35,7 +35,7 @@ def dialogue(count: int) -> list[Message]:
     return [(user if number % 2 else assistant)(f"message {number}") for number in range(1, count + 1)]
 
 
-def places(window: Window) -> list[int | None]:
+def seqs(window: Window) -> list[int | None]:
     """Return the seq of each message of a window."""
     return [message.seq for message in window.messages]
 
@@ -56,7 +56,7 @@ async def test_ten_long_messages_by_four_characters_a_token(memory: Memory) -> N
     session = memory.session("room")
     await session.append([user(f"This is message {number}. " * 50) for number in range(1, 11)])
     window = await session.window(max_messages=20, max_tokens=500, counter="chars4")
-    assert places(window) == [9, 10]
+    assert seqs(window) == [9, 10]
     assert window.tokens == 487
     assert window.manifest.counter == "chars4"
 
@@ -65,7 +65,7 @@ async def test_a_window_ends_at_the_first_message_that_does_not_fit(memory: Memo
     session = memory.session("room")
     await session.append([user("small", 1), user("old", 200), assistant("middle", 150), user("new", 180)])
     window = await session.window(max_tokens=500)
-    assert places(window) == [3, 4]
+    assert seqs(window) == [3, 4]
     assert window.tokens == 330
 
 
@@ -77,7 +77,7 @@ async def test_messages_that_take_exactly_the_budget_fit(memory: Memory, max_tok
     session = memory.session("room")
     await session.append([user("old", 200), assistant("middle", 150), user("new", 180)])
     window = await session.window(max_tokens=max_tokens)
-    assert (places(window), window.manifest.cuts) == (expected, ())
+    assert (seqs(window), window.manifest.cuts) == (expected, ())
 
 
 @pytest.mark.parametrize(("max_messages", "max_tokens"), [(0, 4000), (20, 0), (0, 0), (0, None)])
@@ -93,7 +93,7 @@ async def test_a_window_without_limits_has_all_messages(memory: Memory) -> None:
     session = memory.session("room")
     await session.append(dialogue(450))
     window = await session.window(max_messages=None, max_tokens=None)
-    assert places(window) == list(range(1, 451))
+    assert seqs(window) == list(range(1, 451))
     assert window.manifest.excluded == ()
 
 
@@ -138,7 +138,7 @@ async def test_windows_start_after_the_last_reset(memory: Memory) -> None:
     assert nothing.manifest.dropped == 0
     await session.append(dialogue(2))
     window = await session.window()
-    assert places(window) == [7, 8]
+    assert seqs(window) == [7, 8]
     assert window.manifest.excluded == (Exclusion(1, 6, "reset"),)
     assert await session.count() == 8
 
@@ -149,7 +149,7 @@ async def test_thirty_assistant_messages_after_the_last_user_message(memory: Mem
     await session.append([user("old question"), assistant("old answer"), user("the question")])
     await session.append([assistant(f"step {number}") for number in range(1, 31)])
     window = await session.window(max_messages=20, max_tokens=None)
-    assert places(window) == [3, *range(15, 34)]
+    assert seqs(window) == [3, *range(15, 34)]
     assert window.messages[0].content == "the question"
     assert window.manifest.excluded == (Exclusion(1, 2, "over_limit"), Exclusion(4, 14, "over_limit"))
 

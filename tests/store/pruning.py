@@ -48,7 +48,7 @@ class Database:
         assert info is not None
         return info
 
-    async def places(self, session: str = ROOM) -> list[int | None]:
+    async def seqs(self, session: str = ROOM) -> list[int | None]:
         """Return the seq of each message of the session."""
         return [message.seq for message in (await self.transcripts.newest(session, limit=1000)).messages]
 

@@ -66,7 +66,7 @@ async def lengths(texts: Sequence[str]) -> list[list[float]]:
 
 
 async def test_a_store_with_an_index_searches_by_meaning(empty_postgres_url: str) -> None:
-    """The closest item comes first; an item without an index has no score."""
+    """The closest item comes first, and each indexed item has a score."""
     index: IndexConfig = {"dims": 2, "embed": lengths, "fields": ["text"]}
     async with create_graph_store(settings_of(empty_postgres_url), index=index) as store:
         for word in ("a", "abcde", "abcdefghij"):

@@ -104,7 +104,7 @@ async def services(url: str, folder: Path, count: int) -> AsyncIterator[list[Mem
 
 
 async def test_services_write_read_and_search_one_session(pooled_url: str, tmp_path: Path) -> None:
-    """Prepared statements are used; each turn is stored once, in order, with times in UTC."""
+    """Statements are repeated until they are prepared; each turn is stored once, in order, with times in UTC."""
     async with services(pooled_url, tmp_path, 3) as memories:
 
         async def say(memory: Memory, name: int) -> None:

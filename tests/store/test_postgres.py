@@ -79,7 +79,7 @@ async def test_a_connection_that_breaks_in_a_transaction_stores_the_turn_once(
     async with await psycopg.AsyncConnection.connect(postgres_url) as other:
         await other.execute("SELECT 1 FROM chat_sessions FOR UPDATE")
         appending = asyncio.ensure_future(session.append([*says("second"), *says("third")]))
-        await until_somebody_waits(other)
+        await until_a_lock_is_waited_for(other)
         await end_connections(postgres_url, only="wait_event_type = 'Lock'")
         await other.rollback()
     receipt = await appending
@@ -283,7 +283,7 @@ async def test_the_wait_for_a_migration_has_no_lock_timeout(
         opening = asyncio.ensure_future(_open_and_write(empty_postgres_url, _hasty(memory_options)))
         for _ in range(3):
             await other.execute("SELECT pg_sleep(0.2)")
-        await until_somebody_waits(other)
+        await until_a_lock_is_waited_for(other)
         await other.execute("SELECT pg_advisory_unlock(7310865112)")
         await opening
 
@@ -309,7 +309,7 @@ async def end_connections(url: str, only: str = "TRUE") -> None:
                 pass
 
 
-async def until_somebody_waits(connection: psycopg.AsyncConnection[tuple[object, ...]]) -> None:
+async def until_a_lock_is_waited_for(connection: psycopg.AsyncConnection[tuple[object, ...]]) -> None:
     """Wait until a statement of another connection waits for a lock."""
     waiting = (
         "SELECT pg_stat_clear_snapshot(), count(*) FROM pg_stat_activity "

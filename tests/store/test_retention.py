@@ -27,7 +27,7 @@ async def database(database_url: str, clock: SettableClock) -> AsyncIterator[Dat
 async def test_the_remaining_messages_keep_their_seq(database: Database) -> None:
     await database.say(10)
     assert await database.take("delete", 4) == [Removed(4, 4, 1 + 2 + 3 + 4)]
-    assert await database.places() == [5, 6, 7, 8, 9, 10]
+    assert await database.seqs() == [5, 6, 7, 8, 9, 10]
     info = await database.info()
     assert (info.message_count, info.last_seq, info.deleted_seq, info.archived_seq) == (6, 10, 4, 4)
     page = await database.transcripts.newest(ROOM, limit=6)
@@ -43,7 +43,7 @@ async def test_archived_messages_leave_windows_and_search_but_can_be_read(databa
     await database.say(10)
     assert await database.found("canary") == list(range(1, 11))
     assert await database.take("archive", 4) == [Removed(4, 4, 10)]
-    assert await database.places() == list(range(1, 11))
+    assert await database.seqs() == list(range(1, 11))
     recent = await database.transcripts.recent(ROOM, limit=100)
     assert [m.seq for m in recent.messages] == [10, 9, 8, 7, 6, 5]
     assert (recent.archived_seq, recent.deleted_seq) == (4, 0)
@@ -61,7 +61,7 @@ async def test_a_step_is_bounded(database: Database) -> None:
         await database.transcripts.append(Turn(ROOM, tuple(message(n) for n in range(start, start + 250))))
     steps = await database.take("delete", 990)
     assert [step.messages for step in steps] == [200, 200, 200, 200, 190]
-    assert await database.places() == list(range(991, 1001))
+    assert await database.seqs() == list(range(991, 1001))
     few = await database.retention.step(Removal(ROOM, "archive", 990, 1000), messages=3)
     assert few == Removed(993, 3, 991 + 992 + 993)
     long = [replace(message(n), content="x" * 60_000) for n in range(1001, 1005)]

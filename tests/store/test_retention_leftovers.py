@@ -79,7 +79,7 @@ async def test_a_deleted_message_that_is_sent_again_is_a_duplicate(database: Dat
     assert (half.duplicates, half.first_seq, half.deleted) == (("p:2",), 5, ("p:2",))
     there = await database.transcripts.append(Turn(ROOM, (message(3),)))
     assert (there.duplicates, there.deleted) == (("p:3",), ())
-    assert await database.places() == [3, 4, 5]
+    assert await database.seqs() == [3, 4, 5]
     other = await database.transcripts.append(Turn("room:2", (message(1),)))
     assert other.duplicates == ()
     database.clock.advance(REDELIVERY.total_seconds())

@@ -271,7 +271,7 @@ def test_four_processes_on_one_session_take_turns(shared_url: str) -> None:
     """Each process adds runs and begins the next one; the transcript has whole turns in order of arrival."""
     asyncio.run(prepared(shared_url))
     run_together(take_turns, [(shared_url, number) for number in range(_PROCESSES)])
-    runs, words = asyncio.run(what_was_said(shared_url))
+    runs, words = asyncio.run(runs_and_transcript(shared_url))
     assert len(runs) == _PROCESSES * _RUNS_EACH
     assert {run.status for run in runs} == {"done"}
     in_order = sorted(runs, key=lambda run: run.arrival or 0)
@@ -310,7 +310,7 @@ async def execute_next(memory: Memory, owner: str) -> bool:
     return await memory.runs.finish(run_id, owner, "done")
 
 
-async def what_was_said(url: str) -> tuple[list[Run], list[str]]:
+async def runs_and_transcript(url: str) -> tuple[list[Run], list[str]]:
     """Return all runs of the session, and its transcript."""
     async with open_memory(url, options=MemoryOptions(background=False)) as memory:
         runs, _ = await memory.runs.records.runs(in_room())

@@ -19,7 +19,7 @@ type Opening = Callable[..., AbstractAsyncContextManager[Memory]]
 
 
 @pytest.fixture(autouse=True)
-def looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def single_check(monkeypatch: pytest.MonkeyPatch) -> None:
     """Check deleted groups once instead of for 5 s: the fake server deletes at once."""
     monkeypatch.setattr("threadkeep.knowledge.graphiti.maintenance._GONE_SECONDS", 0)
 

@@ -94,7 +94,7 @@ async def test_mode_9_the_pause_that_a_refusing_proxy_asks_for_is_kept(
 async def test_mode_10_accepted_messages_do_not_restore_a_deleted_group(
     opening: Opening, graphiti: FakeGraphiti, clock: SettableClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A purge waits for accepted messages, deletes the group, and checks episodes and search."""
+    """A purge also deletes messages that the server has accepted before, and none is stored after it."""
     monkeypatch.setattr("threadkeep.knowledge.graphiti.maintenance._LOOK_SECONDS", 0.01)
     graphiti.backend = "neo4j"
     graphiti.auto = False
