@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.history.retaining import DAY, deleting, seqs, planned, say, window_seqs
+from tests.history.retaining import DAY, deleting, planned, say, seqs, window_seqs
 from threadkeep import Memory, Message, SessionNotFound
 from threadkeep.context.window import Exclusion
 from threadkeep.history.retention import Amount, PlannedRemoval, Pruned

@@ -8,7 +8,7 @@ from itertools import count
 
 import pytest
 
-from tests.history.retaining import deleting, seqs, say
+from tests.history.retaining import deleting, say, seqs
 from tests.limits import HANG_SECONDS
 from tests.recorded_events import RecordedEvents
 from threadkeep import Memory, MemoryOptions, Message, SessionNotFound, open_memory

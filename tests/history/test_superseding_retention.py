@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.history.retaining import DAY, deleting, seqs, planned, window_seqs
+from tests.history.retaining import DAY, deleting, planned, seqs, window_seqs
 from threadkeep import Memory, MemoryOptions, Message, open_memory
 from threadkeep.graph_store.layout import GraphLayout
 from threadkeep.history.retention import Amount, PlannedRemoval, Pruned
