@@ -1,4 +1,4 @@
-"""The workflows of the chaos runs: they take a little time and record their actions."""
+"""The workflows of the chaos runs, which take a short time and record their actions."""
 
 from __future__ import annotations
 

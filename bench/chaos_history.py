@@ -65,7 +65,7 @@ class Said:
 
 @dataclass(frozen=True)
 class History:
-    """The state after a soak: what callers know, the notes, the runs and the messages."""
+    """The state after a soak: the records of callers, the notes, the runs and the messages."""
 
     told: Told
     notes: Sequence[Note]

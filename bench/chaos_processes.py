@@ -118,7 +118,7 @@ class Worker:
 
     @property
     def pid(self) -> int:
-        """The process's id."""
+        """The id of the process."""
         assert self._process.pid is not None
         return self._process.pid
 

@@ -47,7 +47,7 @@ class Accepted:
 
 @dataclass
 class Told:
-    """What callers know: the accepted messages, and the responses that cannot be right (`faults`)."""
+    """The messages that processes accepted, and the responses that cannot be right (`faults`), as callers saw them."""
 
     accepted: list[Accepted] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)

@@ -33,7 +33,7 @@ class Storm:
 
 @dataclass(frozen=True)
 class Weather:
-    """All storms of a part, and what callers know."""
+    """All storms of a part, and the messages of callers."""
 
     told: Told
     storms: list[Storm] = field(default_factory=list)

@@ -24,7 +24,7 @@ class TurnTexts(NamedTuple):
 
 
 class Conversation(Protocol):
-    """One session of a contender."""
+    """A session of a contender."""
 
     async def append(self, turn: TurnTexts) -> None:
         """Store a turn of two messages; durable when this returns."""

@@ -47,7 +47,7 @@ _QUESTION_WORDS = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One question: the signals of its candidate turns, their costs, and which of them contain the answer."""
+    """A question: the signals of its candidate turns, their costs, and which of them contain the answer."""
 
     signals: Floats
     costs: Floats

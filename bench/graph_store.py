@@ -36,7 +36,7 @@ _STORED = 100
 
 
 class Room(Protocol):
-    """One conversation of a contender."""
+    """A conversation of a contender."""
 
     async def append(self, turn: TurnTexts) -> None:
         """Store a turn of two messages."""

@@ -19,7 +19,7 @@ _ROUNDS_BETWEEN_NEWS = 20
 
 @dataclass
 class Track:
-    """One contender at one session length: the times of its operation so far, in milliseconds."""
+    """A contender at a session length, with the times of its operation so far, in milliseconds."""
 
     lane: Lane
     stored: int

@@ -1,4 +1,4 @@
-"""How much is measured: sizes, rounds and time limits."""
+"""The amount of work of a run: sizes, rounds and time limits."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ async def _enqueue(desk: RunDesk, text: str) -> str:
 
 
 async def _worker(url: str, stack: AsyncExitStack) -> asyncio.subprocess.Process:
-    """Start a process that has imported everything and takes runs when it is told to; it ends with the block."""
+    """Start a process that has imported everything and executes runs on a command; it ends with the block."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "bench.run_worker",
         stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, cwd=_ROOT,

@@ -53,7 +53,7 @@ class Errors:
 
 @dataclass(frozen=True)
 class Row:
-    """One language or kind of content."""
+    """A row of the table: a language or a kind of content."""
 
     title: str
     samples: int

@@ -143,7 +143,7 @@ class DatabaseProxy:
         self._committed = text
 
     def set(self, state: ProxyState) -> None:
-        """Change how bytes are passed on."""
+        """Set how the proxy forwards bytes."""
         self._state = state
         if state == "stalled":
             self._open.clear()
@@ -154,7 +154,7 @@ class DatabaseProxy:
                 writer.transport.abort()
 
     async def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Pass the bytes of a connection on, both ways."""
+        """Forward the bytes of a connection in both directions."""
         if self._state == "cut":
             writer.transport.abort()
             return
@@ -247,7 +247,7 @@ class Outages:
                 task.cancel()
 
     async def watch(self, service: Service) -> None:
-        """Record each period in which turns of a service are pending, for any reason, also a busy machine.
+        """Record each period in which turns of a service are pending, for any reason (such as a busy machine).
 
         A period that has not ended when the task is cancelled ends then.
         """
