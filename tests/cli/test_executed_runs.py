@@ -19,7 +19,7 @@ from threadkeep.runs.views import RunBody
 pytestmark = pytest.mark.slow
 
 _POLL_SECONDS = 0.05
-# Long enough for a busy machine, and shorter than the lease of a run without a worker.
+# Long enough for a busy machine. A run that no worker is notified of waits longer.
 _AT_ONCE_SECONDS = 50.0
 
 FLOW = """\
