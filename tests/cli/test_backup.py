@@ -245,6 +245,15 @@ def test_a_missing_pg_dump_is_named(any_cli: CommandLine, monkeypatch: pytest.Mo
         assert list(any_cli.folder.glob("copy*")) == []
 
 
+def test_a_pg_dump_that_is_too_old_is_named_with_the_cure(postgres_cli: CommandLine) -> None:
+    tool = postgres_cli.folder / "pg_dump"
+    tool.write_text("#!/bin/sh\necho 'pg_dump: error: aborting because of server version mismatch' >&2\nexit 1\n")
+    tool.chmod(0o700)
+    postgres_cli.set(PATH=f"{postgres_cli.folder}:{os.environ['PATH']}")
+    outcome = postgres_cli("backup", str(postgres_cli.folder / "copy"))
+    assert (outcome.exit_code, "client tools in the server's version" in outcome.err) == (1, True)
+
+
 @pytest.mark.parametrize("command", ["backup", "restore"])
 def test_ctrl_c_stops_a_backup_or_a_restore(cli: CommandLine, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
     cli.store("room", "hi", "hello")

@@ -26,6 +26,7 @@ _DAMAGED = (11, 26)
 _PAGES = 2048
 _BUSY_SECONDS = 10.0
 _TABLES = "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = 'threadkeep_migrations'"
+_TOOLS = "install PostgreSQL's client tools in the server's version"
 _NOT_INTACT = "The file is not an intact copy of a Threadkeep database; name a file that `threadkeep backup` wrote."
 _OTHER_KEY = (
     "The file is encrypted with another key, or is not an intact copy of a Threadkeep database; "
@@ -175,16 +176,15 @@ def restore_postgres(source: Path, dsn: str, *, replace: bool) -> None:
 def _run(command: Sequence[str], dsn: str = "") -> str:
     """Run a PostgreSQL tool, and return its output. The password is passed in the environment, not as an argument."""
     if which(command[0]) is None:
-        raise StoreUnavailable(
-            f"There is no {command[0]} on this machine; install PostgreSQL's client tools in the server's version."
-        )
+        raise StoreUnavailable(f"There is no {command[0]} on this machine; {_TOOLS}.")
     done = subprocess.run(  # noqa: S603 - a command of this module, without a shell
         command, env={**os.environ, **_environment(dsn)}, capture_output=True, text=True, check=False
     )
     if done.returncode:
         # The first line of stderr names the problem; later lines may quote rows.
         reason = done.stderr.strip().partition("\n")[0]
-        raise StoreUnavailable(f"{command[0]} failed ({reason}); nothing was changed.")
+        cure = f" Its version is too old; {_TOOLS}." if "version" in reason else ""
+        raise StoreUnavailable(f"{command[0]} failed ({reason}); nothing was changed.{cure}")
     return done.stdout
 
 
