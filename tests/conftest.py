@@ -24,7 +24,7 @@ from hypothesis.database import DirectoryBasedExampleDatabase
 
 from tests.limits import HANG_SECONDS
 from tests.memory_folder import memory_folder
-from tests.memory_schema import copying_schema
+from tests.memory_schema import open_prepared, schema_templates
 from tests.recorded_events import RecordedEvents
 from threadkeep import Memory, MemoryOptions, open_memory, open_memory_sync
 from threadkeep.history.pending import PendingOptions
@@ -128,10 +128,10 @@ def long_timeouts() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def schema_created_once() -> Iterator[None]:
-    """Create the schema of databases in memory once and not in every test."""
-    with pytest.MonkeyPatch.context() as patch, copying_schema() as open_database:
-        patch.setattr("threadkeep.history.opening.open_database", open_database)
+def schema_created_once(sqlite_template: Path) -> Iterator[None]:
+    """Create the schema of SQLite databases by the migrations once, and in every test by a copy."""
+    with pytest.MonkeyPatch.context() as patch, schema_templates(sqlite_template):
+        patch.setattr("threadkeep.history.opening.open_database", open_prepared)
         yield
 
 

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 
 import psycopg
 
+from tests.memory_schema import open_prepared
 from threadkeep.store.address import parse_address
 from threadkeep.store.driver import Driver, StoreOptions
 from threadkeep.store.migrations import migrate
@@ -34,7 +35,7 @@ async def driver_of(url: str) -> AsyncIterator[Driver]:
 @asynccontextmanager
 async def migrated_driver(url: str) -> AsyncIterator[Driver]:
     """Open a driver over a database with Threadkeep's schema."""
-    async with driver_of(url) as driver:
+    async with open_prepared(parse_address(url), StoreOptions()) as driver:
         await migrate(driver, datetime(2026, 1, 1, tzinfo=UTC))
         yield driver
 

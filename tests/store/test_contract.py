@@ -8,12 +8,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from tests.databases import migrated_driver
 from threadkeep.context.tokens import estimate
-from threadkeep.store.address import parse_address
-from threadkeep.store.driver import Driver, StoreOptions
-from threadkeep.store.migrations import migrate
-from threadkeep.store.postgres import PostgresDriver
-from threadkeep.store.sqlite import SqliteDriver
 from threadkeep.store.tables import TableTranscripts
 from threadkeep.store.transcripts import Transcripts
 from threadkeep.testing import TranscriptContract
@@ -27,15 +23,10 @@ class TableContract(TranscriptContract):
     @asynccontextmanager
     async def open_transcripts(self) -> AsyncIterator[Transcripts]:
         """Open transcripts in a new database, and close them as an application does."""
-        driver = await _open_driver(self.url)
-        clock = moving_clock()
-        try:
-            await migrate(driver, clock())
-            transcripts = TableTranscripts(driver, count=estimate, clock=clock)
+        async with migrated_driver(self.url) as driver:
+            transcripts = TableTranscripts(driver, count=estimate, clock=moving_clock())
             yield transcripts
             await transcripts.close()
-        finally:
-            await driver.close()
 
 
 class TestSqliteFile(TableContract):
@@ -70,13 +61,6 @@ class TestPartitionedPostgres(TableContract):
     def database(self, partitioned_url: str) -> None:
         """Set the URL of a new partitioned database."""
         self.url = partitioned_url
-
-
-async def _open_driver(url: str) -> Driver:
-    address = parse_address(url)
-    if address.dsn is not None:
-        return await PostgresDriver.open(address.dsn, StoreOptions())
-    return SqliteDriver(address.path, StoreOptions())
 
 
 def moving_clock() -> Callable[[], datetime]:
