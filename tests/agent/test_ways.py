@@ -106,16 +106,16 @@ def test_turns_of_one_session_are_sequential(way: Way) -> None:
 
 
 def test_concurrent_sessions_are_separate(way: Way) -> None:
-    model = ScriptedModel([lambda messages: f"re {messages[-1].text}"] * 40)
+    model = ScriptedModel([lambda messages: f"re {messages[-1].text}"] * 24)
     agent = make_agent(model, [SessionMemory(way.memory)])
 
     def talk(room: int) -> None:
-        for number in range(5):
+        for number in range(3):
             assert way.say(agent, f"{room}:{number}", thread_id=f"room:{room}") == f"re {room}:{number}"
 
     way.together([lambda room=room: talk(room) for room in range(8)])  # type: ignore[misc]
     for room in range(8):
-        said = [(("user", f"{room}:{number}"), ("assistant", f"re {room}:{number}")) for number in range(5)]
+        said = [(("user", f"{room}:{number}"), ("assistant", f"re {room}:{number}")) for number in range(3)]
         assert way.kept(f"room:{room}") == [message for turn in said for message in turn]
 
 

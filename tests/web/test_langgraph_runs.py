@@ -412,19 +412,22 @@ async def test_the_first_question_is_answered_again_from_the_beginning(tmp_path:
     assert texts(edited["values"]) == [("human", "third"), ("ai", "d")]
 
 
-async def test_a_long_thread_continues_from_a_checkpoint_that_is_no_longer_shown(tmp_path: Path) -> None:
-    """A checkpoint before the newest 1000 messages can be read and forked.
+async def test_a_long_thread_continues_from_a_checkpoint_that_is_no_longer_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A checkpoint before the newest messages, here 100, can be read and forked.
 
     The shown messages begin at a checkpoint.
     """
-    turns = [asks(f"q{number}")["messages"] + [{"role": "assistant", "content": "a"}] for number in range(502)]
+    monkeypatch.setattr("threadkeep.web.langgraph.states.MOST_MESSAGES", 100)
+    turns = [asks(f"q{number}")["messages"] + [{"role": "assistant", "content": "a"}] for number in range(52)]
     async with sdk(tmp_path, ScriptedModel(["b"])) as (langgraph, _), asyncio.timeout(HANG_SECONDS):
         await langgraph.threads.update_state("t1", {"messages": [message for turn in turns for message in turn]})
         states = await langgraph.threads.get_history("t1", limit=1000)
         earlier = await langgraph.threads.get_history("t1", before=states[-1]["checkpoint"])
         old = await langgraph.threads.get_state("t1", checkpoint_id="2")
         edited = await langgraph.runs.wait("t1", "chat", input=asks("other"), checkpoint_id="2")
-    assert len(texts(states[0]["values"])) == 1000
+    assert len(texts(states[0]["values"])) == 100
     assert states[-1]["checkpoint"]["checkpoint_id"] == "4"
     assert [state["checkpoint"]["checkpoint_id"] for state in earlier] == ["2", "0"]
     assert (texts(old["values"]), old["checkpoint"]["checkpoint_id"]) == ([("human", "q0"), ("ai", "a")], "2")
