@@ -23,7 +23,7 @@ async def test_a_member_gets_a_reply(shared_url: str, tmp_path: Path, wecom: Fak
     """The response to the callback does not wait for the model, and the reply is a separate call."""
     gate = Gate()
     async with opened_wecom("wecom_dm", shared_url, tmp_path, wecom, ScriptedModel([[gate, "你好"]])) as desk:
-        async with asyncio.timeout(4):
+        async with asyncio.timeout(30):
             assert (await desk.say("hi")).content == b"success"
         await gate.reached()
         assert wecom.texts() == []

@@ -274,6 +274,7 @@ def test_a_stopped_postgres_is_found(cli: CommandLine, unsteady_postgres: Postgr
     finding = _finding(outcome, "database")
     assert finding["level"] == "fail"
     assert "Start the server" in finding["cure"]
+    assert url not in outcome.out
     assert outcome.err == ""
 
 
