@@ -34,6 +34,14 @@ nodes:
   ask: {kind: agent, next: help}
   help: {kind: subworkflow, workflow: helper, next: end%s}
 """
+BESIDE = """\
+schema: 1
+name: parent
+nodes:
+  begin: {kind: template, text: x, next: [help, think]}
+  help: {kind: subworkflow, workflow: form, next: end}
+  think: {kind: agent, next: end}
+"""
 ASKED = RunRequest(workflow="parent", text="CANARY question", session_id="room", message_id="m1")
 
 
@@ -159,6 +167,68 @@ async def test_a_child_that_asks_a_person(every_desk: RunDesk) -> None:
     assert len(every_desk.model.calls) == 1
 
 
+async def test_a_waiting_child_that_is_cancelled_alone(every_desk: RunDesk) -> None:
+    """The runs above it continue with its status: their question is gone, and a retry asks it again, once."""
+    every_desk.model = ScriptedModel(["draft"] * 3)
+    middle = (PARENT % ", on_failure: continue").replace("helper", "form").replace("parent", "middle")
+    top = (PARENT % "").replace("helper", "middle")
+    failing = (PARENT % "").replace("helper", "form").replace("parent", "failing")
+    async with every_desk.open(asking_twice(), middle, top, failing) as service:
+        above, _, below = await service.tree((await carried_out(service, ASKED)).run.run_id)
+        assert above.status == "waiting"
+        await service.cancel(below.run_id)
+        assert (await service.result(above.run_id)).status == "done"
+        assert await statuses(every_desk.memory, above.run_id) == ["done", "done", "cancelled"]
+        request = replace(ASKED, workflow="failing", session_id="other")
+        above, below = await service.tree((await carried_out(service, request)).run.run_id)
+        await service.cancel(below.run_id)
+        assert (await service.result(above.run_id)).run.error == "ChildFailed"
+        await service.retry(above.run_id)
+        for value in ("Ann", 30):
+            assert (await service.result(above.run_id)).status == "waiting"
+            await service.resume(above.run_id, value)
+        assert (await service.result(above.run_id)).text == "Ann is 30"
+
+
+async def test_a_child_that_is_cancelled_before_its_parent_waits(every_desk: RunDesk) -> None:
+    """Its parent has other work; then it does not wait for an answer to the child."""
+    gate = Gate()
+    every_desk.model = ScriptedModel([["draft", gate]])
+    async with every_desk.open(asking_twice(), BESIDE) as service:
+        top = (await service.submit(ASKED)).run_id
+        await gate.reached()
+
+        async def child_waits() -> bool:
+            return await statuses(every_desk.memory, top) == ["running", "waiting"]
+
+        await eventually(child_waits)
+        _, child = await tree_of(service, top)
+        await service.cancel(child.run_id)
+        gate.open()
+
+        async def is_over() -> bool:
+            return (await service.run(top)).over
+
+        await eventually(is_over)
+        assert (await service.run(top)).error == "ChildFailed"
+
+
+async def test_a_waiting_tree_that_is_cancelled_and_retried(every_desk: RunDesk) -> None:
+    """The tree asks its open question again, once, and each trace ends with the cancellation."""
+    every_desk.model = ScriptedModel(["draft"])
+    async with every_desk.open(asking_twice(), (PARENT % "").replace("helper", "form")) as service:
+        top = (await carried_out(service, ASKED)).run.run_id
+        for value in ("Ann", 30):
+            await service.cancel(top)
+            for run in await service.tree(top):
+                assert kinds(await service.trace(run.run_id))[-1] == "status cancelled"
+            await service.retry(top)
+            assert (await service.result(top)).status == "waiting"
+            await service.resume(top, value)
+            await service.result(top)
+        assert (await service.result(top)).text == "Ann is 30"
+
+
 async def test_a_repeated_answer_to_a_child_changes_nothing(every_desk: RunDesk) -> None:
     """The message id of an answer counts in the parent's session, also after both runs are done."""
     every_desk.model = ScriptedModel(["draft"])
@@ -179,15 +249,7 @@ async def test_an_answer_to_a_child_before_its_parent_waits_is_to_be_sent_again(
     """
     gate = Gate()
     every_desk.model = ScriptedModel([["draft", gate]])
-    parent = """\
-schema: 1
-name: parent
-nodes:
-  begin: {kind: template, text: x, next: [help, think]}
-  help: {kind: subworkflow, workflow: form, next: end}
-  think: {kind: agent, next: end}
-"""
-    async with every_desk.open(asking_twice(), parent) as service:
+    async with every_desk.open(asking_twice(), BESIDE) as service:
         top = (await service.submit(ASKED)).run_id
         await gate.reached()
 
@@ -198,6 +260,8 @@ nodes:
         _, child = await tree_of(service, top)
         with pytest.raises(RunBusy, match="send the answer again"):
             await service.resume_once(child.run_id, "Ann", message_id="m2")
+        with pytest.raises(RunBusy, match="send the answer again"):
+            await service.resume(child.run_id, "Ann")
         gate.open()
         assert (await service.result(top)).status == "waiting"
         await asyncio.gather(*(service.resume_once(child.run_id, "Ann", message_id="m2") for _ in range(2)))

@@ -72,7 +72,9 @@ class RunChildren:
             data: dict[str, Json] = {"run_id": run_id, "workflow": workflow.name}
             parent.tracer.note("child_started", request.node_id, data)
             return run, run.status == "running"
-        if run.over and run.status != "done" and await self._runs.retry(run_id, budget=workflow.options.budget):
+        # A child that was cancelled alone while its parent waited is not retried until the parent is.
+        is_final = run.status == "done" or (run.status == "cancelled" and parent.run.resumed)
+        if run.over and not is_final and await self._runs.retry(run_id, budget=workflow.options.budget):
             run = await self._seen(run)
         return run, False
 

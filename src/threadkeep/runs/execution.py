@@ -354,11 +354,14 @@ class RunExecution:
         return Outcome("done", result={name: value for name, value in result.items() if value is not None})
 
     def _asked(self) -> Json:
-        """Return the open questions to a person, how often the run has asked, and the last reply, if there is one."""
+        """Return the open questions to a person, the last reply, and how many answers the parent must have for them."""
         earlier = self._run.interrupt if isinstance(self._run.interrupt, Mapping) else {}
         before, reply = earlier.get("number"), earlier.get(REPLY)
         asked: list[Json] = [{"id": one.id, "value": jsonable(one.value)} for one in self._interrupts.values()]
-        number = (before if isinstance(before, int) else 0) + 1
+        last = earlier.get("interrupts")
+        # The run asks again, without an answer: after a retry, or because one of its children was cancelled.
+        asks_again = last == [] or (last == asked and not self._run.resumed)
+        number = (before if isinstance(before, int) else 0) + (not asks_again)
         return {"number": number, "interrupts": asked, **({} if reply is None else {REPLY: reply})}
 
     async def _given(self, *, again: bool = False) -> object:
@@ -372,9 +375,10 @@ class RunExecution:
             return begin_state(run)
         if await saver.aget_tuple(thread_of(run.run_id)) is None:
             return begin_state(run)
-        if not run.resumed or run.attempts > 1 or again:
-            return None
         ids = [str(one.get("id")) for one in interrupts_of(run)]
+        # A run continues without ids because its child was cancelled, not because of an answer.
+        if not run.resumed or not ids or run.attempts > 1 or again:
+            return None
         return Command(resume=run.resume_value if len(ids) != 1 else {ids[0]: run.resume_value})
 
     def _config(self, callbacks: Sequence[BaseCallbackHandler]) -> RunnableConfig:

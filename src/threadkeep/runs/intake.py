@@ -105,8 +105,11 @@ class RunIntake:
             RunNotFound: there is no such run that the user may see.
             InvalidInput: the run does not wait for an answer or asks other questions, the answers to its several
                 questions are not in a map, or the `message_id` was used before or the run has no session for it.
+            RunBusy: the run above this child does not wait for it yet; the call can be repeated.
         """
         run = await self._top_of_waiting(await self.run(run_id, user_id=user_id))
+        if run.parent_run_id is not None and run.status == "waiting":
+            raise RunBusy(run.root_run_id)
         if questions:
             # Read this run after the topmost run, so that it does not show an older question.
             asking = await self.run(run_id, user_id=user_id)

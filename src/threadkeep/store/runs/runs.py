@@ -7,7 +7,17 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from threadkeep.records import Json, Message
-from threadkeep.records.runs import REPLY, ROLLED_BACK, Run, RunBudget, RunEnd, RunInput, WorkflowVersion
+from threadkeep.records.runs import (
+    REPLY,
+    ROLLED_BACK,
+    STATUS,
+    Run,
+    RunBudget,
+    RunEnd,
+    RunInput,
+    TraceEvent,
+    WorkflowVersion,
+)
 from threadkeep.store.codec import clean_json, json_text, time_of, time_text
 from threadkeep.store.compact_json import compact
 from threadkeep.store.driver import Driver, Joined, Parameters, Row, Statement
@@ -212,9 +222,16 @@ class Runs(ClockedTables, sql=("runs.sql", "{backend}/runs.sql")):
     async def wait(self, run_id: str, owner: str, interrupt: Json) -> bool:
         """Mark a run as waiting for a person's answer to `interrupt`. Other runs of its session continue meanwhile.
 
-        Return False if the owner has lost the run, or if the run is to be stopped.
+        Return False if the owner has lost the run, or if the run is to be stopped. If it waits for a child that was
+        cancelled just before, it is queued again.
         """
-        return await self._execute("wait", {"run_id": run_id, "owner": owner, "interrupt": json_text(interrupt)}) > 0
+        waits = await self._execute("wait", {"run_id": run_id, "owner": owner, "interrupt": json_text(interrupt)}) > 0
+        asked = interrupt.get("interrupts") if isinstance(interrupt, Mapping) else None
+        for value in [one.get("value") for one in asked if isinstance(one, Mapping)] if isinstance(asked, list) else ():
+            child = await self.run(str(value["run_id"])) if isinstance(value, Mapping) and "run_id" in value else None
+            if child is not None and child.parent_run_id == run_id and child.status == "cancelled":
+                await self._continue_above(child.run_id)
+        return waits
 
     async def give_back(self, run_id: str, owner: str) -> bool:
         """Release a run, so that another process can begin it; it stays the first of its session.
@@ -275,7 +292,8 @@ class Runs(ClockedTables, sql=("runs.sql", "{backend}/runs.sql")):
         """Stop a run and all its descendants in one transaction; return the ids of those that had not ended yet.
 
         A run that no process executes is cancelled at once. Another run stays `running` until its owner has stopped it.
-        `reason` is one word that is stored as the reason of the stop.
+        `reason` is one word that is stored as the reason of the stop. If a waiting child is cancelled, the waiting
+        runs above it are queued again.
         """
         parameters = {"run_id": run_id, "reason": reason, "now": time_text(self._clock())}
         async with self._driver.writing() as connection:
@@ -285,7 +303,36 @@ class Runs(ClockedTables, sql=("runs.sql", "{backend}/runs.sql")):
             await self._locks.hold_tree(connection, roots[0][0])
             await self._locks.hold_below(connection, run_id)
             rows = await connection.fetch(self._sql["cancel"], parameters)
-        return [cancelled for (cancelled,) in rows]
+            ended = TraceGroup([TraceEvent(STATUS, data={"status": "cancelled"})])
+            # A run that was never begun has no trace: its first process expects none when the run is retried.
+            for cancelled in sorted(one for one, status, began in rows if status == "cancelled" and began):
+                held = await connection.fetch_each(self.trace.hold(cancelled, ended, ends=True))
+                await self.trace.store(connection, cancelled, held, ended, ends=True)
+        await self._continue_above(run_id)
+        return [cancelled for cancelled, *_ in rows]
+
+    async def _continue_above(self, run_id: str) -> None:
+        """Queue the waiting runs above a run again, without open questions."""
+        above: list[Run] = []
+        run = await self.run(run_id)
+        while run is not None and run.parent_run_id is not None:
+            run = await self.run(run.parent_run_id)
+            if run is None or run.status != "waiting":
+                break
+            above.insert(0, run)
+        if not above:
+            return
+        async with self._driver.writing() as connection:
+            for waiting in above:
+                await self._locks.hold_orders_of(connection, waiting.run_id)
+            for waiting in above:
+                asked = waiting.interrupt if isinstance(waiting.interrupt, Mapping) else {}
+                row = {"run_id": waiting.run_id, "resume_value": json_text(None), "asked": json_text(asked)}
+                row |= {"interrupt": json_text({**asked, "interrupts": []}), "now": time_text(self._clock())}
+                if not await connection.execute(self._sql["resume"], row):
+                    return  # a person has answered
+                for name in ("note_reply", "arrive_again", "owe_again"):
+                    await connection.execute(self._sql[name], row)
 
     async def _arrive_again(self, statement: str, parameters: Parameters) -> bool:
         async with self._driver.writing() as connection:

@@ -211,4 +211,4 @@ UPDATE chat_runs SET
     cancel_reason = coalesce(cancel_reason, :reason),
     status = CASE WHEN status = 'running' THEN 'running' ELSE 'cancelled' END
 WHERE run_id IN (SELECT run_id FROM below) AND status IN ('queued', 'running', 'waiting')
-RETURNING run_id
+RETURNING run_id, status, started_at

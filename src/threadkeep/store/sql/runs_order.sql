@@ -256,7 +256,7 @@ WHERE r.run_id = :run_id AND r.status = 'queued'
     AND NOT EXISTS (SELECT 1 FROM chat_runs_before b WHERE b.run_id = r.run_id)
 
 -- name: following
--- Runs that may begin now in the conversations of a run, in order of arrival.
+-- Runs that may begin now in the conversations of a run, in order of arrival, and the root of a run if it was queued again.
 SELECT r.run_id FROM (
     SELECT n.run_id, n.arrival FROM chat_runs o JOIN chat_runs n ON n.session_id = o.session_id
     WHERE o.run_id = :run_id AND n.status = 'queued' AND n.arrival = (
@@ -272,6 +272,9 @@ SELECT r.run_id FROM (
     UNION ALL
     SELECT n.run_id, p.arrival
     FROM chat_runs o JOIN chat_run_places p ON p.place = o.session_id JOIN chat_runs n ON n.run_id = p.run_id
+    WHERE o.run_id = :run_id AND n.status = 'queued'
+    UNION ALL
+    SELECT n.run_id, n.arrival FROM chat_runs o JOIN chat_runs n ON n.run_id = o.root_run_id
     WHERE o.run_id = :run_id AND n.status = 'queued'
 ) r
 WHERE NOT EXISTS (SELECT 1 FROM chat_runs_before b WHERE b.run_id = r.run_id)
