@@ -8,11 +8,11 @@ from datetime import UTC, datetime
 
 import pytest
 
-from tests.runs.desk import RunDesk, carried_out, kinds
+from tests.runs.desk import RunDesk, carried_out, eventually, kinds
 from threadkeep import InvalidInput, WrongUser
 from threadkeep.errors import RunNotFound, SessionBusy, WorkflowNotFound
 from threadkeep.history.retention_rounds import RunRetention
-from threadkeep.records.runs import Run, RunEvent, RunQuery
+from threadkeep.records.runs import NewRun, Run, RunEvent, RunQuery
 from threadkeep.runs.requests import RunRequest
 from threadkeep.runs.streams import RunPiece
 from threadkeep.testing import Gate, ScriptedModel, SettableClock
@@ -65,6 +65,20 @@ async def test_a_repeat_is_the_same_run(desk: RunDesk) -> None:
         other = RunRequest(workflow="desk", text="hello", session_id="hall", message_id="m1")
         assert (await carried_out(service, other)).text == "reply 2"
     assert len(desk.model.calls) == 2
+
+
+async def test_a_repeated_background_request_starts_a_run_that_nobody_enqueued(every_desk: RunDesk) -> None:
+    """The process that stored it died before it enqueued the run."""
+    new = NewRun(run_id="r1", workflow="desk", input={"text": "hello"}, session_id="room", message_id="m1")
+    await every_desk.memory.runs.order.add(new)
+    async with every_desk.open(AGENT) as service:
+        submitted = await service.submit(asking("hello", message_id="m1"), mode="background")
+        assert (submitted.run_id, submitted.outcome) == ("r1", "known")
+
+        async def is_done() -> bool:
+            return (await service.run("r1")).status == "done"
+
+        await eventually(is_done)
 
 
 async def test_a_repeat_is_known_after_its_run_was_pruned(every_desk: RunDesk, clock: SettableClock) -> None:

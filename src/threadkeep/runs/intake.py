@@ -268,8 +268,9 @@ class RunIntake:
         if added.run.run_id == new.run_id and added.run.status == "running":
             # The run is new, or the transaction above stored it although the reply was lost.
             await self._worker.start(added.run.run_id, Beginning(added.run, workflow))
-        elif added.outcome == "new" and mode == "background":
-            await self._worker.engine.enqueue(new.run_id)
+        elif added.outcome != "joined" and added.run.status == "queued" and mode == "background":
+            # The process that stored a known run may have died before it enqueued it.
+            await self._worker.engine.enqueue(added.run.run_id)
         return added
 
     async def _begin_at_once(self, new: NewRun, workflow: Workflow, policy: DoubleTexting, owner: str) -> Run | None:
