@@ -12,7 +12,7 @@ from tests.databases import query
 from tests.store.running import asked, begun
 from threadkeep import Memory, MemoryOptions, Message, open_memory
 from threadkeep.errors import InvalidInput
-from threadkeep.records.runs import RunBudget, RunQuery, TokenUsage, TraceEvent
+from threadkeep.records.runs import NewRun, RunBudget, RunQuery, TokenUsage, TraceEvent
 from threadkeep.store.runs.rows import RunCounts
 from threadkeep.testing import SettableClock
 
@@ -74,14 +74,17 @@ async def test_runs_are_listed_newest_first(memory: Memory, clock: SettableClock
 
 
 async def test_runs_are_counted_by_status(memory: Memory) -> None:
-    """Counts have a limit; finished runs count only if they are set aside."""
+    """Counts have a limit; finished runs count only if they are set aside, and a waiting child not at all."""
     records = memory.runs.records
     assert await records.counts() == RunCounts()
     for number in range(5):
         await memory.runs.order.add(asked(f"r{number}", session=None))
     for run_id in ("r0", "r1", "r2"):
         await begun(memory, run_id)
-    await memory.runs.wait("r0", "me", {})
+    child = NewRun(run_id="child", workflow="desk", input={}, parent_run_id="r0", trigger="child")
+    await memory.runs.order.add(child, owner="me")
+    for run_id in ("child", "r0"):
+        await memory.runs.wait(run_id, "me", {})
     await memory.runs.finish("r1", "me", "failed", set_aside=True)
     assert await records.counts() == RunCounts(queued=2, running=1, waiting=1, set_aside=1)
     assert (await records.counts(limit=1)).queued == 1

@@ -65,12 +65,15 @@ ORDER BY t.depth, t.created_at, t.run_id
 LIMIT :limit
 
 -- name: counts
--- Each count uses its own index, up to :limit.
+-- Each count uses its own index, up to :limit. A child that waits together with its parent is not counted.
 SELECT 'queued', count(*) FROM (SELECT 1 FROM chat_runs WHERE status = 'queued' LIMIT :limit) q
 UNION ALL
 SELECT 'running', count(*) FROM (SELECT 1 FROM chat_runs WHERE status = 'running' LIMIT :limit) r
 UNION ALL
-SELECT 'waiting', count(*) FROM (SELECT 1 FROM chat_runs WHERE status = 'waiting' LIMIT :limit) w
+SELECT 'waiting', count(*) FROM (
+    SELECT 1 FROM chat_runs c LEFT JOIN chat_runs p ON p.run_id = c.parent_run_id AND p.status = 'waiting'
+    WHERE c.status = 'waiting' AND p.run_id IS NULL LIMIT :limit
+) w
 UNION ALL
 SELECT 'set_aside', count(*) FROM (SELECT 1 FROM chat_runs WHERE set_aside LIMIT :limit) a
 
