@@ -25,6 +25,8 @@ from threadkeep import (
     open_memory,
 )
 from threadkeep.observe import StoreRead, StoreWrite
+from threadkeep.records.knowledge import FactQuery, Scope
+from threadkeep.store.transcripts import SessionQuery
 from threadkeep.testing import SettableClock
 
 
@@ -384,6 +386,7 @@ async def test_an_argument_of_a_wrong_type_raises_invalid_input(sqlite_memory: M
         lambda: memory.manifests.texts("room", wrong),
         lambda: memory.namespace(wrong),
         lambda: memory.sessions_page(wrong),
+        lambda: memory.sessions_page(SessionQuery(cursor=no_number)),
         lambda: memory.compressor.compress_now("room", wrong, wrong, budget=10),
         lambda: memory.knowledge.facts(wrong),
         lambda: memory.knowledge.facts(text=wrong),
@@ -396,9 +399,39 @@ async def test_an_argument_of_a_wrong_type_raises_invalid_input(sqlite_memory: M
         lambda: memory.persons.all(text=wrong),
         lambda: memory.episodes.latest(wrong),
         lambda: memory.episodes.recall("x", wrong),
+        lambda: memory.manifests.of_session("room", before=no_number),
+        lambda: memory.summaries.claim("room", "summary", "me", no_number),
+        lambda: memory.knowledge.facts(key=no_number),
+        lambda: memory.knowledge.facts_page(wrong),
+        lambda: memory.knowledge.facts_page(FactQuery(cursor=no_number)),
+        lambda: memory.knowledge.forget_keys(Scope("workspace", "w"), wrong),
+        lambda: memory.knowledge.forget_facts(wrong),
+        lambda: memory.knowledge.rank("x", wrong),
+        lambda: memory.knowledge.rank(no_number, []),
+        lambda: memory.knowledge.restore(wrong),
+        lambda: memory.persons.page(wrong),
+        lambda: memory.procedures.page(wrong),
+        lambda: memory.procedures.teach(wrong),
+        lambda: memory.procedures.forget(wrong),
+        lambda: memory.proposals.add(wrong, []),
+        lambda: memory.proposals.page(wrong),
+        lambda: first(memory.run_retention.plan(wrong)),
+        lambda: memory.run_retention.prune(wrong),
+        lambda: memory.graphiti.recall(wrong),
+        lambda: memory.graphiti.deliveries(limit=no_number),
+        lambda: memory.graphiti.retry(no_number),
+        lambda: memory.graphiti.drop(no_number),
+        lambda: memory.graphiti.promote(wrong, "w"),
+        lambda: memory.graphiti.send_fact(wrong, wrong),
+        lambda: memory.graphiti.fact_closure(wrong),
+        lambda: memory.graphiti.retract(wrong),
+        lambda: memory.graphiti.backfill(wrong),
+        lambda: memory.graphiti.purge(wrong),
+        lambda: memory.graphiti.grant(wrong, by="ann"),
+        lambda: memory.graphiti.consents.trust(no_number, by="ann"),
     ]
     for call in calls:
-        with pytest.raises(InvalidInput, match=r"text|number|type|function|list"):
+        with pytest.raises(InvalidInput, match=r"text|number|type|function|list|cursor"):
             await call()
     with pytest.raises(InvalidMessage, match="a mapping of its fields, not from"):
         Message.from_dict(wrong)

@@ -18,7 +18,7 @@ from threadkeep.boundary import ErrorBoundary
 from threadkeep.errors import InvalidInput, StoreClosed, StoreError, StoreUnavailable
 from threadkeep.observe import ManifestLoss, ManifestsDropped, ManifestWriteFailed, Observer
 from threadkeep.records import Json
-from threadkeep.records.sessions import check_argument, check_each
+from threadkeep.records.sessions import check_argument, check_cursor, check_each
 from threadkeep.store.driver import DuplicateRow, RowLocked, Statement
 from threadkeep.store.manifests import Cursor, ManifestRows, NotedManifest, StoredManifest
 
@@ -117,7 +117,7 @@ class Manifests:
         check_argument("session_id", session_id, str, required=True)
         check_argument("user_id", user_id, str)
         check_argument("limit", limit, int, required=True)
-        check_argument("before", before, tuple)
+        check_cursor("before", before, datetime, str, int)
         if limit < 1:
             raise InvalidInput("A page of manifests has at least one entry; use a limit from 1.")
         await self._flush_for_reader()

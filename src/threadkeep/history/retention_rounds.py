@@ -19,6 +19,7 @@ from langchain_core.utils.uuid import uuid7
 from threadkeep.boundary import ErrorBoundary
 from threadkeep.errors import InvalidInput, StoreError
 from threadkeep.observe import Observer, PruningFailed, RunsPruned
+from threadkeep.records.sessions import check_argument
 from threadkeep.store.driver import RowLocked
 from threadkeep.store.duties import Duties
 from threadkeep.store.retention import Counts, Cutoffs, FinishedTree, PrunedRuns
@@ -175,6 +176,7 @@ class RunPruner:
 
     async def plan(self, rules: RunRetention | None = None) -> AsyncIterator[FinishedTree]:
         """Yield the trees of finished runs that would be deleted now; nothing is written."""
+        check_argument("rules", rules, RunRetention)
         cutoffs = (rules or self.rules).cutoffs(self._clock())
         page = None if cutoffs is None else await self._page(cutoffs, None)
         while cutoffs is not None and page:
@@ -199,6 +201,7 @@ class RunPruner:
         Raises:
             StoreError: the database is not available; completed steps stay done.
         """
+        check_argument("rules", rules, RunRetention)
         cutoffs = (rules or self.rules).cutoffs(self._clock())
         if cutoffs is None:
             return PrunedRuns()

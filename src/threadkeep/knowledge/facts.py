@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
@@ -160,6 +160,9 @@ class Knowledge(ClockedTables, sql=OWNER_SQL):
             InvalidInput: the page size is out of range, or the text is too long.
             KnowledgeNotFound: the user may not see the scope.
         """
+        check_argument("query", query, FactQuery, required=True)
+        for name in ("scope_kind", "kind", "key", "user_id"):
+            check_argument(name, getattr(query, name), str)
         parameters = {
             **page_parameters(query.limit, query.cursor, "fact_id"),
             "scope": query.scope_kind,
@@ -224,6 +227,8 @@ class Knowledge(ClockedTables, sql=OWNER_SQL):
         embedder: Embedder | None = None,
     ) -> list[Fact]:
         """Return the facts that are relevant to a query, as `recall` does; `facts` must be in the order of `valid`."""
+        check_argument("query", query, str, required=True)
+        check_each("facts", facts, Fact)
         similar = await self._vectors.similar(query, facts, embedder) if embedder and facts else {}
         by_scope = [list(group) for _, group in groupby(facts, key=lambda fact: fact.scope.kind)]
         rank = partial(rank_facts, query, recent=recent, similar=similar)
@@ -266,6 +271,7 @@ class Knowledge(ClockedTables, sql=OWNER_SQL):
             InvalidInput: a key is not a valid key of a fact; nothing was deleted.
             KnowledgeNotFound: the user may not see the scope.
         """
+        check_argument("keys", keys, Collection, required=True)
         for key in keys:
             check_name("fact's key", key, MAX_KEY_CHARACTERS)
         async with self._driver.writing() as connection:
@@ -281,6 +287,7 @@ class Knowledge(ClockedTables, sql=OWNER_SQL):
         Raises:
             InvalidInput: an id is not a valid id of a fact; nothing was deleted.
         """
+        check_each("fact_ids", fact_ids, str)
         keys: set[tuple[Scope, str]] = set()
         missing: list[str] = []
         async with self._driver.writing() as connection:
@@ -373,6 +380,7 @@ class Knowledge(ClockedTables, sql=OWNER_SQL):
             SessionNotFound: the session of a fact does not exist; nothing was stored.
             StoreUnavailable: the database does not answer; a retry is safe.
         """
+        check_each("facts", facts, Fact)
         facts = [replace(fact, key=NewFact(fact.key, fact.value, fact.kind, fact.confidence).key) for fact in facts]
         # All calls lock keys in the same order, which prevents deadlocks; the values of a key are sorted by time.
         ordered = sorted(facts, key=lambda one: (one.scope.kind, one.scope.owner, one.key, one.valid_from))

@@ -15,6 +15,7 @@ from threadkeep.records.knowledge import (
     PersonQuery,
     check_name,
 )
+from threadkeep.records.sessions import check_argument
 from threadkeep.store.codec import time_of, time_text
 from threadkeep.store.driver import Connection, Row
 from threadkeep.store.statements import ClockedTables, text_filter
@@ -74,6 +75,7 @@ class Persons(ClockedTables, sql=OWNER_SQL):
         Raises:
             InvalidInput: the page size is out of range.
         """
+        check_argument("query", query, PersonQuery, required=True)
         parameters = {
             **page_parameters(query.limit, query.cursor, "person_id"),
             **text_filter(query.text),

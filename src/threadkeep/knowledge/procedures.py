@@ -37,6 +37,7 @@ class Procedures(ClockedTables, sql=(*OWNER_SQL, "procedures.sql")):
             KnowledgeNotFound: the user may not see the scope.
             StoreUnavailable: the database does not answer.
         """
+        check_argument("procedure", procedure, Procedure, required=True)
         now = self._clock()
         async with self._driver.writing() as connection:
             await check_sees(connection, self._sql, procedure.scope, user_id)
@@ -70,6 +71,7 @@ class Procedures(ClockedTables, sql=(*OWNER_SQL, "procedures.sql")):
             InvalidInput: the page size is out of range.
             KnowledgeNotFound: the user may not see the scope.
         """
+        check_argument("query", query, ProcedureQuery, required=True)
         parameters = {
             **page_parameters(query.limit, query.cursor, "procedure_id"),
             "scope": query.scope_kind,
@@ -127,6 +129,7 @@ class Procedures(ClockedTables, sql=(*OWNER_SQL, "procedures.sql")):
 
         Returns the number of deleted procedures, and the ids that do not exist or that this user may not see.
         """
+        check_each("procedure_ids", procedure_ids, str)
         missing: list[str] = []
         deleted = 0
         async with self._driver.writing() as connection:

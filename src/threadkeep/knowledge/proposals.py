@@ -26,6 +26,7 @@ from threadkeep.records.knowledge import (
     Scope,
     check_name,
 )
+from threadkeep.records.sessions import check_argument, check_each
 from threadkeep.store.codec import clean_text, time_of, time_text
 from threadkeep.store.driver import Connection, Driver, Row
 from threadkeep.store.statements import ClockedTables
@@ -77,6 +78,8 @@ class Proposals(ClockedTables, sql=(*OWNER_SQL, "learning.sql")):
 
         Returns None if the session no longer exists, or if another process has read the messages first.
         """
+        check_argument("reading", reading, Reading, required=True)
+        check_each("proposed", proposed, Proposed)
         now = self._clock()
         added = 0
         async with self._driver.writing() as connection:
@@ -120,6 +123,7 @@ class Proposals(ClockedTables, sql=(*OWNER_SQL, "learning.sql")):
         Raises:
             InvalidInput: the page size is out of range.
         """
+        check_argument("query", query, ProposalQuery, required=True)
         parameters = {
             **page_parameters(query.limit, query.cursor, "proposal_id"),
             "status": query.status,

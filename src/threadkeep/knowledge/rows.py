@@ -14,7 +14,7 @@ from threadkeep.errors import InvalidInput, KnowledgeNotFound, SessionNotFound
 from threadkeep.records import Message, dump_json
 from threadkeep.records.json_values import Json
 from threadkeep.records.knowledge import MAX_OWNER_CHARACTERS, Fact, Procedure, Scope, check_name
-from threadkeep.records.sessions import check_argument
+from threadkeep.records.sessions import check_argument, check_cursor
 from threadkeep.store.codec import clean_json, clean_text, time_of, time_text
 from threadkeep.store.driver import Connection, Row
 
@@ -105,6 +105,7 @@ def page_parameters(limit: int, cursor: tuple[datetime, str] | None, id_name: st
     check_argument("limit", limit, int, required=True)
     if not 1 <= limit <= MAX_PAGE:
         raise InvalidInput(f"A page has 1 to {MAX_PAGE} entries; use its cursor to get more.")
+    check_cursor("cursor", cursor, datetime, str)
     moment, name = cursor or (None, _LAST_ID)
     return {
         "updated_at": _LAST_TIME if moment is None else time_text(moment),

@@ -57,6 +57,13 @@ def check_each(name: str, values: Collection[object], kind: type) -> None:
         check_argument(f"Each of {name}", value, kind, required=True)
 
 
+def check_cursor(name: str, cursor: object, *kinds: type) -> None:
+    """Raise `InvalidInput` if an argument is neither None nor a cursor, which is a tuple of values of these types."""
+    check_argument(name, cursor, tuple)
+    if isinstance(cursor, tuple) and (len(cursor) != len(kinds) or not all(map(isinstance, cursor, kinds))):
+        raise InvalidInput(f"{name} is a cursor that an earlier page returned, or None.")
+
+
 @dataclass(frozen=True)
 class RetentionLimits:
     """Limits of retention. None means no limit, which is the default.

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import pairwise
 
+from threadkeep.errors import InvalidInput
 from threadkeep.records import Summary, View
 from threadkeep.records.sessions import check_argument
 from threadkeep.store.codec import clean_text, time_of, time_text
@@ -40,6 +41,9 @@ class ArchivedSummary:
     messages: int
     first_id: str | None = None
     last_id: str | None = None
+
+
+_MOST_CLAIM_SECONDS = 86_400 * 365
 
 
 class Summaries(ClockedTables, sql=("summaries.sql", "{backend}/sessions.sql")):
@@ -124,6 +128,8 @@ class Summaries(ClockedTables, sql=("summaries.sql", "{backend}/sessions.sql")):
 
     async def claim(self, session_id: str, purpose: str, owner: str, seconds: float) -> bool:
         """Claim work on a session for some seconds; return False if another process has it, or there is no session."""
+        if not isinstance(seconds, int | float) or not 0 < seconds <= _MOST_CLAIM_SECONDS:
+            raise InvalidInput(f"seconds is a number above 0 and at most {_MOST_CLAIM_SECONDS}.")
         now = self._clock()
         parameters = {
             "session_id": session_id,

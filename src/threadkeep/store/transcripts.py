@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from threadkeep.errors import InvalidInput
 from threadkeep.records import Json, Message, Page, Receipt, SessionInfo, Turn, View
-from threadkeep.records.sessions import check_argument, check_user_id
+from threadkeep.records.sessions import check_argument, check_cursor, check_user_id
 from threadkeep.store.codec import clean_text, json_text, session_of, time_text
 from threadkeep.store.driver import Driver
 from threadkeep.store.statements import load_statements, text_filter
@@ -44,6 +44,7 @@ class SessionQuery:
         check_user_id(self.user_id)
         check_argument("query", self.query, str)
         check_argument("active", self.active, bool)
+        check_cursor("cursor", self.cursor, datetime, str)
         check_argument("The limit of a page of sessions", self.limit, int, required=True)
 
     @property

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from threadkeep.errors import GraphitiClosed, GraphitiClosure, InvalidInput
 from threadkeep.records.graphiti import CONSENT_VERSION, DATA_CLASSES, Consent, DataClass, Decision, GraphitiOptions
 from threadkeep.records.knowledge import MAX_OWNER_CHARACTERS, check_name
+from threadkeep.records.sessions import check_argument, check_each
 from threadkeep.store.codec import clean_text, time_of, time_text
 from threadkeep.store.driver import Driver, Row, Statement
 from threadkeep.store.statements import ClockedTables
@@ -64,6 +65,7 @@ class Consents(ClockedTables, sql=("graph_consents.sql",)):
             GraphitiClosed: Graphiti is off.
             InvalidInput: a kind of data does not exist, a grant lacks `chat_text`, or the person's name is not valid.
         """
+        check_each("data_classes", data_classes, str)
         if self._options is None:
             raise GraphitiClosed("off")
         check_name("person's name", by, MAX_OWNER_CHARACTERS)
@@ -124,6 +126,7 @@ def _workspace(name: str | None) -> str:
     Raises:
         InvalidInput: the name is not a valid name of a workspace.
     """
+    check_argument("workspace", name, str)
     if name:
         check_name("workspace's name", name, MAX_OWNER_CHARACTERS)
     return name or ""

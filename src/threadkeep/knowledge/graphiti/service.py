@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -34,6 +34,7 @@ from threadkeep.observe import GraphitiTrouble, Observer
 from threadkeep.records.graphiti import Consent, DataClass, Delivery, DeliveryStatus, GraphitiOptions
 from threadkeep.records.json_values import DESCRIBED
 from threadkeep.records.knowledge import MAX_OWNER_CHARACTERS, Evidence, Fact, Scope, check_name
+from threadkeep.records.sessions import check_argument
 from threadkeep.store.codec import clean_text
 from threadkeep.store.driver import Connection, Driver
 
@@ -122,6 +123,7 @@ class Graphiti:
         Raises:
             StoreUnavailable: the database does not answer.
         """
+        check_argument("question", question, RecallQuestion, required=True)
         if self.options is None or not self.options.recall_enabled:
             return GraphRecall()
         if self._recaller is None:
@@ -190,6 +192,8 @@ class Graphiti:
         Raises:
             InvalidInput: the limit is not from 1 to 1,000.
         """
+        for name, number in (("after", after), ("limit", limit)):
+            check_argument(name, number, int, required=True)
         if not 1 <= limit <= 1000:
             raise InvalidInput("A page has 1 to 1000 entries; use its cursor to get more.")
         return await self._deliveries.entries(status, after=after, limit=limit)
@@ -201,6 +205,7 @@ class Graphiti:
             GraphitiClosed: Graphiti is off, or there is no consent.
             KnowledgeNotFound: no dead message has this number.
         """
+        check_argument("number", number, int)
         if self.options is not None and not await self.consents.granted():
             raise GraphitiClosed("no_consent")
         count = await self._require().retry(number)
@@ -214,6 +219,7 @@ class Graphiti:
         Raises:
             KnowledgeNotFound: no queued or dead message has this number.
         """
+        check_argument("number", number, int)
         return await self._deliveries.drop(number, status)
 
     async def test(self, *, smoke: bool = False) -> list[Check]:
@@ -239,6 +245,7 @@ class Graphiti:
             InvalidInput: the fact cannot be stored, or looks like a secret.
             SessionNotFound: the scope is a session that does not exist.
         """
+        check_argument("promotion", promotion, Promotion, required=True)
         scope = Scope(promotion.scope, owner)
         fact = await self._knowledge.remember(
             scope, promotion.fact_key, promotion.text, kind=promotion.fact_kind, evidence=evidence
@@ -247,6 +254,8 @@ class Graphiti:
 
     async def send_fact(self, fact: Fact, promotion: Promotion) -> Promoted:
         """Queue the episode of a promoted fact if consent covers it, even if the episode was given up before."""
+        check_argument("fact", fact, Fact, required=True)
+        check_argument("promotion", promotion, Promotion, required=True)
         closed = await self.fact_closure(fact.scope)
         if closed is not None:
             return Promoted(fact, 0, closed)
@@ -257,6 +266,7 @@ class Graphiti:
 
     async def fact_closure(self, scope: Scope) -> GraphitiClosure | None:
         """Return why promoted facts of a scope may not be sent now; None if they may be sent."""
+        check_argument("scope", scope, Scope, required=True)
         return await self.consents.closed(self._workspace_of(scope), "promoted_facts")
 
     async def queue_fact(self, connection: Connection, fact: Fact, promotion: Promotion) -> int:
@@ -330,6 +340,7 @@ class Graphiti:
 
         Without consent, no request is sent, so the episode stays on the server, and the result reports it.
         """
+        check_name("fact's id", fact_id, MAX_OWNER_CHARACTERS)
         if self.options is None:
             return Retracted(0, "")
         may_ask = bool(await self.consents.granted())
@@ -347,6 +358,8 @@ class Graphiti:
             GraphitiClosed: earlier turns may not be sent.
             SessionNotFound: a session does not exist.
         """
+        check_argument("session_ids", session_ids, Collection)
+        check_argument("limit", limit, int, required=True)
         for name in (*(session_ids or ()), *(() if user_id is None else (user_id,))):
             check_name("session's or user's id", name, MAX_OWNER_CHARACTERS)
         await self.consents.check(self.workspace, "backfill")
@@ -365,6 +378,7 @@ class Graphiti:
             GraphitiClosed: Graphiti is off.
             GraphitiError: the server failed.
         """
+        check_argument("scope", scope, Scope, required=True)
         deliveries = self._require()
         while await self._turns.make_deliveries():
             pass
