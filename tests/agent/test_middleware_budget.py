@@ -88,6 +88,10 @@ async def test_a_huge_stored_message_does_not_exceed_the_budget(small_memory: Me
     model = ScriptedModel(["fine"])
     await ask(make_agent(model, [SessionMemory(small_memory, max_tokens=300)]), "and now?")
     check(model, 300)
+    [(_, cut), question] = seen(model.calls[0])
+    assert cut.startswith(HUGE[:100])
+    assert cut.endswith(CUT_MARK)
+    assert question == ("human", "and now?")
 
 
 async def test_a_system_prompt_over_the_budget_is_an_error(small_memory: Memory) -> None:

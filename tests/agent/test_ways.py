@@ -40,13 +40,13 @@ from threadkeep import (
 from threadkeep.records.knowledge import Scope
 from threadkeep.testing import Gate, ScriptedModel
 
-PLACES: list[Any] = [(name, "sqlite-memory") for name in WAYS]
-PLACES += [("async", "postgres"), ("sync", "sqlite-file")]
-PLACES += [pytest.param(("sync-in-loop", "sqlite-file"), marks=pytest.mark.slow)]
-PLACES += [pytest.param((name, "postgres"), marks=pytest.mark.slow) for name in WAYS if name != "async"]
+ON_DISK: list[Any] = [("async", "postgres"), ("sync", "sqlite-file")]
+ON_DISK += [pytest.param(("sync-in-loop", "sqlite-file"), marks=pytest.mark.slow)]
+ON_DISK += [pytest.param((name, "postgres"), marks=pytest.mark.slow) for name in WAYS if name != "async"]
+WAYS_AND_DATABASES = [(name, "sqlite-memory") for name in WAYS] + ON_DISK
 
 
-@pytest.fixture(params=PLACES, ids="-on-".join)
+@pytest.fixture(params=WAYS_AND_DATABASES, ids="-on-".join)
 def way(request: pytest.FixtureRequest, memory_options: MemoryOptions, events: RecordedEvents) -> Iterator[Way]:
     """Return a way to call agents, over an empty database."""
     name, kind = request.param
@@ -401,13 +401,12 @@ def test_a_call_after_closing_raises_an_error(way: Way) -> None:
     assert len(model.calls) == 1
 
 
+@pytest.mark.parametrize("way", ON_DISK, ids="-on-".join, indirect=True)
 def test_closing_stores_the_answer_of_a_stopped_run(way: Way, memory_options: MemoryOptions, request: Any) -> None:
     agent, _ = agent_of(way, "hello")
     way.stream(agent, input_of("hi"), most=2, stream_mode="updates")
     way.close()
     _, kind = request.node.callspec.params["way"]
-    if kind == "sqlite-memory":
-        return
     url = request.getfixturevalue("postgres_url" if kind == "postgres" else "sqlite_url")
     with opened("sync", url, memory_options) as later:
         assert later.kept() == [("user", "hi"), ("assistant (interrupted)", "hello")]

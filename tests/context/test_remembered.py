@@ -41,7 +41,8 @@ def test_cached_texts_are_not_counted_again() -> None:
         return chars4(text)
 
     remembering = RememberingCounter(counting, most=2)
-    assert [remembering(text) for text in ("aaaa", "bbbbbbbb", "aaaa", "bbbbbbbb", "cccc", "cccc", "aaaa")]
+    texts = ("aaaa", "bbbbbbbb", "aaaa", "bbbbbbbb", "cccc", "cccc", "aaaa")
+    assert [remembering(text) for text in texts] == [chars4(text) for text in texts]
     assert counted == ["aaaa", "bbbbbbbb", "cccc", "aaaa"]
 
 
