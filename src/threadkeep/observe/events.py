@@ -113,7 +113,7 @@ class AgentOutsideTurn(SessionEvent):
 
 
 class TurnBegunInTool(SessionEvent):
-    """An agent without memory called the first agent with memory in a tool, so the tool's input begins the turn."""
+    """An agent without memory called the first agent with memory in a tool, so the tool's message begins the turn."""
 
 
 class TurnWaits(SessionEvent):
