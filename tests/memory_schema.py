@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager, closing, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
+from threadkeep import MemoryOptions
 from threadkeep.store.address import DatabaseAddress
 from threadkeep.store.driver import Driver, StoreOptions
 from threadkeep.store.migrations import migrate, schema_version
@@ -37,7 +38,8 @@ def schema_templates(file: Path) -> Iterator[None]:
 @asynccontextmanager
 async def open_prepared(address: DatabaseAddress, options: StoreOptions) -> AsyncIterator[Driver]:
     """Open a database, and give a new one of SQLite its schema: a copy takes 1 ms, the migrations 12 to 16 ms."""
-    if _files and address.path is not None and options.key == StoreOptions().key:
+    # The file has the key of a memory's options, which the suites on encrypted files do not change.
+    if _files and address.path is not None and options.key == MemoryOptions().store.key:
         _copy_file(address.path)
     async with open_database(address, options) as driver:
         if _files and address.memory_name is not None and await schema_version(driver) == 0:
