@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +15,7 @@ from langchain_core.messages import AIMessage
 from langchain_core.runnables import RunnableConfig
 from langchain_core.tools import BaseTool, tool
 from langgraph.checkpoint.base import CheckpointTuple
+from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, StateGraph
 from langgraph.types import interrupt
 
@@ -93,6 +96,12 @@ def paying(*tools: BaseTool) -> Workflow:
     builder.add_node("till", node)  # type: ignore[call-overload]
     builder.add_edge(START, "till")
     return python_workflow("till", builder)
+
+
+def marked_in_its_metadata(marked: BaseTool) -> BaseTool:
+    """Mark a tool that must not run twice without `not_idempotent`."""
+    marked.metadata = {"idempotent": False}
+    return marked
 
 
 def calling(name: str, amount: int) -> AIMessage:
@@ -218,6 +227,7 @@ def test_not_idempotent_marks_a_tool_or_its_function() -> None:
         return text
 
     assert [is_idempotent(one) for one in (pay, tool(function), harmless)] == [False, False, True]
+    assert not is_idempotent(marked_in_its_metadata(harmless))
 
 
 @pytest.mark.parametrize(("answer", "paid"), [("again", 2), ("skip", 1), ("13 went out", 1)])
@@ -287,13 +297,31 @@ async def test_a_tool_that_asks_a_person_itself(desk: RunDesk) -> None:
     assert PAID == ["7 yes"]
 
 
-async def test_a_finished_tool_call_is_not_repeated(desk: RunDesk) -> None:
-    """A finished tool call is not repeated when its run is retried after a failed model call."""
-    desk.model = ScriptedModel([calling("pay", 5), TimeoutError(), "thank you"])
-    async with desk.open(paying(), options=LEAVING) as service:
-        result = await carried_out(service, RunRequest(workflow="till", text="pay", session_id="room"))
-        again = await carried_out(service, RunRequest(workflow="till", text="more", session_id="room"))
-    assert (result.text, PAID, again.status) == ("thank you", ["5"], "failed")
+@pytest.mark.parametrize("marked", [not_idempotent, marked_in_its_metadata])
+async def test_a_finished_tool_call_is_not_repeated(
+    every_desk: RunDesk, marked: Callable[[BaseTool], BaseTool]
+) -> None:
+    """The next service does not repeat a finished tool call, even if the checkpoints after the call are lost."""
+    begun: list[InMemorySaver] = []
+
+    @marked
+    @tool
+    def pay_at_once(amount: int) -> str:
+        """Pay an amount."""
+        PAID.append(str(amount))
+        begun.append(copy.deepcopy(saver))
+        return f"paid {amount}"
+
+    saver, gate = InMemorySaver(), Gate()
+    every_desk.saver, every_desk.model = saver, ScriptedModel([calling("pay_at_once", 5), [gate, "never"]])
+    async with every_desk.open(paying(pay_at_once), options=LEAVING) as service:
+        run = await service.submit(RunRequest(workflow="till", text="pay", session_id="room"))
+        await gate.reached()
+    [every_desk.saver], every_desk.model = begun, ScriptedModel(["thank you"])
+    async with every_desk.open(paying(pay_at_once)) as service:
+        result = await service.result(run.run_id)
+    assert (result.text, PAID) == ("thank you", ["5"])
+    assert every_desk.model.calls[0][-1].text == "paid 5"
 
 
 async def test_a_deleted_run_calls_no_tool(desk: RunDesk) -> None:
