@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import itertools
 import json
 from pathlib import Path
@@ -26,7 +25,6 @@ ANSWER_FIELDS = {
     "usage",
     "context",
 }
-NESTED: dict[str, object] = functools.reduce(lambda inner, _: {"a": inner}, range(40), {})
 
 
 async def test_an_answer_has_exactly_the_documented_fields(client: httpx2.AsyncClient) -> None:

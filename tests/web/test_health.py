@@ -10,7 +10,7 @@ import httpx2
 import pytest
 
 from tests.recorded_events import RecordedEvents
-from tests.web.services import check_problem, client_of, opened_app, say, settings_for
+from tests.web.services import check_problem, client_of, history, opened_app, say, settings_for
 from threadkeep import Message, open_memory
 from threadkeep.app import App, open_app
 from threadkeep.errors import StoreUnavailable
@@ -64,7 +64,7 @@ async def test_the_service_is_not_ready_without_its_database(
 
 
 async def test_a_replaced_database_file_is_named_with_the_cure(tmp_path: Path) -> None:
-    """Readiness, the 503 of a write and the event of a deferred write name the replaced file."""
+    """Readiness, the 503 of a write and the event of a deferred write name the replaced file; reads succeed."""
     settings = settings_for(tmp_path, database_url=f"sqlite:///{tmp_path}/threadkeep.db")
     async with opened_app(ScriptedModel(["hello"]), settings) as app, client_of(app) as client:
         await say(client, "hi", session_id="s1")
@@ -79,6 +79,8 @@ async def test_a_replaced_database_file_is_named_with_the_cure(tmp_path: Path) -
             assert "removed or replaced" in detail
             assert "restart this process" in detail
             assert str(tmp_path) not in detail
+        read = [message["content"] for message in await history(client, "s1")]
+        assert read == ["hi", "hello"]
     async with open_memory(f"sqlite:///{path}", observers=[events], options=settings.memory_options()) as memory:
         shutil.copy(path, tmp_path / "copy.db")
         (tmp_path / "copy.db").rename(path)

@@ -243,9 +243,10 @@ async def proposed(client: httpx2.AsyncClient, **parameters: str) -> list[dict[s
 
 
 async def test_directives_are_followed_listed_and_undone(tmp_path: Path) -> None:
-    """A directive in the chat becomes an accepted proposal and a fact of its user, and can be undone."""
+    """A directive becomes an accepted proposal and a fact, which the next call contains until it is undone."""
+    model = ScriptedModel(["Noted.", "Small ones.", "Any."])
     settings = settings_for(tmp_path, directives=True, facts=True)
-    async with opened_app(DemoModel(), settings) as app, client_of(app) as client:
+    async with opened_app(model, settings) as app, client_of(app) as client:
         await say(client, "preference (user): Keep diffs small.", session_id="room:1", user_id="ann")
         [listed] = await proposed(client, user_id="ann", status="accepted")
         assert (listed["key"][:10], listed["value"]) == ("preference", "Keep diffs small.")
@@ -255,9 +256,13 @@ async def test_directives_are_followed_listed_and_undone(tmp_path: Path) -> None
         check_problem(await client.get(f"{address}?user_id=bob"), 404, "knowledge-not-found")
         assert (await client.get("/api/v1/facts/proposals?user_id=bob")).json()["proposals"] == []
         assert await keys(client, scope="user", owner="ann") == [listed["key"]]
+        await say(client, "Which diffs?", session_id="room:2", user_id="ann")
+        assert f'> {listed["key"]}: "Keep diffs small." (user' in "".join(message.text for message in model.calls[-1])
         undone = await client.post(address, json={"decision": "undo", "by": "ann"})
         assert (undone.status_code, undone.json()["status"]) == (200, "undone")
         assert await keys(client, scope="user", owner="ann") == []
+        await say(client, "Which diffs now?", session_id="room:3", user_id="ann")
+        assert "Keep diffs small." not in "".join(message.text for message in model.calls[-1])
         assert (await client.post(address, json={"decision": "accept", "by": "ann"})).status_code == 422
 
 

@@ -74,6 +74,12 @@ async def test_a_summarised_message(tmp_path: Path) -> None:
         assert "in the summary of 1–" in await verdicts(client, "Day 0")
 
 
+async def test_a_message_over_the_budget(tmp_path: Path) -> None:
+    async with service(tmp_path, history_max_tokens=60, history_window="sliding") as client:
+        await said(client, "s", "My cat is called Miso.", "Tell me about the sea. " * 12, "Hello.")
+        assert "over the budget of 60 tokens" in await verdicts(client, "cat Miso")
+
+
 async def test_a_user_sees_no_messages_of_another(client: httpx2.AsyncClient) -> None:
     await said(client, "s", "My cat is called Miso.", user_id="ana")
     assert "cat is called" not in await verdicts(client, "Miso", session="", user="ben")
