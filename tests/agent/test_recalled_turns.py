@@ -271,7 +271,9 @@ async def test_no_message_is_in_both_block_and_window(sqlite_memory: Memory, win
     agent = create_agent(model, [count_hives], middleware=[session_memory])
     config: RunnableConfig = {"configurable": {"thread_id": "room"}}
     await agent.ainvoke({"messages": [HumanMessage("Which bees like clover?")]}, config)
-    for stored in await sqlite_memory.manifests.of_session("room"):
+    manifests = await sqlite_memory.manifests.of_session("room")
+    assert len(manifests) == 2
+    for stored in manifests:
         entries = ContextManifest.from_dict(stored.manifest).entries
         quoted = {turn.seq for entry in entries for turn in entry.turns}
         assert quoted
@@ -287,6 +289,7 @@ async def test_a_copy_in_a_branch_is_not_quoted_beside_its_original(memory: Memo
     everything = "\n".join(message.text for message in told)
     assert everything.count(FACT) == 1
     texts = [message.text for message in told if message.text.startswith("Today")]
+    assert texts
     assert all(everything.count(text) == 1 for text in texts)
 
 

@@ -26,12 +26,10 @@ from threadkeep.knowledge.graphiti.turns import group_id_of
 from threadkeep.knowledge.promotion import Promotion
 from threadkeep.observe import GraphRecalled
 from threadkeep.records.graphiti import GraphitiOptions
-from threadkeep.records.knowledge import ScopeKind
 from threadkeep.testing import ScriptedModel
 
 pytestmark = [pytest.mark.foreign, pytest.mark.timeout(900)]
 
-SCOPES: tuple[ScopeKind, ...] = ("session", "workspace")
 TALK = [
     text for number in range(1, 21) for text in (f"Question {number} is about Garden {number}.", f"Answer {number}.")
 ]

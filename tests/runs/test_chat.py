@@ -15,6 +15,7 @@ from langchain_core.tools import tool
 from tests.agent.talking import add, adding, kept, kept_with_status, numbered, seen
 from tests.recorded_events import RecordedEvents
 from tests.runs.chatting import ROOM, Chats, events_of, said, words_of
+from tests.runs.desk import eventually
 from threadkeep import (
     BudgetTooSmall,
     InvalidInput,
@@ -27,6 +28,7 @@ from threadkeep import (
 from threadkeep.agent.turn_options import ChatOptions
 from threadkeep.errors import Interrupted, InvalidSettings
 from threadkeep.observe import TurnFinished
+from threadkeep.records.runs import RunQuery
 from threadkeep.runs.chat_turns import ChatAnswer, ChatContext, ChatRequest, ChatStarted, ChatTurn, ChatUsage
 from threadkeep.runs.streams import RunPiece
 from threadkeep.testing import Gate, ScriptedModel
@@ -135,12 +137,23 @@ async def test_a_later_message_does_not_overtake_waiting_messages(sqlite_memory:
     await gates[1].reached()
     third = chat.begin(said("question 2"))
     gates[2].open()
-    done, _ = await asyncio.wait([third.task] if third.task else [], timeout=0)
-    assert not done
+
+    async def statuses() -> list[str]:
+        runs, _ = await sqlite_memory.runs.records.runs(RunQuery(session_id=ROOM))
+        return [run.status for run in runs]
+
+    async def third_is_stored() -> bool:
+        return len(await statuses()) == 3
+
+    await eventually(third_is_stored)
+    assert await statuses() == ["queued", "running", "done"]
+    assert len(model.calls) == 2
     gates[1].open()
     await third.answer()
     await second.answer()
-    assert [text for _, text in await kept(sqlite_memory, ROOM)][2::2] == ["question 1", "question 2"]
+    assert [text for _, text in await kept(sqlite_memory, ROOM)] == [
+        text for number in range(3) for text in (f"question {number}", f"answer {number}")
+    ]
 
 
 async def test_sessions_run_in_parallel(memory: Memory, make_chat: Chats) -> None:

@@ -55,7 +55,7 @@ async def test_an_answer_of_an_outage_is_superseded_by_a_delivered_one(
 ) -> None:
     """A pending answer is superseded by a stored answer that a caller got.
 
-    A repeat returns the stored one, even in this process.
+    A repeat and the run return the stored one, even in this process.
     """
     gate = Gate()
     chat = make_chat(memory, ScriptedModel([[gate, "mine"]]))
@@ -76,7 +76,9 @@ async def test_an_answer_of_an_outage_is_superseded_by_a_delivered_one(
 
     await eventually(run_is_over)
     again = await chat.ask(said("hi", "1"))
-    assert again.response == "theirs"
+    run = await memory.runs.run(again.run_id)
+    assert run is not None
+    assert (again.response, run.result and run.result["text"]) == ("theirs", "theirs")
     assert [message.content for message in await memory.session(ROOM).tail(9)] == ["hi", "theirs"]
 
 

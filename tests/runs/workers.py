@@ -16,6 +16,7 @@ from threadkeep.runs.engine.engine import Engine, EngineOptions
 from threadkeep.runs.engine.opening import open_engine
 from threadkeep.store.address import parse_address
 
+UNEXPLAINED = "cancelled-without-a-reason"
 _TAKE_OVER_SECONDS = 0.2
 
 
@@ -58,12 +59,14 @@ class Notes:
 
 
 def faults(notes: list[Note], runs: set[str]) -> list[str]:
-    """Return a sentence about each run that was lost or executed twice at a time."""
+    """Return a sentence about each run that was lost, executed twice at a time, or cancelled without a reason."""
     ended = {note.run_id for note in notes if note.what == "end"}
     found = [f"{run_id} was not executed to its end" for run_id in sorted(runs - ended)]
     holders: defaultdict[str, set[int]] = defaultdict(set)
     dead: set[int] = set()
     for note in notes:
+        if note.what == UNEXPLAINED:
+            found.append(f"{note.run_id} was cancelled without a reason")
         if note.what == "dead":
             dead.add(note.pid)
         elif note.what == "begin":
@@ -97,7 +100,7 @@ async def _work(job: Job, stop: Event | None) -> None:
         try:
             await asyncio.sleep(job.seconds)
         except asyncio.CancelledError:
-            job.notes.add(engine.stopping(run_id) or "cancelled without a reason", run_id)
+            job.notes.add(engine.stopping(run_id) or UNEXPLAINED, run_id)
             raise
         job.notes.add("end", run_id)
 

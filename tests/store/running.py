@@ -5,8 +5,6 @@ from __future__ import annotations
 from threadkeep import Memory
 from threadkeep.records.runs import Begun, NewRun, Run, RunQuery, RunStatus
 
-DEAD_AFTER_SECONDS = 15
-
 
 def asked(run_id: str, *, session: str | None = "room", message: str | None = None, said: str = "hello") -> NewRun:
     """Return a new run of the support workflow."""
