@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from datetime import UTC, datetime
 
 import pytest
 from hypothesis import given
@@ -125,7 +126,7 @@ def test_a_sent_time_without_a_zone_is_not_stored(told: object) -> None:
     """The `sent_at` of a person's message is stored if it has a time zone; that of an answer is not."""
     assert from_langchain(HumanMessage("hi", response_metadata={"sent_at": told})).sent_at is None
     known = {"sent_at": "2026-01-01T12:00:00+08:00"}
-    assert from_langchain(HumanMessage("hi", response_metadata=known)).sent_at is not None
+    assert from_langchain(HumanMessage("hi", response_metadata=known)).sent_at == datetime(2026, 1, 1, 4, tzinfo=UTC)
     assert from_langchain(AIMessage("hi", response_metadata=known)).sent_at is None
 
 

@@ -12,7 +12,7 @@ from langgraph.graph import END, START, StateGraph
 from tests.agent.talking import kept
 from tests.recorded_events import RecordedEvents
 from tests.runs.chatting import ROOM, Chats
-from tests.runs.desk import asking_twice
+from tests.runs.desk import asking_twice, eventually
 from threadkeep import Memory
 from threadkeep.errors import (
     Interrupted,
@@ -23,7 +23,7 @@ from threadkeep.errors import (
     WorkflowNotFound,
 )
 from threadkeep.observe import TurnFinished
-from threadkeep.records.runs import Run
+from threadkeep.records.runs import Run, RunQuery
 from threadkeep.runs.chat_turns import ChatRequest
 from threadkeep.runs.service import RunService
 from threadkeep.runs.worker import Worker
@@ -141,7 +141,13 @@ async def test_a_session_is_deleted_between_turns(memory: Memory, make_chat: Cha
     turn = chat.begin(ChatRequest("one", session_id=ROOM))
     await gate.reached()
     deleting = asyncio.create_task(chat.delete(ROOM))
-    await asyncio.sleep(0)
+
+    async def is_queued() -> bool:
+        runs, _ = await memory.runs.records.runs(RunQuery(session_id=ROOM))
+        return [run.status for run in runs] == ["queued", "running"]
+
+    await eventually(is_queued)
+    assert await kept(memory, ROOM) == [("user", "one")]
     gate.open()
     assert (await turn.answer()).response == "first"
     await deleting
