@@ -15,6 +15,7 @@ from multiprocessing.context import ForkServerProcess
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
+import tests.encryption  # noqa: F401 - child processes import this module, and encrypt as their parent does
 from bench.endings import end_with_parent
 from tests.limits import HANG_SECONDS
 

@@ -22,13 +22,13 @@ import structlog
 from hypothesis import HealthCheck, settings
 from hypothesis.database import DirectoryBasedExampleDatabase
 
+import tests.encryption  # noqa: F401 - it encrypts the files of the tests
 from tests.limits import HANG_SECONDS
 from tests.memory_folder import memory_folder
 from tests.memory_schema import open_prepared, schema_templates
 from tests.recorded_events import RecordedEvents
 from threadkeep import Memory, MemoryOptions, open_memory, open_memory_sync
 from threadkeep.history.pending import PendingOptions
-from threadkeep.store.driver import StoreOptions
 from threadkeep.testing import SettableClock
 
 if TYPE_CHECKING:
@@ -46,10 +46,6 @@ if "TMPDIR" not in os.environ and (_MEMORY := memory_folder()) is not None:
 _FOLDER = Path(tempfile.mkdtemp(prefix="threadkeep-tests-"))
 os.environ |= {"XDG_DATA_HOME": str(_FOLDER / "data"), "XDG_STATE_HOME": str(_FOLDER / "state")}
 os.environ.setdefault("XDG_RUNTIME_DIR", str(_FOLDER))
-# With this key, every SQLite file of the tests is encrypted; see tests/store/test_sqlcipher.py.
-if _KEY := os.environ.pop("THREADKEEP_TEST_DATABASE_KEY", None):
-    *_OTHER_DEFAULTS, _ = StoreOptions.__init__.__defaults__ or ()
-    StoreOptions.__init__.__defaults__ = (*_OTHER_DEFAULTS, _KEY)
 # The command line uses the same setting.
 os.environ["LANGGRAPH_STRICT_MSGPACK"] = "true"
 
