@@ -1,4 +1,4 @@
-# The verbs of Threadkeep. Each brings .venv up to date by itself, from the hashed lock in requirements/.
+# The commands of Threadkeep. Each first updates .venv from the lock in requirements/, which has hashes.
 #   PYTHON=python3.13     the Python to use            ARGS="tests/store -k tail"   what `make test` runs
 #   VENV=.venv-3.13       another environment          UPGRADE=1                    with `make lock`: newest versions
 
@@ -14,34 +14,34 @@ PYTHON_HERE := $(VENV)/bin/python
 help:
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
-setup: with-dev ## make .venv ready to work in
+setup: with-dev ## create or update .venv for development
 	@echo "$(VENV) is ready."
 
-run: with-server ## start the service on this machine, with a demo model
+run: with-server ## start the service on this machine with the demo model
 	@exec $(VENV)/bin/threadkeep serve
 
-# Processes of the tests keep what they compile, whatever the environment says: each would compile 2,000 modules anew.
+# Let the processes of the tests write bytecode in any environment; otherwise each of them compiles 2,000 modules.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(PYTHON_HERE) -m pytest -n 2 --dist loadgroup
 
-# A process of two waits for a database a third of the time. To keep groups together, the scheduler searches all tests.
-test: with-dev ## run the tests, on SQLite and on a PostgreSQL of their own
+# With two workers, each waits for a database a third of the time. `loadgroup` searches all tests for each group.
+test: with-dev ## run the tests on SQLite and on a PostgreSQL server that they start
 	$(PYTEST) -n 3 --dist worksteal $(ARGS)
 
-slow: with-dev ## run the tests that take long: processes that are killed, random requests and sessions, benches
+slow: with-dev ## run the slow tests: killed processes, random requests and sessions, benches
 	$(PYTEST) -m slow $(ARGS)
 
-suites: with-dev ## run the suites of the stores once more, on encrypted files and on partitioned tables
+suites: with-dev ## run the test suites of the stores again, on encrypted files and on partitioned tables
 	$(PYTEST) -m suites $(ARGS)
 
-# Beside the set `dev`, and only where there is a browser: the driver alone is 130 MB.
-browser: with-dev ## test the console in Chromium, where it is installed: live pages, keys, and no violation that axe finds
+# Not part of `dev`, and only if a browser is installed: the driver alone has 130 MB.
+browser: with-dev ## test the console in Chromium, if it is installed: live pages, keys, accessibility with axe
 	@if command -v chromium >/dev/null; then sh scripts/browser.sh && $(PYTEST) -m browser $(ARGS) tests/web/console; \
 		else echo "no Chromium on this machine (apt-get install chromium): the tests in a browser are skipped."; fi
 
-chaos: with-dev ## run services beside faults for a minute on each database
+chaos: with-dev ## run services under faults for a minute on each database
 	$(PYTEST) -m chaos $(ARGS) tests/bench
 
-fuzz: with-dev ## run the tests of properties on many random examples; every other verb takes the same few
+fuzz: with-dev ## run the property tests with many random examples; other commands use a few fixed ones
 	HYPOTHESIS_PROFILE=fuzz $(PYTEST) -m hypothesis $(ARGS)
 
 lint: with-dev ## check style, format, layers, spelling, pyproject, lock and prose
@@ -56,24 +56,23 @@ lint: with-dev ## check style, format, layers, spelling, pyproject, lock and pro
 type: with-dev ## check types, tests included
 	$(PYTHON_HERE) -m mypy
 
-docs: with-dev ## check that the docs are complete and their code runs; build their site
+docs: with-dev ## check that the docs are complete and that their code runs; build their site
 	$(PYTHON_HERE) -m pytest tests/docs $(ARGS)
 	NO_COLOR=1 $(VENV)/bin/zensical build --strict --clean
 
-bench: with-bench ## measure against raw SQL and other memories; writes into docs/
+bench: with-bench ## compare the speed with raw SQL and other memories; writes into docs/
 	$(PYTHON_HERE) -m bench $(ARGS)
 
-fmt: with-dev ## put the code in format and mend what ruff can mend
+fmt: with-dev ## format the code, and fix what ruff can fix
 	$(PYTHON_HERE) -m ruff check --fix .
 	$(PYTHON_HERE) -m ruff format .
 
-lock: with-dev ## compile requirements/ anew from pyproject.toml
+lock: with-dev ## compile requirements/ again from pyproject.toml
 	@sh scripts/lock.sh $(if $(UPGRADE),--upgrade)
 
-# deepagents, LangGraph's server and Graphiti pin what does not resolve beside the set `dev`, so they have environments of
-# their own.
-# There are no wheels of Graphiti's database for every machine: where it cannot be set up, its tests are skipped and say so.
-foreign: with-dev ## test beside what needs an environment of its own (deepagents, LangGraph's server, Google ADK, LlamaIndex, Pydantic AI, JavaScript, a Graphiti server)
+# deepagents, LangGraph's server and Graphiti pin packages that conflict with `dev`, so they have separate environments.
+# Graphiti's database has no wheel for some machines: its tests are skipped there, with the reason.
+foreign: with-dev ## run the tests with packages in separate environments (deepagents, LangGraph's server, Google ADK, LlamaIndex, Pydantic AI, JavaScript, a Graphiti server)
 	@VENV=.venv-deepagents sh scripts/setup.sh deepagents
 	@VENV=.venv-adapters sh scripts/setup.sh adapters
 	@VENV=.venv-graphiti sh scripts/setup.sh graphiti && sh scripts/graphiti_source.sh .venv-graphiti || true
@@ -82,12 +81,12 @@ foreign: with-dev ## test beside what needs an environment of its own (deepagent
 	@sh scripts/agent_chat_ui.sh
 	$(PYTEST:loadgroup=loadfile) -m foreign tests/foreign $(ARGS)
 
-sbom: with-sbom ## write the list of what the service installs (CycloneDX) into sbom.json
+sbom: with-sbom ## write the packages of the service to sbom.json (CycloneDX)
 	@.venv-sbom/bin/cyclonedx-py requirements requirements/server.txt --output-reproducible --output-file sbom.json
 	@echo "sbom.json lists what requirements/server.txt installs."
 
-# No gate: it asks an advisory service (pypi.org, or osv.dev with ARGS="-s osv"), which not every machine can reach.
-audit: with-sbom ## look for known weaknesses of what the service installs, where advisories can be reached
+# Not part of CI, because some machines cannot reach the advisory service (pypi.org, or osv.dev with ARGS="-s osv").
+audit: with-sbom ## check the packages of the service for known vulnerabilities, if an advisory service can be reached
 	@.venv-sbom/bin/pip-audit --strict --require-hashes --disable-pip --requirement requirements/server.txt $(ARGS) || \
 		{ echo "Weaknesses were found, or no advisory service could be reached: the lines above say which."; exit 1; }
 

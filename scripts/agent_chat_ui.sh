@@ -1,5 +1,5 @@
 #!/bin/sh
-# Builds agent-chat-ui, a template of the npm package create-agent-chat-app, in .agent-chat-ui, if npm and Chromium are there.
+# Builds agent-chat-ui, a template of the npm package create-agent-chat-app, in .agent-chat-ui, if npm and Chromium are installed.
 set -eu
 cd "$(dirname "$0")/.."
 version=0.1.6
@@ -13,7 +13,7 @@ rm -rf .agent-chat-ui
 mkdir .agent-chat-ui
 cd .agent-chat-ui
 set -- --no-package-lock --no-audit --no-fund --loglevel error
-# What it depends on has no lock: a new version that does not build is no fault of the service.
+# Its dependencies have no lock: if a new version does not build, the service is not the cause.
 if npm install --prefix . --ignore-scripts "$@" "create-agent-chat-app@$version" &&
     cp -R node_modules/create-agent-chat-app/templates/vite page && cd page &&
     npm install --legacy-peer-deps "$@" && npx vite build --logLevel error; then

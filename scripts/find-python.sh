@@ -1,6 +1,6 @@
 #!/bin/sh
-# Prints a Python that can carry Threadkeep: any from 3.12 on, or exactly the version asked for (`find-python.sh 3.13`).
-# Candidates are run, not believed: a pyenv shim is on PATH also when no Python stands behind it.
+# Prints a Python for Threadkeep: any from 3.12 on, or exactly the given version (`find-python.sh 3.13`).
+# Candidates are executed, because a pyenv shim is on PATH even if its Python is not installed.
 set -u
 asked=${1:-}
 
@@ -31,7 +31,7 @@ candidates() { # one path a line: PATH first, then where pyenv and uv keep their
         "${XDG_DATA_HOME:-$home/.local/share}"/uv/python/cpython-3.1[2-9]*/bin/python3; do
         [ -x "$path" ] && printf '%s\n' "$path"
     done
-    # --system: not the project's own .venv, which is what a Python is being looked for to make.
+    # --system excludes the project's own .venv, which is to be created.
     uv python find --system --no-project ">=3.12" </dev/null 2>/dev/null
 }
 
@@ -41,7 +41,7 @@ if [ -n "${PYTHON:-}" ] && [ -z "$asked" ]; then
     exit 1
 fi
 
-# A Python that can make environments on its own is better than one that cannot (Debian's without python3-venv).
+# Prefer a Python with the module venv (Debian's needs python3-venv).
 for modules in "venv ensurepip" ""; do
     found=$(candidates | while read -r candidate; do
         fits "$candidate" "$modules" && printf '%s\n' "$candidate" && break

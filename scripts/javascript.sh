@@ -1,6 +1,6 @@
 #!/bin/sh
-# Installs the JavaScript clients of tests/foreign into .javascript, if npm is there. Without a package lock, which would
-# record where packages are downloaded from.
+# Installs the JavaScript clients of tests/foreign into .javascript, if npm is installed. There is no package lock, because
+# it would record download addresses.
 set -eu
 cd "$(dirname "$0")/.."
 wanted=tests/foreign/javascript/package.json

@@ -1,8 +1,8 @@
 #!/bin/sh
-# Compiles requirements/ from pyproject.toml: `lock.sh` changes what pyproject.toml asks for, `lock.sh --upgrade` all.
+# Compiles requirements/ from pyproject.toml: `lock.sh` changes only what pyproject.toml requires, `lock.sh --upgrade` all.
 #
-# From the richest set down, each held to the versions of the one before: a set only ever adds to a poorer one. Hashes
-# for every platform, and no download addresses: those are each machine's own business.
+# Begins with the largest set; each smaller set gets the versions of the larger one. The locks have hashes for every
+# platform, and no download addresses, which depend on the machine.
 set -eu
 cd "$(dirname "$0")/.."
 environment=${VENV:-.venv}
@@ -25,10 +25,10 @@ compile dev pyproject.toml --extra server --group build --group dev --constraint
 compile server pyproject.toml --extra server --group build --constraint requirements/dev.txt
 compile browser --group browser --constraint requirements/dev.txt
 compile base pyproject.toml --constraint requirements/server.txt
-# It asks for a package without a wheel, which only its search for blocking calls needs.
+# It requires a package without a wheel, which only its detection of blocking calls needs.
 echo "forbiddenfruit; python_version < '3'" | compile deepagents "$@" pyproject.toml --group build --group deepagents --override -
 compile adapters "$@" pyproject.toml --extra google-adk --extra llama-index --extra postgres --extra pydantic-ai --group build --group adapters
-# It asks for certificates of a day on which some indexes have none yet.
+# It requires a version of the certificates that some indexes do not have yet.
 echo "certifi>=2025.1.31" | compile graphiti "$@" pyproject.toml --group build --group graphiti --override -
 compile sbom "$@" --group sbom
 compile uv "$@" --group installer

@@ -1,9 +1,9 @@
 #!/bin/sh
-# Brings the environment in .venv to one of the locked sets: `setup.sh server` (to run), `dev` (to work on) or `bench`;
-# and another one (VENV) to `deepagents`, `graphiti` or `adapters`, which are sets of their own.
+# Updates the environment in .venv to one of the locked sets: `setup.sh server` (to run), `dev` (to develop) or `bench`; or
+# another environment (VENV) to one of the separate sets `deepagents`, `graphiti` and `adapters`.
 #
-# Everything comes from requirements/, with hashes; nothing is installed outside the environment. A set holds the ones
-# before it, so an environment with a richer set is left as it is. When nothing changed this takes no time.
+# All packages come from requirements/, with hashes; nothing is installed outside the environment. Each set contains the
+# previous ones, so an environment with a larger set is not changed. If nothing changed, this returns at once.
 set -eu
 cd "$(dirname "$0")/.."
 wanted=${1:-dev}
@@ -11,7 +11,7 @@ environment=${VENV:-.venv}
 python=$environment/bin/python
 stamp=$environment/threadkeep-setup
 export PIP_DISABLE_PIP_VERSION_CHECK=1
-# Companies' proxies sign with certificates that only the system knows.
+# Company proxies use certificates that only the system trusts.
 export UV_SYSTEM_CERTS="${UV_SYSTEM_CERTS:-1}"
 
 say() { printf 'setup: %s\n' "$*" >&2; }
