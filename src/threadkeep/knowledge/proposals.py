@@ -141,7 +141,7 @@ class Proposals(ClockedTables, sql=(*OWNER_SQL, "learning.sql")):
 
         Raises:
             KnowledgeNotFound: the proposal does not exist, or the user may not see it.
-            InvalidInput: the proposal is already decided, or its message was taken back.
+            InvalidInput: the proposal was accepted or undone before, or its message was taken back.
             StoreUnavailable: the database does not answer; a retry is safe.
         """
         check_name("person's name", by, 512)
