@@ -37,6 +37,7 @@ async function langgraphReact() {
   const { useStream } = await import("@langchain/react");
   const done = new Promise((resolve, reject) => {
     let sent = false;
+    let settled;
     function Chat() {
       const stream = useStream({ apiUrl: url, assistantId: "chat" });
       useEffect(() => {
@@ -48,10 +49,9 @@ async function langgraphReact() {
       useEffect(() => {
         const texts = (stream.messages ?? []).map((message) => message.text ?? message.content);
         if (stream.error) reject(stream.error);
-        // The end of the run comes in a stream of its own, which may be before the last words.
-        const stored = (stream.values?.messages ?? [])[1];
-        const whole = stored && texts[1] === (stored.text ?? stored.content);
-        if (texts.length === 2 && texts[1] && whole && !stream.isLoading) resolve(texts);
+        // The end of the run is in another stream than its messages, and may come before the last of them.
+        clearTimeout(settled);
+        if (texts.length === 2 && !stream.isLoading) settled = setTimeout(() => resolve(texts), 1000);
       });
       return null;
     }
