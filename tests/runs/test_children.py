@@ -190,19 +190,25 @@ async def test_a_waiting_child_that_is_cancelled_alone(every_desk: RunDesk) -> N
         assert (await service.result(above.run_id)).text == "Ann is 30"
 
 
+async def begin_beside_a_child(service: RunService, gate: Gate) -> tuple[str, Run]:
+    """Start a run of `BESIDE`; return its id and its child when the child waits and the run executes another node."""
+    top = (await service.submit(ASKED)).run_id
+    await gate.reached()
+
+    async def child_waits() -> bool:
+        return [run.status for run in await service.tree(top)] == ["running", "waiting"]
+
+    await eventually(child_waits)
+    _, child = await tree_of(service, top)
+    return top, child
+
+
 async def test_a_child_that_is_cancelled_before_its_parent_waits(every_desk: RunDesk) -> None:
     """Its parent has other work; then it does not wait for an answer to the child."""
     gate = Gate()
     every_desk.model = ScriptedModel([["draft", gate]])
     async with every_desk.open(asking_twice(), BESIDE) as service:
-        top = (await service.submit(ASKED)).run_id
-        await gate.reached()
-
-        async def child_waits() -> bool:
-            return await statuses(every_desk.memory, top) == ["running", "waiting"]
-
-        await eventually(child_waits)
-        _, child = await tree_of(service, top)
+        top, child = await begin_beside_a_child(service, gate)
         await service.cancel(child.run_id)
         gate.open()
 
@@ -250,14 +256,7 @@ async def test_an_answer_to_a_child_before_its_parent_waits_is_to_be_sent_again(
     gate = Gate()
     every_desk.model = ScriptedModel([["draft", gate]])
     async with every_desk.open(asking_twice(), BESIDE) as service:
-        top = (await service.submit(ASKED)).run_id
-        await gate.reached()
-
-        async def child_waits() -> bool:
-            return [run.status for run in await service.tree(top)] == ["running", "waiting"]
-
-        await eventually(child_waits)
-        _, child = await tree_of(service, top)
+        top, child = await begin_beside_a_child(service, gate)
         with pytest.raises(RunBusy, match="send the answer again"):
             await service.resume_once(child.run_id, "Ann", message_id="m2")
         with pytest.raises(RunBusy, match="send the answer again"):

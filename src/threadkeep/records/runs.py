@@ -379,5 +379,10 @@ class RunResult:
 
 def interrupts_of(run: Run) -> list[Mapping[str, Json]]:
     """Return the questions that a run asks a person, each with its `id` and its `value`."""
-    asked = run.interrupt.get("interrupts") if isinstance(run.interrupt, Mapping) else None
+    return questions_in(run.interrupt)
+
+
+def questions_in(interrupt: Json) -> list[Mapping[str, Json]]:
+    """Return the questions in the `interrupt` of a run."""
+    asked = interrupt.get("interrupts") if isinstance(interrupt, Mapping) else None
     return [one for one in asked if isinstance(one, Mapping)] if isinstance(asked, list) else []

@@ -17,6 +17,7 @@ from threadkeep.records.runs import (
     RunInput,
     TraceEvent,
     WorkflowVersion,
+    questions_in,
 )
 from threadkeep.store.codec import clean_json, json_text, time_of, time_text
 from threadkeep.store.compact_json import compact
@@ -226,8 +227,8 @@ class Runs(ClockedTables, sql=("runs.sql", "{backend}/runs.sql")):
         cancelled just before, it is queued again.
         """
         waits = await self._execute("wait", {"run_id": run_id, "owner": owner, "interrupt": json_text(interrupt)}) > 0
-        asked = interrupt.get("interrupts") if isinstance(interrupt, Mapping) else None
-        for value in [one.get("value") for one in asked if isinstance(one, Mapping)] if isinstance(asked, list) else ():
+        for question in questions_in(interrupt):
+            value = question.get("value")
             child = await self.run(str(value["run_id"])) if isinstance(value, Mapping) and "run_id" in value else None
             if child is not None and child.parent_run_id == run_id and child.status == "cancelled":
                 await self._continue_above(child.run_id)
@@ -292,8 +293,8 @@ class Runs(ClockedTables, sql=("runs.sql", "{backend}/runs.sql")):
         """Stop a run and all its descendants in one transaction; return the ids of those that had not ended yet.
 
         A run that no process executes is cancelled at once. Another run stays `running` until its owner has stopped it.
-        `reason` is one word that is stored as the reason of the stop. If a waiting child is cancelled, the waiting
-        runs above it are queued again.
+        `reason` is one word that is stored as the reason of the stop. If a waiting child is cancelled, a second
+        transaction queues the waiting runs above it again; if the process dies before, repeat the call.
         """
         parameters = {"run_id": run_id, "reason": reason, "now": time_text(self._clock())}
         async with self._driver.writing() as connection:
@@ -308,6 +309,7 @@ class Runs(ClockedTables, sql=("runs.sql", "{backend}/runs.sql")):
             for cancelled in sorted(one for one, status, began in rows if status == "cancelled" and began):
                 held = await connection.fetch_each(self.trace.hold(cancelled, ended, ends=True))
                 await self.trace.store(connection, cancelled, held, ended, ends=True)
+        # A run above that begins to wait meanwhile sees the cancellation only after the commit, so look for it now.
         await self._continue_above(run_id)
         return [cancelled for cancelled, *_ in rows]
 
