@@ -45,9 +45,9 @@ def test_prune_deletes_old_trees_of_runs(filled: CommandLine) -> None:
     Whole trees are deleted with their checkpoints; runs set aside have a limit of their own.
     """
     said = filled("runs", "prune", "--dry-run", "--json").json
-    assert said == {"dry_run": True, "trees": 1, "runs": 2, "events": 2, "root_run_ids": ["old"]}
+    assert said == {"dry_run": True, "trees": 1, "runs": 2, "events": 4, "root_run_ids": ["old"]}
     shown = filled("runs", "prune", "--dry-run")
-    assert "Would be deleted: 2 runs (2 events) of 1 tree. Nothing was changed." in shown.out
+    assert "Would be deleted: 2 runs (4 events) of 1 tree. Nothing was changed." in shown.out
     assert filled("runs", "prune", "--older-than", "41", "--dry-run").out == "There are no runs that old.\n"
     assert left(filled) == ["aside", "child", "old", "young"]
     refused = filled("runs", "prune")
@@ -55,7 +55,7 @@ def test_prune_deletes_old_trees_of_runs(filled: CommandLine) -> None:
     assert "--yes" in refused.err
     assert left(filled) == ["aside", "child", "old", "young"]
     done = filled("runs", "prune", "--yes", "--json").json
-    assert done == {"dry_run": False, "trees": 1, "runs": 2, "events": 2, "versions": 0, "busy": 0}
+    assert done == {"dry_run": False, "trees": 1, "runs": 2, "events": 4, "versions": 0, "busy": 0}
     assert left(filled) == ["aside", "young"]
     assert query(filled.url, "SELECT run_id FROM chat_run_checkpoints ORDER BY run_id") == [("young",)]
     assert filled("runs", "prune").out == "There are no runs that old.\n"
@@ -65,7 +65,7 @@ def test_limits_can_be_given_as_options(filled: CommandLine) -> None:
     assert filled("runs", "prune", "--set-aside-older-than", "20").exit_code == 2
     assert "from 0 to 365000" in filled("runs", "prune", "--older-than", "1e9", "--dry-run").err
     done = filled("runs", "prune", "--older-than", "0", "--set-aside-older-than", "39", "--yes")
-    assert done.out == "Deleted 4 runs (4 events) of 3 trees.\n"
+    assert done.out == "Deleted 4 runs (8 events) of 3 trees.\n"
     assert left(filled) == []
     filled.set(THREADKEEP_RUN_RETENTION_DAYS="30", THREADKEEP_RUN_RETENTION_SET_ASIDE_DAYS="20")
     assert "THREADKEEP_RUN_RETENTION_SET_ASIDE_DAYS" in filled("runs", "prune").err

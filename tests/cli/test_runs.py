@@ -135,12 +135,12 @@ def test_estimated_tokens_are_marked(filled: CommandLine) -> None:
 
 def test_a_trace_is_a_line_for_each_event(filled: CommandLine) -> None:
     trace = filled("runs", "trace", "r-parent", "--json").json
-    assert [event["number"] for event in trace["events"]] == [1, 2, 3]
+    assert [event["number"] for event in trace["events"]] == [1, 2, 3, 4]
     assert set(trace["events"][0]) == set(RunEventBody.model_fields)
     shown = filled("runs", "trace", "r-parent").out
     assert "\x1b" not in shown
     lines = shown.splitlines()
-    assert len(lines) == 3
+    assert len(lines) == 4
     assert all(len(line) <= 160 for line in lines)
     assert re.match(r'2 +\d\.\d+ s  tool_called +answer  tool=look_up args={"shelf": 2}$', lines[1])
     assert lines[2].endswith("…")

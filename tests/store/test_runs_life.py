@@ -9,7 +9,7 @@ import pytest
 
 from tests.store.running import asked, begun, in_room
 from threadkeep import Memory
-from threadkeep.records.runs import NotYet, Run, RunEnd
+from threadkeep.records.runs import DoubleTexting, NotYet, Run, RunEnd
 from threadkeep.testing import SettableClock
 
 
@@ -117,6 +117,23 @@ async def test_a_cancel_includes_all_child_runs(memory: Memory, clock: SettableC
     assert not await memory.runs.give_back("g1", "c")
     assert await memory.runs.finish("g1", "c", "cancelled")
     assert await memory.runs.request_cancel("never") == []
+
+
+@pytest.mark.parametrize("policy", ["interrupt", "rollback"])
+async def test_the_trace_of_each_ended_run_ends_with_its_status(memory: Memory, policy: DoubleTexting) -> None:
+    """This includes a waiting child that a message stops, and a run that is ended for its owner."""
+    order, trace = memory.runs.order, memory.runs.trace
+    await order.add(asked("top"), owner="me")
+    for run_id in ("waits", "new", "runs"):
+        child = replace(asked(run_id, session=None), parent_run_id="top", trigger="child")
+        await order.add(child, owner=None if run_id == "new" else "me")
+    await memory.runs.wait("waits", "me", "sure?")
+    await order.add(asked("next"), policy=policy)
+    assert (await run_of(memory, "new")).status == "cancelled"
+    await memory.runs.finish("runs", "me", "cancelled", error="ParentOver")
+    ends = {run_id: [event.data for event in await trace.events(run_id)] for run_id in ("waits", "new", "runs")}
+    cancelled = {"status": "cancelled"}
+    assert ends == {"waits": [cancelled], "new": [], "runs": [{**cancelled, "error": "ParentOver"}]}
 
 
 async def test_a_cancelled_turn_blocks_the_next_until_it_ends(memory: Memory) -> None:

@@ -70,10 +70,10 @@ async def test_old_runs_are_deleted(memory: Memory, clock: SettableClock, events
     clock.advance(11 * DAY)
     planned = [tree async for tree in memory.run_retention.plan()]
     assert [(tree.root_run_id, tree.status, tree.runs, tree.events) for tree in planned] == [
-        ("failed", "failed", 1, 1),
-        ("old", "done", 1, 1),
+        ("failed", "failed", 1, 2),
+        ("old", "done", 1, 2),
     ]
-    assert await memory.run_retention.prune() == PrunedRuns(trees=2, runs=2, events=2)
+    assert await memory.run_retention.prune() == PrunedRuns(trees=2, runs=2, events=4)
     assert await ids(memory) == {"aside", "waiting", "queued", "asked for long ago"}
     assert events.of(RunsPruned) == [RunsPruned(trees=2, runs=2)]
     patient = RunRetention(30.0, 60.0)
@@ -97,7 +97,7 @@ async def test_a_tree_is_deleted_as_a_whole(memory: Memory, clock: SettableClock
     await memory.runs.finish("elsewhere", "me", "cancelled", set_aside=True)
     clock.advance(31 * DAY)
     assert (await memory.run_retention.prune()).runs == 0
-    assert await memory.run_retention.prune(RunRetention(30.0, 30.0)) == PrunedRuns(1, 3, 3)
+    assert await memory.run_retention.prune(RunRetention(30.0, 30.0)) == PrunedRuns(1, 3, 6)
     await over(memory, "top", end=None)
     await over(memory, "child", "hall", parent="top", end=None)
     await over(memory, "below", None, parent="child", end="failed")
@@ -106,7 +106,7 @@ async def test_a_tree_is_deleted_as_a_whole(memory: Memory, clock: SettableClock
     await memory.session("room").delete()
     assert await ids(memory) == {"child", "below"}
     clock.advance(31 * DAY)
-    assert await memory.run_retention.prune() == PrunedRuns(1, 2, 2)
+    assert await memory.run_retention.prune() == PrunedRuns(1, 2, 4)
 
 
 @pytest.mark.parametrize("engine", ["sqlite", "postgres"])
@@ -115,15 +115,15 @@ async def test_nothing_is_left_in_any_table(engine: str, request: pytest.Fixture
     url = str(request.getfixturevalue("sqlite_url" if engine == "sqlite" else "postgres_url"))
     async with open_memory(url, options=MemoryOptions(background=False, clock=clock)) as memory:
         await over(memory, "large", message="m1", events=1100, end=None)
-        await over(memory, "child", None, parent="large", events=200)
+        await over(memory, "child", None, parent="large", events=300)
         await memory.runs.finish("large", "me", "done")
         for number in range(8):
             await over(memory, f"r{number}", f"hall{number}", message="m1")
         clock.advance(31 * DAY)
         told: list[PrunedRuns] = []
         done = await memory.run_retention.prune(report=told.append)
-    assert done == told[-1] == PrunedRuns(trees=9, runs=10, events=1308)
-    assert [one.events for one in told] == [500, 1000, 1300, 1308]
+    assert done == told[-1] == PrunedRuns(trees=9, runs=10, events=1418)
+    assert [one.events for one in told] == [500, 1000, 1402, 1418]
     assert not any(query(url, f"SELECT * FROM {table}") for table in _TABLES)
     left = query(url, "SELECT * FROM chat_answered_messages")
     assert len(left) == 9
@@ -229,7 +229,7 @@ async def test_unused_versions_are_deleted(memory: Memory, clock: SettableClock)
     await workflows.keep("support", "v2", {})
     clock.advance(31 * DAY)
     assert await workflows.unused(clock()) == [("support", "v0")]
-    assert await memory.run_retention.prune() == PrunedRuns(1, 1, 1, versions=2)
+    assert await memory.run_retention.prune() == PrunedRuns(1, 1, 2, versions=2)
     kept = [version for version in ("v0", "v1", "v2") if await workflows.version("support", version) is not None]
     assert kept == ["v2"]
     assert await workflows.version("lone", "v1") is not None

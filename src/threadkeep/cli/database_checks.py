@@ -37,8 +37,7 @@ from threadkeep.store.migrations import known_migrations, schema_version
 from threadkeep.store.opening import open_database
 from threadkeep.store.partitions import PartitionState, partition_state
 from threadkeep.store.private_files import is_read_only, nearest_existing
-from threadkeep.store.runs.order import RunOrder
-from threadkeep.store.runs.rows import RunRecords
+from threadkeep.store.runs import Runs
 from threadkeep.store.search import MUCH_UNINDEXED
 
 _DATABASE_SECONDS = 5.0
@@ -230,13 +229,13 @@ async def _runs(driver: Driver, condition: Condition) -> list[Finding]:
     """Return a finding about unfinished runs and runs that were set aside; none if the schema is not current."""
     if condition.schema != condition.newest:
         return []
-    records, order = RunRecords(driver), RunOrder(driver, clock=utc_now)
-    counts = await records.counts()
+    runs = Runs(driver, clock=utc_now)
+    counts = await runs.records.counts()
     detail = f"{counts.queued:,} queued, {counts.running:,} running, {counts.waiting:,} waiting for a person"
     if counts.set_aside:
         cure = "See the reasons, then retry them: threadkeep runs list --set-aside"
         return [Finding("runs", "warn", f"{detail}, {counts.set_aside:,} set aside after too many failures.", cure)]
-    if await order.ready(limit=1, waited_seconds=_LONG_QUEUED_SECONDS):
+    if await runs.order.ready(limit=1, waited_seconds=_LONG_QUEUED_SECONDS):
         cure = "Start `threadkeep serve` or `threadkeep worker` on this database, or more of them."
         return [Finding("runs", "warn", f"{detail}; some have been queued for more than a minute.", cure)]
     return [Finding("runs", "ok", f"{detail}.")]

@@ -13,6 +13,7 @@ from threadkeep.records.runs import OWN_NAMES, ROLLED_BACK, DoubleTexting, NewRu
 from threadkeep.store.codec import time_text
 from threadkeep.store.driver import Backend, Connection, Driver, Parameters, Statement
 from threadkeep.store.runs.rows import compact_inputs, inputs_of
+from threadkeep.store.runs.trace import RunTrace
 from threadkeep.store.statements import ClockedTables, Tables, load_statements
 
 
@@ -153,8 +154,9 @@ class OpenRun(NamedTuple):
 class Policies:
     """The double-texting policies. They are applied in the transaction that stores the run for the new message."""
 
-    def __init__(self, backend: Backend, *, clock: Callable[[], datetime]) -> None:
+    def __init__(self, backend: Backend, trace: RunTrace, *, clock: Callable[[], datetime]) -> None:
         self._clock = clock
+        self._trace = trace
         self._sql = load_statements("runs.sql", "runs_order.sql")
         self._locks = RunLocks(backend)
 
@@ -189,7 +191,8 @@ class Policies:
         reason = {"reason": why, "now": time_text(self._clock())}
         for turn in running:
             await self._locks.hold_below(connection, turn.run_id)
-            await connection.fetch(self._sql["cancel"], {"run_id": turn.run_id, **reason})
+            rows = await connection.fetch(self._sql["cancel"], {"run_id": turn.run_id, **reason})
+            await self._trace.note_cancelled(connection, rows)
         for turn in turns:
             if turn.status == "queued" and turn.root_run_id == turn.run_id and not turn.is_to_stop:
                 await connection.execute(self._sql["stop_as_it_begins"], {"run_id": turn.run_id, **reason})

@@ -13,6 +13,7 @@ from threadkeep.store.codec import clean_mapping, json_text, time_text
 from threadkeep.store.driver import Connection, Driver, DuplicateRow, Joined, Row, Statement
 from threadkeep.store.runs.conversations import OpenRun, Policies, RunLocks
 from threadkeep.store.runs.rows import compact_inputs, fetch_run, run_of
+from threadkeep.store.runs.trace import RunTrace
 from threadkeep.store.statements import ClockedTables, for_rows, row_parameters
 
 _PARENT_CANCELLED = "ParentCancelled"
@@ -50,10 +51,10 @@ class RunOrder(ClockedTables, sql=("runs_order.sql",)):
     own.
     """
 
-    def __init__(self, driver: Driver, *, clock: Callable[[], datetime]) -> None:
+    def __init__(self, driver: Driver, trace: RunTrace, *, clock: Callable[[], datetime]) -> None:
         super().__init__(driver, clock=clock)
         self._locks = RunLocks(driver.backend)
-        self._policies = Policies(driver.backend, clock=clock)
+        self._policies = Policies(driver.backend, trace, clock=clock)
 
     async def add(self, new: NewRun, *, policy: DoubleTexting = "enqueue", owner: str | None = None) -> Added:
         """Store a run at the end of its session's order; for a repeated request, return the existing run.

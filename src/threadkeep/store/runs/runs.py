@@ -103,9 +103,9 @@ class Runs(ClockedTables, sql=("runs.sql", "{backend}/runs.sql")):
     ) -> None:
         super().__init__(driver, clock=clock)
         self._locks = RunLocks(driver.backend)
-        self.order = RunOrder(driver, clock=clock)
-        self.positions = RunPositions(driver)
         self.trace = RunTrace(driver, clock=clock, limits=trace_limits or TraceLimits())
+        self.order = RunOrder(driver, self.trace, clock=clock)
+        self.positions = RunPositions(driver)
         self.records = RunRecords(driver)
         self.finished = FinishedRuns(driver)
         self.workflows = WorkflowVersions(driver, clock=clock)
@@ -152,13 +152,16 @@ class Runs(ClockedTables, sql=("runs.sql", "{backend}/runs.sql")):
         error: str | None = None,
         set_aside: bool = False,
     ) -> bool:
-        """Record the end of a run; return False if the owner has lost the run. Repeating the call changes nothing.
+        """Record the end of a run, also in its trace; return False if the owner has lost the run.
+
+        Repeating the call changes nothing.
 
         `error` is the name of a kind of error, not a message. A run that is `set_aside` stays failed until a person
         retries it.
         """
         ending = RunEnding(status, result, error, set_aside)
-        return await self.end(run_id, owner, ending) is not None
+        data: dict[str, Json] = {"status": status} if error is None else {"status": status, "error": error}
+        return await self.end(run_id, owner, ending, TraceGroup([TraceEvent(STATUS, data=data)])) is not None
 
     async def end(self, run_id: str, owner: str, ending: RunEnding, group: TraceGroup | None = None) -> Run | None:
         """Record the end of a run and of its trace; return the run, None if the owner has lost the run.
@@ -304,11 +307,7 @@ class Runs(ClockedTables, sql=("runs.sql", "{backend}/runs.sql")):
             await self._locks.hold_tree(connection, roots[0][0])
             await self._locks.hold_below(connection, run_id)
             rows = await connection.fetch(self._sql["cancel"], parameters)
-            ended = TraceGroup([TraceEvent(STATUS, data={"status": "cancelled"})])
-            # A run that was never begun has no trace: its first process expects none when the run is retried.
-            for cancelled in sorted(one for one, status, began in rows if status == "cancelled" and began):
-                held = await connection.fetch_each(self.trace.hold(cancelled, ended, ends=True))
-                await self.trace.store(connection, cancelled, held, ended, ends=True)
+            await self.trace.note_cancelled(connection, rows)
         # A run above that begins to wait meanwhile sees the cancellation only after the commit, so look for it now.
         await self._continue_above(run_id)
         return [cancelled for cancelled, *_ in rows]

@@ -207,6 +207,16 @@ class RunTrace:
         await connection.fetch_each(statements or self._adding(run_id, events, group.usage, extent))
         return extent.last_number
 
+    async def note_cancelled(self, connection: Connection, rows: Sequence[Row]) -> None:
+        """Store the end of the runs that the statement `cancel` has cancelled; `rows` are its rows.
+
+        A run that was never begun has no trace: its first process expects none when the run is retried.
+        """
+        ended = TraceGroup([TraceEvent(STATUS, data={"status": "cancelled"})])
+        for run_id in sorted(run_id for run_id, status, began in rows if status == "cancelled" and began):
+            held = await connection.fetch_each(self.hold(run_id, ended, ends=True))
+            await self.store(connection, run_id, held, ended, ends=True)
+
     def _adding(
         self, run_id: str, events: Sequence[StoredEvent], usage: Sequence[TokenUsage], extent: _Extent
     ) -> list[Statement]:
