@@ -150,6 +150,20 @@ def test_an_upgrade_shows_progress_and_free_space(
     assert ("--vacuum" in cli("doctor").out) == (kind == "sqlite_url")
 
 
+def test_a_migration_by_another_process_is_no_failure(any_cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process may migrate between the command's first look and its own attempt."""
+    any_cli("migrate")
+    newest = any_cli("migrate", "--json").json["newest"]
+    schema_version, looks = migrations.schema_version, iter([newest - 1])
+
+    async def later(driver: Driver) -> int:
+        return next(looks, await schema_version(driver))
+
+    monkeypatch.setattr(migrations, "schema_version", later)
+    outcome = any_cli("migrate", "--json")
+    assert (outcome.exit_code, outcome.json["schema"], outcome.json["waiting"]) == (0, newest, [])
+
+
 def test_a_newer_schema_is_refused(cli: CommandLine, tmp_path: Path) -> None:
     cli("migrate")
     with closing(sqlite3.connect(tmp_path / "threadkeep.db")) as connection, connection:

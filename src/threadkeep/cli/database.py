@@ -105,6 +105,8 @@ async def _migrate(*, apply: bool, fill: bool) -> _Schema:
         if found > known[-1]:
             raise SchemaTooNew(found=found, known=known[-1])
         applied = await _apply(driver, found, settings.partitions) if apply and found < known[-1] else []
+        if apply and not applied:
+            found = await schema_version(driver)  # another process may have migrated meanwhile
         indexed, left = await _fill_index(driver) if fill else (0, None)
         return _Schema(str(address), found, known, tuple(applied), indexed, left, await read_condition(driver))
 
