@@ -20,7 +20,9 @@ from langchain.agents.middleware import (
     SummarizationMiddleware,
     TodoListMiddleware,
 )
+from langchain_core.messages import AIMessage
 from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.graph import START, MessagesState, StateGraph
 
 from tests.agent.talking import ROOM, add, adding, config_of, input_of, kept, kept_with_status
 from threadkeep import Memory, Message, MiddlewareWarning, SessionMemory, rebuild
@@ -156,3 +158,20 @@ async def test_output_of_other_middlewares_model_calls_is_not_stored(small_memor
     with pytest.raises(asyncio.CancelledError):
         await reading
     assert await kept_with_status(small_memory) == [("user", "1 + 2?", "complete")]
+
+
+async def test_an_answer_in_another_thread_of_a_node_causes_no_warning(small_memory: Memory) -> None:
+    """The state at the end of the run is not the state of an agent that a node calls with its own thread."""
+    inner: Any = create_agent(ScriptedModel(["sunny"]), [], middleware=[SessionMemory(small_memory)])
+
+    async def node(_: MessagesState) -> dict[str, Any]:
+        told = await inner.ainvoke(input_of("weather?"), config_of("other"))
+        return {"messages": [AIMessage(f"It is {told['messages'][-1].text}.")]}
+
+    graph: Any = StateGraph(MessagesState)
+    graph.add_node("node", node)
+    graph.add_edge(START, "node")
+    with warned() as sentences:
+        await graph.compile().ainvoke(input_of("go out?"), config_of())
+    assert await kept(small_memory, "other") == [("user", "weather?"), ("assistant", "sunny")]
+    assert sentences == []

@@ -248,20 +248,22 @@ class OtherMiddleware:
         if partial.asked:
             self._warn("cleared" if any(map(_is_cleared, partial.asked[-1])) else "behind")
 
-    def check_end(self, state: object, answers: Sequence[AIMessage], *, is_whole: bool) -> None:
+    def check_end(self, state: object, answers: Sequence[AIMessage], question_id: str | None) -> None:
         """Warn if the final state ends with an answer whose text was changed after it was stored.
 
-        With `is_whole` (the agent is the whole graph), also warn if it ends with a text that is none of the stored
+        If the state has the question `question_id`, also warn if it ends with a text that is none of the stored
         `answers`, if there are any.
         """
-        messages = state.get("messages") if isinstance(state, Mapping) else None
-        last = messages[-1] if isinstance(messages, list) and messages else None
+        found = state.get("messages") if isinstance(state, Mapping) else None
+        messages = found if isinstance(found, list) else []
+        last = messages[-1] if messages else None
         if not isinstance(last, AIMessage) or not last.id:
             return
         last_id, text = id_of(last), text_of(last)
         if [answer for answer in answers if answer.id == last_id and text_of(answer) != text]:
             self._warn("before")
-        if is_whole and answers and text.strip() and text not in map(text_of, answers):
+        is_other = bool(answers) and bool(text.strip()) and text not in map(text_of, answers)
+        if is_other and question_id is not None and question_id in map(id_of, messages):
             self._warn("before")
 
     def _warn(self, finding: Finding) -> None:

@@ -243,8 +243,8 @@ class TurnHooks:
 
         This is called in the OS thread of the run.
         """
-        is_whole = not part.key[1]  # the agent is the graph that ended
-        self._others.check_end(state, part.root.answers, is_whole=is_whole)
+        # The agent is the graph that ended if it is not nested, and if the question of its turn is in the state.
+        self._others.check_end(state, part.root.answers, None if part.key[1] else part.root.question_id)
         # The worker that executes a run settles its cancelled turns, because the run may continue in another process.
         by_owner = run_hold.get() is not None and not isinstance(error, Exception)
         if error is None or by_owner:
