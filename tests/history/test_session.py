@@ -372,6 +372,7 @@ async def test_an_argument_of_a_wrong_type_raises_invalid_input(sqlite_memory: M
         lambda: first(memory.export(user_id="ann", after=wrong)),
         lambda: session.window(counter=wrong),
         lambda: session.at(wrong),
+        lambda: session.recall(wrong),
         lambda: session.tell(wrong),
         lambda: session.answers_to(wrong),
         lambda: memory.manifests.of_session(wrong),

@@ -340,9 +340,12 @@ class Session:
         """Return the history before a question, for a model call that must not fail.
 
         If the database does not answer in time, the result has only messages that are pending in this process, and the
-        failure is reported. The only error that is raised is `StoreClosed`, for a memory that is closed.
+        failure is reported. The only errors that are raised are `StoreClosed`, for a memory that is closed, and
+        `InvalidInput`, for a `past` of another type.
         """
         past = past or Past()
+        if not isinstance(past, Past):
+            raise InvalidInput(f"past is of the type Past or None, not {type(past).__name__}; see `window`.")
         if past.limits.nothing:
             return Recollection(())
         # Copy the pending messages before the read: a message written in the meantime is then in both lists, never in
