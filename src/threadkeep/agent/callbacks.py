@@ -65,7 +65,8 @@ class RootCall:
     @cached_property
     def sent(self) -> list[Any]:
         """The messages in the input, in the forms in which the caller gave them."""
-        given = self.input.get("messages") if isinstance(self.input, Mapping) else None
+        given: Any = self.input
+        given = given.get("messages") if isinstance(given, Mapping) else getattr(given, "messages", None)
         if isinstance(given, list | tuple):
             is_pair = isinstance(given, tuple) and len(given) == 2 and [type(part) for part in given] == [str, str]
             return [given] if is_pair else list(given)

@@ -16,7 +16,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from threadkeep.agent.answers import final_answer, storable
-from threadkeep.agent.callbacks import Ending, with_callback
+from threadkeep.agent.callbacks import Ending, RootCall, with_callback
 from threadkeep.agent.conversion import ENDS, id_of, identify, text_of, to_langchain, transcript_text
 from threadkeep.agent.extras import section_message
 from threadkeep.agent.invocation import control_of, metadata_of, run_id_of, session_for
@@ -116,7 +116,7 @@ class GraphTurn:
         self._author = author
         self._messages = messages
         self.ending = Ending()
-        self.given = {**given, "messages": messages} if messages and isinstance(given, Mapping) else given
+        self.given = _with_messages(given, messages) if messages else given
         self.config = with_callback(config, self.ending, inherit=False)
         self._history: set[str | None] = set()
 
@@ -151,19 +151,19 @@ class GraphTurn:
             questions=turn.questions,
         )
         found = (await self.part.session.recall(past)).without_failures()
-        given = await turn.as_stored(self.part.root.with_question(self.given["messages"]))
+        given = await turn.as_stored(self.part.root.with_question(self._messages))
         asked = {id_of(message) for message in given}
         earlier = _as_conversation([row for row in found.messages if row.id not in asked])
         if found.summaries:
             earlier = [section_message("summary", summary_message_text(found.summaries)), *earlier]
         identify(earlier)
         self._history = {message.id for message in earlier}
-        self.given = {**self.given, "messages": [*earlier, *given]}
+        self.given = _with_messages(self.given, [*earlier, *given])
 
     async def without_outdated(self, state: State) -> None:
         """Make the input remove messages in the checkpointer's state that are superseded or precede a reset."""
         turn, saved = self.part.turn, state.get("messages", ())
-        if turn is None or self.ended is not None or not saved or not isinstance(self.given, Mapping):
+        if turn is None or self.ended is not None or not saved or not self._messages:
             return
         ids = {known for message in saved if (known := id_of(message)) is not None}
         past = Past(Limits(1), turn.question_id, turn.question_seq, turn.questions, ids)
@@ -171,7 +171,7 @@ class GraphTurn:
         indexes = superseded_indexes(saved, found.superseded - {turn.question_id})
         indexes.update(range(first_since(found.forgotten, saved)))
         outdated = [RemoveMessage(str(saved[index].id)) for index in sorted(indexes) if saved[index].id is not None]
-        self.given = {**self.given, "messages": [*outdated, *self.given["messages"]]}
+        self.given = _with_messages(self.given, [*outdated, *self._messages])
 
     async def find_end(self) -> None:
         """Set `ended` if the caller repeats the message of a finished turn and the turn's end is stored.
@@ -285,10 +285,7 @@ def _as_conversation(rows: Sequence[Message]) -> list[BaseMessage]:
 
 
 def _messages_in(state: object) -> list[BaseMessage]:
-    given = state.get("messages") if isinstance(state, Mapping) else None
-    if not given:
-        return []
-    messages = convert_to_messages(given if isinstance(given, Sequence) and not isinstance(given, str) else [given])
+    messages = convert_to_messages(RootCall(state).sent)
     identify(question_before(messages))
     return messages
 
@@ -305,6 +302,15 @@ class GraphEnd:
     """The answers of a turn up to the final one, and the other values of the final state."""
 
     answers: tuple[Message, ...]
+def _with_messages(state: GraphInput, messages: Sequence[BaseMessage]) -> GraphInput:
+    """Return a graph's input, which is a mapping, a Pydantic model or a dataclass, with other messages."""
+    if isinstance(state, Mapping):
+        return {**state, "messages": messages}
+    if isinstance(state, BaseModel):
+        return state.model_copy(update={"messages": messages})
+    return replace(state, messages=messages)
+
+
     values: Mapping[str, Json] = field(default_factory=dict)
 
     @property

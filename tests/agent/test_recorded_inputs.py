@@ -1,0 +1,59 @@
+"""Tests of the forms in which a caller gives a recorded graph its input, its context and its state."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import pytest
+from langchain.agents import create_agent
+from langchain_core.messages import AIMessage, AnyMessage, HumanMessage
+from langgraph.graph import START, StateGraph
+from langgraph.graph.message import add_messages
+from pydantic import BaseModel
+
+from tests.agent.talking import config_of, kept
+from threadkeep import Memory, recorded
+from threadkeep.testing import ScriptedModel
+
+
+class Modelled(BaseModel):
+    """A state that is a Pydantic model."""
+
+    messages: Annotated[list[AnyMessage], add_messages]
+    count: int = 0
+
+
+@dataclass
+class Listed:
+    """A state that is a dataclass."""
+
+    messages: Annotated[list[AnyMessage], add_messages]
+    count: int = 0
+
+
+def counting(state: Any) -> dict[str, Any]:
+    """Return the number of messages as the answer."""
+    return {"messages": [AIMessage(f"{len(state.messages)} seen")], "count": state.count + 1}
+
+
+@pytest.mark.parametrize("state", [Modelled, Listed])
+async def test_the_question_in_a_state_object_is_stored(small_memory: Memory, state: type) -> None:
+    builder: Any = StateGraph(state)
+    builder.add_node("count", counting)
+    builder.add_edge(START, "count")
+    graph = recorded(builder.compile(), small_memory)
+    await graph.ainvoke(state(messages=[HumanMessage("one")]), config_of())
+    end = await graph.ainvoke(state(messages=[HumanMessage("two")], count=4), config_of())
+    assert end["count"] == 5
+    assert [message.text for message in end["messages"]] == ["two", "3 seen"]
+    assert await kept(small_memory) == [
+        ("user", "one"), ("assistant", "1 seen"), ("user", "two"), ("assistant", "3 seen")
+    ]  # fmt: skip
+
+
+async def test_a_pair_of_a_role_and_a_text_is_one_message(small_memory: Memory) -> None:
+    graph = recorded(create_agent(ScriptedModel(["hello"]), []), small_memory)
+    state = await graph.ainvoke({"messages": ("user", "hi")}, config_of())
+    assert [message.text for message in state["messages"]] == ["hi", "hello"]
+    assert await kept(small_memory) == [("user", "hi"), ("assistant", "hello")]
