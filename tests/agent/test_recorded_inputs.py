@@ -8,11 +8,13 @@ from typing import Annotated, Any
 import pytest
 from langchain.agents import create_agent
 from langchain_core.messages import AIMessage, AnyMessage, HumanMessage
+from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, StateGraph
 from langgraph.graph.message import add_messages
 from pydantic import BaseModel
 
-from tests.agent.talking import config_of, kept
+from tests.agent.talking import config_of, input_of, kept
+from tests.agent.test_several_agents import in_line
 from threadkeep import Memory, recorded
 from threadkeep.testing import ScriptedModel
 
@@ -57,3 +59,15 @@ async def test_a_pair_of_a_role_and_a_text_is_one_message(small_memory: Memory) 
     state = await graph.ainvoke({"messages": ("user", "hi")}, config_of())
     assert [message.text for message in state["messages"]] == ["hi", "hello"]
     assert await kept(small_memory) == [("user", "hi"), ("assistant", "hello")]
+
+
+@pytest.mark.parametrize("outer", [None, InMemorySaver()], ids=["none", "saver"])
+async def test_a_graph_with_a_checkpointer_may_be_a_node(small_memory: Memory, outer: InMemorySaver | None) -> None:
+    """LangGraph does not use the checkpointer of a nested graph, so the graph gets the earlier turns."""
+    model = ScriptedModel(["one", "two"])
+    team = recorded(create_agent(model, [], checkpointer=InMemorySaver()), small_memory)
+    graph = in_line(team, saver=outer)
+    for words in ("q1", "q2"):
+        await graph.ainvoke(input_of(words), config_of())
+    assert [message.text for message in model.calls[1]] == ["q1", "one", "q2"]
+    assert [text for _, text in await kept(small_memory)] == ["q1", "one", "q2", "two"]

@@ -150,6 +150,16 @@ def task_of(config: RunnableConfig) -> str | None:
     return f"{digest}|{number}" if numbered else digest
 
 
+def has_saver(graph: object, config: RunnableConfig) -> bool:
+    """Return True if a call of a graph continues from the state that its last call in the same thread left.
+
+    A graph in a node uses the checkpointer of the outer graph, and keeps its state only with `checkpointer=True`.
+    """
+    saver = getattr(graph, "checkpointer", None)
+    configurable = config.get("configurable", {})
+    return saver is True and bool(configurable[_CHECKPOINTER]) if _CHECKPOINTER in configurable else bool(saver)
+
+
 def redacted_kinds(config: RunnableConfig) -> frozenset[str]:
     """Return the kinds of data, such as `email`, that the agent's `PIIMiddleware` detects.
 

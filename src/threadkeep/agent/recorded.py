@@ -20,7 +20,7 @@ from pydantic import BaseModel
 
 from threadkeep.agent.answers import has_detector
 from threadkeep.agent.conversion import id_of
-from threadkeep.agent.invocation import kinds_among
+from threadkeep.agent.invocation import has_saver, kinds_among
 from threadkeep.agent.recorded_turns import GraphInput, GraphTurn, GraphTurns, State
 from threadkeep.agent.turn_options import TurnOptions
 from threadkeep.boundary import OnFailure
@@ -51,14 +51,13 @@ class RecordedGraph(Runnable[Any, Any]):
     """A wrapper that records the turns of a graph; see `recorded`. Attributes that it lacks are those of the graph."""
 
     def __init__(self, graph: Runnable[Any, Any], memory: Memory | SyncMemory, options: TurnOptions) -> None:
-        self._has_saver = bool(getattr(graph, "checkpointer", None))
         self._graph: Any = graph
         channel = getattr(graph, "channels", {}).get("messages")
-        self._saves_messages = self._has_saver and getattr(channel, "operator", None) is add_messages
+        self._adds_messages = getattr(channel, "operator", None) is add_messages
         kinds = _redacted_kinds(graph)
         self._turns = OnLoop(
             memory,
-            lambda opened: GraphTurns(opened, options, has_saver=self._has_saver, name=self._name, redacted=kinds),
+            lambda opened: GraphTurns(opened, options, name=self._name, redacted=kinds),
         )
         self._classes: dict[str, type] = {}
 
@@ -167,7 +166,8 @@ class RecordedGraph(Runnable[Any, Any]):
 
     def _begun(self, given: GraphInput, config: RunnableConfig | None, options: Mapping[str, Any]) -> GraphTurn:
         config = ensure_config(config)
-        turn = self._turns.wait_for(lambda turns: turns.begin(given, config))
+        saves = has_saver(self._graph, config)
+        turn = self._turns.wait_for(lambda turns: turns.begin(given, config, has_saver=saves))
         with OnFailure(turn.leave):
             saved = self._graph.get_state(turn.config).values if self._needs_state(turn) else None
             if saved is not None:
@@ -177,7 +177,8 @@ class RecordedGraph(Runnable[Any, Any]):
 
     async def _abegun(self, given: GraphInput, config: RunnableConfig | None, options: Mapping[str, Any]) -> GraphTurn:
         config = ensure_config(config)
-        turn = await self._turns.call(lambda turns: turns.begin(given, config))
+        saves = has_saver(self._graph, config)
+        turn = await self._turns.call(lambda turns: turns.begin(given, config, has_saver=saves))
         with OnFailure(turn.leave):
             saved = (await self._graph.aget_state(turn.config)).values if self._needs_state(turn) else None
             if saved is not None:
@@ -187,7 +188,7 @@ class RecordedGraph(Runnable[Any, Any]):
 
     def _needs_state(self, turn: GraphTurn) -> bool:
         """Return True if the saved state is needed, to remove outdated messages or to replay the turn's end."""
-        return self._saves_messages if turn.ended is None else self._has_saver
+        return has_saver(self._graph, turn.config) and (self._adds_messages or turn.ended is not None)
 
     def _prepare(self, turn: GraphTurn, saved: State | None, options: Mapping[str, Any]) -> None:
         """Set the graph that runs and the options of the call; `saved` is the state in the checkpointer, if needed.

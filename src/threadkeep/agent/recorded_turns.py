@@ -42,16 +42,13 @@ type GraphInput = Any
 class GraphTurns:
     """Begins the turns of a recorded graph, on the event loop of one memory."""
 
-    def __init__(
-        self, memory: Memory, options: TurnOptions, *, has_saver: bool, name: str, redacted: frozenset[str]
-    ) -> None:
+    def __init__(self, memory: Memory, options: TurnOptions, *, name: str, redacted: frozenset[str]) -> None:
         self._memory = memory
         self._options = options
-        self._has_saver = has_saver
         self._name = name
         self._redacted = redacted
 
-    async def begin(self, given: GraphInput, config: RunnableConfig) -> GraphTurn:
+    async def begin(self, given: GraphInput, config: RunnableConfig, *, has_saver: bool) -> GraphTurn:
         """Wait for the earlier turns of the session if turns are ordered, then store the question.
 
         A graph inside the turn of another graph takes part in that turn. A graph in a tool of an agent with the same
@@ -82,7 +79,7 @@ class GraphTurns:
                 await part.begin(stored)
                 root.release(None, key)  # only an answer has a number
                 await turn.find_end()
-                if turn.ended is None and turn.role == "owner" and not self._has_saver:
+                if turn.ended is None and turn.role == "owner" and not has_saver:
                     await turn.add_history()
         return turn
 
