@@ -11,6 +11,7 @@ from langchain_core.messages import AIMessage, AnyMessage, HumanMessage
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, StateGraph
 from langgraph.graph.message import add_messages
+from langgraph.types import Command
 from pydantic import BaseModel
 
 from tests.agent.talking import config_of, input_of, kept
@@ -59,6 +60,17 @@ async def test_a_pair_of_a_role_and_a_text_is_one_message(small_memory: Memory) 
     state = await graph.ainvoke({"messages": ("user", "hi")}, config_of())
     assert [message.text for message in state["messages"]] == ["hi", "hello"]
     assert await kept(small_memory) == [("user", "hi"), ("assistant", "hello")]
+
+
+async def test_a_question_that_a_command_adds_is_stored(memory: Memory) -> None:
+    graph = recorded(create_agent(ScriptedModel(["one", "two", "three"]), [], checkpointer=InMemorySaver()), memory)
+    await graph.ainvoke(input_of("q1"), config_of())
+    await graph.ainvoke(Command(update=input_of("q2"), goto="model"), config_of())
+    await graph.aupdate_state(config_of(), input_of("q3"), as_node="__start__")
+    await graph.ainvoke(None, config_of())
+    answers = [("assistant", answer) for answer in ("one", "two", "three")]
+    questions = [("user", question) for question in ("q1", "q2", "q3")]
+    assert await kept(memory) == [row for pair in zip(questions, answers, strict=True) for row in pair]
 
 
 @pytest.mark.parametrize("outer", [None, InMemorySaver()], ids=["none", "saver"])

@@ -214,7 +214,9 @@ class GraphTurn:
             await self._keep_end(self.part.turn, str(id_of(stored)), state)
             return None
         self.part.author = spoken.name
-        turn = await self.part.begin(messages)
+        # In a resumed run, a question that no reply precedes may not be stored yet.
+        end = next((index for index, one in enumerate(messages) if one is spoken), len(messages))
+        turn = await self.part.begin(messages[:end])
         turn.speak_as(self.part.author, root.claim_after_seen(self.part.author, self.part.key, root.sent))
         turn.ends = self._author if all(name == "messages" or name.startswith("__") for name in state) else None
         winner = turn.answered or await turn.close(answer)
