@@ -83,3 +83,21 @@ async def test_a_graph_with_a_checkpointer_may_be_a_node(small_memory: Memory, o
         await graph.ainvoke(input_of(words), config_of())
     assert [message.text for message in model.calls[1]] == ["q1", "one", "q2"]
     assert [text for _, text in await kept(small_memory)] == ["q1", "one", "q2", "two"]
+
+
+OPTIONS: list[dict[str, Any]] = [
+    {"stream_mode": "values"},
+    {"stream_mode": ["updates", "values"]},
+    {"stream_mode": "values", "subgraphs": True},
+    {"stream_mode": ["values"], "version": "v2"},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=["one mode", "modes", "subgraphs", "v2"])
+async def test_streamed_states_do_not_have_the_earlier_turns(small_memory: Memory, options: Any) -> None:
+    model = ScriptedModel(["one", "two", "three"])
+    graph = recorded(in_line(create_agent(model, [])), small_memory)
+    await graph.ainvoke(input_of("q1"), config_of())
+    parts = [part async for part in graph.astream(input_of("q2"), config_of(), **options)]
+    assert "two" in str(parts[-1])
+    assert "q1" not in str(parts)

@@ -6,7 +6,7 @@ import operator
 import warnings
 from collections import deque
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, closing
 from copy import copy
 from typing import Annotated, Any, Final, TypedDict
 
@@ -93,7 +93,8 @@ class RecordedGraph(Runnable[Any, Any]):
         If another process has stored an answer first, the parts of that answer follow.
         """
         with self._begun(input, config, kwargs) as turn:
-            yield from turn.graph.stream(turn.given, turn.config, **turn.options)
+            with closing(turn.graph.stream(turn.given, turn.config, **turn.options)) as parts:
+                yield from map(turn.part_without_history, parts)
             state = self._final(turn)
             winner = self._turns.wait_for(lambda _: turn.end(state), turn.turns)
             if winner is not None:
@@ -126,7 +127,7 @@ class RecordedGraph(Runnable[Any, Any]):
             # If the reader stops early, close the graph's stream before the next turn begins.
             async with aclosing(turn.graph.astream(turn.given, turn.config, **turn.options)) as parts:
                 async for part in parts:
-                    yield part
+                    yield turn.part_without_history(part)
             state = self._final(turn)
             winner = await self._turns.call(lambda _: turn.end(state))
             if winner is not None:

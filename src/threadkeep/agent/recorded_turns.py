@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, is_dataclass, replace
 from itertools import zip_longest
 from typing import Any, Final, Literal, Self, cast
 
@@ -256,17 +256,30 @@ class GraphTurn:
         answers = turn.earlier[: ids.index(str(body["answer"])) + 1]
         return GraphEnd(tuple(answers), values if isinstance(values, dict) else {})
 
-    def without_history(self, result: Any, winner: AIMessage | None) -> Any:
+    def part_without_history(self, part: Any) -> Any:
+        """Return a part of the graph's stream without the inserted earlier turns, which states and updates have."""
+        if not self._history:
+            return part
+        if type(part) is tuple:
+            return tuple(map(self.part_without_history, part))
+        if type(part) is dict:
+            return {name: self.part_without_history(value) for name, value in part.items()}
+        if type(part) is list:
+            return [self.part_without_history(one) for one in part if getattr(one, "id", None) not in self._history]
+        return self.without_history(part)
+
+    def without_history(self, result: Any, winner: AIMessage | None = None) -> Any:
         """Return a result without the inserted earlier turns. If `winner` is given, it replaces the last reply."""
         if isinstance(result, GraphOutput):
             return replace(result, value=self.without_history(result.value, winner))
-        if not isinstance(result, Mapping) or "messages" not in result or not (self._history or winner):
+        sent = RootCall(result).sent if isinstance(result, Mapping | BaseModel) or is_dataclass(result) else []
+        messages = [message for message in sent if getattr(message, "id", None) not in self._history]
+        if not messages or (winner is None and len(messages) == len(sent)):
             return result
-        messages = [message for message in result["messages"] if getattr(message, "id", None) not in self._history]
         replies = [index for index, message in enumerate(messages) if isinstance(message, AIMessage)]
         if winner is not None and replies:
             messages[replies[-1]] = winner
-        return {**result, "messages": messages}
+        return _with_messages(result, messages)
 
 
 def _as_conversation(rows: Sequence[Message]) -> list[BaseMessage]:
