@@ -101,3 +101,9 @@ async def test_streamed_states_do_not_have_the_earlier_turns(small_memory: Memor
     parts = [part async for part in graph.astream(input_of("q2"), config_of(), **options)]
     assert "two" in str(parts[-1])
     assert "q1" not in str(parts)
+
+
+async def test_a_recorded_graph_is_drawn_as_the_graph(small_memory: Memory) -> None:
+    agent: Any = in_line(create_agent(ScriptedModel([]), []))
+    graph = recorded(agent, small_memory)
+    assert graph.get_graph(xray=True).nodes.keys() == agent.get_graph(xray=True).nodes.keys()

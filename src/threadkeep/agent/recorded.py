@@ -150,6 +150,10 @@ class RecordedGraph(Runnable[Any, Any]):
             return super().astream_events(input, config, **kwargs)
         return graph.astream_events(input, config, **kwargs)
 
+    def get_graph(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the drawable graph, with the arguments of the graph's own method."""
+        return self._graph.get_graph(*args, **kwargs)
+
     def _with_streams(self) -> Any:
         """Return a copy of the graph whose streams go through this wrapper; None if it is not a LangGraph graph."""
         if not isinstance(self._graph, Pregel):
