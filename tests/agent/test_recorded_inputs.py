@@ -14,7 +14,7 @@ from langgraph.graph.message import add_messages
 from langgraph.types import Command
 from pydantic import BaseModel
 
-from tests.agent.talking import config_of, input_of, kept
+from tests.agent.talking import ROOM, config_of, input_of, kept
 from tests.agent.test_several_agents import in_line
 from threadkeep import Memory, recorded
 from threadkeep.testing import ScriptedModel
@@ -60,6 +60,13 @@ async def test_a_pair_of_a_role_and_a_text_is_one_message(small_memory: Memory) 
     state = await graph.ainvoke({"messages": ("user", "hi")}, config_of())
     assert [message.text for message in state["messages"]] == ["hi", "hello"]
     assert await kept(small_memory) == [("user", "hi"), ("assistant", "hello")]
+
+
+async def test_the_context_of_a_call_names_the_session(small_memory: Memory) -> None:
+    graph = recorded(create_agent(ScriptedModel(["hello"]), []), small_memory)
+    await graph.ainvoke(input_of("hi"), context={"session_id": ROOM, "user_id": "ann"})
+    assert await kept(small_memory) == [("user", "hi"), ("assistant", "hello")]
+    assert (await small_memory.session(ROOM).info()).user_id == "ann"
 
 
 async def test_a_question_that_a_command_adds_is_stored(memory: Memory) -> None:

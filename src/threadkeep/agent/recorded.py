@@ -171,8 +171,8 @@ class RecordedGraph(Runnable[Any, Any]):
 
     def _begun(self, given: GraphInput, config: RunnableConfig | None, options: Mapping[str, Any]) -> GraphTurn:
         config = ensure_config(config)
-        saves = has_saver(self._graph, config)
-        turn = self._turns.wait_for(lambda turns: turns.begin(given, config, has_saver=saves))
+        context, saves = options.get("context"), has_saver(self._graph, config)
+        turn = self._turns.wait_for(lambda turns: turns.begin(given, config, context, has_saver=saves))
         with OnFailure(turn.leave):
             saved = self._graph.get_state(turn.config).values if self._needs_state(turn) else None
             if saved is not None:
@@ -182,8 +182,8 @@ class RecordedGraph(Runnable[Any, Any]):
 
     async def _abegun(self, given: GraphInput, config: RunnableConfig | None, options: Mapping[str, Any]) -> GraphTurn:
         config = ensure_config(config)
-        saves = has_saver(self._graph, config)
-        turn = await self._turns.call(lambda turns: turns.begin(given, config, has_saver=saves))
+        context, saves = options.get("context"), has_saver(self._graph, config)
+        turn = await self._turns.call(lambda turns: turns.begin(given, config, context, has_saver=saves))
         with OnFailure(turn.leave):
             saved = (await self._graph.aget_state(turn.config)).values if self._needs_state(turn) else None
             if saved is not None:

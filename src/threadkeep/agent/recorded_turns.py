@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, Self, cast
 
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, RemoveMessage, convert_to_messages
 from langchain_core.runnables import RunnableConfig
-from langgraph.runtime import RunControl
+from langgraph.runtime import RunControl, Runtime
 from langgraph.types import Command, GraphOutput
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError, to_jsonable_python
@@ -48,14 +48,16 @@ class GraphTurns:
         self._name = name
         self._redacted = redacted
 
-    async def begin(self, given: GraphInput, config: RunnableConfig, *, has_saver: bool) -> GraphTurn:
+    async def begin(
+        self, given: GraphInput, config: RunnableConfig, context: object = None, *, has_saver: bool
+    ) -> GraphTurn:
         """Wait for the earlier turns of the session if turns are ordered, then store the question.
 
         A graph inside the turn of another graph takes part in that turn. A graph in a tool of an agent with the same
         session neither reads nor writes the session.
         """
         memory, options = self._memory, self._options
-        session = session_for(memory, options, config)
+        session = session_for(memory, options, config, None if context is None else Runtime(context=context))
         outer = begun_turn(memory, control_of(), session.session_id)
         root = outer or root_run(memory, RunControl(), session.session_id)
         key, run_id, metadata = (id(root.control), "", id(given)), run_id_of(config), metadata_of(config)
@@ -302,6 +304,15 @@ def _messages_in(state: object) -> list[BaseMessage]:
     return messages
 
 
+def _with_messages(state: GraphInput, messages: Sequence[BaseMessage]) -> GraphInput:
+    """Return a graph's input, which is a mapping, a Pydantic model or a dataclass, with other messages."""
+    if isinstance(state, Mapping):
+        return {**state, "messages": messages}
+    if isinstance(state, BaseModel):
+        return state.model_copy(update={"messages": messages})
+    return replace(state, messages=messages)
+
+
 type State = Mapping[str, Any]
 
 _MOST_TURNS: Final = 1_000
@@ -314,15 +325,6 @@ class GraphEnd:
     """The answers of a turn up to the final one, and the other values of the final state."""
 
     answers: tuple[Message, ...]
-def _with_messages(state: GraphInput, messages: Sequence[BaseMessage]) -> GraphInput:
-    """Return a graph's input, which is a mapping, a Pydantic model or a dataclass, with other messages."""
-    if isinstance(state, Mapping):
-        return {**state, "messages": messages}
-    if isinstance(state, BaseModel):
-        return state.model_copy(update={"messages": messages})
-    return replace(state, messages=messages)
-
-
     values: Mapping[str, Json] = field(default_factory=dict)
 
     @property
