@@ -37,9 +37,9 @@ def recorded(
 
     The question is stored before the graph runs, and the final answer when the graph ends. The answer's author is the
     name of its message. Agents with `SessionMemory` inside the graph take part in the turn. A graph without a
-    checkpointer gets the earlier turns before its input; its result does not contain them. For a repeated message of a
-    finished turn, the stored answers are returned, and the graph does not run. The wrapper has the methods of the
-    graph: `invoke`, `stream` and `batch`, or `ainvoke`, `astream`, `astream_events` and `abatch`.
+    checkpointer gets the earlier turns before its input; its result and streams do not contain them. For a repeated
+    message of a finished turn, the stored answers are returned, and the graph does not run. The wrapper has the methods
+    of the graph: `invoke`, `stream` and `batch`, or `ainvoke`, `astream`, `astream_events` and `abatch`.
 
     The question is stored without the data that `PIIMiddleware` in the graph detects. A kind with a custom detector
     cannot be detected before the graph runs; a `MiddlewareWarning` names it.
