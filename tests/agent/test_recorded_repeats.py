@@ -227,6 +227,24 @@ async def test_a_stream_ends_with_the_answer_that_was_stored_first(memory: Memor
     assert [text for _, text, _ in await kept_with_status(memory)] == ["2 + 2?", "first"]
 
 
+async def test_a_saved_state_gets_the_answer_that_was_stored_first(memory: Memory) -> None:
+    """The state in the checkpointer ends with the answer that the caller gets, and nothing is left to run."""
+    gate, options, saver = Gate(), TurnOptions(ordered=False), InMemorySaver()
+    model = ScriptedModel([[gate, "late"], "5"])
+    late = recorded(create_agent(model, [], checkpointer=saver), memory, options)
+    faster = recorded(create_agent(ScriptedModel(["first"]), []), memory, options)
+    asked = asyncio.create_task(late.ainvoke(asking(), config_of()))
+    await gate.reached()
+    await faster.ainvoke(asking(), config_of())
+    gate.open()
+    await asked
+    state = await late.aget_state(config_of())
+    assert [message.text for message in state.values["messages"]] == ["2 + 2?", "first"]
+    assert state.next == ()
+    await late.ainvoke(input_of("2 + 3?"), config_of())
+    assert [message.text for message in model.calls[1]] == ["2 + 2?", "first", "2 + 3?"]
+
+
 def test_a_synchronous_stream_ends_with_the_answer_that_was_stored_first(shared_url: str) -> None:
     with open_memory_sync(shared_url) as memory:
         options = TurnOptions(ordered=False)
@@ -238,9 +256,12 @@ def test_a_synchronous_stream_ends_with_the_answer_that_was_stored_first(shared_
             other.join(HANG_SECONDS)
             return "late"
 
-        late = recorded(create_agent(ScriptedModel([reply]), [], name="math"), memory, options)
+        agent = create_agent(ScriptedModel([reply]), [], name="math", checkpointer=InMemorySaver())
+        late = recorded(agent, memory, options)
         *_, part = late.stream(asking(), config_of(), stream_mode="values")
         assert [message.text for message in part["messages"]] == ["2 + 2?", "first"]
+        state = late.get_state(config_of())
+        assert [message.text for message in state.values["messages"]] == ["2 + 2?", "first"]
 
 
 def test_a_repeat_of_a_synchronous_call_runs_nothing(shared_url: str) -> None:

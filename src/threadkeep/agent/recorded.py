@@ -10,12 +10,12 @@ from contextlib import aclosing, closing
 from copy import copy
 from typing import Annotated, Any, Final, TypedDict
 
-from langchain_core.messages import AIMessage
+from langchain_core.messages import AIMessage, RemoveMessage
 from langchain_core.runnables import Runnable, RunnableConfig, ensure_config
 from langgraph.graph import END, START, StateGraph
 from langgraph.graph.message import add_messages
 from langgraph.pregel import Pregel
-from langgraph.types import Command
+from langgraph.types import Command, StateUpdate
 from pydantic import BaseModel
 
 from threadkeep.agent.answers import has_detector
@@ -79,7 +79,7 @@ class RecordedGraph(Runnable[Any, Any]):
         """
         with self._begun(input, config, kwargs) as turn:
             result = turn.graph.invoke(turn.given, turn.config, **turn.options)
-            winner = self._turns.wait_for(lambda _: turn.end(self._final(turn)), turn.turns)
+            _, winner = self._end(turn)
         return turn.without_history(result, winner)
 
     def stream(
@@ -95,8 +95,7 @@ class RecordedGraph(Runnable[Any, Any]):
         with self._begun(input, config, kwargs) as turn:
             with closing(turn.graph.stream(turn.given, turn.config, **turn.options)) as parts:
                 yield from map(turn.part_without_history, parts)
-            state = self._final(turn)
-            winner = self._turns.wait_for(lambda _: turn.end(state), turn.turns)
+            state, winner = self._end(turn)
             if winner is not None:
                 self._prepare_winner(turn, state, winner)
                 yield from turn.graph.stream(turn.given, turn.config, **turn.options)
@@ -110,7 +109,7 @@ class RecordedGraph(Runnable[Any, Any]):
         """
         with await self._abegun(input, config, kwargs) as turn:
             result = await turn.graph.ainvoke(turn.given, turn.config, **turn.options)
-            winner = await self._turns.call(lambda _: turn.end(self._final(turn)))
+            _, winner = await self._aend(turn)
         return turn.without_history(result, winner)
 
     async def astream(
@@ -128,8 +127,7 @@ class RecordedGraph(Runnable[Any, Any]):
             async with aclosing(turn.graph.astream(turn.given, turn.config, **turn.options)) as parts:
                 async for part in parts:
                     yield turn.part_without_history(part)
-            state = self._final(turn)
-            winner = await self._turns.call(lambda _: turn.end(state))
+            state, winner = await self._aend(turn)
             if winner is not None:
                 self._prepare_winner(turn, state, winner)
                 async with aclosing(turn.graph.astream(turn.given, turn.config, **turn.options)) as parts:
@@ -191,8 +189,24 @@ class RecordedGraph(Runnable[Any, Any]):
             self._prepare(turn, saved, options)
         return turn
 
+    def _end(self, turn: GraphTurn) -> tuple[object, AIMessage | None]:
+        """End a turn. Return the output of the graph, and the answer stored instead of the graph's, or None."""
+        state = self._final(turn)
+        winner = self._turns.wait_for(lambda _: turn.end(state), turn.turns)
+        if winner is not None and self._needs_state(turn):
+            self._graph.bulk_update_state(*update_to(winner, state, turn.config))
+        return state, winner
+
+    async def _aend(self, turn: GraphTurn) -> tuple[object, AIMessage | None]:
+        """End a turn. Return the output of the graph, and the answer stored instead of the graph's, or None."""
+        state = self._final(turn)
+        winner = await self._turns.call(lambda _: turn.end(state))
+        if winner is not None and self._needs_state(turn):
+            await self._graph.abulk_update_state(*update_to(winner, state, turn.config))
+        return state, winner
+
     def _needs_state(self, turn: GraphTurn) -> bool:
-        """Return True if the saved state is needed, to remove outdated messages or to replay the turn's end."""
+        """Return True if the saved state is needed, to change its messages or to replay the turn's end."""
         return has_saver(self._graph, turn.config) and (self._adds_messages or turn.ended is not None)
 
     def _prepare(self, turn: GraphTurn, saved: State | None, options: Mapping[str, Any]) -> None:
@@ -232,6 +246,19 @@ def _redacted_kinds(graph: Runnable[Any, Any]) -> frozenset[str]:
             stacklevel=4,
         )
     return found - own
+
+
+def update_to(winner: AIMessage, state: Any, config: RunnableConfig) -> tuple[RunnableConfig, list[list[StateUpdate]]]:
+    """Return the arguments of `bulk_update_state` that replace the last reply of a graph's saved state by `winner`.
+
+    A reply that calls tools stays, because their results need it. The update counts as one of the first node, which is
+    never ambiguous. The second step removes the tasks that follow.
+    """
+    last = next(message for message in reversed(state["messages"]) if isinstance(message, AIMessage))
+    removed = [] if last.tool_calls else [RemoveMessage(str(last.id))]
+    update = {"messages": [*removed, winner]}
+    newest = {name: value for name, value in config["configurable"].items() if name != "checkpoint_id"}
+    return {"configurable": newest}, [[StateUpdate(update, START)], [StateUpdate(None, END)]]
 
 
 _OF_RESULTS: Final = frozenset({"stream_mode", "version", "subgraphs", "output_keys", "print_mode", "debug"})
