@@ -9,7 +9,7 @@ export VENV
 PYTHON_HERE := $(VENV)/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test slow suites browser chaos fuzz lint type docs bench fmt lock foreign sbom audit with-sbom with-server with-dev with-bench
+.PHONY: help setup run test slow suites lowest browser chaos fuzz lint type docs bench fmt lock foreign sbom audit with-sbom with-server with-dev with-bench
 
 help:
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -32,6 +32,10 @@ slow: with-dev ## run the slow tests: killed processes, random requests and sess
 
 suites: with-dev ## run the test suites of the stores again, on encrypted files and on partitioned tables
 	$(PYTEST) -m suites $(ARGS)
+
+lowest: with-dev ## run the tests with the oldest versions of the packages that pyproject.toml allows
+	@VENV=.venv-lowest sh scripts/setup.sh lowest
+	PYTHONDONTWRITEBYTECODE= .venv-lowest/bin/python -m pytest -n 3 --dist worksteal $(ARGS)
 
 # Not part of `dev`, and only if a browser is installed: the driver alone has 130 MB.
 browser: with-dev ## test the console in Chromium, if it is installed: live pages, keys, accessibility with axe

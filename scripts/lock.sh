@@ -30,6 +30,8 @@ echo "forbiddenfruit; python_version < '3'" | compile deepagents "$@" pyproject.
 compile adapters "$@" pyproject.toml --extra google-adk --extra llama-index --extra postgres --extra pydantic-ai --group build --group adapters
 # It requires a version of the certificates that some indexes do not have yet.
 echo "certifi>=2025.1.31" | compile graphiti "$@" pyproject.toml --group build --group graphiti --override -
+# The oldest versions that pyproject.toml allows (`make lowest`); packages that they require have their newest versions.
+compile lowest "$@" --resolution lowest-direct pyproject.toml --extra server --group build --group dev
 compile sbom "$@" --group sbom
 compile uv "$@" --group installer
 "$environment/bin/python" scripts/check_lock.py --write

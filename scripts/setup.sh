@@ -1,6 +1,6 @@
 #!/bin/sh
 # Updates the environment in .venv to one of the locked sets: `setup.sh server` (to run), `dev` (to develop) or `bench`; or
-# another environment (VENV) to one of the separate sets `deepagents`, `graphiti` and `adapters`.
+# another environment (VENV) to one of the separate sets `deepagents`, `graphiti`, `adapters` and `lowest`.
 #
 # All packages come from requirements/, with hashes; nothing is installed outside the environment. Each set contains the
 # previous ones, so an environment with a larger set is not changed. If nothing changed, this returns at once.
@@ -27,7 +27,8 @@ bench) enough="bench" ;;
 deepagents) enough="deepagents" ;;
 graphiti) enough="graphiti" ;;
 adapters) enough="adapters" ;;
-*) fail "there is no set '$wanted'; it is server, dev, bench, deepagents, graphiti or adapters." ;;
+lowest) enough="lowest" ;;
+*) fail "there is no set '$wanted'; it is server, dev, bench, deepagents, graphiti, adapters or lowest." ;;
 esac
 
 inputs() { # what the set is made from, as one text

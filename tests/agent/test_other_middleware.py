@@ -115,6 +115,8 @@ TRANSPARENT: dict[str, Callable[[], Any]] = {
     "ToolErrorMiddleware": lambda: ToolErrorMiddleware(lambda error, request: None),
     "ToolRetryMiddleware": lambda: ToolRetryMiddleware(max_retries=1),
 }
+# Middleware of LangChain 1.5, which test_decision_middleware.py tests.
+TESTED_APART = {"AutoModeMiddleware", "ModelRefusalMiddleware", "ModelRouterMiddleware"}
 pytestmark = [
     # test_middleware_warnings.py tests these warnings.
     pytest.mark.filterwarnings("ignore::threadkeep.MiddlewareWarning"),
@@ -137,7 +139,7 @@ def test_the_documentation_lists_every_middleware() -> None:
     members = {name: getattr(middlewares, name) for name in dir(middlewares)}
     classes = {name for name, one in members.items() if isinstance(one, type) and issubclass(one, AgentMiddleware)}
     names = classes - {"AgentMiddleware"}
-    assert names == set(TRANSPARENT)
+    assert names - TESTED_APART == set(TRANSPARENT)
     page = (DOCS / "how-to" / "other-middleware.md").read_text()
     assert {name for name in names if f"`{name}`" not in page} == set()
 
