@@ -219,6 +219,21 @@ async def test_two_concurrent_rounds_delete_each_run_once(
         assert (sum(each.runs for each in done), await ids(other)) == (30, set())
 
 
+async def test_runs_that_another_round_deletes_first_are_not_counted(memory: Memory, clock: SettableClock) -> None:
+    await over(memory, "r1", None, end=None)
+    await over(memory, "r2", None, parent="r1")
+    await memory.runs.finish("r1", "me", "done")
+    clock.advance(1)
+    others: list[PrunedRuns] = []
+
+    async def another_round() -> bool:
+        others.append(await memory.run_retention.prune(RunRetention(0.0)))
+        return True
+
+    assert await memory.run_retention.prune(RunRetention(0.0), may_continue=another_round) == PrunedRuns()
+    assert others == [PrunedRuns(trees=1, runs=2, events=4)]
+
+
 async def test_unused_versions_are_deleted(memory: Memory, clock: SettableClock) -> None:
     workflows = memory.runs.workflows
     await workflows.keep("support", "v0", {})

@@ -334,7 +334,8 @@ class FinishedRuns(Tables, sql=("retention.sql", "{backend}/retention.sql")):
             rows = [{"root_run_id": root} for root in roots]
             await connection.execute(for_rows(self._sql["remember"], len(rows)), row_parameters(rows))
             deleted = await connection.fetch(for_rows(self._sql["delete_trees"], len(rows)), row_parameters(rows))
-        return PrunedRuns(len(roots), len(deleted), sum(sizes[root].events for root in roots))
+        pruned = {root for (root,) in deleted}  # another process may have deleted the others
+        return PrunedRuns(len(pruned), len(deleted), sum(sizes[root].events for root in pruned))
 
     async def delete_some_events(self, tree: FinishedTree, cutoffs: Cutoffs, *, limit: int) -> PrunedRuns:
         """Delete up to `limit` events of a large tree before the tree itself; do nothing if the tree is not expired."""

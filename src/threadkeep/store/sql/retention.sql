@@ -277,4 +277,4 @@ DELETE FROM chat_run_events WHERE (run_id, number) IN (
 -- name: delete_trees
 -- include: going
 DELETE FROM chat_runs WHERE run_id IN (SELECT run_id FROM going)
-RETURNING run_id
+RETURNING root_run_id
