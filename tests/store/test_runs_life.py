@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from unittest.mock import AsyncMock
 
 import pytest
 
 from tests.store.running import asked, begun, in_room
 from threadkeep import Memory
-from threadkeep.records.runs import DoubleTexting, NotYet, Run, RunEnd
+from threadkeep.errors import StoreUnavailable
+from threadkeep.records.runs import DoubleTexting, NotYet, Run, RunEnd, interrupts_of
+from threadkeep.store.runs import Runs
 from threadkeep.testing import SettableClock
 
 
@@ -134,6 +137,23 @@ async def test_the_trace_of_each_ended_run_ends_with_its_status(memory: Memory, 
     ends = {run_id: [event.data for event in await trace.events(run_id)] for run_id in ("waits", "new", "runs")}
     cancelled = {"status": "cancelled"}
     assert ends == {"waits": [cancelled], "new": [], "runs": [{**cancelled, "error": "ParentOver"}]}
+
+
+async def test_a_cancelled_child_and_the_runs_above_it_change_together(
+    memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that dies after the commit leaves no run that waits for an answer to a cancelled child."""
+    await memory.runs.order.add(asked("top"), owner="me")
+    for run_id, parent in (("middle", "top"), ("child", "middle")):
+        await memory.runs.order.add(replace(asked(run_id, session=None), parent_run_id=parent), owner="me")
+    for run_id in ("child", "middle", "top"):
+        await memory.runs.wait(run_id, "me", {"number": 1, "interrupts": [{"id": "q", "value": "sure?"}]})
+    monkeypatch.setattr(Runs, "_continue_above", AsyncMock(side_effect=StoreUnavailable("away")))
+    with pytest.raises(StoreUnavailable):
+        await memory.runs.request_cancel("child")
+    runs = {run.run_id: (run.status, interrupts_of(run)) for run in await memory.runs.records.tree("top")}
+    assert runs["child"][0] == "cancelled"
+    assert [runs["top"], runs["middle"]] == [("queued", [])] * 2
 
 
 async def test_a_cancelled_turn_blocks_the_next_until_it_ends(memory: Memory) -> None:

@@ -21,7 +21,7 @@ from threadkeep.records.runs import (
 )
 from threadkeep.store.codec import clean_json, json_text, time_of, time_text
 from threadkeep.store.compact_json import compact
-from threadkeep.store.driver import Driver, Joined, Parameters, Row, Statement
+from threadkeep.store.driver import Connection, Driver, Joined, Parameters, Row, Statement
 from threadkeep.store.retention import FinishedRuns
 from threadkeep.store.runs.conversations import ActiveSessions, RunLocks, RunPositions
 from threadkeep.store.runs.order import DISOWNED, RunOrder
@@ -296,24 +296,33 @@ class Runs(ClockedTables, sql=("runs.sql", "{backend}/runs.sql")):
         """Stop a run and all its descendants in one transaction; return the ids of those that had not ended yet.
 
         A run that no process executes is cancelled at once. Another run stays `running` until its owner has stopped it.
-        `reason` is one word that is stored as the reason of the stop. If a waiting child is cancelled, a second
-        transaction queues the waiting runs above it again; if the process dies before, repeat the call.
+        `reason` is one word that is stored as the reason of the stop. The waiting runs above a child are queued again.
         """
         parameters = {"run_id": run_id, "reason": reason, "now": time_text(self._clock())}
+        above = await self._waiting_above(run_id)
         async with self._driver.writing() as connection:
             roots = await connection.fetch(self._sql["root"], parameters)
             if not roots:
                 return []
+            await self._hold_orders_of(connection, above)
             await self._locks.hold_tree(connection, roots[0][0])
-            await self._locks.hold_below(connection, run_id)
+            await self._locks.hold_below(connection, above[0].run_id if above else run_id)
             rows = await connection.fetch(self._sql["cancel"], parameters)
             await self.trace.note_cancelled(connection, rows)
+            await self._continue(connection, above)
         # A run above that begins to wait meanwhile sees the cancellation only after the commit, so look for it now.
         await self._continue_above(run_id)
         return [cancelled for cancelled, *_ in rows]
 
     async def _continue_above(self, run_id: str) -> None:
         """Queue the waiting runs above a run again, without open questions."""
+        if above := await self._waiting_above(run_id):
+            async with self._driver.writing() as connection:
+                await self._hold_orders_of(connection, above)
+                await self._continue(connection, above)
+
+    async def _waiting_above(self, run_id: str) -> list[Run]:
+        """Return the waiting runs above a run, the highest first."""
         above: list[Run] = []
         run = await self.run(run_id)
         while run is not None and run.parent_run_id is not None:
@@ -321,19 +330,21 @@ class Runs(ClockedTables, sql=("runs.sql", "{backend}/runs.sql")):
             if run is None or run.status != "waiting":
                 break
             above.insert(0, run)
-        if not above:
-            return
-        async with self._driver.writing() as connection:
-            for waiting in above:
-                await self._locks.hold_orders_of(connection, waiting.run_id)
-            for waiting in above:
-                asked = waiting.interrupt if isinstance(waiting.interrupt, Mapping) else {}
-                row = {"run_id": waiting.run_id, "resume_value": json_text(None), "asked": json_text(asked)}
-                row |= {"interrupt": json_text({**asked, "interrupts": []}), "now": time_text(self._clock())}
-                if not await connection.execute(self._sql["resume"], row):
-                    return  # a person has answered
-                for name in ("note_reply", "arrive_again", "owe_again"):
-                    await connection.execute(self._sql[name], row)
+        return above
+
+    async def _hold_orders_of(self, connection: Connection, runs: Sequence[Run]) -> None:
+        for run in runs:
+            await self._locks.hold_orders_of(connection, run.run_id)
+
+    async def _continue(self, connection: Connection, above: Sequence[Run]) -> None:
+        for waiting in above:
+            asked = waiting.interrupt if isinstance(waiting.interrupt, Mapping) else {}
+            row = {"run_id": waiting.run_id, "resume_value": json_text(None), "asked": json_text(asked)}
+            row |= {"interrupt": json_text({**asked, "interrupts": []}), "now": time_text(self._clock())}
+            if not await connection.execute(self._sql["resume"], row):
+                return  # a person has answered
+            for name in ("note_reply", "arrive_again", "owe_again"):
+                await connection.execute(self._sql[name], row)
 
     async def _arrive_again(self, statement: str, parameters: Parameters) -> bool:
         async with self._driver.writing() as connection:
