@@ -12,11 +12,14 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.prebuilt import ToolNode, tools_condition
 from langgraph.types import Command, interrupt
 
 from tests.agent.talking import (
     ROOM,
     Agent,
+    add,
+    adding,
     ask,
     config_of,
     input_of,
@@ -271,6 +274,26 @@ async def test_the_session_and_the_user_come_from_the_config(small_memory: Memor
     async with session_turn(small_memory, [HumanMessage("hi")], {"configurable": {"chat": 7}}, options) as turn:
         turn.answer("hello")
     assert len(await kept(small_memory, "room:7")) == 2
+
+
+@both
+@with_and_without
+async def test_text_beside_a_tool_call_is_no_answer(
+    memory: Memory, node: Callable[..., Node], checkpointed: bool
+) -> None:
+    model = ScriptedModel([adding(content="Let me see."), "three"])
+    builder: Any = StateGraph(MessagesState)
+    builder.add_node("chat", node(memory, model))
+    builder.add_node("tools", ToolNode([add]))
+    builder.add_edge(START, "chat")
+    builder.add_conditional_edges("chat", tools_condition)
+    builder.add_edge("tools", "chat")
+    graph = builder.compile(checkpointer=InMemorySaver() if checkpointed else None)
+    for _ in range(2):
+        state = await graph.ainvoke(input_of("1 + 2?", "m1"), config_of())
+        assert state["messages"][-1].text == "three"
+        assert await kept(memory) == [("user", "1 + 2?"), ("assistant", "three")]
+    assert len(model.calls) == 2
 
 
 async def test_the_config_is_optional_inside_a_graph(small_memory: Memory) -> None:

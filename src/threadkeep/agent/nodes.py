@@ -60,17 +60,22 @@ class NodeTurns:
 
     async def end(self, turn: NodeTurn, error: BaseException | None) -> None:
         """Store the answer, or the text that the model streamed before an error. After an interrupt, store nothing."""
-        turn.part.root.call_ends()
+        part, reply = turn.part, turn.reply
+        part.root.call_ends()
         try:
             turn.report()
+            calls_tools = turn.answered is None and isinstance(reply, AIMessage) and bool(reply.tool_calls)
+            if error is not None or calls_tools:
+                # The next call of the node gives the answer that this number is for.
+                part.root.release(part.author, part.key)
             if error is None:
-                await self._close(turn)
+                await (turn.open.close("") if calls_tools else self._close(turn))
             elif isinstance(error, GraphBubbleUp):
                 turn.open.keep()
             else:
                 await turn.open.close(turn.partial.text, "failed" if isinstance(error, Exception) else "interrupted")
         finally:
-            turn.part.root.release_session()
+            part.root.release_session()
 
     async def _close(self, turn: NodeTurn) -> None:
         if turn.reply is not None and turn.answered is None:
