@@ -13,7 +13,7 @@ from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode, tools_condition
-from langgraph.types import Command, interrupt
+from langgraph.types import Command, Send, interrupt
 
 from tests.agent.talking import (
     ROOM,
@@ -294,6 +294,20 @@ async def test_text_beside_a_tool_call_is_no_answer(
         assert state["messages"][-1].text == "three"
         assert await kept(memory) == [("user", "1 + 2?"), ("assistant", "three")]
     assert len(model.calls) == 2
+
+
+@both
+async def test_each_branch_of_a_node_answers(memory: Memory, node: Callable[..., Node]) -> None:
+    model = ScriptedModel(["one", "two", "three"])
+    builder: Any = StateGraph(MessagesState)
+    builder.add_node("chat", node(memory, model))
+    builder.add_conditional_edges(START, lambda state: [Send("chat", state)] * 3, ["chat"])
+    graph = builder.compile()
+    for _ in range(2):
+        state = await graph.ainvoke(input_of("go", "m1"), config_of())
+        assert sorted(message.text for message in state["messages"]) == ["go", "one", "three", "two"]
+    assert sorted(text for _, text in await kept(memory)) == ["go", "one", "three", "two"]
+    assert len(model.calls) == 3
 
 
 async def test_the_config_is_optional_inside_a_graph(small_memory: Memory) -> None:

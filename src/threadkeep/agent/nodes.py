@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextvars import Token
 from dataclasses import dataclass, field
+from itertools import count
 from types import TracebackType
 from typing import Any, TypedDict
 
@@ -29,6 +30,9 @@ from threadkeep.context.tokens import input_budget
 from threadkeep.history.memory import Memory
 from threadkeep.memory.on_loop import OnLoop
 from threadkeep.memory.sync_memory import SyncMemory
+
+_numbers = count()
+"""The numbers of the calls of nodes in this process."""
 
 
 class NodeTurns:
@@ -90,7 +94,8 @@ class NodeTurns:
         site = site_in(options, config)
         shared = site is None or site.transcript
         root = root_run(memory, control_of(), session.session_id, shared=shared)
-        key, run_id, metadata = (id(root.control), "", id(messages)), run_id_of(config), metadata_of(config)
+        key = id(root.control), str(config.get("configurable", {}).get("checkpoint_ns", "")), next(_numbers)
+        run_id, metadata = run_id_of(config), metadata_of(config)
         part = Participation(memory, session, options, root, node_of(config, site), key, run_id, metadata, site)
         part.silent = options.scope == "none" or (memory.identity, session.session_id) in tool_of_sessions.get()
         if not part.silent:
