@@ -310,6 +310,13 @@ async def test_each_branch_of_a_node_answers(memory: Memory, node: Callable[...,
     assert len(model.calls) == 3
 
 
+async def test_a_block_accepts_the_forms_of_messages_that_graphs_accept(small_memory: Memory) -> None:
+    given: list[Any] = [{"role": "user", "content": "one"}, ("user", "two")]
+    async with session_turn(small_memory, given, config_of()) as turn:
+        turn.answer("hello")
+    assert await kept(small_memory) == [("user", "one"), ("user", "two"), ("assistant", "hello")]
+
+
 async def test_the_config_is_optional_inside_a_graph(small_memory: Memory) -> None:
     async def chat(state: MessagesState) -> dict[str, list[BaseMessage]]:
         async with session_turn(small_memory, state["messages"]) as turn:

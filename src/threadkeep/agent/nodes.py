@@ -10,14 +10,20 @@ from types import TracebackType
 from typing import Any, TypedDict
 
 from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import AIMessage, BaseMessage, SystemMessage
+from langchain_core.messages import (
+    AIMessage,
+    BaseMessage,
+    MessageLikeRepresentation,
+    SystemMessage,
+    convert_to_messages,
+)
 from langchain_core.runnables import Runnable, RunnableConfig, ensure_config
 from langchain_core.runnables.config import var_child_runnable_config
 from langgraph.errors import GraphBubbleUp
 
 from threadkeep.agent.answers import repeated, stream_again
 from threadkeep.agent.call_measure import ModelUse
-from threadkeep.agent.callbacks import PartialAnswer, with_callback
+from threadkeep.agent.callbacks import PartialAnswer, RootCall, with_callback
 from threadkeep.agent.conversion import identify
 from threadkeep.agent.holding import run_hold
 from threadkeep.agent.invocation import control_of, metadata_of, node_of, run_id_of, session_for
@@ -42,8 +48,9 @@ class NodeTurns:
         self._memory = memory
         self._options = options
 
-    async def begin(self, messages: Sequence[BaseMessage], config: RunnableConfig) -> NodeTurn:
+    async def begin(self, given: Sequence[MessageLikeRepresentation], config: RunnableConfig) -> NodeTurn:
         """If turns are ordered, wait for the earlier turns of the session. Then store the question."""
+        messages = convert_to_messages(RootCall({"messages": given}).sent)
         identify(question_before(messages))
         part = self._enter(messages, config)
         ordered = self._options.ordered and not part.silent and run_hold.get() is None
@@ -195,7 +202,10 @@ class TurnBlock:
     """The block of `session_turn`: `async with` returns a `SessionTurn`, `with` a `SyncSessionTurn`."""
 
     def __init__(
-        self, turns: OnLoop[Memory, NodeTurns], messages: Sequence[BaseMessage], config: RunnableConfig | None
+        self,
+        turns: OnLoop[Memory, NodeTurns],
+        messages: Sequence[MessageLikeRepresentation],
+        config: RunnableConfig | None,
     ) -> None:
         self._turns = turns
         self._messages = messages
@@ -244,7 +254,7 @@ class TurnBlock:
 
 def session_turn(
     memory: Memory | SyncMemory,
-    messages: Sequence[BaseMessage],
+    messages: Sequence[MessageLikeRepresentation],
     config: RunnableConfig | None = None,
     options: TurnOptions | None = None,
 ) -> TurnBlock:
