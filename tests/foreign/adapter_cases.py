@@ -10,6 +10,7 @@ import uuid
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from typing import Any
+from unicodedata import normalize
 
 import pytest
 from google.adk.errors import StaleSessionError
@@ -113,6 +114,18 @@ async def test_a_short_word_is_found_only_as_a_whole_word(memory: Memory) -> Non
     await service.add_events_to_memory(app_name=app, user_id=user, events=events)
     found = (await service.search_memory(app_name=app, user_id=user, query="Is a")).memories
     assert [entry.content.parts[0].text for entry in found] == ["I want a dog."]
+
+
+async def test_accents_are_found_in_both_normal_forms(memory: Memory) -> None:
+    """A letter with an accent is one code point (NFC) or two (NFD), in the query and in the message."""
+    service, app, user = MemoryService(memory), new_app(), f"ann-{uuid.uuid4()}"
+    texts = ["I love café crème.", normalize("NFD", "No café today."), "A cafe in town.", "Bees and bears."]
+    events = [said("user", text, id=f"{user}-{number}") for number, text in enumerate(texts)]
+    await service.add_events_to_memory(app_name=app, user_id=user, events=events)
+    for form in ("NFC", "NFD"):
+        for query in ("café", "CAFÉ"):
+            found = await service.search_memory(app_name=app, user_id=user, query=normalize(form, query))
+            assert {entry.content.parts[0].text for entry in found.memories} == set(texts[:2])
 
 
 def test_the_first_messages_need_no_user_unless_older_ones_are_left_out() -> None:
@@ -303,6 +316,14 @@ async def test_sessions_are_listed_by_activity_and_events_cut_by_the_config(
         ("bob", "z", {"name": "z"}, []),
         ("ann", "x", {"name": "x"}, []),
     ]
+    for user in ("bob", "ann"):
+        tied = Event(author="guide", timestamp=later + 9)
+        one = await service.create_session(
+            app_name=f"tied {app}", user_id=user, session_id="1" if user == "bob" else "2"
+        )
+        await service.append_event(one, tied)
+    ties = (await service.list_sessions(app_name=f"tied {app}")).sessions
+    assert [(one.user_id, one.id) for one in ties] == [("ann", "2"), ("bob", "1")]
     for odd in ("not:adk", "not_zz"):  # other sessions with the same prefix
         await memory.session(f"adk:{keys.escape_key(app)}:bob:{odd}", user_id="bob").append([Message("user", "hi")])
     assert [one.id for one in (await service.list_sessions(app_name=app, user_id="bob")).sessions] == ["z"]

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from hashlib import sha256
 from typing import cast
+from unicodedata import normalize
 
 from google.adk.errors import StaleSessionError
 from google.adk.errors.already_exists_error import AlreadyExistsError
@@ -113,7 +114,9 @@ class SessionService(BaseSessionService):
                     shared[owner] = await self._shared_state(app_name, owner)
                 state = {**session.state, **shared[owner]}
                 sessions.append(session.model_copy(update={"events": [], "state": state}))
-        return ListSessionsResponse(sessions=sorted(sessions, key=lambda one: (one.last_update_time, one.id)))
+        return ListSessionsResponse(
+            sessions=sorted(sessions, key=lambda one: (one.last_update_time, one.user_id, one.id))
+        )
 
     async def delete_session(self, *, app_name: str, user_id: str, session_id: str) -> None:
         """Delete a session with its events and its state."""
@@ -265,16 +268,18 @@ class MemoryService(BaseMemoryService):
         """Search the user's sessions of the app; return up to 20 messages, those with most words of the query first.
 
         Of messages with equally many words, those with rarer words come first. Only the first 12 words of the query and
-        the best 500 messages for each word are used.
+        the best 500 messages for each word are used. A letter with an accent is also found as two code points (NFD).
         """
         prefix = _prefix(app_name)
         found: dict[tuple[str, int | None], SearchHit] = {}
         words_in: dict[tuple[str, int | None], float] = {}
-        for word in dict.fromkeys(_WORD.findall(query)[:_MOST_WORDS]):
-            hits = await self._memory.search(word, user_id=user_id, limit=_MOST_OF_WORD)
-            for hit in hits:
-                if hit.session_id.startswith(prefix) and _has_word(hit.message.content, word):
-                    key = (hit.session_id, hit.message.seq)
+        for word in dict.fromkeys(_WORD.findall(normalize("NFC", query))[:_MOST_WORDS]):
+            hits: dict[tuple[str, int | None], SearchHit] = {}
+            for form in dict.fromkeys((word, normalize("NFD", word))):
+                some = await self._memory.search(form, user_id=user_id, limit=_MOST_OF_WORD)
+                hits |= {(hit.session_id, hit.message.seq): hit for hit in some}
+            for key, hit in hits.items():
+                if hit.session_id.startswith(prefix) and _has_word(normalize("NFC", hit.message.content), word):
                     found.setdefault(key, hit)
                     words_in[key] = words_in.get(key, 0.0) + 1 + 1 / (_MOST_WORDS * len(hits))
         best = [found[key].message for key in sorted(words_in, key=words_in.__getitem__, reverse=True)[:_MOST_HITS]]
@@ -282,8 +287,13 @@ class MemoryService(BaseMemoryService):
 
 
 def _has_word(text: str, word: str) -> bool:
-    """Return False if a word of one or two letters is only a part of other words, as "a" is of "parcel"."""
-    return len(word) > 2 or not word.isascii() or word.lower() in _WORD.findall(text.lower())
+    """Return False if a word of one or two letters is only a part of other words, as "a" is of "parcel".
+
+    A search for an accented word in NFD also finds messages that have the word without the accent: return False.
+    """
+    if not word.isascii():
+        return word.lower() in text.lower()
+    return len(word) > 2 or word.lower() in _WORD.findall(text.lower())
 
 
 def _prefix(app_name: str) -> str:
