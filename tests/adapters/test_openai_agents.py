@@ -74,6 +74,7 @@ async def test_the_newest_items_are_returned_and_taken_back(memory: Memory) -> N
     assert await session.get_items() == [REASONING, CALL, RESULT]
     assert await session.get_items(limit=1) == [RESULT]
     assert await session.get_items(limit=0) == []
+    assert await session.get_items(limit=-1) == [{"role": "user", "content": "a"}, REASONING, CALL, RESULT]
     assert await session.pop_item() == RESULT
     assert await session.get_items(limit=10) == [{"role": "user", "content": "a"}, REASONING, CALL]
     assert await memory.session(ROOM).count(view="history") == 4

@@ -52,8 +52,10 @@ class AgentsSession:
         """Return the newest items since the last reset, oldest first.
 
         Without `limit`, the limit in `session_settings` applies; if that is not set either, all items are returned.
+        A negative limit returns all items, as in the SDK's `SQLiteSession`.
         """
         limit = resolve_session_limit(limit, self.session_settings)
+        limit = None if limit is not None and limit < 0 else limit
         messages = await self._session.call(lambda session: read_messages(session, limit, keep=_is_item))
         return [item for message in messages if (item := _item(message)) is not None]
 
