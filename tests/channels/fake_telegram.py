@@ -44,9 +44,12 @@ class FakeTelegram:
         """Call a webhook with each update this many times at once; return the statuses in order."""
         return list(self._control("deliver", url=url, secret=secret, updates=updates, times=times))
 
-    def refuse(self, status: int, description: str = "", *, times: int = 1, **parameters: int) -> None:
-        """Refuse the next messages; for status 0, accept them and break the connection before the response."""
-        body = {"ok": False, "error_code": status, "description": description, "parameters": parameters}
+    def refuse(self, status: int, description: str = "", *, page: str = "", times: int = 1, **parameters: int) -> None:
+        """Refuse the next messages; for status 0, accept them and break the connection before the response.
+
+        If `page` is not empty, it is the response, as if a proxy had answered.
+        """
+        body = page or {"ok": False, "error_code": status, "description": description, "parameters": parameters}
         self._control("refuse", refusals=[{"status": status, "body": body}] * times)
 
     def calls(self, method: str = "sendMessage") -> list[Values]:

@@ -199,7 +199,19 @@ async def test_the_wait_of_a_busy_platform_is_kept(tmp_path: Path, telegram: Fak
         assert await desk.answered() == ["hello"]
         [entry] = await desk.memory.channels.outbox.entries()
     assert entry.tries == 3
-    assert not entry.uncertain
+
+
+@pytest.mark.parametrize(("status", "uncertain"), [(403, False), (400, False), (502, True), (200, True)])
+async def test_a_page_of_a_proxy_is_no_refusal(
+    tmp_path: Path, telegram: FakeTelegram, status: int, uncertain: bool
+) -> None:
+    """The reply is sent again; after a 5xx or an unreadable response it may have arrived before."""
+    telegram.refuse(status, page="<html>Blocked</html>")
+    async with opened_bot("sqlite://", tmp_path, telegram, ScriptedModel(["hello"])) as desk:
+        await desk.say("hi")
+        assert await desk.answered() == ["hello"]
+        [entry] = await desk.memory.channels.outbox.entries()
+    assert (entry.status, entry.uncertain, entry.tries) == ("delivered", uncertain, 2)
 
 
 async def test_a_reply_with_a_refused_format_is_sent_as_plain_text(tmp_path: Path, telegram: FakeTelegram) -> None:

@@ -94,10 +94,12 @@ class TelegramClient:
             response = await self._http.post(f"{self._root}/{method}", json=given, timeout=seconds)
         except httpx2.HTTPError as error:
             return TelegramAnswer(0, error=type(error).__name__, uncertain=not isinstance(error, _NOT_SENT))
-        fields = object_in(read_json(response.content))
-        if response.status_code == 200 and fields.get("ok") is not True:
+        fields, status = object_in(read_json(response.content)), response.status_code
+        if status == 200 and fields.get("ok") is not True:
             return TelegramAnswer(0, error="UnreadableAnswer", uncertain=True)
-        return TelegramAnswer(response.status_code, fields.get("result"), object_in(fields, "parameters"))
+        if status < 500 and "ok" not in fields:  # a proxy or a firewall has answered, not Telegram
+            return TelegramAnswer(0, error=f"Status{status}")
+        return TelegramAnswer(status, fields.get("result"), object_in(fields, "parameters"), uncertain=status >= 500)
 
     can_send = True
 
