@@ -130,6 +130,31 @@ async def test_a_reply_is_streamed_over_the_connection(
     assert not [one for one in caplog.records if one.name.startswith("threadkeep.channels.wecom_connection")]
 
 
+async def test_a_message_repeated_during_its_reply_starts_no_stream(tmp_path: Path, gateway: FakeGateway) -> None:
+    gate = Gate()
+    model = ScriptedModel([["Your parcel ", gate, "is on its way."]])
+    async with connected("sqlite://", tmp_path, gateway, model) as desk:
+        req_id = gateway.push(message("Where is it?"))
+        await gate.reached()
+        await until(lambda: ("Your parcel", False) in gateway.streams(req_id))
+        again = gateway.push(message("Where is it?"))
+        gateway.push(message("/help", 2))
+        await until(lambda: len(gateway.texts()) == 1)
+        gate.open()
+        assert "Your parcel is on its way." in await desk.answered(2)
+    assert gateway.streams(again) == []
+
+
+async def test_a_message_with_an_unknown_error_is_sent_again(tmp_path: Path, gateway: FakeGateway) -> None:
+    """An unknown code may mean a limit; only codes that are known to be final end the delivery."""
+    async with connected("sqlite://", tmp_path, gateway, ScriptedModel(["ok"])) as desk:
+        gateway.push(message("hi"))
+        await desk.answered(1)
+        gateway.refuse(846_607)
+        await desk.memory.channels.outbox.send(SESSION, "reminder-1", "Your parcel is here.")
+        assert await desk.answered(2) == ["ok", "Your parcel is here."]
+
+
 @pytest.mark.slow
 async def test_a_reply_after_a_reconnect_is_sent_as_a_message(
     shared_url: str, tmp_path: Path, gateway: FakeGateway

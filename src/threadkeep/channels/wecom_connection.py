@@ -30,7 +30,6 @@ from threadkeep.channels.contract import (
     Later,
     Outcome,
     Part,
-    Refused,
     Sent,
     Update,
     id_in,
@@ -41,7 +40,7 @@ from threadkeep.channels.contract import (
 )
 from threadkeep.channels.intake import Intake
 from threadkeep.channels.wecom_aibot import NOTHING, STREAM_TIME, WeComAIBotChannel
-from threadkeep.channels.wecom_client import WeComAnswer
+from threadkeep.channels.wecom_client import WeComAnswer, outcome_of
 from threadkeep.errors import StoreError
 from threadkeep.history.memory import Memory
 from threadkeep.observe import ChannelTrouble
@@ -61,7 +60,6 @@ _GROW_SECONDS = 0.5
 _FIRST_PAUSE_SECONDS = 1.0
 _LONGEST_PAUSE_SECONDS = 30.0
 _CALLBACKS = ("aibot_msg_callback", "aibot_event_callback")
-_BUSY = (None, -1, 45009)
 # At level DEBUG the library would log whole frames, including the secret and the text of messages.
 _QUIET = logging.getLogger(f"{__name__}.frames")
 _QUIET.setLevel(logging.WARNING)
@@ -123,9 +121,7 @@ class AIBotConnection:
                 return Sent() if answer.ok else Later(answer.problem, uncertain=True)
         message: dict[str, Json] = {"chatid": text_in(address, "chat"), "msgtype": "markdown"}
         answer = await self._ask("aibot_send_msg", {**message, "markdown": {"content": part.text}})
-        if answer.code in _BUSY:
-            return Later(answer.problem, uncertain=answer.uncertain)
-        return Sent() if answer.ok else Refused(answer.problem)
+        return outcome_of(answer)
 
     async def show_working(self, address: Address) -> None:
         """Do nothing: the stream shows that the bot is working."""
@@ -244,7 +240,8 @@ class AIBotConnection:
         shown = None
         while self._streams.get(stream.req_id) is stream:
             found = await self._memory.channels.outbox.find(bot.name, message.session_id or "", message.message_id)
-            if found is None:  # this message gets no answer
+            # Without an entry, the message gets no answer. If it is a repeat, the answer is sent to the first one.
+            if found is None or text_in(found.address, "req_id") not in ("", stream.req_id):
                 self._streams.pop(stream.req_id, None)
                 return
             text, finished = self._text(stream, bot, found)
