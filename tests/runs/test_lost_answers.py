@@ -21,7 +21,7 @@ from threadkeep.errors import StoreUnavailable
 from threadkeep.history.session import Session
 from threadkeep.observe import RunFinished, TurnFinished
 from threadkeep.records.runs import Run, RunQuery
-from threadkeep.runs.chat_turns import ChatTurn, listen
+from threadkeep.runs.chat_turns import ChatAnswer, ChatAnswers, ChatTurn, listen
 from threadkeep.runs.requests import RunRequest
 from threadkeep.runs.streams import InFlightMessages, RunStream
 from threadkeep.testing import Gate, ScriptedModel
@@ -122,6 +122,39 @@ async def test_a_run_waits_for_its_turn_without_a_record(
         gate.open()
         assert (await asking).response == (await chat.ask(said("hi", "1"))).response == "hello"
     assert len(model.calls) == 1
+    assert [text for _, text in await kept(sqlite_memory, ROOM)] == ["hi", "hello"]
+
+
+async def test_a_run_waits_for_a_turn_without_a_record_that_has_not_begun(
+    sqlite_memory: Memory, monkeypatch: pytest.MonkeyPatch, make_chat: Chats
+) -> None:
+    """The run begins while the turn still looks for a stored answer; on a busy machine that takes a while."""
+    over, look, run_begins = InFlightMessages.wait_for, ChatAnswers.stored, asyncio.Event()
+    waited: list[bool] = []
+
+    async def heard(self: InFlightMessages, run: Run) -> None:
+        is_first = not run_begins.is_set()
+        run_begins.set()
+        await over(self, run)
+        if is_first:
+            waited.append(self.has_answered(run))
+
+    async def late(self: ChatAnswers, turn: ChatTurn) -> ChatAnswer | None:
+        await run_begins.wait()
+        return await look(self, turn)
+
+    lose_the_first_reply(sqlite_memory, monkeypatch)
+    monkeypatch.setattr(InFlightMessages, "wait_for", heard)
+    monkeypatch.setattr(ChatAnswers, "stored", late)
+    model = ScriptedModel(["hello"])
+    async with asyncio.timeout(HANG_SECONDS):
+        assert (await make_chat(sqlite_memory, model, runs=ATTENTIVE).ask(said("hi", "1"))).response == "hello"
+
+    async def run_waited() -> bool:
+        return bool(waited)
+
+    await eventually(run_waited)
+    assert waited == [True]
     assert [text for _, text in await kept(sqlite_memory, ROOM)] == ["hi", "hello"]
 
 

@@ -303,39 +303,39 @@ class Chat:
             watching.cancel()
 
     async def _answer_unstored(self, turn: ChatTurn) -> ChatAnswer:
-        async with self._lock_of(turn.order_key):
-            if turn.stopped:
-                raise Interrupted(STOPPED)
-            if (stored := await self._answers.stored(turn)) is not None:
-                return stored
-            stream = RunStream(turn.run_id)
-            stream.wants_pieces = turn.stream
-            work = asyncio.create_task(self._work_unstored(turn, stream))
-
-            async def cancel() -> None:
-                work.cancel()
-
-            turn.cancel = cancel
-            try:
-                await listen(turn, stream, work)
-                outcome, ledger = await work
-            except asyncio.CancelledError:
-                work.cancel()
-                await asyncio.wait([work])
+        # A recorded run of the same message waits for this block, so no message is answered twice.
+        with self._runs.in_flight.answering(turn.session_id, turn.message_id):
+            async with self._lock_of(turn.order_key):
                 if turn.stopped:
-                    raise Interrupted(STOPPED) from None
-                raise
+                    raise Interrupted(STOPPED)
+                if (stored := await self._answers.stored(turn)) is not None:
+                    return stored
+                stream = RunStream(turn.run_id)
+                stream.wants_pieces = turn.stream
+                work = asyncio.create_task(self._work_unstored(turn, stream))
+
+                async def cancel() -> None:
+                    work.cancel()
+
+                turn.cancel = cancel
+                try:
+                    await listen(turn, stream, work)
+                    outcome, ledger = await work
+                except asyncio.CancelledError:
+                    work.cancel()
+                    await asyncio.wait([work])
+                    if turn.stopped:
+                        raise Interrupted(STOPPED) from None
+                    raise
         if outcome.status == "waiting":
             raise StoreUnavailable("The workflow asks a person, and the database cannot store that now; send it again.")
         return self._answers.of(turn, outcome, ledger.usages)
 
     async def _work_unstored(self, turn: ChatTurn, stream: RunStream) -> tuple[Outcome, Ledger]:
-        # A recorded run of the same message waits for this block, so no message is answered twice.
-        with self._runs.in_flight.answering(turn.session_id, turn.message_id):
-            outcome, ledger = await self._offline.execute(turn.run_request, stream, turn.session_id)
-            if outcome.status == "done":
-                self._runs.in_flight.set_answered(turn.session_id, turn.message_id)
-            return outcome, ledger
+        outcome, ledger = await self._offline.execute(turn.run_request, stream, turn.session_id)
+        if outcome.status == "done":
+            self._runs.in_flight.set_answered(turn.session_id, turn.message_id)
+        return outcome, ledger
 
     async def _between_turns(self, workflow: str, session_id: str) -> None:
         """Execute an internal workflow (reset or delete) as if it were the next turn of its session.
