@@ -105,19 +105,28 @@ async def _work(job: Job, stop: Event | None) -> None:
         job.notes.add("end", run_id)
 
     async with open_engine(parse_address(job.url), execute, job.options, troubled=job.notes.troubled) as engine:
-        taking_over = asyncio.create_task(_take_over(engine))
+        taking_over = asyncio.create_task(_take_over(engine, job.notes))
         await _start(engine, job)
         await (asyncio.Event().wait() if stop is None else asyncio.to_thread(stop.wait))
         taking_over.cancel()
 
 
-async def _take_over(engine: Engine) -> None:
-    """Enqueue the runs of dead processes again, as the maintenance of runs does."""
+async def _take_over(engine: Engine, notes: Notes) -> None:
+    """Enqueue the runs of dead processes again, as the maintenance of runs does.
+
+    If the database is busy, the runs are enqueued later. The note `taken` stands for the record of the run, which
+    shows the maintenance of all processes that the run is in no queue.
+    """
+    taken: set[str] = set()
     while True:
         await asyncio.sleep(_TAKE_OVER_SECONDS)
         with contextlib.suppress(StoreError):
             for run_id in await engine.take_from_dead():
+                notes.add("taken", run_id)
+                taken.add(run_id)
+            for run_id in list(taken):
                 await engine.enqueue(run_id)
+                taken.discard(run_id)
 
 
 async def _start(engine: Engine, job: Job) -> None:
