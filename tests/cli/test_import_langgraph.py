@@ -172,11 +172,23 @@ def test_an_interrupted_import_can_be_repeated(cli: CommandLine, source: str, mo
     assert len(contents(cli, "telegram:1")) == 4
 
 
-def test_an_import_does_not_change_the_checkpoints(cli: CommandLine, tmp_path: Path) -> None:
-    """A file without write permission can be imported."""
+def test_an_import_does_not_change_the_checkpoints(
+    cli: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file without write permission can be imported; a file that could be written is opened for reading only."""
     file = tmp_path / "checkpoints.sqlite"
     save(str(file), talk)
-    before = file.read_bytes()
+    before, connect, opened = file.read_bytes(), sqlite3.connect, list[str]()
+
+    def noted(database: Any, *arguments: Any, **options: Any) -> sqlite3.Connection:
+        opened.append(str(database))
+        return connect(database, *arguments, **options)
+
+    monkeypatch.setattr(sqlite3, "connect", noted)
+    assert cli("import", "langgraph", str(file)).exit_code == 0
+    of_file = [name for name in opened if file.name in name]
+    assert of_file
+    assert all("mode=ro" in name for name in of_file)
     file.chmod(0o400)
     assert cli("import", "langgraph", str(file)).exit_code == 0
     assert file.read_bytes() == before

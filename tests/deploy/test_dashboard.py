@@ -12,6 +12,7 @@ from threadkeep.observe.prometheus import METRICS, PrometheusObserver
 DASHBOARD = Path(__file__).parents[2] / "deploy" / "grafana.json"
 _NAME = re.compile(r"threadkeep_\w+")
 _BY = re.compile(r"by \(([\w, ]+)\)")
+_LEGEND = re.compile(r"\{\{(\w+)\}\}")
 _SERIES = re.compile(r"(threadkeep_\w+)[\[)]")
 
 
@@ -35,6 +36,16 @@ def test_every_label_of_the_dashboard_exists() -> None:
         [metric] = _SERIES.findall(query)
         series = next(line for line in text.splitlines() if line.startswith(f"{metric}{{"))
         assert wanted <= set(re.findall(r"(\w+)=", series)), query
+
+
+def test_every_label_of_a_legend_is_in_the_result() -> None:
+    """Grafana shows nothing for a label that the query sums away."""
+    panels = json.loads(DASHBOARD.read_text(encoding="utf-8"))["panels"]
+    targets = [target for panel in panels for target in panel["targets"]]
+    assert any(_LEGEND.search(target["legendFormat"]) for target in targets)
+    for target in targets:
+        kept = {label.strip() for labels in _BY.findall(target["expr"]) for label in labels.split(",")}
+        assert set(_LEGEND.findall(target["legendFormat"])) <= kept, target["expr"]
 
 
 def test_panels_do_not_overlap() -> None:

@@ -172,21 +172,28 @@ async def test_a_lock_is_released_by_the_connection_that_holds_it(pooled_url: st
 
 async def test_tables_are_partitioned_while_services_are_open(pooled_url: str, tmp_path: Path) -> None:
     """Two concurrent calls share the work, and the services need no restart."""
-    steps: list[int] = []
+    copied = [0, 0]
+
+    def progress(index: int, messages: int) -> None:
+        copied[index] = messages
+
     async with services(pooled_url, tmp_path, 2) as memories:
         for number in range(40):
             await memories[0].session(f"room {number}").append([Message("user", f"needle {number}")])
         drivers = [await PostgresDriver.open(pooled_url, StoreOptions()) for _ in range(2)]
         try:
             await asyncio.gather(
-                *(partition(driver, 4, report=lambda done, total, copied: steps.append(done)) for driver in drivers)
+                *(
+                    partition(driver, 4, report=lambda _, __, messages, index=index: progress(index, messages))
+                    for index, driver in enumerate(drivers)
+                )
             )
             assert (await partition_state(drivers[0])).partitions == 4
         finally:
             await asyncio.gather(*(driver.close() for driver in drivers))
         await memories[1].session("room 1").append([Message("user", "needle again")])
         assert len(await memories[0].search("needle", limit=50)) == 41
-    assert steps
+    assert sum(copied) == 40
 
 
 async def test_no_state_stays_in_a_server_connection(pooled_url: str) -> None:
