@@ -38,10 +38,15 @@ def test_markdown_is_translated_and_escaped(markdown: str, sent: str) -> None:
     visible(sent)
 
 
-@given(st.text(st.sampled_from("ab1 \n*_~`[]()#>+-=|{}.!\\"), max_size=60) | st.text(max_size=60))
-def test_every_text_is_valid_and_keeps_its_letters(text: str) -> None:
-    text = text.replace("\r", "").replace("\ufdd0", "")
-    words = [sign for sign in visible(markdown_v2(text)) if sign.isalnum()]
-    expected = [sign for sign in re.sub(r"(?m)^ {0,3}(?:```|~~~).*$", "", text) if sign.isalnum()]
-    links = re.search(r"\]\(", text)
-    assert links or "~~~" in text or "```" in text or words == expected
+_MARKED = st.lists(
+    st.sampled_from(["a", "b1", " ", "\n", "`a.b`", "**b**", "_1_", "~~a~~", "# ", "- ", "> ", "*", "`", "_"])
+)
+
+
+@given(_MARKED, st.text(st.sampled_from("ab1 \n*_~`[]()#>+-=|{}.!\\"), max_size=60) | st.text(max_size=60))
+def test_every_text_is_valid_and_keeps_its_letters(marked: list[str], text: str) -> None:
+    for each in ("".join(marked), text.replace("\r", "").replace("\ufdd0", "")):
+        words = [sign for sign in visible(markdown_v2(each)) if sign.isalnum()]
+        expected = [sign for sign in re.sub(r"(?m)^ {0,3}(?:```|~~~).*$", "", each) if sign.isalnum()]
+        links = re.search(r"\]\(", each)
+        assert links or "~~~" in each or "```" in each or words == expected

@@ -180,7 +180,7 @@ def test_an_import_does_not_change_the_checkpoints(
     save(str(file), talk)
     before, connect, opened = file.read_bytes(), sqlite3.connect, list[str]()
 
-    def noted(database: Any, *arguments: Any, **options: Any) -> sqlite3.Connection:
+    def noted(database: Any, *arguments: Any, **options: Any) -> Any:
         opened.append(str(database))
         return connect(database, *arguments, **options)
 

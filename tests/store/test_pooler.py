@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
@@ -174,7 +175,7 @@ async def test_tables_are_partitioned_while_services_are_open(pooled_url: str, t
     """Two concurrent calls share the work, and the services need no restart."""
     copied = [0, 0]
 
-    def progress(index: int, messages: int) -> None:
+    def report(index: int, _done: int, _total: int, messages: int) -> None:
         copied[index] = messages
 
     async with services(pooled_url, tmp_path, 2) as memories:
@@ -182,12 +183,8 @@ async def test_tables_are_partitioned_while_services_are_open(pooled_url: str, t
             await memories[0].session(f"room {number}").append([Message("user", f"needle {number}")])
         drivers = [await PostgresDriver.open(pooled_url, StoreOptions()) for _ in range(2)]
         try:
-            await asyncio.gather(
-                *(
-                    partition(driver, 4, report=lambda _, __, messages, index=index: progress(index, messages))
-                    for index, driver in enumerate(drivers)
-                )
-            )
+            work = [partition(driver, 4, report=partial(report, index)) for index, driver in enumerate(drivers)]
+            await asyncio.gather(*work)
             assert (await partition_state(drivers[0])).partitions == 4
         finally:
             await asyncio.gather(*(driver.close() for driver in drivers))
