@@ -33,6 +33,7 @@ class KnownMessages:
         self.value: Value | None = None
         self._value_field = value_field
         self._taken: tuple[Value, int] | None = None
+        self._checked = False
         self._values: Sequence[Value] = ()
         self._messages: list[Message | None] = []
 
@@ -49,15 +50,27 @@ class KnownMessages:
         """Validate every message of the chunk. Raises `SessionDamaged`."""
         with damaged_chunk(conversation, self.chunk):
             self._take(conversation, value)
-            for at, message in enumerate(self._messages):
-                if message is None:
-                    self._message(at)
+            if not self._checked:
+                for at, message in enumerate(self._messages):
+                    if message is None:
+                        self._message(at)
+                self._checked = True
 
     def _take(self, conversation: Conversation, value: Value) -> None:
         """Replace the cached values by those of a chunk; messages whose values have not changed stay cached."""
         if self._taken is not None and self._taken[0] is value and self._taken[1] == conversation.chunk_size:
             return
-        values, kept = values_in(conversation, self.chunk, value), self._messages
+        self._keep(conversation, value, values_in(conversation, self.chunk, value))
+        self._checked = False
+
+    def hold(self, conversation: Conversation, value: Value) -> None:
+        """Take a chunk that was just written. Its messages were validated before the write."""
+        self._keep(conversation, value, value["messages"])
+        self._checked = True
+
+    def _keep(self, conversation: Conversation, value: Value, values: Sequence[Value]) -> None:
+        """Replace the cached values, and compute their size."""
+        kept = self._messages
         if values[: len(kept)] != self._values:
             pairs = zip(self._values, kept, values, strict=False)
             kept = [message if former == now else None for former, message, now in pairs]
@@ -66,16 +79,12 @@ class KnownMessages:
         own = isinstance(value, Stored)
         self._values = values if own else [{**each} for each in values]
         self._messages = [*kept, *[None] * (len(values) - len(kept))]
-        self.hold(value)
         self._taken = (value, conversation.chunk_size) if own else None
-
-    def hold(self, value: Value) -> None:
-        """Store the chunk as it was last written or read, and compute its size."""
-        self.value, messages = value, value["messages"]
+        self.value = value
         texts = len(value.text) if isinstance(value, Stored) else 0
-        texts = texts or sum(len(one) for each in messages for one in each.values() if isinstance(one, str))
+        texts = texts or sum(len(one) for each in values for one in each.values() if isinstance(one, str))
         # Count texts twice, because the JSON of the chunk is cached too.
-        self.characters = _LEAST_CHARACTERS + _MESSAGE_CHARACTERS * len(messages) + 2 * texts
+        self.characters = _LEAST_CHARACTERS + _MESSAGE_CHARACTERS * len(values) + 2 * texts
 
     def _between(self, first_seq: int, last_seq: int) -> tuple[int, int]:
         """Return the start and end index of the messages from `first_seq` to `last_seq`, both included."""
@@ -127,11 +136,11 @@ class KnownChunks:
         finally:
             self._add(known.characters - before)
 
-    def hold(self, session_id: str, chunk: int, value: Value) -> None:
+    def hold(self, conversation: Conversation, chunk: int, value: Value) -> None:
         """Cache a chunk that was just written."""
-        known = self.of(session_id, chunk)
+        known = self.of(conversation.session_id, chunk)
         before = known.characters
-        known.hold(value)
+        known.hold(conversation, value)
         self._add(known.characters - before)
 
     def of(self, session_id: str, chunk: int) -> KnownMessages:

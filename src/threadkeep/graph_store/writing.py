@@ -111,9 +111,10 @@ class ConversationWriter:
                 written = Written(appended.receipt, former.version, appended, writing.rows)
                 writing.beside = () if beside is None or adopted is not None else beside(written)
                 await self.put(writing, former, appended.conversation, appended.items)
-                last = chunk_of(appended.conversation.last_seq, former.chunk_size)
-                written_chunk = appended.items[self.layout.chunk(turn.session_id, last)]
-                self.reader.known.hold(turn.session_id, last, written_chunk)
+                if self.reader.is_snapshot:
+                    last = chunk_of(appended.conversation.last_seq, former.chunk_size)
+                    written_chunk = appended.items[self.layout.chunk(turn.session_id, last)]
+                    self.reader.known.hold(appended.conversation, last, written_chunk)
             return written if adopted is None else Written(replace(written.receipt, adopted=str(adopted.get("id"))))
 
         return await self._hold_with_rows(turn.session_id, work, self._named(turn, prepared))
