@@ -17,7 +17,7 @@ from threadkeep.graph_store.reading import ConversationReader
 from threadkeep.graph_store.shapes import Conversation
 from threadkeep.records import Message, dump_json
 from threadkeep.store.codec import Counter, marks_of, message_parameters, time_of, time_text
-from threadkeep.store.driver import Connection, Driver, DuplicateRow, Row, Statement
+from threadkeep.store.driver import Connection, Driver, DuplicateRow, Parameters, Row, Statement
 from threadkeep.store.statements import load_statements
 from threadkeep.store.superseding import SupersedingWriter
 from threadkeep.store.tables import changing, delete_session, deletion_statements, may_change
@@ -70,13 +70,12 @@ class SessionIndex:
         if appended is None:
             return []
         conversation = appended.conversation
-        parameters = {"session_id": conversation.session_id, "former_version": former}
         session = {**_session_row(conversation, conversation.last_seq), "former_version": former}
+        rest = {"session_id": conversation.session_id, **_condition(session)}
         no_marks: dict[str, object] = {"superseded_at": None, "superseded_by": None}
-        first = "begin_indexing" if former < 0 else "hold_version"
-        statements: list[Statement] = [(self._sql[first], session)]
-        statements += [(self._sql["index_message"], {**no_marks, **row, **parameters}) for row in appended.rows]
-        return [*statements, (self._sql["index_session"], session)]
+        statements: list[Statement] = [(self._sql["begin_indexing"], session)] if former < 0 else []
+        statements.append((self._sql["index_session"], session))
+        return [*statements, *((self._sql["index_message"], {**no_marks, **row, **rest}) for row in appended.rows)]
 
     async def versions(self) -> AsyncIterator[tuple[str, int]]:
         """Yield the id of each indexed session, and the version of its conversation that the index rows reflect."""
@@ -178,11 +177,11 @@ class SessionIndex:
         row = _session_row(conversation, upto)
         if former is None and not await connection.execute(self._sql["begin_indexing"], row):
             return False
-        followed = {"former_version": -1 if former is None else former}
-        if messages:
-            rows = [{**self._message_row(conversation, message), **followed} for message in messages]
-            await connection.execute_many(self._sql["index_message"], rows)
-        await connection.fetch(self._sql["index_session"], {**row, **followed})
+        session = {**row, "former_version": -1 if former is None else former}
+        rest = _condition(session)
+        rows = [{**self._message_row(conversation, message), **rest} for message in messages]
+        statements = [(self._sql["index_session"], session), *((self._sql["index_message"], row) for row in rows)]
+        await connection.fetch_each(statements)
         return True
 
     async def _mark(self, connection: Connection, conversation: Conversation, upto: int) -> None:
@@ -234,6 +233,11 @@ def _session_row(conversation: Conversation, upto: int) -> dict[str, object]:
         "updated_at": time_text(conversation.updated_at),
         "graph_version": conversation.version if complete else -1,
     }
+
+
+def _condition(session: Parameters) -> Parameters:
+    """Return the parameters of `index_message` by which it finds the session's row that `index_session` has changed."""
+    return {"graph_version": session["graph_version"], "begun_at": session["created_at"]}
 
 
 def _indexed(rows: list[Row]) -> Indexed | None:

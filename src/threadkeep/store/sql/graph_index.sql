@@ -7,11 +7,6 @@ SELECT last_seq, created_at, graph_version, revision FROM chat_sessions WHERE se
 -- The same row, locked until the transaction ends.
 UPDATE chat_sessions SET active = active WHERE session_id = :session_id RETURNING last_seq, created_at, graph_version, revision
 
--- name: hold_version
--- Lock a session's row if its messages were indexed from the given version of its conversation.
-UPDATE chat_sessions SET active = active
-WHERE session_id = :session_id AND graph_version = :former_version AND created_at = :created_at
-
 -- name: all_indexed
 SELECT session_id, graph_version FROM chat_sessions
 WHERE graph_version IS NOT NULL AND session_id > :after
@@ -30,6 +25,7 @@ VALUES (:session_id, :user_id, -1, :created_at, :updated_at)
 ON CONFLICT (session_id) DO NOTHING
 
 -- name: index_session
+-- Change a session's row if it is from the given version of its conversation; the rows of its messages follow.
 UPDATE chat_sessions SET
     user_id = :user_id, title = :title, last_message = :last_message, message_count = :message_count,
     last_seq = :last_seq, last_user_seq = :last_user_seq, reset_seq = :reset_seq, indexed_seq = :last_seq,
@@ -40,7 +36,7 @@ WHERE session_id = :session_id AND graph_version = :former_version AND created_a
 RETURNING session_id
 
 -- name: index_message
--- Insert the row of a message, without its text, if the session was indexed from the given version of its conversation.
+-- Insert the row of a message, without its text, if `index_session` has changed the session's row.
 INSERT INTO chat_messages (
     session_id, seq, id, role, content, tokens, status, confidence, escalated, run_id, sent_at, created_at, author, answers,
     ordinal, told_at, superseded_at, superseded_by
@@ -48,7 +44,11 @@ INSERT INTO chat_messages (
 SELECT
     :session_id, :seq, :id, :role, '', :tokens, :status, :confidence, :escalated, :run_id, :sent_at, :created_at, :author,
     :answers, :ordinal, :told_at, :superseded_at, :superseded_by
-WHERE EXISTS (SELECT 1 FROM chat_sessions WHERE session_id = :session_id AND graph_version = :former_version)
+WHERE EXISTS (
+    SELECT 1 FROM chat_sessions
+    WHERE session_id = :session_id AND graph_version = :graph_version AND created_at = :begun_at
+)
+RETURNING seq
 
 -- name: hide_before
 -- Set the reset behind the last message, which deactivates all summaries.
