@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import date, datetime
 from functools import cache
-from typing import Any, Literal
+from typing import Literal
 
-from pydantic import ConfigDict, TypeAdapter, computed_field
-from pydantic.json_schema import SkipJsonSchema
+from pydantic import GetJsonSchemaHandler, TypeAdapter, computed_field
+from pydantic.json_schema import JsonSchemaValue, SkipJsonSchema
+from pydantic_core import CoreSchema
 
 from threadkeep.context.window import Exclusion, ExclusionReason
 from threadkeep.records import Json
@@ -180,11 +181,6 @@ class StablePrefix:
     """SHA-256 of these messages."""
 
 
-def _require_stored(schema: dict[str, Any]) -> None:
-    """Mark the fields that every stored manifest has as required."""
-    schema["required"] += ["call", "created_at"]
-
-
 @dataclass(frozen=True, kw_only=True)
 class ContextManifest:
     """The record of one model call: the messages that were sent, in order, and the excluded ones with reasons; no text.
@@ -193,8 +189,6 @@ class ContextManifest:
     transcript, or to a `conversation` that the node stores elsewhere. If there is no transcript, as in a run without a
     session, the source of every entry is `text`. Fields with default values are absent in JSON.
     """
-
-    __pydantic_config__ = ConfigDict(use_attribute_docstrings=True, json_schema_extra=_require_stored)
 
     session_id: str | None = None
     """The session of the run; absent if the run belongs to no session."""
@@ -256,6 +250,13 @@ class ContextManifest:
         return values
 
     @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        """Return the JSON schema, with the fields that every stored manifest has as required."""
+        found = handler(schema)
+        handler.resolve_ref_schema(found)["required"] += ["call", "created_at"]
+        return found
+
+    @classmethod
     def from_dict(cls, values: Mapping[str, Json]) -> ContextManifest:
         """Return the manifest from the values of `to_dict`. Raise `ValueError` if they are not a valid manifest."""
         return _adapter().validate_python(values)
@@ -263,4 +264,6 @@ class ContextManifest:
 
 @cache
 def _adapter() -> TypeAdapter[ContextManifest]:
+    # The models of the web API set `use_attribute_docstrings`, for their JSON schemas. It is not set here, because it
+    # reads the source of each class, which would double the time of a process's first turn.
     return TypeAdapter(ContextManifest)
