@@ -258,11 +258,12 @@ def _counted(patterns: Iterable[Pattern], column: int) -> Counted:
 
 
 def _pairs(column: int, word: float) -> list[float]:
+    low, high = (1, 256) if sys.byteorder == "little" else (256, 1)
     table = [0.0] * 65_536
     for firsts, seconds, cost in _costs_of_pairs(column, word):
         for first in firsts:
             for second in seconds:
-                table[_index(first, second)] += cost
+                table[first * low + second * high] += cost
     return table
 
 
@@ -282,10 +283,6 @@ def _costs_of_pairs(column: int, word: float) -> Iterator[tuple[Iterable[int], I
 
 def _bytes_of(part: int, of_kind: bool) -> Iterable[int]:
     return [byte for byte in _BYTES if KINDS[byte] == part] if of_kind else (part,)
-
-
-def _index(first: int, second: int) -> int:
-    return first | second << 8 if sys.byteorder == "little" else first << 8 | second
 
 
 class TokenCounter(Protocol):
