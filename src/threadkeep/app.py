@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -36,7 +36,6 @@ from threadkeep.workflows.resources import Resources
 
 # The libraries of these modules are optional extras.
 if TYPE_CHECKING:
-    from threadkeep.channels.configuration import ChannelsFile
     from threadkeep.channels.opening import ChannelService
     from threadkeep.observe.prometheus import PrometheusObserver
 
@@ -93,13 +92,13 @@ async def open_app(
     metrics = _metrics(settings, workflows)
     sinks = Observers(*([metrics] if metrics is not None else []), *_spans(settings), *observers)
     url = settings.database_url.get_secret_value()
-    channels = read_bots(settings, workflows) if bots else None
+    open_bots = _bots(settings, workflows) if bots else None
     async with open_memory(url, observers=[FromChannel(channel, sinks)], options=settings.memory_options()) as memory:
         resources = resources_of(memory, model, options)
         runs = runs_of(settings, memory, workflows, resources, works=works)
         chat = chat_of(settings, memory, workflows, resources, runs)
         async with AsyncExitStack() as stack:
-            service = await stack.enter_async_context(_channels(memory, runs, channels)) if channels else None
+            service = await stack.enter_async_context(open_bots(memory, runs)) if open_bots else None
             app = App(settings, memory, chat, workflows, runs, metrics, service)
             try:
                 yield app
@@ -107,30 +106,26 @@ async def open_app(
                 await app.end_turns(settings.shutdown_timeout)
 
 
-def read_bots(settings: Settings, workflows: Workflows) -> ChannelsFile | None:
-    """Read the bots from the file that the settings name; return None if they name no file.
+def _bots(
+    settings: Settings, workflows: Workflows
+) -> Callable[[Memory, RunsOnDemand], AbstractAsyncContextManager[ChannelService]] | None:
+    """Read the file with the bots that the settings name; return a function that opens them, None without a file.
 
     Raises:
         InvalidSettings: the file is invalid, or a bot's workflow does not exist; the error says where.
     """
     if settings.channels is None:
         return None
-    from threadkeep.channels.configuration import read_channels
+    from threadkeep.channels import configuration, opening
 
     variable = "THREADKEEP_CHANNELS"
     try:
-        file = read_channels(settings.channels, os.environ)
+        file = configuration.read_channels(settings.channels, os.environ)
         for bot in file.channels:
             workflows.get(bot.workflow)
     except (InvalidInput, WorkflowNotFound) as error:
         raise InvalidSettings(f"{variable} cannot be used: {error}", variable=variable) from None
-    return file
-
-
-def _channels(memory: Memory, runs: RunsOnDemand, file: ChannelsFile) -> AbstractAsyncContextManager[ChannelService]:
-    from threadkeep.channels.opening import open_channels
-
-    return open_channels(memory, runs, file)
+    return partial(opening.open_channels, file=file)
 
 
 def resources_of(memory: Memory, model: BaseChatModel, options: ChatOptions) -> Resources:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -13,7 +14,5 @@ __all__ = ["candidate_graph"]
 def __getattr__(name: str) -> Any:
     """Import `candidate_graph` on first use, because loading LangGraph is slow."""
     if name == "candidate_graph":
-        from threadkeep.agent.candidates import candidate_graph
-
-        return candidate_graph
+        return import_module("threadkeep.agent.candidates").candidate_graph
     raise AttributeError(f"module 'threadkeep.agent' has no attribute {name!r}")

@@ -12,6 +12,7 @@ from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from itertools import count
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from threadkeep.errors import SessionDamaged, StoreUnavailable, WrongUser
@@ -305,19 +306,24 @@ async def open_graph_backend(
         )
 
 
+def langgraph_stores() -> ModuleType:
+    """Import the module of that name. It loads LangGraph, which a memory that uses only tables does not need."""
+    from threadkeep.graph_store import langgraph_stores
+
+    return langgraph_stores
+
+
 @asynccontextmanager
 async def _open_items(
     driver: Driver, store: BaseStore | DatabaseAddress, own: DatabaseAddress, options: StoreOptions
 ) -> AsyncIterator[Items]:
-    # Import this here, because it loads LangGraph, which a memory that uses only tables does not need.
-    from threadkeep.graph_store.langgraph_stores import items_of, open_own_store
-
+    stores = langgraph_stores()
     if not isinstance(store, DatabaseAddress):
-        yield items_of(store)
+        yield stores.items_of(store)
         return
-    async with open_own_store(store, options) as opened:
+    async with stores.open_own_store(store, options) as opened:
         if store.in_memory or store.fingerprint != own.fingerprint:
-            yield items_of(opened)
+            yield stores.items_of(opened)
             return
     # Opening the store has created LangGraph's table; from now on, the connections of our own driver are enough.
     yield TableItems(driver)

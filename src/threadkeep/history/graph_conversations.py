@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from threadkeep.context.manifest import ConversationLocation
 from threadkeep.errors import InvalidInput, StoreError
-from threadkeep.graph_store.items import ConversationChanged, TabledStore
+from threadkeep.graph_store.items import ConversationChanged, Items, TabledStore
 from threadkeep.graph_store.layout import ConversationLayouts, GraphLayout
+from threadkeep.graph_store.opening import langgraph_stores
 from threadkeep.graph_store.transcripts import GraphTranscripts
 from threadkeep.history.session_events import SessionEvents
 from threadkeep.observe import Observer
@@ -114,11 +115,9 @@ class GraphConversations:
         address = self.given
         if not isinstance(address, DatabaseAddress):
             return address
-        # Import this here, because it loads LangGraph, which a memory that uses only tables does not need.
-        from threadkeep.graph_store.langgraph_stores import open_own_store
-
         stack, options = self._to_open
-        return await stack.enter_async_context(open_own_store(address, options))
+        store: BaseStore = await stack.enter_async_context(langgraph_stores().open_own_store(address, options))
+        return store
 
     def name_of(self, store: BaseStore) -> object:
         """Return a hashable identity of a store; all objects that open the memory's own store have the same one."""
@@ -147,9 +146,7 @@ class GraphConversations:
 
     def transcripts(self, store: BaseStore, layout: GraphLayout) -> GraphTranscripts:
         """Return the conversations of a layout in a store."""
-        from threadkeep.graph_store.langgraph_stores import items_of
-
-        items = items_of(store)
+        items: Items = langgraph_stores().items_of(store)
 
         def conflicted(session_id: str) -> None:
             events = SessionEvents(self._observer, items.backend, session_id)

@@ -157,13 +157,12 @@ async def serve_chatkit(
     if find_spec("chatkit") is None:
         raise ProblemRaised(make_problem(404, "chatkit-missing", _MISSING))
     # The first import takes seconds of CPU; in a thread, the event loop continues to serve other requests.
-    await asyncio.to_thread(import_module, "threadkeep.web.chatkit_server")
-    from threadkeep.web.chatkit_server import ChatKitRequest, serve  # here, because it needs the extra `chatkit`
-
+    chatkit_server = await asyncio.to_thread(import_module, "threadkeep.web.chatkit_server")
     body = await request.body()
     repeat_id = caller.repeat_id(user_id, idempotency_key)
-    context = ChatKitRequest(user_id, repeat_id, _kind(body) == "threads.retry_after_item")
-    return await serve(app, body, context)
+    context = chatkit_server.ChatKitRequest(user_id, repeat_id, _kind(body) == "threads.retry_after_item")
+    response: Response = await chatkit_server.serve(app, body, context)
+    return response
 
 
 def _kind(body: bytes) -> object:
