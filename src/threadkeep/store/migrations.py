@@ -25,8 +25,9 @@ _APPLIED = "INSERT INTO threadkeep_migrations (version, name, applied_at) VALUES
 _LOCK = "SELECT pg_advisory_xact_lock(7310865112)"
 _IS_THERE: dict[Backend, str] = {
     "sqlite": "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = 'threadkeep_migrations'",
-    "postgres": "SELECT count(*) FROM pg_tables "
-    "WHERE schemaname = current_schema() AND tablename = 'threadkeep_migrations'",
+    # The view pg_tables joins more tables, and each new connection would read their descriptions first.
+    "postgres": "SELECT count(*) FROM pg_class WHERE relname = 'threadkeep_migrations' AND relkind IN ('r', 'p') "
+    "AND relnamespace = (SELECT oid FROM pg_namespace WHERE nspname = current_schema())",
 }
 
 

@@ -6,8 +6,14 @@ SELECT tables.name, columns.name
 FROM sqlite_master AS tables JOIN pragma_table_info(tables.name) AS columns
 WHERE tables.type = 'table' AND tables.sql NOT LIKE 'CREATE VIRTUAL%'
 
+-- The same rows as information_schema.columns has, which takes three times as long to plan and to read.
 -- name: columns_postgres
-SELECT table_name, column_name FROM information_schema.columns WHERE table_schema = ANY (current_schemas(FALSE))
+SELECT tables.relname, columns.attname
+FROM pg_class AS tables JOIN pg_attribute AS columns ON columns.attrelid = tables.oid
+WHERE tables.relnamespace IN (SELECT oid FROM pg_namespace WHERE nspname = ANY (current_schemas(FALSE)))
+    AND tables.relkind IN ('r', 'p', 'v', 'f') AND columns.attnum > 0 AND NOT columns.attisdropped
+    AND (has_table_privilege(tables.oid, 'SELECT, INSERT, UPDATE, REFERENCES')
+        OR has_column_privilege(tables.oid, columns.attnum, 'SELECT, INSERT, UPDATE, REFERENCES'))
 
 -- The threads of a LangGraph checkpointer; the checkpoints of subgraphs are left out.
 -- name: threads
