@@ -6,18 +6,20 @@ import json
 import os
 import sqlite3
 import subprocess
-import sys
 from collections import namedtuple
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.cli.forked import ForkedCommand
 from tests.cli.running import CommandLine, Outcome
 from tests.cli.test_pending import spool_turn
 from tests.databases import execute
 from threadkeep.agent.demo import DemoModel
+from threadkeep.cli import main
 from threadkeep.history.memory import Memory
 from threadkeep.records.runs import NewRun
 
@@ -415,14 +417,17 @@ def test_a_read_only_mount_is_found(cli: CommandLine) -> None:
     mount = f"mount --bind {folder} {folder} && mount -o remount,bind,ro {folder}"
     if subprocess.run(["unshare", "-m", "sh", "-c", mount], capture_output=True, check=False).returncode:
         pytest.skip("needs the right to mount")
-    command = f"{mount}; $0 -m threadkeep doctor --json; $0 -m threadkeep erase user ann --yes"
-    environment = {**os.environ, "THREADKEEP_DATABASE_URL": cli.url}
-    ended = subprocess.run(
-        ["unshare", "-m", "sh", "-c", command, sys.executable],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=environment,
-    )
-    assert "its mount is read-only" in ended.stdout
-    assert "database is unavailable, full or read-only" in ended.stderr
+    with ForkedCommand(_on_a_read_only_mount, [mount], os.environ) as process:
+        out, err = process.communicate()
+    assert "its mount is read-only" in out
+    assert "database is unavailable, full or read-only" in err
+
+
+def _on_a_read_only_mount(commands: Sequence[str]) -> int:
+    """Mount with these shell commands in a mount namespace of this process, then run `doctor` and `erase`."""
+    os.unshare(os.CLONE_NEWNS)
+    for command in ("mount --make-rprivate /", *commands):
+        subprocess.run(["sh", "-c", command], check=True)
+    # The folder that this process is in is below the mount.
+    os.chdir(Path.cwd())
+    return main(["doctor", "--json"]) + main(["erase", "user", "ann", "--yes"])
