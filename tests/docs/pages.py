@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -62,6 +63,7 @@ class Page:
         return [piece for piece in re.split(r"\n\s*\n", self.prose) if piece.strip()]
 
 
+@cache
 def page(name: str) -> Page:
     """Return the page with a path from the root, such as `docs/tutorial.md`."""
     text = (ROOT / name).read_text(encoding="utf-8")

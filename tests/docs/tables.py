@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 
 from tests.docs.pages import Page
 
 _CELL_BORDER = re.compile(r"(?<!\\)\|")
 
 
+@cache
 def table_rows(page: Page) -> list[list[str]]:
     """Return the rows of all tables of a page, including headings."""
     lines = [line.strip() for line in page.prose.splitlines() if line.lstrip().startswith("|")]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import cache
+from pathlib import Path
+
 import pytest
 
 from tests.docs.pages import DOCS, ROOT, Page, all_pages, linked_pages
@@ -11,9 +14,14 @@ from tests.docs.tables import code_in
 GENERATED = {DOCS / "benchmarks.md"}
 
 
+@cache
+def anchors() -> dict[Path, set[str]]:
+    """Return the anchors of every page."""
+    return {one.path: one.anchors() for one in linked_pages()}
+
+
 @pytest.mark.parametrize("page", linked_pages(), ids=lambda page: page.name)
 def test_links_have_existing_targets(page: Page) -> None:
-    pages = {one.path: one for one in linked_pages()}
     broken = []
     for link in page.links():
         if "://" in link or link.startswith("mailto:"):
@@ -22,7 +30,7 @@ def test_links_have_existing_targets(page: Page) -> None:
         path = (page.path.parent / target).resolve() if target else page.path
         if path in GENERATED and not path.exists():
             continue
-        if not path.exists() or ROOT not in path.parents or (anchor and anchor not in pages[path].anchors()):
+        if not path.exists() or ROOT not in path.parents or (anchor and anchor not in anchors()[path]):
             broken.append(link)
     assert not broken
 
