@@ -12,6 +12,7 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -217,6 +218,7 @@ def _default(value: object) -> str:
     return "{}" if "factory" in repr(value) else repr(value)
 
 
+@cache
 def openapi_document() -> Mapping[str, Any]:
     """Return the OpenAPI document of the service, over a database in memory."""
     from threadkeep.app import open_app

@@ -184,9 +184,9 @@ def test_every_event_is_described(kind: type[events.Event], caplog: pytest.LogCa
     assert [record.levelname for record in caplog.records] == [row[3]]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def document() -> Mapping[str, Any]:
-    """Return the OpenAPI document of the service, which takes a second to create."""
+    """Return the OpenAPI document of the service."""
     return openapi_document()
 
 
