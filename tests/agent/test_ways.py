@@ -402,14 +402,14 @@ def test_a_call_after_closing_raises_an_error(way: Way) -> None:
 
 
 @pytest.mark.parametrize("way", ON_DISK, ids="-on-".join, indirect=True)
-def test_closing_stores_the_answer_of_a_stopped_run(way: Way, memory_options: MemoryOptions, request: Any) -> None:
+def test_closing_stores_the_answer_of_an_open_stream(way: Way, memory_options: MemoryOptions, request: Any) -> None:
     agent, _ = agent_of(way, "hello")
-    way.stream(agent, input_of("hi"), most=2, stream_mode="updates")
-    way.close()
     _, kind = request.node.callspec.params["way"]
     url = request.getfixturevalue("postgres_url" if kind == "postgres" else "sqlite_url")
-    with opened("sync", url, memory_options) as later:
-        assert later.kept() == [("user", "hi"), ("assistant (interrupted)", "hello")]
+    with way.open_stream(agent, input_of("hi"), parts=2, stream_mode="updates"):
+        way.close()
+        with opened("sync", url, memory_options) as later:
+            assert later.kept() == [("user", "hi"), ("assistant (interrupted)", "hello")]
 
 
 @pytest.mark.parametrize("name", ["sync", "sync-beside-loop", "sync-in-loop"])

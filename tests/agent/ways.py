@@ -91,6 +91,22 @@ class Way:
 
         return self._sync(read)
 
+    @contextmanager
+    def open_stream(self, graph: Any, given: Any, *, parts: int, **options: Any) -> Iterator[None]:
+        """Read some parts of a graph's stream, and close the stream after the block."""
+        if self.is_async:
+            stream = graph.astream(given, config_of(), **options)
+            for _ in range(parts):
+                self.loop.run(anext(stream))
+            yield
+            self.loop.run(stream.aclose())
+            return
+        stream = graph.stream(given, config_of(), **options)
+        for _ in range(parts):
+            self._sync(lambda: next(stream))
+        yield
+        self._sync(stream.close)
+
     def batch(self, graph: Any, given: Sequence[Any], configs: Sequence[RunnableConfig], **options: Any) -> list[Any]:
         """Run a graph for several inputs."""
         if self.is_async:
