@@ -111,15 +111,18 @@ def test_archived_and_deleted_messages_survive_a_transfer(any_cli: CommandLine, 
         assert any_cli("sessions", "search", "1-0").err == "No message contains all these words.\n"
 
 
-def test_an_import_into_a_graph_store_counts_unsupported_data(any_cli: CommandLine, postgres_url: str) -> None:
+def test_an_import_into_a_graph_store_counts_unsupported_data(
+    any_cli: CommandLine, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Archived messages and session limits are counted once, however many batches a session has."""
+    monkeypatch.setattr("threadkeep.history.importing.BATCH_MESSAGES", 50)
 
     async def prune(memory: Memory) -> None:
         for _ in range(3):
             for session_id in ("long", "kept"):
-                await memory.session(session_id).append([Message(role="user", content=f"{n}") for n in range(400)])
+                await memory.session(session_id).append([Message(role="user", content=f"{n}") for n in range(40)])
         await memory.retention.change("kept", Retention(delete=RetentionLimits(max_age_days=1000)))
-        await memory.retention.prune(Retention(archive=RetentionLimits(max_messages=100)))
+        await memory.retention.prune(Retention(archive=RetentionLimits(max_messages=10)))
 
     any_cli.with_memory(prune)
     exported = any_cli("sessions", "export", "--all").out
@@ -127,12 +130,12 @@ def test_an_import_into_a_graph_store_counts_unsupported_data(any_cli: CommandLi
     for url in (f"sqlite:///{any_cli.folder}/other.db", _other_url(postgres_url, any_cli)):
         any_cli.set(THREADKEEP_DATABASE_URL=url)
         told = any_cli("sessions", "import", "-", "--json", given=exported).json
-        assert (told["stored"], told["unarchived"], told["limits_left_out"]) == (2_400, 1_100, 1)
+        assert (told["stored"], told["unarchived"], told["limits_left_out"]) == (240, 110, 1)
         again = any_cli("sessions", "import", "-", "--json", given=exported).json
-        assert (again["known"], again["unarchived"], again["limits_left_out"]) == (2_400, 0, 0)
+        assert (again["known"], again["unarchived"], again["limits_left_out"]) == (240, 0, 0)
     any_cli.set(THREADKEEP_DATABASE_URL=f"sqlite:///{any_cli.folder}/fourth.db")
     words = any_cli("sessions", "import", "-", given=exported).out
-    assert "no archive: 1,100." in words
+    assert "no archive: 110." in words
     assert "does not keep: 1." in words
 
 
