@@ -15,6 +15,7 @@ from langgraph.types import interrupt
 
 from tests.runs.desk import LEAVING, RunDesk, asking_both, asking_twice, carried_out, kinds
 from threadkeep import InvalidInput
+from threadkeep.errors import RunBusy
 from threadkeep.observe import RunFinished, RunRetried, RunTrouble
 from threadkeep.records.runs import RunQuery
 from threadkeep.runs.endings import RunEndings
@@ -168,7 +169,10 @@ async def test_an_answer_to_named_questions_answers_no_other_question(every_desk
             asked = [one["id"] for one in (await service.result(run_id)).interrupts]
             answers = [service.resume(run_id, "Ann", questions=[str(one) for one in asked]) for _ in range(3)]
             outcomes = await asyncio.gather(*answers, return_exceptions=True)
-            assert sorted(type(one).__name__ for one in outcomes) == ["InvalidInput", "InvalidInput", "NoneType"]
+            assert outcomes.count(None) == 1
+            # While the run above a child continues with the first answer, another one can be repeated.
+            kinds = (InvalidInput,) if run_id == top else (InvalidInput, RunBusy)
+            assert all(one is None or isinstance(one, kinds) for one in outcomes)
             assert (await service.result(top)).status == "waiting"
             with pytest.raises(InvalidInput, match="does not ask this"):
                 await service.resume(run_id, "Ann", questions=[str(one) for one in asked])
