@@ -49,6 +49,7 @@ _DERIVED: tuple[tuple[str, str, int], ...] = (
     ("ent", "", 5), ("ate", "", 4), ("ize", "", 4), ("ise", "", 5), ("ly", "", 3),
     ("er", "", 4), ("or", "", 4), ("al", "", 4), ("ic", "", 4),
 )  # fmt: skip
+_DERIVED_ENDINGS = tuple(ending for ending, _, _ in _DERIVED)
 
 
 class _Stemmer(Protocol):
@@ -114,6 +115,9 @@ def _mended(rest: str) -> str:
 
 
 def _without_derivation(word: str) -> str:
+    # Most words have none of the endings.
+    if not word.endswith(_DERIVED_ENDINGS):
+        return word
     for ending, kept, least in _DERIVED:
         if word.endswith(ending) and len(word) - len(ending) >= least:
             return word[: len(word) - len(ending)] + kept
