@@ -55,7 +55,8 @@ async def test_texts_are_in_the_graph_store_alone(shared_url: str) -> None:
     assert rows == [(1, "m:1", "user", ""), (2, "m:2", "assistant", ""), (3, "m:3", "user", "")]
     assert query(shared_url, "SELECT message_count, last_seq, graph_version FROM chat_sessions") == [(3, 3, 1)]
     async with open_store(shared_url) as store:
-        assert len(await store.asearch(HISTORY)) == 2
+        # Older stores also return items of namespaces that begin with this one.
+        assert len([item for item in await store.asearch(HISTORY) if tuple(item.namespace) == HISTORY]) == 2
 
 
 async def test_summaries_and_anchors_work(shared_url: str) -> None:
