@@ -227,6 +227,17 @@ def test_every_configured_database_is_checked(cli: CommandLine, tmp_path: Path, 
     assert (outcome.exit_code, _finding(outcome, "graph store database")["level"]) == (0, "ok")
 
 
+def test_the_engines_file_is_checked_without_the_key(cli: CommandLine, tmp_path: Path) -> None:
+    """The key encrypts the database, not the file of the run engine beside it."""
+    pytest.importorskip("sqlcipher3", reason="there is no wheel of sqlcipher3 for this machine")
+    cli.set(THREADKEEP_DATABASE_KEY="ab" * 32)
+    assert cli("migrate").exit_code == 0
+    with closing(sqlite3.connect(tmp_path / "threadkeep.db.runs")) as connection, connection:
+        connection.execute("CREATE TABLE workflow_status (id TEXT)")
+    outcome = cli("doctor", "--json")
+    assert (outcome.exit_code, _finding(outcome, "runs database")["level"]) == (0, "ok")
+
+
 @pytest.mark.parametrize(
     ("kept", "other", "place"), [("tables", "graph_store", "its tables"), ("graph_store", "tables", "a graph store")]
 )

@@ -268,6 +268,8 @@ async def check_all_integrity(settings: Settings, *, reachable: bool) -> list[Fi
     except ModuleNotFoundError:
         return found
     if (path := settings.database.path) is not None:
+        # The engine's file has no key; see `engine_path`.
+        settings = settings.model_copy(update={"database_key": None})
         found += await _check_integrity(settings, "runs database", DatabaseAddress("sqlite", path=engine_path(path)))
     return found
 
