@@ -124,9 +124,11 @@ def test_a_failed_answer_is_retried_or_dropped(cli: CommandLine) -> None:
     assert cli("channels", "outbox", "drop", "2", "--yes").exit_code == 1
 
 
+@pytest.mark.usefixtures("telegram")
 def test_an_unprompted_message_is_sent_and_stored(cli: CommandLine) -> None:
     """A message id is sent once, and only to a known person, who owns the new session."""
     assert cli("channels", "send", "support", SESSION, "News!").exit_code == 1
+    assert "existing channels: support" in cli("channels", "send", "nope", SESSION, "News!").err
     fill(cli)
     assert cli("channels", "send", "support", SESSION, " ").exit_code == 2
     for _ in range(2):

@@ -132,6 +132,7 @@ async def send_text(
         outbox = memory.channels.outbox
         recipient = await outbox.recipient(session)
         if recipient is None:
+            _bot(name)
             raise NotDone("No bot has received a message of this conversation; the person must write to the bot first.")
         if recipient.channel != name:
             raise NotDone(f"The person of this conversation writes to {recipient.channel!r}; send it through that bot.")
