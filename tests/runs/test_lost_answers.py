@@ -153,8 +153,12 @@ async def test_a_run_waits_for_a_turn_without_a_record_that_has_not_begun(
     async def run_waited() -> bool:
         return bool(waited)
 
+    async def run_ended() -> bool:
+        return (await sqlite_memory.runs.records.runs(RunQuery(session_id=ROOM)))[0][0].over
+
     await eventually(run_waited)
     assert waited == [True]
+    await eventually(run_ended)
     assert [text for _, text in await kept(sqlite_memory, ROOM)] == ["hi", "hello"]
 
 
