@@ -203,6 +203,20 @@ async def test_a_cancelled_write_leaves_the_file_unlocked(tmp_path: Path, kind: 
         assert all(str(100 + steps) in counts for steps in range(12))
 
 
+@pytest.mark.parametrize("recorded", [1, 2], ids=["two-columns", "one-column"])
+async def test_an_interrupted_first_start_of_a_store_is_completed(tmp_path: Path, recorded: int) -> None:
+    """LangGraph records a new column after it has added it; a lock or a killed process may come between the two."""
+    settings = settings_of(f"sqlite:///{tmp_path / 'store.db'}")
+    async with create_graph_store(settings) as store:
+        await store.aput(("users", "ann"), "colour", {"value": "green"})
+    with closing(sqlite3.connect(tmp_path / "store.db")) as database, database:
+        database.execute("DELETE FROM store_migrations WHERE v > ?", (recorded,))
+    async with create_graph_store(settings) as store:
+        item = await store.aget(("users", "ann"), "colour")
+    assert item is not None
+    assert item.value == {"value": "green"}
+
+
 async def test_results_are_in_the_order_of_the_operations(sqlite_url: str) -> None:
     async with create_graph_store(settings_of(sqlite_url)) as store:
         await store.aput(("a",), "old", {"n": 0})

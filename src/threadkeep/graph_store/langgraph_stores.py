@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from langgraph.store.base import BaseStore, IndexConfig, Op, PutOp, Result, TTLConfig
 from langgraph.store.memory import InMemoryStore
@@ -17,10 +17,13 @@ from threadkeep.store.address import DatabaseAddress
 from threadkeep.store.driver import Driver, StoreOptions
 from threadkeep.store.opening import make_folder, one_at_a_time
 from threadkeep.store.sqlite import RollbackLock, SqliteDriver, open_sqlite
-from threadkeep.store.sqlite_connection import translated
+from threadkeep.store.sqlite_connection import sqlite_errors, translated
 
 if TYPE_CHECKING:
     from threadkeep.graph_store.postgres_store import PostgresGraphStore
+
+_RECORD_NEXT: Final = "INSERT INTO store_migrations (v) SELECT coalesce(max(v), -1) + 1 FROM store_migrations"
+"""LangGraph adds a column and records it in two transactions; a repeated `setup` fails if only the first was made."""
 
 
 class SqliteGraphStore(TabledStore, IndexedStore, AsyncSqliteStore):
@@ -39,7 +42,7 @@ class SqliteGraphStore(TabledStore, IndexedStore, AsyncSqliteStore):
         """
         with translated():
             try:
-                await self.setup()
+                await self._migrate()
             except AttributeError as error:
                 # Some builds of Python lack the method `enable_load_extension`.
                 if self.index_config is None:
@@ -48,6 +51,18 @@ class SqliteGraphStore(TabledStore, IndexedStore, AsyncSqliteStore):
                     "The SQLite of this Python loads no extensions, which the index of a graph store needs; keep the "
                     "graph store in PostgreSQL, or use a Python whose sqlite3 loads them."
                 ) from error
+
+    async def _migrate(self) -> None:
+        """Call `setup`. Record the columns that it added before a lock or the end of its process interrupted it."""
+        while True:
+            try:
+                await self.setup()
+            except sqlite_errors() as error:
+                if "duplicate column name" not in str(error):
+                    raise
+                await self.conn.execute(_RECORD_NEXT)
+            else:
+                return
 
     async def abatch(self, ops: Iterable[Op]) -> list[Result]:
         """Execute the reads, then the writes; return the results in the order of the operations."""
