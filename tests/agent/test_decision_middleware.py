@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import langchain.agents.middleware as middlewares
 import pytest
 from langchain.agents import create_agent
 from langchain_core.messages import AIMessage
@@ -14,7 +15,6 @@ from threadkeep import Memory, SessionMemory
 from threadkeep.testing import ScriptedModel
 
 decisions = pytest.importorskip("langchain_core.decisions", reason="LangChain 1.5 has decision models.")
-middlewares: Any = pytest.importorskip("langchain.agents.middleware")
 
 
 class Deciding(decisions.BaseDecisionModel):  # type: ignore[misc,name-defined]

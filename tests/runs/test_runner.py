@@ -21,6 +21,7 @@ from threadkeep.records.runs import RunQuery
 from threadkeep.runs.endings import RunEndings
 from threadkeep.runs.intake import Mode
 from threadkeep.runs.requests import RunRequest
+from threadkeep.runs.service import RunService
 from threadkeep.runs.streams import Outcome
 from threadkeep.testing import Gate, ScriptedModel
 from threadkeep.workflows.definition import python_workflow
@@ -158,6 +159,17 @@ async def test_a_repeat_of_a_request_answers_no_further_question(every_desk: Run
             await service.resume_once(run_id, 30, message_id="m4")
 
 
+async def answer_again(service: RunService, run_id: str, value: str, questions: list[str]) -> None:
+    """Answer a run; repeat it while the run above a child continues with another answer, as `resume` documents."""
+    while True:
+        try:
+            return await service.resume(run_id, value, questions=questions)
+        except RunBusy:
+            if (await service.run(run_id)).parent_run_id is None:
+                raise
+            await asyncio.sleep(0.01)
+
+
 async def test_an_answer_to_named_questions_answers_no_other_question(every_desk: RunDesk) -> None:
     """A repeated answer with question ids is refused, with and without a session, and for a child run."""
     parent = "schema: 1\nname: parent\nnodes:\n  help: {kind: subworkflow, workflow: form, next: end}\n"
@@ -167,15 +179,13 @@ async def test_an_answer_to_named_questions_answers_no_other_question(every_desk
             top = (await carried_out(service, request)).run.run_id
             run_id = (await service.tree(top))[-1].run_id
             asked = [one["id"] for one in (await service.result(run_id)).interrupts]
-            answers = [service.resume(run_id, "Ann", questions=[str(one) for one in asked]) for _ in range(3)]
+            questions = [str(one) for one in asked]
+            answers = [answer_again(service, run_id, "Ann", questions) for _ in range(3)]
             outcomes = await asyncio.gather(*answers, return_exceptions=True)
-            assert outcomes.count(None) == 1
-            # While the run above a child continues with the first answer, another one can be repeated.
-            kinds = (InvalidInput,) if run_id == top else (InvalidInput, RunBusy)
-            assert all(one is None or isinstance(one, kinds) for one in outcomes)
+            assert sorted(type(one).__name__ for one in outcomes) == ["InvalidInput", "InvalidInput", "NoneType"]
             assert (await service.result(top)).status == "waiting"
             with pytest.raises(InvalidInput, match="does not ask this"):
-                await service.resume(run_id, "Ann", questions=[str(one) for one in asked])
+                await service.resume(run_id, "Ann", questions=questions)
             [second] = (await service.result(run_id)).interrupts
             await service.resume(run_id, 30, questions=[str(second["id"])])
             assert (await service.result(top)).text == "Ann is 30"

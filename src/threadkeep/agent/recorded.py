@@ -194,7 +194,7 @@ class RecordedGraph(Runnable[Any, Any]):
         state = self._final(turn)
         winner = self._turns.wait_for(lambda _: turn.end(state), turn.turns)
         if winner is not None and self._needs_state(turn):
-            self._graph.bulk_update_state(*update_to(winner, state, turn.config))
+            self._graph.bulk_update_state(*_update_to(winner, state, turn.config))
         return state, winner
 
     async def _aend(self, turn: GraphTurn) -> tuple[object, AIMessage | None]:
@@ -202,7 +202,7 @@ class RecordedGraph(Runnable[Any, Any]):
         state = self._final(turn)
         winner = await self._turns.call(lambda _: turn.end(state))
         if winner is not None and self._needs_state(turn):
-            await self._graph.abulk_update_state(*update_to(winner, state, turn.config))
+            await self._graph.abulk_update_state(*_update_to(winner, state, turn.config))
         return state, winner
 
     def _needs_state(self, turn: GraphTurn) -> bool:
@@ -248,7 +248,7 @@ def _redacted_kinds(graph: Runnable[Any, Any]) -> frozenset[str]:
     return found - own
 
 
-def update_to(winner: AIMessage, state: Any, config: RunnableConfig) -> tuple[RunnableConfig, list[list[StateUpdate]]]:
+def _update_to(winner: AIMessage, state: Any, config: RunnableConfig) -> tuple[RunnableConfig, list[list[StateUpdate]]]:
     """Return the arguments of `bulk_update_state` that replace the last reply of a graph's saved state by `winner`.
 
     A reply that calls tools stays, because their results need it. The update counts as one of the first node, which is
