@@ -97,7 +97,8 @@ class Chat:
         self._elsewhere_seconds = elsewhere_seconds
         self._answers = ChatAnswers(memory, workflows)
         self._turns: dict[tuple[str, str, str | None], ChatTurn] = {}
-        # A lock lives as long as a turn holds it or waits for it, so all turns with one `order_key` use the same lock.
+        # Locks by `order_key` or session id. A lock lives as long as a turn holds it or waits for it, so all turns with
+        # one key use the same lock. For recorded runs the database keeps the order, too.
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._stopping: set[asyncio.Task[None]] = set()
         self._closing = False
@@ -212,8 +213,8 @@ class Chat:
         """Return the answer of a recorded run; None without a run service, or if the database failed during the run."""
         session = self._memory.session(turn.session_id, user_id=turn.request.user_id)
         # Submit one message at a time, so that the turns keep the order of arrival.
-        async with self._lock_of(turn.order_key):
-            runs = await self._service(session)
+        async with self._locks.setdefault(turn.order_key, asyncio.Lock()):
+            runs = self._runs.opened or await self._service(session)
             if runs is None:
                 return None
             async with session.timeout(_SUBMIT_SECONDS):
@@ -224,14 +225,8 @@ class Chat:
             return None
         return await self._answers.of_recorded(turn, ended, runs, submitted)
 
-    def _lock_of(self, key: str) -> asyncio.Lock:
-        """Return the lock for an `order_key` or a session id. For recorded runs the database keeps the order, too."""
-        return self._locks.setdefault(key, asyncio.Lock())
-
     async def _service(self, session: Session) -> RunService | None:
-        """Wait for the run service and return it; None if this process cannot have an engine for the database."""
-        if self._runs.opened is not None:
-            return self._runs.opened
+        """Open the run service and return it; None if this process cannot have an engine for the database."""
         pending = self._memory.pending
         # Limit the wait for locks, because a person waits here; opening the service at startup may wait longer.
         async with session.timeout(pending.wait_seconds):
@@ -305,7 +300,7 @@ class Chat:
     async def _answer_unstored(self, turn: ChatTurn) -> ChatAnswer:
         # A recorded run of the same message waits for this block, so no message is answered twice.
         with self._runs.in_flight.answering(turn.session_id, turn.message_id):
-            async with self._lock_of(turn.order_key):
+            async with self._locks.setdefault(turn.order_key, asyncio.Lock()):
                 if turn.stopped:
                     raise Interrupted(STOPPED)
                 if (stored := await self._answers.stored(turn)) is not None:
@@ -344,7 +339,7 @@ class Chat:
             RunFailed: the workflow did not succeed.
         """
         runs = await self._runs.service()
-        async with self._lock_of(session_id):
+        async with self._locks.setdefault(session_id, asyncio.Lock()):
             submitted = await runs.submit(RunRequest(workflow=workflow, session_id=session_id))
             try:
                 result = await runs.result(submitted.run_id)

@@ -159,7 +159,8 @@ class RunExecution:
             await self._reply(*self._chat)
         else:
             await self._run_graph(await self._given(again=again))
-        await self._report_crossing()
+        if self._ledger.limited:
+            await self._report_crossing()
         outcome = self._outcome()
         if outcome.status == "waiting" and saver is not None:
             # Store the checkpoints before other processes see that the run waits.
@@ -262,7 +263,7 @@ class RunExecution:
         if call.error is not None:
             self._notes.note("node_finished", name, {"error": kind_of(call.error)})
             raise call.error
-        self._notes.note("agent_messages", name, _without_empty({"messages": [jsonable(reply)]}))
+        self._notes.note("agent_messages", name, {"messages": [_without_empty(jsonable(reply))]})
         self._notes.note("node_finished", name)
         self._state = {**state, **said(step, reply), "messages": [*state.get("messages", ()), reply]}
 
@@ -293,7 +294,7 @@ class RunExecution:
         elif part["type"] == "tasks":
             self._note_task(data)
         elif isinstance(data, Mapping) and data.get("kind") == "agent_messages":
-            self._notes.note("agent_messages", str(data.get("node")), _without_empty(_map(jsonable(data.get("data")))))
+            self._notes.note("agent_messages", str(data.get("node")), _agent_messages(jsonable(data.get("data"))))
         else:
             self._notes.note("custom", data={"value": jsonable(data)})
 
@@ -422,22 +423,19 @@ class RunExecution:
         return max((run.deadline_at - now) / timedelta(seconds=1), 0.0)
 
 
-def _map(value: Json) -> Mapping[str, Json]:
-    return value if isinstance(value, Mapping) else {"value": value}
+def _agent_messages(given: Json) -> dict[str, Json]:
+    """Return the data of an event with the messages of an agent; a node may give any value in place of them."""
+    data: dict[str, Json] = dict(given) if isinstance(given, Mapping) else {"value": given}
+    if isinstance(messages := data.get("messages"), list):
+        data["messages"] = list(map(_without_empty, messages))
+    return data
 
 
-def _without_empty(data: Mapping[str, Json]) -> dict[str, Json]:
-    """Return an event's data without empty fields of its LangChain messages, which LangChain restores."""
-    messages = data.get("messages")
-    if not isinstance(messages, list):
-        return dict(data)
-    return {**data, "messages": [_message(one) if isinstance(one, Mapping) else one for one in messages]}
-
-
-def _message(message: Mapping[str, Json]) -> dict[str, Json]:
-    fields = message.get("data")
-    if not isinstance(fields, Mapping):
-        return dict(message)
+def _without_empty(message: Json) -> Json:
+    """Return a LangChain message as JSON without its empty fields, which LangChain restores."""
+    fields = message.get("data") if isinstance(message, Mapping) else None
+    if not isinstance(message, Mapping) or not isinstance(fields, Mapping):
+        return message
     empty: tuple[Json, ...] = (None, [], {})
     full = {name: value for name, value in fields.items() if name == "content" or value not in empty}
     return {**message, "data": full}

@@ -25,7 +25,6 @@ from threadkeep.runs.worker import Beginning, Worker
 from threadkeep.store.driver import waiting_until
 from threadkeep.store.runs.order import Added
 from threadkeep.workflows.definition import Workflow
-from threadkeep.workflows.resources import RunOptions
 
 _AS_BEFORE = RunBudget()
 
@@ -240,7 +239,9 @@ class RunIntake:
             message_id=request.message_id,
             user_id=request.user_id,
             trigger=request.trigger,
-            budget=_budget(request.budget, options),
+            budget=RunBudget(
+                least(request.budget.max_tokens, options.max_tokens), least(request.budget.max_cost, options.max_cost)
+            ),
             deadline_at=None if seconds is None else self._memory.clock() + timedelta(seconds=seconds),
             conversations=order_keys(workflow, request, session_id, self._memory, store),
             any_session=request.session_id is None and request.user_id is None,
@@ -308,9 +309,3 @@ class RunIntake:
                 break
             run = parent
         return run
-
-
-def _budget(asked: RunBudget, options: RunOptions) -> RunBudget:
-    """Return a budget with the lower limit of the request and the workflow, for tokens and for cost separately."""
-    tokens = least(asked.max_tokens, options.max_tokens)
-    return RunBudget(None if tokens is None else int(tokens), least(asked.max_cost, options.max_cost))

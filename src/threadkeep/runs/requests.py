@@ -197,7 +197,7 @@ def names_in(values: Values, name: str) -> tuple[str, ...]:
     return tuple(one for one in part if isinstance(one, str)) if isinstance(part, list | tuple) else ()
 
 
-def least(*limits: float | None) -> float | None:
+def least[N: (int, float)](*limits: N | None) -> N | None:
     """Return the lowest of some limits; None if there is no limit."""
     return min([limit for limit in limits if limit is not None], default=None)
 

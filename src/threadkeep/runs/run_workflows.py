@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 from langchain_core.runnables import RunnableConfig
@@ -174,7 +175,7 @@ def order_keys(
 
     A conversation whose key depends on a node's result is not included; the run waits for it when it reaches that node.
     """
-    if store is None or not (keeping := list(_keeping(workflow))):
+    if store is None or not (keeping := _keeping(workflow)):
         return ()
     given = initial_state(
         request.text, inputs=request.inputs, results=request.results, user_context=request.user_context
@@ -210,15 +211,18 @@ async def sessions_reached(run: Run, memory: Memory, store: BaseStore | None) ->
     return found
 
 
-def _keeping(workflow: Workflow) -> Iterable[ConversationFields]:
-    """Yield nodes with a graph-store conversation whose key the request alone determines; skip agents with `input`."""
+@lru_cache(maxsize=256)
+def _keeping(workflow: Workflow) -> tuple[ConversationFields, ...]:
+    """Return nodes with a graph-store conversation whose key the request alone determines; skip agents with `input`."""
+    found: list[ConversationFields] = []
     for node in workflow.nodes.values():
         if not isinstance(node, AgentNode | AppendMessageNode) or not node.use_graph_chat_history:
             continue
         templates = [node.history_key_template, *(one for one in node.history_key_candidates if isinstance(one, str))]
         named = {name for template in templates for name in nodes_named(template)}
         if named.isdisjoint(workflow.builder.nodes) and not (isinstance(node, AgentNode) and node.input is not None):
-            yield node
+            found.append(node)
+    return tuple(found)
 
 
 def _keys(

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Literal
 from weakref import WeakValueDictionary
 
@@ -45,6 +45,7 @@ class RunEndEvent(asyncio.Event):
     run: Run | None = None
 
 
+@dataclass(eq=False)
 class RunStream:
     """The stream of a run that this process executes, or that callers in this process wait for.
 
@@ -54,22 +55,21 @@ class RunStream:
     counts the callers that wait for the run's end; `followers` counts those that also read its events.
     """
 
-    def __init__(self, run_id: str) -> None:
-        self.run_id = run_id
-        self.hold: RunHold | None = None
-        self.pieces: list[RunPiece] = []
-        self.wants_pieces = False
-        self.started = False
-        self.begun = False
-        self.outcome: Outcome | None = None
-        self.usage: Sequence[TokenUsage] | None = None
-        self.first_piece = 0
-        self.waiting = 0
-        self.followers = 0
-        self.next_change = asyncio.Event()
-        """The event that is set at the next change; get it before you read the current state."""
-        self.next_end = RunEndEvent()
-        """The event that is set when the run ends or waits; get it before you read the run's state."""
+    run_id: str
+    hold: RunHold | None = None
+    pieces: list[RunPiece] = field(default_factory=list)
+    wants_pieces: bool = False
+    started: bool = False
+    begun: bool = False
+    outcome: Outcome | None = None
+    usage: Sequence[TokenUsage] | None = None
+    first_piece: int = 0
+    waiting: int = 0
+    followers: int = 0
+    next_change: asyncio.Event = field(default_factory=asyncio.Event)
+    """The event that is set at the next change; get it before you read the current state."""
+    next_end: RunEndEvent = field(default_factory=RunEndEvent)
+    """The event that is set when the run ends or waits; get it before you read the run's state."""
 
     def renew(self) -> None:
         """Reset the stream for another attempt at the run."""

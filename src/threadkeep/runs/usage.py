@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
@@ -20,6 +21,7 @@ from threadkeep.runs.tracing import RunTracer
 from threadkeep.store.runs.trace import RunTrace
 
 
+@dataclass(eq=False)
 class Ledger:
     """The token usage of one execution of a run, checked against the budgets of the runs in `limited`.
 
@@ -28,10 +30,9 @@ class Ledger:
     its children's. `spent` is the error that stopped a model call; None if none was stopped.
     """
 
-    def __init__(self, limited: Sequence[Run]) -> None:
-        self.spent: BudgetSpent | None = None
-        self.usages: list[TokenUsage] = []
-        self.limited = limited
+    limited: Sequence[Run]
+    spent: BudgetSpent | None = None
+    usages: list[TokenUsage] = field(default_factory=list)
 
     async def check(self) -> None:
         """Check before a model call that no budget is used up.
@@ -59,27 +60,25 @@ class Ledger:
         return self.usages
 
 
+@dataclass(eq=False, kw_only=True)
 class RunLedger(Ledger):
-    """The ledger of a recorded run. `has_children` is true if the run has child runs.
+    """The ledger of a recorded run. `flush_tree` stores the usage of all runs in the tree of the run.
+
+    `has_children` is true if the run has child runs.
 
     Usage is stored in groups with the trace, so a killed process loses only the usage of the last model calls. If the
     run or one of its ancestors has a budget, usage is stored before each model call.
     """
 
-    def __init__(
-        self, trace: RunTrace, tracer: RunTracer, limited: Sequence[Run], flush_tree: Callable[[], Awaitable[None]]
-    ) -> None:
-        """Create a ledger; `flush_tree` stores the usage of all runs in the tree of the run."""
-        super().__init__(limited)
-        self.has_children = False
-        self._trace = trace
-        self._tracer = tracer
-        self._flush_tree = flush_tree
+    trace: RunTrace
+    tracer: RunTracer
+    flush_tree: Callable[[], Awaitable[None]]
+    has_children: bool = False
 
     async def add(self, usage: TokenUsage, message_id: str | None = None) -> None:
         """Add the usage of a model call, and note it in the trace."""
         self.usages.append(usage)
-        self._tracer.note(
+        self.tracer.note(
             "model_called",
             data={
                 "model": usage.model,
@@ -95,8 +94,8 @@ class RunLedger(Ledger):
         )
 
     async def _used(self, run: Run) -> Sequence[TokenUsage]:
-        await self._flush_tree()
-        return await self._trace.usage(run.run_id)
+        await self.flush_tree()
+        return await self.trace.usage(run.run_id)
 
 
 def spent_budget(run: Run, usages: Sequence[TokenUsage], *, crossed: bool = False) -> BudgetSpent | None:

@@ -306,7 +306,12 @@ class Worker:
         limited = [run] if run.budget.to_dict() else []
         if run.parent_run_id is not None:
             limited += await retry_until_available(lambda: self._limited_above(run))
-        active.ledger = RunLedger(self._runs.trace, active.tracer, limited, lambda: self._flush_tree(run.root_run_id))
+        active.ledger = RunLedger(
+            limited,
+            trace=self._runs.trace,
+            tracer=active.tracer,
+            flush_tree=lambda: self._flush_tree(run.root_run_id),
+        )
         execution = RunExecution(
             active.run,
             workflow,

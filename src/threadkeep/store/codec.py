@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, cast
 
 from threadkeep.errors import InvalidMessage
 from threadkeep.records import Json, Message, Retention, SessionInfo, Turn, dump_json
@@ -75,29 +75,19 @@ def clean_text(text: str) -> str:
     return text if text.isascii() and "\x00" not in text else _UNKEEPABLE.sub(_REPLACEMENT, text)
 
 
-def clean_json(value: Json) -> Json:
+def clean_json[J: Json](value: J) -> J:
     """Return the JSON value with all its texts cleaned; it is the same object if nothing had to be replaced."""
-    if isinstance(value, str):
-        return clean_text(value)
-    if not _UNKEEPABLE_JSON.search(dump_json(value)):
+    if not value or not (isinstance(value, str) or _UNKEEPABLE_JSON.search(dump_json(value))):
         return value
     # The match may be a text that only looks like an escape sequence.
     cleaned = _clean_inside(value)
-    return value if cleaned == value else cleaned
+    return value if cleaned == value else cast("J", cleaned)
 
 
 def json_text(value: Json) -> str:
     """Return a value as JSON text; characters that databases cannot store are replaced."""
     text = dump_json(value)
     return dump_json(_clean_inside(value)) if _UNKEEPABLE_JSON.search(text) else text
-
-
-def clean_mapping(value: Mapping[str, Json]) -> Mapping[str, Json]:
-    """Return the mapping with all its text cleaned; the same object if nothing had to be replaced."""
-    if not value or not _UNKEEPABLE_JSON.search(dump_json(value)):
-        return value
-    cleaned = {clean_text(key): _clean_inside(inner) for key, inner in value.items()}
-    return value if cleaned == value else cleaned
 
 
 def _clean_inside(value: Json) -> Json:
@@ -113,8 +103,7 @@ def _clean_inside(value: Json) -> Json:
 def clean_message(message: Message) -> Message:
     """Return the message with cleaned texts; it is the same object if nothing had to be replaced."""
     content = clean_text(message.content)
-    metadata = clean_mapping(message.metadata)
-    original = clean_json(message.original) if message.original is not None else None
+    metadata, original = clean_json(message.metadata), clean_json(message.original)
     if content is message.content and metadata is message.metadata and original is message.original:
         return message
     return replace(message, content=content, metadata=metadata, original=original)
@@ -133,6 +122,7 @@ def identified(message: Message) -> Message:
 
 def message_parameters(message: Message, *, count: Counter, now: str) -> dict[str, object]:
     """Return the parameters of the statement `insert_message`, except `session_id` and `seq`."""
+    metadata = dump_json(dict(message.metadata)) if message.metadata else "{}"
     return {
         "id": message.id,
         "role": message.role,
@@ -142,7 +132,7 @@ def message_parameters(message: Message, *, count: Counter, now: str) -> dict[st
         "confidence": None if message.confidence is None else float(message.confidence),
         "escalated": message.escalated,
         "run_id": message.run_id,
-        "metadata": _metadata_of(message),
+        "metadata": ERASED if message.status == "erased" else metadata,
         "original": None if message.original is None else dump_json(message.original),
         "sent_at": message.sent_at and time_text(message.sent_at),
         "created_at": now,
@@ -151,12 +141,6 @@ def message_parameters(message: Message, *, count: Counter, now: str) -> dict[st
         "ordinal": message.ordinal,
         "told_at": None,
     }
-
-
-def _metadata_of(message: Message) -> str:
-    if message.status == "erased":
-        return ERASED
-    return dump_json(dict(message.metadata)) if message.metadata else "{}"
 
 
 def marks_of(message: Message) -> dict[str, object]:

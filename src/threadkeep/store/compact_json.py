@@ -114,8 +114,7 @@ _EACH, _ALL, _FIELDS, _COUNT = "each", "all", "fields", "count"
 def packed(manifest: Mapping[str, Json], columns: Mapping[str, str]) -> dict[str, Json]:
     """Return a manifest in packed form, without the fields in `columns`; if that is impossible, return it unchanged."""
     entries = manifest.get("entries")
-    is_same = all(manifest.get(name) == value for name, value in columns.items())
-    if not isinstance(entries, list) or _PACKED in manifest or not is_same:
+    if not isinstance(entries, list) or _PACKED in manifest or not columns.items() <= manifest.items():
         return dict(manifest)
     if [one for one in entries if not isinstance(one, dict) or _EACH in one]:
         return dict(manifest)

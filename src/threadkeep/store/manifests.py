@@ -105,7 +105,7 @@ class ManifestRows(ClockedTables, sql=("manifests.sql", "{backend}/sessions.sql"
             RowLocked: another transaction has locked one of the sessions; nothing was stored.
             DuplicateRow: other processes numbered calls of the same run in all five tries; nothing was stored.
         """
-        rows = [(entry, _clean_manifest(entry)) for entry in entries]
+        rows = [(entry, clean_json(dict(entry.manifest()))) for entry in entries]
         # All writers lock sessions and runs in the same order, which prevents deadlocks.
         rows.sort(key=lambda row: row[0].lock_key)
         for tries_left in reversed(range(_TRIES)):
@@ -284,11 +284,6 @@ def erase_marker(session_id: str) -> str:
 
 def _digest_parameters(digests: Sequence[str]) -> dict[str, object]:
     return row_parameters([{"digest": digest} for digest in digests])
-
-
-def _clean_manifest(entry: NotedManifest) -> dict[str, Json]:
-    cleaned = clean_json(dict(entry.manifest()))
-    return dict(cleaned) if isinstance(cleaned, Mapping) else {}
 
 
 def _columns(session_id: str | None, run_id: str) -> dict[str, str]:

@@ -198,24 +198,21 @@ class SqliteDriver(Driver):
         return SqliteConnection(raw)
 
 
+@dataclass
 class _Lent:
     """A context manager that lends a connection; it is a class, because a generator would make short reads slower."""
 
-    def __init__(
-        self,
-        take: Callable[[], Awaitable[SqliteConnection]],
-        give: Callable[[SqliteConnection, type[BaseException] | None], Awaitable[None]],
-    ) -> None:
-        self._take, self._give = take, give
+    take: Callable[[], Awaitable[SqliteConnection]]
+    give: Callable[[SqliteConnection, type[BaseException] | None], Awaitable[None]]
 
     async def __aenter__(self) -> SqliteConnection:
         """Return the connection."""
-        self._connection = await self._take()
+        self._connection = await self.take()
         return self._connection
 
     async def __aexit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
         """Release the connection."""
-        await self._give(self._connection, kind)
+        await self.give(self._connection, kind)
 
 
 @asynccontextmanager

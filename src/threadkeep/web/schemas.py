@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Any, Self, cast
+from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, JsonValue
 
@@ -40,7 +40,7 @@ def _storable(value: dict[str, JsonValue]) -> dict[str, JsonValue]:
         level = [value for part in inner for value in part]
     if level:
         raise ValueError(f"metadata is at most {MAX_METADATA_DEPTH} levels deep")
-    return cast("dict[str, JsonValue]", clean_json(value))
+    return clean_json(value)
 
 
 # These are assignments, because pydantic cannot add constraints to `type` aliases.
@@ -84,7 +84,7 @@ class ChatRequestBody(
     metadata: Metadata = Field(default_factory=dict, description="Any data to store with the message.")
 
 
-class Usage(BaseModel):
+class Usage(BaseModel, from_attributes=True):
     """Tokens of the turn's model calls."""
 
     input_tokens: int
@@ -94,6 +94,7 @@ class Usage(BaseModel):
 
 class ChatResponseBody(
     BaseModel,
+    from_attributes=True,
     json_schema_extra=example(
         session_id="session-123",
         run_id="0199f3a0-5d1c-7c52-9d51-6f8f1d0a8f10",

@@ -11,7 +11,7 @@ from typing import NamedTuple, assert_never
 from threadkeep.errors import SessionBusy
 from threadkeep.records.runs import OWN_NAMES, ROLLED_BACK, DoubleTexting, NewRun, RunInput
 from threadkeep.store.codec import time_text
-from threadkeep.store.driver import Backend, Connection, Driver, Parameters, Statement
+from threadkeep.store.driver import Backend, Connection, Driver, Statement
 from threadkeep.store.runs.rows import compact_inputs, inputs_of
 from threadkeep.store.runs.trace import RunTrace
 from threadkeep.store.statements import ClockedTables, Tables, load_statements
@@ -23,37 +23,34 @@ class RunLocks:
     def __init__(self, backend: Backend) -> None:
         self._sql = load_statements(f"{backend}/runs.sql")
 
-    def session(self, session_id: str) -> list[Statement]:
-        """Return the statements that lock the order of runs in a session; the session need not exist."""
-        return self._statements("lock_order", {"place": session_id})
+    def statements(self, name: str, **parameters: object) -> list[Statement]:
+        """Return the statement that takes a lock in a list; an empty list on SQLite, where transactions are serial.
 
-    def tree(self, root_run_id: str) -> list[Statement]:
-        """Return the statements that lock a tree of runs; then no run can be added to it or cancelled in it."""
-        return self._statements("lock_tree", {"root_run_id": root_run_id})
+        `lock_order` locks the order of runs in a session, which need not exist. `lock_tree` locks a tree of runs: then
+        no run can be added to it or cancelled in it.
+        """
+        return [(self._sql[name], parameters)] if name in self._sql else []
 
     async def hold_orders(self, connection: Connection, names: Iterable[str | None]) -> None:
         """Lock the order of runs in the given conversations, which need not exist; None is ignored."""
         for name in sorted({name for name in names if name is not None}):
-            await self._hold(connection, "lock_order", {"place": name})
+            await self._hold(connection, "lock_order", place=name)
 
     async def hold_orders_of(self, connection: Connection, run_id: str) -> None:
         """Lock the order of runs in each conversation to which a run belongs."""
-        await self._hold(connection, "lock_order_of", {"run_id": run_id})
+        await self._hold(connection, "lock_order_of", run_id=run_id)
 
     async def hold_tree(self, connection: Connection, root_run_id: str) -> None:
         """Lock a tree of runs; until the transaction ends, no run can be added to it or cancelled in it."""
-        await self._hold(connection, "lock_tree", {"root_run_id": root_run_id})
+        await self._hold(connection, "lock_tree", root_run_id=root_run_id)
 
     async def hold_below(self, connection: Connection, run_id: str) -> None:
         """Lock a run and all its descendants against changes."""
-        await self._hold(connection, "hold_below", {"run_id": run_id})
+        await self._hold(connection, "hold_below", run_id=run_id)
 
-    async def _hold(self, connection: Connection, statement: str, parameters: Parameters) -> None:
-        for sql, given in self._statements(statement, parameters):
-            await connection.fetch(sql, given)
-
-    def _statements(self, statement: str, parameters: Parameters) -> list[Statement]:
-        return [(self._sql[statement], parameters)] if statement in self._sql else []
+    async def _hold(self, connection: Connection, name: str, **parameters: object) -> None:
+        for statement in self.statements(name, **parameters):
+            await connection.fetch(*statement)
 
 
 class ActiveSessions(ClockedTables, sql=("runs_order.sql",)):

@@ -9,7 +9,7 @@ from typing import Literal
 
 from threadkeep.errors import RunNotFound, WrongUser
 from threadkeep.records.runs import RUN_ENDS, Begun, DoubleTexting, NewRun, NotYet, Over, Run, RunInput
-from threadkeep.store.codec import clean_mapping, json_text, time_text
+from threadkeep.store.codec import clean_json, json_text, time_text
 from threadkeep.store.driver import Connection, Driver, DuplicateRow, Joined, Row, Statement
 from threadkeep.store.runs.conversations import OpenRun, Policies, RunLocks
 from threadkeep.store.runs.rows import compact_inputs, fetch_run, run_of
@@ -170,10 +170,14 @@ class RunOrder(ClockedTables, sql=("runs_order.sql",)):
     ) -> tuple[list[Statement], list[tuple[str, dict[str, object]]]]:
         """Return locks, and statements that store a run if nothing blocks it; the first statement inserts the run."""
         position = _Position(new.run_id, 0, in_order=new.session_id is not None, late=False)
-        asked = {"message_key": _message_key(new), "policy": policy, "owner": owner}
+        asked = {"message_key": new.message_id or new.run_id, "policy": policy, "owner": owner}
         latest = time_text(self._clock() + _CLOCKS_DIFFER)
         parameters = {**self._parameters(new, position), **asked, "latest": latest}
-        locks = self._locks.tree(new.run_id) if new.session_id is None else self._locks.session(new.session_id)
+        locks = (
+            self._locks.statements("lock_tree", root_run_id=new.run_id)
+            if new.session_id is None
+            else self._locks.statements("lock_order", place=new.session_id)
+        )
         statements = [(self._sql["arrive"], parameters)]
         if new.session_id is not None and new.user_id is not None:
             statements.append((self._sql["note_active_session_of"], parameters))
@@ -182,7 +186,7 @@ class RunOrder(ClockedTables, sql=("runs_order.sql",)):
     async def _add(self, new: NewRun, policy: DoubleTexting, owner: str | None) -> Added:
         async with self._driver.writing() as connection:
             position = await self._position(connection, new)
-            key = {"run_id": new.run_id, "session_id": new.session_id, "message_id": _message_key(new)}
+            key = {"run_id": new.run_id, "session_id": new.session_id, "message_id": new.message_id or new.run_id}
             known = await connection.fetch(self._sql["known"], key)
             if known:
                 return Added(await _there(connection, known[0][0]), "known")
@@ -232,8 +236,8 @@ class RunOrder(ClockedTables, sql=("runs_order.sql",)):
         if into is None:
             return None
         if into.session_id is not None:
-            joined = {"run_id": into.run_id, "session_id": into.session_id, "message_id": _message_key(new)}
-            await connection.execute(self._sql["join"], joined)
+            key = {"session_id": into.session_id, "message_id": new.message_id or new.run_id}
+            await connection.execute(self._sql["join"], {"run_id": into.run_id, **key})
         return into.run_id
 
     async def _insert(self, connection: Connection, new: NewRun, position: _Position) -> None:
@@ -277,12 +281,7 @@ class RunOrder(ClockedTables, sql=("runs_order.sql",)):
 
 def _arrived(new: NewRun, row: Row) -> Run:
     """Return the run that was just inserted; its input is known, so it is not read from the row."""
-    return run_of(row, inputs=(RunInput(clean_mapping(new.input), new.message_id),))
-
-
-def _message_key(new: NewRun) -> str:
-    """Return the id of the message that a run answers; if there is none, the id of the run."""
-    return new.run_id if new.message_id is None else new.message_id
+    return run_of(row, inputs=(RunInput(clean_json(new.input), new.message_id),))
 
 
 def _conversations(new: NewRun) -> list[str]:

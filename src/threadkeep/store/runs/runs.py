@@ -200,7 +200,7 @@ class Runs(ClockedTables, sql=("runs.sql", "{backend}/runs.sql")):
         finish = self._end_parameters(run.run_id, str(run.owner), ending)
         known = {**finish, "session_id": run.session_id, "answer_id": answer.id}
         return Joined(
-            self._locks.session(run.session_id),
+            self._locks.statements("lock_order", place=run.session_id),
             [
                 (self._sql["finish"], finish),
                 (self._sql["refuse_unless_ended"], known),
@@ -212,8 +212,7 @@ class Runs(ClockedTables, sql=("runs.sql", "{backend}/runs.sql")):
 
     def ended(self, run: Run, ending: RunEnding) -> Run:
         """Return the run as the statements returned by `ending` have stored it."""
-        cleaned, now = clean_json(dict(ending.result or {})), self._clock()
-        result = cleaned if ending.result is not None and isinstance(cleaned, Mapping) else None
+        result, now = None if ending.result is None else clean_json(ending.result), self._clock()
         return replace(run, status=ending.status, result=result, error=ending.error, heartbeat_at=now, ended_at=now)
 
     async def set_aside(self, run_id: str, error: str) -> bool:

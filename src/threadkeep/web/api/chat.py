@@ -68,7 +68,7 @@ async def answer_of(turn: ChatTurn) -> ChatResponseBody:
         answer = await turn.answer()
     except (ModelCallFailed, RunFailed, RunWaits, Interrupted, StoreUnavailable) as error:
         raise ProblemRaised(problem_of_turn(turn, error)) from error
-    return ChatResponseBody.model_validate(answer.to_dict())
+    return ChatResponseBody.model_validate(answer)
 
 
 @router.post(
