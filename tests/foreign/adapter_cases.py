@@ -94,6 +94,20 @@ def test_an_agent_finds_messages_of_earlier_sessions() -> None:
     asyncio.run(run())
 
 
+async def test_a_deleted_memory_is_not_found_again(memory: Memory) -> None:
+    """Memories of other users stay; adding the same events again, or an unknown id, changes nothing."""
+    service, app = MemoryService(memory), new_app()
+    events = [said("user", "My cat is Miso.", id="cat"), said("guide", "A fine cat.", id="fine")]
+    for user in ("ann", "bob"):
+        await service.add_events_to_memory(app_name=app, user_id=user, events=events)
+    for memory_id in ("cat", "cat", "unknown", None):
+        await service.delete_memory(app_name=app, user_id="ann", memory_id=memory_id)
+    await service.add_events_to_memory(app_name=app, user_id="ann", events=events)
+    for user, ids in (("ann", ["fine"]), ("bob", ["fine", "cat"])):
+        found = await service.search_memory(app_name=app, user_id=user, query="cat")
+        assert {entry.id for entry in found.memories} == set(ids)
+
+
 async def test_the_message_with_most_words_is_found_among_many_with_one(memory: Memory) -> None:
     """Many newer messages of the same and another app have one word each."""
     service, app, user = MemoryService(memory), new_app(), f"ann-{uuid.uuid4()}"

@@ -285,6 +285,20 @@ class MemoryService(BaseMemoryService):
         best = [found[key].message for key in sorted(words_in, key=words_in.__getitem__, reverse=True)[:_MOST_HITS]]
         return SearchMemoryResponse(memories=[_entry(message) for message in best])
 
+    async def delete_memory(self, *, app_name: str, user_id: str, memory_id: str | None = None) -> None:
+        """Take back the message with an id in the user's sessions of the app; do nothing if there is none.
+
+        Searches and sessions no longer return the message, and adding its session again does not store it again. The
+        transcript keeps it in the `history` view until its session or its user is erased.
+        """
+        if not memory_id:
+            return
+        for info in [info async for info in self._memory.sessions(user_id, _prefix(app_name))]:
+            session = self._memory.session(info.session_id, user_id=user_id)
+            message = await session.find(memory_id)
+            if message is not None and message.role != "system":
+                await session.take_back_turn(memory_id)
+
 
 def _has_word(text: str, word: str) -> bool:
     """Return False if a word of one or two letters is only a part of other words, as "a" is of "parcel".
