@@ -109,6 +109,13 @@ async def test_a_node_keeps_to_its_limits(small_memory: Memory) -> None:
         await ask(graph_of(memory_node(small_memory, model, system_prompt="be kind " * 99, options=options)), "hi")
 
 
+async def test_a_node_accepts_a_system_message_as_agents_do(sqlite_memory: Memory) -> None:
+    model = ScriptedModel(["fine"])
+    parts = SystemMessage([{"type": "text", "text": "be kind", "cache_control": {"type": "ephemeral"}}])
+    await ask(graph_of(memory_node(sqlite_memory, model, system_prompt=parts)), "hi")
+    assert model.calls[0][0].content == parts.content
+
+
 def test_a_node_without_room_for_a_prompt_raises_an_error(sqlite_memory: Memory) -> None:
     with pytest.raises(BudgetTooSmall, match=r"4000.*3488.*512"):
         memory_node(sqlite_memory, ScriptedModel(), options=TurnOptions(context_window=4000, max_output_tokens=3488))

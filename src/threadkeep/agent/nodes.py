@@ -335,7 +335,7 @@ def memory_node(
     memory: Memory | SyncMemory,
     model: BaseChatModel,
     *,
-    system_prompt: str | None = None,
+    system_prompt: str | SystemMessage | None = None,
     options: TurnOptions | None = None,
 ) -> MemoryNode:
     """Return a node that calls a model with the session's memory: `graph.add_node("chat", memory_node(memory, model))`.
@@ -348,4 +348,6 @@ def memory_node(
     limits = options or TurnOptions()
     facts = facts_of(model, limits.context_window)
     input_budget(facts.name, limits.max_output_tokens, facts.window)
-    return MemoryNode(memory, model, SystemMessage(system_prompt) if system_prompt else None, options)
+    if isinstance(system_prompt, str):
+        system_prompt = SystemMessage(system_prompt) if system_prompt else None
+    return MemoryNode(memory, model, system_prompt, options)
