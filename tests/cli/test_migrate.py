@@ -30,6 +30,26 @@ def test_a_new_database_gets_its_schema(cli: CommandLine) -> None:
     assert "up to date" in cli("migrate").out
 
 
+def test_a_wait_for_a_locked_database_is_shown(
+    cli: CommandLine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The note says how to end the wait. After the lock is released, the command completes."""
+    notes: list[str] = []
+    with closing(sqlite3.connect(tmp_path / "threadkeep.db", isolation_level=None, check_same_thread=False)) as other:
+        other.execute("PRAGMA journal_mode = WAL")
+        other.execute("BEGIN IMMEDIATE")
+
+        def note(text: str) -> None:
+            notes.append(text)
+            other.execute("ROLLBACK")
+
+        monkeypatch.setattr("threadkeep.cli.database._LOCK_NOTE_SECONDS", 0.0)
+        monkeypatch.setattr("threadkeep.cli.terminal.terminal.note", note)
+        assert cli("migrate").exit_code == 0
+    assert len(notes) == 1
+    assert "stop that process" in notes[0]
+
+
 def test_a_check_changes_nothing(cli: CommandLine, tmp_path: Path) -> None:
     outcome = cli("migrate", "--check", "--json")
     assert outcome.exit_code == 1

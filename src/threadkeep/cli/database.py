@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,9 +25,14 @@ if TYPE_CHECKING:
     from threadkeep.store.driver import Driver
 
 _SLICE_SECONDS = 0.25
+_LOCK_NOTE_SECONDS = 1.0
 # After this many passes in a row without progress, filling the index ends, because other processes may hold locks.
 _MOST_IDLE_PASSES = 20
 
+_LOCKED = (
+    "Waiting for another process that writes to the database or migrates it; stop that process, or interrupt this "
+    "command: it has changed nothing yet."
+)
 _IN_MEMORY = "A database in memory has nothing to copy; name another one with --database."
 Replace = Annotated[bool, typer.Option("--replace", help="Replace existing data.")]
 
@@ -115,14 +121,19 @@ async def _apply(driver: Driver, found: int, partitions: int | None) -> list[int
     """Apply the missing migrations. Show a bar on a terminal, otherwise a line for each; nothing for a new database."""
     from threadkeep.store.migrations import migrate
 
-    if not found:
-        return await migrate(driver, datetime.now(UTC), partitions=partitions)
-    with terminal.progress("Migrating", 100, every=True) as reach:
+    waits = asyncio.get_running_loop().call_later(_LOCK_NOTE_SECONDS, terminal.note, _LOCKED)
+    shown_progress = terminal.progress("Migrating", 100, every=True) if found else nullcontext()
+    try:
+        with shown_progress as reach:
 
-        def report(done: int, total: int, file: str) -> None:
-            reach(100 * done // total, file.removesuffix(".sql").replace("_", " "))
+            def report(done: int, total: int, file: str) -> None:
+                waits.cancel()
+                if reach is not None:
+                    reach(100 * done // total, file.removesuffix(".sql").replace("_", " "))
 
-        return await migrate(driver, datetime.now(UTC), told=report)
+            return await migrate(driver, datetime.now(UTC), told=report, partitions=None if found else partitions)
+    finally:
+        waits.cancel()
 
 
 async def _fill_index(driver: Driver) -> tuple[int, int]:
