@@ -37,6 +37,13 @@ class Tooled(ScriptedModel):
         return self
 
 
+class Other(ScriptedModel):
+    """A scripted model with another name."""
+
+    def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> Any:
+        return {"ls_model_name": "other"}
+
+
 class Shouting(AgentMiddleware[AgentState[Any], Any, Any]):
     """Middleware that changes the answer at the end of the run."""
 
@@ -104,11 +111,6 @@ async def test_a_prompt_that_is_changed_after_the_memory_causes_a_warning(small_
 
 async def test_a_fallback_after_the_memory_causes_a_warning(small_memory: Memory) -> None:
     """A fallback after the memory causes a warning, because its calls are built for the first model."""
-
-    class Other(ScriptedModel):
-        def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> Any:
-            return {"ls_model_name": "other"}
-
     for number in range(30):
         said = Message(role="user", content=f"{number} " + "words " * 60)
         await small_memory.session(ROOM).append([said, Message(role="assistant", content="fine")])
@@ -120,6 +122,26 @@ async def test_a_fallback_after_the_memory_causes_a_warning(small_memory: Memory
             await agent.ainvoke(input_of("hello"), config_of())
         assert (len(small.calls[0]) < len(large.calls[0])) is first
         assert ["another model" in sentence for sentence in sentences] == [True] * (not first)
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["before", "behind"])
+async def test_a_router_after_the_memory_causes_a_warning(sqlite_memory: Memory, first: bool) -> None:
+    """Only one model is called, but the messages were chosen for the window of the other one."""
+    large, small = ScriptedModel(["large"]), Other(replies=["small"] * 2)
+
+    class Routing(AgentMiddleware[AgentState[Any], Any, Any]):
+        async def awrap_model_call(self, request: Any, handler: Any) -> Any:
+            return await handler(request.override(model=small))
+
+    agent = agent_of(sqlite_memory, large, Routing(), first=first)
+    with warned() as sentences:
+        for words in ("hello", "again"):
+            await agent.ainvoke(input_of(words), config_of())
+    assert ["another model" in sentence for sentence in sentences] == [True] * (not first)
+    with warned() as sentences:
+        alone: Any = create_agent(large, [], middleware=[SessionMemory(sqlite_memory)])
+        await alone.ainvoke(input_of("hi"), config_of())
+    assert sentences == []
 
 
 async def test_an_answer_that_is_changed_after_storing_causes_a_warning(small_memory: Memory) -> None:

@@ -112,6 +112,9 @@ class TurnHooks:
         changed = request.override(messages=cast("list[AnyMessage]", list(sent.messages)), system_message=sent.system)
         part.root.open_calls += 1
         step = ModelStep(part, turn, call, changed, [*([sent.system] if sent.system else []), *sent.messages])
+        # The model that the messages were chosen for; middleware behind `SessionMemory` may call another one.
+        traced = request.model._get_ls_params(**request.model_settings)  # noqa: SLF001 - as in `facts_of`
+        step.partial.models.add(traced.get("ls_model_name"))
         part.partial = step.partial
         return step
 
