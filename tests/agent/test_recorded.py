@@ -41,6 +41,15 @@ async def test_a_call_that_begins_with_an_answer_gets_a_mark(memory: Memory) -> 
     assert OPENING not in [text for _, text in await kept(memory)]
 
 
+async def test_the_last_event_has_only_the_messages_of_its_turn(memory: Memory) -> None:
+    """The events of `astream_events` end with the output that `ainvoke` returns."""
+    graph, _ = graph_of(memory, "one", "two")
+    await graph.ainvoke(input_of("hi"), config_of())
+    events = [event async for event in graph.astream_events(input_of("go on"), config_of(), version="v2")]
+    assert events[-1]["event"] == "on_chain_end"
+    assert seen(events[-1]["data"]["output"]["messages"]) == [("human", "go on"), ("ai", "two")]
+
+
 async def test_a_question_without_an_answer_is_marked(memory: Memory) -> None:
     graph, model = graph_of(memory, ConnectionError("down"), "two", "three")
     for words in ("one?", "two?", "three?"):

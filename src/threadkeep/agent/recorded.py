@@ -5,10 +5,10 @@ from __future__ import annotations
 import operator
 import warnings
 from collections import deque
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import aclosing, closing
 from copy import copy
-from typing import Annotated, Any, Final, TypedDict
+from typing import Annotated, Any, Final, TypedDict, cast
 
 from langchain_core.messages import AIMessage, RemoveMessage
 from langchain_core.runnables import Runnable, RunnableConfig, ensure_config
@@ -60,6 +60,7 @@ class RecordedGraph(Runnable[Any, Any]):
             lambda opened: GraphTurns(opened, options, name=self._name, redacted=kinds),
         )
         self._classes: dict[str, type] = {}
+        self._begun_turns: list[GraphTurn] | None = None
 
     @property
     def _name(self) -> str:
@@ -143,21 +144,27 @@ class RecordedGraph(Runnable[Any, Any]):
 
     def astream_events(self, input: GraphInput, config: RunnableConfig | None = None, **kwargs: Any) -> Any:  # noqa: A002 - as above
         """Run the graph; return its events, in the versions that the graph supports."""
-        graph = self._with_streams()
+        turns: list[GraphTurn] = []
+        graph = self._with_streams(turns)
         if graph is None:
             return super().astream_events(input, config, **kwargs)
-        return graph.astream_events(input, config, **kwargs)
+        events = graph.astream_events(input, config, **kwargs)
+        return _events_without_history(events, turns) if kwargs.get("version", "v2") == "v2" else events
 
     def get_graph(self, *args: Any, **kwargs: Any) -> Any:
         """Return the drawable graph, with the arguments of the graph's own method."""
         return self._graph.get_graph(*args, **kwargs)
 
-    def _with_streams(self) -> Any:
-        """Return a copy of the graph whose streams go through this wrapper; None if it is not a LangGraph graph."""
+    def _with_streams(self, turns: list[GraphTurn] | None = None) -> Any:
+        """Return a copy of the graph whose streams go through this wrapper; None if it is not a LangGraph graph.
+
+        If `turns` is given, the turns that the streams begin are added to it.
+        """
         if not isinstance(self._graph, Pregel):
             return None
-        graph: Any = copy(self._graph)
-        graph.stream, graph.astream = self.stream, self.astream
+        wrapper, graph = copy(self), cast("Any", copy(self._graph))
+        wrapper._begun_turns = turns  # noqa: SLF001 - a copy of this object
+        graph.stream, graph.astream = wrapper.stream, wrapper.astream
         return graph
 
     def _final(self, turn: GraphTurn) -> object:
@@ -214,6 +221,8 @@ class RecordedGraph(Runnable[Any, Any]):
 
         If the turn is already finished, set a graph that replays the end of the turn, and the input of that graph.
         """
+        if self._begun_turns is not None:
+            self._begun_turns.append(turn)
         if turn.ended is None:
             turn.graph, turn.options = self._graph, {**options, "control": turn.control}
             return
@@ -230,6 +239,16 @@ class RecordedGraph(Runnable[Any, Any]):
         """Set the graph that streams the answer of another process, and its input and options."""
         turn.config = {**turn.config, "run_id": None}
         self._prepare_end(turn, turn.without_history(state, winner), [winner], turn.options)
+
+
+async def _events_without_history(events: AsyncIterator[Any], turns: Sequence[GraphTurn]) -> AsyncIterator[Any]:
+    """Yield the events of a run; the output of the run is without the earlier turns that were inserted."""
+    async with aclosing(cast("AsyncGenerator[Any]", events)) as parts:
+        async for event in parts:
+            data = event["data"]
+            if turns and event["event"] == "on_chain_end" and not event["parent_ids"]:
+                data = {**data, "output": turns[0].without_history(data["output"])}
+            yield {**event, "data": data}
 
 
 def _redacted_kinds(graph: Runnable[Any, Any]) -> frozenset[str]:
