@@ -57,7 +57,10 @@ class ThreadkeepError(Exception):
 
 
 class MiddlewareWarning(UserWarning):
-    """A warning about a middleware that repeats work of the memory, or is in the wrong position in the agent's list."""
+    """A warning about a middleware that repeats work of the memory or is in the wrong position in the agent's list.
+
+    It is also issued if `recorded` can store no answer, because the output of the graph has no messages.
+    """
 
 
 class InvalidInput(ThreadkeepError, ValueError):

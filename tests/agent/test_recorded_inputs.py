@@ -9,6 +9,7 @@ import pytest
 from langchain.agents import create_agent
 from langchain_core.messages import AIMessage, AnyMessage, HumanMessage
 from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.func import entrypoint
 from langgraph.graph import START, StateGraph
 from langgraph.graph.message import add_messages
 from langgraph.types import Command
@@ -16,7 +17,7 @@ from pydantic import BaseModel
 
 from tests.agent.talking import ROOM, config_of, input_of, kept
 from tests.agent.test_several_agents import in_line
-from threadkeep import Memory, recorded
+from threadkeep import Memory, MiddlewareWarning, recorded
 from threadkeep.testing import ScriptedModel
 
 
@@ -60,6 +61,26 @@ async def test_a_pair_of_a_role_and_a_text_is_one_message(small_memory: Memory) 
     state = await graph.ainvoke({"messages": ("user", "hi")}, config_of())
     assert [message.text for message in state["messages"]] == ["hi", "hello"]
     assert await kept(small_memory) == [("user", "hi"), ("assistant", "hello")]
+
+
+async def test_a_function_of_the_functional_api_is_recorded_if_it_has_messages(small_memory: Memory) -> None:
+    """If it takes and returns a text, a warning names the form that can be recorded."""
+
+    @entrypoint()
+    async def shout(text: str) -> str:
+        return text.upper()
+
+    @entrypoint()
+    async def count(state: dict[str, Any]) -> dict[str, Any]:
+        return {"messages": [*state["messages"], AIMessage(f"{len(state['messages'])} seen")]}
+
+    with pytest.warns(MiddlewareWarning, match=r"'messages': \[\.\.\.\]"):
+        assert await recorded(shout, small_memory).ainvoke("hi", config_of()) == "HI"
+    for words in ("one", "two"):
+        await recorded(count, small_memory).ainvoke(input_of(words), config_of())
+    assert await kept(small_memory) == [
+        ("user", "one"), ("assistant", "1 seen"), ("user", "two"), ("assistant", "3 seen")
+    ]  # fmt: skip
 
 
 async def test_the_context_of_a_call_names_the_session(small_memory: Memory) -> None:

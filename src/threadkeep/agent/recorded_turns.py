@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass, replace
 from itertools import zip_longest
@@ -29,6 +30,7 @@ from threadkeep.agent.turns import OpenTurn
 from threadkeep.boundary import OnFailure
 from threadkeep.context.quotation import summary_message_text
 from threadkeep.context.window import Limits
+from threadkeep.errors import MiddlewareWarning
 from threadkeep.history.memory import Memory
 from threadkeep.history.recollection import Past
 from threadkeep.history.session import in_time
@@ -203,7 +205,12 @@ class GraphTurn:
 
     async def end(self, state: object) -> AIMessage | None:
         """Store the final answer if no agent did, and the turn's end. Return the answer stored instead, or None."""
-        if self.ended is not None or self.part.silent or not isinstance(state, Mapping) or not state.get("messages"):
+        if self.ended is not None or self.part.silent:
+            return None
+        if not isinstance(state, Mapping) or not state.get("messages"):
+            goes_on = self.given is None or isinstance(self.given, Command)
+            if not (state is None or goes_on or self.part.root.answers):
+                warnings.warn(_NO_MESSAGES, MiddlewareWarning, stacklevel=2)
             return None
         answer = final_answer(cast("Any", state), (), self.part.root.question)
         if answer is None or answer.tool_calls or id_of(answer) in self._history or not transcript_text(answer).strip():
@@ -315,6 +322,10 @@ def _with_messages(state: GraphInput, messages: Sequence[BaseMessage]) -> GraphI
 
 type State = Mapping[str, Any]
 
+_NO_MESSAGES: Final = (
+    "`recorded` stored no answer, because the output of the graph is not a state with `messages`; let the graph, or "
+    "the function of `@entrypoint`, take and return {'messages': [...]}."
+)
 _MOST_TURNS: Final = 1_000
 _MOST_CHARACTERS: Final = 16_000
 """The maximum number of characters of JSON that are stored for one value of a state."""
