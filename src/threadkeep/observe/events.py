@@ -20,10 +20,6 @@ type SummaryFailure = Literal["model", "timeout", "empty", "too_long", "outdated
 BACKENDS: tuple[Backend, ...] = get_args(Backend.__value__)
 CHANNELS: tuple[Channel, ...] = get_args(Channel.__value__)
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome.__value__)
-RETENTION_ACTIONS: tuple[RetentionAction, ...] = get_args(RetentionAction.__value__)
-SUMMARY_SOURCES: tuple[SummarySource, ...] = get_args(SummarySource.__value__)
-MANIFEST_LOSSES: tuple[ManifestLoss, ...] = get_args(ManifestLoss.__value__)
-SUMMARY_FAILURES: tuple[SummaryFailure, ...] = get_args(SummaryFailure.__value__)
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
@@ -321,8 +317,6 @@ type RunOutcome = Literal["done", "failed", "cancelled", "interrupted", "waiting
 type RunWork = Literal["engine", "takeover", "watch", "upkeep", "keeping_progress", "ending_turn", "clearing_up"]
 
 RUN_OUTCOMES: tuple[RunOutcome, ...] = get_args(RunOutcome.__value__)
-RUN_WORKS: tuple[RunWork, ...] = get_args(RunWork.__value__)
-TURN_STATUSES: tuple[TurnStatus, ...] = get_args(TurnStatus.__value__)
 
 
 class RunFinished(WorkflowRunEvent):
@@ -407,11 +401,6 @@ type ChannelWork = Literal["taking", "delivery", "polling", "following"]
 DELIVERY_FAILURES = ("ReplyLimit", "ReplyTimeOver", "SessionState", "InvalidUser", "Forbidden", "NoResponseAddress")
 """The errors of failed deliveries that have their own label value in the metric; all other errors count as `other`."""
 
-UPDATE_OUTCOMES: tuple[UpdateOutcome, ...] = get_args(UpdateOutcome.__value__)
-UPDATE_REASONS: tuple[UpdateReason, ...] = get_args(UpdateReason.__value__)
-DELIVERY_OUTCOMES: tuple[DeliveryOutcome, ...] = get_args(DeliveryOutcome.__value__)
-CHANNEL_WORKS: tuple[ChannelWork, ...] = get_args(ChannelWork.__value__)
-
 
 class UpdateReceived(SessionEvent):
     """A platform sent an update to a bot, which was `taken`, `repeated`, `ignored` or `refused` (for a `reason`)."""
@@ -461,11 +450,6 @@ type DeadReason = Literal[
 ]
 type GraphitiWork = Literal["delivery", "recall", "backfill"]
 type GraphRecallOutcome = Literal["ok", "partial", "deadline", "failed", "breaker_open"]
-
-DEAD_REASONS: tuple[DeadReason, ...] = get_args(DeadReason.__value__)
-DELIVERY_RESULTS: tuple[DeliveryResult, ...] = get_args(DeliveryResult.__value__)
-GRAPHITI_WORKS: tuple[GraphitiWork, ...] = get_args(GraphitiWork.__value__)
-GRAPH_RECALL_OUTCOMES: tuple[GraphRecallOutcome, ...] = get_args(GraphRecallOutcome.__value__)
 
 
 class EpisodesDelivered(Event):

@@ -13,79 +13,43 @@ from typing import Literal, TextIO
 import structlog
 from structlog.types import EventDict, Processor, WrappedLogger
 
-from threadkeep.observe.events import (
-    AgentOutsideTurn,
-    AnswerDiscarded,
-    AnswerSent,
-    BudgetCrossed,
-    ChannelTrouble,
-    ContextBuilt,
-    EmbeddingsSkipped,
-    Event,
-    ExtraNotFound,
-    GraphitiTrouble,
-    HistoryDiffers,
-    HistoryTruncated,
-    KeyResolutionFailed,
-    LearningFailed,
-    LearningSkipped,
-    ManifestsDropped,
-    ManifestWriteFailed,
-    MemoryUpdated,
-    ModelFailed,
-    PromptSent,
-    PruningFailed,
-    ReadFailed,
-    RecallIndexNotStored,
-    RunFinished,
-    RunRetried,
-    RunTakenOver,
-    RunTrouble,
-    StoreRead,
-    StoreWrite,
-    SummaryFailed,
-    TurnBegunInTool,
-    TurnWaits,
-    WriteDeferred,
-    WriteDropped,
-    WriteFailed,
-)
+from threadkeep.observe import events
 
 type Level = Literal["DEBUG", "INFO", "WARNING", "ERROR"]
 
-_LEVELS: Mapping[type[Event], int] = {
-    StoreRead: logging.DEBUG,
-    StoreWrite: logging.DEBUG,
-    ContextBuilt: logging.DEBUG,
-    HistoryTruncated: logging.DEBUG,
-    MemoryUpdated: logging.DEBUG,
-    PromptSent: logging.DEBUG,
-    AgentOutsideTurn: logging.INFO,
-    AnswerDiscarded: logging.WARNING,
-    HistoryDiffers: logging.WARNING,
-    TurnWaits: logging.WARNING,
-    BudgetCrossed: logging.WARNING,
-    ChannelTrouble: logging.WARNING,
-    EmbeddingsSkipped: logging.WARNING,
-    KeyResolutionFailed: logging.WARNING,
-    ManifestsDropped: logging.WARNING,
-    ManifestWriteFailed: logging.WARNING,
-    ExtraNotFound: logging.WARNING,
-    GraphitiTrouble: logging.WARNING,
-    LearningFailed: logging.WARNING,
-    LearningSkipped: logging.WARNING,
-    PruningFailed: logging.WARNING,
-    ReadFailed: logging.WARNING,
-    RecallIndexNotStored: logging.WARNING,
-    RunRetried: logging.WARNING,
-    RunTakenOver: logging.WARNING,
-    RunTrouble: logging.WARNING,
-    SummaryFailed: logging.WARNING,
-    TurnBegunInTool: logging.WARNING,
-    WriteDeferred: logging.WARNING,
-    WriteDropped: logging.WARNING,
-    ModelFailed: logging.ERROR,
-    WriteFailed: logging.ERROR,
+_LEVELS: Mapping[type[events.Event], int] = {
+    events.StoreRead: logging.DEBUG,
+    events.StoreWrite: logging.DEBUG,
+    events.ContextBuilt: logging.DEBUG,
+    events.HistoryTruncated: logging.DEBUG,
+    events.MemoryUpdated: logging.DEBUG,
+    events.PromptSent: logging.DEBUG,
+    events.AgentOutsideTurn: logging.INFO,
+    events.AnswerDiscarded: logging.WARNING,
+    events.HistoryDiffers: logging.WARNING,
+    events.TurnWaits: logging.WARNING,
+    events.BudgetCrossed: logging.WARNING,
+    events.ChannelTrouble: logging.WARNING,
+    events.EmbeddingsSkipped: logging.WARNING,
+    events.KeyResolutionFailed: logging.WARNING,
+    events.ManifestsDropped: logging.WARNING,
+    events.ManifestWriteFailed: logging.WARNING,
+    events.ExtraNotFound: logging.WARNING,
+    events.GraphitiTrouble: logging.WARNING,
+    events.LearningFailed: logging.WARNING,
+    events.LearningSkipped: logging.WARNING,
+    events.PruningFailed: logging.WARNING,
+    events.ReadFailed: logging.WARNING,
+    events.RecallIndexNotStored: logging.WARNING,
+    events.RunRetried: logging.WARNING,
+    events.RunTakenOver: logging.WARNING,
+    events.RunTrouble: logging.WARNING,
+    events.SummaryFailed: logging.WARNING,
+    events.TurnBegunInTool: logging.WARNING,
+    events.WriteDeferred: logging.WARNING,
+    events.WriteDropped: logging.WARNING,
+    events.ModelFailed: logging.ERROR,
+    events.WriteFailed: logging.ERROR,
 }
 _TRUSTED = ("threadkeep", "uvicorn")
 _MAX_FRAMES = 12
@@ -104,12 +68,12 @@ class LogObserver:
             wrapper_class=structlog.stdlib.BoundLogger,
         )
 
-    def notify(self, event: Event, /) -> None:
+    def notify(self, event: events.Event, /) -> None:
         """Write the event's name and the fields that have a value; do nothing if the event's log level is off."""
         level = _LEVELS.get(type(event), logging.INFO)
-        if isinstance(event, RunFinished) and event.status == "done" and event.session_id is not None:
+        if isinstance(event, events.RunFinished) and event.status == "done" and event.session_id is not None:
             level = logging.DEBUG  # because `TurnFinished` is logged as INFO for the same turn
-        if isinstance(event, AnswerSent) and event.outcome == "failed":
+        if isinstance(event, events.AnswerSent) and event.outcome == "failed":
             level = logging.WARNING  # because a person waits for the answer, which is not sent again
         if not self._target.isEnabledFor(level):
             return

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from itertools import product
-from typing import Any, Final
+from typing import Any, Final, TypeAliasType, get_args
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.metrics import MetricWrapperBase
@@ -87,6 +87,10 @@ _PLATFORMS = tuple(channel for channel in events.CHANNELS if channel not in ("ht
 _OTHER: Final = "other"
 
 
+def _values(closed_set: TypeAliasType) -> tuple[str, ...]:
+    return get_args(closed_set.__value__)
+
+
 class PrometheusObserver:
     """An observer that counts events. `render` returns the body of `/metrics`, with the media type `content_type`.
 
@@ -154,7 +158,7 @@ class PrometheusObserver:
         own = {"backend": (backend,)}
         failures = self._counter("threadkeep_manifest_write_failures_total", own, backend=events.BACKENDS)
         dropped = self._counter(
-            "threadkeep_manifests_dropped_total", own, backend=events.BACKENDS, reason=events.MANIFEST_LOSSES
+            "threadkeep_manifests_dropped_total", own, backend=events.BACKENDS, reason=_values(events.ManifestLoss)
         )
         return {
             events.ManifestWriteFailed: lambda e: failures.of(e.backend).inc(),
@@ -162,7 +166,7 @@ class PrometheusObserver:
         }
 
     def _retention(self) -> _Counts:
-        messages = self._counter("threadkeep_pruned_messages_total", action=events.RETENTION_ACTIONS)
+        messages = self._counter("threadkeep_pruned_messages_total", action=_values(events.RetentionAction))
         runs = self._counter("threadkeep_pruned_runs_total")
         failures = self._counter("threadkeep_pruning_failures_total")
         return {
@@ -173,8 +177,8 @@ class PrometheusObserver:
 
     def _turns(self) -> _Counts:
         key_failures = self._counter("threadkeep_agent_history_key_resolution_failures_total", channel=events.CHANNELS)
-        turns = self._counter("threadkeep_turns_total", channel=events.CHANNELS, status=events.TURN_STATUSES)
-        times = self._histogram("threadkeep_turn_latency_ms", TURN_BUCKETS_MS, status=events.TURN_STATUSES)
+        turns = self._counter("threadkeep_turns_total", channel=events.CHANNELS, status=_values(events.TurnStatus))
+        times = self._histogram("threadkeep_turn_latency_ms", TURN_BUCKETS_MS, status=_values(events.TurnStatus))
         tokens = self._counter("threadkeep_model_tokens_total", direction=("input", "output"), estimated=_ESTIMATED)
 
         def count(event: events.TurnFinished) -> None:
@@ -213,9 +217,9 @@ class PrometheusObserver:
         }
 
     def _background(self) -> _Counts:
-        summaries = self._counter("threadkeep_summaries_total", of=events.SUMMARY_SOURCES)
+        summaries = self._counter("threadkeep_summaries_total", of=_values(events.SummarySource))
         times = self._histogram("threadkeep_summary_latency_ms", TURN_BUCKETS_MS)
-        failures = self._counter("threadkeep_summary_failures_total", reason=events.SUMMARY_FAILURES)
+        failures = self._counter("threadkeep_summary_failures_total", reason=_values(events.SummaryFailure))
         proposed = self._counter("threadkeep_facts_proposed_total")
         learning_failures = self._counter("threadkeep_learning_failures_total")
         skips = self._counter("threadkeep_learning_skips_total")
@@ -238,7 +242,7 @@ class PrometheusObserver:
         retries = self._counter("threadkeep_run_retries_total", workflow=workflows)
         takeovers = self._counter("threadkeep_run_takeovers_total", workflow=workflows)
         set_aside = self._counter("threadkeep_runs_set_aside_total", workflow=workflows)
-        troubles = self._counter("threadkeep_run_troubles_total", work=events.RUN_WORKS)
+        troubles = self._counter("threadkeep_run_troubles_total", work=_values(events.RunWork))
 
         def count(event: events.RunFinished) -> None:
             runs.of(event.workflow, event.status).inc()
@@ -253,13 +257,15 @@ class PrometheusObserver:
         }
 
     def _channels(self) -> _Counts:
-        updates = self._platform_counter("threadkeep_channel_updates_total", result=events.UPDATE_OUTCOMES)
-        refusals = self._platform_counter("threadkeep_channel_refusals_total", reason=events.UPDATE_REASONS)
-        deliveries = self._platform_counter("threadkeep_channel_deliveries_total", result=events.DELIVERY_OUTCOMES)
+        updates = self._platform_counter("threadkeep_channel_updates_total", result=_values(events.UpdateOutcome))
+        refusals = self._platform_counter("threadkeep_channel_refusals_total", reason=_values(events.UpdateReason))
+        deliveries = self._platform_counter(
+            "threadkeep_channel_deliveries_total", result=_values(events.DeliveryOutcome)
+        )
         failures = self._platform_counter(
             "threadkeep_channel_failures_total", reason=(*events.DELIVERY_FAILURES, _OTHER)
         )
-        troubles = self._platform_counter("threadkeep_channel_troubles_total", work=events.CHANNEL_WORKS)
+        troubles = self._platform_counter("threadkeep_channel_troubles_total", work=_values(events.ChannelWork))
         platforms = {"channel": _PLATFORMS}
         name = "threadkeep_channel_answer_latency_ms"
         times = self._histogram(name, ANSWER_BUCKETS_MS, platforms, channel=events.CHANNELS)
@@ -283,12 +289,12 @@ class PrometheusObserver:
         }
 
     def _graphiti(self) -> _Counts:
-        episodes = self._counter("threadkeep_graphiti_episodes_total", result=events.DELIVERY_RESULTS)
-        dead = self._counter("threadkeep_graphiti_dead_total", reason=events.DEAD_REASONS)
-        recalls = self._counter("threadkeep_graphiti_recalls_total", result=events.GRAPH_RECALL_OUTCOMES)
+        episodes = self._counter("threadkeep_graphiti_episodes_total", result=_values(events.DeliveryResult))
+        dead = self._counter("threadkeep_graphiti_dead_total", reason=_values(events.DeadReason))
+        recalls = self._counter("threadkeep_graphiti_recalls_total", result=_values(events.GraphRecallOutcome))
         facts = self._counter("threadkeep_graphiti_recalled_facts_total")
         times = self._histogram("threadkeep_graphiti_recall_latency_ms", RECALL_BUCKETS_MS)
-        troubles = self._counter("threadkeep_graphiti_troubles_total", work=events.GRAPHITI_WORKS)
+        troubles = self._counter("threadkeep_graphiti_troubles_total", work=_values(events.GraphitiWork))
 
         def count_episodes(event: events.EpisodesDelivered) -> None:
             episodes.of(event.result).inc(event.count)
