@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Literal, TextIO
 
 import structlog
+from pydantic.alias_generators import to_snake
 from structlog.types import EventDict, Processor, WrappedLogger
 
 from threadkeep.observe import events
@@ -83,7 +84,7 @@ class LogObserver:
             for name, value in values.items()
             if value is not None
         }
-        self._logger.log(level, _snake_case(type(event).__name__), **known)
+        self._logger.log(level, to_snake(type(event).__name__), **known)
 
 
 class _Handler(logging.StreamHandler[TextIO]):
@@ -156,26 +157,14 @@ def _message_of_others(_: WrappedLogger, __: str, event: EventDict) -> EventDict
 def _name_error(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
     """Replace an error with its class and its locations in the code; leave out its message and the source lines."""
     given = event.pop("exc_info", None)
-    error = _error_of(given)
-    if error is not None:
+    error = given[1] if isinstance(given, tuple) else sys.exception() if given is True else given
+    if isinstance(error, BaseException):
         event["error"] = type(error).__name__
         event["at"] = _places(error.__traceback__)
     return event
-
-
-def _error_of(given: object) -> BaseException | None:
-    if isinstance(given, tuple):
-        given = given[1]
-    elif given is True:
-        given = sys.exception()
-    return given if isinstance(given, BaseException) else None
 
 
 def _places(trace: TracebackType | None) -> list[str]:
     """Return the last 12 locations of a traceback, innermost last."""
     frames = traceback.extract_tb(trace)[-_MAX_FRAMES:]
     return [f"{frame.filename}:{frame.lineno} in {frame.name}" for frame in frames]
-
-
-def _snake_case(name: str) -> str:
-    return "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in name).lstrip("_")

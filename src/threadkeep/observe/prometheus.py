@@ -5,9 +5,10 @@ The values of labels come from closed sets; no label names a session or a user.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from itertools import product
-from typing import Any, Final, TypeAliasType, get_args
+from typing import Any, Final, TypeAliasType, get_args, get_type_hints
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.metrics import MetricWrapperBase
@@ -73,8 +74,6 @@ TOKEN_BUCKETS = (50, 100, 250, 500, 1000, 2000, 4000, 8000, 16_000, 32_000, 64_0
 type _Count = Callable[[Any], object]
 """A function that counts events of one type."""
 
-type _Counts = Mapping[type[events.Event], _Count]
-
 type _Labels = Mapping[str, tuple[str, ...]]
 """The allowed values of each label."""
 
@@ -102,20 +101,20 @@ class PrometheusObserver:
 
     def __init__(self, backend: events.Backend = "sqlite", workflows: Iterable[str] = ()) -> None:
         self.registry = CollectorRegistry()
+        self._workflows = (*dict.fromkeys(workflows), OTHER_WORKFLOW)
+        self._counts: defaultdict[type[events.Event], list[_Count]] = defaultdict(list)
         name = "threadkeep_open_runs"
         self._runs_now = Gauge(name, METRICS[name], ("state",), registry=self.registry)
         self.set_runs({})
-        self._counts: _Counts = {
-            **self._store(backend),
-            **self._manifests(backend),
-            **self._retention(),
-            **self._turns(),
-            **self._model_calls(),
-            **self._background(),
-            **self._runs((*dict.fromkeys(workflows), OTHER_WORKFLOW)),
-            **self._channels(),
-            **self._graphiti(),
-        }
+        self._add_store(backend)
+        self._add_manifests(backend)
+        self._add_retention()
+        self._add_turns()
+        self._add_model_calls()
+        self._add_background()
+        self._add_runs()
+        self._add_channels()
+        self._add_graphiti()
 
     def set_runs(self, counts: Mapping[str, int] | None) -> None:
         """Set the number of runs in the database for each of `RUN_STATES`; with None (unknown), remove the numbers."""
@@ -131,144 +130,91 @@ class PrometheusObserver:
 
     def notify(self, event: events.Event, /) -> None:
         """Count the event if there is a metric for it."""
-        count = self._counts.get(type(event))
-        if count is not None:
+        for count in self._counts.get(type(event), ()):
             count(event)
 
-    def _store(self, backend: events.Backend) -> _Counts:
-        labels = {"backend": events.BACKENDS, "channel": events.CHANNELS, "outcome": events.OUTCOMES}
+    def _add_store(self, backend: events.Backend) -> None:
+        labels = ("backend", "channel", "outcome")
         ok = {"backend": (backend,), "channel": ("http", _OTHER), "outcome": ("ok",)}
         failed = {"backend": (backend,), "outcome": _FAILURES}
-        reads = self._histogram("threadkeep_agent_history_store_read_latency_ms", LATENCY_BUCKETS_MS, ok, **labels)
-        writes = self._histogram("threadkeep_agent_history_store_write_latency_ms", LATENCY_BUCKETS_MS, ok, **labels)
-        read_failures = self._counter("threadkeep_agent_history_store_read_failures_total", failed, **labels)
-        write_failures = self._counter("threadkeep_agent_history_store_write_failures_total", failed, **labels)
+        prefix = "threadkeep_agent_history_store"
+        self._time(events.StoreRead, f"{prefix}_read_latency_ms", LATENCY_BUCKETS_MS, *labels, first=ok)
+        self._time(events.StoreWrite, f"{prefix}_write_latency_ms", LATENCY_BUCKETS_MS, *labels, first=ok)
+        self._count(events.ReadFailed, f"{prefix}_read_failures_total", *labels, first=failed)
+        self._count(events.WriteFailed, f"{prefix}_write_failures_total", *labels, first=failed)
         name = "threadkeep_agent_history_pending_writes"
         gauge = Gauge(name, METRICS[name], ("backend",), registry=self.registry)
         pending = _Series(gauge, {"backend": events.BACKENDS}, {"backend": (backend,)})
-        return {
-            events.StoreRead: lambda e: reads.of(e.backend, e.channel, e.outcome).observe(e.milliseconds),
-            events.StoreWrite: lambda e: writes.of(e.backend, e.channel, e.outcome).observe(e.milliseconds),
-            events.ReadFailed: lambda e: read_failures.of(e.backend, e.channel, e.outcome).inc(),
-            events.WriteFailed: lambda e: write_failures.of(e.backend, e.channel, e.outcome).inc(),
-            events.PendingWrites: lambda e: pending.of(e.backend).set(e.count),
-        }
+        self._counts[events.PendingWrites].append(lambda e: pending.of(e.backend).set(e.count))
 
-    def _manifests(self, backend: events.Backend) -> _Counts:
+    def _add_manifests(self, backend: events.Backend) -> None:
         own = {"backend": (backend,)}
-        failures = self._counter("threadkeep_manifest_write_failures_total", own, backend=events.BACKENDS)
-        dropped = self._counter(
-            "threadkeep_manifests_dropped_total", own, backend=events.BACKENDS, reason=_values(events.ManifestLoss)
-        )
-        return {
-            events.ManifestWriteFailed: lambda e: failures.of(e.backend).inc(),
-            events.ManifestsDropped: lambda e: dropped.of(e.backend, e.reason).inc(e.count),
-        }
+        self._count(events.ManifestWriteFailed, "threadkeep_manifest_write_failures_total", "backend", first=own)
+        name = "threadkeep_manifests_dropped_total"
+        self._count(events.ManifestsDropped, name, "backend", "reason", amount="count", first=own)
 
-    def _retention(self) -> _Counts:
-        messages = self._counter("threadkeep_pruned_messages_total", action=_values(events.RetentionAction))
-        runs = self._counter("threadkeep_pruned_runs_total")
-        failures = self._counter("threadkeep_pruning_failures_total")
-        return {
-            events.MessagesPruned: lambda e: messages.of(e.action).inc(e.messages),
-            events.RunsPruned: lambda e: runs.of().inc(e.runs),
-            events.PruningFailed: lambda _: failures.of().inc(),
-        }
+    def _add_retention(self) -> None:
+        self._count(events.MessagesPruned, "threadkeep_pruned_messages_total", "action", amount="messages")
+        self._count(events.RunsPruned, "threadkeep_pruned_runs_total", amount="runs")
+        self._count(events.PruningFailed, "threadkeep_pruning_failures_total")
 
-    def _turns(self) -> _Counts:
-        key_failures = self._counter("threadkeep_agent_history_key_resolution_failures_total", channel=events.CHANNELS)
-        turns = self._counter("threadkeep_turns_total", channel=events.CHANNELS, status=_values(events.TurnStatus))
-        times = self._histogram("threadkeep_turn_latency_ms", TURN_BUCKETS_MS, status=_values(events.TurnStatus))
-        tokens = self._counter("threadkeep_model_tokens_total", direction=("input", "output"), estimated=_ESTIMATED)
+    def _add_turns(self) -> None:
+        name = "threadkeep_agent_history_key_resolution_failures_total"
+        self._count(events.KeyResolutionFailed, name, "channel")
+        self._count(events.TurnFinished, "threadkeep_turns_total", "channel", "status")
+        self._time(events.TurnFinished, "threadkeep_turn_latency_ms", TURN_BUCKETS_MS, "status")
+        labels = {"direction": ("input", "output"), "estimated": _ESTIMATED}
+        tokens = self._counter("threadkeep_model_tokens_total", labels)
 
         def count(event: events.TurnFinished) -> None:
-            turns.of(event.channel, event.status).inc()
-            times.of(event.status).observe(event.milliseconds)
             tokens.of("input", _ESTIMATED[event.estimated]).inc(event.input_tokens)
             tokens.of("output", _ESTIMATED[event.estimated]).inc(event.output_tokens)
 
-        return {
-            events.KeyResolutionFailed: lambda e: key_failures.of(e.channel).inc(),
-            events.TurnFinished: count,
-        }
+        self._counts[events.TurnFinished].append(count)
 
-    def _model_calls(self) -> _Counts:
-        truncations = self._counter("threadkeep_agent_history_truncation_events_total", channel=events.CHANNELS)
-        failures = self._counter("threadkeep_model_failures_total", channel=events.CHANNELS)
+    def _add_model_calls(self) -> None:
+        name = "threadkeep_agent_history_truncation_events_total"
+        self._count(events.HistoryTruncated, name, "channel")
+        self._count(events.ModelFailed, "threadkeep_model_failures_total", "channel")
         messages = self._histogram("threadkeep_model_call_messages", MESSAGE_BUCKETS)
         tokens = self._histogram("threadkeep_model_call_tokens", TOKEN_BUCKETS)
-        trimmed_chars = self._counter("threadkeep_memory_trimmed_chars_total")
-        trimmed_messages = self._counter("threadkeep_memory_trimmed_messages_total")
+        self._count(events.MemoryUpdated, "threadkeep_memory_trimmed_chars_total", amount="trimmed_by_chars")
+        self._count(events.MemoryUpdated, "threadkeep_memory_trimmed_messages_total", amount="trimmed_by_count")
 
         def count(event: events.ContextBuilt | events.PromptSent) -> None:
             messages.of().observe(event.messages)
             tokens.of().observe(event.tokens)
 
-        def count_trimmed(event: events.MemoryUpdated) -> None:
-            trimmed_chars.of().inc(event.trimmed_by_chars)
-            trimmed_messages.of().inc(event.trimmed_by_count)
+        self._counts[events.ContextBuilt].append(count)
+        self._counts[events.PromptSent].append(count)
 
-        return {
-            events.HistoryTruncated: lambda e: truncations.of(e.channel).inc(),
-            events.ModelFailed: lambda e: failures.of(e.channel).inc(),
-            events.ContextBuilt: count,
-            events.PromptSent: count,
-            events.MemoryUpdated: count_trimmed,
-        }
+    def _add_background(self) -> None:
+        self._count(events.SummaryMade, "threadkeep_summaries_total", "of")
+        self._time(events.SummaryMade, "threadkeep_summary_latency_ms", TURN_BUCKETS_MS)
+        self._count(events.SummaryFailed, "threadkeep_summary_failures_total", "reason")
+        self._count(events.FactsProposed, "threadkeep_facts_proposed_total", amount="proposed")
+        self._count(events.LearningFailed, "threadkeep_learning_failures_total")
+        self._count(events.LearningSkipped, "threadkeep_learning_skips_total")
 
-    def _background(self) -> _Counts:
-        summaries = self._counter("threadkeep_summaries_total", of=_values(events.SummarySource))
-        times = self._histogram("threadkeep_summary_latency_ms", TURN_BUCKETS_MS)
-        failures = self._counter("threadkeep_summary_failures_total", reason=_values(events.SummaryFailure))
-        proposed = self._counter("threadkeep_facts_proposed_total")
-        learning_failures = self._counter("threadkeep_learning_failures_total")
-        skips = self._counter("threadkeep_learning_skips_total")
+    def _add_runs(self) -> None:
+        self._count(events.RunFinished, "threadkeep_runs_total", "workflow", "status")
+        self._time(events.RunFinished, "threadkeep_run_latency_ms", TURN_BUCKETS_MS, "workflow")
+        self._count(events.RunRetried, "threadkeep_run_retries_total", "workflow")
+        self._count(events.RunTakenOver, "threadkeep_run_takeovers_total", "workflow")
+        self._count(events.RunFinished, "threadkeep_runs_set_aside_total", "workflow", amount="set_aside")
+        self._count(events.RunTrouble, "threadkeep_run_troubles_total", "work")
 
-        def count(event: events.SummaryMade) -> None:
-            summaries.of(event.of).inc()
-            times.of().observe(event.milliseconds)
-
-        return {
-            events.SummaryMade: count,
-            events.SummaryFailed: lambda e: failures.of(e.reason).inc(),
-            events.FactsProposed: lambda e: proposed.of().inc(e.proposed),
-            events.LearningFailed: lambda _: learning_failures.of().inc(),
-            events.LearningSkipped: lambda _: skips.of().inc(),
-        }
-
-    def _runs(self, workflows: tuple[str, ...]) -> _Counts:
-        runs = self._counter("threadkeep_runs_total", workflow=workflows, status=events.RUN_OUTCOMES)
-        times = self._histogram("threadkeep_run_latency_ms", TURN_BUCKETS_MS, workflow=workflows)
-        retries = self._counter("threadkeep_run_retries_total", workflow=workflows)
-        takeovers = self._counter("threadkeep_run_takeovers_total", workflow=workflows)
-        set_aside = self._counter("threadkeep_runs_set_aside_total", workflow=workflows)
-        troubles = self._counter("threadkeep_run_troubles_total", work=_values(events.RunWork))
-
-        def count(event: events.RunFinished) -> None:
-            runs.of(event.workflow, event.status).inc()
-            times.of(event.workflow).observe(event.milliseconds)
-            set_aside.of(event.workflow).inc(event.set_aside)
-
-        return {
-            events.RunFinished: count,
-            events.RunRetried: lambda e: retries.of(e.workflow).inc(),
-            events.RunTakenOver: lambda e: takeovers.of(e.workflow).inc(),
-            events.RunTrouble: lambda e: troubles.of(e.work).inc(),
-        }
-
-    def _channels(self) -> _Counts:
-        updates = self._platform_counter("threadkeep_channel_updates_total", result=_values(events.UpdateOutcome))
-        refusals = self._platform_counter("threadkeep_channel_refusals_total", reason=_values(events.UpdateReason))
-        deliveries = self._platform_counter(
-            "threadkeep_channel_deliveries_total", result=_values(events.DeliveryOutcome)
-        )
-        failures = self._platform_counter(
-            "threadkeep_channel_failures_total", reason=(*events.DELIVERY_FAILURES, _OTHER)
-        )
-        troubles = self._platform_counter("threadkeep_channel_troubles_total", work=_values(events.ChannelWork))
-        platforms = {"channel": _PLATFORMS}
-        name = "threadkeep_channel_answer_latency_ms"
-        times = self._histogram(name, ANSWER_BUCKETS_MS, platforms, channel=events.CHANNELS)
+    def _add_channels(self) -> None:
+        platforms, channels = {"channel": _PLATFORMS}, {"channel": events.CHANNELS}
+        outcomes, sent = _values(events.UpdateOutcome), _values(events.DeliveryOutcome)
+        updates = self._counter("threadkeep_channel_updates_total", {**channels, "result": outcomes}, platforms)
+        reasons = {**channels, "reason": _values(events.UpdateReason)}
+        refusals = self._counter("threadkeep_channel_refusals_total", reasons, platforms)
+        deliveries = self._counter("threadkeep_channel_deliveries_total", {**channels, "result": sent}, platforms)
+        errors = {**channels, "reason": (*events.DELIVERY_FAILURES, _OTHER)}
+        failures = self._counter("threadkeep_channel_failures_total", errors, platforms)
+        self._count(events.ChannelTrouble, "threadkeep_channel_troubles_total", "channel", "work", first=platforms)
+        times = self._histogram("threadkeep_channel_answer_latency_ms", ANSWER_BUCKETS_MS, channels, platforms)
 
         def count_update(event: events.UpdateReceived) -> None:
             updates.of(event.channel, event.outcome).inc()
@@ -282,51 +228,67 @@ class PrometheusObserver:
             if event.outcome == "failed":
                 failures.of(event.channel, event.error or _OTHER).inc()
 
-        return {
-            events.UpdateReceived: count_update,
-            events.AnswerSent: count_answer,
-            events.ChannelTrouble: lambda e: troubles.of(e.channel, e.work).inc(),
-        }
+        self._counts[events.UpdateReceived].append(count_update)
+        self._counts[events.AnswerSent].append(count_answer)
 
-    def _graphiti(self) -> _Counts:
-        episodes = self._counter("threadkeep_graphiti_episodes_total", result=_values(events.DeliveryResult))
-        dead = self._counter("threadkeep_graphiti_dead_total", reason=_values(events.DeadReason))
-        recalls = self._counter("threadkeep_graphiti_recalls_total", result=_values(events.GraphRecallOutcome))
-        facts = self._counter("threadkeep_graphiti_recalled_facts_total")
-        times = self._histogram("threadkeep_graphiti_recall_latency_ms", RECALL_BUCKETS_MS)
-        troubles = self._counter("threadkeep_graphiti_troubles_total", work=_values(events.GraphitiWork))
+    def _add_graphiti(self) -> None:
+        self._count(events.EpisodesDelivered, "threadkeep_graphiti_episodes_total", "result", amount="count")
+        dead = self._counter("threadkeep_graphiti_dead_total", {"reason": _values(events.DeadReason)})
+        outcomes = {"result": _values(events.GraphRecallOutcome)}
+        recalls = self._counter("threadkeep_graphiti_recalls_total", outcomes)
+        self._count(events.GraphRecalled, "threadkeep_graphiti_recalled_facts_total", amount="facts")
+        self._time(events.GraphRecalled, "threadkeep_graphiti_recall_latency_ms", RECALL_BUCKETS_MS)
+        self._count(events.GraphitiTrouble, "threadkeep_graphiti_troubles_total", "work")
 
-        def count_episodes(event: events.EpisodesDelivered) -> None:
-            episodes.of(event.result).inc(event.count)
+        def count_dead(event: events.EpisodesDelivered) -> None:
             if event.reason is not None:
                 dead.of(event.reason).inc(event.count)
 
-        def count_recall(event: events.GraphRecalled) -> None:
-            recalls.of(event.outcome).inc()
-            facts.of().inc(event.facts)
-            times.of().observe(event.milliseconds)
+        self._counts[events.EpisodesDelivered].append(count_dead)
+        self._counts[events.GraphRecalled].append(lambda e: recalls.of(e.outcome).inc())
 
-        return {
-            events.EpisodesDelivered: count_episodes,
-            events.GraphRecalled: count_recall,
-            events.GraphitiTrouble: lambda e: troubles.of(e.work).inc(),
-        }
+    def _count(
+        self, kind: type[events.Event], name: str, *labels: str, amount: str | None = None, first: _Labels | None = None
+    ) -> None:
+        """Count events of a kind. Labels are fields of the event, and so is `amount`, which is added instead of 1."""
+        series = self._counter(name, self._closed_sets(kind, labels), first)
 
-    def _counter(self, name: str, first: _Labels | None = None, **labels: tuple[str, ...]) -> _Series[Counter]:
-        return _Series(Counter(name, METRICS[name], labels, registry=self.registry), labels, first or {})
+        def count(event: Any) -> None:
+            counter = series.of(*[getattr(event, label) for label in labels])
+            counter.inc(1 if amount is None else getattr(event, amount))
 
-    def _platform_counter(self, name: str, **labels: tuple[str, ...]) -> _Series[Counter]:
-        return self._counter(name, {"channel": _PLATFORMS}, channel=events.CHANNELS, **labels)
+        self._counts[kind].append(count)
 
-    def _histogram(
+    def _time(
         self,
+        kind: type[events.Event],
         name: str,
         buckets: tuple[float, ...],
+        *labels: str,
         first: _Labels | None = None,
-        **labels: tuple[str, ...],
+    ) -> None:
+        """Observe the milliseconds of events of a kind. Labels are fields of the event."""
+        series = self._histogram(name, buckets, self._closed_sets(kind, labels), first)
+
+        def count(event: Any) -> None:
+            series.of(*[getattr(event, label) for label in labels]).observe(event.milliseconds)
+
+        self._counts[kind].append(count)
+
+    def _closed_sets(self, kind: type[events.Event], fields: tuple[str, ...]) -> _Labels:
+        """Return the values that fields of an event can have: the names of workflows, or those of the field's type."""
+        hints = get_type_hints(kind)
+        return {field: self._workflows if field == "workflow" else _values(hints[field]) for field in fields}
+
+    def _counter(self, name: str, labels: _Labels, first: _Labels | None = None) -> _Series[Counter]:
+        return _Series(Counter(name, METRICS[name], tuple(labels), registry=self.registry), labels, first or {})
+
+    def _histogram(
+        self, name: str, buckets: tuple[float, ...], labels: _Labels | None = None, first: _Labels | None = None
     ) -> _Series[Histogram]:
-        histogram = Histogram(name, METRICS[name], labels, buckets=buckets, registry=self.registry)
-        return _Series(histogram, labels, first or {})
+        known = labels or {}
+        histogram = Histogram(name, METRICS[name], tuple(known), buckets=buckets, registry=self.registry)
+        return _Series(histogram, known, first or {})
 
 
 class _Series[M: MetricWrapperBase]:
