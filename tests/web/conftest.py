@@ -18,7 +18,7 @@ from threadkeep.app import App
 def unhurried_probes() -> Iterator[None]:
     """Raise the timeout of the readiness probe, so that a slow machine does not fail it."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("threadkeep.web.api.health.PATIENCE_SECONDS", HANG_SECONDS)
+        patch.setattr("threadkeep.web.service.PATIENCE_SECONDS", HANG_SECONDS)
         yield
 
 

@@ -25,7 +25,7 @@ CANARY = "canary-of-ann"
 
 @pytest.fixture(autouse=True)
 def _keys_are_read_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("threadkeep.web.keys.REFRESH_SECONDS", 0.0)
+    monkeypatch.setattr("threadkeep.web.callers.REFRESH_SECONDS", 0.0)
 
 
 @pytest.fixture

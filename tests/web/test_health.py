@@ -19,7 +19,7 @@ from threadkeep.records.runs import NewRun
 from threadkeep.runs.requests import RunRequest
 from threadkeep.store.migrations import known_migrations
 from threadkeep.testing import ScriptedModel
-from threadkeep.web.api import health
+from threadkeep.web import service
 
 _SCHEMA = known_migrations("sqlite")[-1][0]
 
@@ -54,7 +54,7 @@ async def test_the_service_is_not_ready_without_its_database(
             raise StoreUnavailable("inside")
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(health, "PATIENCE_SECONDS", 0.01)
+    monkeypatch.setattr(service, "PATIENCE_SECONDS", 0.01)
     monkeypatch.setattr(app.memory.runs, "run", broken)
     response = await client.get("/readyz")
     problem = check_problem(response, 503, "database-unavailable")

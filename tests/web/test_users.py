@@ -36,7 +36,7 @@ async def test_a_person_is_exported(client: httpx2.AsyncClient) -> None:
 async def test_a_key_of_one_user_exports_that_user_only(
     app: App, client: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("threadkeep.web.keys.REFRESH_SECONDS", 0.0)
+    monkeypatch.setattr("threadkeep.web.callers.REFRESH_SECONDS", 0.0)
     await say(client, "hi", session_id="room", user_id="ann")
     new = await app.memory.api_keys.add("phone", scope="read", user_id="ann")
     headers = {"x-api-key": new.secret}

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import logging
 import signal
 import statistics
-import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -53,15 +51,7 @@ async def serve_http(
         # Importing FastAPI, LangChain and LangGraph takes some seconds on a slow machine.
         from threadkeep.web.service import serve
 
-    await serve(settings, output=_Announcement() if terminal.as_json else sys.stdout)
-
-
-class _Announcement(io.StringIO):
-    """A stream that converts the service's start message into a JSON object."""
-
-    def write(self, text: str, /) -> int:
-        terminal.json({"announcement": text.splitlines()})
-        return len(text)
+    await serve(settings, lambda text: terminal.result({"announcement": text.splitlines()}, text))
 
 
 async def work() -> None:

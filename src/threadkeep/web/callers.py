@@ -1,5 +1,6 @@
-"""Callers of the service: the scope of their key, and the user to whom a key may be limited.
+"""Callers of the service, and the credentials that name them: keys of its settings and database, and users' tokens.
 
+A key has a scope, and may be limited to one user.
 `Access` checks each request before it reaches its route. GET and HEAD need the scope `read`, other methods `write`; a
 route with another scope has `openapi_extra=READS` or `openapi_extra=ADMINISTERS`. A caller who is limited to one
 user reaches only routes with a parameter `UserId`, `KnowledgeUser` or `CallerInUse`, and routes with
@@ -8,13 +9,18 @@ user reaches only routes with a parameter `UserId`, `KnowledgeUser` or `CallerIn
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import hashlib
+import logging
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Annotated, Any, Final, cast
 
+import jwt
 from fastapi import Depends, Request
 from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
@@ -22,7 +28,11 @@ from starlette.routing import BaseRoute, Match, Mount
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
-from threadkeep.store.api_keys import KEY_SCOPES, KeyScope
+from threadkeep.errors import StoreError
+from threadkeep.memory import Memory
+from threadkeep.records.sessions import is_user_id
+from threadkeep.settings import Settings
+from threadkeep.store.api_keys import KEY_SCOPES, ApiKey, ApiKeys, KeyScope, digest_of
 from threadkeep.web.problems import ProblemRaised, make_problem
 
 _MOST_BUCKETS = 10_000
@@ -63,14 +73,14 @@ class RateLimits:
         Raises:
             ProblemRaised: the user sent too many requests (429).
         """
-        _raise_after(self.users.take(user_id), "This user")
+        if seconds := self.users.take(user_id):
+            raise _too_many("This user", seconds)
 
 
-def _raise_after(seconds: float, who: str) -> None:
-    if seconds > 0:
-        wait = math.ceil(seconds)
-        sentence = f"{who} has sent too many requests; try again in {wait} seconds."
-        raise ProblemRaised(make_problem(429, "too-many-requests", sentence), {"Retry-After": str(wait)})
+def _too_many(who: str, seconds: float) -> ProblemRaised:
+    wait = math.ceil(seconds)
+    sentence = f"{who} has sent too many requests; try again in {wait} seconds."
+    return ProblemRaised(make_problem(429, "too-many-requests", sentence), {"Retry-After": str(wait)})
 
 
 _ACCESS: Final = "x-access"
@@ -119,7 +129,8 @@ class Caller:
         Raises:
             ProblemRaised: the key or the user sent too many requests (429).
         """
-        _raise_after(self.limits.keys.take(self.name), "This key")
+        if seconds := self.limits.keys.take(self.name):
+            raise _too_many("This key", seconds)
         if self.user_id is not None:
             self.limits.count_user(self.user_id)
 
@@ -164,3 +175,168 @@ def _access_of(route: BaseRoute, method: str) -> tuple[KeyScope, bool]:
 
 def _asks_who(dependant: Dependant) -> bool:
     return any(one.call is caller_of or _asks_who(one) for one in dependant.dependencies)
+
+
+REFRESH_SECONDS = 5.0
+_TIMEOUT_SECONDS = 1.0
+_FIRST_TIMEOUT_SECONDS = 10.0
+_NOTE_SECONDS = 60.0
+
+_logger = logging.getLogger("threadkeep.web")
+
+
+class KeyRing:
+    """The keys of the settings and of the database.
+
+    A request reads the database's keys again if the last read is five seconds old. While the database does not answer,
+    the keys of the last successful read stay valid.
+    """
+
+    def __init__(self, keys: ApiKeys, configured: Mapping[str, str], *, clock: Callable[[], datetime]) -> None:
+        self._keys = keys
+        self._clock = clock
+        # Keys are looked up by their digests, so that the duration of a lookup reveals nothing about the keys.
+        self._configured = {digest_of(key.encode()): name for name, key in configured.items()}
+        self._known: dict[str, ApiKey] = {}
+        self._was_read = False
+        self._failing = False
+        self._next_read = 0.0
+        self._work: asyncio.Task[None] | None = None
+        self._next_note: dict[str, float] = {}
+        self._notes: set[asyncio.Task[None]] = set()
+
+    @property
+    def in_use(self) -> bool:
+        """Return whether keys exist or have ever existed."""
+        return bool(self._configured or self._known)
+
+    async def refresh(self) -> bool:
+        """Read the database's keys if the last read is five seconds old; return False if no read has ever succeeded."""
+        if time.monotonic() >= self._next_read:
+            if self._work is None or self._work.done():
+                self._work = asyncio.create_task(self._read(), name="threadkeep-keys")
+            await asyncio.wait([self._work])
+        return self._was_read
+
+    def caller(self, given: bytes, limits: RateLimits) -> Caller | None:
+        """Return the caller to whom a key belongs; None if the key is not valid. Record the use of a database key."""
+        digest = digest_of(given)
+        key = self._known.get(digest)
+        if key is None:
+            name = self._configured.get(digest)
+            return None if name is None else Caller(name, "admin", limits=limits)
+        now = self._clock()
+        if not key.is_valid(now):
+            return None
+        if time.monotonic() >= self._next_note.get(key.key_id, 0.0):
+            self._next_note[key.key_id] = time.monotonic() + _NOTE_SECONDS
+            task = asyncio.create_task(self._note(key.key_id, now))
+            self._notes.add(task)
+            task.add_done_callback(self._notes.discard)
+        return Caller(key.name, key.scope, key.user_id, limits)
+
+    async def _read(self) -> None:
+        try:
+            async with asyncio.timeout(_TIMEOUT_SECONDS if self._was_read else _FIRST_TIMEOUT_SECONDS):
+                found = await self._keys.all()
+        except (StoreError, TimeoutError) as error:
+            if not self._failing:
+                _logger.warning("the keys cannot be read: %s", type(error).__name__)
+            self._failing = True
+        else:
+            self._failing = False
+            self._known = {key.digest: key for key in found}
+            self._was_read = True
+        finally:
+            self._next_read = time.monotonic() + REFRESH_SECONDS
+
+    async def _note(self, key_id: str, moment: datetime) -> None:
+        with contextlib.suppress(StoreError):  # the next use after a minute is recorded instead
+            await self._keys.note_use(key_id, moment)
+
+
+_PUBLIC_KEY_ALGORITHMS: Final = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "EdDSA")
+_SHARED_KEY_ALGORITHMS: Final = ("HS256", "HS384", "HS512")
+_LEEWAY_SECONDS: Final = 10
+_KEYS_TIMEOUT_SECONDS: Final = 5
+
+_INVALID = "The token is expired, not for this service, or not signed by its issuer; sign in again."
+_KEYS_AWAY = "The keys of the tokens' issuer cannot be read; try again."
+
+
+class UserTokens:
+    """A verifier of signed tokens (JWT). Each token identifies one user.
+
+    `key` is the issuer's public key, the address of its keys, or a shared secret.
+    """
+
+    def __init__(self, settings: Settings, key: str) -> None:
+        self._settings = settings
+        self._key = key
+        self._jwks: jwt.PyJWKClient | None = None
+        if key.startswith(("https://", "http://")):
+            self._jwks = jwt.PyJWKClient(key, timeout=_KEYS_TIMEOUT_SECONDS)
+        # A public key must never be used as a shared secret, because everybody could sign tokens with it.
+        shared = self._jwks is None and not key.lstrip().startswith("-----BEGIN")
+        self._algorithms = _SHARED_KEY_ALGORITHMS if shared else _PUBLIC_KEY_ALGORITHMS
+
+    @staticmethod
+    def is_token(given: bytes) -> bool:
+        """Return whether a credential has the form of a token: three parts, the first of them a JSON object."""
+        return given.startswith(b"eyJ") and given.count(b".") == 2
+
+    async def caller(self, given: bytes, limits: RateLimits) -> Caller:
+        """Return the caller whom a token identifies.
+
+        Raises:
+            ProblemRaised: the token is not valid (401), or the issuer's keys cannot be read (503).
+        """
+        try:
+            claims = await self._claims(given.decode("ascii"))
+        except jwt.PyJWKClientConnectionError as error:
+            _logger.warning("the keys of the tokens' issuer cannot be read: %s", type(error).__name__)
+            raise ProblemRaised(make_problem(503, "issuer-unavailable", _KEYS_AWAY)) from None
+        except (jwt.PyJWTError, ValueError):
+            raise _refusal() from None
+        user_id = claims.get(self._settings.jwt_user_claim)
+        if not is_user_id(user_id):
+            raise _refusal()
+        return Caller(f"token of {user_id}", self._settings.jwt_scope, user_id, limits)
+
+    async def _claims(self, token: str) -> dict[str, Any]:
+        settings = self._settings
+        key: object = self._key
+        if self._jwks is not None:
+            key = (await asyncio.to_thread(self._jwks.get_signing_key_from_jwt, token)).key
+        return jwt.decode(
+            token,
+            key,  # type: ignore[arg-type]
+            algorithms=self._algorithms,
+            issuer=settings.jwt_issuer,
+            audience=settings.jwt_audience,
+            leeway=_LEEWAY_SECONDS,
+            options={"require": ["exp", "iss", "aud", settings.jwt_user_claim]},
+        )
+
+
+def keys_of(settings: Settings, memory: Memory) -> KeyRing:
+    """Return the keys of the settings and of the database."""
+    configured = {name: key.get_secret_value() for name, key in settings.api_keys.items()}
+    return KeyRing(memory.api_keys, configured, clock=memory.clock)
+
+
+def limits_of(settings: Settings) -> RateLimits:
+    """Return the rate limits of the settings."""
+    per_key, per_user = settings.requests_per_minute()
+    return RateLimits(Buckets(per_key), Buckets(per_user))
+
+
+def tokens_of(settings: Settings) -> UserTokens | None:
+    """Return the verifier of users' tokens; None if `jwt_key` is not set."""
+    return None if settings.jwt_key is None else UserTokens(settings, settings.jwt_key.get_secret_value())
+
+
+def _refusal() -> ProblemRaised:
+    return ProblemRaised(
+        make_problem(401, "token-invalid", _INVALID), {"WWW-Authenticate": 'Bearer error="invalid_token"'}
+    )

@@ -19,8 +19,7 @@ from threadkeep.errors import InvalidSettings
 from threadkeep.memory import Memory
 from threadkeep.settings import Settings
 from threadkeep.store.api_keys import KEY_SCOPES
-from threadkeep.web.callers import Caller, RateLimits
-from threadkeep.web.keys import KeyRing, UserTokens, keys_of, limits_of, tokens_of
+from threadkeep.web.callers import Caller, KeyRing, RateLimits, UserTokens, keys_of, limits_of, tokens_of
 from threadkeep.web.problems import ProblemRaised, problem_response
 from threadkeep.web.server import ConnectionLimits, Server
 

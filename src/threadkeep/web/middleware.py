@@ -16,15 +16,15 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from threadkeep.settings import is_loopback
-from threadkeep.web.callers import Caller, RateLimits
-from threadkeep.web.console.forms import is_page, key_in_cookie
-from threadkeep.web.console.sign_in import ADDRESS, refusal_page
-from threadkeep.web.keys import KeyRing, UserTokens
-from threadkeep.web.problems import SAFE_HEADERS, ProblemRaised, make_problem, problem_of, problem_response
+from threadkeep.web.callers import Caller, KeyRing, RateLimits, UserTokens
+from threadkeep.web.console.rendering import is_page, key_in_cookie
+from threadkeep.web.console.sign_in import ADDRESS, respond_to_browsers
+from threadkeep.web.problems import SAFE_HEADERS, ProblemRaised, make_problem
 
 CALLBACKS = "/channels/"
 DOCS = "/docs"
@@ -85,8 +85,7 @@ class Access:
                 caller.count()
                 scope.setdefault("state", {})["caller"] = caller
         except ProblemRaised as refused:
-            page = refusal_page(scope, refused)
-            refusal = page or problem_response(refused.problem, refused.headers, path=scope["path"])
+            refusal = await respond_to_browsers(Request(scope), refused)
             await refusal(scope, receive, send)
             return
         await self._app(scope, receive, send)
@@ -195,9 +194,9 @@ class BodyLimit:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        if _declared_length(scope) > self._limit:
-            refusal = refusal_page(scope, self._too_large())
-            refusal = refusal or problem_response(problem_of(self._too_large()), path=scope["path"])
+        declared = dict(scope["headers"]).get(b"content-length", b"")
+        if declared.isdigit() and len(declared) < 20 and int(declared) > self._limit:
+            refusal = await respond_to_browsers(Request(scope), self._too_large())
             await refusal(scope, receive, send)
             return
         received = 0
@@ -214,11 +213,3 @@ class BodyLimit:
 
     def _too_large(self) -> HTTPException:
         return HTTPException(413, f"The body has more than {self._limit} bytes; send less, or raise the limit.")
-
-
-def _declared_length(scope: Scope) -> int:
-    """Return the Content-Length; 0 if it is missing, not a number, or longer than 19 digits."""
-    for name, value in scope["headers"]:
-        if name == b"content-length" and value.isdigit() and len(value) < 20:
-            return int(value)
-    return 0

@@ -35,16 +35,6 @@ class ConnectionLimits:
     body_seconds: float = 30.0
 
 
-def limited_protocol(limits: ConnectionLimits) -> type[asyncio.Protocol]:
-    """Return uvicorn's protocol with these limits."""
-
-    class Limited(LimitedProtocol):
-        """The protocol class of one server, with its own limits."""
-
-    Limited.limits = limits
-    return Limited
-
-
 class LimitedProtocol(HttpToolsProtocol):
     """uvicorn's HTTP protocol, which closes a connection if its request does not arrive in time.
 
@@ -133,7 +123,7 @@ class Server(uvicorn.Server):
                 proxy_headers=False,
                 server_header=False,
                 timeout_graceful_shutdown=math.ceil(shutdown_seconds) + _GRACE_SECONDS,
-                http=limited_protocol(limits or ConnectionLimits()),
+                http=type("Limited", (LimitedProtocol,), {"limits": limits or ConnectionLimits()}),
                 ws="none",
             )
         )

@@ -1,32 +1,36 @@
-"""The application over an open `App`, and the process that runs it."""
+"""The application over an open `App` with its liveness, readiness and metrics, and the process that runs it."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import sys
-from collections.abc import Sequence
-from typing import Any, TextIO
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
+from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.openapi.docs import get_swagger_ui_html
-from fastapi.responses import HTMLResponse
+from fastapi.responses import HTMLResponse, PlainTextResponse
 from fastapi.routing import APIRoute
 from fastapi.staticfiles import StaticFiles
 from starlette.exceptions import HTTPException
 
 from threadkeep.app import App, open_app
-from threadkeep.errors import ThreadkeepError
+from threadkeep.errors import DatabaseFileReplaced, StoreError, ThreadkeepError
+from threadkeep.history.memory import Memory
 from threadkeep.observe.log import LogObserver, configure_logging
 from threadkeep.runs.retries import retry_until_available
 from threadkeep.settings import Settings, unknown_variables
+from threadkeep.store.migrations import known_migrations
 from threadkeep.version import __version__
-from threadkeep.web.api import chat, facts, health, persons, runs, sessions, workflows
+from threadkeep.web.api import chat, facts, persons, runs, sessions, workflows
+from threadkeep.web.api.parameters import AppInUse
+from threadkeep.web.callers import PUBLIC, keys_of, limits_of, tokens_of
 from threadkeep.web.chat_protocols import ag_ui, ai_sdk, openai
 from threadkeep.web.console import calls, sign_in, status
 from threadkeep.web.console import runs as console_runs
 from threadkeep.web.console import sessions as console_sessions
-from threadkeep.web.keys import keys_of, limits_of, tokens_of
 from threadkeep.web.langgraph import assistants, commands, store, threads
 from threadkeep.web.langgraph import runs as thread_runs
 from threadkeep.web.middleware import (
@@ -42,12 +46,14 @@ from threadkeep.web.middleware import (
     HeadAsGet,
     SafeHeaders,
 )
-from threadkeep.web.problems import Problem, answer_errors_with_problems, documented
+from threadkeep.web.problems import Problem, ProblemRaised, answer_errors_with_problems, documented, make_problem
+from threadkeep.web.schemas import Health, Readiness
 from threadkeep.web.server import ConnectionLimits, Server, address_of, bind
 
 HEARTBEAT_SECONDS = 15.0
 
 _logger = logging.getLogger("threadkeep.web")
+_print = partial(print, flush=True)
 
 _DESCRIPTION = """
 A chat with memory. Every conversation is a **session**, which is stored permanently; each model call sees the newest
@@ -87,6 +93,65 @@ class Service(FastAPI):
         return document
 
 
+_health = APIRouter(tags=["health"])
+
+PATIENCE_SECONDS = 2.0
+
+
+@_health.get("/healthz", summary="Is the service alive?")
+async def healthz() -> Health:
+    """Return 200 as long as the process responds. No key is needed."""
+    return Health()
+
+
+@_health.get("/readyz", summary="Can the service work?", responses=documented(503), openapi_extra=PUBLIC)
+async def readyz(app: AppInUse) -> Readiness:
+    """Return 200 if the database answers within two seconds, else 503. Without it, the chat has no history."""
+    backend = app.settings.database.backend
+    state = Readiness(
+        backend=backend,
+        # Opening the memory has migrated the database to this schema.
+        schema_version=known_migrations(backend)[-1][0],
+        pending_writes=app.memory.pending.count,
+        unreadable_writes=len(await app.memory.pending.damaged()),
+    )
+    if (sentence := await _trouble(app.memory)) is not None:
+        problem = make_problem(503, "database-unavailable", sentence)
+        raise ProblemRaised(problem.model_copy(update={**state.model_dump(), "ready": False}))
+    return state
+
+
+@_health.get("/metrics", summary="Get the metrics", response_class=PlainTextResponse, responses=documented(404))
+async def metrics(app: AppInUse) -> Response:
+    """Return all metrics in the text format of Prometheus."""
+    if app.metrics is None:
+        sentence = "Metrics are not installed: pip install 'threadkeep[metrics]', and restart the service."
+        raise ProblemRaised(make_problem(404, "not-measured", sentence))
+    app.metrics.set_runs(await _runs_now(app.memory))
+    return Response(app.metrics.render(), media_type=app.metrics.content_type)
+
+
+async def _runs_now(memory: Memory) -> Mapping[str, int] | None:
+    """Return the numbers of runs for the metrics; None if the database fails or does not answer in time."""
+    try:
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            return asdict(await memory.runs.records.counts())
+    except (StoreError, TimeoutError):
+        return None
+
+
+async def _trouble(memory: Memory) -> str | None:
+    """Return the reason why the database is unavailable, with the cure; None if it answers."""
+    try:
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            await memory.check_database()
+    except DatabaseFileReplaced as error:
+        return error.CURE
+    except (StoreError, TimeoutError):
+        return "The database does not answer; check that it runs. Turns are kept until it does."
+    return None
+
+
 def create_service(app: App, *, heartbeat_seconds: float = HEARTBEAT_SECONDS) -> FastAPI:
     """Return the FastAPI application over an open App. The caller closes the App.
 
@@ -106,7 +171,7 @@ def create_service(app: App, *, heartbeat_seconds: float = HEARTBEAT_SECONDS) ->
     service.state.heartbeat_seconds = heartbeat_seconds
     # The routes are added directly: `include_router` would build each of them again, at the first request.
     api = (chat.router, sessions.router, sessions.contexts_router, workflows.router, runs.router, facts.router)
-    around = (persons.router, facts.graphiti_router, chat.channels_router, health.router)
+    around = (persons.router, facts.graphiti_router, chat.channels_router, _health)
     others = (chat.chatkit_router, sessions.search_router, facts.procedures_router, persons.users_router)
     for router in (*api, *around, *others):
         service.router.routes.extend(router.routes)
@@ -166,8 +231,10 @@ def _mount_console(service: FastAPI) -> None:
     service.add_exception_handler(HTTPException, sign_in.respond_to_browsers)
 
 
-async def serve(settings: Settings, *, output: TextIO = sys.stdout) -> None:
+async def serve(settings: Settings, announce: Callable[[str], object] = _print) -> None:
     """Run the service until SIGTERM or SIGINT, then wait for running turns within the configured time.
+
+    On startup, `announce` gets the startup message; by default, it is printed.
 
     Raises:
         InvalidSettings, InvalidWorkflow: a setting, such as the address or the model, or a workflow is invalid.
@@ -179,10 +246,8 @@ async def serve(settings: Settings, *, output: TextIO = sys.stdout) -> None:
     with bind(settings.host, settings.port) as listening:
         host, port = listening.getsockname()[:2]
 
-        def announce() -> None:
-            bots = app.channels.names if app.channels is not None else ()
-            output.write(announcement(settings, host, port, bots))
-            output.flush()
+        def on_start() -> None:
+            announce(announcement(settings, host, port, app.channels.names if app.channels is not None else ()))
 
         async with open_app(settings, observers=[LogObserver()], bots=True) as app:
             limits = ConnectionLimits(settings.max_connections, settings.header_timeout, settings.body_timeout)
@@ -192,7 +257,7 @@ async def serve(settings: Settings, *, output: TextIO = sys.stdout) -> None:
                 service,
                 app.end_turns,
                 shutdown_seconds=settings.shutdown_timeout,
-                on_start=announce,
+                on_start=on_start,
                 limits=limits,
             )
             working = asyncio.create_task(_work(app), name="threadkeep-worker")
@@ -229,4 +294,4 @@ def announcement(settings: Settings, host: str, port: int, bots: Sequence[str] =
         model,
         *([f"  bots      {', '.join(bots)}"] if bots else []),
     ]
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines)

@@ -12,7 +12,9 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import aclosing
+from typing import Any
 
+from fastapi import Request
 from fastapi.responses import StreamingResponse
 from fastapi.sse import format_sse_event
 from starlette.types import Send
@@ -40,9 +42,9 @@ _ITEM: dict[str, object] = {
 }
 
 
-def event_content(example: str) -> dict[str, object]:
-    """Return the OpenAPI content of a stream of server-sent events."""
-    return {"text/event-stream": {"itemSchema": _ITEM, "example": example}}
+def streamed(example: str, description: str) -> dict[str, Any]:
+    """Return the OpenAPI response of a stream of server-sent events."""
+    return {"description": description, "content": {"text/event-stream": {"itemSchema": _ITEM, "example": example}}}
 
 
 class EventStream(StreamingResponse):
@@ -164,12 +166,12 @@ class TurnParts(StreamParts):
         yield json_event(problem.model_dump(exclude_none=True), "error")
 
 
-async def open_stream(turn: ChatTurn, parts: StreamParts, *, heartbeat_seconds: float) -> EventStream:
+async def open_stream(turn: ChatTurn, parts: StreamParts, request: Request) -> EventStream:
     """Return the stream of a turn once the turn has started, at the latest after one heartbeat period.
 
     Errors that occur before this call returns are raised, so that the response has an HTTP error status.
     """
-    events = with_silences(turn.follow(), heartbeat_seconds)
+    events = with_silences(turn.follow(), request.app.state.heartbeat_seconds)
     first = await anext(events)
 
     def encode(event: ChatEvent | None) -> AsyncIterator[bytes]:

@@ -84,11 +84,7 @@ async def stream(body: ChatRequestBody, app: AppInUse, caller: CallerInUse, requ
     The last event is `end` (all fields of the response of `POST /api/v1/chat`) or `error` (a problem document). Lines
     that begin with a colon keep the connection open. Failures before `start` are HTTP errors.
     """
-    return await open_stream(
-        _begin(app, body, caller, stream=True),
-        TurnParts(),
-        heartbeat_seconds=request.app.state.heartbeat_seconds,
-    )
+    return await open_stream(_begin(app, body, caller, stream=True), TurnParts(), request)
 
 
 @router.get("/history/{session_id}", summary="Read the history of a session", responses=documented(404, 409, 422, 503))

@@ -65,15 +65,15 @@ from threadkeep.web.api.parameters import (
 from threadkeep.web.callers import ADMINISTERS
 from threadkeep.web.problems import documented
 
-router = APIRouter(prefix="/api/v1/facts", tags=["knowledge"])
-
 _FAILURES = documented(404, 422, 503)
-_WRITING = {**_FAILURES, **documented(400, 413)}
+_WRITING = documented(400, 413)
+
+router = APIRouter(prefix="/api/v1/facts", tags=["knowledge"], responses=_FAILURES)
 
 type FactId = Annotated[str, Path(min_length=1, max_length=64, description="The fact's id.")]
 
 
-@router.get("", summary="List facts", responses=_FAILURES)
+@router.get("", summary="List facts")
 async def list_facts(
     app: AppInUse,
     *,
@@ -132,7 +132,7 @@ async def forget_facts(what: ForgetFactsInput, app: AppInUse, user_id: Knowledge
     return Forgotten(forgotten=sum(counts.values()), not_found=[key for key in what.keys if not counts[key]])
 
 
-@router.get("/proposals", summary="List proposed facts", responses=_FAILURES)
+@router.get("/proposals", summary="List proposed facts")
 async def list_proposals(
     app: AppInUse,
     *,
@@ -159,7 +159,7 @@ async def list_proposals(
     return ProposalList(proposals=[ProposalView.of(one) for one in found], next_cursor=write_cursor(following))
 
 
-@router.get("/proposals/{proposal_id}", summary="See a proposed fact", responses=_FAILURES)
+@router.get("/proposals/{proposal_id}", summary="See a proposed fact")
 async def get_proposal(proposal_id: FactId, app: AppInUse, user_id: KnowledgeUser = None) -> ProposalView:
     """Return a proposal with a reference to the message that it comes from."""
     return ProposalView.of(await app.memory.proposals.proposal(proposal_id, user_id=user_id))
@@ -175,13 +175,13 @@ async def decide_proposal(
     return ProposalView.of(await verbs[decision.decision](proposal_id, by=decision.by, user_id=user_id))
 
 
-@router.get("/{fact_id}", summary="See a fact", responses=_FAILURES)
+@router.get("/{fact_id}", summary="See a fact")
 async def get_fact(fact_id: FactId, app: AppInUse, user_id: KnowledgeUser = None) -> FactView:
     """Return a fact, valid or not, with references to the messages and runs that it comes from."""
     return FactView.of(await app.memory.knowledge.fact(fact_id, user_id=user_id))
 
 
-@router.delete("/{fact_id}", summary="Forget a fact", status_code=204, responses=_FAILURES)
+@router.delete("/{fact_id}", summary="Forget a fact", status_code=204)
 async def forget_fact(fact_id: FactId, app: AppInUse, user_id: KnowledgeUser = None) -> None:
     """Delete a fact with all values of its key, permanently."""
     _, missing = await app.memory.knowledge.forget_facts([fact_id], user_id=user_id)
@@ -189,12 +189,12 @@ async def forget_fact(fact_id: FactId, app: AppInUse, user_id: KnowledgeUser = N
         raise KnowledgeNotFound("fact", fact_id)
 
 
-procedures_router = APIRouter(prefix="/api/v1/procedures", tags=["knowledge"])
+procedures_router = APIRouter(prefix="/api/v1/procedures", tags=["knowledge"], responses=_FAILURES)
 
 type ProcedureId = Annotated[str, Path(min_length=1, max_length=64, description="The procedure's id.")]
 
 
-@procedures_router.get("", summary="List procedures", responses=_FAILURES)
+@procedures_router.get("", summary="List procedures")
 async def list_procedures(
     app: AppInUse,
     *,
@@ -235,13 +235,13 @@ async def forget_procedures(what: ForgetInput, app: AppInUse, user_id: Knowledge
     return Forgotten(forgotten=deleted, not_found=missing)
 
 
-@procedures_router.get("/{procedure_id}", summary="See a procedure", responses=_FAILURES)
+@procedures_router.get("/{procedure_id}", summary="See a procedure")
 async def get_procedure(procedure_id: ProcedureId, app: AppInUse, user_id: KnowledgeUser = None) -> ProcedureView:
     """Return a procedure with its instructions, its conditions and its counts of use."""
     return ProcedureView.of(await app.memory.procedures.procedure(procedure_id, user_id=user_id))
 
 
-@procedures_router.delete("/{procedure_id}", summary="Forget a procedure", status_code=204, responses=_FAILURES)
+@procedures_router.delete("/{procedure_id}", summary="Forget a procedure", status_code=204)
 async def forget_procedure(procedure_id: ProcedureId, app: AppInUse, user_id: KnowledgeUser = None) -> None:
     """Delete a procedure permanently."""
     _, missing = await app.memory.procedures.forget([procedure_id], user_id=user_id)

@@ -29,21 +29,20 @@ class EncodedPathRoute(APIRoute):
 
     def matches(self, scope: RequestScope) -> tuple[Match, RequestScope]:
         """Match the encoded path, then decode the parameters."""
-        match, child_scope = super().matches({**scope, "path": _encoded_path(scope)})
+        raw: bytes | None = scope.get("raw_path")
+        if raw is not None and b"%" not in raw:
+            return super().matches(scope)
+        match, child_scope = super().matches({**scope, "path": _encoded_path(scope["path"], raw)})
         if match is not Match.NONE:
             parameters = child_scope["path_params"]
             child_scope["path_params"] = {name: _decoded(value) for name, value in parameters.items()}
         return match, child_scope
 
 
-def _encoded_path(scope: RequestScope) -> str:
+def _encoded_path(path: str, raw: bytes | None) -> str:
     """Return the decoded path, in which only slashes and percent signs inside segments are encoded."""
-    path: str = scope["path"]
-    raw: bytes | None = scope.get("raw_path")
     if raw is None:
         return path.replace("%", "%25")
-    if b"%" not in raw:
-        return path
     segments = [_decoded(segment) for segment in raw.decode("latin-1").split("/")]
     return "/".join(segment.replace("%", "%25").replace("/", "%2F") for segment in segments)
 

@@ -206,7 +206,7 @@ async def stream_regenerated(
 ) -> EventStream:
     """Regenerate an answer and stream it, with the events of POST /api/v1/chat/stream."""
     turn = await _again(app, session_id, user_id, body, stream=True)
-    return await open_stream(turn, TurnParts(), heartbeat_seconds=request.app.state.heartbeat_seconds)
+    return await open_stream(turn, TurnParts(), request)
 
 
 async def _again(

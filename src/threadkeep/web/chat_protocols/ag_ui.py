@@ -18,7 +18,7 @@ from threadkeep.web.callers import CallerInUse
 from threadkeep.web.chat_protocols.sent import Sent
 from threadkeep.web.langgraph.states import messages_of
 from threadkeep.web.problems import Problem, documented
-from threadkeep.web.streams import EventStream, StreamParts, event_content, json_event, open_stream
+from threadkeep.web.streams import EventStream, StreamParts, json_event, open_stream, streamed
 from threadkeep.workflows.built_in import CHAT
 
 router = APIRouter(prefix="/api/v1/ag-ui", tags=["ag-ui"])
@@ -103,7 +103,7 @@ class _Events(StreamParts):
     summary="Answer an AG-UI thread",
     response_class=Response,
     responses={
-        200: {"description": "The events of the run.", "content": event_content(_EXAMPLE)},
+        200: streamed(_EXAMPLE, "The events of the run."),
         **documented(400, 404, 409, 413, 422, 502, 503),
     },
 )
@@ -118,7 +118,7 @@ async def run_agent(body: RunAgentBody, app: AppInUse, caller: CallerInUse, requ
         # The question may not be stored yet, and a client drops messages that the snapshot lacks.
         before.append({"id": turn.message_id, "role": "user", "content": turn.request.message})
     events = _Events(app, body, user_id, before)
-    return await open_stream(turn, events, heartbeat_seconds=request.app.state.heartbeat_seconds)
+    return await open_stream(turn, events, request)
 
 
 async def _snapshot(session: Session) -> list[dict[str, Any]]:

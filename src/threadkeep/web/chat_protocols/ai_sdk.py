@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 from uuid import NAMESPACE_OID, uuid5
 
 from fastapi import APIRouter, Path, Request, Response
@@ -19,13 +19,13 @@ from threadkeep.records import Message
 from threadkeep.records.json_values import example
 from threadkeep.records.runs import RunQuery
 from threadkeep.runs.chat import RegenerationRequest
-from threadkeep.runs.chat_turns import ChatAnswer, ChatRequest, ChatStarted
+from threadkeep.runs.chat_turns import ChatAnswer, ChatRequest, ChatStarted, ChatTurn
 from threadkeep.web.api.parameters import AppInUse, EncodedPathRoute, UserId
 from threadkeep.web.callers import CallerInUse
 from threadkeep.web.chat_protocols.sent import Sent
 from threadkeep.web.problems import Problem, documented
 from threadkeep.web.schemas import GivenId
-from threadkeep.web.streams import EventStream, StreamParts, event_content, json_event, open_stream
+from threadkeep.web.streams import EventStream, StreamParts, json_event, open_stream, streamed
 from threadkeep.workflows.built_in import CHAT
 
 router = APIRouter(prefix="/api/v1/ai-sdk/chat", tags=["ai-sdk"], route_class=EncodedPathRoute)
@@ -38,10 +38,7 @@ _EXAMPLE = (
     'data: {"type": "start", "messageId": "0199…"}\n\ndata: {"type": "text-start", "id": "0199…"}\n\n'
     'data: {"type": "text-delta", "id": "0199…", "delta": "Hello"}\n\ndata: [DONE]\n\n'
 )
-_STREAM: dict[str, Any] = {
-    "description": "The parts of the answer.",
-    "content": event_content(_EXAMPLE),
-}
+_STREAM = streamed(_EXAMPLE, "The parts of the answer.")
 
 type ChatId = Annotated[str, Path(description="The chat, which is a session. Encode a slash as %2F.")]
 
@@ -158,9 +155,7 @@ async def chat(body: ChatBody, app: AppInUse, caller: CallerInUse, request: Requ
         if messages and messages[-1].id == body.message_id:
             messages[-1] = await _edited(app.memory.session(body.id, user_id=user_id), messages[-1])
         turn = await Sent(messages, body.id, user_id, body.workflow or CHAT).begin(app, stream=True)
-    stream = await open_stream(turn, _Parts(), heartbeat_seconds=request.app.state.heartbeat_seconds)
-    stream.headers[PROTOCOL_HEADER] = "v1"
-    return stream
+    return await _streamed(turn, request)
 
 
 @router.get("/{chat_id}", summary="Read a chat as UI messages", responses=documented(404, 409, 422, 503))
@@ -192,7 +187,11 @@ async def resume_chat(chat_id: ChatId, app: AppInUse, request: Request, user_id:
         workflow=run.workflow,
     )
     turn = app.chat.begin(request_again, stream=True)  # joins the turn that answers this message
-    stream = await open_stream(turn, _Parts(), heartbeat_seconds=request.app.state.heartbeat_seconds)
+    return await _streamed(turn, request)
+
+
+async def _streamed(turn: ChatTurn, request: Request) -> EventStream:
+    stream = await open_stream(turn, _Parts(), request)
     stream.headers[PROTOCOL_HEADER] = "v1"
     return stream
 

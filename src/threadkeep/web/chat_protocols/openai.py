@@ -22,7 +22,7 @@ from threadkeep.web.chat_protocols.sent import Sent
 from threadkeep.web.langgraph.states import messages_of
 from threadkeep.web.problems import Problem, documented
 from threadkeep.web.schemas import GivenId, Usage
-from threadkeep.web.streams import EventStream, StreamParts, event_content, json_event, open_stream
+from threadkeep.web.streams import EventStream, StreamParts, json_event, open_stream, streamed
 
 router = APIRouter(prefix="/v1", tags=["openai"])
 
@@ -178,7 +178,7 @@ async def get_model(model: Annotated[str, Path(max_length=200, description="A wo
     summary="Answer a conversation",
     response_model=Completion,
     responses={
-        200: {"content": event_content(_EXAMPLE)},
+        200: streamed(_EXAMPLE, "Successful Response"),
         **documented(400, 404, 409, 413, 422, 502, 503),
     },
 )
@@ -212,9 +212,7 @@ async def complete(
     turn = await sent.begin(app, stream=body.stream)
     if body.stream:
         usage = bool((body.stream_options or {}).get("include_usage"))
-        stream = await open_stream(
-            turn, _Chunks(body.model, include_usage=usage), heartbeat_seconds=request.app.state.heartbeat_seconds
-        )
+        stream = await open_stream(turn, _Chunks(body.model, include_usage=usage), request)
         stream.headers[SESSION_HEADER] = _as_header(turn.session_id)
         return stream
     answer = await answer_of(turn)

@@ -25,8 +25,7 @@ from threadkeep.records.knowledge import Fact
 from threadkeep.store.codec import clean_text
 from threadkeep.store.manifests import StoredManifest
 from threadkeep.web.api.parameters import AppInUse, RunId, SessionId, read_call_cursor, write_cursor
-from threadkeep.web.console.forms import SeenAs
-from threadkeep.web.console.rendering import Column, ConsoleRoute, page, run_address
+from threadkeep.web.console.rendering import Column, ConsoleRoute, SeenAs, page, run_address
 from threadkeep.web.problems import ProblemRaised, make_problem
 
 _SHOWN_OF_RANGE = 20

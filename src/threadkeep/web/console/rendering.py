@@ -1,29 +1,103 @@
-"""Rendering of the console's pages: templates, filters, headers, and errors as pages."""
+"""Pages of the console: templates, filters, headers, errors as pages, and the fields and tokens of forms (CSRF)."""
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import hmac
 import json
 import re
+import secrets
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
-from urllib.parse import quote, urlencode
+from typing import Annotated, Any, Final
+from urllib.parse import parse_qsl, quote, urlencode
 
-from fastapi import Request, Response
+from fastapi import Depends, Query, Request, Response
 from fastapi.responses import HTMLResponse, RedirectResponse
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from langchain_core.utils.uuid import uuid7
 from markupsafe import Markup, escape
+from starlette.datastructures import Headers
+from starlette.requests import cookie_parser
 
 from threadkeep.agent.explanations import left_out_in_words, recall_in_words
 from threadkeep.boundary import ErrorBoundary
 from threadkeep.records import Message
 from threadkeep.version import __version__
 from threadkeep.web.api.parameters import EncodedPathRoute
-from threadkeep.web.callers import Caller
-from threadkeep.web.console.forms import COOKIE, csrf_token
-from threadkeep.web.problems import headers_of, log_failure, problem_of
+from threadkeep.web.callers import Caller, CallerInUse
+from threadkeep.web.problems import ProblemRaised, headers_of, log_failure, make_problem, problem_of
+
+COOKIE: Final = "threadkeep_console"
+_HOME = "/"
+_BELOW = "/console/"
+
+
+def is_page(path: str) -> bool:
+    """Return whether a path belongs to the console. The cookie is not accepted for other paths."""
+    return path == _HOME or path.startswith(_BELOW)
+
+
+def as_cookie(key: str) -> str:
+    """Return the value of the cookie for a key."""
+    return base64.urlsafe_b64encode(key.encode()).decode()
+
+
+def key_in_cookie(headers: Headers) -> bytes:
+    """Return the key in the cookie; empty without a valid cookie."""
+    value = cookie_parser(headers.get("cookie", "")).get(COOKIE, "")
+    try:
+        return base64.b64decode(value, altchars=b"-_", validate=True)
+    except ValueError:
+        return b""
+
+
+FIELD = "csrf"
+_STALE_FORM = "The form is older than the service or your sign-in; reload the page and send the form again."
+
+# The secret of CSRF tokens if there are no keys, because then the service is one process on loopback. With keys, a
+# token is derived from the sign-in cookie, so that every process accepts it, also after a restart.
+_SECRET = secrets.token_bytes(32)
+
+
+def csrf_token(request: Request) -> str:
+    """Return the token that the forms of a page contain."""
+    cookie = request.cookies.get(COOKIE)
+    secret = _SECRET if cookie is None else cookie.encode()
+    return hmac.new(secret, b"threadkeep console form", hashlib.sha256).hexdigest()
+
+
+async def read_fields(request: Request) -> dict[str, str]:
+    """Return the fields of a form."""
+    body = (await request.body()).decode("utf-8", "replace")
+    # Browsers send line breaks of text areas as CR LF.
+    return {name: value.replace("\r\n", "\n") for name, value in parse_qsl(body, keep_blank_values=True)}
+
+
+async def read_form(request: Request) -> Mapping[str, str]:
+    """Return the fields of a form after checking that a page of the console sent it.
+
+    Raises:
+        ProblemRaised: the token is missing or wrong.
+    """
+    fields = await read_fields(request)
+    if not hmac.compare_digest(fields.pop(FIELD, "").encode(), csrf_token(request).encode()):
+        raise ProblemRaised(make_problem(403, "stale-form", _STALE_FORM))
+    return fields
+
+
+type Form = Annotated[Mapping[str, str], Depends(read_form)]
+
+
+async def _seen_as(caller: CallerInUse, user: Annotated[str | None, Query(max_length=512)] = None) -> str | None:
+    return caller.user(user or None)
+
+
+type SeenAs = Annotated[str | None, Depends(_seen_as)]
+"""The user whose sessions, runs and knowledge a page of the console shows; None shows all."""
+
 
 _GAP = 0.25
 _FAR_BELOW = 4
@@ -180,8 +254,7 @@ def knowledge_address(*rest: str, user_id: str | None = None) -> str:
 
 def _address(start: str, *segments: object, **query: object) -> str:
     path = "/".join([start, *(quote(str(segment), safe="", errors="surrogateescape") for segment in segments)])
-    given = {name: value for name, value in query.items() if value not in (None, "")}
-    return f"{path}?{urlencode(given)}" if given else path
+    return path + _query(query).removesuffix("?")
 
 
 def _query(values: Mapping[str, object]) -> str:

@@ -14,8 +14,7 @@ from threadkeep.records.runs import RUN_STATUSES, RunQuery, RunStatus
 from threadkeep.runs.views import RunBody, RunEventBody, RunSummary
 from threadkeep.web.api.parameters import AppInUse, RunId, read_cursor, write_cursor
 from threadkeep.web.api.runs import get_events
-from threadkeep.web.console.forms import Form, SeenAs
-from threadkeep.web.console.rendering import ConsoleRoute, page, redirect, run_address
+from threadkeep.web.console.rendering import ConsoleRoute, Form, SeenAs, page, redirect, run_address
 
 _PAGE = 50
 _EVENTS = 200

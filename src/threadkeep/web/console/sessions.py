@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import io
 from collections.abc import Mapping
-from dataclasses import dataclass
 from itertools import groupby
 from typing import Annotated
 from urllib.parse import quote
@@ -21,7 +20,7 @@ from threadkeep.history.all_sessions import AllSessions
 from threadkeep.history.exporting import export, named_sessions
 from threadkeep.history.memory import damaged_sessions
 from threadkeep.history.session import Session
-from threadkeep.records import Message, SessionInfo
+from threadkeep.records import SessionInfo
 from threadkeep.records.runs import Run, RunQuery
 from threadkeep.runs.chat import RegenerationRequest
 from threadkeep.runs.chat_turns import ChatRequest, ChatTurn
@@ -30,8 +29,7 @@ from threadkeep.store.transcripts import SessionQuery
 from threadkeep.web.api.parameters import AppInUse, SessionId, read_cursor, write_cursor
 from threadkeep.web.api.sessions import delete_session, reset_session
 from threadkeep.web.callers import CallerInUse
-from threadkeep.web.console.forms import Form, SeenAs
-from threadkeep.web.console.rendering import ConsoleRoute, page, redirect, session_address
+from threadkeep.web.console.rendering import ConsoleRoute, Form, SeenAs, page, redirect, session_address
 from threadkeep.web.schemas import MAX_MESSAGE_CHARACTERS
 from threadkeep.workflows.built_in import CHAT
 
@@ -40,14 +38,6 @@ _MESSAGES = 100
 _RUNS_LOOKED_AT = 10
 
 router = APIRouter(route_class=ConsoleRoute, include_in_schema=False)
-
-
-@dataclass(frozen=True)
-class Stretch:
-    """Consecutive messages of a transcript that are all active or all superseded."""
-
-    superseded: bool
-    messages: list[Message]
 
 
 @router.get("/")
@@ -99,7 +89,7 @@ async def show_session(
         "session.html",
         info=info,
         user=user or "",
-        stretches=[Stretch(superseded, list(some)) for superseded, some in grouped],
+        stretches=[(superseded, list(messages)) for superseded, messages in grouped],
         next_before=shown.next_before,
         before=before,
         waiting=waiting if before is None else [],

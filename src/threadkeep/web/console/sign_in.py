@@ -6,12 +6,19 @@ from typing import Annotated, Final
 from urllib.parse import quote, urlsplit
 
 from fastapi import APIRouter, Query, Request, Response
-from starlette.types import Scope
 
-from threadkeep.web.callers import PUBLIC, RateLimits
-from threadkeep.web.console.forms import COOKIE, Form, as_cookie, is_page, read_fields
-from threadkeep.web.console.rendering import ConsoleRoute, error_page, page, redirect
-from threadkeep.web.keys import KeyRing
+from threadkeep.web.callers import PUBLIC, KeyRing, RateLimits
+from threadkeep.web.console.rendering import (
+    COOKIE,
+    ConsoleRoute,
+    Form,
+    as_cookie,
+    error_page,
+    is_page,
+    page,
+    read_fields,
+    redirect,
+)
 from threadkeep.web.problems import ProblemRaised, make_problem, problem_of, respond
 
 ADDRESS: Final = "/console/sign-in"
@@ -54,21 +61,15 @@ async def sign_out(form: Form) -> Response:
     return response
 
 
-def refusal_page(scope: Scope, error: Exception) -> Response | None:
-    """Return the error page, or the redirect to sign-in, for a browser on a console page; None for other requests."""
-    request = Request(scope)
+async def respond_to_browsers(request: Request, error: Exception) -> Response:
+    """Respond to an error outside of the console's routes: a browser on a console page gets a page, or the sign-in."""
     if not is_page(request.url.path) or "text/html" not in request.headers.get("accept", ""):
-        return None
+        return await respond(request, error)
     if problem_of(error).status == 401:
         query = f"?{request.url.query}" if request.url.query else ""
         to = f"{request.url.path}{query}" if request.method == "GET" else _HOME
         return redirect(f"{ADDRESS}?next={quote(to, safe='')}")
     return error_page(request, error)
-
-
-async def respond_to_browsers(request: Request, error: Exception) -> Response:
-    """Respond to an error outside of the console's routes, such as an unknown address."""
-    return refusal_page(request.scope, error) or await respond(request, error)
 
 
 def _within(address: str) -> str:

@@ -20,22 +20,12 @@ from threadkeep.store.outbox import Outgoing
 from threadkeep.web.api.facts import FactId
 from threadkeep.web.api.parameters import AppInUse, read_cursor, write_cursor
 from threadkeep.web.callers import CallerInUse
-from threadkeep.web.console.forms import Form, SeenAs
-from threadkeep.web.console.rendering import Column, ConsoleRoute, knowledge_address, page, redirect
+from threadkeep.web.console.rendering import Column, ConsoleRoute, Form, SeenAs, knowledge_address, page, redirect
 
 _RUNS = 500
 _COLUMNS = 24
 
 router = APIRouter(prefix="/console", route_class=ConsoleRoute, include_in_schema=False)
-
-
-@dataclass(frozen=True)
-class Latencies:
-    """The durations of some runs, in seconds."""
-
-    count: int
-    median: float | None
-    slowest: float | None
 
 
 @router.get("/health")
@@ -44,6 +34,7 @@ async def show_health(request: Request, app: AppInUse) -> Response:
     memory = app.memory
     ended = await _newest_turns(app)
     turns, durations = _over_time(ended)
+    seconds = [_seconds(run) for run in ended]
     return page(
         request,
         "health.html",
@@ -56,7 +47,9 @@ async def show_health(request: Request, app: AppInUse) -> Response:
         bytes=_file_bytes(app),
         turns=turns,
         durations=durations,
-        latencies=_latencies(ended),
+        count=len(ended),
+        median=median(seconds) if seconds else None,
+        slowest=max(seconds, default=None),
     )
 
 
@@ -64,11 +57,6 @@ async def _newest_turns(app: App) -> list[Run]:
     """Return the finished runs among the newest 500 runs, oldest first, without child runs and runs without input."""
     runs, _ = await (await app.runs.service()).list(RunQuery(limit=_RUNS))
     return [run for run in reversed(runs) if run.over and run.parent_run_id is None and run.inputs]
-
-
-def _latencies(runs: Sequence[Run]) -> Latencies:
-    seconds = [_seconds(run) for run in runs]
-    return Latencies(len(seconds), median(seconds) if seconds else None, max(seconds, default=None))
 
 
 def _over_time(runs: Sequence[Run]) -> tuple[list[Column], list[Column]]:

@@ -24,7 +24,7 @@ from threadkeep.web.langgraph.states import Question, find_thread, history_of, q
 from threadkeep.web.langgraph.thread_events import EventChoice, ThreadEvents, thread_events_of
 from threadkeep.web.langgraph.threads import CreatedThread, ThreadId
 from threadkeep.web.problems import documented, problem_of
-from threadkeep.web.streams import HEARTBEAT, EventStream, begin_with, encoded, event_content, json_event, with_silences
+from threadkeep.web.streams import HEARTBEAT, EventStream, begin_with, encoded, json_event, streamed, with_silences
 
 USER_ID = "user_id"
 _MOST = 1000
@@ -99,24 +99,21 @@ async def start_run(app: App, thread_id: str | None, start: Start, *, mode: Mode
     """
     app.workflows.get(start.assistant_id)
     runs = await app.runs.service()
-    if thread_id is None:
-        return await runs.submit(_request(start, None, start.question.message_id), mode=mode)
-    session = app.memory.session(thread_id, user_id=start.user_id)
-    await CreatedThread(app.memory, session).begin()
-    if start.fork is not None:
-        forked = await _forked(app, session, start)
-        if forked is not None:
-            return await runs.submit(forked, mode=mode)
-    return await runs.submit(_request(start, thread_id, start.question.message_id), mode=mode)
+    request = None
+    if thread_id is not None:
+        session = app.memory.session(thread_id, user_id=start.user_id)
+        await CreatedThread(app.memory, session).begin()
+        request = None if start.fork is None else await _forked(app, session, start, start.fork)
+    return await runs.submit(request or _request(start, thread_id), mode=mode)
 
 
-async def _forked(app: App, session: Session, start: Start) -> RunRequest | None:
+async def _forked(app: App, session: Session, start: Start, fork: int) -> RunRequest | None:
     """Supersede the messages after the checkpoint's next question; return the request that answers it.
 
     A new text in `start` replaces the question. Return None and change nothing if no question follows.
     """
-    page = await session.page((start.fork or 0) + 1 + _MOST, _MOST)
-    later = [one for one in page.messages if (one.seq or 0) > (start.fork or 0)]
+    page = await session.page(fork + 1 + _MOST, _MOST)
+    later = [one for one in page.messages if (one.seq or 0) > fork]
     asked = next((one for one in later if one.role == "user" and one.id), None)
     if asked is None or asked.id is None:
         return None
@@ -144,13 +141,13 @@ async def _forked(app: App, session: Session, start: Start) -> RunRequest | None
     )
 
 
-def _request(start: Start, thread_id: str | None, message_id: str | None) -> RunRequest:
+def _request(start: Start, thread_id: str | None) -> RunRequest:
     return RunRequest(
         workflow=start.assistant_id,
         text=start.question.text,
         session_id=thread_id,
         user_id=start.user_id,
-        message_id=None if thread_id is None else message_id,
+        message_id=None if thread_id is None else start.question.message_id,
         inputs=start.question.inputs,
         user_context=start.user_context,
         metadata=start.metadata,
@@ -164,17 +161,15 @@ def _map(value: object) -> dict[str, Json]:
     return {str(name): inner for name, inner in value.items()} if isinstance(value, Mapping) else {}
 
 
-router = APIRouter(prefix="/threads/{thread_id}", tags=["langgraph"], route_class=EncodedPathRoute)
-
 _FAILURES = documented(400, 404, 413, 422, 503)
+
+router = APIRouter(prefix="/threads/{thread_id}", tags=["langgraph"], route_class=EncodedPathRoute, responses=_FAILURES)
+
 _EXAMPLE = (
     'event: message\nid: 1\ndata: {"type": "event", "event_id": "…-0", "seq": 16777217, "method": "lifecycle", '
     '"params": {"namespace": [], "timestamp": 1767225600000, "data": {"event": "running"}}}\n\n'
 )
-_STREAM: dict[str, Any] = {
-    "description": "The events of the thread's runs, until the client or the service closes the stream.",
-    "content": event_content(_EXAMPLE),
-}
+_STREAM = streamed(_EXAMPLE, "The events of the thread's runs, until the client or the service closes the stream.")
 
 
 class Commands:
@@ -243,7 +238,7 @@ class Commands:
         return await find_thread(self._app, self._thread_id, user_id=self._user_id)
 
 
-@router.post("/commands", summary="Send a command to a thread", responses=_FAILURES, response_model_exclude_none=True)
+@router.post("/commands", summary="Send a command to a thread", response_model_exclude_none=True)
 async def send_command(
     thread_id: ThreadId, body: CommandBody, app: AppInUse, caller: CallerInUse, request: Request, user_id: UserId = None
 ) -> CommandResponseBody:
@@ -269,7 +264,7 @@ async def send_command(
     "/stream/events",
     summary="Stream the events of a thread",
     response_class=Response,
-    responses={200: _STREAM, **_FAILURES},
+    responses={200: _STREAM},
     openapi_extra=READS,
 )
 async def stream_events(

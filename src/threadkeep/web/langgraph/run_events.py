@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
@@ -22,7 +23,7 @@ from threadkeep.records import Json
 from threadkeep.records.runs import Run, RunEvent
 from threadkeep.runs.service import RunService
 from threadkeep.runs.streams import RunPiece
-from threadkeep.web.langgraph.schemas import ThreadRunStatus, ThreadStateBody
+from threadkeep.web.langgraph.schemas import ThreadStateBody, status_of
 from threadkeep.web.langgraph.states import questions
 from threadkeep.web.problems import log_failure
 from threadkeep.web.streams import json_event
@@ -245,14 +246,14 @@ class RunEvents:
         changed.set()
 
 
+@dataclass
 class _OpenMessage:
     """A message that is being streamed. `node` differs between messages that are streamed at the same time."""
 
-    def __init__(self, message_id: str, node: str | None) -> None:
-        self.message_id = message_id
-        self.node = node
-        self.text = ""
-        self.is_whole = False
+    message_id: str
+    node: str | None
+    text: str = ""
+    is_whole: bool = False
 
 
 def channel_of(event: ProtocolEvent) -> str:
@@ -376,17 +377,3 @@ async def encoded_parts(
         sentence = "Not all events of the run could be read; read the state of the thread."
         yield json_event({"error": "stream-failed", "message": sentence}, "error")
     yield json_event({"run_id": run.run_id, "status": status_of(events.run)}, "end")
-
-
-def status_of(run: Run) -> ThreadRunStatus:
-    """Return the status of a run under the name that LangGraph's server uses."""
-    match run.status:
-        case "queued":
-            return "pending"
-        case "running":
-            return "running"
-        case "done":
-            return "success"
-        case "failed":
-            return "error"
-    return "interrupted"

@@ -21,28 +21,23 @@ from threadkeep.runs.requests import QUESTION_ID
 from threadkeep.web.api.parameters import AppInUse, EncodedPathRoute, RunId, UserId
 from threadkeep.web.callers import Caller, CallerInUse
 from threadkeep.web.langgraph.commands import Start, start_run, user_of
-from threadkeep.web.langgraph.run_events import INTERRUPTS, RunEvents, encoded_parts, last_seq, status_of
-from threadkeep.web.langgraph.schemas import RunCreateBody, ThreadRunBody, ThreadRunStatus
+from threadkeep.web.langgraph.run_events import INTERRUPTS, RunEvents, encoded_parts, last_seq
+from threadkeep.web.langgraph.schemas import RunCreateBody, ThreadRunBody, ThreadRunStatus, status_of
 from threadkeep.web.langgraph.states import find_thread, questions, values_of_run
 from threadkeep.web.langgraph.thread_events import thread_events_of
 from threadkeep.web.langgraph.threads import ThreadId
 from threadkeep.web.problems import ProblemRaised, documented, make_problem
-from threadkeep.web.streams import HEARTBEAT, EventStream, event_content, with_silences
+from threadkeep.web.streams import HEARTBEAT, EventStream, streamed, with_silences
 
-router = APIRouter(tags=["langgraph"], route_class=EncodedPathRoute)
+router = APIRouter(tags=["langgraph"], route_class=EncodedPathRoute, responses=documented(404, 422, 503))
 
-_FAILURES = documented(404, 422, 503)
-_STARTING = documented(400, 404, 409, 413, 422, 503)
+_STARTING = documented(400, 409, 413)
 _EXAMPLE = (
     'event: metadata\ndata: {"run_id": "0199…", "thread_id": "session-123", "attempt": 1}\n\n'
     'id: 16777219\nevent: values\ndata: {"messages": [{"type": "human", "content": "Hello"}]}\n\n'
     'event: end\ndata: {"run_id": "0199…", "status": "success"}\n\n'
 )
-_STREAM: dict[str, Any] = {
-    "description": "The events of the run.",
-    "content": event_content(_EXAMPLE),
-}
-# The form of LangGraph's interrupt ids. A map with only such keys contains one answer for each question id.
+_STREAM = streamed(_EXAMPLE, "The events of the run.")
 _USUAL_MODES = ["values"]
 _MOST = 200
 
@@ -237,7 +232,7 @@ async def start_background_run(asked: RunsInThread, body: RunCreateBody, respons
     """Start a run in a thread and return it. Join it later, or read the state of the thread."""
     run, _ = await asked.start(body, "background")
     response.headers["Content-Location"] = _address(run)
-    return ThreadRunBody.of(run, status_of(run))
+    return ThreadRunBody.of(run)
 
 
 @router.post("/runs", summary="Run an assistant in the background without a thread", responses=_STARTING)
@@ -246,7 +241,7 @@ async def start_stateless_run(asked: RunsAlone, body: RunCreateBody, response: R
     return await start_background_run(asked, body, response)
 
 
-@router.get("/threads/{thread_id}/runs", summary="List the runs of a thread", responses=_FAILURES)
+@router.get("/threads/{thread_id}/runs", summary="List the runs of a thread")
 async def list_thread_runs(
     *,
     thread_id: ThreadId,
@@ -260,18 +255,18 @@ async def list_thread_runs(
     await find_thread(app, thread_id, user_id=user_id)
     runs = await app.runs.service()
     found, _ = await runs.list(RunQuery(session_id=thread_id, user_id=user_id, limit=2 * _MOST))
-    shown = [ThreadRunBody.of(run, status_of(run)) for run in found if run.parent_run_id is None]
+    shown = [ThreadRunBody.of(run) for run in found if run.parent_run_id is None]
     return [one for one in shown if status is None or one.status == status][offset : offset + limit]
 
 
-@router.get("/threads/{thread_id}/runs/{run_id}", summary="See a run of a thread", responses=_FAILURES)
+@router.get("/threads/{thread_id}/runs/{run_id}", summary="See a run of a thread")
 async def get_thread_run(asked: RunsInThread, run_id: RunId) -> ThreadRunBody:
     """Return a run."""
     run = await asked.run(run_id)
-    return ThreadRunBody.of(run, status_of(run))
+    return ThreadRunBody.of(run)
 
 
-@router.get("/threads/{thread_id}/runs/{run_id}/join", summary="Wait for a run of a thread", responses=_FAILURES)
+@router.get("/threads/{thread_id}/runs/{run_id}/join", summary="Wait for a run of a thread")
 async def join_run(asked: RunsInThread, run_id: RunId) -> dict[str, Any]:
     """Wait until the run has ended or waits for a person, and return the values of the thread."""
     return await asked.values((await asked.run(run_id)).run_id)
@@ -281,7 +276,7 @@ async def join_run(asked: RunsInThread, run_id: RunId) -> dict[str, Any]:
     "/threads/{thread_id}/runs/{run_id}/stream",
     summary="Stream a run of a thread",
     response_class=Response,
-    responses={200: _STREAM, **_FAILURES},
+    responses={200: _STREAM},
 )
 async def join_run_stream(
     asked: RunsInThread,
@@ -298,7 +293,7 @@ async def join_run_stream(
     "/threads/{thread_id}/stream",
     summary="Stream the newest run of a thread",
     response_class=Response,
-    responses={200: _STREAM, **_FAILURES},
+    responses={200: _STREAM},
 )
 async def join_thread_stream(
     asked: RunsInThread, stream_mode: StreamModes = None, last_event_id: LastEventId = None
@@ -307,12 +302,7 @@ async def join_thread_stream(
     return await _joined(asked, await asked.newest(), stream_mode, last_event_id, cancels=False)
 
 
-@router.post(
-    "/threads/{thread_id}/runs/{run_id}/cancel",
-    summary="Stop a run of a thread",
-    status_code=204,
-    responses=_FAILURES,
-)
+@router.post("/threads/{thread_id}/runs/{run_id}/cancel", summary="Stop a run of a thread", status_code=204)
 async def cancel_thread_run(
     asked: RunsInThread,
     run_id: RunId,

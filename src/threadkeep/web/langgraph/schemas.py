@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
@@ -10,7 +11,7 @@ from pydantic import BaseModel, Field, JsonValue
 
 from threadkeep.errors import InvalidInput
 from threadkeep.records.json_values import example
-from threadkeep.records.runs import Run
+from threadkeep.records.runs import Run, RunStatus
 from threadkeep.web.schemas import Metadata
 
 type ThreadRunStatus = Literal["pending", "running", "success", "error", "timeout", "interrupted"]
@@ -302,7 +303,7 @@ class ThreadRunBody(BaseModel, json_schema_serialization_defaults_required=True)
     multitask_strategy: str | None = None
 
     @classmethod
-    def of(cls, run: Run, status: ThreadRunStatus) -> ThreadRunBody:
+    def of(cls, run: Run) -> ThreadRunBody:
         """Return a run as LangGraph's server describes it."""
         return cls(
             run_id=run.run_id,
@@ -310,5 +311,18 @@ class ThreadRunBody(BaseModel, json_schema_serialization_defaults_required=True)
             assistant_id=run.workflow,
             created_at=run.created_at,
             updated_at=run.ended_at or run.started_at or run.created_at,
-            status=status,
+            status=status_of(run),
         )
+
+
+_STATUSES: Mapping[RunStatus, ThreadRunStatus] = {
+    "queued": "pending",
+    "running": "running",
+    "done": "success",
+    "failed": "error",
+}
+
+
+def status_of(run: Run) -> ThreadRunStatus:
+    """Return the status of a run under the name that LangGraph's server uses."""
+    return _STATUSES.get(run.status, "interrupted")

@@ -19,9 +19,8 @@ from threadkeep.web.callers import READS
 from threadkeep.web.problems import ProblemRaised, documented, make_problem
 from threadkeep.web.schemas import CleanText, Metadata
 
-router = APIRouter(prefix="/store", tags=["langgraph"])
+router = APIRouter(prefix="/store", tags=["langgraph"], responses=documented(400, 404, 413, 422, 503))
 
-_FAILURES = documented(400, 404, 413, 422, 503)
 _RESERVED = "langgraph"
 _MAX_MINUTES = 60 * 24 * 36_500
 _PAGE = 100
@@ -166,7 +165,7 @@ async def _checked(app: App, labels: Sequence[str]) -> tuple[str, ...]:
     return tuple(labels)
 
 
-@router.put("/items", summary="Store an item", status_code=204, responses=_FAILURES)
+@router.put("/items", summary="Store an item", status_code=204)
 async def put_item(body: PutItemBody, app: AppInUse) -> None:
     """Store an item, or replace it."""
     store = await app.memory.graph_store()
@@ -177,7 +176,7 @@ async def put_item(body: PutItemBody, app: AppInUse) -> None:
     await store.aput(await _checked(app, body.namespace), body.key, body.value, index=index, **ttl)
 
 
-@router.get("/items", summary="Read an item", responses=_FAILURES)
+@router.get("/items", summary="Read an item")
 async def get_item(
     app: AppInUse,
     key: Annotated[CleanText, Query(min_length=1, max_length=512)],
@@ -196,13 +195,13 @@ async def get_item(
     return ItemBody.of(item)
 
 
-@router.delete("/items", summary="Delete an item", status_code=204, responses=_FAILURES)
+@router.delete("/items", summary="Delete an item", status_code=204)
 async def delete_item(body: DeleteItemBody, app: AppInUse) -> None:
     """Delete an item, if there is one."""
     await (await app.memory.graph_store()).adelete(await _checked(app, body.namespace), body.key)
 
 
-@router.post("/items/search", summary="Find items", responses=_FAILURES, openapi_extra=READS)
+@router.post("/items/search", summary="Find items", openapi_extra=READS)
 async def search_items(body: SearchItemsBody, app: AppInUse) -> ItemsBody:
     """Return the items below a namespace; with a `query`, the best first, otherwise the newest first.
 
@@ -224,7 +223,7 @@ async def search_items(body: SearchItemsBody, app: AppInUse) -> ItemsBody:
     return ItemsBody(items=[ItemBody.of(item) for item in found])
 
 
-@router.post("/namespaces", summary="List namespaces", responses=_FAILURES, openapi_extra=READS)
+@router.post("/namespaces", summary="List namespaces", openapi_extra=READS)
 async def list_namespaces(app: AppInUse, body: NamespacesSearchBody | None = None) -> NamespacesBody:
     """Return the namespaces that have items."""
     asked, store = body or NamespacesSearchBody(), await app.memory.graph_store()

@@ -17,7 +17,7 @@ from threadkeep.errors import SessionNotFound
 from threadkeep.records.runs import Run
 from threadkeep.runs.service import RunService
 from threadkeep.runs.streams import changed
-from threadkeep.web.langgraph.run_events import ProtocolEvent, RunEvents, channel_of, first_seq
+from threadkeep.web.langgraph.run_events import ProtocolEvent, RunEvents, channel_of, first_seq, last_seq
 from threadkeep.web.langgraph.schemas import EventStreamBody, ThreadStateBody
 from threadkeep.web.langgraph.states import find_thread, newest_runs, state_of, state_of_stateless
 
@@ -119,7 +119,7 @@ class ThreadEvents:
             if read is not None:
                 wanted = first_seq(run) > first_seq(read.run)
             elif choice.since:
-                wanted = first_seq(run) >= (choice.since >> 24) << 24
+                wanted = last_seq(run) >= choice.since
             else:
                 wanted = not run.over or self._is_fresh(run, choice)
             if wanted:

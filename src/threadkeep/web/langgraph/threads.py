@@ -51,10 +51,11 @@ from threadkeep.web.problems import ProblemRaised, documented, make_problem
 
 type ThreadId = Annotated[str, Path(description="The thread, which is a session. Encode a slash as %2F.")]
 
-router = APIRouter(prefix="/threads", tags=["langgraph"], route_class=EncodedPathRoute)
-
 _FAILURES = documented(404, 409, 422, 503)
-_WRITING = {**_FAILURES, **documented(400, 413)}
+_WRITING = documented(400, 413)
+
+router = APIRouter(prefix="/threads", tags=["langgraph"], route_class=EncodedPathRoute, responses=_FAILURES)
+
 _WORKFLOW_NAMES = ("graph_id", "assistant_id")
 _ACTIVITY = ("updated_at", "state_updated_at")
 _PAGE, _SEARCHED = 200, 1000
@@ -181,7 +182,7 @@ async def search_threads(body: ThreadSearchBody, app: AppInUse, user_id: UserId 
     return [listed for _, listed in found]
 
 
-@router.get("/{thread_id}", summary="See a thread", responses=_FAILURES)
+@router.get("/{thread_id}", summary="See a thread")
 async def get_thread(thread_id: ThreadId, app: AppInUse, user_id: UserId = None) -> ThreadBody:
     """Return a thread with its newest 1,000 messages as its values."""
     try:
@@ -212,7 +213,7 @@ async def change_thread(
     return thread_body(await find_thread(app, thread_id, user_id=user_id))
 
 
-@router.delete("/{thread_id}", summary="Delete a thread", status_code=204, responses=_FAILURES)
+@router.delete("/{thread_id}", summary="Delete a thread", status_code=204)
 async def delete_thread(thread_id: ThreadId, app: AppInUse, user_id: UserId = None) -> None:
     """Delete a session with all its messages, permanently."""
     everything = AllSessions(app.memory)
@@ -229,13 +230,13 @@ async def delete_thread(thread_id: ThreadId, app: AppInUse, user_id: UserId = No
     await CreatedThread(app.memory, app.memory.session(thread_id)).forget()  # the owner was checked above
 
 
-@router.get("/{thread_id}/state", summary="See the state of a thread", responses=_FAILURES)
+@router.get("/{thread_id}/state", summary="See the state of a thread")
 async def get_state(thread_id: ThreadId, app: AppInUse, user_id: UserId = None) -> ThreadStateBody:
     """Return the newest 1,000 messages of a thread and its run's questions; 404 if the thread is not stored."""
     return await state_of(await find_thread(app, thread_id, user_id=user_id))
 
 
-@router.get("/{thread_id}/state/{checkpoint_id}", summary="See an earlier state", responses=_FAILURES)
+@router.get("/{thread_id}/state/{checkpoint_id}", summary="See an earlier state")
 async def get_state_at(
     thread_id: ThreadId,
     checkpoint_id: Annotated[str, Path(description="The `seq` of a message; 0 for before the first message.")],
@@ -279,7 +280,7 @@ async def update_state(
     return StateUpdatedBody(checkpoint=state.checkpoint)
 
 
-@router.post("/{thread_id}/copy", summary="Copy a thread", responses=_FAILURES)
+@router.post("/{thread_id}/copy", summary="Copy a thread")
 async def copy_thread(thread_id: ThreadId, app: AppInUse, user_id: UserId = None) -> ThreadBody:
     """Create a thread with copies of the messages of this thread. Both threads continue independently."""
     session, _ = await AllSessions(app.memory).find(thread_id, user_id=user_id)
