@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 import signal
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
 import pytest
@@ -30,15 +30,10 @@ type Stored = tuple[str, str, str]
 _LOOK = ContextLook(ChatOptions().turn_options())
 
 
-class TypedLines:
-    """The lines that a person types before the input ends."""
-
-    def __init__(self, lines: Iterable[str]) -> None:
-        self._lines = iter(lines)
-
-    async def next_line(self) -> str | None:
-        """Return the next line, or None at the end."""
-        return next(self._lines, None)
+async def typed(lines: Iterable[str]) -> AsyncIterator[str]:
+    """Yield the lines that a person types before the input ends."""
+    for line in lines:
+        yield line
 
 
 async def _talk(
@@ -57,7 +52,7 @@ async def _talk(
         chats = Chats()
         chat = chats(memory, model)
         conversation = _conversation(memory, chat, as_json=as_json)
-        task = asyncio.create_task(conversation.run(TypedLines(lines), keep_on=keep_on))
+        task = asyncio.create_task(conversation.run(typed(lines), keep_on=keep_on))
         if interrupt is not None:
             await interrupt.reached()
             os.kill(os.getpid(), signal.SIGINT)
@@ -185,7 +180,7 @@ async def test_memory_failures_are_shown_after_the_turn(
             patch.setattr("threadkeep.store.tables.TableTranscripts.append", fail)
             patch.setattr("threadkeep.store.tables.TableTranscripts.append_joined", fail)
             patch.setattr("threadkeep.store.tables.TableTranscripts.recent", fail)
-            assert await conversation.run(TypedLines(["hi"]), keep_on=False)
+            assert await conversation.run(typed(["hi"]), keep_on=False)
         await chats.close()
     captured = capsys.readouterr()
     assert captured.out == "Here I am.\n"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
+from operator import itemgetter
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -157,7 +157,7 @@ async def list_outbox(
     if context.invoked_subcommand is not None:
         return
     wanted = one_of("--status", status or None, OUTBOX_STATUSES)
-    entries = await _entries([known for known in OUTBOX_STATUSES if known == wanted or (not wanted and known in _OPEN)])
+    entries = await _entries(_OPEN if wanted is None else [wanted])
     values = [{name: value for name, value in vars(entry).items() if name not in _NOT_SHOWN} for entry in entries]
     terminal.listing(
         {"entries": values},
@@ -208,12 +208,9 @@ def _row(bot: AnyBot, counts: Mapping[tuple[str, OutboxStatus], int], *fields: s
 
 def _list_bots(rows: Sequence[Mapping[str, object]]) -> None:
     """Print rows that have the same fields as a table, with a column for each field."""
-    columns = {name.replace("_", " "): partial(_cell, name) for name in (rows[0] if rows else ())}
-    terminal.listing({"channels": rows}, rows, columns, nothing=_NO_BOTS, right=_OPEN)
-
-
-def _cell(name: str, row: Mapping[str, object]) -> str:
-    return shown(row[name], "-")
+    cells: list[dict[str, str]] = [{name.replace("_", " "): shown(row[name], "-") for name in row} for row in rows]
+    columns = {name: itemgetter(name) for name in (cells[0] if cells else ())}
+    terminal.listing({"channels": rows}, cells, columns, nothing=_NO_BOTS, right=_OPEN)
 
 
 def _bots() -> Sequence[AnyBot]:

@@ -10,10 +10,10 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Annotated, Protocol
+from typing import TYPE_CHECKING, Annotated
 from uuid import uuid4
 
 import typer
@@ -72,7 +72,7 @@ async def chat(
         conversation = Conversation(app.chat, app.memory, choice, look=look, notices=notices)
         if terminal.interactive:
             terminal.note(f"Session {session_id}, model {settings.model}. /help lists the commands.")
-        lines = PromptedLines(list(COMMANDS)) if terminal.interactive else PipedLines()
+        lines = prompted_lines() if terminal.interactive else piped_lines()
         succeeded = await conversation.run(lines, keep_on=terminal.interactive)
         if terminal.interactive:
             command = f"threadkeep chat --session {shlex.quote(session_id)}"
@@ -138,21 +138,23 @@ class Conversation:
         self._turn: ChatTurn | None = None
         self._stopped = False
 
-    async def run(self, lines: LineInput, *, keep_on: bool) -> bool:
+    async def run(self, lines: AsyncIterator[str], *, keep_on: bool) -> bool:
         """Answer the lines one after another. Unless `keep_on`, return False once a turn fails or Ctrl-C is pressed.
 
         Ctrl-C stops the current answer. It ends the chat if no answer is running, or if `keep_on` is false. SIGTERM and
         SIGHUP always end the chat. If an answer is stopped, the part that was already shown is stored.
         """
         with self._signal_handlers():
-            while keep_on or not self._stopped:
-                line = await lines.next_line()
-                if line is None or (line.startswith("/") and not await self._command(line)):
-                    break
-                if line.strip() and not line.startswith("/"):
+            async for line in lines:
+                if line.startswith("/"):
+                    if not await self._command(line):
+                        break
+                elif line.strip():
                     await self._show_answer(line)
                     for sentence in self._notices.take():
                         terminal.note(sentence)
+                if self._stopped and not keep_on:
+                    break
         return keep_on or not (self._statistics.failed or self._stopped)
 
     async def _show_answer(self, text: str) -> None:
@@ -265,61 +267,46 @@ class Conversation:
         terminal.result(values, sentence, style="dim")
 
 
-class LineInput(Protocol):
-    """A source of the lines of a chat."""
+async def prompted_lines() -> AsyncIterator[str]:
+    """Yield the lines that a user enters at a prompt, until Ctrl-C or Ctrl-D.
 
-    async def next_line(self) -> str | None:
-        """Return the next line without its end; None at the end of the input."""
+    The history of the prompt is stored in the user's state folder; only this user can read it.
+    """
+    from prompt_toolkit import PromptSession
+    from prompt_toolkit.completion import WordCompleter
+    from prompt_toolkit.formatted_text import FormattedText
 
-
-class PromptedLines:
-    """A prompt at a terminal. Its history is stored in the user's state folder; only this user can read it."""
-
-    def __init__(self, commands: list[str]) -> None:
-        from prompt_toolkit import PromptSession
-        from prompt_toolkit.completion import WordCompleter
-
-        self._prompt: PromptSession[str] = PromptSession(
-            history=_history(),
-            completer=WordCompleter(commands, sentence=True),
-            complete_while_typing=False,
-            enable_history_search=True,
-        )
-
-    async def next_line(self) -> str | None:
-        """Return the next line that the user enters; None for Ctrl-C or Ctrl-D."""
-        from prompt_toolkit.formatted_text import FormattedText
-
-        try:
+    prompt: PromptSession[str] = PromptSession(
+        FormattedText([("bold ansicyan", "you "), ("", "› ")]),
+        history=_history(),
+        completer=WordCompleter(list(COMMANDS), sentence=True),
+        complete_while_typing=False,
+        enable_history_search=True,
+    )
+    with suppress(EOFError, KeyboardInterrupt):
+        while True:
             # Ctrl-C arrives here as a key press. The chat handles signals from other processes.
-            return await self._prompt.prompt_async(
-                FormattedText([("bold ansicyan", "you "), ("", "› ")]), handle_sigint=False
-            )
-        except (EOFError, KeyboardInterrupt):
-            return None
+            yield await prompt.prompt_async(handle_sigint=False)
 
 
-class PipedLines:
-    """The lines of a pipe or a file. A daemon thread reads them, because a pipe may stay open and silent."""
+async def piped_lines() -> AsyncIterator[str]:
+    """Yield the lines of a pipe or a file. A daemon thread reads them, because a pipe may stay open and silent."""
+    lines: asyncio.Queue[str | None] = asyncio.Queue()
+    loop = asyncio.get_running_loop()
 
-    def __init__(self) -> None:
-        self._lines: asyncio.Queue[str | None] = asyncio.Queue()
-        self._loop = asyncio.get_running_loop()
-        threading.Thread(target=self._read, args=(sys.stdin.fileno(),), daemon=True).start()
-
-    async def next_line(self) -> str | None:
-        """Return the next line; None at the end of the input."""
-        return await self._lines.get()
-
-    def _read(self, descriptor: int) -> None:
+    def read(descriptor: int) -> None:
         # `sys.stdin` holds a lock while it waits, which would block the exit of the process.
         with open(descriptor, encoding="utf-8", errors="replace", newline="\n", closefd=False) as stream:
             try:
                 for line in stream:
-                    self._loop.call_soon_threadsafe(self._lines.put_nowait, line.rstrip("\r\n"))
-                self._loop.call_soon_threadsafe(self._lines.put_nowait, None)
+                    loop.call_soon_threadsafe(lines.put_nowait, line.rstrip("\r\n"))
+                loop.call_soon_threadsafe(lines.put_nowait, None)
             except RuntimeError:
                 return  # the chat has ended and its loop is closed
+
+    threading.Thread(target=read, args=(sys.stdin.fileno(),), daemon=True).start()
+    while (line := await lines.get()) is not None:
+        yield line
 
 
 def _history() -> History:

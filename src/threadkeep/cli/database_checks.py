@@ -63,8 +63,10 @@ async def check_database(settings: Settings) -> list[Finding]:
             found += await _location(driver, settings, condition)
             found += await _writing(driver, address, condition)
             found += _partitions(await partition_state(driver), settings.partitions)
-            found += [*_search(condition), *await _runs(driver, condition)]
-            return [*found, *await _token_factors(driver, condition)]
+            found += _search(condition)
+            if condition.schema == condition.newest:
+                found += [await _runs(driver), await _token_factors(driver)]
+            return found
     except (StoreError, ModuleNotFoundError) as error:
         holding = _holding(address, ()) if address.path is not None else []
         return [_unreachable("database", address, error), *holding]
@@ -225,37 +227,33 @@ def _search(condition: Condition) -> list[Finding]:
     return [Finding("search", "ok", f"{counted(condition.unindexed, 'message')} to be indexed.")]
 
 
-async def _runs(driver: Driver, condition: Condition) -> list[Finding]:
-    """Return a finding about unfinished runs and runs that were set aside; none if the schema is not current."""
-    if condition.schema != condition.newest:
-        return []
+async def _runs(driver: Driver) -> Finding:
+    """Return the finding about unfinished runs and runs that were set aside."""
     runs = Runs(driver, clock=utc_now)
     counts = await runs.records.counts()
     detail = f"{counts.queued:,} queued, {counts.running:,} running, {counts.waiting:,} waiting for a person"
     if counts.set_aside:
         cure = "See the reasons, then retry them: threadkeep runs list --set-aside"
-        return [Finding("runs", "warn", f"{detail}, {counts.set_aside:,} set aside after too many failures.", cure)]
+        return Finding("runs", "warn", f"{detail}, {counts.set_aside:,} set aside after too many failures.", cure)
     if await runs.order.ready(limit=1, waited_seconds=_LONG_QUEUED_SECONDS):
         cure = "Start `threadkeep serve` or `threadkeep worker` on this database, or more of them."
-        return [Finding("runs", "warn", f"{detail}; some have been queued for more than a minute.", cure)]
-    return [Finding("runs", "ok", f"{detail}.")]
+        return Finding("runs", "warn", f"{detail}; some have been queued for more than a minute.", cure)
+    return Finding("runs", "ok", f"{detail}.")
 
 
-async def _token_factors(driver: Driver, condition: Condition) -> list[Finding]:
-    """Return a finding about the learned corrections of token estimates; none if the schema is not current."""
-    if condition.schema != condition.newest:
-        return []
+async def _token_factors(driver: Driver) -> Finding:
+    """Return the finding about the learned corrections of token estimates."""
     stored = sorted((await TokenFactors(driver, clock=utc_now).all()).items())
     factors = [TokenFactor(key, *values) for key, values in stored if is_in_use(key)]
     if not factors:
-        return [Finding("token factors", "ok", "None learned yet: no provider has reported a different count.")]
+        return Finding("token factors", "ok", "None learned yet: no provider has reported a different count.")
     learned = [f"{factor.model} {factor.label} ({counted(factor.samples, 'call')})" for factor in factors]
     detail = f"Estimates are corrected for {', '.join(learned)}."
     far = [factor.model for factor in factors if factor.is_at_limit]
     if far:
         cure = f"The correction for {', '.join(far)} is at its limit: the provider may not report tokens."
-        return [Finding("token factors", "warn", detail, cure)]
-    return [Finding("token factors", "ok", detail)]
+        return Finding("token factors", "warn", detail, cure)
+    return Finding("token factors", "ok", detail)
 
 
 async def check_all_integrity(settings: Settings, *, reachable: bool) -> list[Finding]:

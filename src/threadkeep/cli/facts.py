@@ -33,6 +33,7 @@ from threadkeep.records.knowledge import FACT_KINDS, PROPOSAL_STATUSES, Fact, Fa
 
 if TYPE_CHECKING:
     from threadkeep.knowledge.proposals import Proposals
+    from threadkeep.knowledge.views import FactView, ProposalView
     from threadkeep.memory import Memory
 
 commands = verbs("List, show, add, forget, export or import facts known beyond one session.")
@@ -80,8 +81,6 @@ async def list_facts(
     cursor: CursorOption = None,
 ) -> None:
     """List facts, most recently changed first."""
-    from threadkeep.knowledge.views import FactView
-
     scope = scope_named(session, workspace, user)
     wanted = one_of("--kind", kind, FACT_KINDS)
     query = FactQuery(scope, None, wanted, None, text, past, limit=limit, cursor=read_cursor(cursor))
@@ -89,7 +88,7 @@ async def list_facts(
     async with opened_memory() as memory:
         facts, following = await memory.knowledge.facts_page(query)
     terminal.listing(
-        {"facts": [FactView.of(fact) for fact in facts], "next_cursor": write_cursor(following)},
+        {"facts": [_view(fact) for fact in facts], "next_cursor": write_cursor(following)},
         facts,
         {
             "of": _owner,
@@ -112,8 +111,6 @@ async def show_fact(
     user: OfUser = None,
 ) -> None:
     """Show a fact with its earlier values, and the messages that it comes from."""
-    from threadkeep.knowledge.views import FactView
-
     scope = needed_scope(session, workspace, user)
 
     async with opened_memory() as memory:
@@ -121,7 +118,7 @@ async def show_fact(
     if not facts:
         raise NotDone("There is no such fact; list the facts with: threadkeep facts list")
     if terminal.as_json:
-        terminal.json({"facts": [FactView.of(fact) for fact in facts]})
+        terminal.json({"facts": [_view(fact) for fact in facts]})
         return
     for fact in facts:
         _show_fact(fact)
@@ -139,8 +136,6 @@ async def add_fact(
     confidence: Annotated[float, typer.Option(min=0, max=1, help="The confidence, from 0 to 1.")] = 1.0,
 ) -> None:
     """Remember a value of a key. The same value confirms the fact; another value replaces it."""
-    from threadkeep.knowledge.views import FactView
-
     scope = needed_scope(session, workspace, user)
     fact_kind = one_of("--kind", kind, FACT_KINDS)
 
@@ -149,7 +144,7 @@ async def add_fact(
     sentence = f"{fact.key} of {_owner(fact)} is remembered."
     if fact.confirmed > 1:
         sentence = f"{fact.key} was known, and is confirmed ({counted(fact.confirmed, 'time')})."
-    terminal.result(FactView.of(fact), sentence)
+    terminal.result(_view(fact), sentence)
 
 
 @commands.command("forget")
@@ -188,6 +183,12 @@ async def forget_facts(
         raise typer.Exit(1)
 
 
+def _view(known: Fact | Proposal) -> FactView | ProposalView:
+    from threadkeep.knowledge.views import FactView, ProposalView
+
+    return FactView.of(known) if isinstance(known, Fact) else ProposalView.of(known)
+
+
 def _owner(known: Fact | Proposal) -> str:
     return f"{known.scope.kind} {known.scope.owner}"
 
@@ -216,15 +217,13 @@ async def list_proposals(
     cursor: CursorOption = None,
 ) -> None:
     """List facts that were proposed from messages, most recently changed first."""
-    from threadkeep.knowledge.views import ProposalView
-
     wanted = one_of("--status", status, PROPOSAL_STATUSES)
     scope = scope_named(session, workspace, user)
     async with opened_memory() as memory:
         query = ProposalQuery(wanted, scope, limit=limit, cursor=read_cursor(cursor))
         found, following = await memory.proposals.page(query)
     terminal.listing(
-        {"proposals": [ProposalView.of(proposal) for proposal in found], "next_cursor": write_cursor(following)},
+        {"proposals": [_view(proposal) for proposal in found], "next_cursor": write_cursor(following)},
         found,
         {
             "proposal": lambda proposal: proposal.id,
@@ -260,13 +259,9 @@ async def undo_proposal(proposal: _Id, by: By = None) -> None:
 
 
 async def _decide(work: Callable[[Proposals], Awaitable[Proposal]]) -> None:
-    from threadkeep.knowledge.views import ProposalView
-
     async with opened_memory() as memory:
         decided = await work(memory.proposals)
-    terminal.result(
-        ProposalView.of(decided), f"{decided.key} of {_owner(decided)}, {decided.origin}, is {decided.status}."
-    )
+    terminal.result(_view(decided), f"{decided.key} of {_owner(decided)}, {decided.origin}, is {decided.status}.")
 
 
 def decider(by: str | None) -> str:
@@ -282,14 +277,12 @@ async def export_facts(
 
     A file appears only when it is complete.
     """
-    from threadkeep.knowledge.views import FactView
-
     scope, done = scope_named(session, workspace, user), 0
     with opened_output(output) as stream:
         async with opened_memory() as memory:
             with terminal.progress("Exporting", None) as reach:
                 async for facts in _pages_of(memory, scope):
-                    stream.writelines(f"{FactView.of(fact).model_dump_json()}\n".encode() for fact in facts)
+                    stream.writelines(f"{_view(fact).model_dump_json()}\n".encode() for fact in facts)
                     done += len(facts)
                     reach(done, counted(done, "value"))
     show_exported({"facts": done}, counted(done, "value"), output)

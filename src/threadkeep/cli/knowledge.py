@@ -148,14 +148,10 @@ async def undo_promotion(
 ) -> None:
     """Retract a promoted fact, here and in Graphiti."""
     retracted = await _with_graphiti(lambda graphiti: graphiti.undo_promotion(fact_id))
-    if terminal.as_json:
-        terminal.json(retracted)
-    elif retracted.remains:
-        terminal.error(f"Retracted here; the graph still has {retracted.remains}.")
-    else:
-        terminal.say("Retracted here and in the graph.")
+    sentence = "Retracted here and in the graph."
     if retracted.remains:
-        raise typer.Exit(1)
+        sentence = f"Retracted here; the graph still has {retracted.remains}."
+    terminal.result(retracted, sentence, failed=bool(retracted.remains))
 
 
 @commands.command("backfill")
@@ -241,17 +237,13 @@ async def purge_group(
     )
     with terminal.waiting("Deleting"):
         purged = await _with_graphiti(lambda graphiti: graphiti.purge(scope))
-    if terminal.as_json:
-        terminal.json(purged)
-    elif purged.remains:
-        terminal.error(
+    sentence = f"{purged.group_id} is deleted; {counted(purged.dropped, 'waiting message')} dropped."
+    if purged.remains:
+        sentence = (
             f"The server reports that it deleted {purged.group_id}, but still has {purged.remains}. With FalkorDB, its "
             "REST server deletes nothing: use THREADKEEP_GRAPHITI_TRANSPORT=mcp."
         )
-    else:
-        terminal.say(f"{purged.group_id} is deleted; {counted(purged.dropped, 'waiting message')} dropped.")
-    if purged.remains:
-        raise typer.Exit(1)
+    terminal.result(purged, sentence, failed=bool(purged.remains))
 
 
 async def _with_graphiti[T](work: Callable[[Graphiti], Awaitable[T]]) -> T:

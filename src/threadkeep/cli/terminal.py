@@ -82,12 +82,16 @@ class Terminal:
         """Print a JSON document on one line."""
         print(dump(value, sys.stdout), flush=True)  # noqa: T201 - rich would wrap it
 
-    def result(self, value: object, sentence: str, *, style: str = "") -> None:
-        """Print the result of a command: with `--json` the value, otherwise the sentence."""
+    def result(self, value: object, sentence: str, *, style: str = "", failed: bool = False) -> None:
+        """Print the result of a command: with `--json` the value, else the sentence. Exit with 1 if it `failed`."""
         if self.as_json:
             self.json(value)
+        elif failed:
+            self.error(sentence)
         else:
             self.say(sentence, style=style)
+        if failed:
+            raise typer.Exit(1)
 
     def listing[T](
         self,
