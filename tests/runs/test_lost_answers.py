@@ -24,6 +24,7 @@ from threadkeep.records.runs import Run, RunQuery
 from threadkeep.runs.chat_turns import ChatAnswer, ChatAnswers, ChatTurn, listen
 from threadkeep.runs.requests import RunRequest
 from threadkeep.runs.streams import InFlightMessages, RunStream
+from threadkeep.runs.worker import Worker
 from threadkeep.testing import Gate, ScriptedModel
 from threadkeep.workflows.loading import read_workflow
 
@@ -73,6 +74,32 @@ async def test_a_run_whose_insert_reported_an_error_is_executed(
         result = await carried_out(service, RunRequest(workflow="desk", text="two", session_id="room"))
         assert (result.status, result.text) == ("done", "reply 2")
     assert [text for _, text in await every_desk.transcript("room")] == ["one", "reply 1", "two", "reply 2"]
+
+
+async def test_a_run_is_executed_once_although_the_reply_to_its_insert_is_late(
+    memory: Memory, monkeypatch: pytest.MonkeyPatch, make_chat: Chats
+) -> None:
+    """A run that this process has executed before its insert was answered is not executed again."""
+    execute, executed, first = Worker.execute, asyncio.Event(), itertools.count(1)
+    record = memory.pending.record_joined
+
+    async def noted(self: Worker, run_id: str) -> None:
+        await execute(self, run_id)
+        executed.set()
+
+    async def late(*arguments: Any, **options: Any) -> Any:
+        stored = await record(*arguments, **options)
+        if next(first) == 1:
+            await executed.wait()
+        return stored
+
+    monkeypatch.setattr(Worker, "execute", noted)
+    monkeypatch.setattr(memory.pending, "record_joined", late)
+    model = ScriptedModel(["hello", "hello again"])
+    async with asyncio.timeout(HANG_SECONDS):
+        assert (await make_chat(memory, model, runs=ATTENTIVE).ask(said("hi", "1"))).response == "hello"
+    assert len(model.calls) == 1
+    assert await kept(memory, ROOM) == [("user", "hi"), ("assistant", "hello")]
 
 
 async def test_a_turn_without_a_record_and_its_run_give_one_answer(

@@ -106,7 +106,8 @@ class Worker:
             StoreError: the engine does not accept the run. If `beginning` was passed, the run is released.
         """
         stream = self.streams.of(run_id)
-        if stream.started:
+        # If the database's reply to the insert was late, maintenance may have found and executed the new run meanwhile.
+        if stream.started or (beginning is not None and stream.outcome is not None):
             return
         stream.started = True
         self._started[run_id] = stream
