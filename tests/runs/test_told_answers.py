@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from langchain.agents import create_agent
@@ -14,13 +16,17 @@ from langchain_core.runnables import RunnableConfig
 
 from tests.outages import Outage
 from tests.recorded_events import RecordedEvents
-from tests.runs.chatting import ROOM, WATCHFUL, Chats, said
+from tests.runs.chatting import ROOM, WATCHFUL, Chats, events_of, said
 from tests.runs.desk import RunDesk, eventually
 from threadkeep import Memory, MemoryOptions, Message, SessionMemory, StoreUnavailable, open_memory
 from threadkeep.records import Turn
-from threadkeep.records.runs import NewRun, RunQuery
+from threadkeep.records.runs import NewRun, Run, RunQuery
+from threadkeep.runs.chat_turns import ChatAnswer
 from threadkeep.runs.requests import RunRequest
+from threadkeep.runs.service import RunService
 from threadkeep.store.driver import StoreOptions
+from threadkeep.store.postgres import PostgresDriver
+from threadkeep.store.sqlite import SqliteDriver
 from threadkeep.testing import Gate, ScriptedModel
 
 AGENT = "schema: 1\nname: desk\nnodes:\n  answer: {kind: agent, next: end}"
@@ -200,3 +206,74 @@ async def test_a_repeat_is_answered_while_no_run_can_be_stored(
     again = await chat.ask(said("hi", "1", user_id="ann"))
     assert (again.response, again.run_id, len(model.calls)) == (first.response, first.run_id, 1)
     assert (await chat.ask(said("hi", "1", user_id="bob"))).response == "second"
+
+
+@contextmanager
+def no_database(url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let each call to a database of this kind fail in the block."""
+
+    def failing(*_: object, **__: object) -> None:
+        raise StoreUnavailable("It is down.")
+
+    driver = PostgresDriver if url.startswith("postgres") else SqliteDriver
+    with monkeypatch.context() as patch:
+        for name in ("reading", "writing", "transaction", "append"):
+            patch.setattr(driver, name, failing)
+        yield
+
+
+async def test_a_repeat_in_an_outage_returns_the_stored_answer_if_it_can_be_read_in_the_end(
+    database_url: str, memory_options: MemoryOptions, make_chat: Chats, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A repeat returns the stored answer if the database comes back while the model is called again."""
+    gate = Gate()
+    pending = replace(memory_options.pending, first_pause_seconds=600.0, longest_pause_seconds=600.0)
+    async with open_memory(database_url, options=replace(memory_options, pending=pending)) as memory:
+        chat = make_chat(memory, ScriptedModel(["first", [gate, "second"]]))
+        first = await chat.ask(said("hi", "1", user_id="ann"))
+        with no_database(database_url, monkeypatch):
+            again = chat.begin(said("hi", "1", user_id="ann"))
+            await gate.reached()
+        gate.open()
+        *_, last = await events_of(again)
+        assert isinstance(last, ChatAnswer)
+        assert (last.response, last.run_id, last.replaced) == (first.response, first.run_id, True)
+        assert [message.content for message in await memory.session(ROOM).tail(9)] == ["hi", "first"]
+
+
+@pytest.mark.parametrize("ends", [True, False])
+async def test_an_answer_that_was_not_stored_is_not_returned(
+    memory: Memory, outage: Outage, make_chat: Chats, monkeypatch: pytest.MonkeyPatch, ends: bool
+) -> None:
+    """A caller gets the delivered answer if the pending answer of the run lost to it before the caller was answered."""
+    gate, delivered, end = Gate(), asyncio.Event(), memory.runs.end
+    request = NewRun(run_id="taken", workflow="chat", input={"text": "hi"}, session_id=ROOM, message_id="1")
+    await memory.runs.order.add(request, owner="dead")
+    chat = make_chat(memory, ScriptedModel([[gate, "mine"]]), runs=WATCHFUL)
+    turn = chat.begin(said("hi", "1"), stream=False)
+    await gate.reached()
+    async with open_memory(outage.url, options=MemoryOptions(background=False)) as elsewhere:
+        answer = Message("assistant", "theirs", answers="1", author="answer")
+        await elsewhere.session(ROOM).record([answer], answers="1", told=True)
+
+    async def late(*arguments: Any) -> Any:
+        await delivered.wait()
+        return await end(*arguments)
+
+    async def unread(*_: object, **__: object) -> Run:
+        await delivered.wait()
+        raise StoreUnavailable("It is down.")
+
+    async def waits() -> bool:
+        return memory.pending.count == 1
+
+    monkeypatch.setattr(memory.runs, "end", late)
+    if not ends:
+        monkeypatch.setattr(RunService, "end_of", unread)
+    async with outage():
+        gate.open()
+        await eventually(waits)
+    assert await memory.pending.deliver()
+    delivered.set()
+    assert (await turn.answer()).response == "theirs"
+    assert [message.content for message in await memory.session(ROOM).tail(9)] == ["hi", "theirs"]

@@ -324,7 +324,7 @@ class Chat:
                     raise
         if outcome.status == "waiting":
             raise StoreUnavailable("The workflow asks a person, and the database cannot store that now; send it again.")
-        return self._answers.of(turn, outcome, ledger.usages)
+        return await self._answers.of_unrecorded(turn, outcome, ledger.usages)
 
     async def _work_unstored(self, turn: ChatTurn, stream: RunStream) -> tuple[Outcome, Ledger]:
         outcome, ledger = await self._offline.execute(turn.run_request, stream, turn.session_id)

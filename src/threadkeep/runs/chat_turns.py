@@ -308,6 +308,9 @@ class ChatAnswers:
                 # This works even while the database is down: the answer is then pending in this process.
                 async with self._optional(turn):
                     stands = await self._memory.session(turn.session_id).tell(answer_id)
+                    if stands is None and (first := await self._answer_to(turn)) is not None:
+                        # The run's answer is not stored, because another answer was stored before it.
+                        stands = await self._memory.session(turn.session_id).tell(str(first.id))
             if stands is not None and stands.id == answer_id:
                 stands = None
             if stream.usage is None:
@@ -326,18 +329,39 @@ class ChatAnswers:
         """
         if turn.request.message_id is None:
             return None
-        session = self._memory.session(turn.session_id, user_id=turn.request.user_id)
         found: Message | None = None
         async with self._optional(turn):
-            question = await session.find(turn.message_id)
-            found = next(reversed(await session.answers_to(question)), None) if question is not None else None
-        if found is None or found.status != "complete":
+            found = await self._answer_to(turn)
+        if found is None:
             return None
         async with self._optional(turn):
-            found = await session.tell(str(found.id)) or found
+            found = await self._memory.session(turn.session_id).tell(str(found.id)) or found
         turn.run_id = found.run_id or turn.run_id
         result = {"text": found.content, "message_id": found.id, "confidence": found.confidence}
         return self.of(turn, Outcome("done", result={**result, "escalated": found.escalated}), ())
+
+    async def of_unrecorded(self, turn: ChatTurn, outcome: Outcome, usage: Sequence[TokenUsage]) -> ChatAnswer:
+        """Return the answer from the outcome of an unrecorded run, or another answer if that was stored before.
+
+        While the database was down, it was unknown whether the message had an answer.
+
+        Raises:
+            ThreadkeepError: the run has no answer; `error_of` chooses the error.
+        """
+        answer = self.of(turn, outcome, usage)
+        if turn.request.message_id is None:
+            return answer
+        async with self._optional(turn):
+            await self._memory.session(turn.session_id).deliver()
+        stored = await self.stored(turn)
+        return answer if stored is None or stored.answer_id == answer.answer_id else stored
+
+    async def _answer_to(self, turn: ChatTurn) -> Message | None:
+        """Return the newest complete answer to the message of a turn, stored or pending; None if there is none."""
+        session = self._memory.session(turn.session_id, user_id=turn.request.user_id)
+        question = await session.find(turn.message_id)
+        found = next(reversed(await session.answers_to(question)), None) if question is not None else None
+        return found if found is not None and found.status == "complete" else None
 
     @contextlib.asynccontextmanager
     async def _optional(self, turn: ChatTurn) -> AsyncIterator[None]:
