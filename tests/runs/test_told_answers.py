@@ -125,19 +125,27 @@ async def test_a_run_returns_the_current_answer(every_desk: RunDesk) -> None:
     assert (found.text, found.message_id, found.confidence, found.output) == ("told", "told", 0.5, {"text": "told"})
 
 
-async def test_a_run_whose_answer_was_not_stored_returns_the_stored_one(
-    memory: Memory, outage: Outage, events: RecordedEvents
+@pytest.mark.parametrize("early", [True, False])
+async def test_a_run_whose_pending_answer_lost_returns_the_stored_one(
+    memory: Memory, outage: Outage, events: RecordedEvents, monkeypatch: pytest.MonkeyPatch, early: bool
 ) -> None:
-    """A run whose pending answer lost to a delivered answer returns the delivered one."""
-    gate = Gate()
+    """A run returns the delivered answer instead of its own; if a caller got its own before, that is stored, too."""
+    gate, delivered, end = Gate(), asyncio.Event(), memory.runs.end
     desk = RunDesk(memory, ScriptedModel([[gate, "mine"]]), events)
     request = RunRequest(workflow="desk", text="hi", session_id=ROOM, message_id="1")
 
     async def waits() -> bool:
         return memory.pending.count == 1
 
+    async def late(*arguments: Any) -> Any:
+        await delivered.wait()
+        return await end(*arguments)
+
+    if not early:
+        monkeypatch.setattr(memory.runs, "end", late)
     async with desk.open(AGENT) as service:
         run_id = (await service.submit(request, mode="background")).run_id
+        result = asyncio.create_task(service.result(run_id))
         await gate.reached()
         async with open_memory(outage.url, options=MemoryOptions(background=False)) as elsewhere:
             answer = Message("assistant", "theirs", answers="1", author="answer")
@@ -145,10 +153,18 @@ async def test_a_run_whose_answer_was_not_stored_returns_the_stored_one(
         async with outage():
             gate.open()
             await eventually(waits)
-        await service.result(run_id)
+        if early:
+            assert (await result).text == "mine"
         assert await memory.pending.deliver()
+        delivered.set()
+        assert (await result).text == ("mine" if early else "theirs")
         assert (await service.result(run_id)).text == "theirs"
-    assert [message.content for message in await memory.session(ROOM).tail(9)] == ["hi", "theirs"]
+    stored = await memory.session(ROOM).tail(9, view="history")
+    assert [(one.content, one.superseded_at is None) for one in stored] == [
+        ("hi", True),
+        ("theirs", True),
+        *([("mine", False)] if early else []),
+    ]
 
 
 async def test_a_run_whose_message_was_edited_keeps_its_answer(every_desk: RunDesk) -> None:

@@ -283,8 +283,9 @@ class OpenTurn(TurnContext):
             return None
         if receipt is None or receipt.adopted is None:
             stored_id = answer.id if receipt is None else receipt.ids[-1]
-            if told and self._hold is not None:
-                self._hold.told_id = stored_id
+            if self._hold is not None:
+                self._hold.told_id = stored_id if told else self._hold.told_id
+                self._hold.was_pending |= receipt is None
             return None if stored_id == answer.id else as_answer(answer.with_fields(id=stored_id))
         self._adopted = True
         if self._hold is not None:

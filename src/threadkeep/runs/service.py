@@ -74,7 +74,7 @@ class RunService(RunIntake):
                 if await changed(end, pause) and (ended := end.run) is not None:
                     if user_id is not None and ended.user_id != user_id:
                         raise RunNotFound(run_id)
-                    return ended
+                    return ended if stream.hold is None or not stream.hold.was_pending else await self.run(run_id)
                 pause = min(pause * 2, _LONGEST_POLL_SECONDS)
         finally:
             stream.waiting -= 1

@@ -32,6 +32,9 @@ async def _with_answer_that_stands(memory: Memory, run: Run, result: Mapping[str
         return run
     session = memory.session(run.session_id)
     own = answer = await session.find(own_id)
+    if own is not None and own.seq is None:
+        # The caller gets a pending answer now, so it is stored even if another answer was delivered.
+        await session.tell(own_id)
     while answer is not None and answer.superseded_by is not None:
         answer = await session.find(answer.superseded_by)
     if own is None and run.message_id is not None:
