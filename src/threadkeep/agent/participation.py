@@ -36,7 +36,7 @@ from threadkeep.agent.questions import (
 from threadkeep.agent.root_runs import RootRun
 from threadkeep.agent.turn_options import CallSite, TurnOptions
 from threadkeep.agent.turns import OpenTurn
-from threadkeep.boundary import ErrorBoundary, OnFailure
+from threadkeep.boundary import ErrorBoundary
 from threadkeep.errors import StoreError, ThreadkeepError
 from threadkeep.history.memory import Memory
 from threadkeep.history.session import Session
@@ -191,15 +191,14 @@ class Participation:
         if self.turn is not None:
             return self.turn
         await self.registry.settle_before(self)
-        with OnFailure(self._give_up):
+        try:
             async with self.root.storing.setdefault(self.memory, asyncio.Lock()):
-                if self.turn is None:
-                    self.turn = await self._begin(messages)
-                return self.turn
-
-    def _give_up(self) -> None:
-        self.leave()
-        self.root.release_session()
+                turn = self.turn = self.turn or await self._begin(messages)
+        finally:
+            if self.turn is None:
+                self.leave()
+                self.root.release_session()
+        return turn
 
     async def _begin(self, messages: Sequence[BaseMessage]) -> OpenTurn:
         root = self.root
@@ -210,7 +209,7 @@ class Participation:
             root.turn = turn
             for answer in turn.earlier:
                 root.add_answer(AIMessage(answer.content, id=answer.id), answer.author)
-            turn.answered = self._answered_at_end(turn)
+            turn.answered = self._answered_at_end(turn) if turn.earlier else None
         if turn.answered is None or root.turn is not turn:
             call = root_callbacks.call
             resumed = call is not None and isinstance(call.input, Command)
@@ -253,8 +252,6 @@ class Participation:
 
     def _answered_at_end(self, turn: OpenTurn) -> AIMessage | None:
         """Return the agent's own stored answer if it is the last message that the caller sent, otherwise None."""
-        if not turn.earlier:
-            return None
         last = self.root.sent[-1] if self.root.sent and not self._goes_on else None
         own = [one.id for one in turn.earlier if one.author == self.author]
         return last if isinstance(last, AIMessage) and id_of(last) in own else None

@@ -234,9 +234,7 @@ class RootRun:
         # Numbers of calls that have not been claimed here yet can still change.
         known = {*taken, *(claims[one] for one in self._resumed & claims.keys() - {call})}
         first = 1 + after + (root_callbacks.branch.get() or 0)
-        claims[call] = min({*range(first, first + len(known) + 1)} - known)
-        self._resumed.add(call)
-        return claims[call]
+        return self.reserve(author, call, min({*range(first, first + len(known) + 1)} - known))
 
     def reserve(self, author: str | None, call: Hashable, number: int) -> int:
         """Return `number`, which is that of a stored answer that a resumed run repeats."""
