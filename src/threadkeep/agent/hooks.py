@@ -29,6 +29,7 @@ from threadkeep.agent.answers import (
     named_as_agent,
     restored,
     storable,
+    stream_again,
 )
 from threadkeep.agent.call_measure import ModelUse
 from threadkeep.agent.callbacks import PartialAnswer, root_callbacks, with_callback
@@ -92,6 +93,7 @@ class TurnHooks:
         part = self._part(call)
         if part.silent:
             return None
+        self._others.check_state(request.messages)
         part.stop_waiting()
         part.redacted = redacted_kinds(call.config)
         messages = part.root.with_question(request.messages)
@@ -104,6 +106,7 @@ class TurnHooks:
             answered = answered_before(turn.answered, request, call.config)
             part.earlier_ids = part.earlier_ids or {message.id for message in request.messages}
             part.told_again = answered.result[-1]
+            stream_again(part.told_again)
             return ModelStep(part, turn, call, request, answered=answered)
         if part.root.answers or part.root.question is not asked:
             messages = part.root.with_question(messages)
@@ -145,6 +148,7 @@ class TurnHooks:
             part.hold(answer, "failed" if failed else "interrupted", step.call.runtime)
         else:
             part.discard()
+        self._others.check_calls(step.sent, step.partial)
 
     async def fail_model_call(self, step: ModelStep, error: BaseException) -> None:
         """Store the text received so far if the call was cancelled; if it failed, hold it (`Participation.hold`)."""
@@ -277,14 +281,11 @@ class TurnHooks:
         session = session_for(self.memory, self._options, call.config, call.runtime)
         site = site_in(self._options, call.config)
         author = author_of(call.config, site)
-        parent = None
+        parent, shared = None, site is None or site.transcript
         if self._options.scope == "own":
             # Each call is a turn in the agent's own conversation.
-            parent, session = session, own_session(self.memory, session, author)
-            root = root_run(self.memory, call.runtime.control, session.session_id, shared=False)
-        else:
-            shared = site is None or site.transcript
-            root = root_run(self.memory, call.runtime.control, session.session_id, shared=shared)
+            parent, session, shared = session, own_session(self.memory, session, author), False
+        root = root_run(self.memory, call.runtime.control, session.session_id, shared=shared)
         run_id, metadata = run_id_of(call.config, call.runtime), metadata_of(call.config)
         part = Participation(
             self.memory, session, self._options, root, author, call.key, run_id, metadata, site, self._open

@@ -14,7 +14,7 @@ from langgraph.config import get_config
 from langgraph.runtime import Runtime, get_runtime
 from langgraph.types import Command
 
-from threadkeep.agent.answers import OtherMiddleware, stream_again
+from threadkeep.agent.answers import OtherMiddleware
 from threadkeep.agent.extras import ExtraSource
 from threadkeep.agent.hooks import AgentCall, TurnHooks
 from threadkeep.agent.turn_options import IdOf, Limit, QuestionText, Scope, TurnLearning, TurnOptions
@@ -102,7 +102,7 @@ class SessionMemory(AgentMiddleware[AgentState[Any], Any, Any]):
 
     def _begin(self, memory: Memory | SyncMemory, options: TurnOptions) -> None:
         super().__init__()
-        self._others = others = OtherMiddleware()
+        others = OtherMiddleware()
         self._hooks = OnLoop(memory, lambda opened: TurnHooks(opened, options, others))
 
     @property
@@ -136,9 +136,7 @@ class SessionMemory(AgentMiddleware[AgentState[Any], Any, Any]):
         step = await self._hooks.call(TurnHooks.begin_model_call, call, request)
         if step is None:
             return await handler(request)
-        self._others.check_state(request.messages)
         if step.answered is not None:
-            stream_again(step.answered.result[-1])
             return step.answered
         try:
             with step:
@@ -147,7 +145,6 @@ class SessionMemory(AgentMiddleware[AgentState[Any], Any, Any]):
             await self._hooks.call(TurnHooks.fail_model_call, step, error)
             raise
         await self._hooks.call(TurnHooks.end_model_call, step, response)
-        self._others.check_calls(step.sent, step.partial)
         return response
 
     def wrap_model_call(
@@ -158,9 +155,7 @@ class SessionMemory(AgentMiddleware[AgentState[Any], Any, Any]):
         step = self._wait_for(call, lambda hooks: hooks.begin_model_call(call, request))
         if step is None:
             return handler(request)
-        self._others.check_state(request.messages)
         if step.answered is not None:
-            stream_again(step.answered.result[-1])
             return step.answered
         try:
             with step:
@@ -170,7 +165,6 @@ class SessionMemory(AgentMiddleware[AgentState[Any], Any, Any]):
             self._wait_for(call, lambda hooks: hooks.fail_model_call(step, failure))
             raise
         self._wait_for(call, lambda hooks: hooks.end_model_call(step, response))
-        self._others.check_calls(step.sent, step.partial)
         return response
 
     def awrap_tool_call(
