@@ -78,7 +78,7 @@ class RecordedGraph(Runnable[Any, Any]):
             InvalidKey: the config names no session.
             WrongUser: the session belongs to another user.
         """
-        with self._begun(input, config, kwargs) as turn:
+        with closing(self._begun(input, config, kwargs)) as turn:
             result = turn.graph.invoke(turn.given, turn.config, **turn.options)
             _, winner = self._end(turn)
         return turn.without_history(result, winner)
@@ -93,7 +93,7 @@ class RecordedGraph(Runnable[Any, Any]):
 
         If another process has stored an answer first, the parts of that answer follow.
         """
-        with self._begun(input, config, kwargs) as turn:
+        with closing(self._begun(input, config, kwargs)) as turn:
             with closing(turn.graph.stream(turn.given, turn.config, **turn.options)) as parts:
                 yield from map(turn.part_without_history, parts)
             state, winner = self._end(turn)
@@ -108,7 +108,7 @@ class RecordedGraph(Runnable[Any, Any]):
             InvalidKey: the config names no session.
             WrongUser: the session belongs to another user.
         """
-        with await self._abegun(input, config, kwargs) as turn:
+        with closing(await self._abegun(input, config, kwargs)) as turn:
             result = await turn.graph.ainvoke(turn.given, turn.config, **turn.options)
             _, winner = await self._aend(turn)
         return turn.without_history(result, winner)
@@ -123,7 +123,7 @@ class RecordedGraph(Runnable[Any, Any]):
 
         If another process has stored an answer first, the parts of that answer follow.
         """
-        with await self._abegun(input, config, kwargs) as turn:
+        with closing(await self._abegun(input, config, kwargs)) as turn:
             # If the reader stops early, close the graph's stream before the next turn begins.
             async with aclosing(turn.graph.astream(turn.given, turn.config, **turn.options)) as parts:
                 async for part in parts:
@@ -178,7 +178,7 @@ class RecordedGraph(Runnable[Any, Any]):
         config = ensure_config(config)
         context, saves = options.get("context"), has_saver(self._graph, config)
         turn = self._turns.wait_for(lambda turns: turns.begin(given, config, context, has_saver=saves))
-        with OnFailure(turn.leave):
+        with OnFailure(turn.close):
             saved = self._graph.get_state(turn.config).values if self._needs_state(turn) else None
             if saved is not None:
                 self._turns.wait_for(lambda _: turn.without_outdated(saved), turn.turns)
@@ -189,7 +189,7 @@ class RecordedGraph(Runnable[Any, Any]):
         config = ensure_config(config)
         context, saves = options.get("context"), has_saver(self._graph, config)
         turn = await self._turns.call(lambda turns: turns.begin(given, config, context, has_saver=saves))
-        with OnFailure(turn.leave):
+        with OnFailure(turn.close):
             saved = (await self._graph.aget_state(turn.config)).values if self._needs_state(turn) else None
             if saved is not None:
                 await self._turns.call(lambda _: turn.without_outdated(saved))

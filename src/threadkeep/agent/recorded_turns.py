@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass, replace
 from itertools import zip_longest
-from typing import Any, Final, Literal, Self, cast
+from typing import Any, Final, Literal, cast
 
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, RemoveMessage, convert_to_messages
 from langchain_core.runnables import RunnableConfig
@@ -75,7 +75,7 @@ class GraphTurns:
         turn.role = "guest" if root.recorded else "owner"
         root.recorded = True
         root.open_calls += 1
-        with OnFailure(turn.leave):
+        with OnFailure(turn.close):
             stored = [self._without_redacted(message) for message in messages]
             if not (given is None or isinstance(given, Command)):
                 part.enter(stored)
@@ -121,15 +121,7 @@ class GraphTurn:
         self.config = with_callback(config, self.ending, inherit=False)
         self._history: set[str | None] = set()
 
-    def __enter__(self) -> Self:
-        """Return the turn, which is left at the end of the block."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Leave the turn."""
-        self.leave()
-
-    def leave(self) -> None:
+    def close(self) -> None:
         """End the call. If it owns the turn, release the session for the next turn. Any OS thread may call this."""
         root = self.part.root
         if self.role == "silent":
