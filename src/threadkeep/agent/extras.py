@@ -154,17 +154,12 @@ class RetrievedSnippets:
     async def find(self, request: ExtraRequest, room: int) -> Extra | None:
         """Return the passages that fit, best first; the last one may be cut and marked. Return None if none fits."""
         async with asyncio.timeout(self._timeout_seconds):
-            documents = await self._retriever.ainvoke(query_of(request))
+            documents = await self._retriever.ainvoke(query_with(request.recent, request.text))
         return snippets_block(documents, request, room)
 
 
-def query_of(request: ExtraRequest) -> str:
-    """Return the query for a knowledge base: the last messages, then the input."""
-    return query_with(request.recent, request.text)
-
-
 def query_with(recent: Sequence[str], text: str) -> str:
-    """Return a question, preceded by the last 1,000 characters of the messages before it."""
+    """Return the query for a knowledge base: the last 1,000 characters of the messages before a question, then it."""
     before = "\n".join(recent)[-_RECENT_CHARACTERS:]
     return f"{before}\n{text}".strip()
 

@@ -22,7 +22,7 @@ from threadkeep.agent.recalled_turns import embedder_of
 from threadkeep.agent.turn_options import IdOf, TurnOptions
 from threadkeep.context.quotation import quoted_episode, quoted_fact, quoted_procedure
 from threadkeep.context.recall.embedding import Embedder
-from threadkeep.errors import InvalidInput, SessionNotFound, StoreClosed, StoreError
+from threadkeep.errors import InvalidInput, SessionNotFound
 from threadkeep.history import memory as history
 from threadkeep.history.session import Session, in_time
 from threadkeep.history.session_events import SessionEvents
@@ -322,16 +322,12 @@ class _KnowledgeTools:
             return f"This run has no memory about the {about}; it has one about: {', '.join(usable) or 'nothing'}.{why}"
         if looks_like_secret(quote):
             return _REFUSED
+        events = events_beside(self._memory, session)
         try:
-            async with session.timeout():
-                return await work(session, scope)
+            answer = await in_time(session, work(session, scope), lambda error: events.write_failed(error, "error"))
         except InvalidInput as error:
             return f"{refused} {error}"
-        except StoreClosed:
-            raise
-        except (StoreError, TimeoutError) as error:
-            events_beside(self._memory, session).write_failed(error, "error")
-            return failed
+        return failed if answer is None else answer
 
     def _readable(self, session: Session, runtime: ToolRuntime[Any, Any]) -> tuple[list[Scope], str]:
         """Return the usable scopes, and sentences that tell the model which scopes are unusable. Report those, too."""

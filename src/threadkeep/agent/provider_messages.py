@@ -9,7 +9,7 @@ from typing import Any
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
 
 from threadkeep.agent.conversion import REPEATS, id_of, transcript_text
-from threadkeep.agent.counting import is_text
+from threadkeep.agent.counting import call_id_of, is_text
 from threadkeep.context.window import ExclusionReason
 
 NO_RESULT = "This tool was not run to its end: the run stopped before it answered."
@@ -189,9 +189,7 @@ def _with_valid_calls(message: AIMessage) -> AIMessage:
         content = [
             block
             for block in content
-            if isinstance(block, str)
-            or block.get("type") not in _CALL_BLOCKS
-            or str(block.get("call_id") or block.get("id")) in kept
+            if isinstance(block, str) or block.get("type") not in _CALL_BLOCKS or str(call_id_of(block)) in kept
         ]
     return message.model_copy(
         update={"tool_calls": valid, "invalid_tool_calls": [], "additional_kwargs": extra, "content": content}

@@ -57,7 +57,8 @@ def shortened(message: BaseMessage, tokens: int, counter: TokenCounter) -> BaseM
         return with_text(message, cut(text, tokens, counter))
     media = media_indexes(message)
     least = min(counter(text), _LEAST_TEXT)
-    number = next((n for n in range(len(media)) if _count_without(message, media[:n], counter) + least <= tokens), None)
+    without = (count_message(_merged(message, "", media[:number]), counter) for number in range(len(media)))
+    number = next((number for number, count in enumerate(without) if count + least <= tokens), None)
     removed = media[:number]
     in_place = _with_marks(message, removed)
     if count_message(in_place, counter) <= tokens:
@@ -90,10 +91,6 @@ def _merged(message: BaseMessage, text: str, removed: Collection[int]) -> BaseMe
     text = "\n".join(part for part in (text, mark) if part)
     others = [block for n, block in enumerate(message.content) if not is_text(block) and n not in removed]
     return message.model_copy(update={"content": [{"type": "text", "text": text}, *others] if others else text})
-
-
-def _count_without(message: BaseMessage, removed: Collection[int], counter: TokenCounter) -> int:
-    return count_message(_merged(message, "", removed), counter)
 
 
 def _shortened_calls(message: AIMessage, tokens: int, counter: TokenCounter) -> BaseMessage:
