@@ -25,13 +25,12 @@ from bench.tables import Sheet, markdown
 from bench.token_families import real_counts
 from bench.token_samples import Half, rows
 from threadkeep.context.estimates import FAMILIES, Family
-from threadkeep.context.tokens import TokenCounter, counter_named, estimate, estimate_cl100k, family_estimate
+from threadkeep.context.tokens import FAMILY_ESTIMATES, TokenCounter, counter_named, estimate, estimate_cl100k
 
 PAGE = "explanation/tokens.md"
 LEAST_ERROR, GREATEST_ERROR = -0.10, 0.35
 """The aim: no row's error is below the first at the 5th percentile, or above the second at the 95th."""
 
-ESTIMATES: Mapping[Family, TokenCounter] = {family: family_estimate(family) for family in FAMILIES}
 EXACT: tuple[Family, ...] = ("o200k", "cl100k")
 """The tokenizers of OpenAI. The page shows all rows for these, and for each other tokenizer only one line."""
 _ROUNDS = 15  # rounds of each counter in turn; the fastest one counts, because other work on the machine only slows it
@@ -60,7 +59,7 @@ class Row:
     errors: Mapping[Family, Errors]
 
 
-def measure(half: Half = "published", estimates: Mapping[Family, TokenCounter] = ESTIMATES) -> list[Row]:
+def measure(half: Half = "published", estimates: Mapping[Family, TokenCounter] = FAMILY_ESTIMATES) -> list[Row]:
     """Return the errors of the estimates in each row of the table, against the real counts of their tokenizers."""
     real = real_counts()[half]
     return [
@@ -99,7 +98,7 @@ def family_sheet(measured: Sequence[Row]) -> Sheet:
     for family in FAMILIES:
         before, now = (
             {title: sum(map(counter, texts[title])) / sum(real[family][title]) - 1 for title in languages}
-            for counter in (estimate, ESTIMATES[family])
+            for counter in (estimate, FAMILY_ESTIMATES[family])
         )
         within = sum(row.errors[family].is_within for row in measured)
         lines.append((family, *_worst(before), *_worst(now), f"{within} of {len(measured)}"))

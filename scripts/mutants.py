@@ -69,7 +69,7 @@ MUTANTS = (
         COMPRESSION,
     ),
     Mutant("context/tokens.py", "window - reserve - SAFETY_TOKENS", "window - reserve", "tests/context/test_budget.py"),
-    Mutant("context/folding.py", "if len(run) < least", "if len(run) <= least", "tests/context/test_folding.py"),
+    Mutant("context/folding.py", "if len(run) == 1", "if len(run) <= 2", "tests/context/test_folding.py"),
     Mutant("context/trim.py", "places is not None and places <= 0", "places is not None and places < 0", TRIM),
     # Boundaries, dropped awaits and swapped arguments where turns are stored and removed.
     Mutant(

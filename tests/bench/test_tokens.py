@@ -17,9 +17,9 @@ from bench.tables import markdown
 from bench.token_families import real_counts
 from bench.token_patterns import all_patterns, pattern_counts
 from bench.token_samples import LONGEST, SHORTEST, Half, rows, texts
-from bench.tokens import ESTIMATES, EXACT, PAGE, Row, error_sheet, family_sheet, measure, misses
+from bench.tokens import EXACT, PAGE, Row, error_sheet, family_sheet, measure, misses
 from threadkeep.context.estimates import FAMILIES, Family
-from threadkeep.context.tokens import counter_named
+from threadkeep.context.tokens import FAMILY_ESTIMATES, counter_named
 
 HALVES: tuple[Half, ...] = ("fit", "published")
 DOCS = Path(__file__).parents[2] / "docs"
@@ -59,7 +59,7 @@ def test_no_language_has_a_large_error(family: Family) -> None:
         if title.endswith((": prose", ": chat")):
             real = sum(real_counts()["published"][family][title])
             least, most = (-0.05, 0.35) if title in FITTED else (-0.15, 0.5)
-            assert least <= sum(map(ESTIMATES[family], own)) / real - 1 <= most, title
+            assert least <= sum(map(FAMILY_ESTIMATES[family], own)) / real - 1 <= most, title
 
 
 def test_nearly_all_rows_meet_the_aim(measured: list[Row]) -> None:
@@ -103,6 +103,6 @@ def test_the_estimate_is_the_sum_over_its_patterns(family: Family) -> None:
     @given(samples | st.text(min_size=1) | st.text("aA.0 \n-é中ก👍Дд\ud800", min_size=1, max_size=60))
     def agree(text: str) -> None:
         total = math.sumprod(costs, pattern_counts(text))
-        assert ESTIMATES[family](text) == pytest.approx(max(1, len(text) // 10, total), abs=0.51)
+        assert FAMILY_ESTIMATES[family](text) == pytest.approx(max(1, len(text) // 10, total), abs=0.51)
 
     agree()

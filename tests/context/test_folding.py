@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from threadkeep.context.folding import Fold, Folded, fold_mark, fold_repeats
 from threadkeep.context.tokens import chars4
-from threadkeep.errors import InvalidInput
 from threadkeep.records import Message, Role, Status
 
 
@@ -72,13 +71,6 @@ def test_a_folded_message_is_counted_again() -> None:
     messages = [message.with_fields(tokens=999) for message in said("ok", "Done.", "ok", "Done.")]
     folded = fold_repeats(messages, counter=chars4)
     assert [message.tokens for message in folded.messages] == [chars4(f"ok {fold_mark(2)}"), 999]
-
-
-def test_least_sets_the_number_of_exchanges_that_are_folded() -> None:
-    assert fold_repeats(said("ok", "Done.", "ok", "Done."), least=3).folds == ()
-    assert fold_repeats(said(*["ok", "Done."] * 3), least=3).folds[0].times == 3
-    with pytest.raises(InvalidInput, match="from 2"):
-        fold_repeats([], least=1)
 
 
 roles: st.SearchStrategy[Role] = st.sampled_from(["user", "assistant"])

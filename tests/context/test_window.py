@@ -143,7 +143,7 @@ def test_a_cut_follows_the_stored_count() -> None:
 
 
 def test_messages_before_a_reset_are_excluded_as_reset() -> None:
-    window = choose(dialogue(12)[:2], Limits(max_messages=2), extent=Extent(first_seq=3, reset_seq=8, available=4))
+    window = choose(dialogue(12)[:2], Limits(max_messages=2), extent=Extent(first_seq=3, reset_seq=8))
     assert window.manifest.excluded == (Exclusion(3, 8, "reset"), Exclusion(9, 10, "over_limit"))
     assert window.manifest.dropped == 2
 

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from threadkeep.context.tokens import TokenCounter, estimate
-from threadkeep.errors import InvalidInput
 from threadkeep.records import Message
 
 
@@ -39,7 +38,7 @@ def fold_mark(times: int) -> str:
     return f"… [this exchange {times} times in a row]"
 
 
-def fold_repeats(messages: Sequence[Message], *, counter: TokenCounter | None = None, least: int = 2) -> Folded:
+def fold_repeats(messages: Sequence[Message], *, counter: TokenCounter = estimate) -> Folded:
     """Fold each sequence of equal exchanges: only its newest exchange stays, with the count.
 
     An exchange is a user message with the assistant messages that answer it. Two exchanges are equal if they have the
@@ -48,22 +47,16 @@ def fold_repeats(messages: Sequence[Message], *, counter: TokenCounter | None = 
 
     Args:
         messages: user and assistant messages, oldest first.
-        counter: the counter for user messages that get a mark; None means the default estimate.
-        least: the minimum number of consecutive equal exchanges to fold, at least 2.
-
-    Raises:
-        InvalidInput: `least` is below 2.
+        counter: the counter for user messages that get a mark.
     """
-    if isinstance(least, bool) or not isinstance(least, int) or least < 2:
-        raise InvalidInput("least must be a whole number from 2: a single exchange does not repeat.")
     kept: list[Message] = []
     folds: list[Fold] = []
     for run in _runs(_exchanges(messages)):
-        if len(run) < least or not _answered(run[0]):
+        if len(run) == 1 or not _answered(run[0]):
             kept += [message for exchange in run for message in exchange]
             continue
         question, *answers = run[-1]
-        kept += [_marked(question, len(run), counter or estimate), *answers]
+        kept += [_marked(question, len(run), counter), *answers]
         left_out = tuple(message.seq for exchange in run[:-1] for message in exchange if message.seq is not None)
         folds.append(Fold(question.seq, len(run), left_out))
     return Folded(tuple(kept), tuple(folds))

@@ -28,34 +28,27 @@ _LINE_ENDS = re.compile("[\x85\u2028\u2029]")
 
 def fact_line(fact: Fact) -> str:
     """Return a fact as one line; its text cannot end the line or imitate another line."""
-    if isinstance(fact.value, str):
-        return _text_line(fact.key, fact.value, fact.scope.kind, fact.valid_from)
-    return _fact_line(fact.key, fact.value, fact.scope.kind, fact.valid_from)
-
-
-@lru_cache(maxsize=2_000)
-def _text_line(key: str, value: str, scope: ScopeKind, since: datetime) -> str:
-    """Return the line of a text fact. Lines are cached, because a chat quotes the same facts in each turn."""
-    return _fact_line(key, value, scope, since)
+    line = _known_line if isinstance(fact.value, str) else _fact_line
+    return line(fact.key, fact.value, fact.scope.kind, fact.valid_from)
 
 
 def _fact_line(key: str, value: Json, scope: ScopeKind, since: datetime) -> str:
     return _safe(f"> {dump_json(key)[1:-1]}: {dump_json(value)} ({scope}, {_day(since)})")
 
 
+# The lines of text facts are cached, because a chat quotes the same facts in each turn.
+_known_line = lru_cache(maxsize=2_000)(_fact_line)
+
+
 def graph_line(text: str, scope: ScopeKind, since: datetime | None) -> str:
     """Return a Graphiti fact as one line. Its text is escaped, because other programs may write into Graphiti."""
-    day = "no date" if since is None else since.astimezone(UTC).date().isoformat()
+    day = "no date" if since is None else _day(since)
     return _safe(f"> {dump_json(text)} ({scope}, {day}, from the graph)")
-
-
-def day_of(fact: Fact) -> str:
-    """Return the first day on which a fact is valid, in UTC."""
-    return _day(fact.valid_from)
 
 
 @lru_cache(maxsize=10_000)
 def _day(moment: datetime) -> str:
+    """Return the day of a moment, in UTC."""
     return moment.astimezone(UTC).date().isoformat()
 
 
@@ -310,7 +303,8 @@ def quoted_summary(summary: Summary, text: str | None = None) -> str:
 
 def quoted_fact(fact: Fact) -> str:
     """Return a fact as one line of JSON: key, value, scope, first day, confirmations and confidence (unless 1)."""
-    known: dict[str, Json] = {"key": fact.key, "value": fact.value, "about": fact.scope.kind, "since": day_of(fact)}
+    since = _day(fact.valid_from)
+    known: dict[str, Json] = {"key": fact.key, "value": fact.value, "about": fact.scope.kind, "since": since}
     if fact.confirmed > 1:
         known["confirmed"] = fact.confirmed
     if fact.confidence < 1:
@@ -336,7 +330,7 @@ def quoted_episode(episode: Episode) -> str:
 
     The question and the answer are cut to 600 characters each.
     """
-    known: dict[str, Json] = {"at": episode.at.astimezone(UTC).date().isoformat(), "asked": _cut(episode.asked)}
+    known: dict[str, Json] = {"at": _day(episode.at), "asked": _cut(episode.asked)}
     if episode.answered is not None:
         known["answered"] = _cut(episode.answered)
     if episode.tools:

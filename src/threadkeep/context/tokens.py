@@ -272,13 +272,14 @@ __all__ = [
     "name_of",
 ]
 
-_FAMILY_ESTIMATES: dict[Family, TokenCounter] = {
+FAMILY_ESTIMATES: dict[Family, TokenCounter] = {
     **{family: FamilyEstimate(family) for family in FAMILIES},
     "o200k": estimate,
     "cl100k": estimate_cl100k,
 }
+"""The counter that estimates the tokens of each tokenizer family."""
 _ESTIMATES: dict[str, TokenCounter] = {
-    **{plain_name(counter): counter for counter in _FAMILY_ESTIMATES.values()},
+    **{plain_name(counter): counter for counter in FAMILY_ESTIMATES.values()},
     "chars4": chars4,
 }
 _ENCODINGS: dict[str, Encoding] = {encoding: encoding for encoding in get_args(Encoding.__value__)}
@@ -299,11 +300,6 @@ _BY_FAMILY: dict[Family, str] = {
 # It matches Claude 4.7 and later 4.x versions. A longer number is a release date: claude-opus-4-20250514 is Claude 4.
 _LATE_CLAUDE_4 = re.compile(r"claude-(?:[a-z]+-)?4[-.](?:[7-9]|[1-9]\d)(?!\d)")
 _FAMILIES: dict[str, Family] = {name: family for family, names in _BY_FAMILY.items() for name in names.split()}
-
-
-def family_estimate(family: Family) -> TokenCounter:
-    """Return the counter that estimates the tokens of a tokenizer family."""
-    return _FAMILY_ESTIMATES[family]
 
 
 def counter_named(name: str) -> TokenCounter:
@@ -338,7 +334,7 @@ def counter_for(model: str | None, *, factor: TokenFactor | None = None) -> Toke
     encoding = encoding_of(model)
     if encoding is not None and (exact := installed_counter(encoding)) is not None:
         return exact
-    counter = family_estimate(family_of(model) or "o200k")
+    counter = FAMILY_ESTIMATES[family_of(model) or "o200k"]
     return counter if factor is None else scaled(counter, factor)
 
 

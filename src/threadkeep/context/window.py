@@ -59,8 +59,7 @@ class WindowManifest:
     """The record of one window.
 
     `included` contains the `seq` of each message of the window, in order. `dropped` is the number of excluded messages
-    since the last reset that are neither archived nor superseded. If the caller did not know the number of messages,
-    `dropped` is computed from the excluded ranges.
+    since the last reset that are neither archived nor superseded, as computed from the excluded ranges.
     """
 
     counter: str
@@ -121,14 +120,12 @@ class Extent:
     """The extent of a session beyond the rows that were read, so that a window can name all excluded ranges.
 
     `first_seq` is the oldest stored `seq`, `reset_seq` that of the last reset (0: never), and `archived_seq` that of
-    the newest archived message (0: none). `available` is the number of user and assistant messages after both; None if
-    it is unknown.
+    the newest archived message (0: none).
     """
 
     first_seq: int = 1
     reset_seq: int = 0
     archived_seq: int = 0
-    available: int | None = None
 
 
 def whole(messages: Sequence[Message], tokens: int, limits: Limits) -> Window:
@@ -227,9 +224,6 @@ class WindowChooser:
         pinned = [(self._pinned, self._pinned_tokens)] if self._pinned else []
         chosen = [*pinned, *reversed(self._chosen)]
         excluded = self._excluded(extent or Extent())
-        dropped = _dropped_places(excluded)
-        if extent and extent.available is not None:
-            dropped = max(extent.available - len(chosen), 0)
         manifest = WindowManifest(
             counter=name_of(self._counter),
             max_messages=self._limits.max_messages,
@@ -238,7 +232,7 @@ class WindowChooser:
             included=tuple(_seq(message) for message, _ in chosen),
             cuts=tuple(sorted(self._cuts, key=lambda cut: cut.seq)),
             excluded=excluded,
-            dropped=dropped,
+            dropped=_dropped_places(excluded),
         )
         return Window(tuple(message for message, _ in chosen), manifest.tokens, manifest)
 
