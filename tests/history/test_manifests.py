@@ -12,7 +12,7 @@ from tests.databases import migrated_driver, query
 from tests.limits import HANG_SECONDS
 from tests.outages import Outage
 from tests.recorded_events import RecordedEvents
-from tests.store.summarising import ROOM, say
+from tests.store.summarising import ROOM, note_call, say
 from threadkeep import InvalidInput, Memory, MemoryOptions, open_memory
 from threadkeep.observe import ManifestsDropped, ManifestWriteFailed
 from threadkeep.store.driver import StoreOptions
@@ -36,7 +36,7 @@ def in_front(memory_options: MemoryOptions) -> MemoryOptions:
 def note(memory: Memory, *numbers: int, session_id: str = ROOM) -> None:
     """Record manifests of model calls of one run."""
     for number in numbers:
-        memory.manifests.note(session_id, "run-1", {"n": number}, {})
+        note_call(memory, session_id, "run-1", {"n": number}, {})
 
 
 async def noted(memory: Memory) -> list[object]:
@@ -129,7 +129,7 @@ async def test_pending_texts_are_bounded_in_bytes(sqlite_memory: Memory, events:
     await say(sqlite_memory, 1)
     large = "x" * 20_000_000
     for number in range(4):
-        sqlite_memory.manifests.note(ROOM, "run-1", {"n": number}, {f"d{number}": large})
+        note_call(sqlite_memory, ROOM, "run-1", {"n": number}, {f"d{number}": large})
     assert losses(events) == [("crowded", 1), ("crowded", 1)]
     assert await noted(sqlite_memory) == [2, 3]
 
@@ -137,7 +137,7 @@ async def test_pending_texts_are_bounded_in_bytes(sqlite_memory: Memory, events:
 async def test_an_invalid_manifest_does_not_stop_others(sqlite_memory: Memory, events: RecordedEvents) -> None:
     await say(sqlite_memory, 1)
     note(sqlite_memory, 1)
-    sqlite_memory.manifests.note(ROOM, "run-1", {"n": float("nan")}, {})
+    note_call(sqlite_memory, ROOM, "run-1", {"n": float("nan")}, {})
     note(sqlite_memory, 2)
     assert await sqlite_memory.manifests.flush()
     assert await noted(sqlite_memory) == [1, 2]
@@ -170,11 +170,11 @@ async def test_pending_manifests_of_a_deleted_session_are_dropped(
 ) -> None:
     async with open_memory(shared_url, observers=[events], options=in_front) as memory:
         await say(memory, 1)
-        memory.manifests.note(ROOM, "run-1", {"n": 1}, {"d1": "secret"})
+        note_call(memory, ROOM, "run-1", {"n": 1}, {"d1": "secret"})
         await memory.session(ROOM).delete()
         assert await memory.manifests.flush()
         await say(memory, 1)
-        memory.manifests.note(ROOM, "run-1", {"n": 2}, {"d1": "secret"})
+        note_call(memory, ROOM, "run-1", {"n": 2}, {"d1": "secret"})
         await memory.session(ROOM).delete()
         clock.advance(0.001)
         await say(memory, 1)
@@ -215,7 +215,7 @@ async def test_manifests_that_cannot_be_written_on_close_are_reported(
 async def test_manifests_are_kept_for_30_days_by_default(sqlite_memory: Memory, clock: SettableClock) -> None:
     """Manifests are kept for 30 days by default, and texts for at most one hour more."""
     await say(sqlite_memory, 1)
-    sqlite_memory.manifests.note(ROOM, "run-1", {"n": 1}, {"d1": "text"})
+    note_call(sqlite_memory, ROOM, "run-1", {"n": 1}, {"d1": "text"})
     assert await noted(sqlite_memory) == [1]
     clock.advance(30 * _DAY_SECONDS)
     assert await sqlite_memory.manifests.purge() == 0

@@ -1,9 +1,11 @@
-"""Helpers that store messages and create summaries of their ranges."""
+"""Helpers that store messages and records of model calls, and create summaries of ranges of messages."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from threadkeep import Memory, Message
-from threadkeep.records import Summary
+from threadkeep.records import Json, Summary
 
 ROOM = "room"
 
@@ -12,6 +14,15 @@ async def say(memory: Memory, count: int, session_id: str = ROOM, *, user_id: st
     """Append messages of ten tokens each, of user and assistant in turn."""
     said = [Message(role="assistant" if n % 2 else "user", content=f"Message {n}.", tokens=10) for n in range(count)]
     await memory.session(session_id, user_id=user_id).append(said)
+
+
+def note_call(
+    memory: Memory, session_id: str | None, run_id: str, manifest: Mapping[str, Json], texts: Mapping[str, str]
+) -> None:
+    """Queue the record of a model call."""
+    entry = memory.manifests.entry(session_id, run_id, lambda: manifest, texts)
+    if entry is not None:
+        memory.manifests.queue(entry)
 
 
 def summary(first_seq: int, last_seq: int, *, session_id: str = ROOM, level: int = 1, text: str = "Tea.") -> Summary:

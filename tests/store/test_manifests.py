@@ -11,7 +11,7 @@ import pytest
 from tests.children import run_together
 from tests.databases import migrated_driver, query
 from tests.store.running import asked
-from tests.store.summarising import ROOM, say
+from tests.store.summarising import ROOM, note_call, say
 from threadkeep import InvalidMessage, Memory, MemoryOptions, Message, StoreUnavailable, open_memory
 from threadkeep.records import Json
 from threadkeep.store.manifests import ManifestRows, NotedManifest
@@ -232,7 +232,7 @@ def note_calls(url: str, number: int) -> None:
     async def note() -> None:
         async with open_memory(url, options=MemoryOptions(background=False)) as memory:
             for call in range(10):
-                memory.manifests.note(ROOM, "run-1", {"process": number, "call": call}, {f"d{call}": "text"})
+                note_call(memory, ROOM, "run-1", {"process": number, "call": call}, {f"d{call}": "text"})
                 while not await memory.manifests.flush():
                     pass
 
@@ -258,12 +258,12 @@ async def test_appends_and_calls_do_not_wait_for_each_other(postgres_url: str, c
         async with migrated_driver(postgres_url) as holder, holder.writing() as connection:
             await connection.fetch("SELECT 1 FROM chat_sessions FOR KEY SHARE", {})
             await say(memory, 1)
-            memory.manifests.note(ROOM, "run-1", {}, {})
+            note_call(memory, ROOM, "run-1", {}, {})
             assert await memory.manifests.flush()
 
 
 async def test_a_memory_reads_the_manifests_that_it_records(sqlite_memory: Memory) -> None:
     await say(sqlite_memory, 1)
-    sqlite_memory.manifests.note(ROOM, "run-1", {"n": 1}, {"d1": "text"})
+    note_call(sqlite_memory, ROOM, "run-1", {"n": 1}, {"d1": "text"})
     assert [each.manifest for each in await sqlite_memory.manifests.of_run("run-1")] == [{"n": 1}]
     assert await sqlite_memory.manifests.texts(ROOM, ["d1"]) == {"d1": "text"}

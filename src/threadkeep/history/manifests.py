@@ -57,16 +57,6 @@ class Manifests:
         self._writing = asyncio.Lock()
         self._wake = asyncio.Event()
 
-    def note(self, session_id: str | None, run_id: str, manifest: Mapping[str, Json], texts: Mapping[str, str]) -> None:
-        """Queue the record of one model call and return at once, even if the database is down.
-
-        A record without a session is stored with its run. `texts` maps digests to texts that were sent in the call but
-        are in no transcript. These texts are written before the manifest can be read, and kept as long as a manifest of
-        the session (or of the run) refers to them.
-        """
-        if (entry := self.entry(session_id, run_id, dict(manifest).copy, texts)) is not None:
-            self.queue(entry)
-
     def entry(
         self,
         session_id: str | None,
@@ -76,7 +66,10 @@ class Manifests:
     ) -> NotedManifest | None:
         """Create the record of one model call with the current time; return None if no records are kept.
 
-        `manifest` returns the manifest. It is called only when the record is written.
+        A record without a session is stored with its run. `manifest` returns the manifest; it is called only when the
+        record is written. `texts` maps digests to texts that were sent in the call but are in no transcript. These
+        texts are written before the manifest can be read, and kept as long as a manifest of the session (or of the run)
+        refers to them.
         """
         if self._retention_days == 0:
             return None
@@ -91,7 +84,7 @@ class Manifests:
         return self._writing.locked() or entry.run_id in [earlier.run_id for earlier in self._waiting]
 
     def queue(self, entry: NotedManifest) -> None:
-        """Queue a record to be written in the background."""
+        """Queue a record to be written in the background, and return at once, even if the database is down."""
         self._waiting.append(entry)
         self._characters += _weight(entry)
         self._drop_the_oldest()
