@@ -22,16 +22,17 @@ from threadkeep.knowledge.rows import (
     check_sees,
     fact_of,
     fact_row,
+    in_each_scope,
     known_owner,
     owner_columns,
     page_parameters,
+    rows_of_page,
     seen_row,
 )
 from threadkeep.observe import Observer
 from threadkeep.records.json_values import Json
 from threadkeep.records.knowledge import (
     MAX_KEY_CHARACTERS,
-    SCOPE_KINDS,
     Evidence,
     Fact,
     FactKind,
@@ -174,12 +175,7 @@ class Knowledge(ClockedTables, sql=OWNER_SQL):
             "user_id": query.user_id,
         }
         async with self._driver.reading() as connection:
-            if query.scope is None:
-                rows = await connection.fetch(self._sql["facts"], parameters)
-            else:
-                await check_sees(connection, self._sql, query.scope, query.user_id)
-                owner = {"scope": query.scope.kind, "owner": query.scope.owner}
-                rows = await connection.fetch(self._sql["facts_of"], {**parameters, **owner})
+            rows = await rows_of_page(connection, self._sql, "facts", query, parameters)
             found = await self._with_evidence(connection, [fact_of(row) for row in rows[: query.limit]])
         more = len(rows) > query.limit
         return found, (found[-1].updated_at, found[-1].id) if more else None
@@ -410,10 +406,9 @@ class Knowledge(ClockedTables, sql=OWNER_SQL):
 
         For each scope, read one page of `limit` facts, and further pages until there are at least `most` facts.
         """
-        ordered = sorted(dict.fromkeys(scopes), key=lambda scope: SCOPE_KINDS.index(scope.kind))
         page = {**page_parameters(limit, None, "fact_id"), "limit": limit}
         asked = {**page, "kind": None, "key": None, "former_key": None, "past": False, **text_filter(None)}
-        statements = [(self._sql["facts_of"], {**asked, "scope": one.kind, "owner": one.owner}) for one in ordered]
+        statements = in_each_scope(self._sql["facts_of"], asked, scopes)
         pages = await connection.fetch_each(statements)
         for (sql, parameters), rows in zip(statements, pages, strict=True):
             following = rows
