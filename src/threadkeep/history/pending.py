@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextvars import Context
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -87,7 +87,8 @@ class PendingTurns:
         self._clock = clock
         self.database_fails = False
         """True if the newest call could not reach the database; the next calls then wait at most 0.5 seconds."""
-        self._turns: list[PendingTurn] = []
+        self.own: list[PendingTurn] = []
+        """The pending turns of this object, in order; they do not include those of other namespaces."""
         self._unfinished: set[asyncio.Task[Any]] = set()
         self._withheld: set[str] = set()
         self._delivering = asyncio.Lock()
@@ -119,14 +120,13 @@ class PendingTurns:
         return tuple(sorted((entry for each in self._listed for entry in each.own), key=lambda entry: entry.kept_at))
 
     @property
-    def own(self) -> tuple[PendingTurn, ...]:
-        """The pending turns of this object, in order; they do not include those of other namespaces."""
-        return tuple(self._turns)
-
-    @property
     def count(self) -> int:
         """The number of pending turns of the memory, including those of agents' conversations."""
         return sum(len(each.own) for each in self._all)
+
+    def turns_of(self, session_id: str) -> list[Turn]:
+        """Return the pending turns of a session, in order, behind which its later turns must wait."""
+        return [entry.turn for entry in self.own if entry.turn.session_id == session_id and not entry.refused]
 
     @property
     def _listed(self) -> list[PendingTurns]:
@@ -141,8 +141,8 @@ class PendingTurns:
         """
         for entry in await self._files.take_over():
             entry.namespace = self._namespace
-            self._turns.append(entry)
-        if self._turns:
+            self.own.append(entry)
+        if self.own:
             self._report_count()
             self._ensure_delivery()
 
@@ -172,10 +172,7 @@ class PendingTurns:
                 lives.
             StoreClosed: the memory is closed; the turn is not kept.
         """
-        task = asyncio.create_task(self._record(turn), name="threadkeep-record")
-        self._unfinished.add(task)
-        task.add_done_callback(self._finished)
-        return await asyncio.shield(task)
+        return await self._uninterrupted(self._record(turn), "threadkeep-record")
 
     async def record_joined(self, turn: Turn, join: Join) -> tuple[Receipt, Sequence[list[Row]]] | None:
         """Store a turn and execute the statements of `join`, in one transaction.
@@ -185,7 +182,7 @@ class PendingTurns:
         storing it again is safe.
         """
         transcripts = self._transcripts
-        if not isinstance(transcripts, TableTranscripts) or self.database_fails or self._waits(turn.session_id):
+        if not isinstance(transcripts, TableTranscripts) or self.database_fails or self.turns_of(turn.session_id):
             return None
         try:
             async with asyncio.timeout(self.options.write_timeout_seconds):
@@ -193,9 +190,15 @@ class PendingTurns:
         except (StoreClosed, TurnRefused):
             return None
         except (StoreError, TimeoutError) as error:
-            self.database_fails = isinstance(error, TimeoutError) or _is_outage(error)
-            self._report_failure(turn, error)
+            self._note_failed_write(turn, error)
         return None
+
+    async def _uninterrupted[T](self, work: Coroutine[Any, Any, T], name: str) -> T:
+        """Await work that continues if the caller is cancelled; `close` waits for it."""
+        task = asyncio.create_task(work, name=name)
+        self._unfinished.add(task)
+        task.add_done_callback(self._finished)
+        return await asyncio.shield(task)
 
     def _finished(self, task: asyncio.Task[Any]) -> None:
         self._unfinished.discard(task)
@@ -204,15 +207,14 @@ class PendingTurns:
 
     async def _record(self, turn: Turn) -> Receipt | None:
         turn = replace(turn, messages=tuple(map(identified, turn.messages)))
-        if not self.database_fails and not self._waits(turn.session_id):
+        if not self.database_fails and not self.turns_of(turn.session_id):
             try:
                 async with asyncio.timeout(self.options.write_timeout_seconds):
                     return await self._append_answer(turn, is_new=True)
             except StoreClosed:
                 raise
             except (StoreError, TimeoutError) as error:
-                self.database_fails = isinstance(error, TimeoutError) or _is_outage(error)
-                self._report_failure(turn, error)
+                self._note_failed_write(turn, error)
         if earlier := self._answer_at(turn):
             return Receipt(0, 0, adopted=earlier.id)
         # A waiting caller now gets this answer, although it is not yet in the database.
@@ -223,13 +225,12 @@ class PendingTurns:
         """Return another pending answer to the question that this turn answers; None if there is none."""
         if len(turn.messages) != 1 or (key := turn.messages[0].answer_key) is None:
             return None
-        entries = (each for each in self._turns if each.turn.session_id == turn.session_id and not each.refused)
-        pending = (message for each in entries for message in each.turn.messages)
+        pending = (message for each in self.turns_of(turn.session_id) for message in each.messages)
         return next((one for one in pending if one.answer_key == key and one.id != turn.messages[0].id), None)
 
     async def tell(self, message: Message) -> Message:
         """Mark a pending answer as delivered to its caller; then only another delivered answer may replace it."""
-        for entry in self._turns:
+        for entry in self.own:
             if message in entry.turn.messages and entry.turn.told_at is None:
                 entry.turn = replace(entry.turn, told_at=self._clock())
                 await self._files.renew(entry)
@@ -252,7 +253,7 @@ class PendingTurns:
             entry.file is None
             and entry.turn.session_id == session_id
             and message_id in [m.id for m in entry.turn.messages]
-            for entry in self._turns
+            for entry in self.own
         )
 
     async def damaged(self) -> list[DamagedTurn]:
@@ -265,7 +266,7 @@ class PendingTurns:
 
     async def _drop(self, entry_id: str) -> bool:
         async with self._delivering:  # so that no turn is dropped while it is being written
-            entry = next((entry for entry in self._turns if entry.entry_id == entry_id), None)
+            entry = next((entry for entry in self.own if entry.entry_id == entry_id), None)
             if entry is None:
                 return await self._files.drop_damaged(entry_id)
             await self._forget(entry)
@@ -285,15 +286,12 @@ class PendingTurns:
         the caller, for example by deleting its own run, does not interrupt the deletion, because pending turns that are
         left would create the session again.
         """
-        task = asyncio.create_task(self._delete(session_id, run_id), name="threadkeep-delete")
-        self._unfinished.add(task)
-        task.add_done_callback(self._finished)
-        return await asyncio.shield(task)
+        return await self._uninterrupted(self._delete(session_id, run_id), "threadkeep-delete")
 
     async def _delete(self, session_id: str, run_id: str | None) -> bool:
         async with self._delivering:
             self._withheld.add(session_id)
-        waiting = [entry for entry in self._turns if entry.turn.session_id == session_id]
+        waiting = [entry for entry in self.own if entry.turn.session_id == session_id]
         try:
             was_there = await self._transcripts.delete(session_id, run_id=run_id)
             for entry in waiting if was_there is not None else ():
@@ -331,13 +329,13 @@ class PendingTurns:
                 return False
             if not entry.refused:
                 blocked.add(entry.turn.session_id)
-        if not self._turns:
+        if not self.own:
             self.database_fails = False
-        return not any(session_id in (None, entry.turn.session_id) for entry in self._turns)
+        return not any(session_id in (None, entry.turn.session_id) for entry in self.own)
 
     def _next(self, session_id: str | None, blocked: set[str], tried: set[str]) -> PendingTurn | None:
         """Return the oldest turn that was not tried in this pass and whose session is not blocked; None without one."""
-        for entry in self._turns:
+        for entry in self.own:
             wanted = session_id in (None, entry.turn.session_id)
             if wanted and entry.turn.session_id not in blocked and entry.entry_id not in tried:
                 return entry
@@ -346,7 +344,7 @@ class PendingTurns:
     async def _deliver(self, entry: PendingTurn) -> bool:
         """Write one pending turn; return False if it is no longer pending or its session is being deleted."""
         async with self._delivering:
-            if entry not in self._turns or entry.turn.session_id in self._withheld:
+            if entry not in self.own or entry.turn.session_id in self._withheld:
                 return False
             async with asyncio.timeout(self.options.write_timeout_seconds):
                 turn = entry.turn
@@ -412,24 +410,20 @@ class PendingTurns:
                 await self._deliver_own()
         await self._files.close()
 
-    def _waits(self, session_id: str) -> bool:
-        """Return True if later turns of the session must wait behind a pending one."""
-        return any(entry.turn.session_id == session_id and not entry.refused for entry in self._turns)
-
     async def _keep(self, turn: Turn) -> None:
         _check_turn(turn)
         entry = PendingTurn(str(uuid7()), turn, self._clock(), namespace=self._namespace)
-        self._turns.append(entry)
+        self.own.append(entry)
         await self._spool_the_rest()
         self._events(turn).deferred(len(turn.messages))
         self._report_count()
         self._ensure_delivery()
-        if self._files.on_disk and entry.file is None and entry in self._turns:
+        if self._files.on_disk and entry.file is None and entry in self.own:
             raise TurnInMemoryOnly(turn.session_id)
 
     async def _spool_the_rest(self) -> None:
         """Write pending turns to disk. A failure is reported, and the turns stay in memory."""
-        await self._files.keep(self._turns, self._report_failure)
+        await self._files.keep(self.own, self._report_failure)
 
     async def _note_failure(self, entry: PendingTurn, error: Exception) -> None:
         """Report that a turn is still pending; record the error on disk if its kind has changed."""
@@ -440,9 +434,9 @@ class PendingTurns:
             await self._files.note(entry)
 
     async def _forget(self, entry: PendingTurn) -> None:
-        if entry not in self._turns:
+        if entry not in self.own:
             return  # it was dropped while it was being written
-        self._turns.remove(entry)
+        self.own.remove(entry)
         await self._files.done(entry)
         self._report_count()
 
@@ -459,7 +453,7 @@ class PendingTurns:
             await self._wake.wait()
             self._wake.clear()
             pause = self.options.first_pause_seconds
-            while self._turns:
+            while self.own:
                 await self._pause(pause * random.uniform(0.5, 1.5))
                 self._wake.clear()
                 pause = min(pause * 2, self.options.longest_pause_seconds)
@@ -476,8 +470,12 @@ class PendingTurns:
                 await self._wake.wait()
 
     def _report_failure_of_oldest(self, error: Exception) -> None:
-        for entry in self._turns[:1]:
+        for entry in self.own[:1]:
             self._report_failure(entry.turn, error)
+
+    def _note_failed_write(self, turn: Turn, error: Exception) -> None:
+        self.database_fails = isinstance(error, TimeoutError) or _is_outage(error)
+        self._report_failure(turn, error)
 
     def _report_failure(self, turn: Turn, error: Exception) -> None:
         self._events(turn).write_failed(error, "fallback")
@@ -487,7 +485,7 @@ class PendingTurns:
 
     def _report_count(self) -> None:
         backend = self._transcripts.backend
-        count = sum(len(each._turns) for each in self._all if each._transcripts.backend == backend)  # noqa: SLF001 - ours
+        count = sum(len(each.own) for each in self._all if each._transcripts.backend == backend)  # noqa: SLF001 - ours
         self._observer.notify(PendingWrites(backend=backend, count=count))
 
 

@@ -150,23 +150,22 @@ class PendingFiles:
 
     async def note(self, entry: PendingTurn) -> None:
         """Record the last error of a pending turn in its file, so that other processes can read it."""
-        async with self.writing:
-            if entry.file is not None:
-                with contextlib.suppress(OSError):  # the turn itself is safe
-                    await asyncio.to_thread(entry.file.failed, entry)
+        with contextlib.suppress(OSError):  # the turn itself is safe
+            await self._change(entry, SpoolFile.failed)
 
     async def renew(self, entry: PendingTurn) -> None:
         """Write a pending turn that has changed to its file again."""
-        async with self.writing:
-            if entry.file is not None:
-                with contextlib.suppress(OSError):  # the earlier version stays on disk
-                    await asyncio.to_thread(entry.file.renew, entry)
+        with contextlib.suppress(OSError):  # the earlier version stays on disk
+            await self._change(entry, SpoolFile.renew)
 
     async def done(self, entry: PendingTurn) -> None:
         """Remove a turn that is no longer pending; if a write to disk is in progress, wait for it first."""
+        await self._change(entry, SpoolFile.done)
+
+    async def _change(self, entry: PendingTurn, change: Callable[[SpoolFile, PendingTurn], None]) -> None:
         async with self.writing:
             if entry.file is not None:
-                await asyncio.to_thread(entry.file.done, entry)
+                await asyncio.to_thread(change, entry.file, entry)
 
     async def close(self) -> None:
         """Close the files; pending turns stay for the next start."""

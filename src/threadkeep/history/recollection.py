@@ -109,29 +109,21 @@ class Recollection:
         )
 
 
+@dataclass(eq=False)
 class WindowReader:
     """A reader of one session's windows. It reads only the rows that a window needs, and each at most once."""
 
-    def __init__(
-        self,
-        session_id: str,
-        transcripts: Transcripts,
-        contexts: Contexts,
-        *,
-        user_id: str | None,
-        cache: SessionCache,
-    ) -> None:
-        self._session_id = session_id
-        self._transcripts = transcripts
-        self._contexts = contexts
-        self._user_id = user_id
-        self._cache = cache
+    session_id: str
+    transcripts: Transcripts
+    contexts: Contexts
+    user_id: str | None
+    cache: SessionCache
 
     async def window(self, limits: Limits, before: int = END) -> Window:
         """Return the window of the messages whose `seq` is below `before`."""
         # If no message may be included, one row is enough to report what is left out.
         page_rows = 1 if limits.nothing else min(limits.max_messages or PAGE_ROWS, PAGE_ROWS)
-        window, _, _ = await self._read(_Pages(self._recent, 0, None), limits, before, page_rows=page_rows)
+        window, _, _ = await self._read(_Pages(self._recent), limits, before, page_rows=page_rows)
         return window
 
     async def _read(
@@ -166,7 +158,7 @@ class WindowReader:
                 known = await self._with_superseded(known, after)
                 ranges = known.superseded_between(after, before)
             else:
-                ranges = await self._transcripts.superseded(self._session_id, after=after, before=before)
+                ranges = await self.transcripts.superseded(self.session_id, after=after, before=before)
             window = with_superseded(window, ranges)
         return window, recent, known
 
@@ -174,7 +166,7 @@ class WindowReader:
         """Return the rows with the ranges of superseded messages after a `seq`; read the ranges if they are missing."""
         if known.superseded is not None and known.superseded[0] <= after:
             return known
-        ranges = await self._transcripts.superseded(self._session_id, after=after, before=END)
+        ranges = await self.transcripts.superseded(self.session_id, after=after, before=END)
         return replace(known, superseded=(after, tuple(ranges)))
 
     async def recollect(self, past: Past) -> tuple[Window, Recollection]:
@@ -202,7 +194,7 @@ class WindowReader:
         if known is not None:
             if reset_seq and known.forgotten is None:
                 known = replace(known, forgotten=await self._ids_before(reset_seq))
-            self._cache.put(self._session_id, known, window=len(window.messages))
+            self.cache.put(self.session_id, known, window=len(window.messages))
         return window, Recollection(
             window.messages,
             dropped=dropped,
@@ -225,8 +217,8 @@ class WindowReader:
         """Return two statements, which read the state, and up to `limit` messages from the newest known one on."""
         after = 0 if known is None else known.last_seq - 1
         return [
-            self._contexts.state_statement(self._session_id, profile, user_id=self._user_id),
-            tables.recent_statement(self._session_id, limit=limit, after=after, user_id=self._user_id),
+            self.contexts.state_statement(self.session_id, profile, user_id=self.user_id),
+            tables.recent_statement(self.session_id, limit=limit, after=after, user_id=self.user_id),
         ]
 
     async def _read_past(self, past: Past, page_rows: int) -> ReadPast:
@@ -234,15 +226,15 @@ class WindowReader:
         profile = past.profile or ""
         if past.read is not None and past.read.profile == profile and past.read.rows is not None:
             return past.read
-        tables = self._transcripts
+        tables = self.transcripts
         if not isinstance(tables, TableTranscripts) or past.before_id is None:
-            return ReadPast(profile, await self._contexts.state(self._session_id, profile, user_id=self._user_id), None)
+            return ReadPast(profile, await self.contexts.state(self.session_id, profile, user_id=self.user_id), None)
         limit = page_rows + past.questions
-        known = self._cache.get(self._session_id)
+        known = self.cache.get(self.session_id)
         state, found = await tables.read(self.statements(tables, profile, limit, known))
         rows = rows_of(found, limit, known)
         if rows is None and known is not None:
-            self._cache.forget(self._session_id)
+            self.cache.forget(self.session_id)
             state, found = await tables.read(self.statements(tables, profile, limit, None))
             rows = rows_of(found, limit)
         return ReadPast(profile, state_of(state), rows)
@@ -251,16 +243,16 @@ class WindowReader:
         """Return the ids of those known messages that were superseded."""
         active = set() if known is None else {message.id for message in known.messages}
         asked = [known_id for known_id in known_ids if known_id not in active]
-        found = await self._transcripts.with_ids(self._session_id, asked) if asked else []
+        found = await self.transcripts.with_ids(self.session_id, asked) if asked else []
         return frozenset(str(message.id) for message in found if message.superseded_at is not None)
 
     async def _place_of(self, message_id: str | None) -> int | None:
-        message = await self._transcripts.find(self._session_id, message_id) if message_id else None
+        message = await self.transcripts.find(self.session_id, message_id) if message_id else None
         return message.seq if message else None
 
     async def _recent(self, limit: int, before: int, begin: int) -> Recent:
-        return await self._transcripts.recent(
-            self._session_id, limit=limit, before=before, after=max(begin - 1, 0), user_id=self._user_id
+        return await self.transcripts.recent(
+            self.session_id, limit=limit, before=before, after=max(begin - 1, 0), user_id=self.user_id
         )
 
     async def _forgotten(self, reset_seq: int, known_ids: Collection[str], known: SessionRows | None) -> frozenset[str]:
@@ -272,22 +264,20 @@ class WindowReader:
 
     async def _ids_before(self, reset_seq: int) -> frozenset[str]:
         """Return the ids of the messages on the newest page before the last reset."""
-        page = await self._transcripts.newest(self._session_id, limit=PAGE_ROWS, before=reset_seq + 1)
+        page = await self.transcripts.newest(self.session_id, limit=PAGE_ROWS, before=reset_seq + 1)
         return frozenset(message.id for message in page.messages if message.id)
 
 
+@dataclass(eq=False)
 class _Pages:
     """The rows of a session from a `seq` on, in pages, the newest first; known rows precede rows from the store.
 
     Rows that are read are added to `known`; if the marks of the session have changed, `known` becomes None.
     """
 
-    def __init__(
-        self, read: Callable[[int, int, int], Awaitable[Recent]], begin: int, known: SessionRows | None
-    ) -> None:
-        self._read = read
-        self.begin = begin
-        self.known = known
+    read: Callable[[int, int, int], Awaitable[Recent]]
+    begin: int = 0
+    known: SessionRows | None = None
 
     def whole(self, limits: Limits, before: int) -> Window | None:
         """Return the window of all rows before a `seq` if all are known and within the limits; otherwise None."""
@@ -306,10 +296,10 @@ class _Pages:
         """Return the newest `limit` rows whose `seq` is below `before`, newest first."""
         known = self.known
         if known is None:
-            return await self._read(limit, before, self.begin)
+            return await self.read(limit, before, self.begin)
         newest = known.between(self.begin, before)[::-1][:limit]
         if len(newest) < limit and known.first_seq > self.begin:
-            older = await self._read(limit - len(newest), min(before, known.first_seq), self.begin)
+            older = await self.read(limit - len(newest), min(before, known.first_seq), self.begin)
             newest += older.messages
             if older.messages and older.marks != known.marks:
                 self.known = None

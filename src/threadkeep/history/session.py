@@ -124,8 +124,7 @@ class Session:
     # These are created on first use, because many session objects are created but never read.
     @cached_property
     def _windows(self) -> WindowReader:
-        contexts = self._backend.contexts
-        return WindowReader(self.session_id, self._transcripts, contexts, user_id=self.user_id, cache=self._cache)
+        return WindowReader(self.session_id, self._transcripts, self._backend.contexts, self.user_id, self._cache)
 
     @cached_property
     def _events(self) -> SessionEvents:
@@ -241,9 +240,8 @@ class Session:
 
     def waiting(self) -> tuple[Message, ...]:
         """Return the session's pending messages of this process, in order; with a `user_id`, only that user's."""
-        turns = [entry.turn for entry in self._pending.own if not entry.refused]
-        mine = [one for one in turns if one.session_id == self.session_id and self.user_id in (None, one.user_id)]
-        return tuple([message for turn in mine for message in turn.messages])
+        turns = self._pending.turns_of(self.session_id)
+        return tuple([one for turn in turns if self.user_id in (None, turn.user_id) for one in turn.messages])
 
     async def deliver(self) -> bool:
         """Try to write the session's pending turns of this process; return True if none are left."""
@@ -272,36 +270,28 @@ class Session:
         for message in self.waiting():
             if message.id == message_id:
                 return message
-        if self.user_id is not None and await self._info() is None:
-            return None
-        async with ReportedRead(self._events):
-            return await self._transcripts.find(self.session_id, message_id)
+        return await self._if_visible(lambda: self._transcripts.find(self.session_id, message_id), None)
 
     async def at(self, seqs: Collection[int]) -> list[Message]:
         """Return the existing messages with these `seq` values, including superseded ones, in order."""
         check_each("seqs", seqs, int)
-        if self.user_id is not None and await self._info() is None:
-            return []
-        async with ReportedRead(self._events):
-            return await self._transcripts.at(self.session_id, seqs)
+        return await self._if_visible(lambda: self._transcripts.at(self.session_id, seqs), [])
 
     async def superseded(self) -> list[tuple[int, int]]:
         """Return the `seq` ranges of superseded messages in order; both ends are included."""
-        if self.user_id is not None and await self._info() is None:
-            return []
-        async with ReportedRead(self._events):
-            return await self._transcripts.superseded(self.session_id)
+        return await self._if_visible(lambda: self._transcripts.superseded(self.session_id), [])
 
     async def answers_to(self, question: Message) -> list[Message]:
         """Return the complete answers to a message, stored or pending, in order; one for each author and ordinal."""
         check_argument("question", question, Message, required=True)
         waiting = [one for one in self.waiting() if one.answers == question.id and one.status == "complete"]
-        if question.seq is None or (self.user_id is not None and await self._info() is None):
+        if question.seq is None:
             return waiting
-        async with ReportedRead(self._events):
-            stored = await self._transcripts.answers_to(self.session_id, question)
-        there = {key for one in stored for key in _keys(one)}
-        return [*stored, *(one for one in waiting if there.isdisjoint(_keys(one)))]
+        stored: list[Message] = await self._if_visible(
+            lambda: self._transcripts.answers_to(self.session_id, question), []
+        )
+        known = {key for one in stored for key in _keys(one)}
+        return [*stored, *(one for one in waiting if known.isdisjoint(_keys(one)))]
 
     async def tell(self, message_id: str) -> Message | None:
         """Mark an answer, or its replacement, as delivered to a caller; return that message, None if there is none."""
@@ -612,6 +602,13 @@ class Session:
             return await self._info() is not None
         except SessionDamaged:
             return True
+
+    async def _if_visible[T](self, read: Callable[[], Awaitable[T]], otherwise: T) -> T:
+        """Return the result of a read; if this user may not see the session, return `otherwise` without reading."""
+        if self.user_id is not None and await self._info() is None:
+            return otherwise
+        async with ReportedRead(self._events):
+            return await read()
 
     async def _info(self) -> SessionInfo | None:
         async with ReportedRead(self._events):

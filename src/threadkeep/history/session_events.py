@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TypedDict
 
 from threadkeep.context.window import WindowManifest
@@ -103,12 +104,12 @@ class SessionEvents:
             )
 
 
+@dataclass(eq=False)
 class ReportedRead:
     """A context manager that times and reports a read; it is a class, because a generator would make reads slower."""
 
-    def __init__(self, events: SessionEvents, on_failure: Outcome = "error") -> None:
-        self._events = events
-        self._on_failure = on_failure
+    events: SessionEvents
+    on_failure: Outcome = "error"
 
     async def __aenter__(self) -> None:
         """Begin the read."""
@@ -117,11 +118,11 @@ class ReportedRead:
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         """Report the end of the read, and its failure if the database failed."""
         if kind is None:
-            self._events.read(self._started, "ok")
+            self.events.read(self._started, "ok")
         elif isinstance(error, StoreError | asyncio.CancelledError):
-            self._events.read(self._started, self._on_failure)
+            self.events.read(self._started, self.on_failure)
             if isinstance(error, StoreError):
-                self._events.read_failed(error, self._on_failure)
+                self.events.read_failed(error, self.on_failure)
 
 
 def _since(started: float) -> float:
