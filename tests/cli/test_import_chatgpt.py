@@ -186,6 +186,14 @@ def test_invalid_conversations_are_named(cli: CommandLine, tmp_path: Path) -> No
     ]
 
 
+def test_a_conversation_that_is_nested_too_deeply_ends_the_import(cli: CommandLine, tmp_path: Path) -> None:
+    file = tmp_path / "conversations.json"
+    file.write_text(f"[{json.dumps(CAT)}, {'[' * 100_000}")
+    outcome = cli("import", "chatgpt", str(file), "--json")
+    assert (outcome.exit_code, outcome.json["sessions"]) == (1, 1)
+    assert [error["conversation"] for error in outcome.json["errors"]] == ["After conversation 1"]
+
+
 def test_a_long_export_is_read_in_chunks(cli: CommandLine, tmp_path: Path) -> None:
     """A conversation may be longer than a chunk, and a chunk may end within a multibyte character."""
     long = [conversation(f"long-{number}", [node("q", "root", "user", "ñ€😀" * 200_000)], "q") for number in range(3)]

@@ -11,6 +11,7 @@ from langgraph.store.postgres.aio import AsyncPostgresStore
 from langgraph.store.sqlite.aio import AsyncSqliteStore
 
 from tests.cli.running import CommandLine
+from tests.databases import execute
 from threadkeep import Memory
 
 HISTORY = {
@@ -101,3 +102,14 @@ def test_histories_in_chunks_are_skipped(cli: CommandLine, tmp_path: Path) -> No
     chunk = {"conversation_key": "a", "chunk_key": "chunk:000000", "start_seq": 1, "end_seq": 1, "messages": []}
     fill(file, {"a:chunk:000000": chunk, "a__meta__": {"conversation_key": "a", "last_seq": 1, "version": 1}})
     assert cli("import", "graph-store", file, "--json").json["sessions"] == 0
+
+
+@pytest.mark.parametrize("damaged", ["{", "[" * 100_000], ids=["incomplete", "deep"])
+def test_a_damaged_item_is_named_and_the_others_stored(cli: CommandLine, tmp_path: Path, damaged: str) -> None:
+    file = str(tmp_path / "store.sqlite")
+    history = {"version": 1, "messages": [{"role": "user", "content": "hi"}]}
+    fill(file, {"a": history, "b": history})
+    execute(f"sqlite:///{file}", f"UPDATE store SET value = '{damaged}' WHERE key = 'a'")
+    outcome = cli("import", "graph-store", file, "--json")
+    assert (outcome.exit_code, outcome.json["stored"]) == (1, 1)
+    assert [error["conversation"] for error in outcome.json["errors"]] == ["a"]

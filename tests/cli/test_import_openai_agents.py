@@ -6,6 +6,8 @@ import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+import pytest
+
 from tests.cli.running import CommandLine
 from tests.databases import execute
 
@@ -102,12 +104,13 @@ def test_a_branch_of_an_advanced_session_is_imported(cli: CommandLine, tmp_path:
     assert [text for _, text in contents(cli, "s")] == ["First?", "One.", "Third?", "Three."]
 
 
-def test_a_damaged_item_is_skipped(cli: CommandLine, tmp_path: Path) -> None:
+@pytest.mark.parametrize("damaged", ["{", "[" * 100_000], ids=["incomplete", "deep"])
+def test_a_damaged_item_is_skipped(cli: CommandLine, tmp_path: Path, damaged: str) -> None:
     """The SDK skips damaged items, too. The other items are stored."""
     from agents import SQLiteSession
 
     file = tmp_path / "agents.db"
     write(SQLiteSession("s", file), [{"role": "user", "content": "hi"}, {"role": "user", "content": "there"}])
-    execute(f"sqlite:///{file}", "UPDATE agent_messages SET message_data = '{' WHERE id = 1")
+    execute(f"sqlite:///{file}", f"UPDATE agent_messages SET message_data = '{damaged}' WHERE id = 1")
     outcome = cli("import", "openai-agents", str(file), "--json").json
     assert (outcome["stored"], outcome["left_out"], outcome["refused"]) == (1, {"other": 1}, 0)

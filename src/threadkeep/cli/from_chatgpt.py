@@ -71,7 +71,7 @@ class ChatGptExport(Source):
                         number += 1
                         yield self._conversation(item, f"Conversation {number}")
                         self.done = before + file.tell()
-            except ValueError:
+            except (ValueError, RecursionError):
                 yield Unreadable(
                     f"After conversation {number}",
                     "The rest is not JSON, or is incomplete; unpack the export again.",

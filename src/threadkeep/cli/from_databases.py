@@ -71,7 +71,7 @@ class AgentSessions(Source):
         number, data, created_at = row
         try:
             item = json.loads(data)
-        except ValueError:
+        except (ValueError, RecursionError):
             item = None
         reason = _left_out(item)
         if reason is not None:
@@ -134,8 +134,8 @@ class StoredHistories(Source):
         value, created_at, updated_at = row
         try:
             item = json.loads(value) if isinstance(value, str | bytes) else value
-        except ValueError:
-            return Unreadable(key, "Its item is not JSON.")
+        except (ValueError, RecursionError):
+            return Unreadable(key, "Its item is not JSON, or is nested too deeply.")
         if not isinstance(item, dict) or "start_seq" in item or not isinstance(item.get("messages"), list):
             return None
         changed = utc_time(updated_at)
