@@ -103,3 +103,15 @@ def test_earlier_turns_are_queued_by_the_command(cli: CommandLine) -> None:
     assert "1 earlier turn queued." in cli("knowledge", "backfill", "--all").out
     assert cli("knowledge", "backfill", "--session", "room:1", "--json").json == {"queued": 0, "left": 0}
     assert cli("knowledge", "purge", "--session", "room:1").exit_code == 2
+
+
+def test_an_erase_names_what_remains_in_graphiti(cli: CommandLine) -> None:
+    """Without the cause, people would repeat an erase that a server never completes."""
+    cli.store("room:1", "q", "a", user_id="ann")
+    cli("knowledge", "consent", "--grant", "--data", "chat_text", "--data", "backfill", "--yes")
+    cli("knowledge", "trust")
+    assert "1 earlier turn queued." in cli("knowledge", "backfill", "--all").out
+    erased = cli("erase", "user", "ann", "--yes")
+    assert erased.exit_code == 1
+    assert "Some data remains: groups in Graphiti." in erased.err
+    assert "threadkeep knowledge test --smoke" in erased.err

@@ -218,4 +218,8 @@ def _show_receipt(receipt: EraseReceipt, file: Path | None) -> None:
     if problem is not None:
         raise NotDone(problem)
     if not receipt.dry_run and not receipt.complete:
-        raise NotDone("Some data remains: a process still writes, or has pending turns. Repeat the command.")
+        names = [store.name for store in receipt.stores if store.after]
+        cause = "A process still writes, or has pending turns. Repeat the command."
+        if "groups in Graphiti" in names:
+            cause = "Find out with `threadkeep knowledge test --smoke` why Graphiti deletes nothing; then repeat this."
+        raise NotDone(f"Some data remains: {', '.join(names)}. {cause}")
