@@ -167,6 +167,12 @@ async def test_an_error_of_the_server_is_raised_without_the_row(driver: Postgres
     assert "canary" not in "".join(traceback.format_exception(refused.value))
 
 
+async def test_a_role_without_rights_gets_the_cure(postgres_url: str, memory_options: MemoryOptions) -> None:
+    with pytest.raises(StoreError, match=r"InsufficientPrivilege 42501\); grant the role"):
+        async with open_memory(f"{postgres_url}&options=-crole%3Dpg_read_all_settings", options=memory_options):
+            pass
+
+
 async def test_the_options_of_the_dsn_are_used(postgres_url: str, memory_options: MemoryOptions) -> None:
     """A search path in the DSN puts the tables into another schema."""
     async with await psycopg.AsyncConnection.connect(postgres_url, autocommit=True) as other:

@@ -178,4 +178,7 @@ def _refusal(error: psycopg.Error | UnicodeEncodeError) -> ThreadkeepError:
     if isinstance(error, UnicodeEncodeError) or (error.sqlstate is None and "NUL" in str(error)):
         return unstorable_text()
     name = f"{type(error).__name__} {error.sqlstate or ''}".strip()
-    return StoreError(f"PostgreSQL rejected this call ({name}); check the tables with `threadkeep doctor`.")
+    cure = "check the tables with `threadkeep doctor`."
+    if isinstance(error, psycopg.errors.InsufficientPrivilege):
+        cure = "grant the role of THREADKEEP_DATABASE_URL the rights on the tables and their schema."
+    return StoreError(f"PostgreSQL rejected this call ({name}); {cure}")
