@@ -18,7 +18,8 @@ from tests.children import Child
 from threadkeep import InvalidMessage, Message
 from threadkeep.records import Turn
 from threadkeep.store import spool
-from threadkeep.store.spool import PendingTurn, SpoolFile, damaged_turns, in_use, read_entries, spool_files
+from threadkeep.store.private_files import in_use
+from threadkeep.store.spool import PendingTurn, SpoolFile, damaged_turns, read_entries, spool_files
 
 _NOW = datetime(2026, 1, 1, tzinfo=UTC)
 

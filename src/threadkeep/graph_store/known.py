@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from operator import itemgetter
 
@@ -117,41 +118,36 @@ class KnownChunks:
         """Return the messages of a chunk, from the cache if it is the newest chunk. Raises `SessionDamaged`."""
         if chunk != chunk_of(max(conversation.last_seq, 1), conversation.chunk_size):
             return messages_in(conversation, chunk, value, self._read_plain, span)
-        known = self.of(conversation.session_id, chunk)
-        before = known.characters
-        try:
+        with self._entry(conversation.session_id, chunk) as known:
             return known.messages_in(conversation, value, span)
-        finally:
-            self._add(known.characters - before)
 
     def check(self, conversation: Conversation, chunk: int, value: Value) -> None:
         """Validate every message of a chunk. Raises `SessionDamaged`."""
         if chunk != chunk_of(max(conversation.last_seq, 1), conversation.chunk_size):
             messages_in(conversation, chunk, value, self._read_plain)
             return
-        known = self.of(conversation.session_id, chunk)
-        before = known.characters
-        try:
+        with self._entry(conversation.session_id, chunk) as known:
             known.check(conversation, value)
-        finally:
-            self._add(known.characters - before)
 
     def hold(self, conversation: Conversation, chunk: int, value: Value) -> None:
         """Cache a chunk that was just written."""
-        known = self.of(conversation.session_id, chunk)
-        before = known.characters
-        known.hold(conversation, value)
-        self._add(known.characters - before)
+        with self._entry(conversation.session_id, chunk) as known:
+            known.hold(conversation, value)
 
-    def of(self, session_id: str, chunk: int) -> KnownMessages:
-        """Return the cache entry of a conversation for this chunk; it replaces an entry for another chunk."""
+    @contextmanager
+    def _entry(self, session_id: str, chunk: int) -> Iterator[KnownMessages]:
+        """Lend the cache entry of a conversation for this chunk, and count its new size; drop one for another chunk."""
         known = self._chunks.get(session_id)
         if known is None or known.chunk != chunk:
             self.forget(session_id)
             known = self._chunks[session_id] = KnownMessages(chunk, self._value_field)
             self._add(known.characters)
         self._chunks.move_to_end(session_id)
-        return known
+        before = known.characters
+        try:
+            yield known
+        finally:
+            self._add(known.characters - before)
 
     def _add(self, characters: int) -> None:
         self._characters += characters

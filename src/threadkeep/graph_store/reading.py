@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -23,6 +23,7 @@ from threadkeep.graph_store.shapes import (
 )
 from threadkeep.records import Message
 from threadkeep.store.backend import DamageRegister
+from threadkeep.store.codec import TITLE_CHARACTERS, shorten
 
 
 @dataclass
@@ -125,12 +126,25 @@ class Overlay:
         return [self._chunks.items.get(key, value) for key, value in zip(keys, stored, strict=True)]
 
 
-async def first_user_text(messages: AsyncIterator[Message]) -> str | None:
-    """Return the text of the first user message; None if there is none."""
+async def first_user(messages: AsyncIterator[Message]) -> Message | None:
+    """Return the first active user message; None if there is none."""
     async for message in messages:
         if message.role == "user" and message.superseded_at is None:
-            return message.content
+            return message
     return None
+
+
+def title_of(message: Message | None) -> str | None:
+    """Return the title of a conversation whose first active user message this is; None without a message."""
+    return None if message is None else shorten(message.content, TITLE_CHARACTERS)
+
+
+async def title_without(title: str | None, gone: Iterable[Message], rest: AsyncIterator[Message]) -> str | None:
+    """Return the title after the messages `gone` were removed: a title from them is replaced by one from the rest."""
+    first = next((message for message in gone if message.role == "user"), None)
+    if first is None or title != title_of(first):
+        return title
+    return title_of(await first_user(rest))
 
 
 CHUNKS_AT_ONCE = 10

@@ -9,12 +9,11 @@ from itertools import islice
 
 from threadkeep.errors import InvalidInput
 from threadkeep.graph_store.layout import seqs_down
-from threadkeep.graph_store.reading import first_user_text
+from threadkeep.graph_store.reading import title_without
 from threadkeep.graph_store.shapes import Conversation
 from threadkeep.graph_store.transcripts import GraphTranscripts
 from threadkeep.graph_store.writing import Beginning
 from threadkeep.records import Message, Retention
-from threadkeep.store.codec import TITLE_CHARACTERS, shorten
 from threadkeep.store.retention import STEP_MESSAGES, Prunable, Removal, Removed
 
 
@@ -92,7 +91,10 @@ class ConversationRetention:
         if conversation is None or upto <= removal.after_seq or not beginning.is_of(conversation):
             return None
         going = await self._reader.between(conversation, removal.after_seq + 1, upto)
-        title = await self._title_after(conversation, going, upto)
+        # A title from a removed message is replaced by one from the rest.
+        active = [message for message in going if message.superseded_at is None]
+        rest = self._reader.up(conversation, upto + 1, conversation.last_seq)
+        title = await title_without(conversation.title, active, rest)
         await self._forget_runs(_runs_in(conversation, going))
         if not await self._writer.take_away(removal.session_id, beginning, title=(conversation.title, title)):
             return None
@@ -125,15 +127,6 @@ class ConversationRetention:
     async def reclaim_space(self) -> bool:
         """Return False. The retention of the tables reclaims space if the graph store is in the same file."""
         return False
-
-    async def _title_after(self, conversation: Conversation, going: Sequence[Message], upto: int) -> str | None:
-        """Return the title after a removal; one from a removed message is replaced by one from the rest, or None."""
-        spoken = (message for message in going if message.role == "user" and message.superseded_at is None)
-        first = next((message.content for message in spoken), None)
-        if first is None or conversation.title != shorten(first, TITLE_CHARACTERS):
-            return conversation.title
-        next_text = await first_user_text(self._reader.up(conversation, upto + 1, conversation.last_seq))
-        return None if next_text is None else shorten(next_text, TITLE_CHARACTERS)
 
 
 def _runs_in(conversation: Conversation, messages: Sequence[Message]) -> list[str]:

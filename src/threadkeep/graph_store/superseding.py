@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from datetime import datetime
 
@@ -10,11 +10,11 @@ from threadkeep.errors import MessageNotFound, SessionNotFound, WrongUser
 from threadkeep.graph_store.appending import Target, chunk_items
 from threadkeep.graph_store.items import Value, Writing
 from threadkeep.graph_store.layout import STEPS, ItemKey, Ranges, chunk_spans, joined, ranges_of, seqs_down, size_of
-from threadkeep.graph_store.reading import ConversationReader, HeldChunks, Overlay, first_user_text
+from threadkeep.graph_store.reading import ConversationReader, HeldChunks, Overlay, first_user, title_of, title_without
 from threadkeep.graph_store.shapes import Conversation, message_in, notes_of
 from threadkeep.graph_store.writing import ConversationWriter
 from threadkeep.records import Message, Receipt, Turn
-from threadkeep.store.codec import LAST_MESSAGE_CHARACTERS, TITLE_CHARACTERS, Prepared, shorten, time_of, time_text
+from threadkeep.store.codec import LAST_MESSAGE_CHARACTERS, Prepared, shorten, time_of, time_text
 from threadkeep.store.driver import TurnRefused
 from threadkeep.store.superseding import check_branch, done_before, no_message_at
 from threadkeep.store.transcripts import Branching, Superseded, Superseding
@@ -131,10 +131,7 @@ class ConversationSuperseding:
             if message.role == "user":
                 last_user_seq = message.seq or 0
                 break
-        title = conversation.title
-        gone = next((message.content for message in taken if message.role == "user"), None)
-        if gone is not None and title == shorten(gone, TITLE_CHARACTERS):
-            title = _title_from(await first_user_text(chunks.active_up(conversation)))
+        title = await title_without(conversation.title, taken, chunks.active_up(conversation))
         return replace(conversation, last_message=last_message, last_user_seq=last_user_seq, title=title)
 
     async def _appended(
@@ -230,8 +227,8 @@ class ConversationSuperseding:
                 return
             new = _branched(branching, parent, values, now)
             messages = [message_in(value, self._layout.value_field) for value in values]
-            first_user = await first_user_text(self._reader.up(parent, 1, parent.last_seq))
-            new = replace(new, title=_branch_title(parent, messages, first_user=first_user))
+            if parent.title in (None, title_of(await first_user(self._reader.up(parent, 1, parent.last_seq)))):
+                new = replace(new, title=title_of(next((one for one in messages if one.role == "user"), None)))
             renumbered = [_renumbered(value, position) for position, value in enumerate(values, start=1)]
             items = notes_of(self._layout, new.session_id, renumbered)
             items |= chunk_items(new, renumbered, Target(self._layout, None, now))
@@ -260,10 +257,6 @@ def _newest_ranges(conversation: Conversation, newest: int) -> Ranges:
     return ranges_of(seq for seq, _ in zip(seqs, range(newest), strict=False))
 
 
-def _title_from(first_user: str | None) -> str | None:
-    return None if first_user is None else shorten(first_user, TITLE_CHARACTERS)
-
-
 def _branched(branching: Branching, parent: Conversation, values: Sequence[Value], now: datetime) -> Conversation:
     return replace(
         parent,
@@ -280,12 +273,6 @@ def _branched(branching: Branching, parent: Conversation, values: Sequence[Value
         parent_session_id=parent.session_id,
         parent_seq=parent.last_seq if branching.at is None else branching.at,
     )
-
-
-def _branch_title(parent: Conversation, messages: Iterable[Message], *, first_user: str | None) -> str | None:
-    if parent.title not in (None, _title_from(first_user)):
-        return parent.title
-    return _title_from(next((message.content for message in messages if message.role == "user"), None))
 
 
 def _renumbered(value: Value, seq: int) -> Value:

@@ -8,7 +8,7 @@ from datetime import datetime
 from threadkeep.graph_store.appending import Written, mark_of, turns_in
 from threadkeep.graph_store.items import Items, Writing
 from threadkeep.graph_store.layout import GraphLayout
-from threadkeep.graph_store.reading import ConversationReader
+from threadkeep.graph_store.reading import ConversationReader, first_user
 from threadkeep.graph_store.shapes import Conversation
 from threadkeep.graph_store.superseding import ConversationSuperseding
 from threadkeep.graph_store.writing import ConversationWriter
@@ -128,7 +128,8 @@ class GraphTranscripts:
                         break
         newest_user = None
         if found and all(message.role != "user" for message in found):
-            newest_user = await self._newest_user(conversation, (found[-1].seq or 0) - 1, low + 1)
+            high = min((found[-1].seq or 0) - 1, conversation.last_user_seq)
+            newest_user = await first_user(self.reader.down(conversation, high, low + 1, active=True))
         deleted = conversation.deleted_seq
         return Recent(tuple(found), conversation.reset_seq, newest_user, deleted, deleted, conversation.revision)
 
@@ -228,13 +229,6 @@ class GraphTranscripts:
         for own_session_id in await self.writer.own_sessions(session_id):
             await self.delete(own_session_id)
         return await self.writer.delete(session_id)
-
-    async def _newest_user(self, conversation: Conversation, high: int, low: int) -> Message | None:
-        """Return the newest active user message from `low` to `high`, both included; None if there is none."""
-        async for message in self.reader.down(conversation, min(high, conversation.last_user_seq), low, active=True):
-            if message.role == "user":
-                return message
-        return None
 
 
 class ConversationContexts(NullContexts):

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from threadkeep.errors import PendingFolderUnusable, ThreadkeepError
 from threadkeep.records import Turn
-from threadkeep.store.private_files import make_private_folder
+from threadkeep.store.private_files import in_use, make_private_folder
 from threadkeep.store.spool import (
     DamagedTurn,
     PendingTurn,
@@ -25,7 +25,6 @@ from threadkeep.store.spool import (
     damaged_lines,
     damaged_turns,
     drop_damaged,
-    in_use,
     read_entries,
     read_spool,
     read_turn,

@@ -31,7 +31,7 @@ from threadkeep.records.runs import NO_USAGE, ROLLED_BACK, Run, RunTrigger, Toke
 from threadkeep.runs.requests import RunRequest, Submitted
 from threadkeep.runs.retries import RUN_ERRORS
 from threadkeep.runs.service import RunService
-from threadkeep.runs.session_answers import with_own_answer
+from threadkeep.runs.session_answers import newest_answer, with_own_answer
 from threadkeep.runs.streams import Outcome, RunPiece, RunStream
 from threadkeep.workflows.definition import Workflow
 from threadkeep.workflows.registry import Workflows
@@ -359,8 +359,7 @@ class ChatAnswers:
     async def _answer_to(self, turn: ChatTurn) -> Message | None:
         """Return the newest complete answer to the message of a turn, stored or pending; None if there is none."""
         session = self._memory.session(turn.session_id, user_id=turn.request.user_id)
-        question = await session.find(turn.message_id)
-        found = next(reversed(await session.answers_to(question)), None) if question is not None else None
+        found = await newest_answer(session, turn.message_id)
         return found if found is not None and found.status == "complete" else None
 
     @contextlib.asynccontextmanager

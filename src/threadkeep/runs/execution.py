@@ -386,7 +386,7 @@ class RunExecution:
         run = self._run
         return {
             "configurable": {
-                **thread_of(run.run_id)["configurable"],
+                "thread_id": run.run_id,
                 "session_id": run.session_id,
                 "user_id": run.user_id,
                 "message_metadata": metadata_of(run),

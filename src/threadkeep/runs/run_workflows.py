@@ -62,7 +62,7 @@ class RunWorkflows:
         Raises:
             WorkflowNotFound: no workflow of that name is registered.
         """
-        workflow = self._get(name)
+        workflow = self._own.get(name) or self._workflows.get(name)
         key = (name, workflow.version)
         # Store the version again from time to time, because maintenance deletes versions that no run uses.
         if time.monotonic() - self._known.get(key, -_KNOWN_SECONDS) >= _KNOWN_SECONDS:
@@ -79,7 +79,7 @@ class RunWorkflows:
         """
         current: Workflow | None = None
         with contextlib.suppress(WorkflowNotFound):
-            current = self._get(run.workflow)
+            current = self._own.get(run.workflow) or self._workflows.get(run.workflow)
         # Built-in workflows depend on the settings of the service, so their runs continue with the current settings.
         if current is not None and (current.source == "built-in" or run.version in (None, current.version)):
             return current
@@ -110,9 +110,6 @@ class RunWorkflows:
             if gone.kind == "WorkflowGone" or not await is_untouched():
                 raise
         return await self.newest(run.workflow)
-
-    def _get(self, name: str) -> Workflow:
-        return self._own[name] if name in self._own else self._workflows.get(name)
 
     async def _restore(self, name: str, version: str) -> Workflow | None:
         """Return a stored version; None if it is gone, code or invalid, or imports what no registered workflow imports.

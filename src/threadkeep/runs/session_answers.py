@@ -8,6 +8,7 @@ from itertools import takewhile
 from typing import Final, TypeGuard
 
 from threadkeep.history.memory import Memory
+from threadkeep.history.session import Session
 from threadkeep.records import Json, Message
 from threadkeep.records.runs import Run
 
@@ -94,9 +95,11 @@ async def _answer_of_turn(memory: Memory, run: Run, message_id: str) -> Message 
 
 
 async def _answer(memory: Memory, run: Run, message_id: str) -> Message | None:
-    if run.session_id is None:
-        return None
-    session = memory.session(run.session_id)
+    return None if run.session_id is None else await newest_answer(memory.session(run.session_id), message_id)
+
+
+async def newest_answer(session: Session, message_id: str) -> Message | None:
+    """Return the newest stored answer to a message of a session; None if there is no such message or answer."""
     question = await session.find(message_id)
     answers = [] if question is None else await session.answers_to(question)
     return answers[-1] if answers else None

@@ -144,8 +144,9 @@ class Meter(AsyncCallbackHandler):
     async def on_llm_end(self, response: LLMResult, *, run_id: UUID, **_: Any) -> None:
         """Record the usage after a call."""
         name, asked = self._asked.pop(run_id, (UNNAMED, []))
-        if (answer := _answer_of(response)) is not None:
-            await self._ledger.add(self.usage(name, asked, answer), answer.id)
+        for generation in response.generations[0][:1] if response.generations else ():
+            if isinstance(generation, ChatGeneration) and isinstance(answer := generation.message, AIMessage):
+                await self._ledger.add(self.usage(name, asked, answer), answer.id)
 
     async def on_llm_error(self, error: BaseException, *, run_id: UUID, **_: Any) -> None:
         """Forget a failed call, because its usage is neither known nor estimated."""
@@ -170,13 +171,6 @@ class Meter(AsyncCallbackHandler):
             estimated_calls=0 if reported else 1,
             cost=None if price is None else price.cost(input_tokens, output_tokens, cached),
         )
-
-
-def _answer_of(response: LLMResult) -> AIMessage | None:
-    for generation in response.generations[0][:1] if response.generations else ():
-        if isinstance(generation, ChatGeneration) and isinstance(generation.message, AIMessage):
-            return generation.message
-    return None
 
 
 class LastContexts:

@@ -66,6 +66,22 @@ def lock_at_once(descriptor: int, kind: int = fcntl.LOCK_EX) -> bool:
     return True
 
 
+def in_use(path: Path) -> bool:
+    """Return True if the process that owns a file is alive, because it keeps the file locked.
+
+    The check takes a shared lock for a moment: two processes that check a file at once must not each take the other
+    for its owner.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    try:
+        return not lock_at_once(descriptor, fcntl.LOCK_SH)
+    finally:
+        os.close(descriptor)
+
+
 def tighten(path: Path) -> None:
     """Remove the permissions of other users from a file or folder that this user owns, and log this."""
     with contextlib.suppress(OSError):

@@ -288,23 +288,8 @@ def spool_files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob(f"*{_SUFFIX}") if path.is_file()) if folder.is_dir() else []
 
 
-def in_use(path: Path) -> bool:
-    """Return True if the process that owns a file is alive.
-
-    The check takes a shared lock for a moment; `take_over` waits for such locks.
-    """
-    try:
-        descriptor = os.open(path, os.O_RDONLY)
-    except FileNotFoundError:
-        return False
-    try:
-        return not lock_at_once(descriptor, fcntl.LOCK_SH)
-    finally:
-        os.close(descriptor)
-
-
 def _own(descriptor: int) -> bool:
-    """Lock a file exclusively; return False if it has an owner. Wait while other processes only check the file."""
+    """Lock a file exclusively; return False if it has an owner. Wait while other processes check it with `in_use`."""
     for _ in range(_LOOKS):
         if lock_at_once(descriptor, fcntl.LOCK_EX):
             return True

@@ -79,7 +79,7 @@ class Paths:
 
     def after(self, name: str) -> frozenset[str]:
         """Return all nodes that can come after a node, including itself if it is on a cycle."""
-        return self._reached(self.following.get(name, ()))
+        return _reached(self.following.get(name, ()), self.following)
 
     def before(self, name: str) -> frozenset[str]:
         """Return all nodes that can come before a node, including itself if it is on a cycle."""
@@ -87,12 +87,13 @@ class Paths:
 
     def beginning_at(self, name: str) -> frozenset[str]:
         """Return a node and all nodes that can come after it."""
-        return self._reached([name])
+        return _reached([name], self.following)
 
     def reaches_end(self, name: str, *, avoiding: Iterable[str]) -> bool:
         """Return True if a path from a node to the end contains none of the nodes in `avoiding`."""
         avoided = frozenset(avoiding)
-        return END_NAME in self._reached((one for one in self.following[name] if one not in avoided), avoided)
+        kept = {one: [target for target in targets if target not in avoided] for one, targets in self.following.items()}
+        return END_NAME in _reached(kept[name], kept)
 
     @property
     def has_circle(self) -> bool:
@@ -144,29 +145,25 @@ class Paths:
 
     def _certain(self) -> frozenset[str]:
         """Return the nodes that are part of every run."""
-        found: set[str] = set()
-        waiting = [self.start]
-        while waiting:
-            name = waiting.pop()
-            if name not in found:
-                found.add(name)
-                waiting += self.following.get(name, ()) if name not in self.choosing else ()
-        return frozenset(found)
+        certain = {name: targets for name, targets in self.following.items() if name not in self.choosing}
+        return _reached([self.start], certain)
 
     def _ways(self) -> Iterator[list[frozenset[str]]]:
         """Yield, for each set of parallel branches, the nodes on each of these branches."""
         for branch in self.branches:
             yield [self.beginning_at(target) - {END_NAME} for target in branch]
 
-    def _reached(self, names: Iterable[str], avoided: frozenset[str] = frozenset()) -> frozenset[str]:
-        found: set[str] = set()
-        waiting = list(names)
-        while waiting:
-            name = waiting.pop()
-            if name not in found:
-                found.add(name)
-                waiting += [one for one in self.following.get(name, ()) if one not in avoided]
-        return frozenset(found)
+
+def _reached(names: Iterable[str], following: Mapping[str, Iterable[str]]) -> frozenset[str]:
+    """Return the given nodes and all nodes that can come after them."""
+    found: set[str] = set()
+    waiting = list(names)
+    while waiting:
+        name = waiting.pop()
+        if name not in found:
+            found.add(name)
+            waiting += following.get(name, ())
+    return frozenset(found)
 
 
 __all__ = ["TurnPlan", "add_node", "build_graph"]

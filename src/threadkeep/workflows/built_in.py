@@ -97,7 +97,7 @@ class ChatNode(AgentNode):
         await turn.begin(metadata)
         if turn.answered is not None:
             return turn.answered
-        model, system = self.chat_model(step), self.system_message(state)
+        model, system = step.model(self.model), self.system_message(state)
         sent = await turn.context([*([system] if system else []), *messages], None, ModelUse(model))
         reply = await self._asked_model(
             turn, step, ask, model, [*([sent.system] if sent.system else []), *sent.messages]

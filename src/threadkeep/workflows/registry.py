@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextvars import Context
 from dataclasses import replace
+from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any
 
@@ -56,17 +57,10 @@ def circles(children: Children) -> Iterator[Way]:
 
 def deepest_ways(children: Children) -> dict[str, Way]:
     """Return the longest path of nested calls from each workflow, by the workflow's name. There must be no cycles."""
+    known = {name: _known(children, name) for name in children}
     found: dict[str, Way] = {}
-    for first in children:
-        waiting = [first]
-        while waiting:
-            name = waiting[-1]
-            below = _known(children, name)
-            unknown = [child for child in below if child not in found]
-            waiting += unknown
-            if not unknown:
-                found[name] = (name, *max((found[child] for child in below), key=len, default=()))
-                waiting.pop()
+    for name in TopologicalSorter(known).static_order():  # each name comes after its children
+        found[name] = (name, *max((found[child] for child in known[name]), key=len, default=()))
     return found
 
 

@@ -21,6 +21,7 @@ from threadkeep.boundary import ErrorBoundary, OnFailure
 from threadkeep.runs.engine.database import SCHEMA, Connections, engine_path, translated
 from threadkeep.runs.engine.engine import STOP_SECONDS, EngineOptions, Troubled
 from threadkeep.store.address import DatabaseAddress
+from threadkeep.store.private_files import in_use
 
 _LOCK_NUMBER = 7310865114
 
@@ -55,7 +56,7 @@ class LockedFiles:
         """Return the processes among `names` whose file is unlocked or missing; remove all unlocked files."""
         files = self._database.parent.glob(f"{glob.escape(self._database.name)}.*.lock")
         known = names | {file.suffixes[-2].removeprefix(".") for file in files}
-        dead = {name for name in known if name != self._name and not _is_locked(self._path(name))}
+        dead = {name for name in known if name != self._name and not in_use(self._path(name))}
         for name in dead:
             self._path(name).unlink(missing_ok=True)
         return dead & names
@@ -72,21 +73,6 @@ class LockedFiles:
 
     def _path(self, name: str) -> Path:
         return self._database.with_name(f"{self._database.name}.{name}.lock")
-
-
-def _is_locked(path: Path) -> bool:
-    try:
-        descriptor = os.open(path, os.O_RDWR)
-    except FileNotFoundError:
-        return False
-    try:
-        # With exclusive locks, two processes that check a file at once would each take the other for its owner.
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
 
 
 _TABLES = sqlalchemy.MetaData(schema=SCHEMA)

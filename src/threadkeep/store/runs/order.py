@@ -10,7 +10,7 @@ from typing import Literal
 from threadkeep.errors import RunNotFound, WrongUser
 from threadkeep.records.runs import RUN_ENDS, Begun, DoubleTexting, NewRun, NotYet, Over, Run, RunInput
 from threadkeep.store.codec import clean_json, json_text, time_text
-from threadkeep.store.driver import Connection, Driver, DuplicateRow, Joined, Row, Statement
+from threadkeep.store.driver import Connection, Driver, DuplicateRow, Joined, Row
 from threadkeep.store.runs.conversations import OpenRun, Policies, RunLocks
 from threadkeep.store.runs.rows import compact_inputs, fetch_run, run_of
 from threadkeep.store.runs.trace import RunTrace
@@ -151,24 +151,24 @@ class RunOrder(ClockedTables, sql=("runs_order.sql",)):
 
         They make this transaction fail if the run may not begin now, or if its message already has a run.
         """
-        locks, (arrive, *others) = self._arrival(new, policy, owner)
-        refuse = (self._sql["refuse_unless_begun"], {**arrive[1], "question_id": question_id})
-        return Joined([*locks, arrive], [*others, refuse])
+        arrival = self._arrival(new, policy, owner)
+        _, parameters = arrival.before[-1]
+        refuse = (self._sql["refuse_unless_begun"], {**parameters, "question_id": question_id})
+        return Joined(arrival.before, [*arrival.after, refuse])
 
     def begun(self, new: NewRun, joined: Joined, rows: Sequence[list[Row]]) -> Run:
         """Return the run that `beginning` has stored; `rows` are the results of its statements."""
-        return _arrived(new, rows[len(joined.before) - 1][0])
+        # The input is known, so it is not read from the row.
+        return run_of(rows[len(joined.before) - 1][0], inputs=(RunInput(clean_json(new.input), new.message_id),))
 
     async def _arrive(self, new: NewRun, policy: DoubleTexting, owner: str | None) -> Run | None:
         """Store a run in one round trip if nothing blocks it, as is usual; otherwise return None and store nothing."""
-        locks, statements = self._arrival(new, policy, owner)
-        arrived = (await self._driver.write([*locks, *statements]))[len(locks)]
-        return _arrived(new, arrived[0]) if arrived else None
+        arrival = self._arrival(new, policy, owner)
+        rows = await self._driver.write([*arrival.before, *arrival.after])
+        return self.begun(new, arrival, rows) if rows[len(arrival.before) - 1] else None
 
-    def _arrival(
-        self, new: NewRun, policy: DoubleTexting, owner: str | None
-    ) -> tuple[list[Statement], list[tuple[str, dict[str, object]]]]:
-        """Return locks, and statements that store a run if nothing blocks it; the first statement inserts the run."""
+    def _arrival(self, new: NewRun, policy: DoubleTexting, owner: str | None) -> Joined:
+        """Return statements that store a run if nothing blocks it; the last one of `before` inserts the run."""
         position = _Position(new.run_id, 0, in_order=new.session_id is not None, late=False)
         asked = {"message_key": new.message_id or new.run_id, "policy": policy, "owner": owner}
         latest = time_text(self._clock() + _CLOCKS_DIFFER)
@@ -178,10 +178,9 @@ class RunOrder(ClockedTables, sql=("runs_order.sql",)):
             if new.session_id is None
             else self._locks.statements("lock_order", place=new.session_id)
         )
-        statements = [(self._sql["arrive"], parameters)]
-        if new.session_id is not None and new.user_id is not None:
-            statements.append((self._sql["note_active_session_of"], parameters))
-        return locks, statements
+        has_user = new.session_id is not None and new.user_id is not None
+        after = [(self._sql["note_active_session_of"], parameters)] if has_user else []
+        return Joined([*locks, (self._sql["arrive"], parameters)], after)
 
     async def _add(self, new: NewRun, policy: DoubleTexting, owner: str | None) -> Added:
         async with self._driver.writing() as connection:
@@ -277,11 +276,6 @@ class RunOrder(ClockedTables, sql=("runs_order.sql",)):
     async def _ids(self, statement: str, **parameters: object) -> list[str]:
         """Return the ids of the runs that a statement finds; the id must be its first column."""
         return [row[0] for row in await self._driver.fetch(self._sql[statement], parameters)]
-
-
-def _arrived(new: NewRun, row: Row) -> Run:
-    """Return the run that was just inserted; its input is known, so it is not read from the row."""
-    return run_of(row, inputs=(RunInput(clean_json(new.input), new.message_id),))
 
 
 def _conversations(new: NewRun) -> list[str]:

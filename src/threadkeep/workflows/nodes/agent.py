@@ -142,7 +142,7 @@ class AgentNode(SpeakingNode, HistoryFields):
     def _agent(self, step: Step, conversation: Conversation) -> Any:
         """Return the compiled agent for a memory and a model. It is cached, because it has no data of a run."""
         resources = step.context.resources
-        model = self.chat_model(step)
+        model = step.model(self.model)
         # The key includes the node, because copies of a node share this cache.
         parts = (self, conversation.memory, resources.memory, model, resources.turn_options, *resources.middleware)
         # The cache refers to the parts, so that no other object gets the id of a part.

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Annotated, Any, ClassVar, Literal
 
+from langchain_core.language_models import BaseChatModel
 from langchain_core.runnables import RunnableConfig
 from langgraph.graph import END
 from langgraph.runtime import Runtime
@@ -147,6 +148,10 @@ class Step:
             raise InvalidInput("The nodes of a workflow need a run: call the graph with context=RunContext(...).")
         name = str(config.get("metadata", {}).get("langgraph_node", ""))
         return cls(name, runtime.context, runtime.store, config)
+
+    def model(self, given: str | BaseChatModel | None) -> BaseChatModel:
+        """Return a chat model by its name, for None the service's own model; a model itself is returned unchanged."""
+        return given if isinstance(given, BaseChatModel) else self.context.resources.model(given)
 
     @property
     def message_id(self) -> str:

@@ -109,7 +109,7 @@ class CategorizerNode(AskingNode):
             user_id=lambda _: conversation.user_id,
         )
         text = last_text(state) or state.get("text") or ""
-        model = self.chat_model(step)
+        model = step.model(self.model)
         question = HumanMessage(text, id=f"{step.message_id}:input")
         async with session_turn(conversation.memory, [question], step.config, options) as turn:
             sent = await turn.messages(SystemMessage(self._prompt(state)), model=model)

@@ -76,10 +76,6 @@ class AskingNode(Node):
     )
     timeout_seconds: float = Field(60.0, gt=0, description="The time limit of a model call in seconds.")
 
-    def chat_model(self, step: Step) -> BaseChatModel:
-        """Return the model to call."""
-        return _model_of(self.model, step)
-
     def window_in(self, given: TurnOptions) -> int | None:
         """Return the context window that is set for the model; None if the model's known window applies."""
         if self.context_window is not None or self.model is not None:
@@ -118,13 +114,8 @@ class ContextNode(AskingNode):
             return None
         summarizer = None if given is None else given.summarizer
         if self.compression.model is not None:
-            model = _model_of(self.compression.model, step)
-            summarizer = ModelSummarizer(model, timeout_seconds=self.timeout_seconds)
+            summarizer = ModelSummarizer(step.model(self.compression.model), timeout_seconds=self.timeout_seconds)
         return self.compression.options(summarizer)
-
-
-def _model_of(model: str | BaseChatModel | None, step: Step) -> BaseChatModel:
-    return model if isinstance(model, BaseChatModel) else step.context.resources.model(model)
 
 
 class SpeakingNode(ContextNode):
@@ -225,7 +216,7 @@ class ModelNode(SpeakingNode):
         state: WorkflowState,
         messages: list[BaseMessage],
     ) -> AIMessage:
-        model = self.chat_model(step)
+        model = step.model(self.model)
         options = self._options_for(step, conversation, state)
         async with session_turn(conversation.memory, messages, step.config, options) as turn:
             if turn.answered is not None:
