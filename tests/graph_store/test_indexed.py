@@ -15,9 +15,8 @@ from tests.recorded_events import RecordedEvents
 from tests.store.summarising import summary
 from threadkeep import InvalidInput, InvalidSettings, Memory, MemoryOptions, Message, StoreError, open_memory
 from threadkeep.graph_store.layout import RECALL_INDEX
-from threadkeep.graph_store.recall_indexes import RecallIndexItems
 from threadkeep.graph_store.shapes import answer_note
-from threadkeep.graph_store.transcripts import ConversationContexts
+from threadkeep.graph_store.transcripts import ConversationContexts, RecallIndexItems
 from threadkeep.graph_store.writing import ConversationWriter
 from threadkeep.history.retention import RetentionOptions
 from threadkeep.observe import WriteFailed

@@ -8,7 +8,7 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Any, Literal, TypedDict, cast
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from langchain_core.language_models import LanguageModelInput
 from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, HumanMessage, RemoveMessage, SystemMessage
@@ -272,7 +272,7 @@ class CandidateGraph(CompiledStateGraph[CandidateState, None, CandidateState, Ca
             return
         # A lock works in only one event loop, so the loop is part of the key.
         key = (id(asyncio.get_running_loop()), str(thread_id))
-        async with _LOCKS.setdefault(saver, Locks[tuple[int, str]]()).of(key):
+        async with _LOCKS.setdefault(saver, WeakValueDictionary()).setdefault(key, asyncio.Lock()):
             yield
 
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Final
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from langgraph.store.base import BaseStore, GetOp, Item, Op, PutOp, Result, SearchItem, SearchOp
 from langgraph.store.base.batch import AsyncBatchedBaseStore
@@ -31,7 +31,7 @@ class StoreItems:
 
     def __init__(self, store: BaseStore) -> None:
         self._store = store
-        self.locks = _LOCKS.setdefault(store, Locks[ItemKey]())
+        self.locks = _LOCKS.setdefault(store, WeakValueDictionary())
 
     async def get(self, keys: Sequence[ItemKey]) -> list[Value | None]:
         """Return the items with these keys, in the order of the keys."""

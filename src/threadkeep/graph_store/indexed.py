@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from datetime import UTC, datetime
+from weakref import WeakValueDictionary
 
 from threadkeep.errors import InvalidInput, SessionDamaged, StoreError
 from threadkeep.graph_store.appending import Written
@@ -44,7 +46,7 @@ class IndexedTranscripts(GraphTranscripts):
         self._listed = TableTranscripts(driver, count=count, clock=clock)
         self._failed = failed
         self._behind: set[str] = set()
-        self._following = Locks[str]()
+        self._following: Locks[str] = WeakValueDictionary()
         self._compared = False
         self.reader.owner_of = self._owner
         if isinstance(items, TableItems) and items.driver is driver:
@@ -210,7 +212,7 @@ class IndexedTranscripts(GraphTranscripts):
         """Update the index rows of a session, from `written` if possible; a failure does not undo the write."""
         self._behind.add(session_id)
         try:
-            async with self._following.of(session_id):
+            async with self._following.setdefault(session_id, asyncio.Lock()):
                 if written is None or not await self.index.add(written):
                     await self.index.follow(session_id)
         except StoreError as error:

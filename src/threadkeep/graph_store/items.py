@@ -123,18 +123,8 @@ class Items(Readable, Protocol):
         """Lock the conversation whose metadata item has this key; the caller must hold its lock from `locks`."""
 
 
-class Locks[Key: Hashable]:
-    """Locks by key, kept only while other code references them; a lock serves tasks in the order of their requests."""
-
-    def __init__(self) -> None:
-        self._locks: WeakValueDictionary[Key, asyncio.Lock] = WeakValueDictionary()
-
-    def of(self, key: Key) -> asyncio.Lock:
-        """Return the lock of a key; the caller must reference it while using it."""
-        lock = self._locks.get(key)
-        if lock is None:
-            lock = self._locks[key] = asyncio.Lock()
-        return lock
+type Locks[Key: Hashable] = WeakValueDictionary[Key, asyncio.Lock]
+"""Locks by key, kept only while other code references them. Get one with `locks.setdefault(key, asyncio.Lock())`."""
 
 
 _ITEMS_AT_ONCE = 200
@@ -160,7 +150,7 @@ class TableItems(Tables, sql=("graph_items.sql", "{backend}/graph_items.sql")):
     def __init__(self, driver: Driver) -> None:
         super().__init__(driver)
         self.driver = driver
-        self.locks = Locks[ItemKey]()
+        self.locks: Locks[ItemKey] = WeakValueDictionary()
         self._known: WeakValueDictionary[ItemKey, Stored] = WeakValueDictionary()
 
     async def get(self, keys: Sequence[ItemKey]) -> list[Value | None]:

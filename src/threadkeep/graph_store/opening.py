@@ -20,9 +20,8 @@ from threadkeep.graph_store.appending import Appended
 from threadkeep.graph_store.index import SessionIndex
 from threadkeep.graph_store.indexed import IndexedTranscripts, UnavailableRetention
 from threadkeep.graph_store.items import Items, TableItems, Writing
-from threadkeep.graph_store.recall_indexes import RecallIndexItems
 from threadkeep.graph_store.shapes import Conversation
-from threadkeep.graph_store.transcripts import GraphTranscripts
+from threadkeep.graph_store.transcripts import GraphTranscripts, RecallIndexItems
 from threadkeep.graph_store.writing import ConversationWriter
 from threadkeep.records import Message, SearchHit, SessionInfo, dump_json
 from threadkeep.store.address import DatabaseAddress

@@ -146,7 +146,7 @@ class ConversationWriter:
 
     def _order(self, session_id: str) -> asyncio.Lock:
         """Return this process's lock of a conversation; a writer must keep it during all of its attempts."""
-        return self._items.locks.of(self.layout.metadata(session_id))
+        return self._items.locks.setdefault(self.layout.metadata(session_id), asyncio.Lock())
 
     def _named(self, turn: Turn, prepared: Prepared) -> list[ItemKey]:
         """Return the keys of the notes that an append reads, and the key of the first chunk if no chunk is cached."""

@@ -18,9 +18,8 @@ from threadkeep.context.manifest import ConversationLocation
 from threadkeep.errors import SessionDamaged, StoreError, WrongUser
 from threadkeep.graph_store.layout import GraphLayout
 from threadkeep.graph_store.opening import ConversationArchive, TextSearch
-from threadkeep.graph_store.recall_indexes import RecallIndexItems
 from threadkeep.graph_store.retention import ConversationRetention
-from threadkeep.graph_store.transcripts import ConversationContexts, GraphTranscripts
+from threadkeep.graph_store.transcripts import ConversationContexts, GraphTranscripts, RecallIndexItems
 from threadkeep.history.blocking import MemoryLoop
 from threadkeep.history.graph_conversations import folder_of
 from threadkeep.history.memory_options import MemoryOptions

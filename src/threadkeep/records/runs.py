@@ -75,6 +75,10 @@ class RunBudget:
         return cls(**values)
 
 
+NO_BUDGET: Final = RunBudget()
+"""A budget without limits."""
+
+
 @dataclass(frozen=True)
 class RunInput:
     """The input of a run from one message. `message_id` is the platform's id; it is None if there is no message."""
@@ -102,7 +106,7 @@ class NewRun:
     parent_run_id: str | None = None
     node_id: str | None = None
     trigger: RunTrigger = "http"
-    budget: RunBudget = RunBudget()
+    budget: RunBudget = NO_BUDGET
     deadline_at: datetime | None = None
     conversations: tuple[str, ...] = ()
     any_session: bool = False

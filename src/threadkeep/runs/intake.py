@@ -15,7 +15,7 @@ from threadkeep.history.memory import Memory
 from threadkeep.history.recollection import PAGE_ROWS
 from threadkeep.observe import working_for
 from threadkeep.records import Json, dump_json
-from threadkeep.records.runs import OWN_NAMES, DoubleTexting, NewRun, Run, RunBudget, RunInput, RunResult
+from threadkeep.records.runs import NO_BUDGET, OWN_NAMES, DoubleTexting, NewRun, Run, RunBudget, RunInput, RunResult
 from threadkeep.runs.maintenance import RunMaintenance
 from threadkeep.runs.requests import RunRequest, Submitted, answer_for, least, map_of, message_of_input
 from threadkeep.runs.retries import shielded
@@ -25,8 +25,6 @@ from threadkeep.runs.worker import Beginning, Worker
 from threadkeep.store.driver import waiting_until
 from threadkeep.store.runs.order import Added
 from threadkeep.workflows.definition import Workflow
-
-_AS_BEFORE = RunBudget()
 
 type Mode = Literal["wait", "background", "later"]
 """`wait`: this process executes the run. `background`: any worker executes it. `later`: it is only stored for now."""
@@ -175,7 +173,7 @@ class RunIntake:
         await self._go_on(run.run_id, here=mode == "wait")
 
     async def retry(
-        self, run_id: str, *, user_id: str | None = None, mode: Mode = "wait", budget: RunBudget = _AS_BEFORE
+        self, run_id: str, *, user_id: str | None = None, mode: Mode = "wait", budget: RunBudget = NO_BUDGET
     ) -> None:
         """Retry a run that failed, was cancelled or was interrupted, from its last checkpoint.
 

@@ -13,7 +13,7 @@ from langchain_core.messages import HumanMessage
 from threadkeep.agent.conversion import SENT_AT
 from threadkeep.errors import InvalidInput
 from threadkeep.records import Json
-from threadkeep.records.runs import DoubleTexting, Run, RunBudget, RunInput, RunTrigger, interrupts_of
+from threadkeep.records.runs import NO_BUDGET, DoubleTexting, Run, RunBudget, RunInput, RunTrigger, interrupts_of
 from threadkeep.runs.streams import RunStream
 from threadkeep.workflows.resources import MAX_DEADLINE, Resources, RunContext
 from threadkeep.workflows.state import WorkflowState, initial_state
@@ -46,7 +46,7 @@ class RunRequest:
     metadata: Values = field(default_factory=dict)
     sent_at: datetime | None = None
     trigger: RunTrigger = "http"
-    budget: RunBudget = RunBudget()
+    budget: RunBudget = NO_BUDGET
     deadline_seconds: float | None = None
     sessionless: bool = False
     stream: bool = False

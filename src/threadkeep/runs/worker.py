@@ -16,7 +16,7 @@ from threadkeep.errors import StoreError
 from threadkeep.history.memory import Memory
 from threadkeep.history.session import BegunTurn
 from threadkeep.observe import RunTakenOver, RunTrouble, RunWork, work_for
-from threadkeep.records.runs import STATUS, Begun, Over, Run
+from threadkeep.records.runs import NO_BUDGET, STATUS, Begun, Over, Run
 from threadkeep.runs.endings import ActiveRun, RunEndings, RunStop, end_orphans, report_run, report_turn
 from threadkeep.runs.engine.engine import Engine
 from threadkeep.runs.execution import Dependencies, RunExecution
@@ -304,7 +304,7 @@ class Worker:
         active.progress.starts_again = durability_of(workflow) == "exit"
         if active.begins and run.parent_run_id is None and has_one_speaker(workflow):
             active.hold.joins = run.session_id
-        limited = [run] if run.budget.to_dict() else []
+        limited = [run] if run.budget != NO_BUDGET else []
         if run.parent_run_id is not None:
             limited += await retry_until_available(lambda: self._limited_above(run))
         active.ledger = RunLedger(
@@ -343,7 +343,7 @@ class Worker:
         while current is not None and (parent_run_id := current.parent_run_id) is not None:
             above = self.active.get(parent_run_id)
             current = above.run if above is not None else await self._runs.run(parent_run_id)
-            if current is not None and current.budget.to_dict():
+            if current is not None and current.budget != NO_BUDGET:
                 found.append(current)
         return found
 

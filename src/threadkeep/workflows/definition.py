@@ -249,10 +249,6 @@ class Compiler:
             known = self._compiled[workflow] = self._compile(workflow)
         return known
 
-    def without_checkpoints(self) -> Compiler:
-        """Return another compiler with the same graph store, but without a checkpointer."""
-        return Compiler(checkpointer=False, store=self.store)
-
     def _compile(self, workflow: Workflow) -> CompiledWorkflow:
         builder = _without_exits(workflow.builder)
         try:

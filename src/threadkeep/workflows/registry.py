@@ -240,7 +240,7 @@ class InProcessChildren:
 
     def __init__(self, workflows: Workflows, compiler: Compiler, resources: Resources) -> None:
         self._workflows = workflows
-        self._compiler = compiler.without_checkpoints()
+        self._compiler = Compiler(checkpointer=False, store=compiler.store)
         self.resources = replace(resources, children=self)
 
     async def run(self, request: ChildRequest, /) -> ChildResult:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from itertools import count
 from typing import Any, Final
 
@@ -52,7 +52,7 @@ class LateQuestion(BaseCallbackHandler):
         self,
         loop: MemoryLoop,
         asked: Sequence[BaseMessage],
-        keep: Callable[[Sequence[BaseMessage]], Awaitable[None]],
+        keep: Callable[[Sequence[BaseMessage]], Coroutine[Any, Any, None]],
     ) -> None:
         self._loop = loop
         self._asked = asked
@@ -77,15 +77,12 @@ class LateQuestion(BaseCallbackHandler):
             return
         self._stored = True
         asked = [message.model_copy(update=self._origin(message)) for message in sent]
-        await self._loop.run_from_any_loop(self._store(asked))
+        await self._loop.run_from_any_loop(self._keep(asked))
 
     def _origin(self, message: BaseMessage) -> dict[str, object]:
         """Return the id and response metadata (with the sending time) of the question that a message stands for."""
         one = self._seen[str(message.id)]
         return {"id": one.id, "response_metadata": one.response_metadata}
-
-    async def _store(self, asked: Sequence[BaseMessage]) -> None:
-        await self._keep(asked)
 
 
 def _is_hook(name: str) -> bool:

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from typing import Literal
 
 from threadkeep.errors import RunNotFound, WrongUser
-from threadkeep.records.runs import RUN_ENDS, Begun, DoubleTexting, NewRun, NotYet, Over, Run, RunInput
+from threadkeep.records.runs import NO_BUDGET, RUN_ENDS, Begun, DoubleTexting, NewRun, NotYet, Over, Run, RunInput
 from threadkeep.store.codec import clean_json, json_text, time_text
 from threadkeep.store.driver import Connection, Driver, DuplicateRow, Joined, Row
 from threadkeep.store.runs.conversations import OpenRun, Policies, RunLocks
@@ -256,7 +256,7 @@ class RunOrder(ClockedTables, sql=("runs_order.sql",)):
             "depth": position.depth,
             "in_order": position.in_order,
             "input": compact_inputs([RunInput(new.input, new.message_id)]),
-            "budget": json_text(new.budget.to_dict()) if new.budget.to_dict() else None,
+            "budget": None if new.budget == NO_BUDGET else json_text(new.budget.to_dict()),
             "now": now,
             "deadline_at": new.deadline_at and time_text(new.deadline_at),
         }

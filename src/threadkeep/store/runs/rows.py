@@ -10,7 +10,7 @@ from itertools import batched
 from typing import Any
 
 from threadkeep.records import Json
-from threadkeep.records.runs import RUN_ENDS, Run, RunBudget, RunCursor, RunInput, RunQuery
+from threadkeep.records.runs import NO_BUDGET, RUN_ENDS, Run, RunBudget, RunCursor, RunInput, RunQuery
 from threadkeep.store.codec import clean_json, clean_text, json_text, time_of, time_text
 from threadkeep.store.compact_json import compact, expanded
 from threadkeep.store.driver import Connection, Parameters, Row, RowLocked, Statement
@@ -116,7 +116,7 @@ _NOT_KEPT: Mapping[str, Any] = {
     "depth": 0,
     "inputs": (),
     "resumed": False,
-    "budget": RunBudget(),
+    "budget": NO_BUDGET,
     "attempts": 1,
     "set_aside": False,
 }
@@ -135,7 +135,7 @@ def run_of(row: Row, *, inputs: tuple[RunInput, ...] | None = None) -> Run:
         values[name] = json_of(values[name])
     values["inputs"] = inputs_of(values["inputs"], values["message_id"]) if inputs is None else inputs
     budget = json_of(values["budget"])
-    values["budget"] = RunBudget.from_dict(budget) if budget else RunBudget()
+    values["budget"] = RunBudget.from_dict(budget) if budget else NO_BUDGET
     values["set_aside"] = bool(values["set_aside"])
     return Run(**values)
 

@@ -67,7 +67,10 @@ class WorkflowVersions(ClockedTables, sql=("runs_records.sql",)):
     async def version(self, name: str, version: str) -> WorkflowVersion | None:
         """Return one version of a workflow; None if it is not stored."""
         rows = await self._driver.fetch(self._sql["workflow"], {"name": name, "version": version})
-        return _version_of(rows[0]) if rows else None
+        if not rows:
+            return None
+        [(name, version, definition, first_used_at)] = rows
+        return WorkflowVersion(name, version, json_of(definition), time_of(first_used_at))
 
     async def unused(self, before: datetime, *, limit: int = 100) -> list[tuple[str, str]]:
         """Return up to `limit` names and versions without runs, first used before a time; never a workflow's newest."""
@@ -83,11 +86,6 @@ class WorkflowVersions(ClockedTables, sql=("runs_records.sql",)):
         rows = [{"name": name, "version": version, "since": since} for name, version in unused]
         async with self._driver.writing() as connection:
             return sum([await connection.execute(self._sql["forget_workflow"], row) for row in rows])
-
-
-def _version_of(row: Row) -> WorkflowVersion:
-    name, version, definition, first_used_at = row
-    return WorkflowVersion(name, version, json_of(definition), time_of(first_used_at))
 
 
 class Runs(ClockedTables, sql=("runs.sql", "{backend}/runs.sql")):
