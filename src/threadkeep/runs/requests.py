@@ -119,6 +119,7 @@ def message_of_input(given: RunInput, message_id: str) -> HumanMessage:
 def context_of(run: Run, resources: Resources) -> RunContext:
     """Return the LangGraph runtime context that the nodes of a run receive in addition to the state."""
     values = run.inputs[-1].values if run.inputs else {}
+    above = values.get("ancestors")
     return RunContext(
         run_id=run.run_id,
         workflow=run.workflow,
@@ -129,7 +130,7 @@ def context_of(run: Run, resources: Resources) -> RunContext:
         trigger=run.trigger,
         depth=run.depth,
         user_context=map_of(values, "user_context"),
-        ancestors=names_in(values, "ancestors"),
+        ancestors=tuple(map(str, above)) if isinstance(above, list) else (),
     )
 
 
@@ -189,12 +190,6 @@ def map_of(values: Values, name: str) -> dict[str, Json]:
     """Return the map `name` of a request; an empty map if it is missing or no map."""
     part = values.get(name)
     return dict(part) if isinstance(part, Mapping) else {}
-
-
-def names_in(values: Values, name: str) -> tuple[str, ...]:
-    """Return the texts in the list `name` of a request; an empty tuple if it is missing or no list."""
-    part = values.get(name)
-    return tuple(one for one in part if isinstance(one, str)) if isinstance(part, list | tuple) else ()
 
 
 def least[N: (int, float)](*limits: N | None) -> N | None:

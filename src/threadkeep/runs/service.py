@@ -150,7 +150,6 @@ class RunService(RunIntake):
             if (active := self._worker.active.get(each)) is not None:
                 active.cancel("cancelled")
             else:
-                self._worker.streams.signal(each)
                 self._worker.streams.of(each).end()
         await self._worker.start_following(run)
         if len(stopped) > 1:

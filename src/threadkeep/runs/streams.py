@@ -120,11 +120,6 @@ class RunStreams:
             found = self._streams[run_id] = RunStream(run_id)
         return found
 
-    def signal(self, run_id: str) -> None:
-        """Wake all tasks that wait for a change of a run."""
-        if (found := self._streams.get(run_id)) is not None:
-            found.signal()
-
     def is_waited_for(self, run_id: str) -> bool:
         """Return whether a caller in this process waits for the end of a run."""
         found = self._streams.get(run_id)

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Set
+from collections.abc import Awaitable, Callable, Coroutine, Set
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -219,11 +219,6 @@ class DbosProcess:
         }
 
 
-def next_number(attempt_ids: Iterable[str]) -> int:
-    """Return the number of the next attempt at a run."""
-    return max((number_of(each) for each in attempt_ids), default=0) + 1
-
-
 def _silence() -> None:
     """Silence dbos's logger, which would write to the terminal, with addresses in its messages."""
     logger = logging.getLogger("dbos")
@@ -337,7 +332,7 @@ class RunQueue:
                 return
             for attempt_id in enqueued:
                 self._process.end(attempt_id)
-            number = next_number(attempts)
+            number = max(map(number_of, attempts), default=0) + 1
 
     def _open_attempts(self) -> list[tuple[Attempt, str]]:
         self._process.check()

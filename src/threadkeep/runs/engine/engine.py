@@ -159,13 +159,6 @@ class RunTasks:
             self._troubled(type(error).__name__)
         return "left" if stop is not None and (task.cancelled() or error is not None) else "done"
 
-    def stop(self, run_id: str, stop: Stop) -> None:
-        """Cancel the task of a run if this process executes it; only the reason `lost` cancels a task a second time."""
-        task = self._tasks.get(run_id)
-        if task is not None and (run_id not in self._stops or stop == "lost"):
-            self._stops[run_id] = stop
-            task.cancel()
-
     def stopping(self, run_id: str) -> Stop | None:
         """Return why the task of a run was cancelled; None if it was not cancelled."""
         return self._stops.get(run_id)
@@ -178,8 +171,11 @@ class RunTasks:
         """Wait `after_seconds` for the tasks, cancel the rest, wait up to 5 s; return True if all tasks have ended."""
         if self._tasks and after_seconds > 0:
             await asyncio.wait(self._tasks.values(), timeout=after_seconds)
-        for run_id in list(self._tasks):
-            self.stop(run_id, stop)
+        for run_id, task in self._tasks.items():
+            # Only the reason `lost` cancels a task a second time.
+            if run_id not in self._stops or stop == "lost":
+                self._stops[run_id] = stop
+                task.cancel()
         if not self._tasks:
             return True
         _, pending = await asyncio.wait(self._tasks.values(), timeout=STOP_SECONDS)

@@ -68,11 +68,7 @@ class CategorizerNode(AskingNode):
 
     def targets(self) -> Mapping[str, str]:
         """Return each next node with its categories; the default has the label `else`."""
-        wanted: dict[str, list[str]] = {}
-        for category in self.categories:
-            wanted.setdefault(category.next, []).append(category.name)
-        wanted.setdefault(self.default, []).append("else")
-        return {target: ", ".join(names) for target, names in wanted.items()}
+        return _by_target([(category.next, category.name) for category in self.categories], self.default)
 
     async def run(self, step: Step, state: WorkflowState) -> Command[str]:
         """Call the model and continue with the node of the category that it names, or with the default."""
@@ -185,17 +181,21 @@ class RouterNode(Node):
 
     def targets(self) -> Mapping[str, str]:
         """Return each next node with its rules; `otherwise` has the label `else`."""
-        wanted: dict[str, list[str]] = {}
-        for rule in self.rules:
-            wanted.setdefault(rule.next, []).append(_label(rule))
-        wanted.setdefault(self.otherwise, []).append("else")
-        return {target: ", ".join(dict.fromkeys(labels)) for target, labels in wanted.items()}
+        return _by_target([(rule.next, _label(rule)) for rule in self.rules], self.otherwise)
 
     async def run(self, step: Step, state: WorkflowState) -> Command[str]:
         """Evaluate the rules and continue with the node of the first rule that matches."""
         scope = {**scope_of(state), LAST_MESSAGE: last_text(state)}
         target = next((rule.next for rule in self.rules if rule.holds(look_up(scope, rule.path))), self.otherwise)
         return sent_to(target, found(step, target, {"next": target}))
+
+
+def _by_target(choices: Iterable[tuple[str, str]], otherwise: str) -> Mapping[str, str]:
+    """Return each next node with the labels of the choices that lead to it; `otherwise` has the label `else`."""
+    labels: dict[str, list[str]] = {}
+    for target, label in (*choices, (otherwise, "else")):
+        labels.setdefault(target, []).append(label)
+    return {target: ", ".join(dict.fromkeys(found)) for target, found in labels.items()}
 
 
 @lru_cache(maxsize=1024)
