@@ -9,7 +9,6 @@ from typing import Any
 
 from langchain_core.runnables.graph import Edge as DrawableEdge
 from langchain_core.runnables.graph import Graph as DrawableGraph
-from langchain_core.runnables.graph import Node as DrawableNode
 from langgraph.graph import END, START
 
 from threadkeep.errors import InvalidInput
@@ -145,7 +144,11 @@ def draw_mermaid(workflow: Workflow) -> str:
     kinds = {name: node.node_kind for name, node in workflow.nodes.items()}
     ids = {name: _id_of(name, number) for number, name in enumerate(graph.nodes)}
     drawn = DrawableGraph(
-        {ids[name]: _labelled(node, ids[name], _label(workflow, name, kinds)) for name, node in graph.nodes.items()},
+        # The labels already have the metadata of the nodes, so LangGraph must not draw the metadata again.
+        {
+            ids[name]: node._replace(id=ids[name], name=_label(workflow, name, kinds), metadata=None)
+            for name, node in graph.nodes.items()
+        },
         [_drawn_edge(edge, ids) for edge in graph.edges],
     )
     lines = [drawn.draw_mermaid().rstrip()]
@@ -184,11 +187,6 @@ def _label(workflow: Workflow, name: str, kinds: Mapping[str, NodeKind]) -> str:
     node = workflow.nodes[name]
     detail = f"{kind} → {node.workflow}" if isinstance(node, SubworkflowNode) else kind
     return f"{_escaped(name)}<br/><small>{_escaped(detail)}</small>"
-
-
-def _labelled(node: DrawableNode, node_id: str, label: str) -> DrawableNode:
-    # The label already has the metadata, so LangGraph must not draw the metadata again.
-    return node._replace(id=node_id, name=label, metadata=None)
 
 
 def _drawn_edge(edge: DrawableEdge, ids: Mapping[str, str]) -> DrawableEdge:
