@@ -295,7 +295,12 @@ class Settings(RunSettings, GraphitiSettings):
                 f"name the origins, or set {PREFIX}API_KEYS=name:key.",
                 variable=f"{PREFIX}CORS_ORIGINS",
             )
-        self._check_tokens()
+        tokens = [self.jwt_issuer, self.jwt_audience, self.jwt_key]
+        if any(tokens) and not all(tokens):
+            raise InvalidSettings(
+                f"Tokens need {PREFIX}JWT_ISSUER, {PREFIX}JWT_AUDIENCE and {PREFIX}JWT_KEY; set all of them, or none.",
+                variable=f"{PREFIX}JWT_ISSUER",
+            )
         try:
             _ = self.compression
         except InvalidInput as error:
@@ -310,14 +315,6 @@ class Settings(RunSettings, GraphitiSettings):
                 variable=f"{PREFIX}HOST",
             )
         return self
-
-    def _check_tokens(self) -> None:
-        given = [self.jwt_issuer, self.jwt_audience, self.jwt_key]
-        if any(given) and not all(given):
-            raise InvalidSettings(
-                f"Tokens need {PREFIX}JWT_ISSUER, {PREFIX}JWT_AUDIENCE and {PREFIX}JWT_KEY; set all of them, or none.",
-                variable=f"{PREFIX}JWT_ISSUER",
-            )
 
     @property
     def needs_keys(self) -> bool:

@@ -284,10 +284,9 @@ async def _check_target(settings: Settings, version: int, *, replace: bool) -> N
 
 def _not_copied(settings: Settings) -> list[str]:
     """Return the names of data that belong to the database but are not part of its copy."""
-    from threadkeep.history.pending import folder_of
     from threadkeep.history.pending_files import waiting_files
 
-    folder = folder_of(settings.database, settings.pending_dir)
+    folder = _pending_folder(settings)
     waiting = sum(len(file.entries) for file in waiting_files(folder))
     left_out = [f"{counted(waiting, 'pending turn')} in {folder}"] if waiting else []
     if settings.graph_store != settings.database:
@@ -338,7 +337,7 @@ def list_pending() -> None:
     """List the waiting turns, oldest first, including those of processes that have ended."""
     from threadkeep.history.pending_files import unreadable_turns, waiting_files
 
-    folder = _folder()
+    folder = _pending_folder(command_settings())
     entries = [
         {
             "entry": entry.entry_id,
@@ -383,8 +382,9 @@ def drop_pending(
 
     refusal = "The turn would be lost permanently; add --yes to drop it without confirmation."
     terminal.confirm(f"Drop {entry} permanently?", refusal, confirmed=confirmed)
-    dropped = drop_waiting(_folder(), entry)
-    if dropped is None and not drop_unreadable(_folder(), entry):
+    folder = _pending_folder(command_settings())
+    dropped = drop_waiting(folder, entry)
+    if dropped is None and not drop_unreadable(folder, entry):
         raise NotDone("There is no such entry; list the entries with: threadkeep pending list")
     session_id = None if dropped is None else dropped.turn.session_id
     sentence = f"The unreadable entry {entry} is dropped."
@@ -393,8 +393,7 @@ def drop_pending(
     terminal.result({"dropped": entry, "session_id": session_id}, sentence)
 
 
-def _folder() -> Path:
+def _pending_folder(settings: Settings) -> Path:
     from threadkeep.history.pending import folder_of
 
-    settings = command_settings()
     return folder_of(settings.database, settings.pending_dir)

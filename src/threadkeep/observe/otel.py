@@ -14,6 +14,7 @@ from opentelemetry.trace import SpanKind, Status, StatusCode, TracerProvider, ge
 from threadkeep.observe.events import Event, RunFinished, StoreRead, StoreWrite, TurnFinished
 
 type _Attributes = Mapping[str, str | int | float | bool]
+type _Timed = RunFinished | TurnFinished | StoreRead | StoreWrite
 
 _FAILED = frozenset({"failed", "error", "conflict"})
 
@@ -39,26 +40,20 @@ class OtelObserver:
         """Make a span for the end of a run, a turn, a read or a write; ignore other events."""
         match event:
             case RunFinished():
-                self._span(event, "invoke_workflow", event.workflow, {"threadkeep.run.status": event.status})
+                self._span(event, "invoke_workflow", {"threadkeep.run.status": event.status})
             case TurnFinished():
-                self._span(event, "invoke_agent", None, _usage(event))
+                self._span(event, "invoke_agent", _usage(event))
             case StoreRead():
-                self._span(event, "search_memory", None, {"threadkeep.outcome": event.outcome})
+                self._span(event, "search_memory", {"threadkeep.outcome": event.outcome})
             case StoreWrite():
-                self._span(event, "create_memory", None, {"threadkeep.outcome": event.outcome})
+                self._span(event, "create_memory", {"threadkeep.outcome": event.outcome})
             case _:
                 pass
 
-    def _span(
-        self,
-        event: RunFinished | TurnFinished | StoreRead | StoreWrite,
-        operation: str,
-        name: str | None,
-        own: _Attributes,
-    ) -> None:
+    def _span(self, event: _Timed, operation: str, own: _Attributes) -> None:
         ended = time.time_ns()
         span = self._tracer.start_span(
-            operation if name is None else f"{operation} {name}",
+            f"{operation} {event.workflow}" if isinstance(event, RunFinished) else operation,
             kind=SpanKind.CLIENT if isinstance(event, StoreRead | StoreWrite) else SpanKind.INTERNAL,
             attributes={"gen_ai.operation.name": operation, **self._common(event), **own},
             start_time=ended - round(event.milliseconds * 1_000_000),
@@ -70,7 +65,7 @@ class OtelObserver:
             span.set_attribute("error.type", event.error)
         span.end(end_time=ended)
 
-    def _common(self, event: RunFinished | TurnFinished | StoreRead | StoreWrite) -> _Attributes:
+    def _common(self, event: _Timed) -> _Attributes:
         found: dict[str, str] = {}
         if event.session_id is not None:
             hashed = sha256(event.session_id.encode("utf-8", "surrogatepass")).hexdigest()
