@@ -115,6 +115,7 @@ class ChatServer(ChatKitServer[ChatKitRequest]):
                 raise ProblemRaised(make_problem(422, "invalid-request", sentence))
             case ThreadsRetryAfterItemReq(params=after):
                 await self._store.load_item(after.thread_id, after.item_id, context)
+                context = replace(context, asks_again=True)
         return await super().process(request, context)
 
     def get_stream_options(self, thread: ThreadMetadata, context: ChatKitRequest) -> StreamOptions:

@@ -15,7 +15,6 @@ from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
-from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -34,9 +33,6 @@ DOCS_PAGE = tuple(f"{DOCS_FILES}/{name}" for name in ("swagger-ui-bundle.js", "s
 _CONSOLE_PAGE = tuple(f"{CONSOLE_FILES}/{name}" for name in ("console.css", "console.js", "icon.svg"))
 OPEN_PATHS = frozenset({"/healthz", DOCS, *DOCS_PAGE, "/openapi.json", ADDRESS, *_CONSOLE_PAGE})
 """Paths that need no key. They show no data."""
-
-EXPOSED_HEADERS = ("Content-Location", "Location", "Retry-After", "X-Session-Id")
-_PREFLIGHT_SECONDS = 600
 
 _KEY_MISSING = "No valid API key was sent; send one as `Authorization: Bearer <key>` or as `X-API-Key: <key>`."
 _FOREIGN_HOST = (
@@ -119,22 +115,6 @@ def _given_key(headers: Headers, path: str) -> bytes:
     return given.encode("latin-1")
 
 
-class CrossOrigin(CORSMiddleware):
-    """Middleware that allows pages of the given origins to call the service and read its responses."""
-
-    def __init__(self, app: ASGIApp, origins: Iterable[str]) -> None:
-        super().__init__(
-            app,
-            allow_origins=list(origins),
-            allow_methods=["GET", "POST", "PUT", "PATCH", "DELETE"],
-            allow_headers=["*"],
-            # Chrome asks for this permission if a public page calls a service on this machine or in its network.
-            allow_private_network=True,
-            expose_headers=EXPOSED_HEADERS,
-            max_age=_PREFLIGHT_SECONDS,
-        )
-
-
 @lru_cache(maxsize=64)
 def _is_loopback_address(address: str) -> bool:
     try:
@@ -143,43 +123,34 @@ def _is_loopback_address(address: str) -> bool:
         return False
 
 
-class SafeHeaders:
-    """Middleware against caching, content sniffing and framing. It does not replace headers that a response has."""
+class SafeResponses:
+    """Middleware against caching, content sniffing and framing. It does not replace headers that a response has.
+
+    It answers HEAD on every path with the status and the headers of GET, and then closes a stream.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, and add the headers to its response."""
+        """Pass the request on, add the headers to its response, and send no body if its method is HEAD."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        has_body = scope["method"] != "HEAD"
 
-        async def with_headers(message: Message) -> None:
+        async def send_safely(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 for name, value in SAFE_HEADERS.items():
                     headers.setdefault(name, value)
-            await send(message)
-
-        await self._app(scope, receive, with_headers if scope["type"] == "http" else send)
-
-
-class HeadAsGet:
-    """Middleware that answers HEAD on every path with the status and the headers of GET, and then closes a stream."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, and send no body if its method is HEAD."""
-
-        async def without_body(message: Message) -> None:
-            if message["type"] == "http.response.start":
                 await send(message)
-                await send({"type": "http.response.body"})
+                if not has_body:
+                    await send({"type": "http.response.body"})
+            elif has_body:
+                await send(message)
 
-        if scope["type"] == "http" and scope["method"] == "HEAD":
-            await self._app({**scope, "method": "GET"}, receive, without_body)
-        else:
-            await self._app(scope, receive, send)
+        await self._app(scope if has_body else {**scope, "method": "GET"}, receive, send_safely)
 
 
 class BodyLimit:

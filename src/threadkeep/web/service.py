@@ -15,6 +15,7 @@ from fastapi.responses import HTMLResponse, PlainTextResponse
 from fastapi.routing import APIRoute
 from fastapi.staticfiles import StaticFiles
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 
 from threadkeep.app import App, open_app
 from threadkeep.errors import DatabaseFileReplaced, StoreError, ThreadkeepError
@@ -42,15 +43,14 @@ from threadkeep.web.middleware import (
     OPEN_PATHS,
     Access,
     BodyLimit,
-    CrossOrigin,
-    HeadAsGet,
-    SafeHeaders,
+    SafeResponses,
 )
 from threadkeep.web.problems import Problem, ProblemRaised, answer_errors_with_problems, documented, make_problem
 from threadkeep.web.schemas import Health, Readiness
 from threadkeep.web.server import ConnectionLimits, Server, address_of, bind
 
 HEARTBEAT_SECONDS = 15.0
+_PREFLIGHT_SECONDS = 600
 
 _logger = logging.getLogger("threadkeep.web")
 _print = partial(print, flush=True)
@@ -197,9 +197,17 @@ def create_service(app: App, *, heartbeat_seconds: float = HEARTBEAT_SECONDS) ->
     )
     if settings.cors_origins:
         # Added after `Access`, so that it runs first, because the preflight request of a browser has no key.
-        service.add_middleware(CrossOrigin, origins=settings.cors_origins)
-    service.add_middleware(SafeHeaders)
-    service.add_middleware(HeadAsGet)
+        service.add_middleware(
+            CORSMiddleware,
+            allow_origins=settings.cors_origins,
+            allow_methods=["GET", "POST", "PUT", "PATCH", "DELETE"],
+            allow_headers=["*"],
+            # Chrome asks for this permission if a public page calls a service on this machine or in its network.
+            allow_private_network=True,
+            expose_headers=["Content-Location", "Location", "Retry-After", "X-Session-Id"],
+            max_age=_PREFLIGHT_SECONDS,
+        )
+    service.add_middleware(SafeResponses)
     return service
 
 

@@ -203,10 +203,10 @@ async def encoded[T](
 
 async def with_silences[T](events: AsyncIterator[T], seconds: float) -> AsyncGenerator[T | None]:
     """Yield the events. Also yield None whenever `seconds` have passed without an event."""
-    upcoming: asyncio.Task[T] | None = None
+    upcoming: asyncio.Future[T] | None = None
     try:
         while True:
-            upcoming = upcoming or asyncio.create_task(_next(events))
+            upcoming = upcoming or asyncio.ensure_future(anext(events))
             await asyncio.wait([upcoming], timeout=seconds)
             if not upcoming.done():
                 yield None
@@ -234,10 +234,6 @@ async def begin_with[T](first: T, rest: AsyncGenerator[T]) -> AsyncGenerator[T]:
         yield first
         async for item in rest:
             yield item
-
-
-async def _next[T](events: AsyncIterator[T]) -> T:
-    return await anext(events)
 
 
 def json_event(data: Mapping[str, object], name: str | None = None, *, number: str | None = None) -> bytes:

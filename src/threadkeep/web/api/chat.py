@@ -6,7 +6,6 @@ Each bot verifies its own callbacks, so callbacks need no API key.
 from __future__ import annotations
 
 import asyncio
-import json
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Annotated, Literal
@@ -154,19 +153,9 @@ async def serve_chatkit(
         raise ProblemRaised(make_problem(404, "chatkit-missing", _MISSING))
     # The first import takes seconds of CPU; in a thread, the event loop continues to serve other requests.
     chatkit_server = await asyncio.to_thread(import_module, "threadkeep.web.chatkit_server")
-    body = await request.body()
-    repeat_id = caller.repeat_id(user_id, idempotency_key)
-    context = chatkit_server.ChatKitRequest(user_id, repeat_id, _kind(body) == "threads.retry_after_item")
-    response: Response = await chatkit_server.serve(app, body, context)
+    context = chatkit_server.ChatKitRequest(user_id, caller.repeat_id(user_id, idempotency_key))
+    response: Response = await chatkit_server.serve(app, await request.body(), context)
     return response
-
-
-def _kind(body: bytes) -> object:
-    try:
-        value = json.loads(body)
-    except (ValueError, RecursionError):
-        return None
-    return value.get("type") if isinstance(value, dict) else None
 
 
 channels_router = APIRouter(tags=["channels"])
