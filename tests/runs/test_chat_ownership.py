@@ -41,6 +41,26 @@ async def test_another_user_does_not_get_the_answer_in_an_outage(
     assert await kept(sqlite_memory, ROOM) == [("user", "hi"), ("assistant", "your pin is 1234")]
 
 
+async def test_a_message_with_and_without_its_user_is_answered_once_in_an_outage(
+    sqlite_memory: Memory, monkeypatch: pytest.MonkeyPatch, make_chat: Chats
+) -> None:
+    """If a message is sent with and without its user at once, both callers get the same answer."""
+
+    async def failing(*_: object, **__: object) -> None:
+        raise StoreUnavailable("down")
+
+    async def nothing_stored(*_: object, **__: object) -> None:
+        return None
+
+    monkeypatch.setattr(sqlite_memory.runs.order, "add", failing)
+    monkeypatch.setattr(sqlite_memory.pending, "record_joined", nothing_stored)
+    model = ScriptedModel(["one", "two"])
+    chat = make_chat(sqlite_memory, model)
+    turns = [chat.begin(said("hi", ID, user_id="ann")), chat.begin(said("hi", ID))]
+    assert [(await turn.answer()).response for turn in turns] == ["one", "one"]
+    assert len(model.calls) == 1
+
+
 async def test_an_answer_to_a_message_of_another_run_has_its_context(sqlite_memory: Memory, make_chat: Chats) -> None:
     session = sqlite_memory.session(ROOM)
     await session.append([Message(role="user", content="hi", id=ID, run_id="another-run")])

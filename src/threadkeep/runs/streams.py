@@ -147,17 +147,20 @@ class InFlightMessages:
     """
 
     def __init__(self) -> None:
-        self._ends: dict[_Key, asyncio.Event] = {}
+        self._ends: dict[_Key, list[asyncio.Event]] = {}
         self._answered: dict[_Key, None] = {}
 
     @contextmanager
     def answering(self, session_id: str, message_id: str) -> Iterator[None]:
-        """Mark a message as being answered inside the block; a message must not be in two blocks at the same time."""
-        end = self._ends[session_id, message_id] = asyncio.Event()
+        """Mark a message as being answered inside the block. It is in several blocks if several users send its id."""
+        ends, end = self._ends.setdefault((session_id, message_id), []), asyncio.Event()
+        ends.append(end)
         try:
             yield
         finally:
-            del self._ends[session_id, message_id]
+            ends.remove(end)
+            if not ends:
+                del self._ends[session_id, message_id]
             end.set()
 
     def set_answered(self, session_id: str, message_id: str) -> None:
@@ -173,5 +176,5 @@ class InFlightMessages:
     async def wait_for(self, run: Run) -> None:
         """Wait for the unrecorded runs that are answering messages of this run."""
         for one in run.inputs:
-            while end := self._ends.get((run.session_id, one.message_id)):
-                await end.wait()
+            while ends := self._ends.get((run.session_id, one.message_id)):
+                await ends[0].wait()
