@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 from langchain.agents import create_agent
-from langchain_core.messages import HumanMessage
+from langchain_core.messages import AIMessage, HumanMessage
+from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, MessagesState, StateGraph
 
@@ -75,6 +76,25 @@ async def test_an_answer_before_an_added_human_message_is_stored(sqlite_memory: 
         await notes.ainvoke(input_of("hi", "m-1"), config_of())
     assert len(model.calls) == 1
     assert await kept(sqlite_memory) == [("user", "hi"), ("assistant", "one")]
+
+
+@pytest.mark.parametrize("checkpointed", [False, True])
+async def test_a_direct_result_of_a_tool_is_the_answer_of_the_graph(sqlite_memory: Memory, checkpointed: bool) -> None:
+    """A repeat gets the stored result; the tool and the model are not called again."""
+
+    @tool(return_direct=True)
+    def look_up() -> str:
+        """Look up a price."""
+        return "five euros"
+
+    call = AIMessage("", tool_calls=[{"name": "look_up", "args": {}, "id": "call-1"}])
+    saver = InMemorySaver() if checkpointed else None
+    agent = create_agent(ScriptedModel([call]), [look_up], name="clerk", checkpointer=saver)
+    graph = recorded(agent, sqlite_memory)
+    states = [await graph.ainvoke(input_of("how much?", "m-1"), config_of()) for _ in range(2)]
+    assert [state["messages"][-1].text for state in states] == ["five euros"] * 2
+    assert await kept(sqlite_memory) == [("user", "how much?"), ("assistant", "five euros")]
+    assert [message.author for message in await sqlite_memory.session(ROOM).tail(9)] == [None, "clerk"]
 
 
 async def test_a_summary_replaces_its_messages(sqlite_memory: Memory) -> None:

@@ -54,10 +54,10 @@ class RecordedGraph(Runnable[Any, Any]):
         self._graph: Any = graph
         channel = getattr(graph, "channels", {}).get("messages")
         self._adds_messages = getattr(channel, "operator", None) is add_messages
-        kinds = _redacted_kinds(graph)
+        kinds, direct = _redacted_kinds(graph), _direct_tools(graph)
         self._turns = OnLoop(
             memory,
-            lambda opened: GraphTurns(opened, options, name=self._name, redacted=kinds),
+            lambda opened: GraphTurns(opened, options, name=self._name, redacted=kinds, direct_tools=direct),
         )
         self._classes: dict[str, type] = {}
         self._begun_turns: list[GraphTurn] | None = None
@@ -253,9 +253,7 @@ async def _events_without_history(events: AsyncIterator[Any], turns: Sequence[Gr
 
 def _redacted_kinds(graph: Runnable[Any, Any]) -> frozenset[str]:
     """Return the kinds of data that `PIIMiddleware` in a graph detects. Warn about custom detectors, and omit them."""
-    subgraphs = graph.get_subgraphs(recurse=True) if isinstance(graph, Pregel) else ()
-    nodes = [name for one in (graph, *(sub for _, sub in subgraphs)) for name in getattr(one, "nodes", ())]
-    found = kinds_among(nodes)
+    found = kinds_among([name for name, _ in _nodes(graph)])
     own = frozenset(kind for kind in found if not has_detector(kind))
     if own:
         warnings.warn(
@@ -265,6 +263,19 @@ def _redacted_kinds(graph: Runnable[Any, Any]) -> frozenset[str]:
             stacklevel=4,
         )
     return found - own
+
+
+def _direct_tools(graph: Runnable[Any, Any]) -> frozenset[str]:
+    """Return the names of the tools in a graph whose results are answers (`return_direct`)."""
+    tools = [getattr(getattr(node, "bound", None), "tools_by_name", {}) for _, node in _nodes(graph)]
+    return frozenset(name for named in tools for name, tool in named.items() if tool.return_direct)
+
+
+def _nodes(graph: Runnable[Any, Any]) -> Iterator[tuple[str, object]]:
+    """Yield the nodes of a graph and of its subgraphs, with their names."""
+    subgraphs = graph.get_subgraphs(recurse=True) if isinstance(graph, Pregel) else ()
+    for one in (graph, *(sub for _, sub in subgraphs)):
+        yield from getattr(one, "nodes", {}).items()
 
 
 def _update_to(winner: AIMessage, state: Any, config: RunnableConfig) -> tuple[RunnableConfig, list[list[StateUpdate]]]:

@@ -9,7 +9,14 @@ from dataclasses import dataclass, field, is_dataclass, replace
 from itertools import zip_longest
 from typing import Any, Final, Literal, cast
 
-from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, RemoveMessage, convert_to_messages
+from langchain_core.messages import (
+    AIMessage,
+    BaseMessage,
+    HumanMessage,
+    RemoveMessage,
+    ToolMessage,
+    convert_to_messages,
+)
 from langchain_core.runnables import RunnableConfig
 from langgraph.runtime import RunControl, Runtime
 from langgraph.types import Command, GraphOutput
@@ -44,7 +51,16 @@ type GraphInput = Any
 class GraphTurns:
     """Begins the turns of a recorded graph, on the event loop of one memory."""
 
-    def __init__(self, memory: Memory, options: TurnOptions, *, name: str, redacted: frozenset[str]) -> None:
+    def __init__(
+        self,
+        memory: Memory,
+        options: TurnOptions,
+        *,
+        name: str,
+        redacted: frozenset[str],
+        direct_tools: frozenset[str] = frozenset(),
+    ) -> None:
+        self.direct_tools = direct_tools
         self._memory = memory
         self._options = options
         self._name = name
@@ -204,7 +220,9 @@ class GraphTurn:
             if not (state is None or goes_on or self.part.root.answers):
                 warnings.warn(_NO_MESSAGES, MiddlewareWarning, stacklevel=2)
             return None
-        answer = final_answer(cast("Any", state), (), self.part.root.question)
+        results = [one for one in state["messages"] if isinstance(one, ToolMessage)]
+        direct = {one.tool_call_id for one in results if one.name in self.turns.direct_tools}
+        answer = final_answer(cast("Any", state), direct, self.part.root.question)
         if answer is None or answer.tool_calls or id_of(answer) in self._history or not transcript_text(answer).strip():
             return None
         messages, root = list(state["messages"]), self.part.root
@@ -279,7 +297,10 @@ class GraphTurn:
             return result
         replies = [index for index, message in enumerate(messages) if isinstance(message, AIMessage)]
         if winner is not None and replies:
-            messages[replies[-1]] = winner
+            if messages[replies[-1]].tool_calls:  # it stays, because the results of the tools need it
+                messages.append(winner)
+            else:
+                messages[replies[-1]] = winner
         return _with_messages(result, messages)
 
 
