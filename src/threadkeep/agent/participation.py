@@ -270,7 +270,8 @@ class Participation:
 
     async def _ask(self, messages: Sequence[BaseMessage]) -> OpenTurn:
         """Store the question without leading messages that are stored, because clients may send the whole chat."""
-        self.root.question = await self._without_later_turns(self.root.question)
+        if len(self.root.question) > 1:
+            self.root.question = await self._without_later_turns(self.root.question)
         history = SentHistory(self.root.question)
         if run_hold.get() is None:
             history = await compare_history(self.memory, self.session, self.root.sent, self.root.question)
