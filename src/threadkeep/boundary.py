@@ -1,10 +1,14 @@
-"""Context managers that report or undo what failed, and a decorator that turns SystemExit into an error."""
+"""Context managers that report or undo what failed, and functions for errors that nobody catches."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from functools import wraps
 from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import asyncio
 
 
 class ExitRequested(Exception):
@@ -22,6 +26,12 @@ def without_exit[**P, R](call: Callable[P, Awaitable[R]]) -> Callable[P, Awaitab
             raise ExitRequested from error
 
     return checked
+
+
+def retrieve_exception(task: asyncio.Task[Any]) -> None:
+    """Retrieve the exception of a task that nobody awaits, so that asyncio does not report it."""
+    if not task.cancelled():
+        task.exception()
 
 
 class ErrorBoundary:

@@ -14,6 +14,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Protocol, Self
 from weakref import WeakSet, WeakValueDictionary
 
+from threadkeep.boundary import retrieve_exception
 from threadkeep.context.manifest import ConversationLocation
 from threadkeep.errors import SessionDamaged, StoreError, WrongUser
 from threadkeep.graph_store.layout import GraphLayout
@@ -280,13 +281,9 @@ class Memory:
     def _begin[T](self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         task = asyncio.create_task(work)
         self._unfinished.add(task)
-        task.add_done_callback(self._finished)
+        task.add_done_callback(self._unfinished.discard)
+        task.add_done_callback(retrieve_exception)
         return task
-
-    def _finished(self, task: asyncio.Task[Any]) -> None:
-        self._unfinished.discard(task)
-        if not task.cancelled():
-            task.exception()  # retrieve the exception, because a cancelled caller does not
 
     def leave_work_for_all(self) -> None:
         """Stop search indexing and retention in this memory; another memory of the same database must run them.

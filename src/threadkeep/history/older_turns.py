@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Literal
 
+from threadkeep.boundary import retrieve_exception
 from threadkeep.context.recall import Passage, passage_of, select
 from threadkeep.context.recall.embedding import Embedder
 from threadkeep.errors import SessionDamaged
@@ -210,7 +211,7 @@ class OlderTurns:
             [info] = infos.values()
             summaries = await self._new_summaries(index, infos, MOST_TURNS)
             meanwhile = asyncio.create_task(self._index_newest(index, infos, delay=_LOADING_SECONDS))
-            meanwhile.add_done_callback(_retrieve_exception)
+            meanwhile.add_done_callback(retrieve_exception)
             try:
                 found = await self._stored.load(info, summaries.get(info.session_id, ()))
             finally:
@@ -247,7 +248,7 @@ class OlderTurns:
             index.stored |= {info.session_id: index.read[info.session_id] for info in grown}
             work = stored.renew(grown) if key[0] == "user" else stored.save(index, key[1])
             index.storing = asyncio.create_task(work, context=Context(), name="threadkeep-recall-index")
-            index.storing.add_done_callback(_retrieve_exception)
+            index.storing.add_done_callback(retrieve_exception)
 
     async def _searchable(
         self, key: tuple[RecallScope, str], index: ConversationIndex, infos: dict[str, SessionInfo]
@@ -293,7 +294,7 @@ class OlderTurns:
         if task is None or task.done():
             # The task gets an empty context; the first caller's context would keep its run alive.
             task = asyncio.create_task(work(), context=Context(), name="threadkeep-older-turns")
-            task.add_done_callback(_retrieve_exception)
+            task.add_done_callback(retrieve_exception)
             self._tasks[key] = task
         await asyncio.wait([task], timeout=_TIMEOUT_SECONDS)
         if task.done():
@@ -315,12 +316,6 @@ class OlderTurns:
                     if message.superseded_at is None and message.id not in index.taken_back:
                         found[session_id, message.seq or 0] = FoundTurn(session_id, message)
         return [found[position] for position in every if position in found]
-
-
-def _retrieve_exception(task: asyncio.Task[None]) -> None:
-    """Retrieve the exception of a task that nobody awaits; the next query tries the work again."""
-    if not task.cancelled():
-        task.exception()
 
 
 def _is_long(infos: Mapping[str, SessionInfo]) -> bool:

@@ -22,7 +22,7 @@ from uuid import UUID, uuid5
 from langchain_core.utils.uuid import uuid7
 from platformdirs import user_data_path
 
-from threadkeep.boundary import ErrorBoundary
+from threadkeep.boundary import ErrorBoundary, retrieve_exception
 from threadkeep.errors import (
     InvalidMessage,
     QuestionGone,
@@ -197,13 +197,9 @@ class PendingTurns:
         """Await work that continues if the caller is cancelled; `close` waits for it."""
         task = asyncio.create_task(work, name=name)
         self._unfinished.add(task)
-        task.add_done_callback(self._finished)
+        task.add_done_callback(self._unfinished.discard)
+        task.add_done_callback(retrieve_exception)
         return await asyncio.shield(task)
-
-    def _finished(self, task: asyncio.Task[Any]) -> None:
-        self._unfinished.discard(task)
-        if not task.cancelled():
-            task.exception()  # retrieve the exception, because a cancelled caller does not
 
     async def _record(self, turn: Turn) -> Receipt | None:
         turn = replace(turn, messages=tuple(map(identified, turn.messages)))

@@ -7,6 +7,7 @@ import random
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, Final
 
+from threadkeep.boundary import retrieve_exception
 from threadkeep.errors import StoreUnavailable
 
 RUN_ERRORS: Final[Mapping[str, str]] = {
@@ -58,8 +59,7 @@ async def shielded[T](work: Coroutine[object, object, T]) -> T:
         await asyncio.wait([task])
     except asyncio.CancelledError:
         await asyncio.wait([task])
-        if not task.cancelled():
-            task.exception()  # retrieve the error, because no caller will do so
+        retrieve_exception(task)
         raise
     return task.result()
 
