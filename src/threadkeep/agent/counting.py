@@ -187,8 +187,6 @@ def _is_blob(value: object, key: str) -> bool:
     return (key in _BLOBS or len(value) >= _LONG) and _BASE64.fullmatch(value) is not None
 
 
-__all__ = ["MEDIA_TOKENS", "Countable", "count_message", "count_tokens"]
-
 type Countable = str | Message | BaseMessage
 
 

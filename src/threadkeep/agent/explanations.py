@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Literal
 
 from threadkeep.context.manifest import ContextManifest, Entry, FactExclusion, FactsLeftOut, GraphOutcome, ScopeRecall
-from threadkeep.context.window import Exclusion, ExclusionReason
+from threadkeep.context.window import ExclusionReason
 from threadkeep.records import Message, SessionInfo, Summary
 
 _REASONS: Mapping[ExclusionReason, str] = {
@@ -67,18 +67,6 @@ def left_out_in_words(one: FactsLeftOut) -> str:
     count = f"{one.count} " if one.count else ""
     ids = f" ({', '.join(one.ids)}{', …' if one.count > len(one.ids) else ''})" if one.ids else ""
     return f"{one.scope}: {count}{_LEFT_OUT[one.reason]}{ids}"
-
-
-def join_ranges(gaps: Sequence[Exclusion]) -> list[Exclusion]:
-    """Join consecutive ranges with the same reason, except summarised ranges, which belong to different summaries."""
-    joined: list[Exclusion] = []
-    for gap in gaps:
-        last = joined[-1] if joined else None
-        if last is not None and last.reason == gap.reason != "summarised" and last.last_seq + 1 == gap.first_seq:
-            joined[-1] = replace(last, last_seq=gap.last_seq)
-        else:
-            joined.append(gap)
-    return joined
 
 
 type FateKind = Literal[

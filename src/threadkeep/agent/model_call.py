@@ -16,7 +16,7 @@ from threadkeep.agent.extras import Extra
 from threadkeep.context.manifest import Entry, LeftOut, Section, StablePrefix
 from threadkeep.context.tokens import TokenCounter
 from threadkeep.context.trim import Plan
-from threadkeep.context.window import Exclusion, ExclusionReason
+from threadkeep.context.window import Exclusion, ExclusionReason, join_ranges
 from threadkeep.history.recollection import Recollection
 from threadkeep.records import Message, Summary
 
@@ -202,7 +202,7 @@ def exclusions(
         if row is not None and row.seq is not None:
             reasons.setdefault(row.seq, reason)
     earlier = tuple(replace(gap, reason="over_budget") if _unsummarised(gap, draft) else gap for gap in earlier)
-    return (*earlier, *_ranges(reasons)), others
+    return (*earlier, *join_ranges(Exclusion(seq, seq, reasons[seq]) for seq in sorted(reasons))), others
 
 
 def _not_read(recollection: Recollection, low: int) -> dict[int, ExclusionReason]:
@@ -273,14 +273,3 @@ def _unsummarised(gap: Exclusion, draft: Draft) -> bool:
     if gap.reason != "summarised":
         return False
     return not any(one.first_seq <= gap.first_seq and gap.last_seq <= one.last_seq for one in draft.summaries)
-
-
-def _ranges(reasons: Mapping[int, ExclusionReason]) -> list[Exclusion]:
-    ranges: list[Exclusion] = []
-    for seq in sorted(reasons):
-        last = ranges[-1] if ranges else None
-        if last is not None and last.last_seq == seq - 1 and last.reason == reasons[seq]:
-            ranges[-1] = Exclusion(last.first_seq, seq, last.reason)
-        else:
-            ranges.append(Exclusion(seq, seq, reasons[seq]))
-    return ranges

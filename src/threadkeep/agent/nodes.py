@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextvars import Token
 from dataclasses import dataclass, field
 from itertools import count
 from types import TracebackType
@@ -127,7 +126,6 @@ class NodeTurn:
     reply: BaseMessage | str | None = None
     partial: PartialAnswer = field(default_factory=PartialAnswer)
     _unreported: bool = False
-    _token: Token[RunnableConfig | None] | None = None
 
     def take(self, reply: BaseMessage | str) -> None:
         """Set the answer of the turn. Give a message an id, if it has none, and the id of an older question."""
@@ -148,15 +146,13 @@ class NodeTurn:
 
     def stop_listening(self) -> None:
         """Undo `listen`."""
-        if self._token is not None:
-            var_child_runnable_config.reset(self._token)
-            self._token = None
+        var_child_runnable_config.reset(self._token)
 
 
+@dataclass(eq=False, repr=False)
 class _InsideTurn:
-    def __init__(self, turns: OnLoop[Memory, NodeTurns], turn: NodeTurn) -> None:
-        self._turns = turns
-        self._turn = turn
+    _turns: OnLoop[Memory, NodeTurns]
+    _turn: NodeTurn
 
     @property
     def answered(self) -> AIMessage | None:
@@ -198,19 +194,14 @@ class SyncSessionTurn(_InsideTurn):
         return self._turns.wait_for(lambda turns: turns.messages(self._turn, system, use), self._turn.turns)
 
 
+@dataclass(eq=False, repr=False)
 class TurnBlock:
     """The block of `session_turn`: `async with` returns a `SessionTurn`, `with` a `SyncSessionTurn`."""
 
-    def __init__(
-        self,
-        turns: OnLoop[Memory, NodeTurns],
-        messages: Sequence[MessageLikeRepresentation],
-        config: RunnableConfig | None,
-    ) -> None:
-        self._turns = turns
-        self._messages = messages
-        self._config = config
-        self._begun: NodeTurn | None = None
+    _turns: OnLoop[Memory, NodeTurns]
+    _messages: Sequence[MessageLikeRepresentation]
+    _config: RunnableConfig | None
+    _begun: NodeTurn | None = None
 
     async def __aenter__(self) -> SessionTurn:
         """Store the question."""

@@ -162,9 +162,6 @@ def _longest(message: AIMessage) -> int:
     )
 
 
-__all__ = ["items_of", "shortened", "size_of", "trim", "with_text"]
-
-
 def trim(
     messages: Sequence[BaseMessage],
     budget: int,

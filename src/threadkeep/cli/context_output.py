@@ -9,11 +9,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from rich.text import Text
 
 from threadkeep.agent.context_view import ContextView, Difference, SeenMessage
-from threadkeep.agent.explanations import in_words, join_ranges, left_out_in_words, recall_in_words
+from threadkeep.agent.explanations import in_words, left_out_in_words, recall_in_words
 from threadkeep.cli.opening import on_this_database
 from threadkeep.cli.terminal import counted, first_words, terminal
 from threadkeep.context.manifest import ContextManifest, Entry, LeftOut
 from threadkeep.context.tokens import TokenFactor
+from threadkeep.context.window import join_ranges
 
 type Row = tuple[str, ...]
 _COLORS = {

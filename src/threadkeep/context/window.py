@@ -9,7 +9,7 @@ that the history is not empty. A limit of 0 allows no messages; None means no li
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -52,6 +52,18 @@ class Exclusion:
     first_seq: int
     last_seq: int
     reason: ExclusionReason
+
+
+def join_ranges(gaps: Iterable[Exclusion]) -> list[Exclusion]:
+    """Join consecutive ranges with the same reason, except summarised ranges, which belong to different summaries."""
+    joined: list[Exclusion] = []
+    for gap in gaps:
+        last = joined[-1] if joined else None
+        if last is not None and last.reason == gap.reason != "summarised" and last.last_seq + 1 == gap.first_seq:
+            joined[-1] = Exclusion(last.first_seq, gap.last_seq, gap.reason)
+        else:
+            joined.append(gap)
+    return joined
 
 
 @dataclass(frozen=True)

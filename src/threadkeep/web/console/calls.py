@@ -12,10 +12,10 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 
 from threadkeep.agent.context_view import ContextView, Difference, SeenMessage, call_before, look_back, recorded
-from threadkeep.agent.explanations import CallRecord, Fate, fate_of, in_words, join_ranges
+from threadkeep.agent.explanations import CallRecord, Fate, fate_of, in_words
 from threadkeep.app import App
 from threadkeep.context.manifest import ContextManifest, FactReference, TurnReference
-from threadkeep.context.window import Exclusion
+from threadkeep.context.window import Exclusion, join_ranges
 from threadkeep.errors import KnowledgeNotFound, SessionNotFound
 from threadkeep.history.all_sessions import AllSessions
 from threadkeep.history.session import Session
