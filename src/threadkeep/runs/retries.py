@@ -53,13 +53,16 @@ async def retry_until_available[T](work: Callable[[], Awaitable[T]]) -> T:
 
 
 async def shielded[T](work: Coroutine[object, object, T]) -> T:
-    """Await `work` to its end. If the caller is cancelled meanwhile, the cancellation is raised after this end."""
+    """Await `work` to its end. If the caller is cancelled meanwhile, the cancellation is raised after this end.
+
+    If the caller is cancelled twice, the cancellation is raised at once, and the work continues.
+    """
     task = asyncio.create_task(work)
+    task.add_done_callback(retrieve_exception)
     try:
         await asyncio.wait([task])
     except asyncio.CancelledError:
         await asyncio.wait([task])
-        retrieve_exception(task)
         raise
     return task.result()
 
