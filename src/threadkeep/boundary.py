@@ -1,7 +1,8 @@
-"""Context managers that report or undo what failed, and functions for errors that nobody catches."""
+"""Context managers that report or undo what failed, and functions for errors: their location, and those uncaught."""
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Awaitable, Callable
 from functools import wraps
 from types import TracebackType
@@ -9,6 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import asyncio
+
+
+def location_of(error: BaseException) -> str:
+    """Return the file and the line that raised an error, for reports without its message, which may quote people."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "an unknown location"
 
 
 class ExitRequested(Exception):

@@ -187,8 +187,7 @@ class CallChoice:
 
     async def newest(self, memory: Memory) -> StoredManifest | None:
         """Return the newest recorded call of the session; None if there is none."""
-        found = await self._newest(memory, 1)
-        return found[0] if found else None
+        return next(iter(await self._newest(memory, 1)), None)
 
     async def before(self, memory: Memory, call: StoredManifest) -> StoredManifest:
         """Return the call before this one, in the chosen session or else in its own session or run; it must exist."""

@@ -63,17 +63,18 @@ async def decide_consent(
         consents = [await _with_graphiti(lambda graphiti: graphiti.decline(by=decider(by)))]
     else:
         consents = await _with_graphiti(lambda graphiti: graphiti.consents.decisions())
-    if terminal.as_json:
-        terminal.json({"consents": consents})
-        return
-    if not consents:
-        terminal.note("There is no decision yet; allow it with: threadkeep knowledge consent --grant")
-    rows = [
-        (one.endpoint, one.decision, ", ".join(one.data_classes), one.decided_by, f"{one.decided_at:%Y-%m-%d %H:%M}")
-        for one in consents
-    ]
-    if rows:
-        terminal.table(["endpoint", "decision", "data", "by", "at"], rows)
+    terminal.listing(
+        {"consents": consents},
+        consents,
+        {
+            "endpoint": lambda one: one.endpoint,
+            "decision": lambda one: one.decision,
+            "data": lambda one: ", ".join(one.data_classes),
+            "by": lambda one: one.decided_by,
+            "at": lambda one: f"{one.decided_at:%Y-%m-%d %H:%M}",
+        },
+        nothing="There is no decision yet; allow it with: threadkeep knowledge consent --grant",
+    )
 
 
 @commands.command("trust")

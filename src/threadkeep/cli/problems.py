@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import errno
 import re
-import traceback
 from dataclasses import dataclass
 from typing import Literal
 
 import typer
 
+from threadkeep.boundary import location_of
 from threadkeep.errors import InvalidInput, InvalidKey, InvalidSettings, ThreadkeepError
 
 FAILED = 1
@@ -90,7 +90,7 @@ def _foreign(error: BaseException) -> Problem:
         case OSError(filename=str(name), strerror=str(reason)):
             return Problem("file-trouble", f"{name}: {reason}. Check the path, its permissions and the disk.")
         case _:
-            sentence = f"{type(error).__name__} at {_location(error)}: this is a bug, please report it."
+            sentence = f"{type(error).__name__} at {location_of(error)}: this is a bug, please report it."
             return Problem("unexpected", sentence)
 
 
@@ -105,8 +105,3 @@ def _usage_sentence(error: typer.TyperException) -> str:
 
 def _kind(error: Exception) -> str:
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "-", type(error).__name__).lower()
-
-
-def _location(error: BaseException) -> str:
-    frames = traceback.extract_tb(error.__traceback__)
-    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "an unknown location"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import traceback
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any, get_args
@@ -16,6 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.routing import Match
 
+from threadkeep.boundary import location_of
 from threadkeep.errors import (
     BudgetTooSmall,
     ChannelNotFound,
@@ -237,7 +237,7 @@ def answer_errors_with_problems(service: FastAPI) -> None:
 
 def log_failure(what: str, error: Exception) -> None:
     """Log an error by its class and location, without its message, which may quote people."""
-    _logger.error("%s: %s at %s", what, type(error).__name__, _place(error))
+    _logger.error("%s: %s at %s", what, type(error).__name__, location_of(error))
 
 
 async def respond(request: Request, error: Exception) -> JSONResponse:
@@ -256,11 +256,6 @@ def headers_of(request: Request, error: Exception) -> Mapping[str, str]:
         methods = {method for route in matching for method in route.methods} or {"GET"}
         return {"Allow": ", ".join(sorted(methods | ({"HEAD"} if "GET" in methods else set())))}
     return (error.headers or {}) if isinstance(error, HTTPException | ProblemRaised) else {}
-
-
-def _place(error: Exception) -> str:
-    frames = traceback.extract_tb(error.__traceback__)
-    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "an unknown location"
 
 
 def _threadkeep_problem(error: ThreadkeepError) -> Problem:

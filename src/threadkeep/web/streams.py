@@ -12,6 +12,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import aclosing
+from dataclasses import asdict
 from typing import Any
 
 from fastapi import Request
@@ -150,8 +151,7 @@ class TurnParts(StreamParts):
 
     def started(self, event: ChatStarted) -> Iterator[bytes]:
         """Yield the ids of the turn."""
-        names = {"session_id": event.session_id, "run_id": event.run_id, "message_id": event.message_id}
-        yield json_event(names, "start")
+        yield json_event(asdict(event), "start")
 
     def piece(self, text: str, message_id: str) -> bytes:
         """Return a token."""

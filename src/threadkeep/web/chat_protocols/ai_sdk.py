@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import asdict
 from typing import Annotated, Literal
 from uuid import NAMESPACE_OID, uuid5
 
@@ -92,7 +93,7 @@ class _Parts(StreamParts):
     """The parts of a UI message stream. The stream has one message, which begins when the id of the answer is known."""
 
     def started(self, event: ChatStarted) -> Iterator[bytes]:
-        self._names = {"session_id": event.session_id, "run_id": event.run_id, "message_id": event.message_id}
+        self._names = asdict(event)
         self._has_message = False
         yield from ()
 
