@@ -20,7 +20,7 @@ from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.graph import START, StateGraph
 
 from tests.children import Child
-from tests.databases import query
+from tests.databases import execute, query
 from tests.outages import Outage
 from tests.web.services import until
 from threadkeep import InvalidInput, Memory, MemoryOptions, Message, Session, open_memory
@@ -536,6 +536,18 @@ async def test_a_vacuum_leaves_no_byte_in_postgresqls_files(memory_options: Memo
         assert "the WAL of PostgreSQL until it is recycled" in receipt.not_reached
         assert await memory.session("telegram:3", user_id=BOB).count() == 1
     assert await asyncio.to_thread(files_with, Path(str(folder))) == []
+
+
+async def test_a_vacuum_needs_no_right_to_request_a_checkpoint(
+    memory_options: MemoryOptions, postgres_url: str
+) -> None:
+    for kind in ("TABLES", "SEQUENCES"):
+        execute(postgres_url, f"GRANT ALL ON ALL {kind} IN SCHEMA public TO pg_read_all_settings")
+    address = f"{postgres_url}&options=-crole%3Dpg_read_all_settings"
+    async with open_memory(address, options=memory_options) as memory:
+        await memory.session("room:1", user_id=ANN).append([said("hello")])
+        receipt = await memory.erase(user_id=ANN, vacuum=True)
+        assert receipt.complete
 
 
 def files_with(folder: Path) -> list[str]:

@@ -268,7 +268,8 @@ class TableErasing(ClockedTables, sql=_STATEMENTS):
             # Without permission, VACUUM only warns and CHECKPOINT fails; the server's next checkpoint then has the same
             # effect.
             await connection.execute("VACUUM FULL pg_catalog.pg_statistic", {})
-            with contextlib.suppress(StoreError):
+        with contextlib.suppress(StoreError):
+            async with self._driver.reading() as connection:
                 await connection.execute("CHECKPOINT", {})
 
     async def _fetch(self, name: str, wanted: Erasable) -> list[Row]:
