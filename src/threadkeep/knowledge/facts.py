@@ -22,17 +22,16 @@ from threadkeep.knowledge.rows import (
     check_sees,
     fact_of,
     fact_row,
-    in_each_scope,
     known_owner,
     owner_columns,
     page_parameters,
-    rows_of_page,
     seen_row,
 )
 from threadkeep.observe import Observer
 from threadkeep.records.json_values import Json
 from threadkeep.records.knowledge import (
     MAX_KEY_CHARACTERS,
+    SCOPE_KINDS,
     Evidence,
     Fact,
     FactKind,
@@ -175,7 +174,12 @@ class Knowledge(ClockedTables, sql=OWNER_SQL):
             "user_id": query.user_id,
         }
         async with self._driver.reading() as connection:
-            rows = await rows_of_page(connection, self._sql, "facts", query, parameters)
+            if query.scope is None:
+                rows = await connection.fetch(self._sql["facts"], parameters)
+            else:
+                await check_sees(connection, self._sql, query.scope, query.user_id)
+                owner = {"scope": query.scope.kind, "owner": query.scope.owner}
+                rows = await connection.fetch(self._sql["facts_of"], {**parameters, **owner})
             found = await self._with_evidence(connection, [fact_of(row) for row in rows[: query.limit]])
         more = len(rows) > query.limit
         return found, (found[-1].updated_at, found[-1].id) if more else None
@@ -406,9 +410,10 @@ class Knowledge(ClockedTables, sql=OWNER_SQL):
 
         For each scope, read one page of `limit` facts, and further pages until there are at least `most` facts.
         """
+        ordered = sorted(dict.fromkeys(scopes), key=lambda scope: SCOPE_KINDS.index(scope.kind))
         page = {**page_parameters(limit, None, "fact_id"), "limit": limit}
         asked = {**page, "kind": None, "key": None, "former_key": None, "past": False, **text_filter(None)}
-        statements = in_each_scope(self._sql["facts_of"], asked, scopes)
+        statements = [(self._sql["facts_of"], {**asked, "scope": one.kind, "owner": one.owner}) for one in ordered]
         pages = await connection.fetch_each(statements)
         for (sql, parameters), rows in zip(statements, pages, strict=True):
             following = rows

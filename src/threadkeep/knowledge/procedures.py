@@ -11,16 +11,14 @@ from threadkeep.knowledge.rows import (
     MAX_PAGE,
     OWNER_SQL,
     check_sees,
-    in_each_scope,
     known_owner,
     owner_columns,
     page_parameters,
     procedure_of,
     procedure_row,
-    rows_of_page,
     seen_row,
 )
-from threadkeep.records.knowledge import Procedure, ProcedureQuery, Scope
+from threadkeep.records.knowledge import SCOPE_KINDS, Procedure, ProcedureQuery, Scope
 from threadkeep.records.sessions import check_argument, check_each
 from threadkeep.store.codec import clean_text, time_of, time_text
 from threadkeep.store.statements import ClockedTables, text_filter
@@ -83,7 +81,12 @@ class Procedures(ClockedTables, sql=(*OWNER_SQL, "procedures.sql")):
             "user_id": query.user_id,
         }
         async with self._driver.reading() as connection:
-            rows = await rows_of_page(connection, self._sql, "procedures", query, parameters)
+            if query.scope is None:
+                rows = await connection.fetch(self._sql["procedures"], parameters)
+            else:
+                await check_sees(connection, self._sql, query.scope, query.user_id)
+                owner = {"scope": query.scope.kind, "owner": query.scope.owner}
+                rows = await connection.fetch(self._sql["procedures_of"], {**parameters, **owner})
         found = [procedure_of(row) for row in rows[: query.limit]]
         last = rows[query.limit - 1] if len(rows) > query.limit else None
         return found, None if last is None else (time_of(last[15]), last[0])
@@ -102,7 +105,10 @@ class Procedures(ClockedTables, sql=(*OWNER_SQL, "procedures.sql")):
         check_argument("goal", goal, str, required=True)
         check_each("scopes", scopes, Scope)
         page = {**page_parameters(MAX_PAGE, None, "procedure_id"), "name": None, "active": True, **text_filter(None)}
-        statements = in_each_scope(self._sql["procedures_of"], page, scopes)
+        ordered = sorted(dict.fromkeys(scopes), key=lambda scope: SCOPE_KINDS.index(scope.kind))
+        statements = [
+            (self._sql["procedures_of"], {**page, "scope": scope.kind, "owner": scope.owner}) for scope in ordered
+        ]
         async with self._driver.reading() as connection:
             pages = await connection.fetch_each(statements)
         return applying([procedure_of(row) for rows in pages for row in rows], goal, frozenset(context))[:limit]

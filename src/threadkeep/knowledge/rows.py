@@ -13,19 +13,10 @@ from langchain_core.utils.uuid import uuid7
 from threadkeep.errors import InvalidInput, KnowledgeNotFound, SessionNotFound
 from threadkeep.records import Message, dump_json
 from threadkeep.records.json_values import Json
-from threadkeep.records.knowledge import (
-    MAX_OWNER_CHARACTERS,
-    SCOPE_KINDS,
-    Fact,
-    FactQuery,
-    Procedure,
-    ProcedureQuery,
-    Scope,
-    check_name,
-)
+from threadkeep.records.knowledge import MAX_OWNER_CHARACTERS, Fact, Procedure, Scope, check_name
 from threadkeep.records.sessions import check_argument, check_cursor
 from threadkeep.store.codec import clean_json, clean_text, time_of, time_text
-from threadkeep.store.driver import Connection, Row, Statement
+from threadkeep.store.driver import Connection, Row
 
 MAX_PAGE = 1000
 OWNER_SQL = ("persons.sql", "facts.sql", "{backend}/sessions.sql", "postgres/knowledge.sql")
@@ -103,31 +94,6 @@ async def seen_row(
     except KnowledgeNotFound:
         raise KnowledgeNotFound(kind, row_id) from None
     return rows[0]
-
-
-async def rows_of_page(
-    connection: Connection,
-    sql: Mapping[str, str],
-    kind: Literal["facts", "procedures"],
-    query: FactQuery | ProcedureQuery,
-    parameters: Mapping[str, object],
-) -> list[Row]:
-    """Return the rows of a page: those of the scope of the query, or those of all scopes.
-
-    Raises:
-        KnowledgeNotFound: the user may not see the scope.
-    """
-    if query.scope is None:
-        return await connection.fetch(sql[kind], parameters)
-    await check_sees(connection, sql, query.scope, query.user_id)
-    owner = {"scope": query.scope.kind, "owner": query.scope.owner}
-    return await connection.fetch(sql[f"{kind}_of"], {**parameters, **owner})
-
-
-def in_each_scope(sql: str, parameters: Mapping[str, object], scopes: Sequence[Scope]) -> list[Statement]:
-    """Return a statement for each scope, the most specific scope first."""
-    ordered = sorted(dict.fromkeys(scopes), key=lambda scope: SCOPE_KINDS.index(scope.kind))
-    return [(sql, {**parameters, "scope": scope.kind, "owner": scope.owner}) for scope in ordered]
 
 
 def page_parameters(limit: int, cursor: tuple[datetime, str] | None, id_name: str) -> dict[str, object]:
