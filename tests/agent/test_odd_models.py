@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 from langchain.agents import create_agent
 from langchain.agents.middleware import AgentMiddleware, AgentState, ModelRequest, ModelResponse
+from langchain.chat_models import base, init_chat_model
 from langchain_core.messages import AIMessage
 from langchain_core.runnables import Runnable
 from langchain_core.tools import tool
+from langgraph.graph import MessagesState, StateGraph
 
-from tests.agent.talking import ROOM, ask
-from threadkeep import Memory, SessionMemory
+from tests.agent.talking import ROOM, ask, config_of, input_of
+from threadkeep import Memory, SessionMemory, memory_node
 from threadkeep.testing import ScriptedModel
 
 LONG = "many words " * 400
@@ -129,3 +131,26 @@ async def test_factors_of_models_with_unusual_names_are_stored(memory: Memory, n
     [(kept, (_, samples, _))] = (await memory.token_factors.all()).items()
     [stored] = await memory.manifests.of_session(ROOM)
     assert (stored.manifest["model"], samples) == (kept, 1)
+
+
+@pytest.mark.parametrize("default", [{}, {"model": "small", "configurable_fields": ("model",)}], ids=["none", "small"])
+async def test_the_config_of_a_run_chooses_the_model(
+    sqlite_memory: Memory, monkeypatch: pytest.MonkeyPatch, default: dict[str, Any]
+) -> None:
+    def make(model: str, **_: object) -> Named:
+        made = Named(replies=["answer"])
+        made.model_name = model
+        return made
+
+    # LangChain creates the model of a provider here, for each call.
+    monkeypatch.setattr(base, "_init_chat_model_helper", make)
+    model = init_chat_model(**default)
+    agent = create_agent(model, middleware=[SessionMemory(sqlite_memory)])
+    graph: Any = StateGraph(MessagesState)
+    graph.add_node("chat", memory_node(sqlite_memory, model))
+    runnables: list[Runnable[Any, Any]] = [agent, graph.set_entry_point("chat").compile()]
+    for runnable in runnables:
+        answered = await runnable.ainvoke(input_of("hi"), config_of(model="large"))
+        assert answered["messages"][-1].text == "answer"
+    stored = await sqlite_memory.manifests.of_session(ROOM)
+    assert [one.manifest["model"] for one in stored] == ["large", "large"]

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage
+from langchain_core.runnables import RunnableConfig
 from langchain_core.utils.function_calling import convert_to_openai_tool
 
 from threadkeep.agent.counting import count_message
@@ -37,6 +38,15 @@ class ModelUse:
 
     model: BaseChatModel | None = None
     tools: Sequence[object] = ()
+
+
+def chosen_model[M: BaseChatModel | None](model: M, config: RunnableConfig | None = None) -> M:
+    """Return the model that a configurable model of `init_chat_model` calls; return any other model unchanged.
+
+    The `config` of the run chooses the model; without it, the config of the surrounding LangChain run does.
+    """
+    choose = None if model is None or isinstance(model, BaseChatModel) else getattr(type(model), "_model", None)
+    return model if choose is None else cast("M", choose(model, config))
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from threadkeep.agent.answers import (
     storable,
     stream_again,
 )
-from threadkeep.agent.call_measure import ModelUse
+from threadkeep.agent.call_measure import ModelUse, chosen_model
 from threadkeep.agent.callbacks import PartialAnswer, root_callbacks, with_callback
 from threadkeep.agent.conversion import FORGETS, text_of
 from threadkeep.agent.holding import run_hold
@@ -111,12 +111,13 @@ class TurnHooks:
         if part.root.answers or part.root.question is not asked:
             messages = part.root.with_question(messages)
         state = part.root.with_answers(part.with_question(messages))
-        sent = await turn.context(state, request.system_message, ModelUse(request.model, tuple(request.tools)))
+        model = chosen_model(request.model, call.config)
+        sent = await turn.context(state, request.system_message, ModelUse(model, tuple(request.tools)))
         changed = request.override(messages=cast("list[AnyMessage]", list(sent.messages)), system_message=sent.system)
         part.root.open_calls += 1
         step = ModelStep(part, turn, call, changed, [*([sent.system] if sent.system else []), *sent.messages])
         # The model that the messages were chosen for; middleware behind `SessionMemory` may call another one.
-        traced = request.model._get_ls_params(**request.model_settings)  # noqa: SLF001 - as in `facts_of`
+        traced = model._get_ls_params(**request.model_settings)  # noqa: SLF001 - as in `facts_of`
         step.partial.models.add(traced.get("ls_model_name"))
         part.partial = step.partial
         return step

@@ -21,7 +21,7 @@ from langchain_core.runnables.config import var_child_runnable_config
 from langgraph.errors import GraphBubbleUp
 
 from threadkeep.agent.answers import repeated, stream_again
-from threadkeep.agent.call_measure import ModelUse
+from threadkeep.agent.call_measure import ModelUse, chosen_model
 from threadkeep.agent.callbacks import PartialAnswer, RootCall, with_callback
 from threadkeep.agent.conversion import identify
 from threadkeep.agent.holding import run_hold
@@ -179,7 +179,7 @@ class SessionTurn(_InsideTurn):
 
         With a `model` (and its `tools`), the model's context window is also a limit. Raises `BudgetTooSmall`.
         """
-        use = ModelUse(model, tools)
+        use = ModelUse(chosen_model(model), tools)
         return await self._turns.call(lambda turns: turns.messages(self._turn, system, use))
 
 
@@ -190,7 +190,7 @@ class SyncSessionTurn(_InsideTurn):
         self, system: SystemMessage | None = None, *, model: BaseChatModel | None = None, tools: Sequence[object] = ()
     ) -> list[BaseMessage]:
         """Return the messages for the model call; see `SessionTurn.messages`."""
-        use = ModelUse(model, tools)
+        use = ModelUse(chosen_model(model), tools)
         return self._turns.wait_for(lambda turns: turns.messages(self._turn, system, use), self._turn.turns)
 
 

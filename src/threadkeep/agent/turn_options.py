@@ -304,8 +304,9 @@ def facts_of(model: BaseChatModel | None, override: int | None = None) -> ModelF
     profile = getattr(model, "profile", None)
     limit = profile.get("max_input_tokens") if isinstance(profile, Mapping) else None
     window = known_window(name, override if override is not None else limit)
-    traced = model._get_ls_params() if model is not None else {}  # noqa: SLF001 - LangChain has no other way to ask
-    provider = traced.get("ls_provider")
+    # LangChain has no public way to ask. A configurable model without a default has no such method.
+    describe = getattr(model, "_get_ls_params", None)
+    provider = describe().get("ls_provider") if describe is not None else None
     return ModelFacts(
         name, window or DEFAULT_WINDOW, provider if isinstance(provider, str) else None, known=window is not None
     )
