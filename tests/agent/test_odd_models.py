@@ -154,3 +154,12 @@ async def test_the_config_of_a_run_chooses_the_model(
         assert answered["messages"][-1].text == "answer"
     stored = await sqlite_memory.manifests.of_session(ROOM)
     assert [one.manifest["model"] for one in stored] == ["large", "large"]
+
+
+async def test_a_model_with_retries_answers(sqlite_memory: Memory) -> None:
+    model: Any = ScriptedModel(replies=["first", "second"]).with_retry()
+    graph: Any = StateGraph(MessagesState)
+    graph.add_node("chat", memory_node(sqlite_memory, model))
+    agent = create_agent(model, middleware=[SessionMemory(sqlite_memory)])
+    assert await ask(agent, "one") == "first"
+    assert await ask(graph.set_entry_point("chat").compile(), "two") == "second"

@@ -117,8 +117,8 @@ class TurnHooks:
         part.root.open_calls += 1
         step = ModelStep(part, turn, call, changed, [*([sent.system] if sent.system else []), *sent.messages])
         # The model that the messages were chosen for; middleware behind `SessionMemory` may call another one.
-        traced = model._get_ls_params(**request.model_settings)  # noqa: SLF001 - as in `facts_of`
-        step.partial.models.add(traced.get("ls_model_name"))
+        if (describe := getattr(model, "_get_ls_params", None)) is not None:  # as in `facts_of`
+            step.partial.models.add(describe(**request.model_settings).get("ls_model_name"))
         part.partial = step.partial
         return step
 

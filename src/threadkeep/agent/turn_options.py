@@ -304,7 +304,7 @@ def facts_of(model: BaseChatModel | None, override: int | None = None) -> ModelF
     profile = getattr(model, "profile", None)
     limit = profile.get("max_input_tokens") if isinstance(profile, Mapping) else None
     window = known_window(name, override if override is not None else limit)
-    # LangChain has no public way to ask. A configurable model without a default has no such method.
+    # LangChain has no public way to ask. Models with retries, and configurable ones without a default, lack the method.
     describe = getattr(model, "_get_ls_params", None)
     provider = describe().get("ls_provider") if describe is not None else None
     return ModelFacts(
