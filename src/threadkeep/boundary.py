@@ -1,4 +1,4 @@
-"""Context managers that report or undo what failed, and functions for errors: their location, and those uncaught."""
+"""Handling of failures: context managers that report or undo them, and helpers for exceptions of tasks and exits."""
 
 from __future__ import annotations
 

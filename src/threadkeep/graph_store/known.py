@@ -136,7 +136,7 @@ class KnownChunks:
 
     @contextmanager
     def _entry(self, session_id: str, chunk: int) -> Iterator[KnownMessages]:
-        """Lend the cache entry of a conversation for this chunk, and count its new size; drop one for another chunk."""
+        """Yield the cache entry of a conversation for this chunk, then count its size; drop one for another chunk."""
         known = self._chunks.get(session_id)
         if known is None or known.chunk != chunk:
             self.forget(session_id)

@@ -135,13 +135,13 @@ async def first_user(messages: AsyncIterator[Message]) -> Message | None:
 
 
 def title_of(message: Message | None) -> str | None:
-    """Return the title of a conversation whose first active user message this is; None without a message."""
+    """Return the title that a conversation gets from its first active user message; None without a message."""
     return None if message is None else shorten(message.content, TITLE_CHARACTERS)
 
 
-async def title_without(title: str | None, gone: Iterable[Message], rest: AsyncIterator[Message]) -> str | None:
-    """Return the title after the messages `gone` were removed: a title from them is replaced by one from the rest."""
-    first = next((message for message in gone if message.role == "user"), None)
+async def title_without(title: str | None, removed: Iterable[Message], rest: AsyncIterator[Message]) -> str | None:
+    """Return the title after a removal of messages: a title from these messages is replaced by one from the rest."""
+    first = next((message for message in removed if message.role == "user"), None)
     if first is None or title != title_of(first):
         return title
     return title_of(await first_user(rest))
