@@ -203,7 +203,6 @@ def test_an_agent_imports_no_interface_and_no_provider() -> None:
     assert (
         heavy_after("from threadkeep import SessionMemory, memory_node, session_turn")
         & {
-            "aiosqlite",
             "fastapi",
             "langchain_openai",
             "openai",
