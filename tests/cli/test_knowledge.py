@@ -115,3 +115,6 @@ def test_an_erase_names_what_remains_in_graphiti(cli: CommandLine) -> None:
     assert erased.exit_code == 1
     assert "Some data remains: groups in Graphiti." in erased.err
     assert "threadkeep knowledge test --smoke" in erased.err
+    plan = cli("erase", "user", "ann", "--dry-run")
+    assert "No data was found" not in plan.out
+    assert "Not reached: data that an incomplete erase left: erase again" in plan.err

@@ -9,7 +9,7 @@ import json
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from itertools import batched
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from threadkeep.errors import InvalidInput, SessionDamaged, StoreUnavailable
 from threadkeep.graph_store.layout import GraphLayout
@@ -73,21 +73,23 @@ class Eraser:
         """Return the number of Graphiti groups that the person or the session has."""
         return (await self.rows.counts(wanted))["chat_graph_groups"]
 
-    async def begin(self, wanted: Erasable) -> Erasable:
-        """Record that an erasure has begun; return its target, with the ids that an interrupted call had found."""
-        state, name = self._memory.channels.state, await self._subject(wanted)
-        known = json.loads(await state.value(_SCOPE, name) or "{}")
-        ids = tuple(dict.fromkeys([*wanted.ids, *known.get("ids", [])]))
-        wanted = replace(wanted, ids=ids, noted=f"{_SCOPE}:{name}")
-        await state.keep_first(_SCOPE, name, json.dumps({"ids": ids, "found": await self._find(wanted)}))
+    async def continued(self, wanted: Erasable) -> Erasable:
+        """Return a target with the ids and the sessions that an interrupted erasure has found."""
+        subject = await self._subject(wanted)
+        ids = tuple(dict.fromkeys([*wanted.ids, *(await self._interrupted(subject)).get("ids", [])]))
+        return replace(wanted, ids=ids, noted=f"{_SCOPE}:{subject}")
+
+    async def begin(self, wanted: Erasable) -> None:
+        """Record that the erasure of a target has begun."""
+        state, found = self._memory.channels.state, await self._find(wanted)
+        await state.keep_first(_SCOPE, await self._subject(wanted), json.dumps({"ids": wanted.ids, "found": found}))
         named = [] if wanted.session_id is None else [wanted.session_id]
         await self.rows.note_sessions(wanted, [*named, *await self.rows.sessions(wanted)])
-        return wanted
 
     async def erase(
         self, wanted: Erasable, *, dry_run: bool, vacuum: bool, groups: ErasedStore, remains: Sequence[str]
     ) -> EraseReceipt:
-        """Erase the target that `begin` has returned, and return the receipt.
+        """Erase the target that `continued` has returned, and return the receipt. Call `begin` first.
 
         Args:
             wanted: the person or the session.
@@ -99,15 +101,18 @@ class Eraser:
         digest = await self._digest()
         subject = await self._subject(wanted)
         begun_at = self._memory.clock()
-        before = found = await self._find(wanted)
+        found = await self._find(wanted)
         shared = {*await self.rows.shared(wanted), *(name for _, name, _ in await self.shared_conversations(wanted))}
         not_reached = [*remains, *await self._elsewhere(wanted), *_ALWAYS]
-        after = before
+        # If an earlier call was interrupted, the receipt has the counts of the first attempt.
+        interrupted = await self._interrupted(subject)
+        known = interrupted.get("found", {})
+        before = {name: max(count, known.get(name, 0)) for name, count in found.items()}
+        after = found
+        if dry_run and interrupted:
+            not_reached.insert(0, "data that an incomplete erase left: erase again")
         if not dry_run:
-            # If this call continues an interrupted one, the receipt has the counts of the first attempt.
             state = self._memory.channels.state
-            known = json.loads(await state.value(_SCOPE, subject) or "{}").get("found", {})
-            before = {name: max(count, known.get(name, 0)) for name, count in found.items()}
             after = await self._erase_all(wanted)
             done = not any(after.values()) and not remains
             counts = json.dumps({"found": before})
@@ -157,7 +162,7 @@ class Eraser:
         return found
 
     async def verify(self, receipt: EraseReceipt) -> Verification:
-        """Check the receipt's signature, and whether the person or session is gone and no data were left."""
+        """Check the receipt's signature, that the person or session is gone, and that no data were left."""
         check_argument("receipt", receipt, EraseReceipt, required=True)
         digest = await self._digest()
         signature = digest(replace(receipt, signature="").signed_text())
@@ -309,6 +314,11 @@ class Eraser:
             and not any(layout.has(namespace) for layout in layouts)
             and (not (known - mine).isdisjoint(namespace)) == others
         ]
+
+    async def _interrupted(self, subject: str) -> dict[str, Any]:
+        """Return the `ids` and the counts (`found`) of an erasure that is not complete; without one, return {}."""
+        known: dict[str, Any] = json.loads(await self._memory.channels.state.value(_SCOPE, subject) or "{}")
+        return known
 
     async def _subject(self, wanted: Erasable) -> str:
         """Return the digest that stands for the person or the session in receipts."""

@@ -78,10 +78,10 @@ class Memory(history.Memory):
             InvalidInput: not exactly one of `session_id` and `user_id` is given.
             StoreUnavailable: a database does not answer; repeat the call.
         """
-        wanted = await self.eraser.wanted(session_id, user_id)
+        wanted = await self.eraser.continued(await self.eraser.wanted(session_id, user_id))
         groups, remains = ErasedStore(_GROUPS, 0, 0), list[str]()
         if not dry_run:
-            wanted = await self.eraser.begin(wanted)
+            await self.eraser.begin(wanted)
             groups, remains = await self._purge_graphs(wanted)
         return await self.eraser.erase(wanted, dry_run=dry_run, vacuum=vacuum, groups=groups, remains=remains)
 

@@ -69,18 +69,30 @@ async def test_an_erase_names_the_episodes_that_stay(allowed: Memory, clock: Set
 
 
 async def test_an_erase_where_graphiti_is_off_is_not_complete(
-    allowed: Memory, database_url: str, memory_options: MemoryOptions, clock: SettableClock
+    allowed: Memory,
+    database_url: str,
+    memory_options: MemoryOptions,
+    graphiti: FakeGraphiti,
+    clock: SettableClock,
 ) -> None:
-    """The groups stay on the server until the erase is repeated with Graphiti enabled."""
+    """The groups stay on the server until the erase is repeated with Graphiti enabled.
+
+    Until then, a dry run finds them.
+    """
     if database_url == "sqlite://":
         pytest.skip("A database in memory belongs to one memory.")
+    graphiti.backend = "neo4j"
     await talk(allowed, 2)
     await deliver(allowed, clock)
     async with open_memory(database_url, options=memory_options) as off:
         receipt = await off.erase(user_id="ann")
     assert not receipt.complete
     assert any("erase again in a process with Graphiti enabled" in one for one in receipt.not_reached)
-    assert not any("erase again" in one for one in (await allowed.erase(user_id="ann")).not_reached)
+    plan = {store.name: store.before for store in (await allowed.erase(user_id="ann", dry_run=True)).stores}
+    assert (plan["chat_graph_groups"], plan["chat_messages"]) == (1, 4)
+    again = await allowed.erase(user_id="ann")
+    assert not any("erase again" in one for one in again.not_reached)
+    assert again.complete
 
 
 async def test_the_groups_of_sessions_that_were_deleted_before_are_erased(
