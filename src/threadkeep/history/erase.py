@@ -162,7 +162,7 @@ class Eraser:
         return found
 
     async def verify(self, receipt: EraseReceipt) -> Verification:
-        """Check the receipt's signature, that the person or session is gone, and that no data were left."""
+        """Check the signature of a receipt, that the target is gone, and that no erasure of it is incomplete."""
         check_argument("receipt", receipt, EraseReceipt, required=True)
         digest = await self._digest()
         signature = digest(replace(receipt, signature="").signed_text())
@@ -175,7 +175,7 @@ class Eraser:
             labels = {label async for namespace in _namespaces(store) for label in namespace}
             known = tuple(label for label in labels if digest(f"user:{label}") in erased)
             there = there or bool(await self.items(Erasable(ids=known)))  # a store may list namespaces that are empty
-        return "there" if there or not receipt.complete else "gone"
+        return "there" if there or await self._interrupted(receipt.subject) else "gone"
 
     async def _names(self, kind: ErasedKind) -> set[str]:
         """Return the ids of all persons, or of all sessions, in the tables, in pending turns and in conversations."""

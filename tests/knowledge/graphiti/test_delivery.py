@@ -77,7 +77,7 @@ async def test_an_erase_where_graphiti_is_off_is_not_complete(
 ) -> None:
     """The groups stay on the server until the erase is repeated with Graphiti enabled.
 
-    Until then, a dry run finds them.
+    Until then, a dry run finds them. After that, the first receipt can be verified too.
     """
     if database_url == "sqlite://":
         pytest.skip("A database in memory belongs to one memory.")
@@ -90,9 +90,11 @@ async def test_an_erase_where_graphiti_is_off_is_not_complete(
     assert any("erase again in a process with Graphiti enabled" in one for one in receipt.not_reached)
     plan = {store.name: store.before for store in (await allowed.erase(user_id="ann", dry_run=True)).stores}
     assert (plan["chat_graph_groups"], plan["chat_messages"]) == (1, 4)
+    assert await allowed.verify_erased(receipt) == "there"
     again = await allowed.erase(user_id="ann")
     assert not any("erase again" in one for one in again.not_reached)
     assert again.complete
+    assert [await allowed.verify_erased(one) for one in (receipt, again)] == ["gone", "gone"]
 
 
 async def test_the_groups_of_sessions_that_were_deleted_before_are_erased(
