@@ -28,6 +28,7 @@ from threadkeep import Memory, SessionMemory, create_checkpointer, load_settings
 from threadkeep.errors import StoreUnavailable, WrongUser
 from threadkeep.records.runs import NewRun
 from threadkeep.store.archive import ArchivedPart, Restored
+from threadkeep.store.driver import StoreOptions
 from threadkeep.testing import ScriptedModel
 
 type Saving = Callable[[BaseCheckpointSaver[str]], Awaitable[object]]
@@ -54,6 +55,18 @@ def save(source: str, saving: Saving) -> None:
                 await saving(sqlite)
 
     asyncio.run(working())
+
+
+def test_a_source_that_does_not_answer_is_named_without_its_password(
+    cli: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cure names the URL that the user gave, not the database into which the command imports."""
+    monkeypatch.setattr("threadkeep.store.opening.FOREIGN_OPTIONS", StoreOptions(pool_timeout_seconds=0.2))
+    refused = cli("import", "langgraph", "postgresql://ann:canary@127.0.0.1:9/app")
+    assert refused.exit_code == 1
+    assert "Check the URL postgresql://ann@127.0.0.1:9/app, and" in refused.err
+    assert "canary" not in refused.err
+    assert "THREADKEEP_DATABASE_URL" not in refused.err
 
 
 async def talk(saver: BaseCheckpointSaver[str]) -> None:

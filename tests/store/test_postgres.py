@@ -140,7 +140,7 @@ async def test_opening_a_missing_database_fails_with_the_reason(
     postgres_url: str, change: tuple[str, str], reason: str
 ) -> None:
     nowhere = postgres_url.replace(*change)
-    with pytest.raises(StoreUnavailable, match=f"{reason}.*Check THREADKEEP_DATABASE_URL") as raised:
+    with pytest.raises(StoreUnavailable, match=f"{reason}.*Check the URL postgresql://") as raised:
         await PostgresDriver.open(nowhere, StoreOptions(pool_timeout_seconds=0.2))
     assert "\n" not in str(raised.value)
 

@@ -17,6 +17,7 @@ from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
 from threadkeep.boundary import AsyncOnFailure
 from threadkeep.errors import StoreUnavailable
+from threadkeep.store.address import DatabaseAddress
 from threadkeep.store.driver import (
     GROUP_LOCK_SECONDS,
     Appended,
@@ -248,7 +249,8 @@ async def _raise_refusal(dsn: str) -> None:
         await (await psycopg.AsyncConnection.connect(dsn, connect_timeout=_CONNECT_SECONDS)).close()
     except psycopg.OperationalError as error:
         sentence = " ".join(str(error).split()).rstrip(".")
-        cure = "Check THREADKEEP_DATABASE_URL, and that the server runs and lets this machine connect."
+        address = DatabaseAddress("postgres", dsn=dsn)  # shown without its password
+        cure = f"Check the URL {address}, and that the server runs and lets this machine connect."
         raise StoreUnavailable(f"PostgreSQL cannot be reached ({sentence}). {cure}") from error
 
 
