@@ -14,7 +14,7 @@ from threadkeep.store.driver import GROUP_LOCK_SECONDS, Backend, Connection, Dri
 from threadkeep.store.statements import load_statements
 
 type Progress = Callable[[int, int, int], object]
-"""A callback that gets, after each step, the numbers of finished ranges, of all ranges and of copied messages."""
+"""A callback that gets, after each step, the numbers of finished ranges, of all ranges and of messages in the copy."""
 
 _RANGES = 200
 # This is short, because readers also wait. It is below deadlock_timeout, after which PostgreSQL may abort other
@@ -161,14 +161,15 @@ async def _step(connection: Connection) -> tuple[int, int]:
 
 
 async def _copy(connection: Connection) -> tuple[int, int]:
-    """Copy the ranges that were noted first, up to a limit; return how many ranges and messages were copied."""
+    """Copy the ranges that were noted first, up to a limit; return how many ranges and how many new messages."""
     taken = await connection.fetch(_SQL["take"], {"limit": _RANGES})
     fields = ("session_id", "first_seq", "last_seq")
     ranges = {"ranges": dump_json([dict(zip(fields, row, strict=True)) for row in taken])}
     await connection.fetch(_SQL["keep"], ranges)
-    for name in ("drop_messages", "drop_texts", "copy_texts"):
+    dropped = await connection.execute(_SQL["drop_messages"], ranges)
+    for name in ("drop_texts", "copy_texts"):
         await connection.execute(_SQL[name], ranges)
-    return len(taken), await connection.execute(_SQL["copy_messages"], ranges)
+    return len(taken), await connection.execute(_SQL["copy_messages"], ranges) - dropped
 
 
 async def _swap(connection: Connection) -> None:
