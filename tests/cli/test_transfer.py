@@ -15,6 +15,7 @@ from threadkeep.errors import StoreUnavailable, WrongUser
 from threadkeep.history.memory import Memory
 from threadkeep.records import Message, Retention, RetentionLimits, Summary
 from threadkeep.store.archive import ArchivedPart, Restored
+from threadkeep.store.private_files import lock_at_once
 
 _SENT = datetime(2024, 5, 6, 7, 8, 9, 10, tzinfo=UTC)
 
@@ -193,6 +194,29 @@ def test_an_export_file_is_replaced_only_when_complete(cli: CommandLine, tmp_pat
     assert file.read_text() == before
     assert list(tmp_path.glob("*.part")) == []
     assert "Check the path" in cli("sessions", "export", "--all", "-o", str(tmp_path / "no" / "f")).err
+
+
+def test_an_export_takes_over_the_file_of_a_killed_one_but_not_of_a_running_one(cli: CommandLine) -> None:
+    """Two processes that write to one file would replace it with an incomplete one."""
+    cli.store("a", "hi", user_id="ann")
+    commands = (
+        (["sessions", "export", "--all", "-o"], "export.jsonl", ".part"),
+        (["persons", "export", "ann", "-o"], "ann.zip", ".partial"),
+        (["backup"], "copy", ".partial"),
+    )
+    for command, name, ending in commands:
+        file, part = cli.folder / name, cli.folder / f"{name}{ending}"
+        with part.open("wb") as running:
+            running.write(b"{" * 100_000)
+            running.flush()
+            assert lock_at_once(running.fileno())
+            refused = cli(*command, str(file))
+            assert (refused.exit_code, file.exists(), part.stat().st_size) == (2, False, 100_000)
+            assert f"Another process writes {part}" in refused.err
+        assert cli(*command, str(file)).exit_code == 0
+        assert b"{{{" not in file.read_bytes()
+        assert file.stat().st_mode & 0o777 == 0o600
+        assert not part.exists()
 
 
 def test_bad_lines_are_named_and_the_rest_is_stored(cli: CommandLine) -> None:

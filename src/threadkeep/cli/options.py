@@ -21,6 +21,7 @@ from threadkeep.boundary import ErrorBoundary
 from threadkeep.cli.opening import chosen_database, command_settings
 from threadkeep.cli.problems import WrongUse
 from threadkeep.cli.terminal import json_chosen, terminal
+from threadkeep.store.private_files import locked_part
 
 if TYPE_CHECKING:
     from typer._click import Context
@@ -152,15 +153,16 @@ def opened_input(path: str) -> Iterator[BinaryIO]:
 def new_file(path: Path) -> Iterator[BinaryIO]:
     """Open a file for writing. It appears only when it is complete, and only its owner can read it."""
     part = path.with_name(path.name + ".part")
-    part.unlink(missing_ok=True)
-    try:
-        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as stream:
-            yield stream
-            stream.flush()
-            os.fsync(stream.fileno())
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
+    with locked_part(part) as descriptor:
+        try:
+            with os.fdopen(descriptor, "wb", closefd=False) as stream:
+                stream.truncate()
+                yield stream
+                stream.flush()
+                os.fsync(descriptor)
+            part.replace(path)
+        finally:
+            part.unlink(missing_ok=True)
 
 
 @contextmanager

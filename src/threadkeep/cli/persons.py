@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +18,7 @@ from threadkeep.cli.terminal import counted, relative, terminal
 from threadkeep.errors import InvalidInput
 from threadkeep.records.erasure import EraseReceipt
 from threadkeep.records.knowledge import Person, PersonQuery
+from threadkeep.store.private_files import locked_part
 
 commands = verbs("List persons, export one, merge two of them, or undo a merge.")
 _Person = Annotated[str, typer.Argument(metavar="PERSON", help="Any id of the person, such as telegram:123.")]
@@ -84,9 +86,7 @@ async def export_person(
     partial = output.with_name(output.name + ".partial")
     if output.exists():
         raise WrongUse(f"{output} exists already; name another file.")
-    partial.touch(mode=0o600)
-    partial.chmod(0o600)
-    with partial.open("r+b") as file:
+    with locked_part(partial) as descriptor, os.fdopen(descriptor, "r+b", closefd=False) as file:
         after, count = whole_lines(file)
         async with opened_memory() as memory:
             with terminal.progress("Exporting", None) as reach, _continuing(partial, after):
@@ -99,7 +99,7 @@ async def export_person(
         with new_file(output) as target:
             async for part in archive(_read(file), now):
                 target.write(part)
-    partial.unlink()
+        partial.unlink()
     terminal.result({"file": str(output), "lines": count}, f"{counted(count, 'line')} are in {output}.")
 
 

@@ -13,7 +13,7 @@ from shutil import which
 
 from threadkeep.errors import InvalidInput, StoreUnavailable
 from threadkeep.store.condition import lock_holders
-from threadkeep.store.private_files import is_read_only, make_private_database, make_private_folder
+from threadkeep.store.private_files import is_read_only, locked_part, make_private_database, make_private_folder
 from threadkeep.store.sqlite_connection import connect, export_plain, read_only_uri, sqlite_errors
 
 type Report = Callable[[int, int], object]
@@ -49,20 +49,19 @@ def copy_sqlite(
         StoreUnavailable: the database cannot be read, or the copy cannot be written.
     """
     partial = target.with_name(target.name + ".partial")
-    partial.unlink(missing_ok=True)
-    make_private_database(partial)
-    try:
-        with _translated(), closing(_opened(source, key)) as database, closing(connect(partial, key)) as copy:
-            # One read transaction for the whole copy; without it, each write of another process would restart the copy.
-            database.execute("BEGIN")
-            database.execute("SELECT count(*) FROM sqlite_master").fetchall()
-            database.backup(copy, pages=_PAGES, progress=lambda _, left, total: report(total - left, total))
-            copy.execute("PRAGMA journal_mode = DELETE").fetchall()
-        with partial.open("rb+") as written:
-            os.fsync(written.fileno())
-        partial.replace(target)
-    finally:
-        _remove(partial)
+    with locked_part(partial) as descriptor:
+        os.truncate(descriptor, 0)
+        try:
+            with _translated(), closing(_opened(source, key)) as database, closing(connect(partial, key)) as copy:
+                # One read transaction for the whole copy; without it, each write of another process would restart it.
+                database.execute("BEGIN")
+                database.execute("SELECT count(*) FROM sqlite_master").fetchall()
+                database.backup(copy, pages=_PAGES, progress=lambda _, left, total: report(total - left, total))
+                copy.execute("PRAGMA journal_mode = DELETE").fetchall()
+            os.fsync(descriptor)
+            partial.replace(target)
+        finally:
+            _remove(partial)
 
 
 def backup_version(file: Path, key: str | None = None) -> int:
@@ -137,12 +136,12 @@ def dump_postgres(dsn: str, target: Path) -> None:
         StoreUnavailable: there is no `pg_dump`, or it failed.
     """
     partial = target.with_name(target.name + ".partial")
-    try:
-        partial.touch(mode=0o600)
-        _run(["pg_dump", "--format=custom", "--no-owner", "--no-privileges", f"--file={partial}"], dsn)
-        partial.replace(target)
-    finally:
-        partial.unlink(missing_ok=True)
+    with locked_part(partial):
+        try:
+            _run(["pg_dump", "--format=custom", "--no-owner", "--no-privileges", f"--file={partial}"], dsn)
+            partial.replace(target)
+        finally:
+            partial.unlink(missing_ok=True)
 
 
 def dump_version(file: Path) -> int:

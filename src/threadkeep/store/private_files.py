@@ -7,9 +7,12 @@ import fcntl
 import logging
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 from platformdirs import user_data_path
+
+from threadkeep.errors import InvalidInput
 
 _LOG = logging.getLogger(__name__)
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
@@ -64,6 +67,26 @@ def lock_at_once(descriptor: int, kind: int = fcntl.LOCK_EX) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+@contextlib.contextmanager
+def locked_part(part: Path) -> Iterator[int]:
+    """Open an incomplete file that only its owner can read, and lock it during the block; yield its descriptor.
+
+    The file may exist already, if a process that wrote it was killed.
+
+    Raises:
+        InvalidInput: another process writes the file.
+    """
+    descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    try:
+        # Before this process locked the file, another one may have completed and renamed it.
+        if not lock_at_once(descriptor) or not os.path.samestat(os.fstat(descriptor), part.stat()):
+            raise InvalidInput(f"Another process writes {part}; wait until it ends, or name another file.")
+        os.fchmod(descriptor, 0o600)
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def in_use(path: Path) -> bool:
