@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +18,7 @@ from threadkeep import not_idempotent
 from threadkeep.runs.progress import thread_of
 from threadkeep.runs.requests import RunRequest
 from threadkeep.workflows.built_in import chat_workflow
-from threadkeep.workflows.definition import Workflow, beside_of, durability_of, keeps_each_step, python_workflow
+from threadkeep.workflows.definition import Workflow, python_workflow
 from threadkeep.workflows.loading import read_workflow
 from threadkeep.workflows.nodes import AgentNode
 from threadkeep.workflows.resources import RunContext
@@ -56,7 +58,7 @@ _WITH_A_PAYMENT = chat_workflow(tools=[pay])
 )
 def test_durability_depends_on_the_nodes(workflow: Workflow, expected: Durability, each_step: bool) -> None:
     """One model call may be repeated. Calls of marked tools and of other people's code must not be."""
-    assert (durability_of(workflow), keeps_each_step(workflow)) == (expected, each_step)
+    assert (workflow.durability, workflow.keeps_each_step) == (expected, each_step)
 
 
 def with_own_steps(look: Any) -> Workflow:
@@ -87,9 +89,20 @@ async def test_a_custom_step_finds_each_step_before_it_stored(desk: RunDesk) -> 
     async with desk.open(workflow, options=replace(QUICK, progress_seconds=3600.0)) as service:
         assert (await carried_out(service, RunRequest(workflow="own", text="go", session_id="room"))).status == "done"
     assert kept == [{0}, {0, 1}, {0, 1, 2, 3}]
-    beside = beside_of(workflow)
+    beside = workflow.is_stored_beside
     assert (beside(""), beside("first:1"), beside("answer:1|tools:2")) == (False, False, True)
-    assert beside_of(_WITH_A_PAYMENT)("")
+    assert _WITH_A_PAYMENT.is_stored_beside("")
+
+
+def test_what_is_known_of_a_workflow_does_not_keep_it_alive() -> None:
+    """A process may replace its workflows often, for example a development server."""
+    workflow = read_workflow(_GREETING)
+    known = weakref.ref(workflow)
+    assert (workflow.durability, workflow.has_one_speaker, workflow.known_conversations) == ("exit", False, ())
+    assert workflow.is_stored_beside("")
+    del workflow
+    gc.collect()
+    assert known() is None
 
 
 async def test_a_run_that_failed_before_its_first_checkpoint_is_retried(desk: RunDesk) -> None:

@@ -37,7 +37,7 @@ from threadkeep.runs.streams import InFlightMessages, Outcome, RunPiece, RunStre
 from threadkeep.runs.tracing import Notes, ToolTrace, jsonable
 from threadkeep.runs.usage import LastContexts, Ledger, Meter
 from threadkeep.workflows.built_in import ChatNode
-from threadkeep.workflows.definition import Compiler, Workflow, durability_of
+from threadkeep.workflows.definition import Compiler, Workflow
 from threadkeep.workflows.nodes.base import Step
 from threadkeep.workflows.nodes.conversations import ConversationKind
 from threadkeep.workflows.nodes.speaking import said
@@ -240,7 +240,7 @@ class RunExecution:
             context=context_of(self._run, self._dependencies.resources),
             stream_mode=modes,
             subgraphs=self._stream.wants_pieces,
-            durability=None if self._dependencies.saver is None else durability_of(self._workflow),
+            durability=None if self._dependencies.saver is None else self._workflow.durability,
             version="v2",
         )
         async for part in stream:

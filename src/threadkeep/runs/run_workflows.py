@@ -7,7 +7,6 @@ import json
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import NamedTuple
 
 from langchain_core.runnables import RunnableConfig
@@ -26,13 +25,13 @@ from threadkeep.store.runs.runs import WorkflowVersions
 from threadkeep.workflows.built_in import ChatNode, session_workflows
 from threadkeep.workflows.definition import Workflow, asked_at_once
 from threadkeep.workflows.loading import restore_workflow
-from threadkeep.workflows.nodes import AgentNode, AppendMessageNode
+from threadkeep.workflows.nodes import AgentNode
 from threadkeep.workflows.nodes.base import Step, references_in
 from threadkeep.workflows.nodes.conversations import ConversationFields, ConversationKind, key_scope, order_of
 from threadkeep.workflows.nodes.speaking import SpeakingNode
 from threadkeep.workflows.registry import Workflows
 from threadkeep.workflows.resources import BY_HAND, Resources, RunContext
-from threadkeep.workflows.state import WorkflowState, initial_state, nodes_named
+from threadkeep.workflows.state import WorkflowState, initial_state
 
 _MOST_RESTORED = 64
 _KNOWN_SECONDS = 60.0
@@ -172,7 +171,7 @@ def order_keys(
 
     A conversation whose key depends on a node's result is not included; the run waits for it when it reaches that node.
     """
-    if store is None or not (keeping := _keeping(workflow)):
+    if store is None or not (keeping := workflow.known_conversations):
         return ()
     given = initial_state(
         request.text, inputs=request.inputs, results=request.results, user_context=request.user_context
@@ -184,7 +183,7 @@ def order_keys(
 
 async def sessions_known(workflow: Workflow, run: Run, memory: Memory, store: BaseStore | None) -> list[Session]:
     """Return the agents' conversations that store a run's question and whose keys the request alone determines."""
-    keeping = [node for node in _keeping(workflow) if isinstance(node, AgentNode)]
+    keeping = [node for node in workflow.known_conversations if isinstance(node, AgentNode)]
     if store is None or not keeping:
         return []
     caller = _Caller(run.session_id, run.user_id, metadata_of(run), run.trigger)
@@ -206,20 +205,6 @@ async def sessions_reached(run: Run, memory: Memory, store: BaseStore | None) ->
             layout, key = conversation
             found.append((await memory.namespace(layout, store)).session(key, user_id=run.user_id))
     return found
-
-
-@lru_cache(maxsize=256)
-def _keeping(workflow: Workflow) -> tuple[ConversationFields, ...]:
-    """Return nodes with a graph-store conversation whose key the request alone determines; skip agents with `input`."""
-    found: list[ConversationFields] = []
-    for node in workflow.nodes.values():
-        if not isinstance(node, AgentNode | AppendMessageNode) or not node.use_graph_chat_history:
-            continue
-        templates = [node.history_key_template, *(one for one in node.history_key_candidates if isinstance(one, str))]
-        named = {name for template in templates for name in nodes_named(template)}
-        if named.isdisjoint(workflow.builder.nodes) and not (isinstance(node, AgentNode) and node.input is not None):
-            found.append(node)
-    return tuple(found)
 
 
 def _keys(

@@ -26,7 +26,7 @@ from threadkeep.runs.run_workflows import RunWorkflows, VersionGone
 from threadkeep.runs.streams import Outcome, RunStream, RunStreams
 from threadkeep.runs.tracing import RunTracer
 from threadkeep.runs.usage import RunLedger
-from threadkeep.workflows.definition import Workflow, beside_of, durability_of, has_one_speaker
+from threadkeep.workflows.definition import Workflow
 
 _TAKEOVERS = 3
 
@@ -300,9 +300,9 @@ class Worker:
                 workflow = await retry_until_available(partial(self._workflow_of, active))
             except VersionGone as gone:
                 return Outcome("interrupted", error=gone.kind)
-        active.progress.beside = beside_of(workflow)
-        active.progress.starts_again = durability_of(workflow) == "exit"
-        if active.begins and run.parent_run_id is None and has_one_speaker(workflow):
+        active.progress.beside = workflow.is_stored_beside
+        active.progress.starts_again = workflow.durability == "exit"
+        if active.begins and run.parent_run_id is None and workflow.has_one_speaker:
             active.hold.joins = run.session_id
         limited = [run] if run.budget != NO_BUDGET else []
         if run.parent_run_id is not None:

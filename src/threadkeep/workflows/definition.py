@@ -6,9 +6,9 @@ import copy
 import inspect
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from hashlib import sha256
 from typing import Any, Literal
 
@@ -21,9 +21,18 @@ from threadkeep.agent.turn_options import TurnOptions
 from threadkeep.boundary import without_exit
 from threadkeep.errors import InvalidWorkflow
 from threadkeep.records import Json
-from threadkeep.workflows.nodes import AgentNode, ModelNode, Node, RecordQuestionNode, SubworkflowNode
+from threadkeep.workflows.nodes import (
+    AgentNode,
+    AppendMessageNode,
+    ModelNode,
+    Node,
+    RecordQuestionNode,
+    SubworkflowNode,
+)
 from threadkeep.workflows.nodes.base import Step
+from threadkeep.workflows.nodes.conversations import ConversationFields
 from threadkeep.workflows.resources import Resources, RunContext, RunOptions
+from threadkeep.workflows.state import nodes_named
 from threadkeep.workflows.turn_ends import (
     Graph,
     copied_graph,
@@ -75,6 +84,61 @@ class Workflow:
     def children(self) -> tuple[str, ...]:
         """The names of the workflows that this workflow runs."""
         return tuple(dict.fromkeys(node.workflow for node in self.nodes.values() if isinstance(node, SubworkflowNode)))
+
+    @cached_property
+    def has_one_speaker(self) -> bool:
+        """True if the only node is an agent or a model that answers in the run's session."""
+        nodes = list(self.nodes.values())
+        if len(self.builder.nodes) != 1 or len(nodes) != 1:
+            return False
+        [node] = nodes
+        return isinstance(node, AgentNode | ModelNode) and node.answers and stores_question(node)
+
+    @cached_property
+    def durability(self) -> Durability:
+        """LangGraph's durability mode for the workflow.
+
+        - `exit`: for workflows with at most one model call. After a crash the run starts again, which costs at most
+          this call, so nothing is stored until the run fails or waits.
+        - `async`: for several model calls, or tools that may run again. LangGraph saves a step during the next step.
+        - `sync`: for tools that must not run twice, or foreign code. LangGraph saves each step before the next one
+          begins, so that all progress can be stored before such a tool is called.
+        """
+        again = [node.again for node in self.nodes.values()]
+        if self.keeps_each_step or "marked tools" in again:
+            return "sync"
+        return "exit" if again.count("a model call") <= 1 and "model calls" not in again else "async"
+
+    @cached_property
+    def keeps_each_step(self) -> bool:
+        """True if each step must be stored before the next step begins, because the graph has foreign code."""
+        return len(self._known) < len(self.builder.nodes)
+
+    def is_stored_beside(self, namespace: str) -> bool:
+        """Return True if the checkpoints of a namespace may be stored during the next step.
+
+        In a workflow with foreign code, this is True only for the namespaces of Threadkeep's own nodes. Before a tool
+        that must not run twice, `threadkeep.runs.tool_idempotency` stores all progress.
+        """
+        return not self.keeps_each_step or namespace.partition(":")[0] in self._known
+
+    @cached_property
+    def _known(self) -> frozenset[str]:
+        """The names of the nodes for which the cost of a second execution is known (`Node.again`)."""
+        return frozenset(name for name, node in self.nodes.items() if node.again != "unknown")
+
+    @cached_property
+    def known_conversations(self) -> tuple[ConversationFields, ...]:
+        """Nodes with a graph-store conversation whose key the request alone determines; no agents with `input`."""
+        found: list[ConversationFields] = []
+        for node in self.nodes.values():
+            if not isinstance(node, AgentNode | AppendMessageNode) or not node.use_graph_chat_history:
+                continue
+            candidates = (one for one in node.history_key_candidates if isinstance(one, str))
+            named = {name for template in (node.history_key_template, *candidates) for name in nodes_named(template)}
+            if named.isdisjoint(self.builder.nodes) and not (isinstance(node, AgentNode) and node.input is not None):
+                found.append(node)
+        return tuple(found)
 
 
 def python_workflow(
@@ -145,68 +209,18 @@ def _digest_of_module(name: str) -> str:
     return sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:_DIGITS]
 
 
-@lru_cache(maxsize=256)
-def has_one_speaker(workflow: Workflow) -> bool:
-    """Return True if the workflow's only node is an agent or a model that answers in the run's session."""
-    nodes = list(workflow.nodes.values())
-    if len(workflow.builder.nodes) != 1 or len(nodes) != 1:
-        return False
-    [node] = nodes
-    return isinstance(node, AgentNode | ModelNode) and node.answers and stores_question(node)
-
-
 def asked_at_once(workflow: Workflow, resources: Resources) -> TurnOptions | None:
     """Return the options of a workflow's only node if the question may be stored before the node runs; else None.
 
     The result is None, for example, if middleware may change the question before the node stores it.
     """
-    if not has_one_speaker(workflow) or any(map(sees_question, resources.middleware)):
+    if not workflow.has_one_speaker or any(map(sees_question, resources.middleware)):
         return None
     [(name, node)] = workflow.nodes.items()
     if not isinstance(node, AgentNode | ModelNode) or (isinstance(node, AgentNode) and node.reset_command is not None):
         return None
     options = node.turn_options(Step(name, RunContext("", workflow.name, resources), None))
     return options if options.scope == "turn" and not options.no_history else None
-
-
-@lru_cache(maxsize=256)
-def durability_of(workflow: Workflow) -> Durability:
-    """Return LangGraph's durability mode for a workflow.
-
-    - `exit`: for workflows with at most one model call. After a crash the run starts again, which costs at most this
-      call, so nothing is stored until the run fails or waits.
-    - `async`: for several model calls, or tools that may run again. LangGraph saves a step during the next step.
-    - `sync`: for tools that must not run twice, or foreign code. LangGraph saves each step before the next one begins,
-      so that all progress can be stored before such a tool is called.
-    """
-    again = [node.again for node in workflow.nodes.values()]
-    if keeps_each_step(workflow) or "marked tools" in again:
-        return "sync"
-    return "exit" if again.count("a model call") <= 1 and "model calls" not in again else "async"
-
-
-@lru_cache(maxsize=256)
-def keeps_each_step(workflow: Workflow) -> bool:
-    """Return True if each step must be stored before the next step begins, because the graph has foreign code."""
-    return len(_known(workflow)) < len(workflow.builder.nodes)
-
-
-@lru_cache(maxsize=256)
-def beside_of(workflow: Workflow) -> Callable[[str], bool]:
-    """Return a function that tells if the checkpoints of a namespace may be stored during the next step.
-
-    In a workflow with foreign code, this is True only for the namespaces of Threadkeep's own nodes. Before a tool that
-    must not run twice, `threadkeep.runs.tool_idempotency` stores all progress.
-    """
-    if not keeps_each_step(workflow):
-        return lambda _: True
-    known = _known(workflow)
-    return lambda namespace: namespace.partition(":")[0] in known
-
-
-def _known(workflow: Workflow) -> frozenset[str]:
-    """Return the names of the nodes for which the cost of a second execution is known (`Node.again`)."""
-    return frozenset(name for name, node in workflow.nodes.items() if node.again != "unknown")
 
 
 def _without_exits(builder: Graph) -> Graph:
