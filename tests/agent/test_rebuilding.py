@@ -11,6 +11,7 @@ from langchain_core.runnables import RunnableConfig
 from langchain_core.tools import tool
 
 from threadkeep import ContextGone, InvalidInput, Message, SessionMemory, rebuild
+from threadkeep.agent.context_view import Difference, look_back
 from threadkeep.agent.conversion import digest_of_all
 from threadkeep.agent.provider_messages import OPENING
 from threadkeep.context.cut import CUT_MARK
@@ -49,6 +50,17 @@ async def rebuilt(memory: Memory) -> list[list[BaseMessage]]:
 def told(messages: Sequence[BaseMessage]) -> list[tuple[str, object, object]]:
     """Return the parts of messages that a provider receives."""
     return [(message.type, message.content, getattr(message, "tool_calls", None)) for message in messages]
+
+
+async def test_a_system_message_of_the_state_is_one_text_in_all_calls(memory: Memory) -> None:
+    """LangGraph adds a new id to it in each turn; the calls still begin with the same message, which is stored once."""
+    agent = create_agent(ScriptedModel(replies=["one", "two"]), middleware=[SessionMemory(memory)])
+    for text in ("first", "second"):
+        await agent.ainvoke({"messages": [SystemMessage("Be brief."), HumanMessage(text)]}, CONFIG)
+    later, earlier = [await look_back(memory, stored) for stored in await memory.manifests.of_session("telegram:1")]
+    assert later.messages[0].entry.digest == earlier.messages[0].entry.digest is not None
+    difference = Difference.between(earlier, later)
+    assert (difference.stable, difference.shared, difference.gone) == (True, 2, {})
 
 
 async def test_every_call_is_rebuilt(memory: Memory) -> None:

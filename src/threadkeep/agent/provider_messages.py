@@ -223,10 +223,14 @@ def _is_foreign(message: AIMessage, target: str | None) -> bool:
 
 
 def merged_system(systems: Sequence[BaseMessage]) -> SystemMessage | None:
-    """Merge system messages into one, because providers accept only one. Return None if all of them are empty."""
+    """Merge system messages into one, because providers accept only one. Return None if all of them are empty.
+
+    The result has no id: LangGraph adds a new id to it in each turn, but no provider receives it, so equal system
+    messages must have equal digests.
+    """
     given = [without_empty_text(message) for message in systems if not is_blank(message)]
     if len(given) == 1 and isinstance(given[0], SystemMessage):
-        return given[0]
+        return given[0] if given[0].id is None else given[0].model_copy(update={"id": None})
     if not given:
         return None
     if all(isinstance(message.content, str) for message in given):
