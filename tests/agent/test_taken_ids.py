@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 from langchain.agents import create_agent
+from langchain.agents.middleware import AgentMiddleware, AgentState
 from langchain_core.caches import InMemoryCache
 from langchain_core.globals import set_llm_cache
 from langchain_core.language_models.fake_chat_models import FakeListChatModel
 from langchain_core.messages import AIMessage, HumanMessage
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.runtime import Runtime
 
 from tests.agent.talking import ROOM, config_of, input_of
 from tests.outages import Outage
@@ -121,3 +123,35 @@ async def test_the_chat_returns_the_stored_id(tmp_path: Path) -> None:
             answer = await app.chat.ask(ChatRequest(f"q{number}", session_id="room:1", message_id=f"m{number}"))
             stored = (await app.memory.session("room:1").tail(1))[0]
             assert (answer.response, answer.answer_id) == (text, stored.id) == (stored.content, stored.id)
+
+
+class FailsOnce(AgentMiddleware):
+    """Middleware whose hook after the agent fails at its first call."""
+
+    failed = False
+
+    async def aafter_agent(self, state: AgentState[Any], runtime: Runtime[Any]) -> None:
+        """Fail at the first call."""
+        if not self.failed:
+            self.failed = True
+            raise RuntimeError("not now")
+
+
+@pytest.mark.parametrize("transcripts", ["tables", "graph_store"])
+async def test_an_answer_of_a_failed_run_that_is_continued_is_stored_once(
+    database_url: str, memory_options: MemoryOptions, transcripts: Any
+) -> None:
+    """The run fails after its model's answer, which is stored as interrupted. The continued run supersedes that row."""
+    model = ScriptedModel(["one", "two"])
+    async with open_memory(database_url, options=replace(memory_options, transcripts=transcripts)) as memory:
+        middleware: Any = [SessionMemory(memory), FailsOnce()]
+        agent: Any = create_agent(model, [], middleware=middleware, checkpointer=InMemorySaver())
+        with pytest.raises(RuntimeError, match="not now"):
+            await agent.ainvoke(input_of("q", "m1"), CONFIG)
+        session = memory.session(ROOM)
+        assert [(message.content, message.status) for message in await session.tail(9)][1:] == [("one", "interrupted")]
+        state = await agent.ainvoke(None, CONFIG)
+        [_, answer] = await session.tail(9)
+        assert (answer.content, answer.status, answer.id) == ("one", "complete", state["messages"][-1].id)
+        await agent.ainvoke(input_of("q2", "m2"), CONFIG)
+        assert [message.text for message in model.calls[-1]] == ["q", "one", "q2"]

@@ -25,6 +25,7 @@ from platformdirs import user_data_path
 from threadkeep.boundary import ErrorBoundary, retrieve_exception
 from threadkeep.errors import (
     InvalidMessage,
+    MessageSuperseded,
     QuestionGone,
     StoreClosed,
     StoreError,
@@ -41,7 +42,7 @@ from threadkeep.store.codec import identified
 from threadkeep.store.driver import Joined, Row, RowLocked, TurnRefused
 from threadkeep.store.spool import DamagedTurn, PendingTurn
 from threadkeep.store.tables import TableTranscripts
-from threadkeep.store.transcripts import Transcripts
+from threadkeep.store.transcripts import Superseding, Transcripts
 
 type Join = Callable[[Sequence[Message]], Joined | None]
 """A function that returns the statements to execute with the messages of a turn; None if they are too large."""
@@ -372,12 +373,24 @@ class PendingTurns:
         """Append a turn; its answer gets a new id if another message of the session has the same id.
 
         A model may return the same id twice, for example from LangChain's cache. Pass `is_new=False` if an earlier
-        attempt may have stored the turn.
+        attempt may have stored the turn. If the other message is the same answer, which was stored as incomplete
+        because its run failed or was cut off, and the run has continued, that message is superseded.
         """
-        receipt = await self._transcripts.append(turn)
+        answer, receipt = turn.messages[-1], await self._transcripts.append(turn)
         while (renamed := await self._renamed(turn, receipt, is_new=is_new)) is not None:
             turn, receipt = renamed, await self._transcripts.append(renamed)
+        if turn.messages[-1].id != answer.id and answer.status == "complete" and receipt.adopted is None:
+            await self._supersede_incomplete(turn, answer)
         return receipt
+
+    async def _supersede_incomplete(self, turn: Turn, answer: Message) -> None:
+        stored = await self._transcripts.find(turn.session_id, str(answer.id))
+        if stored is None or stored.status == "complete":
+            return
+        if (stored.answers, stored.author, stored.content) == (answer.answers, answer.author, answer.content):
+            one = Superseding(turn.session_id, message_id=stored.id, scope="message", user_id=turn.user_id)
+            with contextlib.suppress(MessageSuperseded):
+                await self._transcripts.supersede(one)
 
     async def _renamed(self, turn: Turn, receipt: Receipt, *, is_new: bool) -> Turn | None:
         """Return the turn with a new, reproducible id for its answer; None if the answer can keep its id."""
