@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from hashlib import sha256
 from typing import Any
 from uuid import UUID
 
+from langchain_core.messages import BaseMessage
 from langchain_core.runnables import RunnableConfig
 from langgraph.runtime import Runtime, get_runtime
 
@@ -158,6 +160,27 @@ def has_saver(graph: object, config: RunnableConfig) -> bool:
     saver = getattr(graph, "checkpointer", None)
     configurable = config.get("configurable", {})
     return saver is True and bool(configurable[_CHECKPOINTER]) if _CHECKPOINTER in configurable else bool(saver)
+
+
+def messages_before(config: RunnableConfig, question_id: str | None) -> list[BaseMessage]:
+    """Return the messages that the state of the root run had before the newest input of the run.
+
+    The checkpoints are read back to that of the input, as long as they have the question. Return an empty list if the
+    question was not in the state before, or if the checkpointer has no synchronous methods.
+    """
+    configurable = config.get("configurable", {})
+    saver, current = configurable.get(_CHECKPOINTER), configurable.get("checkpoint_map", {}).get("")
+    at: RunnableConfig | None = {"configurable": {**configurable, "checkpoint_ns": "", "checkpoint_id": current}}
+    with suppress(NotImplementedError):
+        while saver and current and at and (saved := saver.get_tuple(at)) is not None:
+            found = saved.checkpoint["channel_values"].get("messages")
+            messages = [one for one in found if isinstance(one, BaseMessage)] if isinstance(found, list) else []
+            if question_id not in [one.id for one in messages]:
+                break
+            if saved.metadata.get("source") == "input":
+                return messages
+            at = saved.parent_config
+    return []
 
 
 def redacted_kinds(config: RunnableConfig) -> frozenset[str]:
