@@ -224,7 +224,7 @@ class Participation:
             call = root_callbacks.call
             resumed = call is not None and isinstance(call.input, Command)
             # If a caller repeats a question, the state of a checkpointer has the answers of the first attempt.
-            old = await self._old_answers(turn, messages) if self._goes_on and root.answers else frozenset()
+            old = await self._old_answers(turn, messages) if root.answers and self._goes_on else frozenset()
             messages = [one for one in messages if id_of(one) not in old]
             number = self._number_of_resumed(turn, self.task, messages, old) if resumed and self.task else None
             if number is None:
