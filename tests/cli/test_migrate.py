@@ -196,6 +196,28 @@ def test_a_newer_schema_is_refused(cli: CommandLine, tmp_path: Path) -> None:
         assert "upgrade Threadkeep" in outcome.err
 
 
+@pytest.mark.parametrize("database", ["sqlite_url", "empty_postgres_url"])
+def test_a_schema_that_cannot_be_upgraded_is_refused_with_the_cure(
+    cli: CommandLine, request: pytest.FixtureRequest, database: str
+) -> None:
+    """The tables of such a schema may lack columns that later statements use."""
+    url = str(request.getfixturevalue(database))
+    cli.set(THREADKEEP_DATABASE_URL=url)
+    execute(url, "CREATE TABLE threadkeep_migrations (version INTEGER PRIMARY KEY, name TEXT, applied_at TEXT)")
+    execute(url, "INSERT INTO threadkeep_migrations VALUES (12, 'old', '')")
+    execute(url, "CREATE TABLE chat_sessions (session_id TEXT)")
+    for command in (["migrate"], ["migrate", "--check"], ["sessions", "list"]):
+        outcome = cli(*command)
+        assert outcome.exit_code == 1
+        assert "schema 12, which a version before 0.1.0 created" in outcome.err
+        assert "export its sessions with that version" in outcome.err
+    outcome = cli("doctor", "--json")
+    assert outcome.exit_code == 1
+    assert [(one["check"], one["cure"]) for one in outcome.json["findings"] if one["level"] == "fail"] == [
+        ("schema", "Export its sessions with that version, and import them into a new database.")
+    ]
+
+
 def test_a_password_is_never_shown(cli: CommandLine) -> None:
     cli.set(THREADKEEP_DATABASE_URL="postgresql://somebody:secret@127.0.0.1:1/db")
     cli.set(THREADKEEP_POSTGRES_POOL_TIMEOUT="0.2")

@@ -172,7 +172,7 @@ async def test_a_schema_from_before_the_first_migration_is_refused(empty_url: st
     execute(empty_url, "CREATE TABLE threadkeep_migrations (version INTEGER PRIMARY KEY, name TEXT, applied_at TEXT)")
     execute(empty_url, f"INSERT INTO threadkeep_migrations VALUES ({schema}, 'old', '')")
     async with driver_of(empty_url) as driver:
-        with pytest.raises(StoreError, match="open it once with Threadkeep"):
+        with pytest.raises(StoreError, match="export its sessions with that version"):
             await migrate(driver, _NOW)
     assert {table for table, *_ in columns_of(empty_url)} == {"threadkeep_migrations"}
 

@@ -16,7 +16,6 @@ from threadkeep.cli.opening import command_settings, run
 from threadkeep.cli.options import Confirmed, verbs
 from threadkeep.cli.problems import NotDone, WrongUse
 from threadkeep.cli.terminal import counted, file_size, shown, terminal
-from threadkeep.errors import SchemaTooNew
 
 if TYPE_CHECKING:
     from threadkeep.settings import Settings
@@ -96,7 +95,7 @@ async def migrate_schema(
 
 async def _migrate(*, apply: bool, fill: bool) -> _Schema:
     from threadkeep.store.condition import read_condition
-    from threadkeep.store.migrations import known_migrations, schema_version
+    from threadkeep.store.migrations import check_schema, known_migrations, schema_version
     from threadkeep.store.opening import open_database
 
     settings = command_settings()
@@ -108,8 +107,7 @@ async def _migrate(*, apply: bool, fill: bool) -> _Schema:
     options = replace(settings.store_options(), synchronous="NORMAL")
     async with open_database(address, options) as driver:
         found = await schema_version(driver)
-        if found > known[-1]:
-            raise SchemaTooNew(found=found, known=known[-1])
+        check_schema(driver.backend, found)
         applied = await _apply(driver, found, settings.partitions) if apply and found < known[-1] else []
         if apply and not applied:
             found = await schema_version(driver)  # another process may have migrated meanwhile
@@ -255,24 +253,21 @@ def _pages(title: str) -> Iterator[Report]:
 
 def _check_version(source: Path, key: str | None) -> None:
     from threadkeep.store.backup import backup_version, is_plain
-    from threadkeep.store.migrations import known_migrations
+    from threadkeep.store.migrations import check_schema
 
-    newest = known_migrations("sqlite")[-1][0]
-    if (found := backup_version(source, None if is_plain(source) else key)) > newest:
-        raise SchemaTooNew(found=found, known=newest)
+    check_schema("sqlite", backup_version(source, None if is_plain(source) else key))
 
 
 async def _check_target(settings: Settings, version: int, *, replace: bool) -> None:
-    """Reject a copy whose schema is newer, and a database whose data cannot or must not be replaced."""
-    from threadkeep.store.migrations import known_migrations, schema_version
+    """Reject a copy that cannot be used, and a database whose data cannot or must not be replaced."""
+    from threadkeep.store.migrations import check_schema, schema_version
     from threadkeep.store.opening import open_database
     from threadkeep.store.partitions import partition_state
 
     async with open_database(settings.database, settings.store_options()) as driver:
         if (await partition_state(driver)).partitions:
             raise WrongUse(f"pg_restore cannot replace {settings.database}, which has partitions; name an empty one.")
-        if version > (newest := known_migrations("postgres")[-1][0]):
-            raise SchemaTooNew(found=version, known=newest)
+        check_schema("postgres", version)
         if (found := await schema_version(driver)) > version and replace:
             raise WrongUse(
                 f"{settings.database} has schema {found}, and the copy {version}; pg_restore cannot replace newer "

@@ -13,7 +13,7 @@ from pathlib import Path
 from threadkeep.cli.problems import Finding
 from threadkeep.cli.terminal import counted, duration, file_size
 from threadkeep.context.tokens import TokenFactor
-from threadkeep.errors import InvalidSettings, SchemaTooNew, SessionDamaged, StoreError
+from threadkeep.errors import InvalidSettings, SessionDamaged, StoreError
 from threadkeep.graph_store.items import TableItems
 from threadkeep.graph_store.layout import ConversationLayouts, GraphLayout
 from threadkeep.graph_store.reading import ConversationReader
@@ -32,8 +32,8 @@ from threadkeep.store.condition import (
     read_condition,
 )
 from threadkeep.store.contexts import TokenFactors
-from threadkeep.store.driver import Driver, StoreOptions
-from threadkeep.store.migrations import known_migrations, schema_version
+from threadkeep.store.driver import Backend, Driver, StoreOptions
+from threadkeep.store.migrations import check_schema, known_migrations, schema_version
 from threadkeep.store.opening import open_database
 from threadkeep.store.partitions import PartitionState, partition_state
 from threadkeep.store.private_files import is_read_only, nearest_existing
@@ -59,7 +59,11 @@ async def check_database(settings: Settings) -> list[Finding]:
             started = time.perf_counter()
             condition = await read_condition(driver)
             seconds = time.perf_counter() - started
-            found = [_answer(address, condition, seconds), _schema(condition), _durability(address, condition)]
+            found = [
+                _answer(address, condition, seconds),
+                _schema(driver.backend, condition),
+                _durability(address, condition),
+            ]
             found += await _location(driver, settings, condition)
             found += await _writing(driver, address, condition)
             found += _partitions(await partition_state(driver), settings.partitions)
@@ -120,11 +124,12 @@ def _answer(address: DatabaseAddress, condition: Condition, seconds: float) -> F
     return Finding("database", "ok", f"{detail}.")
 
 
-def _schema(condition: Condition) -> Finding:
+def _schema(backend: Backend, condition: Condition) -> Finding:
     found, newest = condition.schema, condition.newest
-    if found > newest:
-        sentence = str(SchemaTooNew(found=found, known=newest))
-        detail, _, cure = sentence.partition(": ")
+    try:
+        check_schema(backend, found)
+    except StoreError as error:
+        detail, _, cure = str(error).partition(": ")
         return Finding("schema", "fail", f"{detail}.", cure[:1].upper() + cure[1:])
     if found < newest:
         return Finding(

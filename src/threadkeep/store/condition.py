@@ -63,15 +63,15 @@ async def read_condition(driver: Driver) -> Condition:
     """
     sql = load_statements(f"{driver.backend}/condition.sql")
     schema = await schema_version(driver)
-    newest = known_migrations(driver.backend)[-1][0]
+    versions = [version for version, _ in known_migrations(driver.backend)]
     async with driver.reading() as connection:
         engine = {str(name): str(value) for name, value in await connection.fetch(sql["engine"], {})}
-        counts = (await connection.fetch(sql["totals"], {}))[0] if 0 < schema <= newest else (None, None, None)
+        counts = (await connection.fetch(sql["totals"], {}))[0] if schema in versions else (None, None, None)
         rows = await connection.fetch(sql["holders"], {"seconds": _LONG_SECONDS}) if "holders" in sql else []
         room = (await connection.fetch(sql["room"], {}))[0] if "room" in sql else (0, 0)
     sessions, messages, unindexed = (None if count is None else int(count) for count in counts)
     holders = tuple(LockHolder(int(pid), str(name), str(state), float(age)) for pid, name, state, age in rows)
-    return Condition(schema, newest, engine, sessions, messages, unindexed, holders, *map(int, room))
+    return Condition(schema, versions[-1], engine, sessions, messages, unindexed, holders, *map(int, room))
 
 
 async def can_write(driver: Driver) -> None:

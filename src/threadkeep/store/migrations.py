@@ -38,6 +38,24 @@ def known_migrations(backend: Backend) -> list[tuple[int, str]]:
     return [(int(name[:4]), name) for name in names]
 
 
+def check_schema(backend: Backend, found: int) -> None:
+    """Check that a database with the schema `found` can be upgraded; 0 is an empty database.
+
+    Raises:
+        SchemaTooNew: the database has migrations that this code does not know.
+        StoreError: the database is older than the first migration.
+    """
+    known = known_migrations(backend)
+    first, newest = known[0][0], known[-1][0]
+    if found > newest:
+        raise SchemaTooNew(found=found, known=newest)
+    if 0 < found < first:
+        raise StoreError(
+            f"The database is at schema {found}, which a version before 0.1.0 created and none can upgrade: "
+            "export its sessions with that version, and import them into a new database."
+        )
+
+
 async def schema_version(driver: Driver) -> int:
     """Return the version of a database's newest migration; 0 for an empty database."""
     async with driver.reading() as connection:
@@ -60,16 +78,9 @@ async def migrate(
     """
     check_partitions(driver.backend, partitions)
     known = known_migrations(driver.backend)
-    first, newest = known[0][0], known[-1][0]
     found = await schema_version(driver)
-    if found > newest:
-        raise SchemaTooNew(found=found, known=newest)
-    if 0 < found < first:
-        raise StoreError(
-            f"The database is at schema {found}, but this Threadkeep can only upgrade from schema {first} on: "
-            "open it once with Threadkeep 0.1.0."
-        )
-    if found == newest:
+    check_schema(driver.backend, found)
+    if found == known[-1][0]:
         return []
     # There is no lock timeout, because migrating a large database takes long and other starting processes must wait.
     async with driver.writing(lock_timeout_seconds=0) as connection:
