@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import sqlite3
 from contextlib import closing
@@ -153,6 +154,8 @@ def test_an_upgrade_shows_progress_and_free_space(
     url = request.getfixturevalue(kind)
     cli.set(THREADKEEP_DATABASE_URL=url)
     known = migrations.known_migrations
+    # If `doctor` below is the first to import this module, the module would keep the function that is set here.
+    importlib.import_module("threadkeep.cli.database_checks")
     assert cli("migrate").err == ""
     monkeypatch.setattr(migrations, "known_migrations", lambda backend: [*known(backend), (9998, "9998_later.sql")])
     monkeypatch.setattr(migrations, "load_script", lambda _: ["SELECT 1"])
