@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import sqlite3
@@ -22,6 +23,7 @@ from threadkeep.agent.demo import DemoModel
 from threadkeep.cli import main
 from threadkeep.history.memory import Memory
 from threadkeep.records.runs import NewRun
+from threadkeep.testing import FakeGraphiti
 
 if TYPE_CHECKING:
     from tests.servers import Postgres
@@ -442,3 +444,29 @@ def _on_a_read_only_mount(commands: Sequence[str]) -> int:
     # The folder that this process is in is below the mount.
     os.chdir(Path.cwd())
     return main(["doctor", "--json"]) + main(["erase", "user", "ann", "--yes"])
+
+
+async def test_a_graphiti_server_that_does_not_answer_is_found(
+    cli: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No text is sent to the server, and the key is not shown."""
+
+    async def asked() -> Any:
+        outcome = await asyncio.to_thread(cli, "doctor", "--json")
+        assert "canary" not in outcome.out + outcome.err
+        return _finding(outcome, "graphiti")
+
+    cli.set(THREADKEEP_GRAPHITI_ENABLED="true", THREADKEEP_GRAPHITI_API_KEY="canary-key")
+    for transport in ("rest", "mcp"):
+        cli.set(THREADKEEP_GRAPHITI_TRANSPORT=transport, THREADKEEP_GRAPHITI_ENDPOINT="http://127.0.0.1:9")
+        found = await asked()
+        assert (found["level"], found["detail"]) == ("fail", "The Graphiti server cannot be reached.")
+        assert found["cure"] == "Start it, or correct THREADKEEP_GRAPHITI_ENDPOINT."
+    async with FakeGraphiti() as server:
+        cli.set(THREADKEEP_GRAPHITI_TRANSPORT="rest", THREADKEEP_GRAPHITI_ENDPOINT=server.url)
+        found = await asked()
+        assert (found["level"], found["detail"]) == ("ok", f"The server at {server.url} answers (rest).")
+        server.fail("hang", "/healthcheck")
+        monkeypatch.setattr("threadkeep.cli.doctor._GRAPHITI_SECONDS", 0.2)
+        assert (await asked())["detail"] == "The Graphiti server did not answer in time."
+        assert {request.method for request in server.requests} == {"GET"}

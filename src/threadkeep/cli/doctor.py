@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,7 +16,7 @@ from threadkeep.boundary import ErrorBoundary
 from threadkeep.cli.opening import command_settings
 from threadkeep.cli.problems import Finding, Level
 from threadkeep.cli.terminal import counted, duration, file_size, terminal
-from threadkeep.errors import DatabaseFileReplaced, InvalidSettings, PendingFolderUnusable
+from threadkeep.errors import DatabaseFileReplaced, InvalidInput, InvalidSettings, PendingFolderUnusable
 from threadkeep.store.private_files import nearest_existing
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ _FULL_BYTES = 100 * 1024**2
 _NEARLY_FULL_BYTES = 1024**3
 _OLD_SECONDS = 60.0
 _CALL_SECONDS = 30.0
+_GRAPHITI_SECONDS = 3.0
 
 _MARKS: dict[Level, tuple[str, str]] = {"ok": ("✓", "green"), "warn": ("!", "yellow"), "fail": ("✗", "bold red")}
 
@@ -122,6 +124,32 @@ def check_summary_model(settings: Settings) -> list[Finding]:
     return [Finding("summary model", "ok", f"{settings.summary_model} can be created.")]
 
 
+async def check_graphiti(settings: Settings) -> list[Finding]:
+    """Check that a configured Graphiti server answers; no text is sent."""
+    from threadkeep.knowledge.graphiti.service import open_client
+
+    if (options := settings.graphiti_options(settings.workspace or None)) is None:
+        return []
+    seconds = min(options.timeout_seconds, _GRAPHITI_SECONDS)
+    try:
+        client = open_client(replace(options, timeout_seconds=seconds))
+    except InvalidInput as error:
+        return [_graphiti_fails(str(error))]
+    try:
+        for _, look in client.checks():
+            if (problem := await look()) is not None:
+                return [_graphiti_fails(problem)]
+    finally:
+        await client.close()
+    return [Finding("graphiti", "ok", f"The server at {options.endpoint} answers ({options.transport}).")]
+
+
+def _graphiti_fails(problem: str) -> Finding:
+    """Return the finding of a problem; its first sentence is the detail."""
+    detail, _, cure = problem.partition(". ")
+    return Finding("graphiti", "fail", f"{detail.rstrip('.')}.", cure or "Run: threadkeep knowledge test")
+
+
 def check_pending(settings: Settings) -> list[Finding]:
     """Return findings about pending turns of this database and of databases used before, and about their folder."""
     from threadkeep.history.pending import folder_of
@@ -203,8 +231,8 @@ async def doctor(
     """Check the installation, and name a cure for each problem.
 
     Checks the settings, the database, its schema and locks, damage in every database, the conversations in the graph
-    store, the learned token factors of models, the disk, the models and the pending writes. Exits with 1 if a check
-    fails.
+    store, the learned token factors of models, the disk, the models, the pending writes and the Graphiti server. Exits
+    with 1 if a check fails.
     """
     try:
         settings = command_settings()
@@ -239,6 +267,7 @@ async def _findings(settings: Settings, *, call_model: bool) -> list[Finding]:
         *check_pending(settings),
         *await check_model(settings, call=call_model),
         *check_summary_model(settings),
+        *await check_graphiti(settings),
     ]
 
 
