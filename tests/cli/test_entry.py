@@ -313,6 +313,10 @@ def test_closed_streams_and_narrow_encodings_are_supported(cli: CommandLine) -> 
         "keys list",
         "erase user a --yes",
         "channels outbox",
+        "channels list",
+        "channels status",
+        "knowledge status",
+        "knowledge trust shop",
     ],
 )
 def test_a_mistyped_database_is_not_created(cli: CommandLine, command: str) -> None:

@@ -43,7 +43,7 @@ Number = Annotated[
 async def list_channels() -> None:
     """List the bots, each with the number of its waiting and failed answers."""
     bots = _bots()
-    async with opened_memory(creates=True) as memory:
+    async with opened_memory() as memory:
         counts = await memory.channels.outbox.counts()
     _list_bots([_row(bot, counts, "receive", "workflow") for bot in bots])
 
@@ -52,7 +52,7 @@ async def list_channels() -> None:
 async def show_status() -> None:
     """Show when each bot last received a message, and the age of its oldest open answer."""
     bots = _bots()
-    async with opened_memory(creates=True) as memory:
+    async with opened_memory() as memory:
         counts = await memory.channels.outbox.counts()
         times = await memory.channels.outbox.times()
     rows = []
@@ -128,7 +128,7 @@ async def send_text(
 
     if not text.strip():
         raise WrongUse("The message is empty; write a text.")
-    async with opened_memory(creates=True) as memory:
+    async with opened_memory() as memory:
         outbox = memory.channels.outbox
         recipient = await outbox.recipient(session)
         if recipient is None:

@@ -248,7 +248,7 @@ async def purge_group(
 
 
 async def _with_graphiti[T](work: Callable[[Graphiti], Awaitable[T]]) -> T:
-    async with opened_memory(creates=True) as memory:
+    async with opened_memory() as memory:
         return await work(memory.graphiti)
 
 
