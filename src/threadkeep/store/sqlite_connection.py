@@ -251,7 +251,7 @@ _CURES = (
     ("malformed", "The file is damaged; restore it from a backup."),
     (
         "not a database",
-        "The file is not an SQLite database, or has another key; check THREADKEEP_DATABASE_URL and _KEY.",
+        "The file is not an SQLite database, or has another key; check its path and THREADKEEP_DATABASE_KEY.",
     ),
 )
 
