@@ -158,7 +158,7 @@ def test_a_broken_file_is_found(cli: CommandLine, tmp_path: Path) -> None:
     outcome = cli("doctor", "--json")
     assert outcome.exit_code == 1
     finding = _finding(outcome, "database")
-    assert "not an SQLite database" in finding["detail"]
+    assert "not an SQLite database" in finding["cure"]
     assert "backup" in finding["cure"]
 
 
@@ -222,7 +222,7 @@ def test_every_configured_database_is_checked(cli: CommandLine, tmp_path: Path, 
     assert outcome.exit_code == 1
     assert _finding(outcome, "integrity")["level"] == "ok"
     for check in ("graph store database", "runs database"):
-        assert "not an SQLite database" in _finding(outcome, check)["detail"]
+        assert "not an SQLite database" in _finding(outcome, check)["cure"]
     cli.set(THREADKEEP_GRAPH_STORE_BACKEND="postgres", THREADKEEP_POSTGRES_DSN=empty_postgres_url)
     (tmp_path / "threadkeep.db.runs").unlink()
     outcome = cli("doctor", "--json")
@@ -288,7 +288,7 @@ def test_a_stopped_postgres_is_found(cli: CommandLine, unsteady_postgres: Postgr
     assert outcome.exit_code == 1
     finding = _finding(outcome, "database")
     assert finding["level"] == "fail"
-    assert "Start the server" in finding["cure"]
+    assert finding["cure"].startswith("Check the URL postgresql://")
     assert url not in outcome.out
     assert outcome.err == ""
 
@@ -303,7 +303,7 @@ def test_a_lasting_write_lock_is_found(cli: CommandLine, tmp_path: Path) -> None
     assert outcome.exit_code == 1
     finding = _finding(outcome, "writing")
     assert "locked" in finding["detail"]
-    assert finding["cure"]
+    assert "end that process" in finding["cure"]  # the file needs no repair
 
 
 def test_pending_writes_are_found(cli: CommandLine) -> None:

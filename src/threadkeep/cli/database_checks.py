@@ -87,7 +87,14 @@ def _unreachable(check: str, address: DatabaseAddress, error: StoreError | Modul
     if isinstance(error, ModuleNotFoundError):
         cure = "Install it with: pip install 'threadkeep[postgres]'"
         return Finding(check, "fail", f"{address} needs the package {error.name}.", cure)
-    return Finding(check, "fail", f"{address}: {error}", _cure(address))
+    detail, cure = _explained(address, error)
+    return Finding(check, "fail", f"{address}: {detail}", cure)
+
+
+def _explained(address: DatabaseAddress, error: StoreError) -> tuple[str, str]:
+    """Return the detail and the cure of an error: its own cure, if it has one behind its cause in brackets."""
+    detail, ending, cure = str(error).partition("). ")
+    return (f"{detail}).", cure) if ending else (str(error), _cure(address))
 
 
 def _impatient(options: StoreOptions) -> StoreOptions:
@@ -182,7 +189,7 @@ async def _writing(driver: Driver, address: DatabaseAddress, condition: Conditio
     try:
         await can_write(driver)
     except StoreError as error:
-        return [Finding("writing", "fail", str(error), _cure(address)), *_holding(address, ())]
+        return [Finding("writing", "fail", *_explained(address, error)), *_holding(address, ())]
     return [Finding("writing", "ok", "A write transaction begins at once."), *_holding(address, condition.holders)]
 
 

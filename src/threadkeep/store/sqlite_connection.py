@@ -236,8 +236,8 @@ class ThreadConnection(BatchingConnection, sqlite3.Connection):
 
 
 _CURES = (
-    ("locked", "Another process holds its lock for too long; see `threadkeep doctor` for who uses the file."),
-    ("busy", "Another process holds its lock for too long; see `threadkeep doctor` for who uses the file."),
+    ("locked", "Another process holds its lock for too long; end that process. `threadkeep doctor` names it."),
+    ("busy", "Another process holds its lock for too long; end that process. `threadkeep doctor` names it."),
     ("full", "The disk (or the quota) is full; free some space and try again."),
     ("readonly", "The file or its folder is read-only for this user; change its permissions."),
     (
@@ -251,7 +251,10 @@ _CURES = (
     ("malformed", "The file is damaged; restore it from a backup."),
     (
         "not a database",
-        "The file is not an SQLite database, or has another key; check its path and THREADKEEP_DATABASE_KEY.",
+        (
+            "The file is not an SQLite database, or has another key; check its path and THREADKEEP_DATABASE_KEY, or "
+            "restore a backup."
+        ),
     ),
 )
 
