@@ -250,7 +250,7 @@ class Stopped(RuntimeError):
     """The error of a node that stops a graph."""
 
 
-def stoppable(stops: set[str], *nodes: tuple[str, Any]) -> Any:
+def stoppable(stops: set[str], *nodes: tuple[str, Any], saver: Any) -> Any:
     """Return a graph that runs named nodes one after the other. Before a node whose name is in `stops`, it fails."""
 
     def gate(name: str) -> Callable[[MessagesState], None]:
@@ -268,11 +268,11 @@ def stoppable(stops: set[str], *nodes: tuple[str, Any]) -> Any:
         graph.add_edge(previous, f"before_{name}")
         graph.add_edge(f"before_{name}", name)
         previous = name
-    return graph.compile(checkpointer=InMemorySaver())
+    return graph.compile(checkpointer=saver)
 
 
 @pytest.mark.parametrize("stop", ["draft", "review", "final"])
-@pytest.mark.parametrize("kind", ["agent", "memory_node"])
+@pytest.mark.parametrize("kind", ["agent", "memory_node", "subgraph"])
 async def test_a_repeat_that_is_cut_off_and_continued_stores_each_answer_once(
     memory: Memory, kind: str, stop: str
 ) -> None:
@@ -280,11 +280,14 @@ async def test_a_repeat_that_is_cut_off_and_continued_stores_each_answer_once(
     writes, reviews = ScriptedModel(["draft", "final", "never"]), ScriptedModel(["remarks", "never"])
 
     def speaker(model: ScriptedModel, name: str) -> Any:
-        return agent(memory, model, name) if kind == "agent" else memory_node(memory, model)
+        return memory_node(memory, model) if kind == "memory_node" else agent(memory, model, name)
 
     stops = {"final"}
     writer, critic = speaker(writes, "writer"), speaker(reviews, "critic")
-    graph = stoppable(stops, ("draft", writer), ("review", critic), ("final", writer))
+    saver: Any = True if kind == "subgraph" else InMemorySaver()
+    graph = stoppable(stops, ("draft", writer), ("review", critic), ("final", writer), saver=saver)
+    if kind == "subgraph":  # it has a state of its own
+        graph = in_line(graph, saver=InMemorySaver())
     with pytest.raises(Stopped):
         await graph.ainvoke(input_of("q", "m1"), config_of())
     stops.clear()

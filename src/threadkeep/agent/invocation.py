@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from hashlib import sha256
 from typing import Any
@@ -11,6 +11,7 @@ from uuid import UUID
 
 from langchain_core.messages import BaseMessage
 from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base import CheckpointTuple
 from langgraph.runtime import Runtime, get_runtime
 
 from threadkeep.agent.turn_options import CallSite, IdOf, TurnOptions, call_id_function
@@ -163,24 +164,35 @@ def has_saver(graph: object, config: RunnableConfig) -> bool:
 
 
 def messages_before(config: RunnableConfig, question_id: str | None) -> list[BaseMessage]:
-    """Return the messages that the state of the root run had before the newest input of the run.
+    """Return the messages that the states of a call's graphs had before the newest input of the root run.
 
-    The checkpoints are read back to that of the input, as long as they have the question. Return an empty list if the
-    question was not in the state before, or if the checkpointer has no synchronous methods.
+    The checkpoints of each graph are read back as long as they have the question. Return an empty list if the question
+    was not in the state before, or if the checkpointer has no synchronous methods.
     """
     configurable = config.get("configurable", {})
-    saver, current = configurable.get(_CHECKPOINTER), configurable.get("checkpoint_map", {}).get("")
-    at: RunnableConfig | None = {"configurable": {**configurable, "checkpoint_ns": "", "checkpoint_id": current}}
-    with suppress(NotImplementedError):
-        while saver and current and at and (saved := saver.get_tuple(at)) is not None:
-            found = saved.checkpoint["channel_values"].get("messages")
-            messages = [one for one in found if isinstance(one, BaseMessage)] if isinstance(found, list) else []
+    saver, found, begin = configurable.get(_CHECKPOINTER), list[BaseMessage](), ""
+    for namespace, current in configurable.get("checkpoint_map", {}).items() if saver else ():
+        named = {**configurable, "checkpoint_ns": namespace, "checkpoint_id": current}
+        for saved in _checkpoints_back(saver, {"configurable": named}):
+            channel = saved.checkpoint["channel_values"].get("messages")
+            messages = [one for one in channel if isinstance(one, BaseMessage)] if isinstance(channel, list) else []
             if question_id not in [one.id for one in messages]:
                 break
-            if saved.metadata.get("source") == "input":
-                return messages
-            at = saved.parent_config
-    return []
+            # A subgraph that keeps its own state has checkpoints of earlier root runs. Ids of checkpoints are in order.
+            of_root = saved.metadata.get("parents", {}).get("", "")
+            if (of_root < begin) if namespace else saved.metadata.get("source") == "input":
+                begin = begin or saved.checkpoint["id"]
+                found += messages
+                break
+    return found
+
+
+def _checkpoints_back(saver: Any, config: RunnableConfig | None) -> Iterator[CheckpointTuple]:
+    """Yield the checkpoint that a config names and those before it, newest first."""
+    with suppress(NotImplementedError):
+        while config is not None and (saved := saver.get_tuple(config)) is not None:
+            yield saved
+            config = saved.parent_config
 
 
 def redacted_kinds(config: RunnableConfig) -> frozenset[str]:
