@@ -184,7 +184,7 @@ def test_every_event_is_described(kind: type[events.Event], caplog: pytest.LogCa
     assert [record.levelname for record in caplog.records] == [row[3]]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def document() -> Mapping[str, Any]:
     """Return the OpenAPI document of the service."""
     return openapi_document()
