@@ -60,8 +60,9 @@ class TestSqlite(TableContract):
         self.url = sqlite_url
 
 
+@pytest.mark.suites
 class TestPostgres(TableContract):
-    """The contract on PostgreSQL."""
+    """The contract on PostgreSQL; `TestIndexedOnPostgres` has the same table, and the index rows of a memory."""
 
     @pytest.fixture(autouse=True)
     def database(self, empty_postgres_url: str) -> None:
@@ -108,8 +109,9 @@ class TestIndexedOnSqlite(IndexedContract):
         self.url = sqlite_url
 
 
+@pytest.mark.suites
 class TestIndexedInMemory(IndexedContract):
-    """The contract with tables and store in memory."""
+    """The contract with tables and store in memory; what passes on a file and on PostgreSQL should pass here too."""
 
     url = "sqlite://"
 
