@@ -32,6 +32,7 @@ class _State:
     items: list[Values] = field(default_factory=list)
     page: int = 1000
     pages: list[Values] = field(default_factory=list)
+    page_codes: list[int] = field(default_factory=list)
     used: set[str] = field(default_factory=set)
     most: int | None = None
     heard: dict[str, int] = field(default_factory=dict)
@@ -66,6 +67,10 @@ class FakeWeCom:
     def refuse(self, *codes: int) -> None:
         """Refuse the next messages with these codes; for 0, accept one and break the connection before the response."""
         self._control("refuse", codes=codes)
+
+    def refuse_pages(self, *codes: int) -> None:
+        """Refuse the next calls for pages with these codes; answer a call whose code is 0."""
+        self._control("refuse_pages", codes=codes)
 
     def limit(self, messages: int) -> None:
         """Accept this many messages after each message of a customer."""
@@ -186,6 +191,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _page(self, values: Values) -> Values:
         state = self.known
         state.pages.append(values)
+        if state.page_codes and (code := state.page_codes.pop(0)):
+            return {"errcode": code, "errmsg": "refused"}
         items = [item for item in state.items if self._desk(item) == values["open_kfid"]]
         begin = int(values.get("cursor") or 0)
         end = min(begin + state.page, len(items))
@@ -211,6 +218,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _control_refuse(self, values: Values) -> None:
         self.known.refusals += values["codes"]
+
+    def _control_refuse_pages(self, values: Values) -> None:
+        self.known.page_codes += values["codes"]
 
     def _control_limit(self, values: Values) -> None:
         self.known.most = values["messages"]

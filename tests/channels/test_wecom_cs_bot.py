@@ -149,6 +149,19 @@ async def test_messages_from_before_the_start_get_no_reply(tmp_path: Path, wecom
         assert await desk.transcript(FIRST) == [("user", "two days ago"), ("user", "now"), ("assistant", "ok")]
 
 
+async def test_history_is_not_answered_after_an_interrupted_first_fetch(tmp_path: Path, wecom: FakeWeCom) -> None:
+    """WeCom refuses the second page of the history. A later fetch continues the history, not as new messages."""
+    old = [{**item(f"old {number}", number), "send_time": int(time.time()) - 172_800} for number in (1, 2)]
+    wecom.write(*old, item("now", 3), page=1)
+    wecom.refuse_pages(0, 45009)
+    async with opened_wecom(KIND, "sqlite://", tmp_path, wecom, ScriptedModel(["ok"])) as desk:
+        await desk.say("")
+        assert await desk.answered() == ["ok"]
+        await fetched(desk)
+        said = await desk.transcript(FIRST)
+        assert said == [("user", "old 1"), ("user", "old 2"), ("user", "now"), ("assistant", "ok")]
+
+
 async def test_messages_of_human_agents_are_stored(tmp_path: Path, wecom: FakeWeCom) -> None:
     wecom.write(
         item("I will look.", 1, origin=5, servicer_userid="zhang"),

@@ -7,7 +7,7 @@ import contextlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Literal
 
 from langchain_core.utils.uuid import uuid7
@@ -251,13 +251,17 @@ class DeskFetching:
 
     async def _fetch_pages(self, desk: str, notice: str, duty: str) -> str | None:
         scope, token = self._channel.scope, self._token_in(notice)
-        first = cursor = await self._state.value(scope, f"cursor:{desk}")
+        cursor, beginning = await self._state.value(scope, f"cursor:{desk}"), f"first_fetch:{desk}"
+        if cursor is None:
+            await self._state.keep_first(scope, beginning, self._memory.clock().isoformat())
+        # The time is deleted when all pages are read, because a later fetch may continue an interrupted first fetch.
+        began = await self._state.value(scope, beginning)
         while True:
             answer = await self._client.page(desk, cursor=cursor, token=token)
             if not answer.ok:
                 return answer.problem
             page = self._channel.read_page(dict(answer.fields))
-            fresh = page.updates if first is not None else self._begun_recently(page.updates)
+            fresh = page.updates if began is None else _begun_recently(page.updates, time_of(began))
             await self._intake.take_page(self._bot, fresh)
             if page.next_cursor and page.next_cursor != cursor:
                 cursor = page.next_cursor
@@ -266,26 +270,11 @@ class DeskFetching:
             elif page.has_more:
                 return "NoCursor"
             if not page.has_more:
+                if began is not None:
+                    await self._state.forget(scope, beginning, began)
                 return None
             if not await self._duties.claim(duty, self._owner, seconds=_CLAIM_SECONDS, every_seconds=0.0):
                 return "LostDuty"
-
-    def _begun_recently(self, updates: Iterable[Update]) -> list[Update]:
-        """Return the updates; mark messages older than 10 minutes, so that they are stored but not answered.
-
-        A message of this age that has no text, such as a picture, is left out.
-
-        This is done for the first updates of a desk, because WeCom sends them with up to three days of history.
-        """
-        since = self._memory.clock() - _UNKNOWN_AGE
-        found: list[Update] = []
-        for update in updates:
-            message = update.message if isinstance(update, Ignored) else update
-            if not isinstance(message, IncomingMessage) or message.sent_at is None or message.sent_at >= since:
-                found.append(update)
-            elif message is update:
-                found.append(replace(message, wants_answer=False))
-        return found
 
     def _token_in(self, notice: str) -> str | None:
         """Return the token of a notice; None if it has expired. Without a token, WeCom allows fewer calls."""
@@ -308,3 +297,21 @@ def _event(event: Mapping[str, Json], session_id: str | None, customer: str) -> 
             return Ignored("incomplete")
         case _:
             return Ignored("kind")
+
+
+def _begun_recently(updates: Iterable[Update], began: datetime) -> list[Update]:
+    """Return the updates; mark messages that were sent 10 minutes before `began`, so that they are not answered.
+
+    They are only stored. A message of this age that has no text, such as a picture, is left out.
+
+    This is done for the first fetch of a desk, because WeCom sends it up to three days of history.
+    """
+    since = began - _UNKNOWN_AGE
+    found: list[Update] = []
+    for update in updates:
+        message = update.message if isinstance(update, Ignored) else update
+        if not isinstance(message, IncomingMessage) or message.sent_at is None or message.sent_at >= since:
+            found.append(update)
+        elif message is update:
+            found.append(replace(message, wants_answer=False))
+    return found
