@@ -833,6 +833,20 @@ async def test_a_repeated_update_completes_a_lost_turn(shared_url: str, tmp_path
         assert await desk.answered() == ["ok"]
 
 
+async def test_a_lost_turn_is_completed_after_a_long_stop(
+    shared_url: str, tmp_path: Path, telegram: FakeTelegram, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process died before the run, and no other process ran for two hours. The next one takes the message."""
+    async with opened_bot(shared_url, tmp_path, telegram, ScriptedModel(["ok"])) as desk:
+        outbox = desk.memory.channels.outbox
+        with monkeypatch.context() as earlier:
+            earlier.setattr(outbox, "_clock", lambda: desk.memory.clock() - timedelta(hours=2))
+            await outbox.add("one", SESSION, "telegram:4242:1", address=ADDRESS, message=_stored("hi", 1))
+        await until(desk.outbox_is_idle)
+        assert await desk.statuses() == ["delivered"]
+        assert telegram.texts() == ["ok"]
+
+
 async def test_an_unreadable_row_does_not_block_other_rows(
     shared_url: str, tmp_path: Path, telegram: FakeTelegram
 ) -> None:

@@ -69,7 +69,7 @@ class Delivery:
         self._woken.set()
 
     async def keep_delivering(self, take_left: Callable[[timedelta], Awaitable[None]]) -> None:
-        """Deliver answers until cancelled. After `poll_seconds` without `wake`, also call `take_left`.
+        """Deliver answers until cancelled. After `poll_seconds` without `wake`, also take or expire left messages.
 
         `take_left` takes messages of processes that have died; its argument is the minimum age of a message.
         """
@@ -83,6 +83,8 @@ class Delivery:
                 await self.deliver_due(of_all=timed_out)
                 if timed_out:
                     await take_left(timedelta(seconds=self._options.take_again_seconds))
+                    # Only after `take_left`: after a long stop, all messages that were left are this old.
+                    await self._outbox.end_unasked(older_than=timedelta(seconds=self._options.unasked_seconds))
 
     async def finish(self, *, seconds: float) -> None:
         """Send answers that are ready, for at most `seconds`. Unsent answers stay in the outbox and are sent later."""
@@ -97,7 +99,6 @@ class Delivery:
         """Start sending due answers. If `of_all`, first look for answers of other processes, and remove old entries."""
         if of_all:
             await self._outbox.make_ready()
-            await self._outbox.end_unasked(older_than=timedelta(seconds=self._options.unasked_seconds))
             await self._outbox.remove_ended(older_than=timedelta(seconds=self._options.keep_seconds))
         for name, bot in self._bots.items():
             if not bot.client.can_send:
