@@ -27,6 +27,7 @@ from threadkeep.store.sqlite_connection import translated
 
 _NOW = datetime(2026, 1, 1, tzinfo=UTC)
 _STARTERS = 8
+_OLDEST = 20
 _DATABASES = Path(__file__).parent / "databases"
 _MAKE_TOO_NEW = "INSERT INTO threadkeep_migrations (version, name, applied_at) VALUES (9999, 'from the future', '')"
 _TABLES = (
@@ -175,6 +176,21 @@ async def test_a_schema_from_before_the_first_migration_is_refused(empty_url: st
         with pytest.raises(StoreError, match="export its sessions with that version"):
             await migrate(driver, _NOW)
     assert {table for table, *_ in columns_of(empty_url)} == {"threadkeep_migrations"}
+
+
+async def test_a_role_that_may_not_migrate_gets_the_cure(
+    empty_postgres_url: str, memory_options: MemoryOptions
+) -> None:
+    """Rights on the tables do not suffice: only their owner can alter them."""
+    execute(empty_postgres_url, gzip.decompress((_DATABASES / "schema_0020.postgres.sql.gz").read_bytes()).decode())
+    rights = "SELECT, INSERT, UPDATE, DELETE, REFERENCES ON ALL TABLES IN SCHEMA public"
+    execute(empty_postgres_url, f"GRANT {rights} TO pg_read_all_settings")
+    execute(empty_postgres_url, "GRANT CREATE ON SCHEMA public TO pg_read_all_settings")
+    with pytest.raises(StoreError, match="run `threadkeep migrate` as the role that owns the tables, and then grant"):
+        async with open_memory(f"{empty_postgres_url}&options=-crole%3Dpg_read_all_settings", options=memory_options):
+            pass
+    async with driver_of(empty_postgres_url) as driver:
+        assert await schema_version(driver) == _OLDEST
 
 
 @pytest.fixture(params=["sqlite", "postgres"])

@@ -180,5 +180,8 @@ def _refusal(error: psycopg.Error | UnicodeEncodeError) -> ThreadkeepError:
     name = f"{type(error).__name__} {error.sqlstate or ''}".strip()
     cure = "check the tables with `threadkeep doctor`."
     if isinstance(error, psycopg.errors.InsufficientPrivilege):
-        cure = "grant the role of THREADKEEP_DATABASE_URL the rights on the tables and their schema."
+        cure = (
+            "after an upgrade, run `threadkeep migrate` as the role that owns the tables, and then grant the role of "
+            "THREADKEEP_DATABASE_URL the rights on the tables and their schema."
+        )
     return StoreError(f"PostgreSQL rejected this call ({name}); {cure}")
