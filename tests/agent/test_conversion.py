@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -290,6 +291,49 @@ def test_blocks_of_the_newest_provider_are_kept() -> None:
 def test_text_human_messages_and_results_are_not_changed() -> None:
     messages = [AIMessage([{"type": "text", "text": "a"}]), AIMessage("b"), HumanMessage([IMAGE]), result("1")]
     assert plain(messages) == messages
+
+
+@pytest.mark.parametrize(("provider", "names_itself"), [("mistral", "mistralai"), ("ollama", "ollama")])
+def test_providers_with_two_names_get_no_reasoning_of_others(provider: str, names_itself: str) -> None:
+    """Mistral and Ollama get another provider's answer as its text, and their own answers unchanged."""
+    blocks: list[str | dict[str, Any]] = [{"type": "thinking", "thinking": "so", "signature": "s"}, "text"]
+    foreign = AIMessage(blocks, response_metadata={"model_provider": "anthropic"})
+    own = AIMessage(blocks, response_metadata={"model_provider": names_itself})
+    own_message, foreign_message = plain([own, foreign], provider=provider)
+    assert own_message == own
+    assert foreign_message.content == "text"
+
+
+def test_an_answer_in_the_format_v1_is_not_marked_so_as_a_text() -> None:
+    """Packages of providers expect a list of blocks in a message of the format `v1`, and fail with a text."""
+    answer = AIMessage(
+        [THINKING, {"type": "text", "text": "a"}],
+        response_metadata={"model_provider": "openai", "output_version": "v1"},
+    )
+    (changed,) = plain([answer], provider="anthropic")
+    assert (changed.content, changed.response_metadata) == ("a", {"model_provider": "openai"})
+
+
+def test_a_refusal_of_another_provider_becomes_text() -> None:
+    """A refusal of OpenAI that is not in the content reaches other providers as text, not as an empty message."""
+    refusal = AIMessage([], additional_kwargs={"refusal": "No."}, response_metadata={"model_provider": "openai"})
+    assert [message.content for message in plain([refusal], provider="anthropic")] == ["No."]
+    assert plain([refusal], provider="openai") == [refusal]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        AIMessage([THINKING]),
+        AIMessage([{"type": "reasoning", "id": "rs_1", "summary": []}, {"type": "text", "text": ""}]),
+        AIMessage([], additional_kwargs={"reasoning": {"type": "reasoning", "id": "rs_1", "summary": []}}),
+        AIMessage("", additional_kwargs={"reasoning_content": "so"}),
+    ],
+)
+def test_an_answer_that_is_only_reasoning_is_not_sent(answer: AIMessage) -> None:
+    """Anthropic and OpenAI refuse reasoning without a text or a call behind it, so one such answer ended a session."""
+    messages = [HumanMessage("q"), answer, HumanMessage("and?")]
+    assert repair(messages) == Repaired([messages[0], messages[2]], [(answer, "empty")])
 
 
 def test_an_answer_without_a_provider_is_made_plain() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -147,6 +148,29 @@ def test_reasoning_is_not_removed_with_images() -> None:
     kept = trim([HumanMessage("q"), said, ToolMessage("r", tool_call_id="1")], 100, counter=len)
     mark = {"type": "text", "text": "[image left out]"}
     assert kept[1].content == [thought, {"type": "text", "text": "see"}, mark]
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        [{"type": "thinking", "thinking": "so", "signature": "s"}],
+        [{"type": "reasoning", "id": "rs_1", "summary": []}, {"type": "web_search_call", "id": "ws_1"}],
+    ],
+)
+def test_reasoning_stays_before_the_text_of_a_cut_answer(before: list[str | dict[str, Any]]) -> None:
+    """A cut answer begins with its reasoning, which Anthropic and OpenAI refuse behind its text."""
+    answer = AIMessage([*before, {"type": "text", "text": "as I said " * 400}])
+    sent, _ = trim([answer, HumanMessage("and?")], 200)
+    assert isinstance(sent.content, list)
+    assert sent.content[:-1] == before
+    assert 0 < len(str(sent.text)) < len(str(answer.text))
+
+
+def test_a_cut_answer_in_the_format_v1_is_not_marked_so_as_a_text() -> None:
+    answer = AIMessage([{"type": "text", "text": "as I said " * 400}], response_metadata={"output_version": "v1"})
+    sent, _ = trim([answer, HumanMessage("and?")], 200)
+    assert isinstance(sent.content, str)
+    assert sent.response_metadata == {}
 
 
 def test_the_error_names_the_least_budget() -> None:

@@ -93,6 +93,12 @@ def transcript_text(message: BaseMessage) -> str:
     return "\n".join(part for part in (text_of(message), mark) if part)
 
 
+def with_only_text[M: BaseMessage](message: M, text: str) -> M:
+    """Return a copy whose content is the text. It is not marked as LangChain's `v1`, whose contents are lists."""
+    known = {key: value for key, value in message.response_metadata.items() if key != "output_version"}
+    return message.model_copy(update={"content": text, "response_metadata": known})
+
+
 def role_of(message: BaseMessage) -> Role | None:
     """Return the role of the speaker; None for tool results and other messages that have no speaker."""
     if isinstance(message, HumanMessage):

@@ -8,7 +8,7 @@ from typing import Any
 
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
 
-from threadkeep.agent.conversion import REPEATS, id_of, transcript_text
+from threadkeep.agent.conversion import REPEATS, id_of, transcript_text, with_only_text
 from threadkeep.agent.counting import call_id_of, is_text
 from threadkeep.context.window import ExclusionReason
 
@@ -24,6 +24,7 @@ NO_ANSWER = "[This message has no answer.]"
 OPENING = "[The assistant speaks first.]"
 """The user message with which a model call begins if its first message would otherwise be the assistant's."""
 
+_REASONING = frozenset({"reasoning", "reasoning_content", "thinking", "redacted_thinking"})
 _CALL_BLOCKS = frozenset({"tool_use", "tool_call", "function_call", "invalid_tool_call", "input_json_delta"})
 # Maps the names that models and answers use for a provider to one name for each provider.
 _PROVIDERS = {
@@ -36,6 +37,9 @@ _PROVIDERS = {
     "google_genai": "google",
     "google_vertexai": "google",
     "groq": "groq",
+    "mistral": "mistral",
+    "mistralai": "mistral",
+    "ollama": "ollama",
     "openai": "openai",
 }
 
@@ -141,7 +145,7 @@ def plain(messages: Sequence[BaseMessage], provider: str | None = None) -> list[
     known = _PROVIDERS.get(provider or "")
     target = known or next((name for name in spoken if name), None)
     return [
-        m.model_copy(update={"content": transcript_text(m), "additional_kwargs": {}})
+        with_only_text(m, transcript_text(m)).model_copy(update={"additional_kwargs": {}})
         if isinstance(m, AIMessage) and _is_foreign(m, target)
         else m
         for m in messages
@@ -151,6 +155,13 @@ def plain(messages: Sequence[BaseMessage], provider: str | None = None) -> list[
 def is_blank(message: BaseMessage) -> bool:
     """Return True if the message has no content except text blocks that are empty or consist of white space."""
     return all(is_text(block) and not _text(block).strip() for block in _blocks(message))
+
+
+def _is_only_reasoning(message: AIMessage) -> bool:
+    """Return True if an answer has nothing but reasoning, which providers refuse without a text or call behind it."""
+    rest = [one for one in _blocks(message) if not (isinstance(one, Mapping) and one.get("type") in _REASONING)]
+    blank = all(is_text(one) and not _text(one).strip() for one in rest)
+    return blank and _REASONING.issuperset(message.additional_kwargs)
 
 
 def without_empty_text[M: BaseMessage](message: M) -> M:
@@ -164,7 +175,7 @@ def without_empty_text[M: BaseMessage](message: M) -> M:
     kept = [block for block in message.content if not is_text(block) or _text(block).strip()]
     if len(kept) == len(message.content):
         return message
-    return message.model_copy(update={"content": kept or ""})
+    return message.model_copy(update={"content": kept}) if kept else with_only_text(message, "")
 
 
 def _blocks(message: BaseMessage) -> Sequence[object]:
@@ -198,7 +209,7 @@ def _with_valid_calls(message: AIMessage) -> AIMessage:
 
 def _answered(calls: _Calls) -> Sequence[BaseMessage]:
     said = calls.message
-    if is_blank(said) and not (said.tool_calls or said.additional_kwargs):
+    if not said.tool_calls and _is_only_reasoning(said):
         return []
     answers = [
         calls.results.get(str(call["id"]))
@@ -217,8 +228,10 @@ def _is_foreign(message: AIMessage, target: str | None) -> bool:
     """Return True if the message has content that the provider `target` may not understand."""
     if (said_by := _provider(message)) is not None and said_by == target:
         return False
+    if said_by is not None and message.additional_kwargs:
+        return True
     if isinstance(message.content, str):
-        return said_by is not None and bool(message.additional_kwargs)
+        return False
     return any(not isinstance(block, str) and block.get("type") != "text" for block in message.content)
 
 

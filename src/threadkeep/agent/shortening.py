@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from langchain_core.messages import AIMessage, BaseMessage, ToolCall, ToolMessage
 
-from threadkeep.agent.conversion import is_plain, role_of, text_of
+from threadkeep.agent.conversion import is_plain, role_of, text_of, with_only_text
 from threadkeep.agent.counting import as_json, call_id_of, count_message, is_call, is_text, media_indexes, media_mark
 from threadkeep.context.cut import CUT_MARK, cut_end, cut_middle, keep_ends, middle_mark
 from threadkeep.context.tokens import TokenCounter, estimate
@@ -68,7 +68,7 @@ def shortened(message: BaseMessage, tokens: int, counter: TokenCounter) -> BaseM
 
 
 def with_text(message: BaseMessage, text: str) -> BaseMessage:
-    """Return a copy of a message in which `text` replaces the text. Blocks that are not text follow it."""
+    """Return a copy of a message in which `text` replaces the text. Blocks that are not text stay."""
     return _merged(message, text, ())
 
 
@@ -84,13 +84,20 @@ def _with_marks[M: BaseMessage](message: M, removed: Collection[int]) -> M:
 
 
 def _merged(message: BaseMessage, text: str, removed: Collection[int]) -> BaseMessage:
-    """Return a copy with the given text, one mark for the blocks that are `gone`, and the other blocks."""
+    """Return a copy with the given text, one mark for the `removed` blocks, and the other blocks."""
     if isinstance(message.content, str):
         return message.model_copy(update={"content": text})
     mark = media_mark([message.content[index] for index in removed], _GONE)
     text = "\n".join(part for part in (text, mark) if part)
-    others = [block for n, block in enumerate(message.content) if not is_text(block) and n not in removed]
-    return message.model_copy(update={"content": [{"type": "text", "text": text}, *others] if others else text})
+    texts = [n for n, block in enumerate(message.content) if is_text(block)]
+    # Providers require their reasoning and searches before the text that follows from them.
+    position = texts[-1] if texts and isinstance(message, AIMessage) else 0
+    others = [(n, block) for n, block in enumerate(message.content) if not is_text(block) and n not in removed]
+    if not others:
+        return with_only_text(message, text)
+    before, after = [block for n, block in others if n < position], [block for n, block in others if n >= position]
+    written = [{"type": "text", "text": text}] if text else []
+    return message.model_copy(update={"content": [*before, *written, *after]})
 
 
 def _shortened_calls(message: AIMessage, tokens: int, counter: TokenCounter) -> BaseMessage:
