@@ -92,7 +92,7 @@ async def open_app(
     metrics = _metrics(settings, workflows)
     sinks = Observers(*([metrics] if metrics is not None else []), *_spans(settings), *observers)
     url = settings.database_url.get_secret_value()
-    open_bots = _bots(settings, workflows) if bots else None
+    open_bots = bots_of(settings, workflows) if bots else None
     async with open_memory(url, observers=[FromChannel(channel, sinks)], options=settings.memory_options()) as memory:
         resources = resources_of(memory, model, options)
         runs = runs_of(settings, memory, workflows, resources, works=works)
@@ -106,7 +106,7 @@ async def open_app(
                 await app.end_turns(settings.shutdown_timeout)
 
 
-def _bots(
+def bots_of(
     settings: Settings, workflows: Workflows
 ) -> Callable[[Memory, RunsOnDemand], AbstractAsyncContextManager[ChannelService]] | None:
     """Read the file with the bots that the settings name; return a function that opens them, None without a file.

@@ -72,6 +72,7 @@ def test_optional_fields_are_read(tmp_path: Path) -> None:
             "channels 'support' and 'sales' are the same bot; remove one",
         ),
         (BOT + "delivery: {poll_seconds: 0}", "delivery"),
+        (BOT + "delivery: {claim_seconds: 3601}", "claim_seconds"),
     ],
 )
 def test_a_mistake_is_reported_without_its_value(tmp_path: Path, text: str, sentence: str) -> None:

@@ -423,6 +423,17 @@ def test_the_summary_model_is_checked(cli: CommandLine) -> None:
     assert "THREADKEEP_SUMMARY_MODEL" in _finding(outcome, "summary model")["detail"]
 
 
+@pytest.mark.parametrize("variable", ["THREADKEEP_WORKFLOWS", "THREADKEEP_CHANNELS"])
+def test_a_damaged_file_of_workflows_or_bots_is_found(cli: CommandLine, tmp_path: Path, variable: str) -> None:
+    """The service does not start with such a file."""
+    assert _finding(cli("doctor", "--json"), "files")["level"] == "ok"
+    file = tmp_path / "damaged.yaml"
+    file.write_text("channels: [}{", encoding="utf-8")
+    cli.set(**{variable: str(file)})
+    assert _failed(cli) == ["files"]
+    assert f"{file}:1" in _finding(cli("doctor", "--json"), "files")["detail"]
+
+
 def test_a_read_only_mount_is_found(cli: CommandLine) -> None:
     """`doctor` and `erase` both say that the database cannot be written."""
     cli("migrate")

@@ -21,7 +21,7 @@ from threadkeep.observe import AnswerSent, ChannelTrouble, DeliveryOutcome
 from threadkeep.records.runs import RunResult
 from threadkeep.runs.retries import retry_until_available
 from threadkeep.runs.session_answers import with_answer
-from threadkeep.store.outbox import Outgoing
+from threadkeep.store.outbox import WRONG_CLOCK_SECONDS, Outgoing
 
 
 @dataclass(frozen=True)
@@ -46,10 +46,12 @@ class DeliveryOptions:
     keep_seconds: float = 7 * 86_400.0
 
     def __post_init__(self) -> None:
-        """Reject times that are not positive; `InvalidInput` names the option."""
+        """Reject times that are not positive, and claims that are too long; `InvalidInput` names the option."""
         for name, value in asdict(self).items():
             if not value > 0:
                 raise InvalidInput(f"{name} must be a number above 0; correct it.")
+        if self.claim_seconds > WRONG_CLOCK_SECONDS:
+            raise InvalidInput(f"claim_seconds must be at most {WRONG_CLOCK_SECONDS:.0f}; lower it.")
 
 
 class Delivery:

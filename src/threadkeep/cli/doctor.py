@@ -16,7 +16,13 @@ from threadkeep.boundary import ErrorBoundary
 from threadkeep.cli.opening import command_settings
 from threadkeep.cli.problems import Finding, Level
 from threadkeep.cli.terminal import counted, duration, file_size, terminal
-from threadkeep.errors import DatabaseFileReplaced, InvalidInput, InvalidSettings, PendingFolderUnusable
+from threadkeep.errors import (
+    DatabaseFileReplaced,
+    InvalidInput,
+    InvalidSettings,
+    InvalidWorkflow,
+    PendingFolderUnusable,
+)
 from threadkeep.store.private_files import nearest_existing
 
 if TYPE_CHECKING:
@@ -81,6 +87,19 @@ def check_disk(settings: Settings) -> list[Finding]:
         if device not in found:
             found[device] = _room(name, existing)
     return list(found.values())
+
+
+def check_files(settings: Settings) -> list[Finding]:
+    """Check that the service can load the files of workflows and bots that the settings name."""
+    from threadkeep.app import bots_of, load_workflows
+
+    try:
+        workflows = load_workflows(settings)
+        bots_of(settings, workflows)
+    except (InvalidWorkflow, InvalidSettings) as error:
+        return [Finding("files", "fail", str(error), "Correct the file; the service does not start with it.")]
+    bots = "no file of bots" if settings.channels is None else f"bots of {settings.channels}"
+    return [Finding("files", "ok", f"The service can load {counted(len(workflows.all()), 'workflow')}, {bots}.")]
 
 
 async def check_model(settings: Settings, *, call: bool) -> list[Finding]:
@@ -231,8 +250,8 @@ async def doctor(
     """Check the installation, and name a cure for each problem.
 
     Checks the settings, the database, its schema and locks, damage in every database, the conversations in the graph
-    store, the learned token factors of models, the disk, the models, the pending writes and the Graphiti server. Exits
-    with 1 if a check fails.
+    store, the learned token factors of models, the disk, the files of workflows and bots, the models, the pending
+    writes and the Graphiti server. Exits with 1 if a check fails.
     """
     try:
         settings = command_settings()
@@ -265,6 +284,7 @@ async def _findings(settings: Settings, *, call_model: bool) -> list[Finding]:
         *(await database_checks.check_graph_store(settings, integrity) if reachable else ()),
         *check_disk(settings),
         *check_pending(settings),
+        *check_files(settings),
         *await check_model(settings, call=call_model),
         *check_summary_model(settings),
         *await check_graphiti(settings),
