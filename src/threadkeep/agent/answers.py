@@ -19,7 +19,7 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import to_json
 
 from threadkeep.agent.callbacks import PartialAnswer
-from threadkeep.agent.conversion import ANSWERS, REPEATED, REPEATS, STRUCTURED, id_of, text_of
+from threadkeep.agent.conversion import ANSWERS, REPEATS, STRUCTURED, id_of, text_of
 from threadkeep.errors import MiddlewareWarning
 
 _LIMIT_NOTICES = ("Model call limits exceeded: ", " call limit reached: ")
@@ -41,9 +41,8 @@ def repeated(answer: AIMessage, messages: Sequence[BaseMessage], *, is_data: boo
     """Return a stored answer as a message for a state (`messages`), so that the state ends with this turn's answers.
 
     If the answer is followed by other turns, repeats or tool calls in the state, or if a tool's result has the answer's
-    id, return a copy with a new id. Later model calls do not receive this copy. Otherwise the answer keeps its id, and
-    counts the repeat (`REPEATED`). If `is_data` is True, the state's message may be the tool call of a structured
-    response.
+    id, return a copy with a new id. Later model calls do not receive this copy. Otherwise the answer keeps its id. If
+    `is_data` is True, the state's message may be the tool call of a structured response.
     """
     position = next((index for index, one in enumerate(messages) if one.id == answer.id), None)
     if position is None:
@@ -61,9 +60,7 @@ def repeated(answer: AIMessage, messages: Sequence[BaseMessage], *, is_data: boo
     calls = next((one.tool_calls for one in reversed(later) if isinstance(one, AIMessage)), [])
     if not isinstance(known, AIMessage) or others or (calls and not is_data):
         return answer.model_copy(update={"id": str(uuid7()), "additional_kwargs": {REPEATS: answer.id}})
-    kept = answer if known.tool_calls and not is_data else known
-    repeats = known.response_metadata.get(REPEATED, 0) + 1
-    return kept.model_copy(update={"response_metadata": {**kept.response_metadata, REPEATED: repeats}})
+    return answer if known.tool_calls and not is_data else known
 
 
 def named_as_agent(answer: AIMessage, config: RunnableConfig) -> AIMessage:

@@ -159,9 +159,6 @@ FORGETS: Final = "threadkeep:forgets"
 REPEATS: Final = "threadkeep:repeats"
 """The key in a copied answer's `additional_kwargs` for the id of the original; copies are only in the graph's state."""
 
-REPEATED: Final = "threadkeep:repeated"
-"""The key in a state's answer's `response_metadata` for the number of repeats that returned it at its old position."""
-
 
 def from_langchain(message: BaseMessage, *, full: bool = False, others: Mapping[str, Any] | None = None) -> Message:
     """Return the message to store: its `transcript_text`, its id and, with `full`, its JSON in `original`.

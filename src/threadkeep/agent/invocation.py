@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Mapping
 from hashlib import sha256
 from typing import Any
 from uuid import UUID
 
-from langchain_core.messages import BaseMessage
 from langchain_core.runnables import RunnableConfig
-from langgraph.checkpoint.base import CheckpointTuple
 from langgraph.runtime import Runtime, get_runtime
 
 from threadkeep.agent.turn_options import CallSite, IdOf, TurnOptions, call_id_function
@@ -161,38 +158,6 @@ def has_saver(graph: object, config: RunnableConfig) -> bool:
     saver = getattr(graph, "checkpointer", None)
     configurable = config.get("configurable", {})
     return saver is True and bool(configurable[_CHECKPOINTER]) if _CHECKPOINTER in configurable else bool(saver)
-
-
-def messages_before(config: RunnableConfig, question_id: str | None) -> list[BaseMessage]:
-    """Return the messages that the states of a call's graphs had before the newest input of the root run.
-
-    The checkpoints of each graph are read back as long as they have the question. Return an empty list if the question
-    was not in the state before, or if the checkpointer has no synchronous methods.
-    """
-    configurable = config.get("configurable", {})
-    saver, found, begin = configurable.get(_CHECKPOINTER), list[BaseMessage](), ""
-    for namespace, current in configurable.get("checkpoint_map", {}).items() if saver else ():
-        named = {**configurable, "checkpoint_ns": namespace, "checkpoint_id": current}
-        for saved in _checkpoints_back(saver, {"configurable": named}):
-            channel = saved.checkpoint["channel_values"].get("messages")
-            messages = [one for one in channel if isinstance(one, BaseMessage)] if isinstance(channel, list) else []
-            if question_id not in [one.id for one in messages]:
-                break
-            # A subgraph that keeps its own state has checkpoints of earlier root runs. Ids of checkpoints are in order.
-            of_root = saved.metadata.get("parents", {}).get("", "")
-            if (of_root < begin) if namespace else saved.metadata.get("source") == "input":
-                begin = begin or saved.checkpoint["id"]
-                found += messages
-                break
-    return found
-
-
-def _checkpoints_back(saver: Any, config: RunnableConfig | None) -> Iterator[CheckpointTuple]:
-    """Yield the checkpoint that a config names and those before it, newest first."""
-    with suppress(NotImplementedError):
-        while config is not None and (saved := saver.get_tuple(config)) is not None:
-            yield saved
-            config = saved.parent_config
 
 
 def redacted_kinds(config: RunnableConfig) -> frozenset[str]:

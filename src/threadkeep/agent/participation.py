@@ -5,31 +5,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import weakref
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import Context
 from dataclasses import dataclass, field
 from typing import Any
 
 from langchain.agents.middleware import PIIDetectionError
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
-from langchain_core.runnables.config import var_child_runnable_config
 from langgraph.runtime import Runtime
 from langgraph.types import Command
 
 from threadkeep.agent.answers import storable
 from threadkeep.agent.callbacks import PartialAnswer, root_callbacks
-from threadkeep.agent.conversion import (
-    ANSWERS,
-    REPEATED,
-    REPEATS,
-    TASK,
-    id_of,
-    refused_message,
-    text_of,
-    transcript_text,
-)
+from threadkeep.agent.conversion import ANSWERS, TASK, id_of, refused_message, text_of, transcript_text
 from threadkeep.agent.holding import run_hold
-from threadkeep.agent.invocation import CallKey, messages_before
+from threadkeep.agent.invocation import CallKey
 from threadkeep.agent.questions import (
     RECEIVED,
     SentHistory,
@@ -49,7 +39,7 @@ from threadkeep.agent.turns import OpenTurn
 from threadkeep.boundary import ErrorBoundary
 from threadkeep.errors import StoreError, ThreadkeepError
 from threadkeep.history.memory import Memory
-from threadkeep.history.session import Session, in_time
+from threadkeep.history.session import Session
 from threadkeep.records import Json, Status
 
 ABANDONED_SECONDS = 60.0
@@ -223,34 +213,15 @@ class Participation:
         if turn.answered is None or root.turn is not turn:
             call = root_callbacks.call
             resumed = call is not None and isinstance(call.input, Command)
-            # If a caller repeats a question, the state of a checkpointer has the answers of the first attempt.
-            old = await self._old_answers(turn, messages) if root.answers and self._goes_on else frozenset()
-            messages = [one for one in messages if id_of(one) not in old]
-            number = self._number_of_resumed(turn, self.task, messages, old) if resumed and self.task else None
+            number = self._number_of_resumed(turn, self.task, messages) if resumed and self.task else None
             if number is None:
+                # If a caller repeats a question, the state of a checkpointer has the answers of the first attempt.
                 seen = () if not root.answers else messages if self._goes_on else root.sent
                 number = root.claim_after_seen(self.author, self.key, seen)
             turn.speak_as(self.author, number)
         return turn
 
-    async def _old_answers(self, turn: OpenTurn, messages: Sequence[BaseMessage]) -> frozenset[str | None]:
-        """Return the ids of the author's answers in a continued run's state that a run before the repeat gave.
-
-        An answer that the repeat has returned since its input is not among them.
-        """
-        own = {one.id for one in turn.earlier if one.author == self.author}
-        if own.isdisjoint(map(id_of, messages)):
-            return frozenset()
-        config = var_child_runnable_config.get() or {}
-        reading = asyncio.to_thread(messages_before, config, self.root.question_id)
-        before = {id_of(one): one.response_metadata.get(REPEATED) for one in await in_time(self.session, reading) or ()}
-        old = [one for one in messages if before.get(id_of(one), -1) == one.response_metadata.get(REPEATED)]
-        copied = {one.additional_kwargs.get(REPEATS) for one in messages if id_of(one) not in before}
-        return frozenset(own & {*map(id_of, old)} - copied)
-
-    def _number_of_resumed(
-        self, turn: OpenTurn, name: str, messages: Sequence[BaseMessage], old: Collection[str | None]
-    ) -> int | None:
+    def _number_of_resumed(self, turn: OpenTurn, name: str, messages: Sequence[BaseMessage]) -> int | None:
         """Return the number of the answer in a resumed run; None if the author's stored answers do not determine it.
 
         A task (`name`) that LangGraph repeats gets the number of its stored answer. Another task gets the number after
@@ -258,7 +229,7 @@ class Participation:
         input has none, or if the other task is an earlier call in the same node, it gets a free number.
         """
         root = self.root
-        earlier = [one for one in turn.earlier if one.author == self.author and one.id not in old]
+        earlier = [one for one in turn.earlier if one.author == self.author]
         tasks = {one.ordinal or 1: str(one.metadata.get(TASK, "")) for one in earlier}
         if not tasks or not all(tasks.values()):  # early versions stored no tasks
             return None
