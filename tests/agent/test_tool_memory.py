@@ -125,6 +125,23 @@ async def test_steps_survive_the_process(shared_url: str) -> None:
         await check_records(memory, model)
 
 
+async def test_steps_of_another_provider_are_explained_as_steps(memory: Memory) -> None:
+    """A step of another provider is sent as a copy without that provider's own content."""
+    replies = [calling("find_flights", f"c{number}", city="Porto") for number in range(2)]
+    for reply, provider in zip(replies, ("groq", "openai"), strict=True):
+        reply.response_metadata = {"model_provider": provider}
+        reply.additional_kwargs = {"reasoning_content": "Which city?"}
+    model = ScriptedModel([*replies, "There are three.", "The first one."])
+    agent = make_agent(model, [SessionMemory(memory, tool_memory=1)], TOOLS)
+    await ask(agent, "flights to Porto?")
+    await ask(agent, "which one is best?")
+    thoughts = [one.additional_kwargs for one in model.calls[-1] if isinstance(one, AIMessage) and one.tool_calls]
+    assert thoughts == [{}, replies[1].additional_kwargs]
+    newest, *_ = await memory.manifests.of_session(ROOM)
+    sections = [entry.section for entry in ContextManifest.from_dict(newest.manifest).entries]
+    assert sections == ["window", *["earlier_steps"] * 4, "window", "input"]
+
+
 async def test_a_sliding_window_sends_the_steps_of_tool_memory_turns(sqlite_memory: Memory) -> None:
     replies: list[str | AIMessage] = [reply for n in range(4) for reply in (finding(f"c{n}"), f"answer {n}")]
     for turns, expected in ((0, [0, 0, 0, 0]), (1, [0, 1, 1, 1]), (2, [0, 1, 2, 2])):

@@ -6,7 +6,7 @@ with the same messages.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property, lru_cache
@@ -203,7 +203,8 @@ class Assembler:
         """Return a draft with every message that could follow the first `window` messages of the cached window."""
         shown = self._summaries_for(call)
         repaired = repair(plain(talk, call.provider))
-        pieces = tuple(self._pieces(call, repaired.messages, shown))
+        steps = {id_of(message) for message in talk if id(message) in self._steps} - {None}
+        pieces = tuple(self._pieces(call, repaired.messages, shown, steps))
         draft = Draft(call, pieces, Plan((), 0), repaired.dropped, extras=tuple(extras), summaries=shown, window=window)
         if not wanted:
             return draft
@@ -259,8 +260,13 @@ class Assembler:
             self._shown = (most, counter, fitting_summaries(self._recollection.summaries, most, counter))
         return self._shown[2]
 
-    def _pieces(self, call: Call, talk: Sequence[BaseMessage], summaries: Sequence[Summary]) -> Iterator[Piece]:
-        """Yield every message that may be sent, in sending order: first the system message, then the summary."""
+    def _pieces(
+        self, call: Call, talk: Sequence[BaseMessage], summaries: Sequence[Summary], steps: Collection[str | None]
+    ) -> Iterator[Piece]:
+        """Yield every message that may be sent, in sending order: first the system message, then the summary.
+
+        `steps` has the ids of the messages that are steps of earlier turns; they may have been copied.
+        """
         systems = [message for message in call.messages if isinstance(message, SystemMessage)]
         if system := merged_system([*([call.system] if call.system else []), *systems]):
             yield Piece(system, "system", id_of(system))
@@ -278,7 +284,7 @@ class Assembler:
                 section = "steps"
             if unanswered is not None and message.type == "human" and self._is_unanswered(unanswered, message_id):
                 yield Piece(self._no_answer, unanswered.section, None, mark=True)
-            earlier = section == "window" and id(message) in self._steps
+            earlier = section == "window" and (id(message) in self._steps or message_id in steps)
             piece = Piece(message, "earlier_steps" if earlier else section, message_id)
             if not earlier:
                 unanswered = piece if message.type == "human" else None
