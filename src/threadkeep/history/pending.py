@@ -376,7 +376,8 @@ class PendingTurns:
         attempt may have stored the turn. If the other message is the same answer, which was stored as incomplete
         because its run failed or was cut off, and the run has continued, that message is superseded.
         """
-        answer, receipt = turn.messages[-1], await self._transcripts.append(turn)
+        receipt = await self._transcripts.append(turn)
+        answer = turn.messages[-1]
         while (renamed := await self._renamed(turn, receipt, is_new=is_new)) is not None:
             turn, receipt = renamed, await self._transcripts.append(renamed)
         if turn.messages[-1].id != answer.id and answer.status == "complete" and receipt.adopted is None:
