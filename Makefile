@@ -30,7 +30,7 @@ test: with-dev ## run the tests on SQLite and on a PostgreSQL server that they s
 slow: with-dev ## run the slow tests: killed processes, random requests and sessions, benches
 	$(PYTEST) -m slow $(ARGS)
 
-suites: with-dev ## run the test suites of the stores again, on encrypted files, on partitioned tables and in memory
+suites: with-dev ## run the test suites of the stores again, on encrypted files and on partitioned tables
 	$(PYTEST) -m suites $(ARGS)
 
 lowest: with-dev ## run the tests with the oldest versions of the packages that pyproject.toml allows

@@ -60,9 +60,8 @@ class TestSqlite(TableContract):
         self.url = sqlite_url
 
 
-@pytest.mark.suites
 class TestPostgres(TableContract):
-    """The contract on PostgreSQL; `TestIndexedOnPostgres` has the same table, and the index rows of a memory."""
+    """The contract on PostgreSQL."""
 
     @pytest.fixture(autouse=True)
     def database(self, empty_postgres_url: str) -> None:
@@ -109,9 +108,8 @@ class TestIndexedOnSqlite(IndexedContract):
         self.url = sqlite_url
 
 
-@pytest.mark.suites
 class TestIndexedInMemory(IndexedContract):
-    """The contract with tables and store in memory; what passes on a file and on PostgreSQL should pass here too."""
+    """The contract with tables and store in memory."""
 
     url = "sqlite://"
 
