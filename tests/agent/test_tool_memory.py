@@ -131,6 +131,7 @@ async def test_steps_of_another_provider_are_explained_as_steps(memory: Memory) 
     for reply, provider in zip(replies, ("groq", "openai"), strict=True):
         reply.response_metadata = {"model_provider": provider}
         reply.additional_kwargs = {"reasoning_content": "Which city?"}
+        reply.content = "many words " * 2_000
     model = ScriptedModel([*replies, "There are three.", "The first one."])
     agent = make_agent(model, [SessionMemory(memory, tool_memory=1)], TOOLS)
     await ask(agent, "flights to Porto?")
@@ -138,8 +139,9 @@ async def test_steps_of_another_provider_are_explained_as_steps(memory: Memory) 
     thoughts = [one.additional_kwargs for one in model.calls[-1] if isinstance(one, AIMessage) and one.tool_calls]
     assert thoughts == [{}, replies[1].additional_kwargs]
     newest, *_ = await memory.manifests.of_session(ROOM)
-    sections = [entry.section for entry in ContextManifest.from_dict(newest.manifest).entries]
-    assert sections == ["window", *["earlier_steps"] * 4, "window", "input"]
+    entries = ContextManifest.from_dict(newest.manifest).entries
+    assert [entry.section for entry in entries] == ["window", *["earlier_steps"] * 4, "window", "input"]
+    assert [entry.tokens_before is not None for entry in entries] == [False, True, False, True, False, False, False]
 
 
 async def test_a_sliding_window_sends_the_steps_of_tool_memory_turns(sqlite_memory: Memory) -> None:

@@ -203,7 +203,7 @@ class Assembler:
         """Return a draft with every message that could follow the first `window` messages of the cached window."""
         shown = self._summaries_for(call)
         repaired = repair(plain(talk, call.provider))
-        steps = {id_of(message) for message in talk if id(message) in self._steps} - {None}
+        steps = {id_of(message) for message in talk if id(message) in self._steps}
         pieces = tuple(self._pieces(call, repaired.messages, shown, steps))
         draft = Draft(call, pieces, Plan((), 0), repaired.dropped, extras=tuple(extras), summaries=shown, window=window)
         if not wanted:
@@ -284,7 +284,7 @@ class Assembler:
                 section = "steps"
             if unanswered is not None and message.type == "human" and self._is_unanswered(unanswered, message_id):
                 yield Piece(self._no_answer, unanswered.section, None, mark=True)
-            earlier = section == "window" and (id(message) in self._steps or message_id in steps)
+            earlier = section == "window" and message_id in steps
             piece = Piece(message, "earlier_steps" if earlier else section, message_id)
             if not earlier:
                 unanswered = piece if message.type == "human" else None
@@ -350,7 +350,7 @@ class Assembler:
         """Return a message as it is sent, and its entry. If the transcript lacks this form of it, add it to `texts`."""
         call = draft.call
         message, size = piece.message, count_message(piece.message, call.counter)
-        before = self._earlier_steps.tokens_before.get(id(message))
+        before = self._earlier_steps.tokens_before.get(piece.id) if piece.section == "earlier_steps" else None
         source = self._source(call, piece)
         if cut_to is not None:
             message = shortened(message, cut_to, call.counter)

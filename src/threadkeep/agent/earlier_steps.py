@@ -39,11 +39,11 @@ Below this number, all steps stay, so that model calls begin alike. At this numb
 class EarlierSteps:
     """The steps of earlier turns that a model call receives, by the `seq` of the question that they follow.
 
-    For each message that was cut, `tokens_before` maps its `id()` to its number of tokens before the cut.
+    For each message that was cut, `tokens_before` maps its id to its number of tokens before the cut.
     """
 
     messages: Mapping[int, Sequence[BaseMessage]] = field(default_factory=dict)
-    tokens_before: Mapping[int, int] = field(default_factory=dict)
+    tokens_before: Mapping[str | None, int] = field(default_factory=dict)
     tokens: int = 0
 
 
@@ -171,7 +171,7 @@ def shown_steps(rows: Sequence[Steps], earlier: Sequence[Message], room: int, co
     """Return the stored steps of earlier turns that fit into `room` tokens, preferring those of newer turns."""
     left = room
     messages: dict[int, list[BaseMessage]] = {}
-    tokens_before: dict[int, int] = {}
+    tokens_before: dict[str | None, int] = {}
     asked = {message.seq for message in earlier}
     for row in reversed(rows):
         if row.seq not in asked:
@@ -182,7 +182,7 @@ def shown_steps(rows: Sequence[Steps], earlier: Sequence[Message], room: int, co
             tokens = count_message(message, counter)
             left -= tokens
             if (before := count_message(whole[message.id], counter)) > tokens:
-                tokens_before[id(message)] = before
+                tokens_before[message.id] = before
         messages[row.seq] = [*kept, *messages.get(row.seq, [])]
     return EarlierSteps(messages, tokens_before, room - left)
 
