@@ -116,15 +116,18 @@ def bots_of(
     """
     if settings.channels is None:
         return None
-    from threadkeep.channels import configuration, opening
-
     variable = "THREADKEEP_CHANNELS"
     try:
+        from threadkeep.channels import configuration, opening
+
         file = configuration.read_channels(settings.channels, os.environ)
         for bot in file.channels:
             workflows.get(bot.workflow)
     except (InvalidInput, WorkflowNotFound) as error:
         raise InvalidSettings(f"{variable} cannot be used: {error}", variable=variable) from None
+    except ModuleNotFoundError as error:
+        sentence = f"{variable} needs the package {error.name}; install it with: pip install 'threadkeep[channels]'"
+        raise InvalidSettings(sentence, variable=variable) from None
     return partial(opening.open_channels, file=file)
 
 

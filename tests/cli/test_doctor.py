@@ -7,6 +7,7 @@ import json
 import os
 import sqlite3
 import subprocess
+import sys
 from collections import namedtuple
 from collections.abc import Sequence
 from contextlib import closing
@@ -432,6 +433,16 @@ def test_a_damaged_file_of_workflows_or_bots_is_found(cli: CommandLine, tmp_path
     cli.set(**{variable: str(file)})
     assert _failed(cli) == ["files"]
     assert f"{file}:1" in _finding(cli("doctor", "--json"), "files")["detail"]
+
+
+def test_a_missing_package_of_bots_is_found_beside_the_other_checks(
+    cli: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr("threadkeep.channels.opening", raising=False)
+    monkeypatch.setitem(sys.modules, "threadkeep.channels.opening", None)
+    cli.set(THREADKEEP_CHANNELS=str(tmp_path / "channels.yaml"))
+    assert _failed(cli) == ["files"]
+    assert "pip install 'threadkeep[channels]'" in _finding(cli("doctor", "--json"), "files")["detail"]
 
 
 def test_a_read_only_mount_is_found(cli: CommandLine) -> None:
