@@ -203,6 +203,7 @@ def test_an_agent_imports_no_interface_and_no_provider() -> None:
     assert (
         heavy_after("from threadkeep import SessionMemory, memory_node, session_turn")
         & {
+            "aiosqlite",
             "fastapi",
             "langchain_openai",
             "openai",

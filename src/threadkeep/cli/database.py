@@ -197,8 +197,10 @@ def backup_database(
     if address.path is not None and target.resolve() == address.path.resolve():
         raise WrongUse(f"{target} is the database itself; name another file.")
     if address.dsn is not None:
+        from threadkeep.store.postgres_connection import environment_of
+
         with terminal.waiting("Copying"):
-            dump_postgres(address.dsn, target)
+            dump_postgres(environment_of(address.dsn), target)
     elif address.path is None or not address.path.exists():
         raise NotDone(_IN_MEMORY if address.path is None else f"There is no database at {address.path} to copy.")
     else:
@@ -229,9 +231,11 @@ def restore_database(
     if not source.is_file():
         raise NotDone(f"{source} is not a file; name one that `threadkeep backup` wrote.")
     if address.dsn is not None:
+        from threadkeep.store.postgres_connection import environment_of
+
         run(_check_target(settings, dump_version(source), replace=replace))
         with terminal.waiting("Restoring"):
-            restore_postgres(source, address.dsn, replace=replace)
+            restore_postgres(source, environment_of(address.dsn), replace=replace)
     elif address.path is None:
         raise NotDone(_IN_MEMORY)
     else:

@@ -33,7 +33,6 @@ from threadkeep.memory.sync_parts import (
 from threadkeep.observe import Observer
 from threadkeep.records.messages import session_html
 from threadkeep.store.address import DatabaseAddress
-from threadkeep.store.sqlite import SHARES_MEMORY
 
 _SHOWN = 10
 """The number of newest messages that a notebook shows for a session."""
@@ -196,8 +195,6 @@ def open_memory_sync(
 
 def _opens_twice(address: DatabaseAddress, options: MemoryOptions) -> bool:
     """Return True if this process can open the database a second time."""
-    if address.in_memory and not SHARES_MEMORY:
-        return False
     if options.transcripts == "tables":
         return True
     store = options.graph_store or address

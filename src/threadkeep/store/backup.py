@@ -129,8 +129,8 @@ def _remove(partial: Path) -> None:
         partial.with_name(partial.name + ending).unlink(missing_ok=True)
 
 
-def dump_postgres(dsn: str, target: Path) -> None:
-    """Write a consistent copy of a PostgreSQL database with `pg_dump`.
+def dump_postgres(environment: Mapping[str, str], target: Path) -> None:
+    """Write a consistent copy of a PostgreSQL database with `pg_dump`; `environment` names it (`environment_of`).
 
     Raises:
         StoreUnavailable: there is no `pg_dump`, or it failed.
@@ -138,7 +138,7 @@ def dump_postgres(dsn: str, target: Path) -> None:
     partial = target.with_name(target.name + ".partial")
     with locked_part(partial):
         try:
-            _run(["pg_dump", "--format=custom", "--no-owner", "--no-privileges", f"--file={partial}"], dsn)
+            _run(["pg_dump", "--format=custom", "--no-owner", "--no-privileges", f"--file={partial}"], environment)
             partial.replace(target)
         finally:
             partial.unlink(missing_ok=True)
@@ -160,24 +160,23 @@ def dump_version(file: Path) -> int:
     return max(versions)
 
 
-def restore_postgres(source: Path, dsn: str, *, replace: bool) -> None:
+def restore_postgres(source: Path, environment: Mapping[str, str], *, replace: bool) -> None:
     """Load a copy that `pg_dump` wrote into a database, in one transaction; with `replace`, first drop existing tables.
 
     Raises:
         StoreUnavailable: there is no `pg_restore`, or it failed; the database is unchanged.
     """
     options = ["--clean", "--if-exists"] if replace else []
-    name = _environment(dsn).get("PGDATABASE", "")
     command = ["pg_restore", "--single-transaction", "--exit-on-error", "--no-owner", "--no-privileges", *options]
-    _run([*command, f"--dbname={name}", str(source)], dsn)
+    _run([*command, f"--dbname={environment.get('PGDATABASE', '')}", str(source)], environment)
 
 
-def _run(command: Sequence[str], dsn: str = "") -> str:
+def _run(command: Sequence[str], environment: Mapping[str, str] | None = None) -> str:
     """Run a PostgreSQL tool, and return its output. The password is passed in the environment, not as an argument."""
     if which(command[0]) is None:
         raise StoreUnavailable(f"There is no {command[0]} on this machine; {_TOOLS}.")
     done = subprocess.run(  # noqa: S603 - a command of this module, without a shell
-        command, env={**os.environ, **_environment(dsn)}, capture_output=True, text=True, check=False
+        command, env={**os.environ, **(environment or {})}, capture_output=True, text=True, check=False
     )
     if done.returncode:
         # The first line of stderr names the problem; later lines may quote rows.
@@ -186,14 +185,6 @@ def _run(command: Sequence[str], dsn: str = "") -> str:
         cure = f" Its version is too old; {_TOOLS}." if "version" in reason else cure
         raise StoreUnavailable(f"{command[0]} failed ({reason}); nothing was changed.{cure}")
     return done.stdout
-
-
-def _environment(dsn: str) -> Mapping[str, str]:
-    """Return the environment variables that make libpq connect to a DSN's database."""
-    from psycopg import pq
-
-    options = pq.Conninfo.parse(dsn.encode())
-    return {one.envvar.decode(): one.val.decode() for one in options if one.envvar and one.val is not None}
 
 
 def _opened(path: Path, key: str | None, *, immutable: bool = False) -> sqlite3.Connection:

@@ -1,4 +1,4 @@
-"""Opens databases by address. The library of PostgreSQL is imported only when such a database is opened."""
+"""Opens databases by address. The library of a database system is imported only when such a database is opened."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from threadkeep.errors import StoreUnavailable
 from threadkeep.store.address import DatabaseAddress
 from threadkeep.store.driver import Driver, Row, StoreOptions
 from threadkeep.store.private_files import lock_at_once, make_private_folder
-from threadkeep.store.sqlite import SqliteDriver
 from threadkeep.store.statements import load_statements
 
 SETUP_SECONDS: Final = 60.0
@@ -47,6 +46,8 @@ async def _open_driver(address: DatabaseAddress, options: StoreOptions, *, read_
         from threadkeep.store.postgres import PostgresDriver
 
         return await PostgresDriver.open(address.dsn, options, read_only=read_only)
+    from threadkeep.store.sqlite import SqliteDriver
+
     if not read_only:
         make_folder(address.path)
     return SqliteDriver(address.path, options, read_only=read_only, memory_name=address.memory_name)

@@ -174,6 +174,12 @@ def translated() -> Iterator[None]:
         raise _refusal(error) from None
 
 
+def environment_of(dsn: str) -> Mapping[str, str]:
+    """Return the environment variables that make libpq and its tools connect to a DSN's database."""
+    options = psycopg.pq.Conninfo.parse(dsn.encode())
+    return {one.envvar.decode(): one.val.decode() for one in options if one.envvar and one.val is not None}
+
+
 def _refusal(error: psycopg.Error | UnicodeEncodeError) -> ThreadkeepError:
     if isinstance(error, UnicodeEncodeError) or (error.sqlstate is None and "NUL" in str(error)):
         return unstorable_text()

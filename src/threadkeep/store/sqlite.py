@@ -31,9 +31,6 @@ from threadkeep.store.sqlite_connection import (
 )
 from threadkeep.store.statements import load_statements
 
-SHARES_MEMORY: Final = sqlite3.sqlite_version_info >= (3, 36)
-"""True if this version of SQLite lets connections open the same database in memory, by its name."""
-
 _READERS = 4
 _STOP_SECONDS = 0.01
 # The low byte of an SQLite error code is the primary code; the higher bits are details.
