@@ -21,8 +21,7 @@ from threadkeep.testing import Gate, SettableClock
 pytestmark = pytest.mark.process
 
 SMALL = Compression(trigger=("messages", 20), keep=("messages", 6))
-# Few enough parts for one writer: another process may claim the session between two writers, and leave the rest.
-IN_PARTS = 2_000
+IN_PARTS = 1_500
 
 
 def options(folder: Path, clock: SettableClock | None = None) -> MemoryOptions:

@@ -120,15 +120,8 @@ class Compressor:
         check_argument("session_id", session_id, str, required=True)
         check_argument("compression", compression, Compression, required=True)
         check_argument("budget", budget, int, required=True)
-        newest: Summary | None = None
-        rest: CompressionRequest | None = CompressionRequest(
-            session_id, compression, summarizer, budget, left_out_upto_seq, window
-        )
-        while rest is not None:
-            writer = self._writer(rest)
-            newest = await writer.compress() or newest
-            rest = writer.rest
-        return newest
+        request = CompressionRequest(session_id, compression, summarizer, budget, left_out_upto_seq, window)
+        return await self._writer(request).compress(most_steps=None)
 
     async def idle(self) -> None:
         """Wait until the queue is empty and no work is in progress."""

@@ -7,6 +7,7 @@ import contextlib
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import count
 from uuid import uuid4
 
 from threadkeep.boundary import ErrorBoundary
@@ -37,7 +38,7 @@ _READ_AGAIN = 4
 
 
 class SummaryWriter:
-    """A writer that compresses one session once, in at most `_MOST_STEPS` steps."""
+    """A writer that compresses one session once."""
 
     def __init__(
         self,
@@ -58,8 +59,10 @@ class SummaryWriter:
         self.rest: CompressionRequest | None = None
         """The work that is left if it was too much for the steps of one call; otherwise None."""
 
-    async def compress(self) -> Summary | None:
+    async def compress(self, *, most_steps: int | None = _MOST_STEPS) -> Summary | None:
         """Write the due summaries; return the newest, or None if none is due or another process compresses the session.
+
+        With `most_steps=None`, nothing is left in `rest`, and no other process can claim the session in between.
 
         Raises:
             CompressionFailed: the summary could not be written; earlier summaries stay.
@@ -69,7 +72,7 @@ class SummaryWriter:
         if not (self._request.upto_seq or is_due(uncovered, self._request)) or not await self._claim():
             return None
         try:
-            return await self._until_done(await self._due(uncovered))
+            return await self._until_done(await self._due(uncovered), most_steps)
         finally:
             with contextlib.suppress(StoreError):  # if the release fails, the claim expires by itself
                 await self._summaries.release(session_id, PURPOSE, self._owner)
@@ -89,11 +92,11 @@ class SummaryWriter:
             uncovered = await self._summaries.uncovered(session_id)
         return uncovered.after_seq, await self._reader.upto(self._request, uncovered)
 
-    async def _until_done(self, due: tuple[int, int]) -> Summary | None:
+    async def _until_done(self, due: tuple[int, int], most_steps: int | None) -> Summary | None:
         session_id = self._request.session_id
         lowest, upto = due
         newest: Summary | None = None
-        for _ in range(_MOST_STEPS):
+        for _ in count() if most_steps is None else range(most_steps):
             active = await self._summaries.active(session_id)
             after = active[-1].last_seq if active else lowest
             if merging := to_merge(active, self._room):
