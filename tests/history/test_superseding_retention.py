@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 
@@ -67,7 +68,8 @@ async def test_messages_superseded_while_they_are_deleted_are_counted_once(
             thread.submit(asyncio.run, take_back()).result()
         return counted(rows)
 
-    async with open_memory(shared_url, options=memory_options) as memory:
+    # `first_taken_back` blocks the event loop, so that background work of this memory could not release its locks.
+    async with open_memory(shared_url, options=replace(memory_options, background=False)) as memory:
         await _say(memory, *range(1, 11))
         with monkeypatch.context() as patched:
             patched.setattr(retention, "_of_one_step", first_taken_back)
