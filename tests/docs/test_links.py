@@ -47,3 +47,9 @@ def test_the_tests_named_by_the_laws_exist() -> None:
     files = {code for code in code_in(laws.prose) if code.endswith(".py")}
     assert len(files) > 10
     assert not {file for file in files if not (ROOT / file).is_file()}
+
+
+def test_a_decision_has_one_page() -> None:
+    """A printed page has 66 lines."""
+    long = {path.name for path in DOCS.glob("adr/*.md") if len(path.read_text(encoding="utf-8").splitlines()) > 66}
+    assert long == set()
