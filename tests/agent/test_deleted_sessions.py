@@ -55,8 +55,8 @@ async def test_a_resumed_run_does_not_recreate_a_deleted_session(
         await waits.ainvoke(input_of("1 + 2?"), config_of(), interrupt_before=["tools"])
         await memory.session(ROOM).delete()
     async with open_memory(shared_url, options=memory_options, observers=[events]) as memory:
-        goes_on = make_agent(ScriptedModel(["3"]), [SessionMemory(memory)], [add], checkpointer=saver)
-        state = await goes_on.ainvoke(None, config_of())
+        is_continued = make_agent(ScriptedModel(["3"]), [SessionMemory(memory)], [add], checkpointer=saver)
+        state = await is_continued.ainvoke(None, config_of())
         assert state["messages"][-1].text == "3"
         assert await memory.session(ROOM).count() == 0
         assert len(events.of(AnswerDiscarded)) == 1

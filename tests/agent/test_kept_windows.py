@@ -13,7 +13,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 
 from tests.agent.talking import ROOM, add, adding, config_of, input_of, make_agent
 from threadkeep import ContextPlan, Memory, MemoryOptions, Message, SessionMemory, TurnOptions, open_memory, rebuild
-from threadkeep.agent.context_view import ContextLook, look_ahead
+from threadkeep.agent.context_view import PreviewOptions, preview
 from threadkeep.records import Role, Status
 from threadkeep.testing import ScriptedModel
 
@@ -106,8 +106,8 @@ async def test_a_call_is_the_same_with_and_without_a_kept_window(two: tuple[Memo
     await conversation.begin()
     for _ in range(40):
         for options in _OPTIONS:
-            look = ContextLook(options, system_prompt="Be brief.")
-            kept, fresh = [await look_ahead(each, each.session(ROOM), look) for each in two]
+            parameters = PreviewOptions(options, system_prompt="Be brief.")
+            kept, fresh = [await preview(each, each.session(ROOM), parameters) for each in two]
             # The digest of all messages includes the id of the placeholder for the question.
             assert replace(kept.manifest, created_at=None, digest="") == replace(
                 fresh.manifest, created_at=None, digest=""

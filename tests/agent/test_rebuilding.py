@@ -11,7 +11,7 @@ from langchain_core.runnables import RunnableConfig
 from langchain_core.tools import tool
 
 from threadkeep import ContextGone, InvalidInput, Message, SessionMemory, rebuild
-from threadkeep.agent.context_view import Difference, look_back
+from threadkeep.agent.context_view import Difference, recorded_view
 from threadkeep.agent.conversion import digest_of_all
 from threadkeep.agent.provider_messages import OPENING
 from threadkeep.context.cut import CUT_MARK
@@ -57,7 +57,7 @@ async def test_a_system_message_of_the_state_is_one_text_in_all_calls(memory: Me
     agent = create_agent(ScriptedModel(replies=["one", "two"]), middleware=[SessionMemory(memory)])
     for text in ("first", "second"):
         await agent.ainvoke({"messages": [SystemMessage("Be brief."), HumanMessage(text)]}, CONFIG)
-    later, earlier = [await look_back(memory, stored) for stored in await memory.manifests.of_session("telegram:1")]
+    later, earlier = [await recorded_view(memory, stored) for stored in await memory.manifests.of_session("telegram:1")]
     assert later.messages[0].entry.digest == earlier.messages[0].entry.digest is not None
     difference = Difference.between(earlier, later)
     assert (difference.stable, difference.shared, difference.gone) == (True, 2, {})

@@ -861,7 +861,7 @@ async def test_an_unreadable_row_does_not_block_other_rows(
         await until(lambda: _has_statuses(desk, "waiting", "waiting", "delivered"))
         assert telegram.texts() == ["ok"]
         assert sorted(troubles.errors) == ["KeyError", "TypeError"]
-        assert await outbox.end_unasked(older_than=timedelta(0)) == 2
+        assert await outbox.end_without_run(older_than=timedelta(0)) == 2
         assert await desk.statuses() == ["nothing", "nothing", "delivered"]
 
 

@@ -312,11 +312,11 @@ async def test_a_message_received_during_shutdown_is_stored(
     tmp_path: Path, gateway: FakeGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The connection is closed first, then its messages are stored. The next process replies."""
-    comes, goes_on, take = asyncio.Event(), asyncio.Event(), Intake.take
+    comes, is_continued, take = asyncio.Event(), asyncio.Event(), Intake.take
 
     async def slow(*args: Any, **named: Any) -> None:
         comes.set()
-        await goes_on.wait()
+        await is_continued.wait()
         await take(*args, **named)
 
     url = f"sqlite:///{tmp_path / 'channels.db'}"
@@ -328,7 +328,7 @@ async def test_a_message_received_during_shutdown_is_stored(
         await comes.wait()
         closing = asyncio.create_task(first.aclose())
         await until(lambda: not gateway.is_connected())
-        goes_on.set()
+        is_continued.set()
         await closing
     async with connected(url, tmp_path, gateway, ScriptedModel(["ok"])) as desk:
         assert await desk.answered() == ["ok"]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.runs.chatting import Chats
-from threadkeep.agent.context_view import ContextLook
+from threadkeep.agent.context_view import PreviewOptions
 from threadkeep.agent.turn_options import ChatOptions
 from threadkeep.cli.chat import Conversation, Notices
 from threadkeep.cli.context import CallChoice
@@ -27,7 +27,7 @@ from threadkeep.testing import Gate, ScriptedModel
 
 type Stored = tuple[str, str, str]
 
-_LOOK = ContextLook(ChatOptions().turn_options())
+_PREVIEW = PreviewOptions(ChatOptions().turn_options())
 
 
 async def typed(lines: Iterable[str]) -> AsyncIterator[str]:
@@ -64,7 +64,7 @@ async def _talk(
 
 def _conversation(memory: Memory, chat: Chat, *, as_json: bool = False) -> Conversation:
     json_chosen.set(as_json)
-    return Conversation(chat, memory, CallChoice("a"), look=_LOOK, notices=Notices())
+    return Conversation(chat, memory, CallChoice("a"), preview=_PREVIEW, notices=Notices())
 
 
 async def test_each_line_is_a_turn(capsys: pytest.CaptureFixture[str]) -> None:
@@ -175,7 +175,7 @@ async def test_memory_failures_are_shown_after_the_turn(
         memory.observers.add(notices)
         chats = Chats()
         chat = chats(memory, ScriptedModel(["Here I am."]))
-        conversation = Conversation(chat, memory, CallChoice("a"), look=_LOOK, notices=notices)
+        conversation = Conversation(chat, memory, CallChoice("a"), preview=_PREVIEW, notices=notices)
         with monkeypatch.context() as patch:
             patch.setattr("threadkeep.store.tables.TableTranscripts.append", fail)
             patch.setattr("threadkeep.store.tables.TableTranscripts.append_joined", fail)

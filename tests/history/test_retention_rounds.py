@@ -88,10 +88,10 @@ async def test_a_round_can_be_stopped_before_each_step(memory: Memory) -> None:
     await memory.session("b").append([Message(role="user", content="x", tokens=1) for _ in range(500)])
     answers = iter([True, True, True, False, False])
 
-    async def goes_on() -> bool:
+    async def is_continued() -> bool:
         return next(answers)
 
-    done = await memory.retention.prune(deleting(max_messages=1), may_continue=goes_on)
+    done = await memory.retention.prune(deleting(max_messages=1), may_continue=is_continued)
     assert done == Pruned(deleted=Amount(1, 400, 400))
     assert next(answers, None) is None
 

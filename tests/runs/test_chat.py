@@ -44,7 +44,7 @@ async def test_a_stream_of_another_answer_says_that_it_was_replaced(pieces: Sequ
     """
     turn = ChatTurn(ChatRequest("hi"), stream=True)
     for piece in pieces:
-        turn.tell_piece(RunPiece("r", None, None, piece))
+        turn.publish_piece(RunPiece("r", None, None, piece))
 
     async def answer() -> ChatAnswer:
         return ChatAnswer("s", "r", "m", "soon", None, False, ChatUsage(1, 1), ChatContext())

@@ -153,9 +153,9 @@ async def test_a_round_that_fails_is_reported(desk: RunDesk) -> None:
 async def test_a_short_lease_is_checked_more_often(dead: float) -> None:
     """Leases are checked at least twice per lease time, or a dead process is never detected on PostgreSQL."""
     options = RunServiceOptions(engine=EngineOptions(dead_seconds=dead))
-    assert options.reaps_every < dead / 2
+    assert options.owner_check_seconds < dead / 2
 
 
 async def test_a_long_lease_is_checked_every_two_seconds() -> None:
     """On SQLite a dead process is detected at once, however long its lease is."""
-    assert RunServiceOptions(engine=EngineOptions(dead_seconds=3600.0)).reaps_every == 2.0
+    assert RunServiceOptions(engine=EngineOptions(dead_seconds=3600.0)).owner_check_seconds == 2.0

@@ -55,7 +55,7 @@ async def test_connections_ended_by_the_server_are_replaced(memory: Memory, post
 
 def test_the_queries_of_an_idle_worker_are_not_preceded_by_a_check() -> None:
     """An idle worker uses its connection again before the driver would check it."""
-    assert RunServiceOptions().reaps_every < TRUSTED_SECONDS
+    assert RunServiceOptions().owner_check_seconds < TRUSTED_SECONDS
 
 
 async def test_a_pool_of_ended_connections_is_replaced_without_pauses(memory: Memory, postgres_url: str) -> None:

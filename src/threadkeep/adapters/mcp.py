@@ -36,7 +36,7 @@ type SessionId = Annotated[str, Field(description="The id of the session, as lis
 type Limit = Annotated[int, Field(ge=1, le=50, description="The maximum number of results.")]
 
 
-class SaidMessage(BaseModel):
+class NewMessage(BaseModel):
     """A message to store."""
 
     role: Literal["user", "assistant"]
@@ -150,7 +150,7 @@ class _Tools:
             raise _failure(error) from None
         return _quoted([quoted_text(f"{fact.scope.kind} {fact.scope.owner}", fact.text) for fact in found])
 
-    async def add_messages(self, session_id: SessionId, messages: list[SaidMessage]) -> str:
+    async def add_messages(self, session_id: SessionId, messages: list[NewMessage]) -> str:
         """Append messages to a session as one turn; a new id creates a session."""
         self._check_writes()
         try:

@@ -81,13 +81,13 @@ class Assembler:
             BudgetTooSmall: the system message exceeds the budget, alone or together with the newest user message and
                 the newest step of the turn, both in their shortest form.
         """
-        talk = [message for message in call.messages if not isinstance(message, SystemMessage)]
-        if self._is_whole(call, talk):
+        dialogue = [message for message in call.messages if not isinstance(message, SystemMessage)]
+        if self._is_whole(call, dialogue):
             # If everything fits, nothing has to be chosen.
-            fitting = self._fitting(self._drafted(call, talk, wanted, extras, window=self._count))
+            fitting = self._fitting(self._drafted(call, dialogue, wanted, extras, window=self._count))
             if fitting is not None:
                 return fitting
-        return self._chosen(self._drafted(call, merge(self._earlier, talk), wanted, extras))
+        return self._chosen(self._drafted(call, merge(self._earlier, dialogue), wanted, extras))
 
     def included_ids(self, draft: Draft) -> set[str]:
         """Return the ids that the messages in a draft have in the transcript."""
@@ -172,19 +172,19 @@ class Assembler:
             earlier += [message, *steps.get(row.seq or 0, ())]
         return earlier
 
-    def _is_whole(self, call: Call, talk: Sequence[BaseMessage]) -> bool:
+    def _is_whole(self, call: Call, dialogue: Sequence[BaseMessage]) -> bool:
         """Return True if the whole cached window can be sent unchanged before the messages of the run."""
         window, recollection = self.window, self._recollection
         if not window.plain or window.counter != call.counter or self._steps or self._begin_id is not None:
             return False
-        if recollection.folded or recollection.overflowing or not talk:
+        if recollection.folded or recollection.overflowing or not dialogue:
             return False
         question = {id_of(message) for message in call.question}
-        if id_of(talk[0]) not in question or not isinstance(talk[0], HumanMessage):
+        if id_of(dialogue[0]) not in question or not isinstance(dialogue[0], HumanMessage):
             return False
         if call.max_messages is not None and self._count > call.max_messages:
             return False
-        if not self._rows_by_id.keys().isdisjoint(map(id_of, talk)):
+        if not self._rows_by_id.keys().isdisjoint(map(id_of, dialogue)):
             return False
         rows = recollection.messages
         return not rows or (
@@ -194,7 +194,7 @@ class Assembler:
     def _drafted(
         self,
         call: Call,
-        talk: Sequence[BaseMessage],
+        dialogue: Sequence[BaseMessage],
         wanted: Sequence[Section],
         extras: Sequence[Extra],
         *,
@@ -202,8 +202,8 @@ class Assembler:
     ) -> Draft:
         """Return a draft with every message that could follow the first `window` messages of the cached window."""
         shown = self._summaries_for(call)
-        repaired = repair(plain(talk, call.provider))
-        steps = {id_of(message) for message in talk if id(message) in self._steps}
+        repaired = repair(plain(dialogue, call.provider))
+        steps = {id_of(message) for message in dialogue if id(message) in self._steps}
         pieces = tuple(self._pieces(call, repaired.messages, shown, steps))
         draft = Draft(call, pieces, Plan((), 0), repaired.dropped, extras=tuple(extras), summaries=shown, window=window)
         if not wanted:
@@ -236,7 +236,7 @@ class Assembler:
                     return replace(draft, chosen=chosen, rooms={**draft.rooms, "selected": min(recalled, left)})
         with suppress(BudgetTooSmall):
             chosen = self._plan(call, pieces, call.budget - reserved)
-            if not (reserved and _turn_suffers(chosen, pieces)):
+            if not (reserved and _turn_is_reduced(chosen, pieces)):
                 return replace(draft, chosen=chosen)
         draft = replace(draft, rooms={}, extras=())
         with suppress(BudgetTooSmall):
@@ -261,7 +261,7 @@ class Assembler:
         return self._shown[2]
 
     def _pieces(
-        self, call: Call, talk: Sequence[BaseMessage], summaries: Sequence[Summary], steps: Collection[str | None]
+        self, call: Call, dialogue: Sequence[BaseMessage], summaries: Sequence[Summary], steps: Collection[str | None]
     ) -> Iterator[Piece]:
         """Yield every message that may be sent, in sending order: first the system message, then the summary.
 
@@ -274,7 +274,7 @@ class Assembler:
             yield Piece(section_message("summary", summary_message_text(summaries)), "summary", None)
         question = {id_of(message) for message in call.question}
         section: Section = "window"
-        everything = [(message, id_of(message)) for message in talk]
+        everything = [(message, id_of(message)) for message in dialogue]
         asked = not question.isdisjoint([message_id for _, message_id in everything])
         unanswered: Piece | None = None
         for message, message_id in everything:
@@ -406,7 +406,7 @@ class Assembler:
         return found or self._recollection.end
 
 
-def _turn_suffers(chosen: Plan, pieces: Sequence[Piece]) -> bool:
+def _turn_is_reduced(chosen: Plan, pieces: Sequence[Piece]) -> bool:
     """Return True if the plan cuts or excludes the turn's input or one of its steps."""
     suffering = [*chosen.cuts, *(index for index, _ in chosen.excluded)]
     return any(pieces[index].section in ("input", "steps") for index in suffering)

@@ -58,7 +58,7 @@ class RootCall:
     at_end: list[OnEnd] = field(default_factory=list)
 
     @property
-    def goes_on(self) -> bool:
+    def is_continued(self) -> bool:
         """True if the root run continues from a checkpoint, without an input."""
         return self.input is None or isinstance(self.input, Command)
 

@@ -38,7 +38,7 @@ _ROLES = {"human": "user", "ai": "assistant"}
 
 
 @dataclass(frozen=True)
-class ContextLook:
+class PreviewOptions:
     """The parameters of a preview: an agent's options, its system prompt, and its model (None if it is unknown)."""
 
     options: TurnOptions
@@ -129,7 +129,7 @@ class ContextView:
                 yield {"seq": entry.seq, "tokens_before": entry.tokens_before, "tokens_after": entry.tokens}
 
 
-async def look_ahead(memory: Memory, session: Session, look: ContextLook) -> ContextView:
+async def preview(memory: Memory, session: Session, parameters: PreviewOptions) -> ContextView:
     """Return a preview of the next model call, without the new input and without the messages that depend on it.
 
     Raises:
@@ -139,10 +139,10 @@ async def look_ahead(memory: Memory, session: Session, look: ContextLook) -> Con
     await session.info()
     question = HumanMessage("…", id=str(uuid7()))
     # The preview leaves out sections that depend on the input: recalled turns, passages, tool calls.
-    contexts = TurnContext(memory, session, replace(look.options, sources=()), [question], run_id="")
-    system = SystemMessage(look.system_prompt) if look.system_prompt else None
+    contexts = TurnContext(memory, session, replace(parameters.options, sources=()), [question], run_id="")
+    system = SystemMessage(parameters.system_prompt) if parameters.system_prompt else None
     try:
-        sent = await contexts.context([question], system, ModelUse(look.model))
+        sent = await contexts.context([question], system, ModelUse(parameters.model))
     except BudgetTooSmall as error:
         raise BudgetTooSmall(
             f"No message could be answered. {error} The settings are THREADKEEP_SYSTEM_PROMPT and "
@@ -157,7 +157,7 @@ async def look_ahead(memory: Memory, session: Session, look: ContextLook) -> Con
     return ContextView(replace(manifest, entries=entries, tokens=sum(entry.tokens for entry in entries)), seen)
 
 
-async def look_back(memory: Memory, stored: StoredManifest) -> ContextView:
+async def recorded_view(memory: Memory, stored: StoredManifest) -> ContextView:
     """Return the view of a recorded model call; messages whose texts were deleted have no text."""
     manifest = recorded(stored)
     parts = await ContextParts.read(manifest, memory)

@@ -117,7 +117,7 @@ def is_utterance(message: BaseMessage) -> bool:
     return role_of(message) in SPEAKERS and not (isinstance(message, AIMessage) and message.tool_calls)
 
 
-def opinion_of(message: BaseMessage) -> tuple[float | None, bool]:
+def assessment_of(message: BaseMessage) -> tuple[float | None, bool]:
     """Return an answer's confidence (None if it has none), and whether its question was handed over to a person.
 
     Both are in the answer's `response_metadata`, as `confidence` (a finite number) and `escalated` (True).
@@ -176,7 +176,7 @@ def from_langchain(message: BaseMessage, *, full: bool = False, others: Mapping[
             f"A message of type {message.type!r} is not part of a conversation; "
             "store user, assistant and system messages."
         )
-    confidence, escalated = opinion_of(message) if message.response_metadata else (None, False)
+    confidence, escalated = assessment_of(message) if message.response_metadata else (None, False)
     structured = message.additional_kwargs.get(STRUCTURED)
     values = {
         "role": role,

@@ -62,7 +62,7 @@ def recall_in_words(one: ScopeRecall) -> str:
     return "; ".join([f"{one.scope}: {outcome}", *(f"{count} {words}" for words, count in counts.items() if count)])
 
 
-def left_out_in_words(one: FactsLeftOut) -> str:
+def describe_left_out(one: FactsLeftOut) -> str:
     """Describe why facts of a scope were not sent, with the number and the first ids of these facts."""
     count = f"{one.count} " if one.count else ""
     ids = f" ({', '.join(one.ids)}{', …' if one.count > len(one.ids) else ''})" if one.ids else ""
@@ -75,7 +75,7 @@ type FateKind = Literal[
 
 
 @dataclass(frozen=True)
-class Fate:
+class MessageOutcome:
     """The fate of a message in a model call (sent, quoted, left out, …), with the reason in words."""
 
     kind: FateKind
@@ -91,7 +91,7 @@ class CallRecord:
     summaries: Mapping[str, Summary]
 
 
-def fate_of(message: Message, home: SessionInfo, call: CallRecord) -> Fate:
+def outcome_of(message: Message, home: SessionInfo, call: CallRecord) -> MessageOutcome:
     """Return what happened to a message in a recorded call. `home` is the message's session, perhaps not the call's."""
     own = home.session_id == call.session.session_id
     found = _sent_as_itself(message, call.manifest) if own else None
@@ -102,43 +102,45 @@ def fate_of(message: Message, home: SessionInfo, call: CallRecord) -> Fate:
         return _absent(message, call)
     if home.user_id != call.session.user_id:
         owner = home.user_id or "nobody"
-        return Fate("foreign", f"another user's ({owner}): nothing of it is ever recalled here")
-    return Fate("elsewhere", "in another session of the same user, and not recalled for this call")
+        return MessageOutcome("foreign", f"another user's ({owner}): nothing of it is ever recalled here")
+    return MessageOutcome("elsewhere", "in another session of the same user, and not recalled for this call")
 
 
-def _sent_as_itself(message: Message, manifest: ContextManifest) -> Fate | None:
+def _sent_as_itself(message: Message, manifest: ContextManifest) -> MessageOutcome | None:
     for entry in manifest.entries:
         if entry.source == "transcript" and _is(entry, message):
-            return Fate("shown", "the input of the call" if entry.section == "input" else "in the window")
+            return MessageOutcome("shown", "the input of the call" if entry.section == "input" else "in the window")
         if entry.tokens_before is not None and entry.section in ("window", "input") and _is(entry, message):
-            return Fate("shown", f"in the window, cut from {entry.tokens_before:,} to {entry.tokens:,} tokens")
+            return MessageOutcome(
+                "shown", f"in the window, cut from {entry.tokens_before:,} to {entry.tokens:,} tokens"
+            )
     return None
 
 
-def _quoted(message: Message, session_id: str, manifest: ContextManifest) -> Fate | None:
+def _quoted(message: Message, session_id: str, manifest: ContextManifest) -> MessageOutcome | None:
     for entry in manifest.entries:
         for rank, turn in enumerate(entry.turns, 1):
             if (turn.session_id, turn.seq) == (session_id, message.seq):
-                return Fate("recalled", f"recalled at rank {rank} of {len(entry.turns)}")
+                return MessageOutcome("recalled", f"recalled at rank {rank} of {len(entry.turns)}")
         for fact in entry.facts:
             if any((turn.session_id, turn.seq) == (session_id, message.seq) for turn in fact.evidence):
-                return Fate("fact", f"as the evidence of a known fact of the {fact.scope}")
+                return MessageOutcome("fact", f"as the evidence of a known fact of the {fact.scope}")
     return None
 
 
-def _absent(message: Message, call: CallRecord) -> Fate:
+def _absent(message: Message, call: CallRecord) -> MessageOutcome:
     """Return why a message of the call's own session was not sent as it is."""
     seq, manifest = message.seq or 0, call.manifest
     gap = next((gap for gap in manifest.excluded if gap.first_seq <= seq <= gap.last_seq), None)
     if gap is None:
         newest = max([entry.seq or 0 for entry in manifest.entries] + [one.last_seq for one in manifest.excluded] + [0])
         if seq > newest:
-            return Fate("later", "said after this call")
-        return Fate("unknown", "the record of the call does not name it")
+            return MessageOutcome("later", "said after this call")
+        return MessageOutcome("unknown", "the record of the call does not name it")
     if gap.reason == "summarised":
         covering = _covering(seq, manifest.entries, call.summaries)
-        return Fate("summarised", f"in the summary of {covering}" if covering else "a summary stands for it")
-    return Fate("left_out", in_words(gap.reason, manifest))
+        return MessageOutcome("summarised", f"in the summary of {covering}" if covering else "a summary stands for it")
+    return MessageOutcome("left_out", in_words(gap.reason, manifest))
 
 
 def _covering(seq: int, entries: Iterable[Entry], summaries: Mapping[str, Summary]) -> str | None:

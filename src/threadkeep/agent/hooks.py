@@ -275,7 +275,7 @@ class TurnHooks:
         part = self._open.calls.get(call.key)
         if part is None:
             run = root_callbacks.call
-            part = self._new_part(call, resumed=run is None or run.goes_on)
+            part = self._new_part(call, resumed=run is None or run.is_continued)
         return part
 
     def _new_part(self, call: AgentCall, *, resumed: bool = False) -> Participation:

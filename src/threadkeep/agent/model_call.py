@@ -247,15 +247,15 @@ def _left_out(call: Call, out: Sequence[tuple[str | None, ExclusionReason]], row
     """
     placed = {key for key, row in rows.items() if row.seq is not None}
     reasons = dict(out)
-    talk = [key for message in call.messages if not isinstance(message, SystemMessage) and (key := id_of(message))]
+    state_ids = [key for message in call.messages if not isinstance(message, SystemMessage) and (key := id_of(message))]
     state: list[tuple[str | None, ExclusionReason | None]] = [(id_of(message), "reset") for message in call.forgotten]
     state += [(id_of(message), "superseded") for message in call.superseded]
-    state += [(key, reasons.get(key)) for key in talk]
+    state += [(key, reasons.get(key)) for key in state_ids]
     for reason, grouped in groupby(state, key=itemgetter(1)):
         ids = [key for key, _ in grouped]
         if reason is not None and (reason in ("reset", "superseded") or not placed.issuperset(ids)):
             yield LeftOut(ids[0], reason, ids[-1] if len(ids) > 1 else None, len(ids))
-    named = placed.union(talk)
+    named = placed.union(state_ids)
     unnamed = Counter(reason for key, reason in out if key is None)
     yield from (LeftOut(None, reason, count=count) for reason, count in unnamed.items())
     yield from (LeftOut(key, reason) for key, reason in out if key is not None and key not in named)

@@ -216,7 +216,7 @@ class Participation:
             number = self._number_of_resumed(turn, self.task, messages) if resumed and self.task else None
             if number is None:
                 # If a caller repeats a question, the state of a checkpointer has the answers of the first attempt.
-                seen = () if not root.answers else messages if self._goes_on else root.sent
+                seen = () if not root.answers else messages if self._is_continued else root.sent
                 number = root.claim_after_seen(self.author, self.key, seen)
             turn.speak_as(self.author, number)
         return turn
@@ -252,15 +252,15 @@ class Participation:
 
     def _answered_at_end(self, turn: OpenTurn) -> AIMessage | None:
         """Return the agent's own stored answer if it is the last message that the caller sent, otherwise None."""
-        last = self.root.sent[-1] if self.root.sent and not self._goes_on else None
+        last = self.root.sent[-1] if self.root.sent and not self._is_continued else None
         own = [one.id for one in turn.earlier if one.author == self.author]
         return last if isinstance(last, AIMessage) and id_of(last) in own else None
 
     @property
-    def _goes_on(self) -> bool:
+    def _is_continued(self) -> bool:
         """True if the run continues from a checkpoint, after an interrupt or in another process."""
         call = root_callbacks.call
-        return self.resumed or (call is not None and call.goes_on)
+        return self.resumed or (call is not None and call.is_continued)
 
     def go_on(self, turn: OpenTurn) -> None:
         """Claim a number for the answer again if the first number was released because a model or a tool failed."""

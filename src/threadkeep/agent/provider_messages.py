@@ -208,15 +208,15 @@ def _with_valid_calls(message: AIMessage) -> AIMessage:
 
 
 def _answered(calls: _Calls) -> Sequence[BaseMessage]:
-    said = calls.message
-    if not said.tool_calls and _is_only_reasoning(said):
+    message = calls.message
+    if not message.tool_calls and _is_only_reasoning(message):
         return []
     answers = [
         calls.results.get(str(call["id"]))
         or ToolMessage(NO_RESULT, tool_call_id=str(call["id"]), name=call["name"], status="error")
-        for call in said.tool_calls
+        for call in message.tool_calls
     ]
-    return [said, *map(without_empty_text, answers)]
+    return [message, *map(without_empty_text, answers)]
 
 
 def _provider(message: AIMessage) -> str | None:

@@ -224,7 +224,7 @@ def known_messages(
         return found
     free = [row for index, row in enumerate(rows) if index not in {row for _, row in pairs}]
     for gap, beside in _gaps(pairs, len(sent), len(rows)):
-        opposite = _opposite([sent[at] for at in gap], rows, beside) if by_position else []
+        opposite = _rows_between([sent[at] for at in gap], rows, beside) if by_position else []
         for at, answer in zip_longest(gap, opposite):
             one = sent[at]
             row = next((row for row in free if one.is_row(row)), None)
@@ -239,7 +239,7 @@ def known_messages(
     return found
 
 
-def _opposite(gap: Sequence[_Sent], rows: Sequence[Message], beside: range) -> Sequence[Message]:
+def _rows_between(gap: Sequence[_Sent], rows: Sequence[Message], beside: range) -> Sequence[Message]:
     """Return the rows at the positions of the messages in a gap between known messages.
 
     If the numbers differ, only answers directly after a known message get a row: clients join, split and omit answers.

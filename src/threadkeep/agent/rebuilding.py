@@ -67,7 +67,7 @@ class ContextParts:
     async def read(cls, context: ContextManifest, memory: Memory) -> ContextParts:
         """Read the data that the entries refer to, unless it was deleted."""
         conversation = context.conversation
-        keeper = memory if conversation is None else await memory.memory_of(conversation)
+        owner = memory if conversation is None else await memory.memory_of(conversation)
         home = (context.session_id or "") if conversation is None else conversation.key
         digests = [entry.digest for entry in context.entries if entry.digest is not None]
         texts = await memory.manifests.texts(context.session_id, digests, run_id=context.run_id) if digests else {}
@@ -76,9 +76,9 @@ class ContextParts:
         parts = cls(home, texts, {summary.id: summary for summary in summaries})
         entries = [entry for entry in context.entries if entry.source == "transcript"] if home else []
         for message_id in {entry.id for entry in entries if entry.seq is None and entry.id is not None}:
-            found = await keeper.session(home).find(message_id)
+            found = await owner.session(home).find(message_id)
             parts.by_id |= {message_id: found} if found is not None else {}
-        await parts._take(keeper, home, {entry.seq for entry in entries if entry.seq is not None})
+        await parts._take(owner, home, {entry.seq for entry in entries if entry.seq is not None})
         quoted = [turn for entry in context.entries for turn in entry.turns]
         for session_id in sorted({turn.session_id for turn in quoted}):
             await parts._take(memory, session_id, {turn.seq for turn in quoted if turn.session_id == session_id})

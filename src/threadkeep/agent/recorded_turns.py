@@ -216,8 +216,8 @@ class GraphTurn:
         if self.ended is not None or self.part.silent:
             return None
         if not isinstance(state, Mapping) or not state.get("messages"):
-            goes_on = self.given is None or isinstance(self.given, Command)
-            if not (state is None or goes_on or self.part.root.answers):
+            is_continued = self.given is None or isinstance(self.given, Command)
+            if not (state is None or is_continued or self.part.root.answers):
                 warnings.warn(_NO_MESSAGES, MiddlewareWarning, stacklevel=2)
             return None
         results = [one for one in state["messages"] if isinstance(one, ToolMessage)]
@@ -255,7 +255,7 @@ class GraphTurn:
             author=self._author,
             turns=_MOST_TURNS,
         )
-        await in_time(session, keeping, session.tell_write_failed)
+        await in_time(session, keeping, session.report_write_failed)
 
     async def _stored_end(self, turn: OpenTurn) -> GraphEnd | None:
         """Return the stored end of a repeated turn; None if none is stored or the database fails."""

@@ -87,7 +87,7 @@ class TurnContext:
         self._anchored = False
         self._adopted = False
         self._joins_record = False
-        self._truncation_told = False
+        self._truncation_reported = False
         self.steps = TurnSteps(memory, session, options, options.tool_memory if self._transcribed else 0)
         self._hold = run_hold.get()
         self._begun: BegunTurn | None = None
@@ -229,9 +229,9 @@ class TurnContext:
         begin, self._new_begin = None if anchored or self._anchored else self._new_begin, None
         question_seq = self.question_seq if self.steps.waiting and not self._adopted else None
         if begin is not None or question_seq is not None:
-            await in_time(self.session, self._store_beside(begin, question_seq), self.session.tell_write_failed)
+            await in_time(self.session, self._store_later(begin, question_seq), self.session.report_write_failed)
 
-    async def _store_beside(self, begin: int | None, question_seq: int | None) -> None:
+    async def _store_later(self, begin: int | None, question_seq: int | None) -> None:
         if begin is not None:
             profile, revision = self._options.profile or "", self._recollection.revision
             await self._memory.contexts.move_anchor(self.session.session_id, profile, begin, revision=revision)
@@ -414,8 +414,8 @@ class TurnContext:
                 dropped=sent.dropped,
             )
         )
-        if sent.dropped and not self._recollection.dropped and not self._truncation_told:
-            self._truncation_told = True
+        if sent.dropped and not self._recollection.dropped and not self._truncation_reported:
+            self._truncation_reported = True
             observers.notify(
                 HistoryTruncated(channel=channel_of(session_id), dropped=sent.dropped, session_id=session_id)
             )

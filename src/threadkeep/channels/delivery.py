@@ -70,10 +70,10 @@ class Delivery:
         """Make `keep_delivering` check for ready answers at once."""
         self._woken.set()
 
-    async def keep_delivering(self, take_left: Callable[[timedelta], Awaitable[None]]) -> None:
+    async def keep_delivering(self, take_orphaned: Callable[[timedelta], Awaitable[None]]) -> None:
         """Deliver answers until cancelled. After `poll_seconds` without `wake`, also take or expire left messages.
 
-        `take_left` takes messages of processes that have died; its argument is the minimum age of a message.
+        `take_orphaned` takes messages of processes that have died; its argument is the minimum age of a message.
         """
         while True:
             with contextlib.suppress(TimeoutError):
@@ -84,9 +84,9 @@ class Delivery:
             with ErrorBoundary(self._notify_trouble):
                 await self.deliver_due(of_all=timed_out)
                 if timed_out:
-                    await take_left(timedelta(seconds=self._options.take_again_seconds))
-                    # Only after `take_left`: after a long stop, all messages that were left are this old.
-                    await self._outbox.end_unasked(older_than=timedelta(seconds=self._options.unasked_seconds))
+                    await take_orphaned(timedelta(seconds=self._options.take_again_seconds))
+                    # Only after `take_orphaned`: after a long stop, all messages that were left are this old.
+                    await self._outbox.end_without_run(older_than=timedelta(seconds=self._options.unasked_seconds))
 
     async def finish(self, *, seconds: float) -> None:
         """Send answers that are ready, for at most `seconds`. Unsent answers stay in the outbox and are sent later."""

@@ -108,7 +108,7 @@ class Intake:
                 raise
             self._notify_trouble(error, bot)
 
-    async def take_left(self, older_than: timedelta) -> None:
+    async def take_orphaned(self, older_than: timedelta) -> None:
         """Take messages that dead processes left in the outbox without a run. Not every platform repeats such messages.
 
         Commands are skipped, because a late command would reset or erase messages that arrived in the meantime. But a
@@ -247,7 +247,7 @@ class Intake:
     async def _reply(self, bot: Bot, message: IncomingMessage, run: Run, started: StartedRuns) -> bool:
         """Answer the question of a run with a message; return False if the message was already processed."""
         session_id = message.session_id or ""
-        added = await self._owe(bot, message, None)
+        added = await self._expect_answer(bot, message, None)
         if not added and not await self._outbox.waits(bot.name, session_id, message.message_id):
             return False
         await self._store(message, session_id)
@@ -292,7 +292,7 @@ class Intake:
         Return False if the message was already processed.
         """
         session_id = message.session_id or ""
-        added = await self._owe(bot, message, content)
+        added = await self._expect_answer(bot, message, content)
         # A process may die after this step. A repeated message starts a run only if its entry still waits.
         if not added and not await self._outbox.waits(bot.name, session_id, message.message_id):
             return False
@@ -332,13 +332,15 @@ class Intake:
         """Send a text of the bot itself, unless it is empty; return False if the outbox already has it."""
         if not text:
             return True
-        added = await self._owe(bot, message, text, waits=False)
+        added = await self._expect_answer(bot, message, text, waits=False)
         if "callback_query_id" in message.reply_to:
             self.in_background(bot.client.show_working(message.reply_to))  # acknowledges the pressed button
         self._wake()
         return added
 
-    async def _owe(self, bot: Bot, message: IncomingMessage, content: str | None, *, waits: bool = True) -> bool:
+    async def _expect_answer(
+        self, bot: Bot, message: IncomingMessage, content: str | None, *, waits: bool = True
+    ) -> bool:
         """Add an entry for the answer to a message to the outbox; return False if there is one already."""
         # WeCom fetches the answers of an AI bot without a connection for a limited time. After it, answers are sent.
         channel = bot.channel

@@ -129,7 +129,7 @@ async def open_channels(memory: Memory, runs: RunsOnDemand, file: ChannelsFile) 
                 case _, AIBotConnection():
                     fetching.append(client.keep_connected(intake, bot))
         stack.push_async_callback(delivery.finish, seconds=_FINISH_SECONDS)
-        await stack.enter_async_context(_running(delivery.keep_delivering(intake.take_left)))
+        await stack.enter_async_context(_running(delivery.keep_delivering(intake.take_orphaned)))
         # Registered here so that polling stops before the intake closes, because a closed intake must take no messages.
         stack.push_async_callback(intake.close)
         for each_work in fetching:

@@ -18,7 +18,7 @@ from uuid import uuid4
 
 import typer
 
-from threadkeep.cli.context import CallChoice, look_of, show_now
+from threadkeep.cli.context import CallChoice, preview_options, show_now
 from threadkeep.cli.opening import command_settings, on_this_database, opened_app
 from threadkeep.cli.options import session_ids
 from threadkeep.cli.problems import Problem, problem_of
@@ -31,7 +31,7 @@ from threadkeep.store.private_files import tighten
 if TYPE_CHECKING:
     from prompt_toolkit.history import History
 
-    from threadkeep.agent.context_view import ContextLook
+    from threadkeep.agent.context_view import PreviewOptions
     from threadkeep.history.memory import Memory
     from threadkeep.runs.chat import Chat
     from threadkeep.runs.chat_turns import ChatAnswer, ChatContext, ChatTurn
@@ -68,8 +68,8 @@ async def chat(
     notices = Notices()
     async with opened_app(settings, works=False, observers=[notices]) as app:
         app.runs.open_soon()
-        choice, look = CallChoice(session_id, user_id=user), look_of(settings)
-        conversation = Conversation(app.chat, app.memory, choice, look=look, notices=notices)
+        choice, preview = CallChoice(session_id, user_id=user), preview_options(settings)
+        conversation = Conversation(app.chat, app.memory, choice, preview=preview, notices=notices)
         if terminal.interactive:
             terminal.note(f"Session {session_id}, model {settings.model}. /help lists the commands.")
         lines = prompted_lines() if terminal.interactive else piped_lines()
@@ -126,12 +126,14 @@ class Notices:
 class Conversation:
     """The loop of one chat session; it reads lines from a user or a pipe, and shows the answers."""
 
-    def __init__(self, chat: Chat, memory: Memory, choice: CallChoice, *, look: ContextLook, notices: Notices) -> None:
+    def __init__(
+        self, chat: Chat, memory: Memory, choice: CallChoice, *, preview: PreviewOptions, notices: Notices
+    ) -> None:
         self._chat = chat
         self._memory = memory
         self._choice = choice
         self._session = memory.session(choice.session_id or "", user_id=choice.user_id)
-        self._look = look
+        self._preview = preview
         self._notices = notices
         self._answer = Answer()
         self._statistics = _Statistics()
@@ -218,7 +220,7 @@ class Conversation:
                 case "/stats":
                     await self._show_statistics()
                 case "/context":
-                    await show_now(self._memory, self._choice, self._look)
+                    await show_now(self._memory, self._choice, self._preview)
                 case "/help" if terminal.as_json:
                     terminal.json({"commands": COMMANDS})
                 case "/help":

@@ -16,7 +16,7 @@ from threadkeep.errors import InvalidSettings
 if TYPE_CHECKING:
     from langchain_core.language_models import BaseChatModel
 
-    from threadkeep.agent.context_view import ContextLook
+    from threadkeep.agent.context_view import PreviewOptions
     from threadkeep.history.memory import Memory
     from threadkeep.settings import Settings
     from threadkeep.store.manifests import Cursor, StoredManifest
@@ -62,23 +62,23 @@ async def show_context(
     settings = command_settings(history_max_messages=max_messages, history_max_tokens=max_tokens)
     choice = CallChoice(session, run_id, user, settings.manifest_retention_days)
     with terminal.waiting("Looking"):
-        look = look_of(settings) if diff is None and call is None and run_id is None else None
+        parameters = preview_options(settings) if diff is None and call is None and run_id is None else None
     async with opened_memory() as memory:
         if diff is not None:
             await _compare(memory, choice, call, other)
-        elif look is None:
+        elif parameters is None:
             await show_call(memory, await choice.find(memory, call))
         else:
-            await show_now(memory, choice, look, only_next=only_next)
+            await show_now(memory, choice, parameters, only_next=only_next)
 
 
-def look_of(settings: Settings) -> ContextLook:
+def preview_options(settings: Settings) -> PreviewOptions:
     """Return the parameters with which the configured chat's next model call is previewed."""
-    from threadkeep.agent.context_view import ContextLook
+    from threadkeep.agent.context_view import PreviewOptions
     from threadkeep.app import chat_options
 
     options = chat_options(settings)
-    return ContextLook(options.turn_options(), options.system_prompt, model_of(settings))
+    return PreviewOptions(options.turn_options(), options.system_prompt, model_of(settings))
 
 
 def model_of(settings: Settings) -> BaseChatModel | None:
@@ -91,13 +91,13 @@ def model_of(settings: Settings) -> BaseChatModel | None:
         return None
 
 
-async def show_now(memory: Memory, choice: CallChoice, look: ContextLook, *, only_next: bool = False) -> None:
+async def show_now(memory: Memory, choice: CallChoice, parameters: PreviewOptions, *, only_next: bool = False) -> None:
     """Show the last call, and a summary of the next one.
 
     Without a last call, or with `only_next`, show only the next call, in full. If an agent stores the conversation
     itself, show only the last call, and reject `only_next`, because the built-in chat makes no calls there.
     """
-    from threadkeep.agent.context_view import look_ahead, look_back
+    from threadkeep.agent.context_view import preview, recorded_view
     from threadkeep.cli.context_output import show_next, show_whole_next
     from threadkeep.history.all_sessions import AllSessions
 
@@ -110,10 +110,10 @@ async def show_now(memory: Memory, choice: CallChoice, look: ContextLook, *, onl
             )
         await show_call(memory, await choice.find(memory, None))
         return
-    following = await look_ahead(memory, session, look)
+    following = await preview(memory, session, parameters)
     newest = None if only_next else await choice.newest(memory)
     if terminal.as_json:
-        last = None if newest is None else await look_back(memory, newest)
+        last = None if newest is None else await recorded_view(memory, newest)
         shown, next_call = (following, None) if last is None else (last, following.to_dict())
         terminal.json({**shown.to_dict(), "next_call": next_call})
     elif newest is None:
@@ -125,10 +125,10 @@ async def show_now(memory: Memory, choice: CallChoice, look: ContextLook, *, onl
 
 async def show_call(memory: Memory, call: StoredManifest) -> None:
     """Show the context of a recorded model call."""
-    from threadkeep.agent.context_view import look_back
+    from threadkeep.agent.context_view import recorded_view
     from threadkeep.cli.context_output import show_title, show_view
 
-    view = await look_back(memory, call)
+    view = await recorded_view(memory, call)
     if terminal.as_json:
         terminal.json(view.to_dict())
         return
@@ -138,12 +138,12 @@ async def show_call(memory: Memory, call: StoredManifest) -> None:
 
 
 async def _compare(memory: Memory, choice: CallChoice, number: int | None, other: int | None) -> None:
-    from threadkeep.agent.context_view import Difference, look_back
+    from threadkeep.agent.context_view import Difference, recorded_view
     from threadkeep.cli.context_output import show_difference
 
     later = await choice.find(memory, number)
     earlier = await (choice.before(memory, later) if other is None else choice.find(memory, other))
-    difference = Difference.between(await look_back(memory, earlier), await look_back(memory, later))
+    difference = Difference.between(await recorded_view(memory, earlier), await recorded_view(memory, later))
     if terminal.as_json:
         terminal.json(difference.to_dict())
     else:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from rich.text import Text
 
 from threadkeep.agent.context_view import ContextView, Difference, SeenMessage
-from threadkeep.agent.explanations import in_words, left_out_in_words, recall_in_words
+from threadkeep.agent.explanations import describe_left_out, in_words, recall_in_words
 from threadkeep.cli.opening import on_this_database
 from threadkeep.cli.terminal import counted, first_words, terminal
 from threadkeep.context.manifest import ContextManifest, Entry, LeftOut
@@ -182,7 +182,7 @@ def _facts(manifest: ContextManifest, factor: TokenFactor | None) -> Iterator[tu
     for one in manifest.graph:
         yield "graphiti", recall_in_words(one)
     for facts in manifest.facts_left_out:
-        yield "no facts", left_out_in_words(facts)
+        yield "no facts", describe_left_out(facts)
     if manifest.notes:
         yield "notes", ", ".join(manifest.notes).replace("_", " ")
 

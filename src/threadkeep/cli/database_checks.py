@@ -55,7 +55,7 @@ async def check_database(settings: Settings) -> list[Finding]:
     if address.path is not None and not os.access(address.path, os.F_OK):
         return [_not_there(address, nearest_existing(address.path.parent))]
     try:
-        async with open_database(address, _impatient(settings.store_options())) as driver:
+        async with open_database(address, _with_short_timeouts(settings.store_options())) as driver:
             started = time.perf_counter()
             condition = await read_condition(driver)
             seconds = time.perf_counter() - started
@@ -97,7 +97,7 @@ def _explained(address: DatabaseAddress, error: StoreError) -> tuple[str, str]:
     return (f"{detail}).", cure) if ending else (str(error), _cure(address))
 
 
-def _impatient(options: StoreOptions) -> StoreOptions:
+def _with_short_timeouts(options: StoreOptions) -> StoreOptions:
     """Return the options with timeouts of at most 5 seconds and at most 2 connections, because a person waits."""
     return replace(
         options,
@@ -293,7 +293,7 @@ async def _check_integrity(
     try:
         async with (
             asyncio.timeout(_INTEGRITY_SECONDS),
-            open_database(address, _impatient(settings.store_options())) as driver,
+            open_database(address, _with_short_timeouts(settings.store_options())) as driver,
         ):
             if writing:
                 await can_write(driver)
@@ -357,7 +357,7 @@ async def _layouts(settings: Settings) -> list[GraphLayout]:
             condition = await read_condition(driver)
             if condition.schema == condition.newest:
                 noted = await ConversationLayouts(driver, clock=utc_now).all()
-                found += [layout for layout in noted if not any(layout.lies_as(other) for other in found)]
+                found += [layout for layout in noted if not any(layout.finds_same_as(other) for other in found)]
     return found
 
 

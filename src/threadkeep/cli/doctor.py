@@ -155,8 +155,8 @@ async def check_graphiti(settings: Settings) -> list[Finding]:
     except InvalidInput as error:
         return [_graphiti_fails(str(error))]
     try:
-        for _, look in client.checks():
-            if (problem := await look()) is not None:
+        for _, check in client.checks():
+            if (problem := await check()) is not None:
                 return [_graphiti_fails(problem)]
     finally:
         await client.close()

@@ -277,7 +277,7 @@ async def _waits_for_others(run_id: str) -> bool:
     """Return True if a run must wait for other turns of its conversations; this process then executes those, too."""
     async with opened_memory() as memory:
         found = await memory.runs.run(run_id)
-        return found is not None and await memory.runs.order.is_beside_others(found.root_run_id)
+        return found is not None and await memory.runs.order.has_concurrent_runs(found.root_run_id)
 
 
 async def _cancel(run_id: str, user: str | None) -> tuple[list[str], Run]:

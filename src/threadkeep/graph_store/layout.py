@@ -157,7 +157,7 @@ class GraphLayout:
         if not self.value_field or self.value_field in _TAKEN:
             raise InvalidInput(f"The field of a message's text has a name of its own, not {', '.join(sorted(_TAKEN))}.")
 
-    def lies_as(self, other: GraphLayout) -> bool:
+    def finds_same_as(self, other: GraphLayout) -> bool:
         """Return True if both layouts find the same conversations: they may differ only in the chunk size."""
         return replace(self, chunk_size=other.chunk_size) == other
 

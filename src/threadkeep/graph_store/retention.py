@@ -73,10 +73,10 @@ class ConversationRetention:
     async def extent(self, removal: Removal) -> Removed:
         """Return how many messages and tokens a removal would remove now."""
         conversation = await self._reader.conversation(removal.session_id)
-        going: list[Message] = []
+        removed: list[Message] = []
         if conversation is not None:
-            going = [each async for each in self._reader.up(conversation, removal.after_seq + 1, removal.upto_seq)]
-        return _removed(removal.upto_seq, going)
+            removed = [each async for each in self._reader.up(conversation, removal.after_seq + 1, removal.upto_seq)]
+        return _removed(removal.upto_seq, removed)
 
     async def step(self, removal: Removal, *, messages: int = STEP_MESSAGES) -> Removed | None:
         """Remove up to `messages` messages of a removal; return None if none are left or the conversation has changed.
@@ -90,15 +90,15 @@ class ConversationRetention:
         conversation = await self._reader.conversation(removal.session_id)
         if conversation is None or upto <= removal.after_seq or not beginning.is_of(conversation):
             return None
-        going = await self._reader.between(conversation, removal.after_seq + 1, upto)
+        removed = await self._reader.between(conversation, removal.after_seq + 1, upto)
         # A title from a removed message is replaced by one from the rest.
-        active = [message for message in going if message.superseded_at is None]
+        active = [message for message in removed if message.superseded_at is None]
         rest = self._reader.up(conversation, upto + 1, conversation.last_seq)
         title = await title_without(conversation.title, active, rest)
-        await self._forget_runs(_runs_in(conversation, going))
+        await self._forget_runs(_runs_in(conversation, removed))
         if not await self._writer.take_away(removal.session_id, beginning, title=(conversation.title, title)):
             return None
-        return _removed(upto, going)
+        return _removed(upto, removed)
 
     async def delete_session(self, session_id: str, *, idle_before: datetime) -> bool:
         """Delete a conversation whose messages are all deleted; return False if it was written or deleted meanwhile."""
@@ -136,8 +136,8 @@ def _runs_in(conversation: Conversation, messages: Sequence[Message]) -> list[st
     return sorted({message.run_id for message in own if message.run_id is not None})
 
 
-def _removed(upto: int, going: Sequence[Message]) -> Removed:
-    return Removed(upto, len(going), sum(message.tokens or 0 for message in going))
+def _removed(upto: int, removed: Sequence[Message]) -> Removed:
+    return Removed(upto, len(removed), sum(message.tokens or 0 for message in removed))
 
 
 def _prunable(conversation: Conversation) -> Prunable:

@@ -160,7 +160,7 @@ def conversation_of(session_id: str, value: Value) -> Conversation:
     try:
         read = _Fields(value)
         if read.text("conversation_key") != session_id:
-            raise _Misshapen("is of another conversation")
+            raise _UnexpectedFormat("is of another conversation")
         last_seq, updated_at = read.number("last_seq"), read.time("updated_at")
         conversation = Conversation(
             session_id=session_id,
@@ -187,8 +187,8 @@ def conversation_of(session_id: str, value: Value) -> Conversation:
         )
         latest = chunk_key(chunk_of(max(last_seq, 1), conversation.chunk_size))
         if read.text("latest_chunk_key", latest) != latest:
-            raise _Misshapen("has a latest_chunk_key that is not that of its last_seq")
-    except _Misshapen as error:
+            raise _UnexpectedFormat("has a latest_chunk_key that is not that of its last_seq")
+    except _UnexpectedFormat as error:
         raise SessionDamaged(session_id, METADATA, str(error), user_id=owner_in(value)) from None
     foreign = {name: value[name] for name in value if name not in _METADATA_FIELDS}
     return replace(conversation, foreign=foreign) if foreign else conversation
@@ -249,32 +249,32 @@ def values_in(conversation: Conversation, chunk: int, value: Value) -> Sequence[
     """Return the messages of a chunk as they are stored, after checking that their `seq` values are valid and in order.
 
     Raises:
-        _Misshapen: the item is not this chunk of this conversation, or its messages are not in order.
+        _UnexpectedFormat: the item is not this chunk of this conversation, or its messages are not in order.
     """
     expected = {"conversation_key": conversation.session_id, "chunk_key": chunk_key(chunk)}
     if any(value.get(name) not in (None, wanted) for name, wanted in expected.items()):
-        raise _Misshapen("is of another place")
+        raise _UnexpectedFormat("is of another place")
     found = value.get("messages")
     if not isinstance(found, list | tuple):
-        raise _Misshapen("has no list of messages")
+        raise _UnexpectedFormat("has no list of messages")
     if not set(map(type, found)) <= {dict}:
-        raise _Misshapen("has a message that is no object")
+        raise _UnexpectedFormat("has a message that is no object")
     seqs = [each.get("seq") for each in found]
     if not set(map(type, seqs)) <= {int}:
         # This call raises an error that describes the first invalid `seq`.
         seqs = [_Fields(each).number("seq", least=1) for each in found]
     first = first_of(chunk, conversation.chunk_size)
     if seqs != sorted(set(seqs)) or (seqs and not first <= seqs[0] <= seqs[-1] < first + conversation.chunk_size):
-        raise _Misshapen("has messages that are not in order")
+        raise _UnexpectedFormat("has messages that are not in order")
     return found
 
 
 @contextmanager
 def damaged_chunk(conversation: Conversation, chunk: int) -> Iterator[None]:
-    """Turn a `_Misshapen` error of the block into `SessionDamaged` for this chunk."""
+    """Turn a `_UnexpectedFormat` error of the block into `SessionDamaged` for this chunk."""
     try:
         yield
-    except _Misshapen as error:
+    except _UnexpectedFormat as error:
         raise SessionDamaged(
             conversation.session_id, chunk_key(chunk), str(error), user_id=conversation.user_id
         ) from None
@@ -290,7 +290,7 @@ def noted_seq(note: Value) -> int | None:
     """Return the `seq` in a note; None if the note is damaged."""
     try:
         return _Fields(note).number("seq", least=1)
-    except _Misshapen:
+    except _UnexpectedFormat:
         return None
 
 
@@ -329,7 +329,7 @@ def message_in(value: Value, value_field: str) -> Message:
     """Return the message from its stored value in a chunk.
 
     Raises:
-        _Misshapen: a field is missing or cannot be used.
+        _UnexpectedFormat: a field is missing or cannot be used.
     """
     read = _Fields(value)
     given = {name: found for name, found in value.items() if found is not None and name in _MESSAGE_FIELDS}
@@ -344,17 +344,17 @@ def message_in(value: Value, value_field: str) -> Message:
         return Message(**given)
     except InvalidMessage as error:
         # The text of this error names the field, and does not quote its value.
-        raise _Misshapen(f"has a message that cannot be used: {str(error).rstrip('.')}") from None
+        raise _UnexpectedFormat(f"has a message that cannot be used: {str(error).rstrip('.')}") from None
 
 
-class _Misshapen(Exception):
+class _UnexpectedFormat(Exception):
     """An item in an unexpected format; the text of the error is a predicate whose subject is the item."""
 
 
 class _Fields:
-    """The fields of an item, by name; each method returns a field of one type, or raises `_Misshapen`.
+    """The fields of an item, by name; each method returns a field of one type, or raises `_UnexpectedFormat`.
 
-    If a field is missing or null, the method returns the default; without a default, it raises `_Misshapen`.
+    If a field is missing or null, the method returns the default; without a default, it raises `_UnexpectedFormat`.
     """
 
     def __init__(self, value: Value) -> None:
@@ -372,7 +372,7 @@ class _Fields:
         """Return a field with a whole number from `least` to `most`."""
         found = self._get(name, int, "a whole number", default)
         if isinstance(found, bool) or not least <= found <= most:
-            raise _Misshapen(f"has a {name} that is out of range")
+            raise _UnexpectedFormat(f"has a {name} that is out of range")
         return int(found)
 
     def decimal(self, name: str) -> float:
@@ -381,7 +381,7 @@ class _Fields:
         try:
             return math.nan if isinstance(found, bool) else float(found)
         except OverflowError:
-            raise _Misshapen(f"has a {name} that is out of range") from None
+            raise _UnexpectedFormat(f"has a {name} that is out of range") from None
 
     def time(self, name: str, *default: datetime) -> datetime:
         """Return a field with a time."""
@@ -393,13 +393,13 @@ class _Fields:
             # A time without a time zone would cause an error at its first comparison.
             return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).astimezone(UTC)
         except (ValueError, OverflowError):
-            raise _Misshapen(f"has a {name} that is no time") from None
+            raise _UnexpectedFormat(f"has a {name} that is no time") from None
 
     def texts(self, name: str) -> tuple[str, ...]:
         """Return a field with a list of texts."""
         found = self._get(name, list | tuple, "a list", ((),))
         if not all(isinstance(each, str) for each in found):
-            raise _Misshapen(f"has {name} that are not text")
+            raise _UnexpectedFormat(f"has {name} that are not text")
         return tuple(found)
 
     def ranges(self, name: str, *, most: int) -> Ranges:
@@ -408,11 +408,11 @@ class _Fields:
         try:
             ranges = tuple((low, high) for low, high in found)
         except (TypeError, ValueError):
-            raise _Misshapen(f"has {name} that are not ranges") from None
+            raise _UnexpectedFormat(f"has {name} that are not ranges") from None
         end = 0
         for low, high in ranges:
             if type(low) is not int or type(high) is not int or not end < low <= high <= most:
-                raise _Misshapen(f"has {name} that are not ranges of its places")
+                raise _UnexpectedFormat(f"has {name} that are not ranges of its places")
             end = high
         return ranges
 
@@ -424,16 +424,16 @@ class _Fields:
         try:
             return dump_json(dict(found))
         except (InvalidMessage, ValueError):
-            raise _Misshapen(f"has a {name} that is no JSON object") from None
+            raise _UnexpectedFormat(f"has a {name} that is no JSON object") from None
 
     def _get(self, name: str, kind: Any, described: str, default: tuple[Any, ...]) -> Any:
         found = self._value.get(name)
         if found is None and default:
             return default[0]
         if found is None:
-            raise _Misshapen(f"has no {name}")
+            raise _UnexpectedFormat(f"has no {name}")
         if not isinstance(found, kind):
-            raise _Misshapen(f"has a {name} that is not {described}")
+            raise _UnexpectedFormat(f"has a {name} that is not {described}")
         return found
 
 
@@ -441,5 +441,5 @@ def _parsed(name: str, text: str) -> Json:
     try:
         parsed: Json = json.loads(text)
     except (ValueError, RecursionError):
-        raise _Misshapen(f"has a {name} that is not JSON") from None
+        raise _UnexpectedFormat(f"has a {name} that is not JSON") from None
     return parsed

@@ -164,7 +164,7 @@ class ConversationSuperseding:
 
         async def work(writing: Writing, found: Conversation | None) -> Message | None:
             chunks = None if found is None else HeldChunks(writing, self._layout, found)
-            value = None if chunks is None else await self._standing(chunks, message_id)
+            value = None if chunks is None else await self._current_version(chunks, message_id)
             if chunks is None or value is None:
                 return None
             if not value.get("told_at") and not value.get("superseded_at"):
@@ -198,7 +198,7 @@ class ConversationSuperseding:
         await self._writer.hold(session_id, work)
         self._reader.known.forget(session_id)
 
-    async def _standing(self, chunks: HeldChunks, message_id: str) -> Value | None:
+    async def _current_version(self, chunks: HeldChunks, message_id: str) -> Value | None:
         """Return the stored message with an id, or the last of its replacements; None if the message is missing."""
         known, wanted = set[str](), message_id
         while True:

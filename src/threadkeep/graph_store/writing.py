@@ -117,7 +117,7 @@ class ConversationWriter:
                     self.reader.known.hold(appended.conversation, last, written_chunk)
             return written if adopted is None else Written(replace(written.receipt, adopted=str(adopted.get("id"))))
 
-        return await self._hold_with_rows(turn.session_id, work, self._named(turn, prepared))
+        return await self._locked_with_rows(turn.session_id, work, self._named(turn, prepared))
 
     def _new(self, turn: Turn, now: datetime) -> Conversation:
         parent_session_id, agent = turn.parent or (None, None)
@@ -131,7 +131,7 @@ class ConversationWriter:
             agent=agent,
         )
 
-    async def _hold_with_rows(
+    async def _locked_with_rows(
         self, session_id: str, work: Callable[..., Awaitable[Written]], needed: Sequence[ItemKey]
     ) -> Written:
         """Execute work on a conversation with the statements of `beside`; if these may have failed, without them."""

@@ -169,13 +169,14 @@ class Eraser:
         if not hmac.compare_digest(signature.encode(), str(receipt.signature).encode("utf-8", "replace")):
             return "unsigned"
         erased = {receipt.subject, *receipt.ids}
-        there = any(digest(f"{receipt.kind}:{name}") in erased for name in await self._names(receipt.kind))
+        remains = any(digest(f"{receipt.kind}:{name}") in erased for name in await self._names(receipt.kind))
         if receipt.kind == "user" and await self._memory.has_graph_store():
             store = await self._memory.graph_store()
             labels = {label async for namespace in _namespaces(store) for label in namespace}
             known = tuple(label for label in labels if digest(f"user:{label}") in erased)
-            there = there or bool(await self.items(Erasable(ids=known)))  # a store may list namespaces that are empty
-        return "there" if there or await self._interrupted(receipt.subject) else "gone"
+            # A store may list namespaces that are empty.
+            remains = remains or bool(await self.items(Erasable(ids=known)))
+        return "there" if remains or await self._interrupted(receipt.subject) else "gone"
 
     async def _names(self, kind: ErasedKind) -> set[str]:
         """Return the ids of all persons, or of all sessions, in the tables, in pending turns and in conversations."""
@@ -265,8 +266,8 @@ class Eraser:
         own = [self._memory] if self._memory.in_graph_store else []
         for memory in [*own, *await self._others()] if wanted.ids else []:
             async for info in memory.sessions():
-                said = [] if info.user_id in wanted.ids else await _sent_to(memory.session(info.session_id))
-                if sent := [one for one in said if not _senders(one).isdisjoint(wanted.ids)]:
+                messages = [] if info.user_id in wanted.ids else await _sent_to(memory.session(info.session_id))
+                if sent := [one for one in messages if not _senders(one).isdisjoint(wanted.ids)]:
                     found.append((memory, info.session_id, sent))
         return found
 

@@ -160,7 +160,7 @@ class Memory:
                     options = replace(options, folder=options.folder / folder_of(layout))
                 pending = self.pending.of_namespace(transcripts, options, namespace=layout.namespace)
                 await pending.start()
-                rows = ConversationRetention(transcripts, forget_runs=self.runs.records.forget_runs_at_rest)
+                rows = ConversationRetention(transcripts, forget_runs=self.runs.records.forget_idle_runs)
                 self._namespaces[key] = self._at(
                     Backend(
                         transcripts=transcripts,
@@ -209,7 +209,7 @@ class Memory:
 
     def has_namespace(self, store: BaseStore, layout: GraphLayout) -> bool:
         """Return True if the store and the layout are those of this memory's own sessions."""
-        return self.in_graph_store and layout.lies_as(GraphLayout()) and self._conversations.is_own(store)
+        return self.in_graph_store and layout.finds_same_as(GraphLayout()) and self._conversations.is_own(store)
 
     async def empty_messages(self, session_id: str, seqs: Sequence[int]) -> None:
         """Empty messages of a conversation in a graph store, for an erasure; do nothing for sessions in tables."""
@@ -226,7 +226,7 @@ class Memory:
             StoreUnavailable: the database of the graph store does not answer.
         """
         wanted = GraphLayout(conversation.namespace, conversation.meta_key_suffix, value_field=conversation.value_field)
-        opened = [memory for (_, layout), memory in self._namespaces.items() if layout.lies_as(wanted)]
+        opened = [memory for (_, layout), memory in self._namespaces.items() if layout.finds_same_as(wanted)]
         for memory in opened:
             if await memory.session(conversation.key).count():
                 return memory

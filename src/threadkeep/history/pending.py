@@ -241,7 +241,7 @@ class PendingTurns:
         """
         for each in list(self._all):
             if each._in_memory_only(session_id, message_id):  # noqa: SLF001 - ours
-                await each._spool_the_rest()  # noqa: SLF001 - ours
+                await each._spool_pending()  # noqa: SLF001 - ours
                 if each._in_memory_only(session_id, message_id):  # noqa: SLF001 - ours
                     raise TurnInMemoryOnly(session_id)
 
@@ -304,7 +304,7 @@ class PendingTurns:
 
     async def _deliver_own(self, session_id: str | None = None) -> bool:
         if not self._files.writing.locked():  # a slow disk must not delay turns that the database would accept
-            await self._spool_the_rest()
+            await self._spool_pending()
         blocked: set[str] = set()
         timeouts = 0
         tried: set[str] = set()
@@ -410,7 +410,7 @@ class PendingTurns:
         """Finish recording and deleting, and try the pending turns once more; those that are left stay on disk."""
         while self._unfinished:
             await asyncio.wait(self._unfinished)
-        await self._spool_the_rest()
+        await self._spool_pending()
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -424,14 +424,14 @@ class PendingTurns:
         _check_turn(turn)
         entry = PendingTurn(str(uuid7()), turn, self._clock(), namespace=self._namespace)
         self.own.append(entry)
-        await self._spool_the_rest()
+        await self._spool_pending()
         self._events(turn).deferred(len(turn.messages))
         self._report_count()
         self._ensure_delivery()
         if self._files.on_disk and entry.file is None and entry in self.own:
             raise TurnInMemoryOnly(turn.session_id)
 
-    async def _spool_the_rest(self) -> None:
+    async def _spool_pending(self) -> None:
         """Write pending turns to disk. A failure is reported, and the turns stay in memory."""
         await self._files.keep(self.own, self._report_failure)
 

@@ -354,15 +354,15 @@ class Session:
             self._events.read_failed(error, "fallback")
         if not waiting:
             return found
-        there = {key for message in found.messages for key in _keys(message)}
+        known = {key for message in found.messages for key in _keys(message)}
         late = []
         for message in waiting:
-            if there.isdisjoint(keys := _keys(message)):
+            if known.isdisjoint(keys := _keys(message)):
                 late.append(message)
-                there |= keys
+                known |= keys
         return replace(found, messages=(*found.messages, *late))
 
-    def tell_write_failed(self, error: Exception) -> None:
+    def report_write_failed(self, error: Exception) -> None:
         """Report that data other than messages could not be written."""
         self._events.write_failed(error, "fallback")
 

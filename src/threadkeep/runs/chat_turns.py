@@ -182,15 +182,15 @@ class ChatTurn:
         self.task = task
         task.add_done_callback(self._signal)
 
-    def tell_started(self) -> None:
+    def publish_started(self) -> None:
         """Send the start event to all followers, once."""
         if not self._events:
             self._events.append(ChatStarted(self.session_id, self.run_id, self.message_id))
             self._signal()
 
-    def tell_piece(self, piece: RunPiece) -> None:
+    def publish_piece(self, piece: RunPiece) -> None:
         """Send a token of the answer to all followers, and the start event if it was not sent yet."""
-        self.tell_started()
+        self.publish_started()
         self._events.append(ChatToken(piece.text, piece.message_id, piece.last))
         self._signal()
 
@@ -219,11 +219,11 @@ class ChatTurn:
                 position += 1
             if self.task.done():
                 answer = await self.answer()
-                yield replace(answer, replaced=answer.replaced or not self._told_at_the_end(answer.response))
+                yield replace(answer, replaced=answer.replaced or not self._tokens_end_with_answer(answer.response))
                 return
             await changed.wait()
 
-    def _told_at_the_end(self, response: str) -> bool:
+    def _tokens_end_with_answer(self, response: str) -> bool:
         """Return True if no tokens were sent, or if they end with the answer; tokens of other agents may precede it."""
         pieces = "".join(event.text for event in self._events if isinstance(event, ChatToken))
         return not pieces or pieces.endswith(response)
@@ -240,9 +240,9 @@ async def listen(turn: ChatTurn, stream: RunStream, work: asyncio.Task[Any]) -> 
     while True:
         change = stream.next_change
         if stream.begun:
-            turn.tell_started()
+            turn.publish_started()
         for piece in stream.pieces[published:]:
-            turn.tell_piece(piece)
+            turn.publish_piece(piece)
         published = len(stream.pieces)
         if work.done() or stream.outcome is not None:
             return

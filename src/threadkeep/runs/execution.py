@@ -19,7 +19,7 @@ from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import var_child_runnable_config
 from langgraph.types import Command, Interrupt, StreamMode
 
-from threadkeep.agent.conversion import opinion_of, text_of
+from threadkeep.agent.conversion import assessment_of, text_of
 from threadkeep.agent.holding import run_hold
 from threadkeep.agent.turn_options import TurnOptions
 from threadkeep.boundary import ErrorBoundary
@@ -40,7 +40,7 @@ from threadkeep.workflows.built_in import ChatNode
 from threadkeep.workflows.definition import Compiler, Workflow
 from threadkeep.workflows.nodes.base import Step
 from threadkeep.workflows.nodes.conversations import ConversationKind
-from threadkeep.workflows.nodes.speaking import said
+from threadkeep.workflows.nodes.speaking import reply_update
 from threadkeep.workflows.registry import result_of
 from threadkeep.workflows.resources import Resources
 from threadkeep.workflows.state import answer_of
@@ -265,7 +265,7 @@ class RunExecution:
             raise call.error
         self._notes.note("agent_messages", name, {"messages": [_without_empty(jsonable(reply))]})
         self._notes.note("node_finished", name)
-        self._state = {**state, **said(step, reply), "messages": [*state.get("messages", ()), reply]}
+        self._state = {**state, **reply_update(step, reply), "messages": [*state.get("messages", ()), reply]}
 
     async def _ask_model(self, node: str, model: BaseChatModel, messages: list[BaseMessage]) -> AIMessage:
         """Call a model and return its message; if a caller wants tokens, publish each one when it arrives."""
@@ -349,7 +349,7 @@ class RunExecution:
         found, answer = result_of(self._workflow, self._run.run_id, state), answer_of(state)
         result: dict[str, Json] = {"output": jsonable(found.output), "text": found.summary}
         if answer is not None:
-            confidence, escalated = opinion_of(answer)
+            confidence, escalated = assessment_of(answer)
             result |= {"message_id": answer.id, "confidence": confidence, "escalated": escalated}
             self._notes.note("message", data={"message_id": answer.id, "text": text_of(answer)})
         return Outcome("done", result={name: value for name, value in result.items() if value is not None})

@@ -39,7 +39,7 @@ class RunMaintenance:
         """Run the background tasks inside the block."""
         options = self._options
         tasks = [
-            asyncio.create_task(self._repeat(self.take_over, options.reaps_every, "takeover")),
+            asyncio.create_task(self._repeat(self.take_over, options.owner_check_seconds, "takeover")),
             asyncio.create_task(self._repeat(self.watch, options.watch_seconds, "watch", self._look)),
             asyncio.create_task(self._repeat(self.recover, options.upkeep_seconds, "upkeep")),
         ]

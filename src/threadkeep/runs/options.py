@@ -121,7 +121,7 @@ class RunServiceOptions:
                 raise InvalidInput(f"{name} of RunServiceOptions is a number above 0.")
 
     @property
-    def reaps_every(self) -> float:
+    def owner_check_seconds(self) -> float:
         """Seconds between two checks whether owners of runs are dead."""
         return min(2.0, self.engine.dead_seconds / 4) if self.reap_seconds is None else self.reap_seconds
 

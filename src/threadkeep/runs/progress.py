@@ -162,7 +162,7 @@ class RunProgress:
         self._seconds = seconds
         self._pending: dict[Pending, None] = {}
         self._namespaces: set[str] = set()
-        self._storing = Debounced(self._keep_beside)
+        self._storing = Debounced(self._store_later)
         self._failed: Exception | None = None
 
     async def add(self, new: Pending) -> None:
@@ -226,7 +226,7 @@ class RunProgress:
     def _pending_of(self, namespace: str | None) -> list[Pending]:
         return [one for one in self._pending if namespace is None or namespace_of(one.config) == namespace]
 
-    async def _keep_beside(self) -> None:
+    async def _store_later(self) -> None:
         with ErrorBoundary() as attempt:
             await self.keep()
         if isinstance(attempt.error, StoreUnavailable):

@@ -208,7 +208,7 @@ class Worker:
 
     async def start_following(self, run: Run) -> None:
         """Start the runs that waited for `run`, because it is over or waits for a person."""
-        self._runs.positions.tell_freed()
+        self._runs.positions.notify_freed()
         for following in await self._runs.order.following(run.run_id):
             if self.streams.is_waited_for(following):
                 await self.start(following)
@@ -300,7 +300,7 @@ class Worker:
                 workflow = await retry_until_available(partial(self._workflow_of, active))
             except VersionGone as gone:
                 return Outcome("interrupted", error=gone.kind)
-        active.progress.beside = workflow.is_stored_beside
+        active.progress.beside = workflow.is_stored_later
         active.progress.starts_again = workflow.durability == "exit"
         if active.begins and run.parent_run_id is None and workflow.has_one_speaker:
             active.hold.joins = run.session_id
@@ -370,7 +370,7 @@ class Worker:
             if has_following:
                 await self.start_following(run)
             else:
-                self._runs.positions.tell_freed()
+                self._runs.positions.notify_freed()
             if not begins and outcome.status != "waiting":
                 await end_orphans(self._runs, run.run_id)
             if outcome.status == "done" and not unstored:

@@ -58,13 +58,13 @@ class SummaryArchive:
     async def _here(self, connection: Connection, session_id: str, item: ArchivedSummary) -> Summary | None:
         """Return the summary with its `seq` range in this database; None if messages are not stored or not adjacent."""
         summary = item.summary
-        gone_upto = summary.last_seq - item.messages
+        deleted_upto = summary.last_seq - item.messages
         last_seq = await self._seq(connection, session_id, item.last_id, summary.last_seq)
-        first_seq = await self._seq(connection, session_id, item.first_id, gone_upto + 1)
+        first_seq = await self._seq(connection, session_id, item.first_id, deleted_upto + 1)
         if last_seq is None or first_seq is None:
             return None
         moved_by = last_seq - summary.last_seq
-        if first_seq != gone_upto + 1 + moved_by or summary.first_seq + moved_by < 1:
+        if first_seq != deleted_upto + 1 + moved_by or summary.first_seq + moved_by < 1:
             return None
         here = replace(
             summary, session_id=session_id, first_seq=summary.first_seq + moved_by, last_seq=summary.last_seq + moved_by
@@ -73,8 +73,8 @@ class SummaryArchive:
         [(deleted_seq, messages)] = await connection.fetch(self._sql["extent"], parameters)
         # Covered messages that the export lacks must be deleted here too; otherwise other messages have their `seq`
         # values.
-        gone_here = gone_upto < summary.first_seq or gone_upto + moved_by <= int(deleted_seq)
-        return here if gone_here and int(messages) == item.messages else None
+        deleted_here = deleted_upto < summary.first_seq or deleted_upto + moved_by <= int(deleted_seq)
+        return here if deleted_here and int(messages) == item.messages else None
 
     async def _seq(self, connection: Connection, session_id: str, message_id: str | None, otherwise: int) -> int | None:
         """Return the `seq` of a message in this database, None if it is not stored, `otherwise` if the id is None."""

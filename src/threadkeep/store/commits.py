@@ -231,13 +231,13 @@ class GroupCommit:
         try:
             await self._write_group(free)
         except RowLocked as error:
-            await self._write_apart(free, error)
+            await self._write_separately(free, error)
         except StoreUnavailable as error:
             _fail_all(free, error)
         except Exception as error:  # noqa: BLE001 - the writer must survive any failure; each caller gets the error
             await self._write_alone(free, error)
 
-    async def _write_apart(self, group: list[PreparedTurn], error: RowLocked) -> None:
+    async def _write_separately(self, group: list[PreparedTurn], error: RowLocked) -> None:
         """Write each session separately after a row was found locked; only the locked sessions then wait."""
         of_session = _by_session(group)
         if len(of_session) == 1:
@@ -288,16 +288,16 @@ class GroupCommit:
         try:
             receipts = await self._store_new(group)
         except (DuplicateRow, WrongUser):
-            receipts = await self._store_apart(group)
+            receipts = await self._store_separately(group)
         except StoreUnavailable as error:
             if not error.interrupted:
                 raise
             # The transaction may have been committed before the connection broke, so store the turns with a check of
             # each id.
-            receipts = await self._store_apart(group)
+            receipts = await self._store_separately(group)
         _settle(group, receipts)
 
-    async def _store_apart(self, group: Sequence[PreparedTurn]) -> list[_Outcome]:
+    async def _store_separately(self, group: Sequence[PreparedTurn]) -> list[_Outcome]:
         """Store a rejected group again: each turn with joined statements alone, the others with a check of each id."""
         if len(group) > 1:
             for prepared in [one for one in group if one.is_joined]:

@@ -70,7 +70,7 @@ class StoredManifest:
 
 
 @dataclass(frozen=True)
-class _Keeper:
+class _Owner:
     """The owner of a record: a session or a run."""
 
     column: Literal["session_id", "run_id"]
@@ -219,54 +219,54 @@ class ManifestRows(ClockedTables, sql=("manifests.sql", "{backend}/sessions.sql"
                 mine = [row for row in rows if row[0].session_id == session_id]
                 session = await connection.fetch(self._sql["keep_session"], {"session_id": session_id})
                 kept = [row for row in mine if session and row[0].created_at >= time_of(session[0][0])]
-                stored += await self._keep(connection, _Keeper("session_id", session_id), kept)
+                stored += await self._keep(connection, _Owner("session_id", session_id), kept)
                 left += [row for row in mine if row not in kept]
             for run_id in sorted({entry.run_id for entry, _ in left}):
                 if await connection.fetch(self._sql["keep_run"], {"run_id": run_id}):
                     mine = [row for row in left if row[0].run_id == run_id]
-                    stored += await self._keep(connection, _Keeper("run_id", run_id), mine)
+                    stored += await self._keep(connection, _Owner("run_id", run_id), mine)
         return stored
 
-    async def _keep(self, connection: Connection, keeper: _Keeper, rows: Sequence[_Noted]) -> int:
-        ids = await self._ids_at(connection, keeper.session_id, [manifest for _, manifest in rows])
+    async def _keep(self, connection: Connection, owner: _Owner, rows: Sequence[_Noted]) -> int:
+        ids = await self._ids_at(connection, owner.session_id, [manifest for _, manifest in rows])
         parameters: list[dict[str, object]] = []
         for entry, manifest in rows:
             key = {
                 "run_id": entry.run_id,
                 "created_at": short_time(entry.created_at, self.backend),
-                keeper.column: keeper.name,
+                owner.column: owner.name,
             }
-            if not (entry.again and await self._is_there(connection, keeper, key, (entry, manifest))):
-                short = packed(without_ids(manifest, ids), _columns(keeper.session_id, entry.run_id))
+            if not (entry.again and await self._is_there(connection, owner, key, (entry, manifest))):
+                short = packed(without_ids(manifest, ids), _columns(owner.session_id, entry.run_id))
                 parameters.append({**key, "manifest": compact(dump_json(short))})
         if parameters:
-            await connection.execute_many(self._sql[keeper.statement("insert_manifest")], parameters)
+            await connection.execute_many(self._sql[owner.statement("insert_manifest")], parameters)
         texts = {digest: text for entry, _ in rows for digest, text in sorted(entry.texts.items())}
         if texts:
-            await self._use_texts(connection, keeper, texts)
-            if keeper.session_id is not None:
-                await connection.execute(*self._dropping(keeper.session_id, [entry for entry, _ in rows]))
+            await self._use_texts(connection, owner, texts)
+            if owner.session_id is not None:
+                await connection.execute(*self._dropping(owner.session_id, [entry for entry, _ in rows]))
         return len(rows)
 
-    async def _is_there(self, connection: Connection, keeper: _Keeper, key: Parameters, noted: _Noted) -> bool:
+    async def _is_there(self, connection: Connection, owner: _Owner, key: Parameters, noted: _Noted) -> bool:
         """Return True if the record is stored: with its owner, or with its run (from before the session existed)."""
-        keepers = dict.fromkeys((keeper, _Keeper("run_id", noted[0].run_id)))
-        return any([await self._was_noted(connection, each, key, noted) for each in keepers])
+        owners = dict.fromkeys((owner, _Owner("run_id", noted[0].run_id)))
+        return any([await self._was_noted(connection, each, key, noted) for each in owners])
 
-    async def _was_noted(self, connection: Connection, keeper: _Keeper, key: Parameters, noted: _Noted) -> bool:
+    async def _was_noted(self, connection: Connection, owner: _Owner, key: Parameters, noted: _Noted) -> bool:
         """Return True if this owner has an equal record. Both are compared unpacked: packing needs the transcript."""
         entry, manifest = noted
-        rows = await connection.fetch(self._sql[keeper.statement("noted_then")], key)
-        found = [_manifest_of((keeper.session_id, entry.run_id, 0, entry.created_at, stored)) for (stored,) in rows]
-        columns = _columns(keeper.session_id, entry.run_id)
+        rows = await connection.fetch(self._sql[owner.statement("noted_then")], key)
+        found = [_manifest_of((owner.session_id, entry.run_id, 0, entry.created_at, stored)) for (stored,) in rows]
+        columns = _columns(owner.session_id, entry.run_id)
         wanted = dump_json(unpacked(packed(manifest, columns), columns))
         return any(dump_json(each.manifest) == wanted for each in await self._whole(connection, found))
 
-    async def _use_texts(self, connection: Connection, keeper: _Keeper, texts: Mapping[str, str]) -> None:
+    async def _use_texts(self, connection: Connection, owner: _Owner, texts: Mapping[str, str]) -> None:
         now = self._clock()
-        whose: dict[str, object] = {keeper.column: keeper.name}
+        whose: dict[str, object] = {owner.column: owner.name}
         parameters = {**whose, **_digest_parameters(list(texts)), "worn": time_text(now - _RENEWAL)}
-        fresh_texts = self._sql[keeper.statement("fresh_texts")]
+        fresh_texts = self._sql[owner.statement("fresh_texts")]
         rows = await connection.fetch(for_rows(fresh_texts, len(texts)), parameters)
         fresh = {digest for (digest,) in rows}
         used: list[dict[str, object]] = [
@@ -274,7 +274,7 @@ class ManifestRows(ClockedTables, sql=("manifests.sql", "{backend}/sessions.sql"
             for digest in sorted(texts.keys() - fresh)
         ]
         if used:
-            await connection.execute_many(self._sql[keeper.statement("use_text")], used)
+            await connection.execute_many(self._sql[owner.statement("use_text")], used)
 
 
 def erase_marker(session_id: str) -> str:

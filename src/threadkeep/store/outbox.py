@@ -66,7 +66,7 @@ class Recipient:
 
 
 @dataclass(frozen=True)
-class LeftMessage:
+class OrphanedMessage:
     """A message for which no run was created: its outbox number, its address, and the `message` added with it."""
 
     number: int
@@ -170,7 +170,7 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
         key = {"channel": channel, "session_id": session_id, "message_id": message_id}
         async with self._driver.writing() as connection:
             parameters = {**key, "content": clean_text(content), "now": self._now()}
-            return await self._let_go(connection, await connection.fetch(self._sql["answer"], parameters)) > 0
+            return await self._delete_messages(connection, await connection.fetch(self._sql["answer"], parameters)) > 0
 
     async def waits(self, channel: str, session_id: str, message_id: str) -> bool:
         """Return True if the answer to a message waits for its run."""
@@ -204,19 +204,19 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
         """Mark answers of runs that ended or wait for a person as ready, of one or all sessions; return the number."""
         parameters = {"session_id": session_id, "now": self._now()}
         async with self._driver.writing() as connection:
-            return await self._let_go(connection, await connection.fetch(self._sql["make_ready"], parameters))
+            return await self._delete_messages(connection, await connection.fetch(self._sql["make_ready"], parameters))
 
-    async def left(self, *, older_than: timedelta) -> list[LeftMessage]:
+    async def left(self, *, older_than: timedelta) -> list[OrphanedMessage]:
         """Return the messages that have waited longer than `older_than` without a run, because a process died."""
         rows = await self._driver.fetch(self._sql["left"], {"before": time_text(self._clock() - older_than)})
         found = [(number, channel, _address(address)) for number, channel, address in rows]
-        return [LeftMessage(*each, str(each[2][_MESSAGE])) for each in found if _MESSAGE in each[2]]
+        return [OrphanedMessage(*each, str(each[2][_MESSAGE])) for each in found if _MESSAGE in each[2]]
 
-    async def end_unasked(self, *, older_than: timedelta) -> int:
+    async def end_without_run(self, *, older_than: timedelta) -> int:
         """End answers that wait longer than `older_than` for a run that was never created; return their number."""
         now = self._clock()
         parameters = {"now": time_text(now), "before": time_text(now - older_than)}
-        return await self._execute("end_unasked", parameters)
+        return await self._execute("end_without_run", parameters)
 
     async def due(self, channel: str, *, limit: int) -> list[int]:
         """Return the numbers of up to `limit` messages of a channel that may be sent now, the longest waiting first."""
@@ -324,7 +324,7 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
         run_id = await self.run_of(found.session_id, found.message_id)
         return replace(found, run_id=run_id, partial=partial or "")
 
-    async def _let_go(self, connection: Connection, rows: Sequence[Row]) -> int:
+    async def _delete_messages(self, connection: Connection, rows: Sequence[Row]) -> int:
         """Delete the stored `message` from rows that need no run any more; return the number of the given rows."""
         for number, text in rows:
             address = _address(text)

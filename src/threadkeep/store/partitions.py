@@ -107,20 +107,20 @@ async def partition(driver: Driver, partitions: int, *, report: Progress) -> boo
     if state.partitions:
         return False
     if not state.copied_into:
-        await _briefly(driver, partial(_run_in_turn, name="begin"))
-        await _briefly(driver, partial(_create, partitions=partitions))
+        await _with_lock_retries(driver, partial(_run_in_turn, name="begin"))
+        await _with_lock_retries(driver, partial(_create, partitions=partitions))
     [(total,)] = await driver.fetch(_SQL["left"], {})
     done = copied = 0
     for is_indexed in (False, True):
         ranges = _RANGES
         while ranges == _RANGES:
-            ranges, messages = await _briefly(driver, _step)
+            ranges, messages = await _with_lock_retries(driver, _step)
             done, copied = done + ranges, copied + messages
             if ranges:
                 report(min(done, total), total, copied)
         if not is_indexed:
-            await _briefly(driver, partial(_run_in_turn, name="index"))
-    await _briefly(driver, _swap)
+            await _with_lock_retries(driver, partial(_run_in_turn, name="index"))
+    await _with_lock_retries(driver, _swap)
     return True
 
 
@@ -132,7 +132,7 @@ async def abandon(driver: Driver) -> bool:
             await _run(connection, "abandon")
         return is_begun
 
-    return await _briefly(driver, remove)
+    return await _with_lock_retries(driver, remove)
 
 
 async def _state(connection: Connection) -> PartitionState:
@@ -182,7 +182,7 @@ async def _swap(connection: Connection) -> None:
     await _run(connection, "swap")
 
 
-async def _briefly[T](driver: Driver, work: Callable[[Connection], Awaitable[T]]) -> T:
+async def _with_lock_retries[T](driver: Driver, work: Callable[[Connection], Awaitable[T]]) -> T:
     """Execute `work`, which locks tables, in a transaction; retry if other transactions keep the tables locked."""
     for _ in range(_MOST_TRIES - 1):
         try:

@@ -33,8 +33,8 @@ from threadkeep.store.statements import load_statements
 
 type DictConnection = psycopg.AsyncConnection[DictRow]
 
-# This is longer than `RunServiceOptions.reaps_every`; otherwise each query of an idle worker would be preceded by a
-# check.
+# This is longer than `RunServiceOptions.owner_check_seconds`; otherwise each query of an idle worker would be preceded
+# by a check.
 TRUSTED_SECONDS = 3.0
 _CONNECT_SECONDS = 10
 _LEAST_SECONDS = 0.01

@@ -237,11 +237,11 @@ class RetentionRows(ClockedTables, sql=_STATEMENTS):
 
     async def _retitle(self, connection: Connection, parameters: Parameters, last_seq: int) -> None:
         """Replace a title that comes from a removed message by one from the first remaining user message."""
-        going = await connection.fetch(self._sql["first_user"], parameters)
-        if not going:
+        removed = await connection.fetch(self._sql["first_user"], parameters)
+        if not removed:
             return
         titled = await connection.fetch(self._sql["title"], parameters)
-        if titled != [(shorten(going[0][0], TITLE_CHARACTERS),)]:
+        if titled != [(shorten(removed[0][0], TITLE_CHARACTERS),)]:
             return
         rest = {**parameters, "after": last_seq, "upto": END}
         staying = await connection.fetch(self._sql["first_user"], rest)

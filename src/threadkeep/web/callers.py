@@ -170,11 +170,11 @@ def _access_of(route: BaseRoute, method: str) -> tuple[KeyScope, bool]:
     if not isinstance(route, APIRoute):
         return usual, False
     declared = (route.openapi_extra or {}).get(_ACCESS, {})
-    return declared.get("scope", usual), declared.get("of_no_user", False) or _asks_who(route.dependant)
+    return declared.get("scope", usual), declared.get("of_no_user", False) or _requests_identity(route.dependant)
 
 
-def _asks_who(dependant: Dependant) -> bool:
-    return any(one.call is caller_of or _asks_who(one) for one in dependant.dependencies)
+def _requests_identity(dependant: Dependant) -> bool:
+    return any(one.call is caller_of or _requests_identity(one) for one in dependant.dependencies)
 
 
 REFRESH_SECONDS = 5.0

@@ -171,7 +171,7 @@ async def open_stream(turn: ChatTurn, parts: StreamParts, request: Request) -> E
 
     Errors that occur before this call returns are raised, so that the response has an HTTP error status.
     """
-    events = with_silences(turn.follow(), request.app.state.heartbeat_seconds)
+    events = with_keepalives(turn.follow(), request.app.state.heartbeat_seconds)
     first = await anext(events)
 
     def encode(event: ChatEvent | None) -> AsyncIterator[bytes]:
@@ -201,7 +201,7 @@ async def encoded[T](
                 yield part
 
 
-async def with_silences[T](events: AsyncIterator[T], seconds: float) -> AsyncGenerator[T | None]:
+async def with_keepalives[T](events: AsyncIterator[T], seconds: float) -> AsyncGenerator[T | None]:
     """Yield the events. Also yield None whenever `seconds` have passed without an event."""
     upcoming: asyncio.Future[T] | None = None
     try:

@@ -255,9 +255,9 @@ class RecallIndex:
         participants = Participants(self._names, self._askers(asker), self._others(asker), self._nicknames)
         read_query = read(query, participants, recent=recent, dated=bool(spans))
         dates = self._dates(spans)
-        telling = [position for speaker in sorted(read_query.speakers) for position in self._telling(speaker)]
+        telling = [position for speaker in sorted(read_query.speakers) for position in self._informative(speaker)]
         if not telling:
-            telling = [position for speaker in sorted(self._speakers)[:8] for position in self._telling(speaker)]
+            telling = [position for speaker in sorted(self._speakers)[:8] for position in self._informative(speaker)]
         dated = [
             position
             for episode in sorted(dates, key=lambda number: (-dates[number][0], -number))[:3]
@@ -271,7 +271,7 @@ class RecallIndex:
         episode = self._episodes[number]
         return range(episode.first_position, episode.first_position + episode.turns)
 
-    def _telling(self, speaker: str) -> list[int]:
+    def _informative(self, speaker: str) -> list[int]:
         return [position for _, position in self._speakers.get(speaker, ())]
 
     def _spans(self, query: str, now: datetime | None) -> list[Span]:

@@ -244,11 +244,11 @@ class Likeness:
         known = [*by_position.values(), *[min(0.0, *by_position.values())] * assumed]
         mean = self._mean = math.fsum(known) / len(known)
         self._spread = math.sqrt(math.fsum((alike - mean) ** 2 for alike in known) / len(known)) or 1.0
-        self._alike = {position: self._spreads(alike) for position, alike in by_position.items()}
+        self._alike = {position: self._deviations(alike) for position, alike in by_position.items()}
         self._episodes = columns.episodes
         self._of_episode = self._best_of_episodes()
 
-    def _spreads(self, alike: float) -> float:
+    def _deviations(self, alike: float) -> float:
         return max(-_MOST_SPREADS, min(_MOST_SPREADS, (alike - self._mean) / self._spread))
 
     def best(self) -> list[int]:

@@ -13,7 +13,7 @@ from threadkeep.records import Json
 type Look = Callable[[], Awaitable[str | None]]
 """A check that returns a problem with its cure, or None if there is no problem."""
 
-type GoesOn = Callable[[], Awaitable[bool]]
+type MayContinue = Callable[[], Awaitable[bool]]
 """A check that returns True if the next message may still be sent."""
 
 type EpisodeRole = Literal["user", "assistant", "system"]
@@ -75,11 +75,11 @@ class GraphitiClient(Protocol):
     newest_first: bool
     """True if `episodes` returns the newest episodes of a group; false if their order is undefined."""
 
-    async def send(self, group_id: str, episodes: Sequence[Episode], *, goes_on: GoesOn | None = None) -> int:
+    async def send(self, group_id: str, episodes: Sequence[Episode], *, may_continue: MayContinue | None = None) -> int:
         """Send messages in order, and return the number of messages that were sent.
 
-        A client that sends one request per message calls `goes_on` before each request after the first, and stops if
-        it returns False. The server stores messages later and may lose them; use `episodes` to verify.
+        A client that sends one request per message calls `may_continue` before each request after the first, and stops
+        if it returns False. The server stores messages later and may lose them; use `episodes` to verify.
         """
 
     async def episodes(self, group_id: str, last: int) -> list[SeenEpisode]:

@@ -20,7 +20,7 @@ from threadkeep.store.transcripts import END
 _DEAD_PERIOD = timedelta(minutes=1)
 
 
-class OnTheWay(NamedTuple):
+class Unconfirmed(NamedTuple):
     """A message that was sent but that the server does not show yet, or the episode of a forgotten fact."""
 
     number: int
@@ -121,10 +121,10 @@ class Deliveries(ClockedTables, sql=("graph_deliveries.sql", "postgres/knowledge
         row = {"group_id": lease.group_id, "owner": lease.owner, "at": at, "failures": failures, "error": error}
         await self._execute("release", row)
 
-    async def on_the_way(self, group_id: str) -> list[OnTheWay]:
+    async def unconfirmed(self, group_id: str) -> list[Unconfirmed]:
         """Return the unconfirmed messages of a group and the episodes to delete, in the order of their numbers."""
-        rows = await self._fetch("on_the_way", {"group_id": group_id})
-        return [OnTheWay(row[0], row[1], time_of(row[2]), row[3], time_of(row[4]), bool(row[5])) for row in rows]
+        rows = await self._fetch("unconfirmed", {"group_id": group_id})
+        return [Unconfirmed(row[0], row[1], time_of(row[2]), row[3], time_of(row[4]), bool(row[5])) for row in rows]
 
     async def waiting(self, group_id: str, limit: int) -> list[Waiting]:
         """Return the first `limit` queued messages of a group that may be sent now, backfill of earlier turns last."""
@@ -180,19 +180,19 @@ class Deliveries(ClockedTables, sql=("graph_deliveries.sql", "postgres/knowledge
         if numbers:
             self._observer.notify(EpisodesDelivered(result="repeated", count=len(numbers)))
 
-    async def bury(self, numbers: Sequence[int], reason: DeadReason, *, status: int | None = None) -> None:
+    async def give_up(self, numbers: Sequence[int], reason: DeadReason, *, status: int | None = None) -> None:
         """Give up messages and store the reason; `status` is the HTTP status of a refusal."""
         now, stored = self._now(), reason if status is None else f"{reason}_{status}"
-        await self._execute_each("bury", [{"number": one, "reason": stored, "now": now} for one in numbers])
+        await self._execute_each("give_up", [{"number": one, "reason": stored, "now": now} for one in numbers])
         self._count_dead(len(numbers), reason)
 
-    async def bury_open(self, reason: DeadReason, group_id: str | None = None, *, queued_only: bool = False) -> int:
+    async def give_up_open(self, reason: DeadReason, group_id: str | None = None, *, queued_only: bool = False) -> int:
         """Give up the queued and unconfirmed messages of a group, or of all groups; return their number.
 
         With `queued_only`, give up only queued messages.
         """
         row = {"group_id": group_id, "reason": reason, "queued_only": queued_only, "now": self._now()}
-        return self._count_dead(await self._execute("bury_open", row), reason)
+        return self._count_dead(await self._execute("give_up_open", row), reason)
 
     async def withdrawn(self, group_id: str, period: timedelta) -> set[str]:
         """Return the names of a group's messages that were sent in the last `period` and given up without consent."""

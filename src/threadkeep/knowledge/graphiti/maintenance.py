@@ -49,7 +49,7 @@ class Check:
 
 async def connection_test(client: GraphitiClient) -> list[Check]:
     """Run the checks that write nothing and send no user's text."""
-    return [await _timed(name, look) for name, look in client.checks()]
+    return [await _timed(name, check) for name, check in client.checks()]
 
 
 async def smoke_test(client: GraphitiClient, *, clock: Callable[[], datetime]) -> list[Check]:
@@ -61,7 +61,7 @@ async def smoke_test(client: GraphitiClient, *, clock: Callable[[], datetime]) -
         ("see it stored", test.see),
         ("find a fact of it", test.find),
         ("delete its group", test.delete),
-        ("see it gone", test.see_gone),
+        ("see it gone", test.confirm_deleted),
     ):
         checks.append(await _timed(name, step))
         if not checks[-1].ok and name in ("send a message", "see it stored"):
@@ -100,7 +100,7 @@ class _Smoke:
         await self._client.delete_group(self._group_id)
         return None
 
-    async def see_gone(self) -> str | None:
+    async def confirm_deleted(self) -> str | None:
         left = await remains(self._client, self._group_id)
         return _NOT_DELETED.format(left=left) if left else None
 
@@ -236,13 +236,13 @@ async def purge(
     Raises:
         GraphitiError: the server failed.
     """
-    dropped = await deliveries.bury_open("purged", group_id, queued_only=True)
+    dropped = await deliveries.give_up_open("purged", group_id, queued_only=True)
     until = time.monotonic() + _DRAIN_SECONDS
     while (await deliveries.open_of(group_id))[1] and time.monotonic() < until:
         await deliveries.wake(group_id)
         await deliver()
         await asyncio.sleep(_QUEUE_LOOK_SECONDS)
-    dropped += await deliveries.bury_open("purged", group_id)
+    dropped += await deliveries.give_up_open("purged", group_id)
     accepted = await deliveries.withdrawn(group_id, timedelta(seconds=_DRAIN_SECONDS))
     while accepted and time.monotonic() < until:
         accepted -= {seen.name for seen in await client.episodes(group_id, _MOST_EPISODES)}
@@ -269,7 +269,7 @@ async def retract(client: GraphitiClient, deliveries: Deliveries, fact_id: str, 
         _, left = await delete_episodes(client, recorded.group_id, {name})
     except GraphitiError as error:
         return Retracted(1, f"the episode: the server did not delete it ({error.kind})")
-    await deliveries.bury([recorded.number], "not_deleted" if left else "undone")
+    await deliveries.give_up([recorded.number], "not_deleted" if left else "undone")
     return Retracted(1, "1 episode" if left else "")
 
 

@@ -16,7 +16,7 @@ from mcp.shared.exceptions import MCPError
 
 from threadkeep.boundary import ErrorBoundary
 from threadkeep.errors import GraphitiError
-from threadkeep.knowledge.graphiti.client import Episode, GoesOn, GraphFact, Look, SeenEpisode, episode_in, fact_in
+from threadkeep.knowledge.graphiti.client import Episode, GraphFact, Look, MayContinue, SeenEpisode, episode_in, fact_in
 from threadkeep.records import Json
 from threadkeep.records.graphiti import check_group_id
 
@@ -42,11 +42,11 @@ class McpClient:
         """Show no secret."""
         return f"McpClient({self._url!r})"
 
-    async def send(self, group_id: str, episodes: Sequence[Episode], *, goes_on: GoesOn | None = None) -> int:
+    async def send(self, group_id: str, episodes: Sequence[Episode], *, may_continue: MayContinue | None = None) -> int:
         """Send messages one by one. The server queues them in memory."""
         check_group_id(group_id)
         for position, one in enumerate(episodes):
-            if position and goes_on is not None and not await goes_on():
+            if position and may_continue is not None and not await may_continue():
                 return position
             arguments: dict[str, Json] = {
                 "name": one.name,

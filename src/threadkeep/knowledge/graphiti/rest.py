@@ -20,7 +20,7 @@ from urllib.parse import quote
 import httpx2
 
 from threadkeep.errors import GraphitiError, GraphitiFailure
-from threadkeep.knowledge.graphiti.client import Episode, GoesOn, GraphFact, Look, SeenEpisode, episode_in, fact_in
+from threadkeep.knowledge.graphiti.client import Episode, GraphFact, Look, MayContinue, SeenEpisode, episode_in, fact_in
 from threadkeep.records import Json
 from threadkeep.records.graphiti import check_group_id
 
@@ -71,7 +71,7 @@ class RestClient:
         """Show no secret."""
         return f"RestClient({self._endpoint!r})"
 
-    async def send(self, group_id: str, episodes: Sequence[Episode], *, goes_on: GoesOn | None = None) -> int:
+    async def send(self, group_id: str, episodes: Sequence[Episode], *, may_continue: MayContinue | None = None) -> int:
         """Send messages in one request. The server queues them in memory (status 202)."""
         messages: list[Json] = [
             {

@@ -181,7 +181,7 @@ class Graphiti:
         consent = await self.consents.decide("withdrawn" if before else "declined", (), by=by)
         while await self._turns.make_deliveries():
             pass
-        await self._require().bury_open("consent_withdrawn")
+        await self._require().give_up_open("consent_withdrawn")
         return consent
 
     async def deliveries(

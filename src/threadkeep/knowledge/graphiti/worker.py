@@ -17,7 +17,7 @@ from threadkeep.boundary import ErrorBoundary
 from threadkeep.errors import GraphitiError, StoreError
 from threadkeep.knowledge.graphiti.client import Breaker, Episode, EpisodeRole, GraphitiClient
 from threadkeep.knowledge.graphiti.consent import Consents, GitMetadata
-from threadkeep.knowledge.graphiti.deliveries import Deliveries, Lease, OnTheWay, Waiting
+from threadkeep.knowledge.graphiti.deliveries import Deliveries, Lease, Unconfirmed, Waiting
 from threadkeep.knowledge.graphiti.maintenance import delete_episodes
 from threadkeep.knowledge.graphiti.turns import TurnQueue, clamped, sendable, source_of
 from threadkeep.observe import EpisodesDelivered, GraphitiTrouble, Observer
@@ -156,16 +156,16 @@ class DeliveryWorker:
         """
         if not await self._consents.granted():
             return _Pause(_LONGEST_POLL_SECONDS, error="no_consent")
-        on_the_way = await self._deliveries.on_the_way(lease.group_id)
-        if forgotten := [one for one in on_the_way if one.forgotten]:
+        unconfirmed = await self._deliveries.unconfirmed(lease.group_id)
+        if forgotten := [one for one in unconfirmed if one.forgotten]:
             await self._delete(lease, forgotten)
-        if sent := [one for one in on_the_way if not one.forgotten]:
+        if sent := [one for one in unconfirmed if not one.forgotten]:
             left = await self._read_back(lease, sent)
             if left:
                 return await self._wait_for(lease, left, progressed=len(left) < len(sent))
         return await self._send_next(lease)
 
-    async def _delete(self, lease: Lease, forgotten: Sequence[OnTheWay]) -> None:
+    async def _delete(self, lease: Lease, forgotten: Sequence[Unconfirmed]) -> None:
         """Delete episodes of forgotten facts; try again later if the server does not show an episode yet.
 
         Raises:
@@ -174,8 +174,8 @@ class DeliveryWorker:
         seen, left = await delete_episodes(self._client, lease.group_id, {one.name for one in forgotten})
         late = self._clock() - timedelta(seconds=self._options.confirm_seconds)
         done = [one for one in forgotten if one.name not in left and (one.name in seen or one.sent_at < late)]
-        await self._deliveries.bury([one.number for one in done], "undone")
-        await self._deliveries.bury([one.number for one in forgotten if one.name in left], "not_deleted")
+        await self._deliveries.give_up([one.number for one in done], "undone")
+        await self._deliveries.give_up([one.number for one in forgotten if one.name in left], "not_deleted")
 
     async def _send_next(self, lease: Lease) -> _Pause:
         """Send the next messages of a group, if there are any; return the pause until the next poll.
@@ -185,7 +185,7 @@ class DeliveryWorker:
         """
         batch = await self._deliveries.waiting(lease.group_id, self._options.max_batch)
         done = [one.number for one in batch if one.content is None]
-        await self._deliveries.bury(done, "gone")
+        await self._deliveries.give_up(done, "gone")
         batch = [one for one in batch if one.content is not None]
         if not batch:
             return _Pause(0.0) if done else await self._pause_without_messages(lease)
@@ -223,7 +223,7 @@ class DeliveryWorker:
             self._known_progress = (now, await self._deliveries.progress())
         return self._known_progress[1]
 
-    async def _read_back(self, lease: Lease, sent: Sequence[OnTheWay], *, deep: bool = False) -> list[OnTheWay]:
+    async def _read_back(self, lease: Lease, sent: Sequence[Unconfirmed], *, deep: bool = False) -> list[Unconfirmed]:
         """Confirm the sent messages that the server shows, and return the others; `deep` reads more episodes."""
         oldest = min(one.said_at for one in sent) if self._client.newest_first else _BEGINNING
         newer = await self._deliveries.newer_episodes(lease.group_id, oldest)
@@ -234,14 +234,14 @@ class DeliveryWorker:
             await self._deliveries.confirm(lease.group_id, seen)
         return [one for one in sent if one.name not in names]
 
-    async def _wait_for(self, lease: Lease, left: Sequence[OnTheWay], *, progressed: bool) -> _Pause:
+    async def _wait_for(self, lease: Lease, left: Sequence[Unconfirmed], *, progressed: bool) -> _Pause:
         """Return the pause until messages are read back again; after the timeout, queue them again or give them up."""
         if progressed:
             return _Pause(self._options.poll_seconds)
-        on_the_way, seen_at = await self._progress()
+        unconfirmed, seen_at = await self._progress()
         since = max([one.sent_at for one in left] + ([seen_at] if seen_at else []))
         waited = (self._clock() - since).total_seconds()
-        timeout = self._options.confirm_seconds + self._options.confirm_seconds_each * on_the_way
+        timeout = self._options.confirm_seconds + self._options.confirm_seconds_each * unconfirmed
         if waited < timeout * 2.0 ** (max(one.attempts for one in left) - 1):
             return _Pause(min(max(waited / 4, self._options.poll_seconds), _LONGEST_POLL_SECONDS))
         if not await self._deliveries.renew(lease, seconds=self._lease_seconds):
@@ -249,7 +249,7 @@ class DeliveryWorker:
         if not (left := await self._read_back(lease, left, deep=True)):
             return _Pause(0.0)
         lost = [one.number for one in left if one.attempts >= self._options.max_attempts]
-        await self._deliveries.bury(lost, "not_stored")
+        await self._deliveries.give_up(lost, "not_stored")
         again = [one.number for one in left if one.number not in lost]
         await self._deliveries.repeat(again)
         return _Pause(0.0, error="not_stored")
@@ -264,7 +264,7 @@ class DeliveryWorker:
         git = await self._git_if_allowed()
         episodes = [self._episode(one, git) for one in batch]
         try:
-            count = await self._client.send(lease.group_id, episodes, goes_on=partial(self._may_send, batch))
+            count = await self._client.send(lease.group_id, episodes, may_continue=partial(self._may_send, batch))
         except GraphitiError as error:
             if error.accepted is not None:
                 await self._stopped_at(batch[error.accepted], batch[error.accepted + 1 :], error)
@@ -273,7 +273,7 @@ class DeliveryWorker:
                 await self._send_each(lease, batch, episodes)
                 return
             if error.is_final:
-                await self._deliveries.bury([batch[0].number], "refused", status=error.status)
+                await self._deliveries.give_up([batch[0].number], "refused", status=error.status)
                 return
             if not error.uncertain:
                 await self._deliveries.take_back([one.number for one in batch])
@@ -295,7 +295,7 @@ class DeliveryWorker:
         """
         await self._deliveries.take_back([one.number for one in later])
         if error.is_final and failed.attempts + 1 >= self._options.max_attempts:
-            await self._deliveries.bury([failed.number], "refused")
+            await self._deliveries.give_up([failed.number], "refused")
             return
         if error.is_final:
             await self._deliveries.try_again(failed.number)
@@ -316,7 +316,7 @@ class DeliveryWorker:
                 self._observer.notify(EpisodesDelivered(result="sent", count=1))
             except GraphitiError as error:
                 if error.is_final:
-                    await self._deliveries.bury([one.number], "refused", status=error.status)
+                    await self._deliveries.give_up([one.number], "refused", status=error.status)
                     continue
                 certain = batch[position + 1 :] if error.uncertain else batch[position:]
                 await self._deliveries.take_back([one.number for one in certain])

@@ -106,7 +106,7 @@ class DbosEngine:
             await asyncio.wait([self._returning])
         is_idle = await self._runs.stop_all("closing", after_seconds=seconds)
         async with self._opening:
-            await self._enqueue_left()
+            await self._enqueue_stopped()
             await self._leave(is_idle=is_idle)
 
     async def _leased(self) -> Lease:
@@ -195,7 +195,7 @@ class DbosEngine:
         if task.cancelled() or task.exception() is not None or task.result() != "left":
             self._started.pop(task, None)
 
-    async def _enqueue_left(self) -> None:
+    async def _enqueue_stopped(self) -> None:
         """Enqueue the runs that were stopped in this process, so that other processes resume them."""
         left = [run_id for task, run_id in self._started.items() if task.done()]
         self._started.clear()

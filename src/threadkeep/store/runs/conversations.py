@@ -31,22 +31,22 @@ class RunLocks:
         """
         return [(self._sql[name], parameters)] if name in self._sql else []
 
-    async def hold_orders(self, connection: Connection, names: Iterable[str | None]) -> None:
+    async def lock_orders(self, connection: Connection, names: Iterable[str | None]) -> None:
         """Lock the order of runs in the given conversations, which need not exist; None is ignored."""
         for name in sorted({name for name in names if name is not None}):
             await self._hold(connection, "lock_order", place=name)
 
-    async def hold_orders_of(self, connection: Connection, run_id: str) -> None:
+    async def lock_orders_of(self, connection: Connection, run_id: str) -> None:
         """Lock the order of runs in each conversation to which a run belongs."""
         await self._hold(connection, "lock_order_of", run_id=run_id)
 
-    async def hold_tree(self, connection: Connection, root_run_id: str) -> None:
+    async def lock_tree(self, connection: Connection, root_run_id: str) -> None:
         """Lock a tree of runs; until the transaction ends, no run can be added to it or cancelled in it."""
         await self._hold(connection, "lock_tree", root_run_id=root_run_id)
 
-    async def hold_below(self, connection: Connection, run_id: str) -> None:
+    async def lock_below(self, connection: Connection, run_id: str) -> None:
         """Lock a run and all its descendants against changes."""
-        await self._hold(connection, "hold_below", run_id=run_id)
+        await self._hold(connection, "lock_below", run_id=run_id)
 
     async def _hold(self, connection: Connection, name: str, **parameters: object) -> None:
         for statement in self.statements(name, **parameters):
@@ -84,7 +84,7 @@ class RunPositions(Tables, sql=("runs_order.sql",)):
     async def take(self, run_id: str, conversation: str) -> None:
         """Put a queued or running run at the end of a conversation's order, unless it has a position there already."""
         async with self._driver.writing() as connection:
-            await self._locks.hold_orders(connection, [conversation])
+            await self._locks.lock_orders(connection, [conversation])
             await connection.execute(self._sql["take_place"], {"run_id": run_id, "place": conversation})
 
     async def of(self, run_id: str) -> list[str]:
@@ -117,7 +117,7 @@ class RunPositions(Tables, sql=("runs_order.sql",)):
                 following += found
         return False
 
-    def tell_freed(self) -> None:
+    def notify_freed(self) -> None:
         """Wake the waiting tasks of this process, because a run has ended or waits for a person."""
         self._freed.set()
         self._freed = asyncio.Event()
@@ -184,10 +184,10 @@ class Policies:
         """Stop running turns with all their descendants, and mark queued turns so that they stop when they begin."""
         running = [turn for turn in turns if turn.status == "running"]
         for root_run_id in sorted({turn.root_run_id for turn in running}):
-            await self._locks.hold_tree(connection, root_run_id)
+            await self._locks.lock_tree(connection, root_run_id)
         reason = {"reason": why, "now": time_text(self._clock())}
         for turn in running:
-            await self._locks.hold_below(connection, turn.run_id)
+            await self._locks.lock_below(connection, turn.run_id)
             rows = await connection.fetch(self._sql["cancel"], {"run_id": turn.run_id, **reason})
             await self._trace.note_cancelled(connection, rows)
         for turn in turns:

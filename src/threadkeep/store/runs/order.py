@@ -80,7 +80,7 @@ class RunOrder(ClockedTables, sql=("runs_order.sql",)):
         """Let a new run answer a message again; return False if the message's run is active or can be retried."""
         key = {"session_id": session_id, "message_id": message_id}
         async with self._driver.writing() as connection:
-            await self._locks.hold_orders(connection, [session_id])
+            await self._locks.lock_orders(connection, [session_id])
             for (run_id,) in await connection.fetch(self._sql["known"], {**key, "run_id": message_id}):
                 run = await fetch_run(connection, run_id)
                 if run is None or (run.status not in ("done", "cancelled") and not run.set_aside):
@@ -94,7 +94,7 @@ class RunOrder(ClockedTables, sql=("runs_order.sql",)):
     async def begin(self, run_id: str, owner: str) -> Begun | NotYet | Over:
         """Begin a run if it may begin now, or take it over if its owner is dead; otherwise return the reason."""
         async with self._driver.writing() as connection:
-            await self._locks.hold_orders_of(connection, run_id)
+            await self._locks.lock_orders_of(connection, run_id)
             if begun := await self._begin(connection, run_id, owner):
                 return begun
             run = await fetch_run(connection, run_id)
@@ -107,7 +107,7 @@ class RunOrder(ClockedTables, sql=("runs_order.sql",)):
         """Mark a queued run to be stopped by any process when its turn comes; return False if it is not queued."""
         parameters = {"run_id": run_id, "reason": "requested", "now": time_text(self._clock())}
         async with self._driver.writing() as connection:
-            await self._locks.hold_orders_of(connection, run_id)
+            await self._locks.lock_orders_of(connection, run_id)
             return await connection.execute(self._sql["stop_as_it_begins"], parameters) > 0
 
     async def is_next(self, run_id: str) -> bool:
@@ -127,7 +127,7 @@ class RunOrder(ClockedTables, sql=("runs_order.sql",)):
             await self._driver.write([(self._sql["forget_places"], parameters)])
         return list(dict.fromkeys(run_id for (run_id,) in following))
 
-    async def is_beside_others(self, run_id: str) -> bool:
+    async def has_concurrent_runs(self, run_id: str) -> bool:
         """Return True if other runs are queued or running in the same conversations as a run."""
         return bool(await self._ids("open_beside", run_id=run_id))
 
@@ -201,15 +201,15 @@ class RunOrder(ClockedTables, sql=("runs_order.sql",)):
 
     async def _position(self, connection: Connection, new: NewRun) -> _Position:
         """Lock the order and the tree to which a new run belongs, and return its position there."""
-        await self._locks.hold_orders(connection, _conversations(new))
+        await self._locks.lock_orders(connection, _conversations(new))
         if new.parent_run_id is None:
             if new.session_id is None:
-                await self._locks.hold_tree(connection, new.run_id)
+                await self._locks.lock_tree(connection, new.run_id)
             return _Position(new.run_id, 0, in_order=new.session_id is not None, late=False)
         above = {"parent_run_id": new.parent_run_id, "place": new.session_id}
         parents = await connection.fetch(self._sql["parent"], above)
         if parents:
-            await self._locks.hold_tree(connection, parents[0][0])
+            await self._locks.lock_tree(connection, parents[0][0])
             parents = await connection.fetch(self._sql["parent"], above)
         if not parents:
             raise RunNotFound(new.parent_run_id)

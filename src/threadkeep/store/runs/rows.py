@@ -43,21 +43,21 @@ def texts_of(found: Iterable[Iterable[Row]]) -> dict[str, str]:
     return {message_id: content for rows in found for message_id, content in rows}
 
 
-def shortened(value: Values, said: Texts) -> dict[str, Json]:
-    """Return an event's data without those texts that are the same in `said`."""
+def shortened(value: Values, texts: Texts) -> dict[str, Json]:
+    """Return an event's data without those texts that are the same in `texts`."""
 
     def left_out(one: Values, name: str, text: str) -> dict[str, Json]:
-        known = said.get(str(one.get(name)))
+        known = texts.get(str(one.get(name)))
         return {key: each for key, each in one.items() if key != text or known is None or clean_json(each) != known}
 
     return _changed(value, left_out)
 
 
-def restored(value: Values, said: Texts) -> dict[str, Json]:
-    """Return an event's data with omitted texts restored from `said`; texts that `said` lacks stay omitted."""
+def restored(value: Values, texts: Texts) -> dict[str, Json]:
+    """Return an event's data with omitted texts restored from `texts`; texts that `texts` lacks stay omitted."""
 
     def put_in(one: Values, name: str, text: str) -> dict[str, Json]:
-        known = said.get(str(one.get(name)))
+        known = texts.get(str(one.get(name)))
         return {**one} if text in one or known is None else {**one, text: known}
 
     return _changed(value, put_in)
@@ -74,9 +74,9 @@ def short_result(result: Values) -> dict[str, Json] | None:
     return short
 
 
-def whole_result(result: Values, said: Texts) -> dict[str, Json]:
-    """Return a run's result, with its omitted text restored if `said` has the text."""
-    whole = restored(result, said)
+def whole_result(result: Values, texts: Texts) -> dict[str, Json]:
+    """Return a run's result, with its omitted text restored if `texts` has the text."""
+    whole = restored(result, texts)
     if "text" in whole and "text" not in result and "output" not in whole:
         whole["output"] = {"text": whole["text"]}
     return {name: value for name, value in whole.items() if value is not None}
@@ -194,11 +194,11 @@ async def fetch_runs(connection: Connection, run_ids: Sequence[str]) -> list[Run
 
 async def _put_in_texts(connection: Connection, runs: dict[str, Run]) -> None:
     """Restore those texts of results and inputs that were left out because they are in the transcript."""
-    said = load_statements("runs.sql")["said"]
+    lookup = load_statements("runs.sql")["message_texts"]
     referring = {run.run_id: ids for run in runs.values() if (ids := _ids_of_texts(run))}
     if not referring:
         return
-    statements = [one for run_id, ids in referring.items() for one in lookups(said, run_id, ids)]
+    statements = [one for run_id, ids in referring.items() for one in lookups(lookup, run_id, ids)]
     texts = texts_of(await connection.fetch_each(statements))
     for run_id in referring:
         run = runs[run_id]
@@ -217,10 +217,10 @@ def lacks_text(given: RunInput) -> bool:
     return given.values.get("text", "") is None
 
 
-def _whole_input(given: RunInput, said: Mapping[str, str]) -> RunInput:
+def _whole_input(given: RunInput, texts: Mapping[str, str]) -> RunInput:
     if not lacks_text(given):
         return given
-    text = said.get(given.message_id or "")
+    text = texts.get(given.message_id or "")
     return replace(
         given, values={name: value for name, value in {**given.values, "text": text}.items() if value is not None}
     )
@@ -232,10 +232,10 @@ async def fetch_run(connection: Connection, run_id: str) -> Run | None:
     if found:
         return found[0]
     left = await connection.fetch(load_statements("runs.sql")["answered"], {"run_id": run_id})
-    return _run_left(left[0]) if left else None
+    return _run_of_answered(left[0]) if left else None
 
 
-def _run_left(row: Row) -> Run:
+def _run_of_answered(row: Row) -> Run:
     """Return a deleted run, made from the record that it answered a message. It has ended and has no texts."""
     run_id, session_id, message_id, workflow, status, user_id, trigger, created_at, ended_at = row
     known = {
@@ -306,7 +306,7 @@ class RunRecords(Tables, sql=("runs.sql", "runs_records.sql")):
         async with self._driver.writing() as connection:
             return await self._forget(connection, run_ids)
 
-    async def forget_runs_at_rest(self, run_ids: Sequence[str]) -> int:
+    async def forget_idle_runs(self, run_ids: Sequence[str]) -> int:
         """Delete runs as `forget_runs` does, but only if no run of their trees is queued or running.
 
         Raises:

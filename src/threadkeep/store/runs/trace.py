@@ -174,7 +174,7 @@ class RunTrace:
         if ends:
             statements.append((self._sql["loose_events"], {"run_id": run_id, "limit": MOST_EVENTS + 1}))
             statements.append((self._sql["loose_usage"], {"run_id": run_id}))
-        return [*statements, *lookups(self._sql["said"], run_id, texts)]
+        return [*statements, *lookups(self._sql["message_texts"], run_id, texts)]
 
     async def store(
         self,
@@ -262,14 +262,14 @@ class RunTrace:
             events = [run_event(run_id, event) for event in found[:limit]]
             if not (ids := missing_in(event.data for event in events)):
                 return events
-            texts = texts_of(await connection.fetch_each(lookups(self._sql["said"], run_id, ids)))
+            texts = texts_of(await connection.fetch_each(lookups(self._sql["message_texts"], run_id, ids)))
         return [replace(event, data=restored(event.data, texts)) for event in events]
 
     def whole(self, run_id: str, group: TraceGroup, texts: Mapping[str, str]) -> list[Statement]:
         """Return the statements that store a run's whole trace in one row; an empty list if the trace is too long.
 
-        `said` has the texts that the same transaction stores in the transcript, by message id. Only the owner of the
-        run may execute the statements, because they replace the stored trace.
+        `message_texts` has the texts that the same transaction stores, by message id. Only the owner of
+        the run may execute the statements, because they replace the stored trace.
         """
         short = [replace(event, data=shortened(event.data, texts)) for event in group.events]
         events, extent = self._fitting(_Extent(0, 0, cut=False), short)

@@ -27,7 +27,7 @@ WHERE group_id = :group_id AND owner = :owner
 UPDATE chat_graph_groups SET next_try_at = :now
 WHERE owner IS NULL AND next_try_at > :now AND (CAST(:group_id AS TEXT) IS NULL OR group_id = :group_id)
 
--- name: on_the_way
+-- name: unconfirmed
 -- Messages that Graphiti has accepted but does not show yet, and sent episodes of forgotten facts.
 SELECT number, name, said_at, attempts, sent_at, coalesce(reason, '') = 'forgotten' FROM chat_graph_deliveries
 WHERE group_id = :group_id AND status IN ('queued', 'sent') AND status = 'sent'
@@ -107,11 +107,11 @@ UPDATE chat_graph_deliveries SET status = 'queued', sent_at = NULL WHERE number 
 UPDATE chat_graph_deliveries SET status = 'queued', repeats = repeats + 1
 WHERE number = :number AND status = 'sent' AND coalesce(reason, '') <> 'forgotten'
 
--- name: bury
+-- name: give_up
 UPDATE chat_graph_deliveries SET status = 'dead', reason = :reason, ended_at = :now
 WHERE number = :number AND status IN ('queued', 'sent')
 
--- name: bury_open
+-- name: give_up_open
 UPDATE chat_graph_deliveries SET status = 'dead', ended_at = :now,
     reason = CASE WHEN reason = 'forgotten' AND :reason <> 'purged' THEN 'not_deleted' ELSE :reason END,
     content = CASE WHEN CAST(:reason AS TEXT) = 'purged' THEN NULL ELSE content END

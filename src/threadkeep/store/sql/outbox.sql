@@ -87,7 +87,7 @@ WHERE status = 'waiting' AND created_at < :before
 SELECT number, channel, address FROM chat_outbox
 -- include: unasked
 
--- name: end_unasked
+-- name: end_without_run
 UPDATE chat_outbox SET status = 'nothing', error = 'NoRun', address = NULL, ended_at = :now
 -- include: unasked
 

@@ -33,7 +33,7 @@ WHERE owner = :owner AND status = 'running'
 -- Set the workflow version of a run that has executed nothing yet.
 UPDATE chat_runs SET version = :version WHERE run_id = :run_id AND owner = :owner AND status = 'running'
 
--- name: said
+-- name: message_texts
 -- The text of a message in a run's session; for a superseded answer, the text of the answer that replaced it.
 SELECT m.id, coalesce(s.content, m.content)
 FROM chat_runs r

@@ -29,7 +29,7 @@ from threadkeep.web.api.workflows import WorkflowName
 from threadkeep.web.callers import CallerInUse
 from threadkeep.web.problems import documented, problem_of
 from threadkeep.web.schemas import MAX_MESSAGE_CHARACTERS, CleanText, GivenId, Metadata
-from threadkeep.web.streams import HEARTBEAT, EventStream, begin_with, encoded, json_event, with_silences
+from threadkeep.web.streams import HEARTBEAT, EventStream, begin_with, encoded, json_event, with_keepalives
 from threadkeep.workflows.resources import MAX_DEADLINE
 
 type WaitMode = Literal["wait", "background"]
@@ -215,7 +215,7 @@ async def start_run(
         if submitted.outcome != "new":
             await runs.run(submitted.run_id, user_id=body.user_id)  # checks that the run belongs to this user
         events = _with_start(runs, submitted, body)
-        return _stream(runs, with_silences(events, request.app.state.heartbeat_seconds))
+        return _stream(runs, with_keepalives(events, request.app.state.heartbeat_seconds))
     return await _told(runs, submitted.run_id, body.user_id, response, mode=body.mode)
 
 
@@ -299,7 +299,7 @@ async def get_events(
     after = int(known) if known.isascii() and known.isdigit() and len(known) < 19 else 0
     runs = await app.runs.service()
     followed = runs.follow(run_id, after=after, user_id=user_id)
-    events = with_silences(followed, request.app.state.heartbeat_seconds)
+    events = with_keepalives(followed, request.app.state.heartbeat_seconds)
     return _stream(runs, begin_with(await anext(events), events))  # its error becomes an HTTP status
 
 

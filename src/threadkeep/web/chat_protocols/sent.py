@@ -46,7 +46,7 @@ class Sent:
             raise InvalidInput("The last message must be a user message with text.")
         app.workflows.get(self.workflow)
         if self.session_id is not None:
-            await self._bring_earlier(app, self.session_id, len(self.messages) - len(asked))
+            await self._store_earlier(app, self.session_id, len(self.messages) - len(asked))
         request = ChatRequest(
             text,
             session_id=self.session_id,
@@ -69,7 +69,7 @@ class Sent:
                     return asked[position:]
         return asked
 
-    async def _bring_earlier(self, app: App, session_id: str, count: int) -> None:
+    async def _store_earlier(self, app: App, session_id: str, count: int) -> None:
         """Store earlier messages in an empty session. Omit system messages, because the workflow has its own."""
         session = app.memory.session(session_id, user_id=self.user_id)
         rows = [from_langchain(one) for one in self.messages[:count] if one.type in ("human", "ai")]

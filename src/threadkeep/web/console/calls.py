@@ -11,8 +11,8 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
-from threadkeep.agent.context_view import ContextView, Difference, SeenMessage, call_before, look_back, recorded
-from threadkeep.agent.explanations import CallRecord, Fate, fate_of, in_words
+from threadkeep.agent.context_view import ContextView, Difference, SeenMessage, call_before, recorded, recorded_view
+from threadkeep.agent.explanations import CallRecord, MessageOutcome, in_words, outcome_of
 from threadkeep.app import App
 from threadkeep.context.manifest import ContextManifest, FactReference, TurnReference
 from threadkeep.context.window import Exclusion, join_ranges
@@ -106,12 +106,12 @@ class CallReader:
 
     async def read(self, stored: StoredManifest) -> CallView:
         """Return a recorded call with everything that its page shows."""
-        view = await look_back(self._memory, stored)
+        view = await recorded_view(self._memory, stored)
         transcript = await self._transcript(view.manifest)
         messages = [await self._message(seen, view.manifest) for seen in view.messages]
         gaps = [await self._gap(one, view.manifest, transcript) for one in join_ranges(view.manifest.excluded)]
         before = await call_before(self._memory, stored, user_id=self._user_id)
-        difference = None if before is None else Difference.between(await look_back(self._memory, before), view)
+        difference = None if before is None else Difference.between(await recorded_view(self._memory, before), view)
         return CallView(view, messages, gaps, difference)
 
     async def _transcript(self, manifest: ContextManifest) -> Session | None:
@@ -232,7 +232,7 @@ class Found:
     session: SessionInfo
     message: Message
     call: CallRecord | None
-    fate: Fate | None
+    fate: MessageOutcome | None
 
 
 @router.get("/known")
@@ -318,7 +318,7 @@ class _Search:
 
     async def _found(self, home: SessionInfo, message: Message, chosen: SessionInfo | None) -> Found:
         call = await self.call_of(chosen or home)
-        return Found(home, message, call, None if call is None else fate_of(message, home, call))
+        return Found(home, message, call, None if call is None else outcome_of(message, home, call))
 
     async def _stored(self, info: SessionInfo) -> StoredManifest | None:
         if self._run is None:

@@ -22,7 +22,7 @@ from markupsafe import Markup, escape
 from starlette.datastructures import Headers
 from starlette.requests import cookie_parser
 
-from threadkeep.agent.explanations import left_out_in_words, recall_in_words
+from threadkeep.agent.explanations import describe_left_out, recall_in_words
 from threadkeep.boundary import ErrorBoundary
 from threadkeep.records import Message
 from threadkeep.version import __version__
@@ -342,7 +342,7 @@ _environment.filters |= {
 _environment.globals |= {
     "bar": bar,
     "in_words_of_recall": recall_in_words,
-    "in_words_of_left_out": left_out_in_words,
+    "in_words_of_left_out": describe_left_out,
     "run_address": run_address,
     "knowledge_address": knowledge_address,
     "session_address": session_address,

@@ -24,7 +24,7 @@ from threadkeep.web.langgraph.states import Question, find_thread, history_of, q
 from threadkeep.web.langgraph.thread_events import EventChoice, ThreadEvents, thread_events_of
 from threadkeep.web.langgraph.threads import CreatedThread, ThreadId
 from threadkeep.web.problems import documented, problem_of
-from threadkeep.web.streams import HEARTBEAT, EventStream, begin_with, encoded, json_event, streamed, with_silences
+from threadkeep.web.streams import HEARTBEAT, EventStream, begin_with, encoded, json_event, streamed, with_keepalives
 
 USER_ID = "user_id"
 _MOST = 1000
@@ -277,7 +277,7 @@ async def stream_events(
     await find_thread(app, thread_id, user_id=user_id)
     events = thread_events_of(request.app).of_thread(thread_id, EventChoice.of(body), user_id=user_id)
     # The heartbeat is sent at once, so that the client knows that its request was accepted.
-    heartbeats = begin_with(None, with_silences(events, request.app.state.heartbeat_seconds))
+    heartbeats = begin_with(None, with_keepalives(events, request.app.state.heartbeat_seconds))
     return EventStream(encoded(heartbeats, _encoded, _failed))
 
 

@@ -85,7 +85,7 @@ class RunEvents:
                 return
             await change.wait()
 
-    def has_gone_on(self, run: Run) -> bool:
+    def was_resumed(self, run: Run) -> bool:
         """Return whether a person has answered the question at which the events of this run pause."""
         return self.paused and (run.status != "waiting" or run.interrupt != self.run.interrupt)
 

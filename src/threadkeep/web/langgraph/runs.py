@@ -27,7 +27,7 @@ from threadkeep.web.langgraph.states import find_thread, questions, values_of_ru
 from threadkeep.web.langgraph.thread_events import thread_events_of
 from threadkeep.web.langgraph.threads import ThreadId
 from threadkeep.web.problems import ProblemRaised, documented, make_problem
-from threadkeep.web.streams import HEARTBEAT, EventStream, streamed, with_silences
+from threadkeep.web.streams import HEARTBEAT, EventStream, streamed, with_keepalives
 
 router = APIRouter(tags=["langgraph"], route_class=EncodedPathRoute, responses=documented(404, 422, 503))
 
@@ -132,7 +132,7 @@ class ThreadRuns:
             return {**values, "__error__": {"error": run.error or "failed", "message": "The run failed."}}
         return values
 
-    async def cancel_if_going_on(self, run_id: str, *, wait: bool = False) -> None:
+    async def cancel_unless_ended(self, run_id: str, *, wait: bool = False) -> None:
         """Cancel a run unless it has ended or waits for a person. With `wait`, return after its end."""
         runs = await self._app.runs.service()
         run = await runs.run(run_id)
@@ -173,7 +173,7 @@ async def _with_heartbeats(
     asked: ThreadRuns, run: Run, parts: AsyncGenerator[bytes], *, cancels: bool
 ) -> AsyncGenerator[bytes]:
     ended = False
-    async with aclosing(with_silences(parts, asked.heartbeat_seconds)) as everything:
+    async with aclosing(with_keepalives(parts, asked.heartbeat_seconds)) as everything:
         try:
             async for part in everything:
                 yield HEARTBEAT if part is None else part
@@ -181,7 +181,7 @@ async def _with_heartbeats(
         finally:
             if cancels and not ended:
                 with CancelScope(shield=True):  # the response is being cancelled, because the client disconnected
-                    await asked.cancel_if_going_on(run.run_id)
+                    await asked.cancel_unless_ended(run.run_id)
 
 
 @router.post(
@@ -313,7 +313,7 @@ async def cancel_thread_run(
     if action != "interrupt":
         raise InvalidInput("action must be interrupt; to remove messages, take them back with POST …/take-back.")
     run = await asked.run(run_id)
-    await asked.cancel_if_going_on(run.run_id, wait=wait)
+    await asked.cancel_unless_ended(run.run_id, wait=wait)
 
 
 async def _joined(

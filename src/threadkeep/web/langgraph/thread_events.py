@@ -68,7 +68,7 @@ class ThreadEvents:
         if found is None or found.failed:
             found = self._runs[run.run_id] = RunEvents(runs, run, self._state)
             self._forget_ended()
-        elif found.has_gone_on(run):
+        elif found.was_resumed(run):
             found.go_on()
         started, self._started = self._started, asyncio.Event()
         started.set()
@@ -112,7 +112,7 @@ class ThreadEvents:
         """Return the events of the next run; None if there is none yet or the run that is being read has not ended."""
         if read is not None and not read.ended:
             again = next((run for run in newest_first if run.run_id == read.run.run_id), None)
-            if again is not None and read.has_gone_on(again):
+            if again is not None and read.was_resumed(again):
                 self.follow_run(service, again)
             return None
         for run in reversed(newest_first):

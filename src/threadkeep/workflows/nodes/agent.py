@@ -38,7 +38,7 @@ from threadkeep.workflows.nodes.conversations import (
     store_conversation,
 )
 from threadkeep.workflows.nodes.retrieve import FoundPassages, passages_in
-from threadkeep.workflows.nodes.speaking import SpeakingNode, said
+from threadkeep.workflows.nodes.speaking import SpeakingNode, reply_update
 from threadkeep.workflows.resources import Resources, RunContext, is_idempotent
 from threadkeep.workflows.state import WorkflowState
 
@@ -104,7 +104,7 @@ class AgentNode(SpeakingNode, HistoryFields):
         question = [message for message in messages if message.type == "human"]
         if is_reset(self.reset_command, [text_of(message) for message in question[-1:]]):
             await conversation.memory.session(conversation.session_id, user_id=conversation.user_id).reset()
-            return said(step, AIMessage(RESET_ANSWER, id=step.message_id))
+            return reply_update(step, AIMessage(RESET_ANSWER, id=step.message_id))
         system = self.system_message(state)
         given = [*([system] if system else []), *messages]
         context = _of_step(step.context, conversation, passages_in(state) if self.snippets else ())
@@ -113,7 +113,7 @@ class AgentNode(SpeakingNode, HistoryFields):
         loop = result["messages"][len(given) :]
         get_stream_writer()({"kind": "agent_messages", "node": step.name, "data": {"messages": messages_to_dict(loop)}})
         # If the answer was stored before, it may be one of the given messages, and the agent adds no message.
-        return said(step, _final(loop or result["messages"]))
+        return reply_update(step, _final(loop or result["messages"]))
 
     def tool_objects(self) -> list[Tool]:
         """Return the tools.

@@ -181,7 +181,7 @@ class SpeakingNode(ContextNode):
         return [message for message in messages if message.id not in asked] + question
 
 
-def said(step: Step, message: AIMessage) -> WorkflowState:
+def reply_update(step: Step, message: AIMessage) -> WorkflowState:
     """Return the state update of a speaking node, with its message and the text of the message."""
     text = text_of(message)
     return {"messages": [message], **found(step, text, {"text": text})}
@@ -202,7 +202,7 @@ class ModelNode(SpeakingNode):
         messages = self.asked(state, step)
         conversation = run_conversation(step) if self.input is not None else session_conversation(step)
         with ErrorBoundary(raising=(GraphBubbleUp,)) as attempt:
-            return said(step, await self._ask(step, conversation, state, messages))
+            return reply_update(step, await self._ask(step, conversation, state, messages))
         error = attempt.caught
         notify_model_failure(step, error)
         if self.on_error == "raise":

@@ -19,7 +19,7 @@ SELECT pg_advisory_xact_lock(hashtextextended(n.place, 7310865114)) FROM (
 -- Lock a tree of runs: no run can be added to it or cancelled in it meanwhile.
 SELECT pg_advisory_xact_lock(hashtextextended(:root_run_id, 7310865115))
 
--- name: hold_below
+-- name: lock_below
 -- Lock a run and its descendants. All transactions use the same order, which prevents deadlocks.
 WITH RECURSIVE below (run_id) AS (
     SELECT run_id FROM chat_runs WHERE run_id = :run_id
