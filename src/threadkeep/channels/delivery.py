@@ -77,8 +77,7 @@ class Delivery:
         """
         while True:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._options.poll_seconds):
-                    await self._woken.wait()
+                await asyncio.wait_for(self._woken.wait(), self._options.poll_seconds)
             timed_out = not self._woken.is_set()
             self._woken.clear()
             with ErrorBoundary(self._notify_trouble):

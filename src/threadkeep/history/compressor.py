@@ -131,8 +131,7 @@ class Compressor:
         """Wait up to `closing_seconds` for queued work to finish, then cancel the rest."""
         self._closed = True
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._options.closing_seconds):
-                await self._idle.wait()
+            await asyncio.wait_for(self._idle.wait(), self._options.closing_seconds)
         self._waiting.clear()
         tasks = list(self._running.values())
         for task in tasks:

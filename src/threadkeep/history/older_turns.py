@@ -256,8 +256,7 @@ class OlderTurns:
         """Return the whole index; while it is still being built, return the index of the newest messages instead."""
         if key in self._tasks and index.newest is not None:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_NEWEST_SECONDS):
-                    await index.has_newest.wait()
+                await asyncio.wait_for(index.has_newest.wait(), _NEWEST_SECONDS)
         most = 0 if key in self._tasks else _MOST_OF_USER
         if not most and index.newest is not None:
             index = index.newest

@@ -476,8 +476,7 @@ class PendingTurns:
         soon = min(seconds, _SOON_SECONDS)
         await asyncio.sleep(soon)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds - soon):
-                await self._wake.wait()
+            await asyncio.wait_for(self._wake.wait(), seconds - soon)
 
     def _report_failure_of_oldest(self, error: Exception) -> None:
         for entry in self.own[:1]:

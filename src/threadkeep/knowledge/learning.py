@@ -175,8 +175,7 @@ class Learning(Tables, sql=(*OWNER_SQL, "learning.sql")):
         """Wait at most 5 seconds until the queue is empty, then stop. Unread sessions are read after a later turn."""
         self._closed = True
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_CLOSING_SECONDS):
-                await self._idle.wait()
+            await asyncio.wait_for(self._idle.wait(), _CLOSING_SECONDS)
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):

@@ -15,6 +15,7 @@ from threadkeep.observe import RunWork
 from threadkeep.runs.endings import end_orphan
 from threadkeep.runs.options import RunServiceOptions
 from threadkeep.runs.progress import RunCheckpoints
+from threadkeep.runs.streams import changed
 from threadkeep.runs.worker import Worker
 
 _AT_ONCE = 50
@@ -136,11 +137,7 @@ class RunMaintenance:
         sooner = sooner or asyncio.Event()
         await self._worker.opened()
         while True:
-            try:
-                async with asyncio.timeout(seconds):
-                    await sooner.wait()
-            except TimeoutError:
-                pass
+            await changed(sooner, seconds)
             sooner.clear()
             # Failed work is retried as long as the process lives.
             with ErrorBoundary() as attempt:

@@ -129,9 +129,7 @@ class RunStreams:
 async def changed(change: asyncio.Event, seconds: float) -> bool:
     """Wait for a change for at most `seconds`; return False after a timeout."""
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(seconds):
-            await change.wait()
-            return True
+        return await asyncio.wait_for(change.wait(), seconds)
     return False
 
 

@@ -95,8 +95,7 @@ class DeliveryWorker:
                     self._observer.notify(GraphitiTrouble(work="delivery", error=type(attempt.error).__name__))
                 pause = self._options.poll_seconds * 2.0 ** min(failures, 5)
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(pause):
-                        await self._woken.wait()
+                    await asyncio.wait_for(self._woken.wait(), pause)
                 self._woken.clear()
         finally:
             for task in self._serving.values():

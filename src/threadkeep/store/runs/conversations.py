@@ -125,8 +125,7 @@ class RunPositions(Tables, sql=("runs_order.sql",)):
     async def freed(self, seconds: float) -> None:
         """Wait until a position may be free, but at most `seconds`, because other processes do not notify this one."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._freed.wait()
+            await asyncio.wait_for(self._freed.wait(), seconds)
 
     async def _is(self, statement: str, **parameters: object) -> bool:
         return bool(await self._driver.fetch(self._sql[statement], parameters))
