@@ -7,6 +7,7 @@ import binascii
 import hashlib
 import hmac
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -22,6 +23,7 @@ from threadkeep.channels.contract import (
     IncomingMessage,
     Received,
     Sender,
+    Update,
     check_name,
     complete,
     id_in,
@@ -192,14 +194,20 @@ PARSER = "wecom_events_parser"
 
 
 @dataclass(frozen=True, kw_only=True)
-class WeComDirectOptions:
-    """Options of a corporation's application."""
+class WeComOptions:
+    """Options of a corporation's channel."""
 
     name: str
     corp_id: str
-    agent_id: str
     token: str = field(repr=False)
     encoding_aes_key: str = field(repr=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeComDirectOptions(WeComOptions):
+    """Options of a corporation's application."""
+
+    agent_id: str
 
     def __post_init__(self) -> None:
         """Reject options that are not valid; `InvalidInput` names the option."""
@@ -208,34 +216,43 @@ class WeComDirectOptions:
             raise InvalidInput("A WeCom application needs its corp_id and its agent_id (digits only); set both.")
 
 
-class WeComDirectChannel:
-    """An application that members of the corporation write to."""
+class WeComXmlChannel[O: WeComOptions](ABC):
+    """A channel of a corporation whose callbacks are XML."""
 
-    kind: Literal["wecom_dm"] = "wecom_dm"
-
-    def __init__(self, options: WeComDirectOptions) -> None:
+    def __init__(self, options: O) -> None:
         self.name = options.name
         self.options = options
         self._crypto = WeComCrypto(options.token, options.encoding_aes_key, options.corp_id)
+
+    def receive(self, callback: Callback) -> Received:
+        """Verify a callback, decrypt it and parse its update."""
+        opened = self._crypto.receive(callback, xml_envelope)
+        if isinstance(opened, Received):
+            return opened
+        fields = read_xml(opened)
+        return Received(SUCCESS, (Ignored("malformed") if fields is None else self.update_in(fields),))
+
+    def split(self, text: str) -> tuple[str, ...]:
+        """Split an answer at paragraphs into parts of at most 2,048 bytes."""
+        return split_text(text, MAX_MESSAGE_BYTES, size=utf8_length)
+
+    @abstractmethod
+    def update_in(self, fields: Mapping[str, Json]) -> Update:
+        """Return the update in the fields of a callback."""
+
+
+class WeComDirectChannel(WeComXmlChannel[WeComDirectOptions]):
+    """An application that members of the corporation write to."""
+
+    kind: Literal["wecom_dm"] = "wecom_dm"
 
     @property
     def scope(self) -> str:
         """The ids of the corporation and the application."""
         return f"wecom_dm:{self.options.corp_id}:{self.options.agent_id}"
 
-    def receive(self, callback: Callback) -> Received:
-        """Verify a callback, decrypt it and parse its message."""
-        opened = self._crypto.receive(callback, xml_envelope)
-        if isinstance(opened, Received):
-            return opened
-        fields = read_xml(opened)
-        return Received(SUCCESS, (Ignored("malformed") if fields is None else self._message(fields),))
-
-    def split(self, text: str) -> tuple[str, ...]:
-        """Split an answer at paragraphs into parts of at most 2,048 bytes."""
-        return split_text(text, MAX_MESSAGE_BYTES, size=utf8_length)
-
-    def _message(self, fields: Mapping[str, Json]) -> IncomingMessage | Ignored:
+    def update_in(self, fields: Mapping[str, Json]) -> IncomingMessage | Ignored:
+        """Return the message in the fields of a callback."""
         options = self.options
         if text_in(fields, "AgentID") not in ("", options.agent_id):
             return Ignored("not_for_us")

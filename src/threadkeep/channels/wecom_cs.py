@@ -16,12 +16,10 @@ from threadkeep.boundary import ErrorBoundary
 from threadkeep.channels.bots import Bot
 from threadkeep.channels.contract import (
     AnswerFailed,
-    Callback,
     DeskNotified,
     Ignored,
     IncomingMessage,
     MessageRecalled,
-    Received,
     Sender,
     Update,
     check_name,
@@ -34,9 +32,8 @@ from threadkeep.channels.contract import (
     text_in,
     time_in,
 )
-from threadkeep.channels.formatting import split_text, utf8_length
 from threadkeep.channels.intake import Intake
-from threadkeep.channels.wecom import SUCCESS, WeComCrypto, read_xml, xml_envelope
+from threadkeep.channels.wecom import WeComOptions, WeComXmlChannel
 from threadkeep.channels.wecom_client import WeComServiceClient
 from threadkeep.errors import InvalidInput, StoreError
 from threadkeep.history.keys import KEY_CANDIDATES, resolve_key
@@ -45,7 +42,6 @@ from threadkeep.observe import ChannelTrouble
 from threadkeep.records import Json
 from threadkeep.store.codec import time_of
 
-MAX_MESSAGE_BYTES = 2048
 PARSER = "wecom_cs_sync"
 
 _CUSTOMER, _SERVICER = 3, 5
@@ -62,13 +58,9 @@ _FAILURES: Mapping[int | None, str] = {4: "ReplyTimeOver", 5: "SessionState", 6:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WeComServiceOptions:
+class WeComServiceOptions(WeComOptions):
     """Options of a corporation's customer service. If `desks` is not empty, the bot serves only these desks."""
 
-    name: str
-    corp_id: str
-    token: str = field(repr=False)
-    encoding_aes_key: str = field(repr=False)
     desks: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
@@ -90,28 +82,15 @@ class SyncPage:
     has_more: bool
 
 
-class WeComServiceChannel:
-    """The desks of a customer service."""
+class WeComServiceChannel(WeComXmlChannel[WeComServiceOptions]):
+    """The desks of a customer service. The update of a callback names the desk that has new messages."""
 
     kind: Literal["wecom_cs"] = "wecom_cs"
-
-    def __init__(self, options: WeComServiceOptions) -> None:
-        self.name = options.name
-        self.options = options
-        self._crypto = WeComCrypto(options.token, options.encoding_aes_key, options.corp_id)
 
     @property
     def scope(self) -> str:
         """The id of the corporation."""
         return f"wecom_cs:{self.options.corp_id}"
-
-    def receive(self, callback: Callback) -> Received:
-        """Verify and decrypt a callback; its update names the desk that has new messages."""
-        opened = self._crypto.receive(callback, xml_envelope)
-        if isinstance(opened, Received):
-            return opened
-        fields = read_xml(opened)
-        return Received(SUCCESS, (Ignored("malformed") if fields is None else self._notice(fields),))
 
     def read_page(self, page: Json) -> SyncPage:
         """Parse a successful response of `kf/sync_msg`."""
@@ -121,11 +100,8 @@ class WeComServiceChannel:
         updates = tuple(self._update(item) for item in items)
         return SyncPage(updates, text_in(fields, "next_cursor"), has_more=fields.get("has_more") in (1, True))
 
-    def split(self, text: str) -> tuple[str, ...]:
-        """Split an answer at paragraphs into parts of at most 2,048 bytes."""
-        return split_text(text, MAX_MESSAGE_BYTES, size=utf8_length)
-
-    def _notice(self, fields: Mapping[str, Json]) -> Update:
+    def update_in(self, fields: Mapping[str, Json]) -> Update:
+        """Return the desk that a callback names."""
         desk = id_in(fields, "OpenKfId")
         if text_in(fields, "MsgType") != "event" or text_in(fields, "Event") != _NOTICE:
             return Ignored("kind")
@@ -230,8 +206,7 @@ class DeskFetching:
                 self._memory.observers.notify(trouble)
                 seconds, pause = pause, min(pause * 2, _LONGEST_PAUSE_SECONDS)
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(seconds):
-                    await self._noticed.wait()
+                await asyncio.wait_for(self._noticed.wait(), seconds)
             self._noticed.clear()
 
     async def fetch(self, desk: str, notice: str) -> str | None:
