@@ -10,9 +10,8 @@ import asyncio
 import contextlib
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Set
+from collections.abc import Awaitable, Callable, Iterable, Set
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from dbos import DBOS, DBOSConfig, DBOSPortableJSONSerializer, SetWorkflowID
@@ -26,26 +25,13 @@ from threadkeep.runs.engine.lease import Lease
 from threadkeep.store.address import DatabaseAddress
 
 
-@dataclass(frozen=True)
-class Attempt:
-    """An attempt at a run in the queue. Its `number` is independent of the `attempts` that the run's record counts."""
-
-    run_id: str
-    number: int = 1
-
-    @property
-    def id(self) -> str:
-        """The id of the attempt in the records of dbos."""
-        return f"{self.run_id}/{self.number}"
-
-
 def number_of(attempt_id: str) -> int:
-    """Return the number in an attempt id."""
+    """Return the number in the id of an attempt. It is independent of the `attempts` that the run's record counts."""
     return int(attempt_id.rpartition("/")[2])
 
 
 def run_of(attempt_id: str) -> str:
-    """Return the run id in an attempt id."""
+    """Return the run id in the id of an attempt."""
     return attempt_id.rpartition("/")[0]
 
 
@@ -67,126 +53,129 @@ _PAGE = 500
 _UNUSED_ADDRESS = {"sqlite": "sqlite:///unused", "postgresql": "postgresql://unused@unused/unused"}
 
 # The handler of the launched dbos for attempts. A process has at most one dbos, and so at most one handler.
-_handlers: list[Callable[[Attempt], Awaitable[None]]] = []
+_handlers: list[Callable[[str], Awaitable[None]]] = []
 _taken = threading.Lock()
 _nowhere = logging.NullHandler()
 _CONSOLE = "__dbos_console_log_handler__"
 
 
 @DBOS.workflow(name="execute", max_recovery_attempts=None)
-async def _execute(run_id: str, number: int) -> None:
+async def _execute(run_id: str, _number: int) -> None:
     if not _handlers:
         # Record no outcome, so that the attempt stays open, and another process takes it once this process has ended.
         raise asyncio.CancelledError
-    await _handlers[0](Attempt(run_id, number))
+    await _handlers[0](run_id)
 
 
-class DbosProcess:
-    """A launched dbos. Its synchronous methods block on the database; call them in threads."""
+type ExecuteHere = Callable[[str], Future[Ending]]
+"""A callback for other threads that executes a run in the event loop of the engine."""
 
-    def __init__(self, connections: Connections, options: EngineOptions, name: str) -> None:
-        self.name = name
+_LEASE_SECONDS = 0.05
+"""Seconds between two checks for a renewed lease."""
+
+_RETENTION_SECONDS = 60.0
+_CALLING_THREADS = 4
+
+
+class RunQueue:
+    """A queue of runs on a launched dbos; in a worker, it also executes them. `troubled` is called in other threads.
+
+    The synchronous methods block on the database; call them in threads.
+    """
+
+    def __init__(
+        self, address: DatabaseAddress, lease: Lease, options: EngineOptions, execute: ExecuteHere, troubled: Troubled
+    ) -> None:
+        self._connections = Connections(address)
+        self._database = self._connections.pool(_POOL)
+        self._lease = lease
         self._options = options
-        self._pool = connections.pool(_POOL)
+        self._execute = execute
+        self._troubled = troubled
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._dbos: DBOS | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._cleaning: threading.Thread | None = None
+        self._pool = ThreadPoolExecutor(_CALLING_THREADS, thread_name_prefix="threadkeep-runs")
+        self._closing = threading.Event()
 
-    def launch(self, execute: Callable[[Attempt], Awaitable[None]]) -> None:
-        """Launch dbos in a new thread; dbos calls `execute` for each attempt, in the event loop of that thread."""
-        if not _taken.acquire(blocking=False):
-            raise InvalidInput(
-                "This process already executes runs, for another database or another app of the same one; "
-                "close that one first, or use another process."
-            )
-        _handlers.append(execute)
-        self._loop = asyncio.new_event_loop()
-        # Without this handler, asyncio would log interrupted tasks with their data. Task errors are handled elsewhere.
-        self._loop.set_exception_handler(lambda _loop, _context: None)
-        self._thread = threading.Thread(target=self._loop.run_forever, name="threadkeep-runs", daemon=True)
-        self._thread.start()
-        self.submit(self._launch()).result()
+    def launch(self) -> None:
+        """Launch dbos in a new thread, in whose event loop it calls `_attempt` for each attempt.
 
-    def submit[T](self, work: Coroutine[object, object, T]) -> Future[T]:
-        """Run a coroutine in dbos's event loop."""
-        assert self._loop is not None, "not launched"  # noqa: S101 - an error of this package
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
+        Raises:
+            StoreUnavailable: the database does not answer.
+            InvalidInput: this process has a launched dbos already, of Threadkeep or of the program itself.
+        """
+        with OnFailure(self.stop), translated():
+            if not _taken.acquire(blocking=False):
+                raise InvalidInput(
+                    "This process already executes runs, for another database or another app of the same one; "
+                    "close that one first, or use another process."
+                )
+            _handlers.append(self._attempt)
+            self._loop = asyncio.new_event_loop()
+            # Without this handler, asyncio would log interrupted tasks with their data. Task errors are handled
+            # elsewhere.
+            self._loop.set_exception_handler(lambda _loop, _context: None)
+            self._thread = threading.Thread(target=self._loop.run_forever, name="threadkeep-runs", daemon=True)
+            self._thread.start()
+            asyncio.run_coroutine_threadsafe(self._launch(), self._loop).result()
+        if self._options.works:
+            self._cleaning = threading.Thread(target=self._keep_removing, name="threadkeep-runs", daemon=True)
+            self._cleaning.start()
 
-    def is_running(self) -> bool:
-        """Return whether dbos's event loop accepts work."""
-        return self._loop is not None
+    async def enqueue(self, run_id: str, *, alone: bool = False) -> None:
+        """Enqueue a run for any worker; see `Engine.enqueue`."""
+        with translated():
+            await asyncio.wrap_future(self._pool.submit(self._enqueue, run_id, alone))
 
-    def check(self) -> None:
-        """Connect to the database, so that an error is raised at once if it is down; dbos itself would wait forever."""
-        self._pool.connect().close()
+    async def take_from_dead(self) -> Set[str]:
+        """Mark the open attempts of dead processes as ended; return the ids of the runs."""
+        with translated():
+            found = await asyncio.wrap_future(self._pool.submit(self._open_attempts))
+            dead = await self._lease.dead({name for _, name in found})
+            left = [attempt_id for attempt_id, name in found if name in dead]
+            await asyncio.wrap_future(self._pool.submit(self._end, left))
+        return {run_of(attempt_id) for attempt_id in left}
 
     def take_no_more(self) -> None:
-        """Stop taking attempts from the queues."""
+        """Take no more attempts from the queue; active attempts continue."""
+        self._closing.set()
         if self._dbos is not None:
             for event in self._dbos.background_thread_stop_events:
                 event.set()
 
-    def stop(self) -> None:
-        """Stop dbos and its thread; attempts that are still active stay open in dbos's records."""
+    def stop(self) -> bool:
+        """Stop dbos and its thread; return True if no attempt is active. Active ones stay open in its records."""
+        self.take_no_more()
+        if self._cleaning is not None:
+            self._cleaning.join(STOP_SECONDS)
+        is_idle = True
+        if self._loop is not None:
+            is_idle = asyncio.run_coroutine_threadsafe(_all_done(self._tasks), self._loop).result()
+        # Close the connections first; otherwise dbos waits for a database that is down.
+        self._connections.close()
         if self._dbos is not None:
             DBOS.destroy()
             self._dbos = None
         if self._loop is not None and self._thread is not None:
             with contextlib.suppress(TimeoutError):
-                self.submit(_end_tasks()).result(_STOP_SECONDS)
+                asyncio.run_coroutine_threadsafe(_end_tasks(), self._loop).result(_STOP_SECONDS)
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
             self._loop.close()
             self._loop = None
             _handlers.clear()
             _taken.release()
-        self._pool.dispose()
-
-    def put(self, attempt: Attempt, *, alone: bool) -> bool:
-        """Enqueue an attempt for any process; return False if the attempt exists already.
-
-        An `alone` attempt goes to the queue for runs that may crash their process; a process executes one at a time.
-        """
-        try:
-            with SetWorkflowID(attempt.id, workflow_id_reuse_policy="reject"):
-                DBOS.enqueue_workflow(_ALONE if alone else _QUEUE, _execute, attempt.run_id, attempt.number)
-        except dbos_error.DBOSWorkflowIDInUseError:
-            return False
-        return True
-
-    def attempts(self, run_id: str) -> dict[str, bool]:
-        """Return the ids of the recorded attempts at a run, each with True if the attempt has not begun."""
-        found = DBOS.list_workflows(workflow_id_prefix=f"{run_id}/", load_input=False, load_output=False)
-        return {each.workflow_id: each.status == "ENQUEUED" for each in found if run_of(each.workflow_id) == run_id}
-
-    def open_attempts(self) -> list[tuple[Attempt, str]]:
-        """Return the attempts in progress, each with the name of its process."""
-        found = DBOS.list_workflows(status="PENDING", load_input=False, load_output=False)
-        ids = [(each.workflow_id, each.executor_id or "") for each in found]
-        return [(Attempt(run_of(each), number_of(each)), name) for each, name in ids]
-
-    def end(self, attempt_id: str) -> None:
-        """Mark an attempt as ended, because no process executes it any more."""
-        DBOS.cancel_workflow(attempt_id)
-
-    def remove_finished(self, before: str) -> None:
-        """Remove up to 500 attempts that ended before a time, except of runs with an enqueued or active attempt.
-
-        After all attempts at a run are removed, its next attempt has the number 1 again.
-        """
-        found = DBOS.list_workflows(
-            status=list(_OVER), completed_before=before, limit=_PAGE, load_input=False, load_output=False
-        )
-        if not found:
-            return
-        active = DBOS.list_workflows(status=list(_ACTIVE), load_input=False, load_output=False)
-        runs = {run_of(each.workflow_id) for each in active}
-        DBOS.delete_workflows([each.workflow_id for each in found if run_of(each.workflow_id) not in runs])
+        self._database.dispose()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        return is_idle
 
     async def _launch(self) -> None:
         _silence()
         dbos = DBOS(config=self._config())
-        if DBOS.executor_id != self.name:
+        if DBOS.executor_id != self._lease.name:
             raise InvalidInput(
                 "This program uses DBOS itself, and a process can have only one instance; "
                 "let Threadkeep execute its runs in another process (`threadkeep worker`)."
@@ -206,9 +195,9 @@ class DbosProcess:
         return {
             "name": _APPLICATION,
             "application_version": _VERSION,
-            "executor_id": self.name,
-            "system_database_url": _UNUSED_ADDRESS[self._pool.dialect.name],
-            "system_database_engine": self._pool,
+            "executor_id": self._lease.name,
+            "system_database_url": _UNUSED_ADDRESS[self._database.dialect.name],
+            "system_database_engine": self._database,
             "dbos_system_schema": SCHEMA,
             "serializer": DBOSPortableJSONSerializer(),
             "max_executor_threads": _THREADS,
@@ -217,6 +206,80 @@ class DbosProcess:
             "use_listen_notify": False,
             "notification_listener_polling_interval_sec": 0.1,
         }
+
+    async def _attempt(self, run_id: str) -> None:
+        """Wait in dbos's event loop while the run of an attempt is executed in the engine's event loop.
+
+        If this process stops or loses the run, no outcome of the attempt is recorded, so that another process takes it.
+        """
+        if (task := asyncio.current_task()) is not None:
+            # The current task belongs to dbos, and is done when dbos has recorded the outcome.
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        while not self._lease.is_fresh() and not self._closing.is_set():  # noqa: ASYNC110 - another thread renews it
+            await asyncio.sleep(_LEASE_SECONDS)
+        if self._closing.is_set() or await asyncio.wrap_future(self._execute(run_id)) != "done":
+            raise asyncio.CancelledError
+
+    def _enqueue(self, run_id: str, alone: bool) -> None:
+        """Enqueue an attempt at a run unless one is enqueued already; an `alone` attempt replaces the enqueued one.
+
+        It goes to the queue for runs that may crash their process; a process executes one of them at a time.
+        """
+        number = 1
+        while True:
+            with contextlib.suppress(dbos_error.DBOSWorkflowIDInUseError):
+                with SetWorkflowID(f"{run_id}/{number}", workflow_id_reuse_policy="reject"):
+                    DBOS.enqueue_workflow(_ALONE if alone else _QUEUE, _execute, run_id, number)
+                return
+            found = DBOS.list_workflows(workflow_id_prefix=f"{run_id}/", load_input=False, load_output=False)
+            attempts = [each for each in found if run_of(each.workflow_id) == run_id]
+            enqueued = [each.workflow_id for each in attempts if each.status == "ENQUEUED"]
+            if enqueued and not alone:
+                return
+            self._end(enqueued)
+            number = max((number_of(each.workflow_id) for each in attempts), default=0) + 1
+
+    def _open_attempts(self) -> list[tuple[str, str]]:
+        """Return the ids of the attempts in progress, each with the name of its process."""
+        self._check()
+        found = DBOS.list_workflows(status="PENDING", load_input=False, load_output=False)
+        return [(each.workflow_id, each.executor_id or "") for each in found]
+
+    def _end(self, attempt_ids: Iterable[str]) -> None:
+        """Mark attempts as ended, because no process executes them any more."""
+        for attempt_id in attempt_ids:
+            DBOS.cancel_workflow(attempt_id)
+
+    def _check(self) -> None:
+        """Connect to the database, so that an error is raised at once if it is down; dbos itself would wait forever."""
+        self._database.connect().close()
+
+    def _keep_removing(self) -> None:
+        """Remove old finished attempts: at once, because a short command may be the only worker, then each minute."""
+        kept = timedelta(seconds=self._options.keep_finished_seconds)
+        while True:
+            # A failed removal is retried as long as the process lives.
+            with ErrorBoundary(lambda error: self._troubled(type(error).__name__)):
+                self._check()
+                _remove_finished((datetime.now(UTC) - kept).isoformat())
+            if self._closing.wait(min(_RETENTION_SECONDS, self._options.keep_finished_seconds)):
+                return
+
+
+def _remove_finished(before: str) -> None:
+    """Remove up to 500 attempts that ended before a time, except of runs with an enqueued or active attempt.
+
+    After all attempts at a run are removed, its next attempt has the number 1 again.
+    """
+    found = DBOS.list_workflows(
+        status=list(_OVER), completed_before=before, limit=_PAGE, load_input=False, load_output=False
+    )
+    if not found:
+        return
+    active = DBOS.list_workflows(status=list(_ACTIVE), load_input=False, load_output=False)
+    runs = {run_of(each.workflow_id) for each in active}
+    DBOS.delete_workflows([each.workflow_id for each in found if run_of(each.workflow_id) not in runs])
 
 
 def _silence() -> None:
@@ -235,123 +298,6 @@ async def _end_tasks() -> None:
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
-
-
-type ExecuteHere = Callable[[str], Future[Ending]]
-"""A callback for other threads that executes a run in the event loop of the engine."""
-
-_LEASE_SECONDS = 0.05
-"""Seconds between two checks for a renewed lease."""
-
-_RETENTION_SECONDS = 60.0
-_CALLING_THREADS = 4
-
-
-class RunQueue:
-    """A queue of runs on dbos; in a worker, it also executes them. `troubled` is called in other threads."""
-
-    def __init__(
-        self, address: DatabaseAddress, lease: Lease, options: EngineOptions, execute: ExecuteHere, troubled: Troubled
-    ) -> None:
-        self._connections = Connections(address)
-        self._lease = lease
-        self._options = options
-        self._execute = execute
-        self._troubled = troubled
-        self._process = DbosProcess(self._connections, options, lease.name)
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._cleaning: threading.Thread | None = None
-        self._pool = ThreadPoolExecutor(_CALLING_THREADS, thread_name_prefix="threadkeep-runs")
-        self._closing = threading.Event()
-
-    def launch(self) -> None:
-        """Launch dbos.
-
-        Raises:
-            StoreUnavailable: the database does not answer.
-            InvalidInput: this process has a launched dbos already, of Threadkeep or of the program itself.
-        """
-        with OnFailure(self.stop), translated():
-            self._process.launch(self._attempt)
-        if self._options.works:
-            self._cleaning = threading.Thread(target=self._remove_finished, name="threadkeep-runs", daemon=True)
-            self._cleaning.start()
-
-    async def enqueue(self, run_id: str, *, alone: bool = False) -> None:
-        """Enqueue a run for any worker; see `Engine.enqueue`."""
-        with translated():
-            await asyncio.wrap_future(self._pool.submit(self._enqueue, run_id, alone))
-
-    async def take_from_dead(self) -> Set[str]:
-        """Mark the open attempts of dead processes as ended; return the ids of the runs."""
-        with translated():
-            found = await asyncio.wrap_future(self._pool.submit(self._open_attempts))
-            dead = await self._lease.dead({name for _, name in found})
-            left = [attempt for attempt, name in found if name in dead]
-            await asyncio.wrap_future(self._pool.submit(self._end, left))
-        return {attempt.run_id for attempt in left}
-
-    def take_no_more(self) -> None:
-        """Take no more attempts from the queue; active attempts continue."""
-        self._closing.set()
-        self._process.take_no_more()
-
-    def stop(self) -> bool:
-        """Stop dbos; return True if no attempt is active any more."""
-        self.take_no_more()
-        if self._cleaning is not None:
-            self._cleaning.join(STOP_SECONDS)
-        is_idle = not self._process.is_running() or self._process.submit(_all_done(self._tasks)).result()
-        # Close the connections first; otherwise dbos waits for a database that is down.
-        self._connections.close()
-        self._process.stop()
-        self._pool.shutdown(wait=False, cancel_futures=True)
-        return is_idle
-
-    async def _attempt(self, attempt: Attempt) -> None:
-        """Wait in dbos's event loop while the run of an attempt is executed in the engine's event loop.
-
-        If this process stops or loses the run, no outcome of the attempt is recorded, so that another process takes it.
-        """
-        if (task := asyncio.current_task()) is not None:
-            # The current task belongs to dbos, and is done when dbos has recorded the outcome.
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-        while not self._lease.is_fresh() and not self._closing.is_set():  # noqa: ASYNC110 - another thread renews it
-            await asyncio.sleep(_LEASE_SECONDS)
-        if self._closing.is_set() or await asyncio.wrap_future(self._execute(attempt.run_id)) != "done":
-            raise asyncio.CancelledError
-
-    def _enqueue(self, run_id: str, alone: bool) -> None:
-        """Enqueue an attempt at a run unless one is enqueued already; an `alone` attempt replaces the enqueued one."""
-        number = 1
-        while not self._process.put(Attempt(run_id, number), alone=alone):
-            attempts = self._process.attempts(run_id)
-            enqueued = [attempt_id for attempt_id, is_enqueued in attempts.items() if is_enqueued]
-            if enqueued and not alone:
-                return
-            for attempt_id in enqueued:
-                self._process.end(attempt_id)
-            number = max(map(number_of, attempts), default=0) + 1
-
-    def _open_attempts(self) -> list[tuple[Attempt, str]]:
-        self._process.check()
-        return self._process.open_attempts()
-
-    def _end(self, attempts: list[Attempt]) -> None:
-        for attempt in attempts:
-            self._process.end(attempt.id)
-
-    def _remove_finished(self) -> None:
-        """Remove old finished attempts: at once, because a short command may be the only worker, then each minute."""
-        kept = timedelta(seconds=self._options.keep_finished_seconds)
-        while True:
-            # A failed removal is retried as long as the process lives.
-            with ErrorBoundary(lambda error: self._troubled(type(error).__name__)):
-                self._process.check()
-                self._process.remove_finished((datetime.now(UTC) - kept).isoformat())
-            if self._closing.wait(min(_RETENTION_SECONDS, self._options.keep_finished_seconds)):
-                return
 
 
 async def _all_done(tasks: Set[asyncio.Task[None]]) -> bool:
