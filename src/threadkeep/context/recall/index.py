@@ -85,10 +85,6 @@ def analysis_of(text: str) -> Analysis:
     return Analysis(words, _counted(terms_of(words)[:_MOST_TERMS]), signs_of(text, words))
 
 
-type Notice = Callable[[str, Sequence[float], Sequence[float]], None]
-"""A callback with a turn's id, its signals in the order of `PRIOR`, and its signals in the order of `ANSWER`."""
-
-
 class RecallIndex:
     """An index that grows with the conversation; the time to rank turns hardly depends on their number.
 
@@ -97,9 +93,7 @@ class RecallIndex:
     gets an empty ranking.
     """
 
-    def __init__(self, notice: Notice | None = None) -> None:
-        """Create an empty index; `notice` receives the signals of each added turn, for fitting the weights."""
-        self._notice = notice
+    def __init__(self) -> None:
         self._postings = Postings()
         self._columns = TurnColumns()
         self._by_id: dict[str, int] = {}
@@ -128,12 +122,10 @@ class RecallIndex:
         words, counts, signs = analysis or analysis_of(turn.text)
         rarity, topics = self._postings.add(position, counts)
         surroundings = Surroundings(episode.turns, episode.asks, _is_agent(turn))
-        signals, answers = prior_signals(signs, len(counts), len(words), rarity, surroundings), answer_signals(signs)
-        priors = priors_of(signals, answers)
+        signals = prior_signals(signs, len(counts), len(words), rarity, surroundings)
+        priors = priors_of(signals, answer_signals(signs))
         speaker, first_person = turn.speaker, signs.first_person
         self._columns.append(turn.id, priors, speaker=speaker, first_person=first_person, episode=number, topics=topics)
-        if self._notice is not None:
-            self._notice(turn.id, signals, answers)
         self._by_id[turn.id] = position
         episode.turns += 1
         episode.asks = signs.asks
