@@ -15,7 +15,6 @@ from threadkeep.graph_store.foreign import StoreItems
 from threadkeep.graph_store.layout import GraphLayout
 from threadkeep.graph_store.opening import open_graph_backend
 from threadkeep.store.address import parse_address
-from threadkeep.store.backend import BackendDependencies
 from threadkeep.store.driver import StoreOptions
 from threadkeep.store.transcripts import Transcripts
 from threadkeep.testing import TranscriptContract
@@ -94,8 +93,16 @@ class IndexedContract(TranscriptContract):
         """Open transcripts as a memory keeps them in a graph store."""
         address = parse_address(self.url)
         async with migrated_driver(self.url) as driver:
-            dependencies = BackendDependencies(driver, estimate, moving_clock(), _told)
-            async with open_graph_backend(dependencies, address, own=address, options=StoreOptions()) as kept:
+            opening = open_graph_backend(
+                driver,
+                address,
+                own=address,
+                options=StoreOptions(),
+                count=estimate,
+                clock=moving_clock(),
+                troubled=_told,
+            )
+            async with opening as kept:
                 yield kept.transcripts
 
 

@@ -15,7 +15,7 @@ from itertools import count
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from threadkeep.errors import SessionDamaged, StoreUnavailable, WrongUser
+from threadkeep.errors import SessionDamaged, StoreError, StoreUnavailable, WrongUser
 from threadkeep.graph_store.appending import Appended
 from threadkeep.graph_store.index import SessionIndex
 from threadkeep.graph_store.indexed import IndexedTranscripts, UnavailableRetention
@@ -23,10 +23,11 @@ from threadkeep.graph_store.items import Items, TableItems, Writing
 from threadkeep.graph_store.shapes import Conversation
 from threadkeep.graph_store.transcripts import GraphTranscripts, RecallIndexItems
 from threadkeep.graph_store.writing import ConversationWriter
+from threadkeep.observe import Backend
 from threadkeep.records import Message, SearchHit, SessionInfo, dump_json
 from threadkeep.store.address import DatabaseAddress
 from threadkeep.store.archive import ArchivedPart, Restored, SummaryArchive
-from threadkeep.store.backend import BackendDependencies, TranscriptBackend, check_location
+from threadkeep.store.backend import TranscriptBackend, check_location
 from threadkeep.store.codec import Counter, Prepared, clean_json, clean_text, identified, marks_of, prepare, time_text
 from threadkeep.store.driver import Driver, StoreOptions
 from threadkeep.store.null_stores import NullSearch
@@ -261,45 +262,41 @@ class IndexedArchive(ConversationArchive):
 
 @asynccontextmanager
 async def open_graph_backend(
-    dependencies: BackendDependencies,
+    driver: Driver,
     store: BaseStore | DatabaseAddress,
     *,
     own: DatabaseAddress,
     options: StoreOptions,
+    count: Counter,
+    clock: Callable[[], datetime],
+    troubled: Callable[[Backend, str, StoreError], object],
 ) -> AsyncIterator[TranscriptBackend]:
     """Open a transcripts backend in a LangGraph store: in a given store, which stays open, or in a database's store.
 
     Args:
-        dependencies: the driver of the tables, and the other dependencies of a backend.
+        driver: the driver of the tables.
         store: the LangGraph store with the conversations, or the database of this store.
         own: the database of the tables; if the store is in the same database, the connections of the tables are used
             for both.
         options: options for opening databases.
+        count: counts the tokens of a text.
+        clock: returns the current time.
+        troubled: called if another writer changed a conversation during a write (`ConversationChanged`, once per
+            attempt), and if the rows of a session in the tables could not be updated.
 
     Raises:
         InvalidSettings: the transcripts of this database are in its tables.
     """
-    await check_location(dependencies.driver, "graph_store")
+    await check_location(driver, "graph_store")
     async with AsyncExitStack() as stack:
-        items = await stack.enter_async_context(_open_items(dependencies.driver, store, own, options))
-        transcripts = IndexedTranscripts(
-            items,
-            dependencies.driver,
-            count=dependencies.count,
-            clock=dependencies.clock,
-            failed=partial(dependencies.troubled, items.backend),
-        )
+        items = await stack.enter_async_context(_open_items(driver, store, own, options))
+        failed = partial(troubled, items.backend)
+        transcripts = IndexedTranscripts(items, driver, count=count, clock=clock, failed=failed)
         yield TranscriptBackend(
             transcripts,
             ConversationSearch(transcripts),
-            IndexedArchive(
-                dependencies.driver,
-                transcripts.writer,
-                transcripts.index,
-                count=dependencies.count,
-                clock=dependencies.clock,
-            ),
-            UnavailableRetention(dependencies.driver, clock=dependencies.clock),
+            IndexedArchive(driver, transcripts.writer, transcripts.index, count=count, clock=clock),
+            UnavailableRetention(driver, clock=clock),
             RecallIndexItems(transcripts.items, transcripts.writer),
             transcripts.reader.damages,
         )

@@ -22,11 +22,14 @@ from threadkeep.graph_store.opening import ConversationArchive, TextSearch
 from threadkeep.graph_store.retention import ConversationRetention
 from threadkeep.graph_store.transcripts import ConversationContexts, GraphTranscripts, RecallIndexItems
 from threadkeep.history.blocking import MemoryLoop
+from threadkeep.history.compressor import Compressor
 from threadkeep.history.graph_conversations import folder_of
+from threadkeep.history.manifests import Manifests
 from threadkeep.history.memory_options import MemoryOptions
-from threadkeep.history.memory_parts import Backend, MemoryParts, MessageSearch, TextDigests
+from threadkeep.history.memory_parts import Backend, LearnedFactors, MemoryParts, MessageSearch, TextDigests
 from threadkeep.history.older_turns import OlderTurns
 from threadkeep.history.pending import PendingOptions, PendingTurns
+from threadkeep.history.retention_rounds import RunPruner
 from threadkeep.history.session import Session
 from threadkeep.history.session_rows import SessionCache
 from threadkeep.records import SearchHit, SearchResult, SessionInfo
@@ -34,7 +37,9 @@ from threadkeep.records.sessions import check_argument, check_each, check_user_i
 from threadkeep.store.address import DatabaseAddress
 from threadkeep.store.archive import ArchivedPart, Restored
 from threadkeep.store.backend import DamageRegister
+from threadkeep.store.duties import ChannelTables
 from threadkeep.store.null_stores import NullContexts, NullSearch, NullTranscripts
+from threadkeep.store.runs import Runs
 from threadkeep.store.spool import spool_files
 from threadkeep.store.transcripts import SessionQuery, sessions_page
 
@@ -72,28 +77,32 @@ class Memory:
     """The sessions of one database; `threadkeep.Memory` is a subclass that also has knowledge."""
 
     def __init__(self, parts: MemoryParts) -> None:
-        tables = parts.tables
-        self.opened_with: tuple[DatabaseAddress, MemoryOptions] | None = (parts.address, parts.options)
+        driver, tables, options, observers = parts.driver, parts.tables, parts.options, parts.observers
+        clock = options.clock
+        self.opened_with: tuple[DatabaseAddress, MemoryOptions] | None = (parts.address, options)
         self._use(parts.backend)
         self._address = parts.address
-        self._driver = parts.driver
+        self._driver = driver
         self._conversations = parts.conversations
-        self.runs = parts.runs
-        self.channels = parts.channels
-        self.text_digests = TextDigests(parts.channels.state)
-        self.manifests = parts.manifests
+        self.runs = Runs(driver, clock=clock, trace_limits=options.run_trace_limits)
+        self.channels = ChannelTables.over(driver, clock=clock)
+        self.text_digests = TextDigests(self.channels.state)
+        days = options.manifest_retention_days
+        self.manifests = Manifests(tables.manifests, observer=observers, clock=clock, retention_days=days)
         self.manifests.origin = self
         self.summaries = tables.summaries
         self.token_factors = tables.token_factors
-        self.learned_factors = parts.learned_factors
-        self.counter = parts.options.counter
+        self.learned_factors = LearnedFactors(tables.token_factors)
+        self.counter = options.counter
         self.remembered_counts = parts.remembered_counts
         self.embeddings = tables.embeddings
-        self.session_cache = SessionCache(parts.options.context_cache_bytes)
-        self.run_retention = parts.run_retention
-        self.compressor = parts.compressor
-        self.observers = parts.observers
-        self.clock = parts.options.clock
+        self.session_cache = SessionCache(options.context_cache_bytes)
+        self.run_retention = RunPruner(self.runs, options.run_retention, observer=observers, clock=clock)
+        self.compressor = Compressor(
+            parts.backend.transcripts, tables.summaries, observer=observers, clock=clock, counter=options.counter
+        )
+        self.observers = observers
+        self.clock = clock
         self.identity = identity_of(parts.address)
         self.work_for_all: list[asyncio.Task[None]] = []
         self._unfinished: set[asyncio.Task[Any]] = set()

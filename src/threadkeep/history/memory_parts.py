@@ -14,14 +14,11 @@ from typing import Final
 from threadkeep.context.estimates import FamilyEstimate
 from threadkeep.context.tokens import RememberedCounts, TokenFactor, counter_for, family_of
 from threadkeep.errors import StoreError, StoreUnavailable
-from threadkeep.history.compressor import Compressor
 from threadkeep.history.graph_conversations import GraphConversations
-from threadkeep.history.manifests import Manifests
 from threadkeep.history.memory_options import MemoryOptions
 from threadkeep.history.older_turns import OlderTurns
 from threadkeep.history.pending import PendingTurns
 from threadkeep.history.retention import Pruner
-from threadkeep.history.retention_rounds import RunPruner
 from threadkeep.observe import IndexingBegan, IndexingDone, Observer, Observers
 from threadkeep.records import SearchResult
 from threadkeep.store.address import DatabaseAddress
@@ -29,8 +26,7 @@ from threadkeep.store.archive import Restoring
 from threadkeep.store.backend import DamageRegister
 from threadkeep.store.contexts import Contexts, ContextTables, TokenFactors
 from threadkeep.store.driver import Driver
-from threadkeep.store.duties import ChannelState, ChannelTables
-from threadkeep.store.runs import Runs
+from threadkeep.store.duties import ChannelState
 from threadkeep.store.search import MUCH_UNINDEXED, Search
 from threadkeep.store.transcripts import Transcripts
 
@@ -221,19 +217,13 @@ class Backend:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryParts:
-    """All parts from which a memory is created: its stores, background services, token counter, observers and clock."""
+    """The parts from which a memory is created: its database, its stores and its observers."""
 
     address: DatabaseAddress
     options: MemoryOptions
     driver: Driver
     backend: Backend
-    runs: Runs
     tables: ContextTables
-    channels: ChannelTables
     conversations: GraphConversations
-    manifests: Manifests
-    run_retention: RunPruner
-    compressor: Compressor
-    learned_factors: LearnedFactors
     remembered_counts: RememberedCounts
     observers: Observers

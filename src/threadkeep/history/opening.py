@@ -17,12 +17,10 @@ from threadkeep.graph_store.items import ConversationChanged
 from threadkeep.graph_store.layout import ConversationLayouts
 from threadkeep.graph_store.opening import open_graph_backend
 from threadkeep.history.all_sessions import AllRetention
-from threadkeep.history.compressor import Compressor
 from threadkeep.history.graph_conversations import GraphConversations, Opening
-from threadkeep.history.manifests import Manifests
 from threadkeep.history.memory import Memory
 from threadkeep.history.memory_options import MemoryOptions
-from threadkeep.history.memory_parts import Backend, LearnedFactors, MemoryParts, MessageSearch
+from threadkeep.history.memory_parts import Backend, MemoryParts, MessageSearch
 from threadkeep.history.older_turns import OlderTurns
 from threadkeep.history.pending import PendingTurns, folder_of
 from threadkeep.history.retention import Pruner
@@ -31,14 +29,13 @@ from threadkeep.history.session_events import SessionEvents
 from threadkeep.observe import Backend as BackendLabel
 from threadkeep.observe import Observer, Observers, Outcome
 from threadkeep.store.address import DatabaseAddress
-from threadkeep.store.backend import BackendDependencies, TranscriptBackend, open_table_backend
+from threadkeep.store.backend import TranscriptBackend, open_table_backend
 from threadkeep.store.codec import GraphTurns
 from threadkeep.store.contexts import ContextTables
 from threadkeep.store.driver import Driver
-from threadkeep.store.duties import ChannelTables, Duties
+from threadkeep.store.duties import Duties
 from threadkeep.store.migrations import migrate
 from threadkeep.store.opening import open_database
-from threadkeep.store.runs import Runs
 
 
 @asynccontextmanager
@@ -75,10 +72,20 @@ async def open_sessions[M: Memory](
         backend = await stack.enter_async_context(
             await _backend(address, driver, options, everyone, conversations, counts)
         )
-        parts = _parts(
-            stack, address, driver, backend, options, everyone, conversations=conversations, remembered_counts=counts
+        tables = ContextTables.over(driver, clock=options.clock)
+        parts = MemoryParts(
+            address=address,
+            options=options,
+            driver=driver,
+            backend=_session_backend(address, backend, tables, options, everyone),
+            tables=tables,
+            conversations=conversations,
+            remembered_counts=counts,
+            observers=everyone,
         )
         memory = make(parts)
+        for part in (memory.manifests, memory.pending, memory.compressor, memory.learned_factors):
+            stack.push_async_callback(part.close)
         if options.background:
             await _begin_background(stack, memory, driver, options)
         stack.push_async_callback(memory.older_turns.close)
@@ -86,63 +93,27 @@ async def open_sessions[M: Memory](
         yield memory
 
 
-def _parts(
-    stack: AsyncExitStack,
+def _session_backend(
     address: DatabaseAddress,
-    driver: Driver,
     backend: TranscriptBackend,
+    tables: ContextTables,
     options: MemoryOptions,
     observers: Observers,
-    *,
-    conversations: GraphConversations,
-    remembered_counts: RememberedCounts,
-) -> MemoryParts:
-    """Return the parts of a memory on an open database; the stack closes them."""
+) -> Backend:
+    """Return the services of the memory's own sessions."""
     transcripts, clock = backend.transcripts, options.clock
-    tables = ContextTables.over(driver, clock=clock)
-    manifests = Manifests(
-        tables.manifests, observer=observers, clock=clock, retention_days=options.manifest_retention_days
-    )
     # If the database is in memory, pending turns are kept in memory only.
     folder = None if address.in_memory else folder_of(address, options.pending.folder)
     pending = PendingTurns(transcripts, replace(options.pending, folder=folder), observer=observers, clock=clock)
-    compressor = Compressor(transcripts, tables.summaries, observer=observers, clock=clock, counter=options.counter)
-    learned_factors = LearnedFactors(tables.token_factors)
-    for part in (manifests, pending, compressor, learned_factors):
-        stack.push_async_callback(part.close)
-    runs = Runs(driver, clock=clock, trace_limits=options.run_trace_limits)
-    return MemoryParts(
-        address=address,
-        options=options,
-        driver=driver,
-        backend=Backend(
-            transcripts=transcripts,
-            index=MessageSearch(backend.search, observers),
-            archive=backend.archive,
-            damages=backend.damages,
-            contexts=tables.contexts,
-            older_turns=OlderTurns(
-                transcripts,
-                tables.embeddings,
-                observers,
-                tables.summaries,
-                backend.recall_indexes,
-            ),
-            pending=pending,
-            retention=Pruner(
-                backend.retention, options.retention.rules, pending=pending, observer=observers, clock=clock
-            ),
-        ),
-        runs=runs,
-        tables=tables,
-        channels=ChannelTables.over(driver, clock=clock),
-        manifests=manifests,
-        run_retention=RunPruner(runs, options.run_retention, observer=observers, clock=clock),
-        compressor=compressor,
-        learned_factors=learned_factors,
-        remembered_counts=remembered_counts,
-        observers=observers,
-        conversations=conversations,
+    return Backend(
+        transcripts=transcripts,
+        index=MessageSearch(backend.search, observers),
+        archive=backend.archive,
+        damages=backend.damages,
+        contexts=tables.contexts,
+        older_turns=OlderTurns(transcripts, tables.embeddings, observers, tables.summaries, backend.recall_indexes),
+        pending=pending,
+        retention=Pruner(backend.retention, options.retention.rules, pending=pending, observer=observers, clock=clock),
     )
 
 
@@ -188,11 +159,9 @@ async def _backend(
 
     graphiti = options.graphiti if options.graphiti and options.graphiti.enabled else None
     graph_turns = GraphTurns(graphiti.endpoint, graphiti.workspace) if graphiti else None
-    dependencies = BackendDependencies(
-        driver, counts.remembering(options.counter), options.clock, troubled, graph_turns
-    )
+    count, clock = counts.remembering(options.counter), options.clock
     if options.transcripts == "tables":
-        return open_table_backend(dependencies)
+        return open_table_backend(driver, count=count, clock=clock, graph_turns=graph_turns)
     if graph_turns is not None:
         raise InvalidInput("Only turns in tables go to Graphiti: set THREADKEEP_TRANSCRIPTS=tables, or turn it off.")
     if not options.retention.rules.nothing:
@@ -200,7 +169,9 @@ async def _backend(
     store = conversations.given
     if isinstance(store, DatabaseAddress) and store.in_memory:
         store = await conversations.store()
-    return open_graph_backend(dependencies, store, own=address, options=options.store)
+    return open_graph_backend(
+        driver, store, own=address, options=options.store, count=count, clock=clock, troubled=troubled
+    )
 
 
 @asynccontextmanager

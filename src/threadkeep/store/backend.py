@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final
 
-from threadkeep.errors import InvalidSettings, SessionDamaged, StoreError
-from threadkeep.observe import Backend
+from threadkeep.errors import InvalidSettings, SessionDamaged
 from threadkeep.store.address import TranscriptLocation
 from threadkeep.store.archive import Archive, Restoring
 from threadkeep.store.codec import Counter, GraphTurns
@@ -71,39 +70,24 @@ class TranscriptBackend:
     damages: DamageRegister = field(default_factory=DamageRegister)
 
 
-@dataclass(frozen=True)
-class BackendDependencies:
-    """The dependencies of a transcripts backend: database driver, token counter, clock, and error callback.
-
-    A backend in a graph store calls `troubled` if another writer changed a conversation during a write
-    (`ConversationChanged`, once per attempt), and if the rows of a session in the tables could not be updated.
-    """
-
-    driver: Driver
-    count: Counter
-    clock: Callable[[], datetime]
-    troubled: Callable[[Backend, str, StoreError], object]
-    graph_turns: GraphTurns | None = None
-
-
 @asynccontextmanager
-async def open_table_backend(dependencies: BackendDependencies) -> AsyncIterator[TranscriptBackend]:
+async def open_table_backend(
+    driver: Driver, *, count: Counter, clock: Callable[[], datetime], graph_turns: GraphTurns | None
+) -> AsyncIterator[TranscriptBackend]:
     """Open the transcripts backend that uses the tables.
 
     Raises:
         InvalidSettings: the transcripts of this database are in a graph store.
     """
-    await check_location(dependencies.driver, "tables")
-    transcripts = TableTranscripts(
-        dependencies.driver, count=dependencies.count, clock=dependencies.clock, graph_turns=dependencies.graph_turns
-    )
+    await check_location(driver, "tables")
+    transcripts = TableTranscripts(driver, count=count, clock=clock, graph_turns=graph_turns)
     try:
         yield TranscriptBackend(
             transcripts,
-            SearchIndex(dependencies.driver),
-            Archive(dependencies.driver, count=dependencies.count, clock=dependencies.clock),
-            RetentionRows(dependencies.driver, clock=dependencies.clock),
-            RecallIndexRows(dependencies.driver),
+            SearchIndex(driver),
+            Archive(driver, count=count, clock=clock),
+            RetentionRows(driver, clock=clock),
+            RecallIndexRows(driver),
         )
     finally:
         await transcripts.close()
