@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import assert_never
+from typing import Any, assert_never
 
 import httpx2
 
@@ -29,6 +28,7 @@ from threadkeep.channels.wecom_client import WeComAIBotClient, WeComApi, WeComDi
 from threadkeep.channels.wecom_connection import AIBotConnection
 from threadkeep.channels.wecom_cs import DeskFetching, WeComServiceChannel
 from threadkeep.errors import CallbackRefused, ChannelNotFound
+from threadkeep.history.opening import running
 from threadkeep.memory import Memory
 from threadkeep.runs.service import RunsOnDemand
 
@@ -112,7 +112,7 @@ async def open_channels(memory: Memory, runs: RunsOnDemand, file: ChannelsFile) 
         delivery = Delivery(memory, bots, file.delivery)
         intake = Intake(memory, runs, bots, wake=delivery.wake)
         service = ChannelService(memory, bots, intake)
-        fetching: list[Awaitable[None]] = []
+        fetching: list[Coroutine[Any, Any, None]] = []
         for each in file.channels:
             channel = each.channel()
             client = client_of(each, channel, memory, http)
@@ -129,11 +129,12 @@ async def open_channels(memory: Memory, runs: RunsOnDemand, file: ChannelsFile) 
                 case _, AIBotConnection():
                     fetching.append(client.keep_connected(intake, bot))
         stack.push_async_callback(delivery.finish, seconds=_FINISH_SECONDS)
-        await stack.enter_async_context(_running(delivery.keep_delivering(intake.take_orphaned)))
+        work = running(delivery.keep_delivering(intake.take_orphaned), "threadkeep-deliveries")
+        _ = await stack.enter_async_context(work)
         # Registered here so that polling stops before the intake closes, because a closed intake must take no messages.
         stack.push_async_callback(intake.close)
         for each_work in fetching:
-            await stack.enter_async_context(_running(each_work))
+            _ = await stack.enter_async_context(running(each_work, "threadkeep-receiving"))
         yield service
 
 
@@ -172,14 +173,3 @@ def client_of(settings: AnyBot, channel: Channel, memory: Memory, http: httpx2.A
                 return WeComServiceClient(api)
             return WeComDirectClient(api, settings.agent_id)
     assert_never(settings)
-
-
-@asynccontextmanager
-async def _running(work: Awaitable[None]) -> AsyncIterator[None]:
-    task = asyncio.ensure_future(work)
-    try:
-        yield
-    finally:
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task

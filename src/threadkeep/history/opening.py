@@ -133,9 +133,9 @@ async def _begin_background(stack: AsyncExitStack, memory: Memory, driver: Drive
     own = ((memory.manifests.keep_writing(), "manifests"), (memory.learned_factors.keep_saving(), "token-factors"))
     of_all = ((memory.keep_index(), "search-index"), *((each.keep_pruning(), each.duty) for each in schedules))
     for work, name in own:
-        _ = await stack.enter_async_context(_running(work, f"threadkeep-{name}"))
+        _ = await stack.enter_async_context(running(work, f"threadkeep-{name}"))
     for work, name in of_all:
-        task = await stack.enter_async_context(_running(work, f"threadkeep-{name}"))
+        task = await stack.enter_async_context(running(work, f"threadkeep-{name}"))
         memory.work_for_all.append(task)
 
 
@@ -175,7 +175,7 @@ async def _backend(
 
 
 @asynccontextmanager
-async def _running[T](work: Coroutine[Any, Any, T], name: str) -> AsyncIterator[asyncio.Task[T]]:
+async def running[T](work: Coroutine[Any, Any, T], name: str) -> AsyncIterator[asyncio.Task[T]]:
     """Run a task while the block runs; cancel the task at the end of the block."""
     task = asyncio.create_task(work, name=name)
     try:

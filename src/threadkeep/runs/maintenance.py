@@ -11,6 +11,7 @@ from datetime import timedelta
 from threadkeep.boundary import ErrorBoundary
 from threadkeep.errors import StoreClosed
 from threadkeep.history.memory import Memory
+from threadkeep.history.opening import running
 from threadkeep.observe import RunWork
 from threadkeep.runs.endings import end_orphan
 from threadkeep.runs.options import RunServiceOptions
@@ -39,17 +40,12 @@ class RunMaintenance:
     async def running(self) -> AsyncIterator[None]:
         """Run the background tasks inside the block."""
         options = self._options
-        tasks = [
-            asyncio.create_task(self._repeat(self.take_over, options.owner_check_seconds, "takeover")),
-            asyncio.create_task(self._repeat(self.watch, options.watch_seconds, "watch", self._look)),
-            asyncio.create_task(self._repeat(self.recover, options.upkeep_seconds, "upkeep")),
-        ]
-        try:
+        async with (
+            running(self._repeat(self.take_over, options.owner_check_seconds, "takeover"), "threadkeep-takeover"),
+            running(self._repeat(self.watch, options.watch_seconds, "watch", self._look), "threadkeep-watch"),
+            running(self._repeat(self.recover, options.upkeep_seconds, "upkeep"), "threadkeep-upkeep"),
+        ):
             yield
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks)
 
     def watch_now(self) -> None:
         """Check at once which runs of this process must be stopped."""
