@@ -24,7 +24,7 @@ from threadkeep.history.pending import PendingOptions
 from threadkeep.history.retention import RetentionOptions
 from threadkeep.knowledge.graphiti.settings import GraphitiSettings
 from threadkeep.records import Retention, RetentionLimits
-from threadkeep.runs.options import RunSettings, split_list
+from threadkeep.runs.options import RunSettings
 from threadkeep.store.address import DatabaseAddress, TranscriptLocation, parse_address
 from threadkeep.store.driver import Backend, StoreOptions
 from threadkeep.store.partitions import check_partitions
@@ -206,7 +206,16 @@ class Settings(RunSettings, GraphitiSettings):
             read_size(value)
         return value
 
-    @field_validator("graph_store_backend", "history_window", "recall", "transcripts", mode="before")
+    @field_validator(
+        "graph_store_backend",
+        "history_window",
+        "recall",
+        "transcripts",
+        "double_texting",
+        "graphiti_transport",
+        "graphiti_group_id_strategy",
+        mode="before",
+    )
     @classmethod
     def _any_case(cls, value: object) -> object:
         return value.lower() if isinstance(value, str) else value
@@ -216,7 +225,7 @@ class Settings(RunSettings, GraphitiSettings):
     def _any_case_upper(cls, value: object) -> object:
         return value.upper() if isinstance(value, str) else value
 
-    @field_validator("graph_store_sqlite_path", "pending_dir", "channels")
+    @field_validator("graph_store_sqlite_path", "pending_dir", "channels", "graphiti_git_folder")
     @classmethod
     def _absolute(cls, value: Path | None) -> Path | None:
         if value is not None and not value.is_absolute():
@@ -245,10 +254,18 @@ class Settings(RunSettings, GraphitiSettings):
             raise ValueError("a shared secret needs at least 32 characters")
         return value
 
-    @field_validator("workflows", "cors_origins", mode="before")
+    @field_validator(
+        "workflows",
+        "cors_origins",
+        "prices",
+        "graphiti_scopes",
+        "graphiti_recall_scopes",
+        "graphiti_recall_extra_group_ids",
+        mode="before",
+    )
     @classmethod
     def _parse_list(cls, value: object) -> object:
-        return split_list(value)
+        return [part for part in map(str.strip, value.split(",")) if part] if isinstance(value, str) else value
 
     @field_validator("cors_origins")
     @classmethod

@@ -127,7 +127,7 @@ class RunServiceOptions:
 
 
 class RunSettings(BaseSettings):
-    """Settings for execution, retries, traces and retention of runs."""
+    """Settings for execution, retries, traces and retention of runs. `Settings` parses lists and upper case."""
 
     double_texting: DoubleTexting = Field(
         "enqueue",
@@ -163,16 +163,6 @@ class RunSettings(BaseSettings):
         default_factory=list,
         description="Prices of models, comma-separated: model=input/output (or /cached), per million tokens.",
     )
-
-    @field_validator("double_texting", mode="before")
-    @classmethod
-    def _any_policy_case(cls, value: object) -> object:
-        return value.lower() if isinstance(value, str) else value
-
-    @field_validator("prices", mode="before")
-    @classmethod
-    def _parse_prices(cls, value: object) -> object:
-        return split_list(value)
 
     @field_validator("prices")
     @classmethod
@@ -218,8 +208,3 @@ class RunSettings(BaseSettings):
             longest_pause_seconds=self.run_longest_pause_seconds,
             keep_checkpoints_seconds=self.run_checkpoint_retention_hours * 3600,
         )
-
-
-def split_list(value: object) -> object:
-    """Return the comma-separated parts of a string as a list; return any other value unchanged."""
-    return [part for part in map(str.strip, value.split(",")) if part] if isinstance(value, str) else value

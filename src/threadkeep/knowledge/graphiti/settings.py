@@ -14,7 +14,7 @@ from threadkeep.records.knowledge import ScopeKind
 
 
 class GraphitiSettings(BaseSettings):
-    """Settings of Graphiti: its address, deliveries and recall."""
+    """Settings of Graphiti: its address, deliveries and recall. `Settings` parses lists, upper case and paths."""
 
     graphiti_enabled: bool = Field(False, description="Whether turns are sent to a Graphiti server, with consent.")
     graphiti_endpoint: str = Field("", description="Address of the Graphiti server, such as http://graph:8000.")
@@ -52,11 +52,6 @@ class GraphitiSettings(BaseSettings):
         default_factory=list, description="Groups of other programs to search too, comma-separated."
     )
 
-    @field_validator("graphiti_scopes", "graphiti_recall_scopes", "graphiti_recall_extra_group_ids", mode="before")
-    @classmethod
-    def _parse_names(cls, value: object) -> object:
-        return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
-
     @field_validator("graphiti_scopes", "graphiti_recall_scopes")
     @classmethod
     def _some(cls, value: list[str]) -> list[str]:
@@ -69,22 +64,10 @@ class GraphitiSettings(BaseSettings):
     def _group_ids(cls, value: list[str]) -> list[str]:
         return [check_group_id(group_id) for group_id in value]
 
-    @field_validator("graphiti_transport", "graphiti_group_id_strategy", mode="before")
-    @classmethod
-    def _lower(cls, value: object) -> object:
-        return value.lower() if isinstance(value, str) else value
-
     @field_validator("graphiti_endpoint")
     @classmethod
     def _endpoint(cls, value: str) -> str:
         return normalised_endpoint(value) if value.strip() else ""
-
-    @field_validator("graphiti_git_folder")
-    @classmethod
-    def _absolute_folder(cls, value: Path | None) -> Path | None:
-        if value is not None and not value.is_absolute():
-            raise ValueError("write an absolute path, without ~")
-        return value
 
     @model_validator(mode="after")
     def _check_graphiti(self) -> Self:
