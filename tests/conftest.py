@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dis
 import gc
+import gzip
 import logging
 import multiprocessing
 import os
@@ -35,6 +36,8 @@ from threadkeep.testing import SettableClock
 
 if TYPE_CHECKING:
     from tests.servers import Postgres
+
+STORED_DATABASES = Path(__file__).parent / "store" / "databases"
 
 # Before the first test there is no garbage, but the collector would search many objects.
 gc.disable()
@@ -191,6 +194,17 @@ def empty_postgres_url(postgres_server: Postgres) -> Iterator[str]:
     """Return a new PostgreSQL database without tables."""
     with postgres_server.database(empty=True) as url:
         yield url
+
+
+@pytest.fixture
+def old_postgres_url(empty_postgres_url: str) -> str:
+    """Return a PostgreSQL database that the code of schema 20 created and filled."""
+    from tests.databases import execute
+
+    execute(
+        empty_postgres_url, gzip.decompress((STORED_DATABASES / "schema_0020.postgres.sql.gz").read_bytes()).decode()
+    )
+    return empty_postgres_url
 
 
 @pytest.fixture

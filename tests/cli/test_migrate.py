@@ -14,7 +14,7 @@ import pytest
 
 from tests.cli.running import CommandLine
 from tests.conftest import url_of
-from tests.databases import execute
+from tests.databases import execute, query
 from threadkeep.errors import StoreUnavailable
 from threadkeep.store import migrations
 from threadkeep.store.condition import Condition, read_condition
@@ -49,6 +49,54 @@ def test_a_wait_for_a_locked_database_is_shown(
         assert cli("migrate").exit_code == 0
     assert len(notes) == 1
     assert "stop that process" in notes[0]
+
+
+def test_writers_continue_while_an_upgrade_waits_for_a_reader(
+    cli: CommandLine, monkeypatch: pytest.MonkeyPatch, old_postgres_url: str
+) -> None:
+    """The upgrade gives up its locks between its tries, and shows a note. Each migration has one line."""
+    cli.set(THREADKEEP_DATABASE_URL=old_postgres_url)
+    notes: list[str] = []
+    with psycopg.connect(old_postgres_url) as reader, psycopg.connect(old_postgres_url, autocommit=True) as writer:
+        reader.execute("SELECT * FROM chat_token_factors")
+
+        def note(text: str) -> None:
+            notes.append(text)
+            if "stop that process" in text:
+                writer.execute("SET lock_timeout = '1s'")
+                writer.execute("UPDATE chat_sessions SET title = 'written meanwhile' WHERE session_id = 'room'")
+                reader.rollback()
+
+        monkeypatch.setattr("threadkeep.store.partitions._PAUSE_SECONDS", 0.0)
+        monkeypatch.setattr("threadkeep.cli.terminal.terminal.note", note)
+        assert cli("migrate").exit_code == 0
+    lines = [name for version, name in migrations.known_migrations("postgres") if version > 20]
+    assert [words.split(" % ")[-1] for words in notes if words.startswith("Migrating")] == [
+        name.removesuffix(".sql").replace("_", " ") for name in lines
+    ]
+    assert len([words for words in notes if "stop that process" in words]) == 1
+    assert query(old_postgres_url, "SELECT title FROM chat_sessions WHERE session_id = 'room'") == [
+        ("written meanwhile",)
+    ]
+
+
+def test_an_upgrade_that_waits_too_long_names_the_cure(
+    cli: CommandLine, monkeypatch: pytest.MonkeyPatch, old_postgres_url: str
+) -> None:
+    """The error does not blame a setting. Nothing is changed, and `doctor` finds the transaction."""
+    cli.set(THREADKEEP_DATABASE_URL=old_postgres_url)
+    monkeypatch.setattr("threadkeep.store.partitions._PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr("threadkeep.store.partitions._MOST_TRIES", 1)
+    monkeypatch.setattr("threadkeep.store.condition._LONG_SECONDS", 0.0)
+    with psycopg.connect(old_postgres_url, application_name="the reader") as reader:
+        reader.execute("SELECT * FROM chat_token_factors")
+        problem = cli("migrate", "--json").problem
+        locks = [one for one in cli("doctor", "--json").json["findings"] if one["check"] == "locks"]
+    assert problem["type"] == "urn:threadkeep:row-locked"
+    assert "find them with `threadkeep doctor`, and end them" in problem["detail"]
+    assert "THREADKEEP_LOCK_TIMEOUT" not in problem["detail"]
+    assert "the reader" in locks[0]["detail"]
+    assert query(old_postgres_url, "SELECT max(version) FROM threadkeep_migrations") == [(20,)]
 
 
 def test_a_check_changes_nothing(cli: CommandLine, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.children import run_together
+from tests.conftest import STORED_DATABASES
 from tests.databases import driver_of, execute, query
 from tests.limits import HANG_SECONDS
 from threadkeep import MemoryOptions, Message, SchemaTooNew, StoreError, StoreUnavailable, open_memory
@@ -28,7 +29,6 @@ from threadkeep.store.sqlite_connection import translated
 _NOW = datetime(2026, 1, 1, tzinfo=UTC)
 _STARTERS = 8
 _OLDEST = 20
-_DATABASES = Path(__file__).parent / "databases"
 _MAKE_TOO_NEW = "INSERT INTO threadkeep_migrations (version, name, applied_at) VALUES (9999, 'from the future', '')"
 _TABLES = (
     "chat_active_sessions",
@@ -178,18 +178,15 @@ async def test_a_schema_from_before_the_first_migration_is_refused(empty_url: st
     assert {table for table, *_ in columns_of(empty_url)} == {"threadkeep_migrations"}
 
 
-async def test_a_role_that_may_not_migrate_gets_the_cure(
-    empty_postgres_url: str, memory_options: MemoryOptions
-) -> None:
+async def test_a_role_that_may_not_migrate_gets_the_cure(old_postgres_url: str, memory_options: MemoryOptions) -> None:
     """Rights on the tables do not suffice: only their owner can alter them."""
-    execute(empty_postgres_url, gzip.decompress((_DATABASES / "schema_0020.postgres.sql.gz").read_bytes()).decode())
     rights = "SELECT, INSERT, UPDATE, DELETE, REFERENCES ON ALL TABLES IN SCHEMA public"
-    execute(empty_postgres_url, f"GRANT {rights} TO pg_read_all_settings")
-    execute(empty_postgres_url, "GRANT CREATE ON SCHEMA public TO pg_read_all_settings")
+    execute(old_postgres_url, f"GRANT {rights} TO pg_read_all_settings")
+    execute(old_postgres_url, "GRANT CREATE ON SCHEMA public TO pg_read_all_settings")
     with pytest.raises(StoreError, match="run `threadkeep migrate` as the role that owns the tables, and then grant"):
-        async with open_memory(f"{empty_postgres_url}&options=-crole%3Dpg_read_all_settings", options=memory_options):
+        async with open_memory(f"{old_postgres_url}&options=-crole%3Dpg_read_all_settings", options=memory_options):
             pass
-    async with driver_of(empty_postgres_url) as driver:
+    async with driver_of(old_postgres_url) as driver:
         assert await schema_version(driver) == _OLDEST
 
 
@@ -197,11 +194,9 @@ async def test_a_role_that_may_not_migrate_gets_the_cure(
 def stored_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """Return the URL of a database that the code of schema 20 created and filled."""
     if request.param == "sqlite":
-        (tmp_path / "stored.db").write_bytes(gzip.decompress((_DATABASES / "schema_0020.db.gz").read_bytes()))
+        (tmp_path / "stored.db").write_bytes(gzip.decompress((STORED_DATABASES / "schema_0020.db.gz").read_bytes()))
         return f"sqlite:///{tmp_path}/stored.db"
-    url = str(request.getfixturevalue("empty_postgres_url"))
-    execute(url, gzip.decompress((_DATABASES / "schema_0020.postgres.sql.gz").read_bytes()).decode())
-    return url
+    return str(request.getfixturevalue("old_postgres_url"))
 
 
 async def test_a_database_of_schema_20_opens_with_all_data(stored_url: str, memory_options: MemoryOptions) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -29,8 +30,8 @@ _LOCK_NOTE_SECONDS = 1.0
 _MOST_IDLE_PASSES = 20
 
 _LOCKED = (
-    "Waiting for another process that writes to the database or migrates it; stop that process, or interrupt this "
-    "command: it has changed nothing yet."
+    "Waiting for another process that uses the database; stop that process (`threadkeep doctor` names it), or "
+    "interrupt this command: it has changed nothing yet."
 )
 _IN_MEMORY = "A database in memory has nothing to copy; name another one with --database."
 Replace = Annotated[bool, typer.Option("--replace", help="Replace existing data.")]
@@ -119,17 +120,25 @@ async def _apply(driver: Driver, found: int, partitions: int | None) -> list[int
     """Apply the missing migrations. Show a bar on a terminal, otherwise a line for each; nothing for a new database."""
     from threadkeep.store.migrations import migrate
 
-    waits = asyncio.get_running_loop().call_later(_LOCK_NOTE_SECONDS, terminal.note, _LOCKED)
+    @cache
+    def held() -> None:
+        terminal.note(_LOCKED)
+
+    reached = -1
+    waits = asyncio.get_running_loop().call_later(_LOCK_NOTE_SECONDS, held)
     shown_progress = terminal.progress("Migrating", 100, every=True) if found else nullcontext()
     try:
         with shown_progress as reach:
 
             def report(done: int, total: int, file: str) -> None:
+                nonlocal reached
                 waits.cancel()
-                if reach is not None:
+                if reach is not None and done > reached:
+                    reached = done
                     reach(100 * done // total, file.removesuffix(".sql").replace("_", " "))
 
-            return await migrate(driver, datetime.now(UTC), told=report, partitions=None if found else partitions)
+            wanted = None if found else partitions
+            return await migrate(driver, datetime.now(UTC), told=report, held=held, partitions=wanted)
     finally:
         waits.cancel()
 

@@ -10,19 +10,27 @@ from datetime import datetime
 from importlib.resources import files
 
 from threadkeep.errors import SchemaTooNew, StoreError
-from threadkeep.store.driver import Backend, Connection, Driver
-from threadkeep.store.partitions import check_partitions, make_partitions
+from threadkeep.store.driver import GROUP_LOCK_SECONDS, Backend, Connection, Driver
+from threadkeep.store.partitions import check_partitions, make_partitions, with_lock_retries
 from threadkeep.store.statements import load_script
 
 type ToldOfMigration = Callable[[int, int, str], object]
-"""A callback that gets, before each migration, the numbers of finished and of all due migrations, and the file name."""
+"""A callback that gets, before each migration, the numbers of finished and of all due migrations, and the file name.
+
+Each try to migrate begins with the first due migration.
+"""
 
 _TABLE = """CREATE TABLE IF NOT EXISTS threadkeep_migrations (
     version INTEGER PRIMARY KEY, name TEXT NOT NULL, applied_at TEXT NOT NULL
 )"""
 _APPLIED = "INSERT INTO threadkeep_migrations (version, name, applied_at) VALUES (:version, :name, :now)"
-# An arbitrary fixed number, which identifies this lock among the advisory locks of a PostgreSQL database.
-_LOCK = "SELECT pg_advisory_xact_lock(7310865112)"
+# An arbitrary fixed number identifies this lock among the advisory locks of a PostgreSQL database. Only the wait for it
+# has no limit, because migrating a large database takes long and other starting processes must wait.
+_LOCK = (
+    "SET LOCAL lock_timeout = 0",
+    "SELECT pg_advisory_xact_lock(7310865112)",
+    f"SET LOCAL lock_timeout = {GROUP_LOCK_SECONDS * 1000:.0f}",
+)
 _IS_THERE: dict[Backend, str] = {
     "sqlite": "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = 'threadkeep_migrations'",
     # The view pg_tables joins more tables, and each new connection would read their descriptions first.
@@ -63,17 +71,24 @@ async def schema_version(driver: Driver) -> int:
 
 
 async def migrate(
-    driver: Driver, now: datetime, *, told: ToldOfMigration | None = None, partitions: int | None = None
+    driver: Driver,
+    now: datetime,
+    *,
+    told: ToldOfMigration | None = None,
+    held: Callable[[], object] | None = None,
+    partitions: int | None = None,
 ) -> list[int]:
     """Bring a database to the newest schema; return the versions of the migrations that this call applied.
 
     Of concurrent processes, one migrates; the others wait and find nothing to do. A database that is up to date is only
     read. In a new PostgreSQL database, messages are partitioned by session into `partitions` tables; an existing
-    database keeps its tables.
+    database keeps its tables. If other transactions use tables of a PostgreSQL database, `held` is called, and all
+    migrations are tried again.
 
     Raises:
         SchemaTooNew: the database has migrations that this code does not know; nothing was changed.
         StoreError: the database is older than the first migration; nothing was changed.
+        RowLocked: other transactions used the tables for too long; nothing was changed.
         InvalidSettings: partitions were requested for a SQLite database.
     """
     check_partitions(driver.backend, partitions)
@@ -82,10 +97,10 @@ async def migrate(
     check_schema(driver.backend, found)
     if found == known[-1][0]:
         return []
-    # There is no lock timeout, because migrating a large database takes long and other starting processes must wait.
-    async with driver.writing(lock_timeout_seconds=0) as connection:
+
+    async def apply(connection: Connection) -> list[int]:
         if driver.backend == "postgres":
-            await connection.fetch(_LOCK, {})
+            await connection.fetch_each([(statement, {}) for statement in _LOCK])
         found = await _version(connection, driver.backend)
         waiting = [(version, name) for version, name in known if version > found]
         applied = [{"version": version, "name": name, "now": now.isoformat()} for version, name in waiting]
@@ -97,7 +112,12 @@ async def migrate(
         if partitions is not None and not found:
             await make_partitions(connection, partitions)
         await connection.execute_many(_APPLIED, applied)
-    return [version for version, _ in waiting]
+        return [version for version, _ in waiting]
+
+    if driver.backend == "postgres":
+        return await with_lock_retries(driver, apply, held=held)
+    async with driver.writing(lock_timeout_seconds=0) as connection:
+        return await apply(connection)
 
 
 async def _version(connection: Connection, backend: Backend) -> int:

@@ -107,20 +107,20 @@ async def partition(driver: Driver, partitions: int, *, report: Progress) -> boo
     if state.partitions:
         return False
     if not state.copied_into:
-        await _with_lock_retries(driver, partial(_run_in_turn, name="begin"))
-        await _with_lock_retries(driver, partial(_create, partitions=partitions))
+        await with_lock_retries(driver, partial(_run_in_turn, name="begin"))
+        await with_lock_retries(driver, partial(_create, partitions=partitions))
     [(total,)] = await driver.fetch(_SQL["left"], {})
     done = copied = 0
     for is_indexed in (False, True):
         ranges = _RANGES
         while ranges == _RANGES:
-            ranges, messages = await _with_lock_retries(driver, _step)
+            ranges, messages = await with_lock_retries(driver, _step)
             done, copied = done + ranges, copied + messages
             if ranges:
                 report(min(done, total), total, copied)
         if not is_indexed:
-            await _with_lock_retries(driver, partial(_run_in_turn, name="index"))
-    await _with_lock_retries(driver, _swap)
+            await with_lock_retries(driver, partial(_run_in_turn, name="index"))
+    await with_lock_retries(driver, _swap)
     return True
 
 
@@ -132,7 +132,7 @@ async def abandon(driver: Driver) -> bool:
             await _run(connection, "abandon")
         return is_begun
 
-    return await _with_lock_retries(driver, remove)
+    return await with_lock_retries(driver, remove)
 
 
 async def _state(connection: Connection) -> PartitionState:
@@ -182,16 +182,28 @@ async def _swap(connection: Connection) -> None:
     await _run(connection, "swap")
 
 
-async def _with_lock_retries[T](driver: Driver, work: Callable[[Connection], Awaitable[T]]) -> T:
-    """Execute `work`, which locks tables, in a transaction; retry if other transactions keep the tables locked."""
-    for _ in range(_MOST_TRIES - 1):
+async def with_lock_retries[T](
+    driver: Driver, work: Callable[[Connection], Awaitable[T]], *, held: Callable[[], object] | None = None
+) -> T:
+    """Execute `work`, which locks tables, in a transaction; retry if other transactions keep the tables locked.
+
+    Between the tries, no table is locked, so that other processes can write. `held` is called after each failed try.
+
+    Raises:
+        RowLocked: no try succeeded.
+    """
+    for _ in range(_MOST_TRIES):
         try:
             async with driver.writing(lock_timeout_seconds=_LOCK_SECONDS) as connection:
                 return await work(connection)
         except RowLocked:
-            await asyncio.sleep(_PAUSE_SECONDS)
-    async with driver.writing(lock_timeout_seconds=_LOCK_SECONDS) as connection:
-        return await work(connection)
+            if held is not None:
+                held()
+        await asyncio.sleep(_PAUSE_SECONDS)
+    raise RowLocked(
+        f"Other transactions kept tables locked during {_MOST_TRIES} tries to change them; find them with "
+        "`threadkeep doctor`, and end them, or wait for the end of a backup; then try again."
+    )
 
 
 async def _run(connection: Connection, name: str) -> None:
