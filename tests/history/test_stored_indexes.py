@@ -263,6 +263,22 @@ async def test_an_index_that_cannot_be_stored_is_reported(
     ]
 
 
+async def test_a_role_without_rights_on_the_stored_indexes_finds_older_turns(
+    postgres_url: str, memory_options: MemoryOptions, events: RecordedEvents
+) -> None:
+    """An upgrade adds the table, and the rights may be granted only later."""
+    async with open_memory(postgres_url, options=memory_options) as memory:
+        await fill(memory)
+    role = "pg_read_all_settings"
+    execute(postgres_url, f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO {role}")
+    execute(postgres_url, f"REVOKE ALL ON chat_recall_indexes FROM {role}")
+    limited = f"{postgres_url}&options=-crole%3D{role}"
+    async with open_memory(limited, options=memory_options, observers=[events]) as memory:
+        assert VAULT in await found(memory)
+        await stored(memory.older_turns)
+    assert [(event.session_id, event.error) for event in events.of(RecallIndexNotStored)] == [(ROOM, "StoreError")]
+
+
 async def test_a_stored_index_is_deleted_with_messages_of_the_session(
     shared_url: str, memory_options: MemoryOptions
 ) -> None:

@@ -35,7 +35,15 @@ class StoredIndexes:
         self._observer = observer
 
     async def load(self, info: SessionInfo, summaries: Sequence[Summary]) -> ConversationIndex | None:
-        """Return the stored index of a session; if it no longer matches the session, delete it and return None."""
+        """Return the stored index of a session; if it no longer matches the session, delete it and return None.
+
+        Also return None if the stored indexes cannot be used, for example because rights are missing.
+        """
+        with contextlib.suppress(StoreError):
+            return await self._load(info, summaries)
+        return None
+
+    async def _load(self, info: SessionInfo, summaries: Sequence[Summary]) -> ConversationIndex | None:
         session_id = info.session_id
         data = await self._rows.of_session(session_id, index_version(), info.last_seq)
         if data is None:
