@@ -14,6 +14,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psycopg
 import pytest
 
 from tests.cli.forked import ForkedCommand
@@ -209,6 +210,72 @@ def test_invalid_and_damaged_postgres_indexes_are_found(cli: CommandLine, postgr
     assert "the index idx_chat_messages_id is damaged" in damaged["detail"]
     execute(postgres_url, "UPDATE pg_index SET indisvalid = FALSE WHERE indexrelid = 'idx_chat_messages_id'::regclass")
     assert "the index idx_chat_messages_id is not valid" in _finding(cli("doctor", "--json"), "integrity")["detail"]
+
+
+def test_a_dropped_postgres_table_is_named_with_a_cure(cli: CommandLine, postgres_url: str) -> None:
+    """`doctor` does not advise to run `doctor`, or to start a server that answers."""
+    cli.set(THREADKEEP_DATABASE_URL=postgres_url)
+    execute(postgres_url, "DROP TABLE chat_messages CASCADE")
+    finding = _finding(cli("doctor", "--json"), "integrity")
+    assert (finding["level"], 'relation "chat_messages" does not exist' in finding["detail"]) == ("fail", True)
+    assert finding["cure"].startswith("Restore a backup")
+    error = cli("sessions", "search", "anything").err
+    assert 'relation "chat_messages" does not exist' in error
+    assert "restore a backup" in error
+
+
+def test_missing_rights_on_postgres_tables_are_found(cli: CommandLine, postgres_url: str) -> None:
+    """The finding names the table and the statement that grants the rights."""
+    role = "pg_read_all_settings"
+    execute(postgres_url, f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO {role}")
+    cli.set(THREADKEEP_DATABASE_URL=f"{postgres_url}&options=-crole%3D{role}")
+    assert "rights" not in [finding["check"] for finding in cli("doctor", "--json").json["findings"]]
+    execute(postgres_url, f"REVOKE INSERT, UPDATE ON chat_recall_indexes FROM {role}")
+    finding = _finding(cli("doctor", "--json"), "rights")
+    assert (finding["level"], "chat_recall_indexes (INSERT, UPDATE)." in finding["detail"]) == ("fail", True)
+    granted = f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO {role}"
+    assert granted in finding["cure"]
+    execute(postgres_url, f"REVOKE SELECT ON chat_sessions FROM {role}")
+    finding = _finding(cli("doctor", "--json"), "database")
+    assert "permission denied for table chat_sessions" in finding["detail"]
+    assert finding["cure"].startswith("After an upgrade, run `threadkeep migrate` as the role that owns the tables")
+
+
+def test_a_role_that_only_reads_can_list_and_search(cli: CommandLine, postgres_url: str) -> None:
+    """A search says which messages are not indexed; a change names the missing right."""
+    cli.url = postgres_url
+    cli.store("room", "hello", "world")
+    cli.set(THREADKEEP_DATABASE_URL=f"{postgres_url}&options=-crole%3Dpg_read_all_data")
+    assert [row["session_id"] for row in cli("sessions", "list", "--json").json["sessions"]] == ["room"]
+    found = cli("sessions", "search", "hello", "--json")
+    assert (found.exit_code, found.json["unindexed"]) == (0, 2)
+    assert "hello" in cli("sessions", "export", "room").out
+    assert "permission denied for table chat_" in cli("sessions", "delete", "room", "--yes").err
+    outcome = cli("doctor", "--json")
+    finding = _finding(outcome, "rights")
+    assert (outcome.exit_code, finding["level"], "may only read" in finding["detail"]) == (0, "warn", True)
+
+
+def test_transactions_of_other_roles_are_reported_as_hidden(cli: CommandLine, postgres_url: str) -> None:
+    """PostgreSQL shows them only to members of pg_read_all_stats."""
+    cli.set(THREADKEEP_DATABASE_URL=f"{postgres_url}&options=-crole%3Dpg_read_all_data")
+    with psycopg.connect(postgres_url):
+        finding = _finding(cli("doctor", "--json"), "locks")
+    assert "of other roles are hidden" in finding["detail"]
+    assert "GRANT pg_read_all_stats TO pg_read_all_data" in finding["detail"]
+
+
+def test_a_locked_postgres_table_is_named_with_its_holder(
+    cli: CommandLine, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("threadkeep.store.condition._LONG_SECONDS", 0.0)
+    cli.set(THREADKEEP_DATABASE_URL=postgres_url, THREADKEEP_LOCK_TIMEOUT="0.01")
+    with psycopg.connect(postgres_url, application_name="vacuum job") as other:
+        other.execute("LOCK TABLE chat_sessions")
+        outcome = cli("doctor", "--json")
+    assert "vacuum job" in _finding(outcome, "locks")["detail"]
+    finding = _finding(outcome, "integrity")
+    assert (finding["level"], finding["cure"]) == ("fail", "End that transaction (see `locks`), or wait for its end.")
 
 
 def test_every_configured_database_is_checked(cli: CommandLine, tmp_path: Path, empty_postgres_url: str) -> None:

@@ -168,7 +168,7 @@ async def test_an_error_of_the_server_is_raised_without_the_row(driver: Postgres
 
 
 async def test_a_role_without_rights_gets_the_cure(postgres_url: str, memory_options: MemoryOptions) -> None:
-    with pytest.raises(StoreError, match=r"InsufficientPrivilege 42501\); .* grant the role"):
+    with pytest.raises(StoreError, match=r"InsufficientPrivilege 42501: permission denied for .*\); .* grant the role"):
         async with open_memory(f"{postgres_url}&options=-crole%3Dpg_read_all_settings", options=memory_options):
             pass
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -26,13 +27,15 @@ from threadkeep.store.condition import (
     Condition,
     Integrity,
     LockHolder,
+    MissingRights,
     can_write,
     check_integrity,
     lock_holders,
+    missing_rights,
     read_condition,
 )
 from threadkeep.store.contexts import TokenFactors
-from threadkeep.store.driver import Backend, Driver, StoreOptions
+from threadkeep.store.driver import Backend, Driver, RowLocked, StoreOptions
 from threadkeep.store.migrations import check_schema, known_migrations, schema_version
 from threadkeep.store.opening import open_database
 from threadkeep.store.partitions import PartitionState, partition_state
@@ -46,6 +49,7 @@ _GRAPH_STORE_SECONDS = 30.0
 _SLOW_SECONDS = 1.0
 _LONG_QUEUED_SECONDS = 60.0
 _MOST_NAMED = 5
+_CAUSE_AND_CURE = re.compile(r"(.*?\))[.;] (.*)", re.DOTALL)
 _DAMAGE_CURE = "Restore a backup. What can still be read is saved by: threadkeep sessions export --all"
 
 
@@ -66,6 +70,7 @@ async def check_database(settings: Settings) -> list[Finding]:
             ]
             found += await _location(driver, settings, condition)
             found += await _writing(driver, address, condition)
+            found += _rights(await missing_rights(driver), condition)
             found += _partitions(await partition_state(driver), settings.partitions)
             found += _search(condition)
             if condition.schema == condition.newest:
@@ -93,8 +98,11 @@ def _unreachable(check: str, address: DatabaseAddress, error: StoreError | Modul
 
 def _explained(address: DatabaseAddress, error: StoreError) -> tuple[str, str]:
     """Return the detail and the cure of an error: its own cure, if it has one behind its cause in brackets."""
-    detail, ending, cure = str(error).partition("). ")
-    return (f"{detail}).", cure) if ending else (str(error), _cure(address))
+    if isinstance(error, RowLocked):
+        detail, _, _ = str(error).partition("; ")
+        return f"{detail}.", "End that transaction (see `locks`), or wait for its end."
+    parts = _CAUSE_AND_CURE.fullmatch(str(error))
+    return (f"{parts[1]}.", parts[2][:1].upper() + parts[2][1:]) if parts else (str(error), _cure(address))
 
 
 def _with_short_timeouts(options: StoreOptions) -> StoreOptions:
@@ -148,7 +156,7 @@ def _schema(backend: Backend, condition: Condition) -> Finding:
 async def _location(driver: Driver, settings: Settings, condition: Condition) -> list[Finding]:
     """Return a finding if messages are not stored where the settings expect them, because no process can start then."""
     try:
-        if condition.schema == condition.newest:
+        if condition.schema == condition.newest and condition.sessions is not None:
             await check_location(driver, settings.transcripts)
     except InvalidSettings as error:
         cure = f"Restore the earlier {error.variable}, or name another database in THREADKEEP_DATABASE_URL."
@@ -190,11 +198,33 @@ async def _writing(driver: Driver, address: DatabaseAddress, condition: Conditio
         await can_write(driver)
     except StoreError as error:
         return [Finding("writing", "fail", *_explained(address, error)), *_holding(address, ())]
-    return [Finding("writing", "ok", "A write transaction begins at once."), *_holding(address, condition.holders)]
+    return [
+        Finding("writing", "ok", "A write transaction begins at once."),
+        *_holding(address, condition.holders, hidden=condition.engine),
+    ]
 
 
-def _holding(address: DatabaseAddress, holders: Sequence[LockHolder]) -> list[Finding]:
-    """Return a finding about connections that may block others; without any, about other users of a SQLite file."""
+def _rights(missing: Sequence[MissingRights], condition: Condition) -> list[Finding]:
+    """Return a finding if the role of a PostgreSQL database lacks rights on tables; only reading may be intended."""
+    if not missing:
+        return []
+    role, schema = condition.engine["role"], missing[0].schema
+    cure = f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {schema} TO {role}"
+    cure = f"As the role that owns the tables: {cure}; GRANT USAGE ON ALL SEQUENCES IN SCHEMA {schema} TO {role}"
+    if {one.rights for one in missing} <= {"DELETE, INSERT, UPDATE", "USAGE"}:
+        detail = f"The role {role} may only read, so it cannot store messages or index them for searches."
+        return [Finding("rights", "warn", detail, f"If this is not intended: {cure[:1].lower()}{cure[1:]}")]
+    names = [f"{one.table} ({one.rights})" for one in missing]
+    return [Finding("rights", "fail", f"The role {role} lacks rights on {_some(names)}.", cure)]
+
+
+def _holding(
+    address: DatabaseAddress, holders: Sequence[LockHolder], *, hidden: Mapping[str, str] | None = None
+) -> list[Finding]:
+    """Return a finding about connections that may block others; without any, about other users of a SQLite file.
+
+    `hidden` has the number of connections to PostgreSQL whose transactions this role may not see.
+    """
     if address.path is not None:
         holders = lock_holders(address.path)
     busy = [holder for holder in holders if holder.doing != "open"]
@@ -206,7 +236,11 @@ def _holding(address: DatabaseAddress, holders: Sequence[LockHolder]) -> list[Fi
         return [Finding("locks", "warn", f"Transactions have been open for long and may block others: {names}.", cure)]
     if holders:
         return [Finding("locks", "ok", f"Also open in {', '.join(_name_of(holder) for holder in holders)}.")]
-    return [Finding("locks", "ok", "No other process is seen to hold a lock.")]
+    detail = "No other process is seen to hold a lock"
+    if hidden and (count := int(hidden.get("hidden_connections", 0))):
+        shown = f"GRANT pg_read_all_stats TO {hidden['role']} would show them"
+        detail += f"; the transactions of {counted(count, 'connection')} of other roles are hidden ({shown})"
+    return [Finding("locks", "ok", f"{detail}.")]
 
 
 def _name_of(holder: LockHolder) -> str:

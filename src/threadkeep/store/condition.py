@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
 from threadkeep.errors import StoreError, StoreUnavailable
-from threadkeep.store.driver import Driver
-from threadkeep.store.migrations import known_migrations, schema_version
+from threadkeep.store.driver import Driver, Row, RowLocked
+from threadkeep.store.migrations import known_migrations, known_tables, schema_version
 from threadkeep.store.statements import load_statements
 
 _LONG_SECONDS = 10.0
@@ -34,9 +35,10 @@ class Condition:
     """The condition of a database that can be read.
 
     `schema` is the version of the newest migration of the database, `newest` the newest version that this code knows.
-    `engine` has settings of SQLite or PostgreSQL, by name. The counts are None if this code does not know the schema;
-    `unindexed` counts messages that are not in the search index yet. `free_bytes` of the file's `file_bytes` are free
-    for later messages; both are 0 on PostgreSQL, which frees space by itself.
+    `engine` has settings of SQLite or PostgreSQL, by name. The counts are None if this code does not know the schema,
+    or another transaction has locked the table; `unindexed` counts messages that are not in the search index yet.
+    `free_bytes` of the file's `file_bytes` are free for later messages; both are 0 on PostgreSQL, which frees space by
+    itself.
     """
 
     schema: int
@@ -64,14 +66,32 @@ async def read_condition(driver: Driver) -> Condition:
     sql = load_statements(f"{driver.backend}/condition.sql")
     schema = await schema_version(driver)
     versions = [version for version, _ in known_migrations(driver.backend)]
+    counts: Row = (None, None, None)
+    with suppress(RowLocked):
+        [counts] = await driver.fetch(sql["totals"], {}) if schema in versions else [counts]
     async with driver.reading() as connection:
         engine = {str(name): str(value) for name, value in await connection.fetch(sql["engine"], {})}
-        counts = (await connection.fetch(sql["totals"], {}))[0] if schema in versions else (None, None, None)
         rows = await connection.fetch(sql["holders"], {"seconds": _LONG_SECONDS}) if "holders" in sql else []
         room = (await connection.fetch(sql["room"], {}))[0] if "room" in sql else (0, 0)
     sessions, messages, unindexed = (None if count is None else int(count) for count in counts)
     holders = tuple(LockHolder(int(pid), str(name), str(state), float(age)) for pid, name, state, age in rows)
     return Condition(schema, versions[-1], engine, sessions, messages, unindexed, holders, *map(int, room))
+
+
+class MissingRights(NamedTuple):
+    """The rights on a table or sequence that a role lacks, such as `INSERT, UPDATE`; `schema` is quoted if needed."""
+
+    table: str
+    rights: str
+    schema: str
+
+
+async def missing_rights(driver: Driver) -> list[MissingRights]:
+    """Return the rights that the role of a PostgreSQL database lacks; SQLite has no rights."""
+    if driver.backend == "sqlite":
+        return []
+    sql = load_statements("postgres/condition.sql")["missing_rights"]
+    return [MissingRights(*row) for row in await driver.fetch(sql, {"tables": known_tables()})]
 
 
 async def can_write(driver: Driver) -> None:

@@ -5,6 +5,7 @@ The first one creates the whole schema of version 0.1.0; it has the number of th
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from datetime import datetime
 from importlib.resources import files
@@ -31,6 +32,7 @@ _LOCK = (
     "SELECT pg_advisory_xact_lock(7310865112)",
     f"SET LOCAL lock_timeout = {GROUP_LOCK_SECONDS * 1000:.0f}",
 )
+_MADE = re.compile(r"^CREATE (?:TABLE|VIEW|SEQUENCE) (chat_\w+)", re.MULTILINE)
 _IS_THERE: dict[Backend, str] = {
     "sqlite": "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = 'threadkeep_migrations'",
     # The view pg_tables joins more tables, and each new connection would read their descriptions first.
@@ -44,6 +46,13 @@ def known_migrations(backend: Backend) -> list[tuple[int, str]]:
     folder = files("threadkeep.store").joinpath("sql", backend)
     names = sorted(entry.name for entry in folder.iterdir() if entry.name[:4].isdigit())
     return [(int(name[:4]), name) for name in names]
+
+
+def known_tables() -> list[str]:
+    """Return the names of the tables, views and named sequences in the newest schema on PostgreSQL."""
+    scripts = [*(name for _, name in known_migrations("postgres")), "partitions.sql"]
+    made = [_MADE.findall(statement) for name in scripts for statement in load_script(f"postgres/{name}")]
+    return sorted({name.removesuffix("_new") for names in made for name in names})
 
 
 def check_schema(backend: Backend, found: int) -> None:

@@ -138,6 +138,16 @@ _CURES: Mapping[type[BaseException], str] = {
     ),
 }
 
+_INCOMPLETE = "restore a backup, or correct the database and the search_path of THREADKEEP_DATABASE_URL."
+_CURES_OF_TABLES: Mapping[type[psycopg.Error], str] = {
+    psycopg.errors.InsufficientPrivilege: (
+        "after an upgrade, run `threadkeep migrate` as the role that owns the tables, and then grant the role of "
+        "THREADKEEP_DATABASE_URL the rights on the tables and their schema."
+    ),
+    psycopg.errors.UndefinedTable: _INCOMPLETE,
+    psycopg.errors.UndefinedColumn: _INCOMPLETE,
+}
+
 
 @contextmanager
 def translated() -> Iterator[None]:
@@ -184,10 +194,9 @@ def _refusal(error: psycopg.Error | UnicodeEncodeError) -> ThreadkeepError:
     if isinstance(error, UnicodeEncodeError) or (error.sqlstate is None and "NUL" in str(error)):
         return unstorable_text()
     name = f"{type(error).__name__} {error.sqlstate or ''}".strip()
-    cure = "check the tables with `threadkeep doctor`."
-    if isinstance(error, psycopg.errors.InsufficientPrivilege):
-        cure = (
-            "after an upgrade, run `threadkeep migrate` as the role that owns the tables, and then grant the role of "
-            "THREADKEEP_DATABASE_URL the rights on the tables and their schema."
-        )
+    cure = "look it up in the log of the server, and check the tables with `threadkeep doctor`."
+    for kind, cure_of_kind in _CURES_OF_TABLES.items():
+        if isinstance(error, kind):
+            # The messages of these errors name tables and columns, and quote no values.
+            name, cure = f"{name}: {error.diag.message_primary}", cure_of_kind
     return StoreError(f"PostgreSQL rejected this call ({name}); {cure}")

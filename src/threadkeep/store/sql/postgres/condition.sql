@@ -4,6 +4,9 @@
 SELECT name, setting FROM pg_settings
 WHERE name IN ('server_version', 'fsync', 'synchronous_commit', 'transaction_read_only', 'max_connections')
 UNION ALL SELECT 'connections', count(*)::text FROM pg_stat_activity WHERE backend_type = 'client backend'
+UNION ALL SELECT 'role', quote_ident(current_user)
+UNION ALL SELECT 'hidden_connections', count(*)::text FROM pg_stat_activity
+WHERE datname = current_database() AND query = '<insufficient privilege>'
 
 -- name: totals
 SELECT count(*), coalesce(sum(message_count), 0), coalesce(sum(last_seq - indexed_seq), 0) FROM chat_sessions
@@ -15,3 +18,15 @@ FROM pg_stat_activity
 WHERE datname = current_database() AND pid <> pg_backend_pid() AND xact_start < now() - make_interval(secs => :seconds)
 ORDER BY xact_start
 LIMIT 20
+
+-- name: missing_rights
+-- The rights on :tables, their view and their sequence that this role lacks.
+SELECT c.relname, string_agg(r.name, ', ' ORDER BY r.name), quote_ident(current_schema())
+FROM pg_class c CROSS JOIN (VALUES ('SELECT'), ('INSERT'), ('UPDATE'), ('DELETE'), ('USAGE')) AS r (name)
+WHERE c.relnamespace = CAST(quote_ident(current_schema()) AS REGNAMESPACE) AND c.relname = ANY (:tables) AND NOT CASE
+    WHEN c.relkind = 'S' THEN r.name <> 'USAGE' OR has_sequence_privilege(c.oid, 'USAGE')
+    WHEN r.name = 'USAGE' OR (c.relkind = 'v' AND r.name <> 'SELECT') THEN TRUE
+    ELSE has_table_privilege(c.oid, r.name)
+END
+GROUP BY c.relname
+ORDER BY c.relname
