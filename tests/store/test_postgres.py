@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 import psycopg
 import pytest
 
+from tests.databases import execute, query
 from tests.limits import HANG_SECONDS
 from tests.servers import Postgres
 from threadkeep import MemoryOptions, Message, StoreError, StoreUnavailable, open_memory
@@ -165,6 +166,27 @@ async def test_an_error_of_the_server_is_raised_without_the_row(driver: Postgres
             await connection.execute(insert, {"words": "canary-of-a-person", "now": datetime.now(UTC)})
     assert "NotNullViolation 23502" in str(refused.value)
     assert "canary" not in "".join(traceback.format_exception(refused.value))
+
+
+async def test_a_second_database_is_not_created_before_the_first_in_the_search_path(
+    postgres_url: str, memory_options: MemoryOptions
+) -> None:
+    """The default path begins with a schema of the role's name. If it is created later, sessions do not disappear."""
+    execute(postgres_url, "CREATE SCHEMA chat")
+    path = f"{postgres_url}&options=-csearch_path%3D"
+    with pytest.raises(StoreError, match=r"schema chat has no tables of Threadkeep, but public has.* search_path"):
+        async with open_memory(f"{path}chat,public", options=memory_options):
+            pass
+    assert query(postgres_url, "SELECT count(*) FROM pg_tables WHERE schemaname = 'chat'") == [(0,)]
+    for schemas in ("public,chat", "chat", "chat,public"):
+        async with open_memory(path + schemas, options=memory_options):
+            pass
+
+
+async def test_a_missing_schema_gets_the_cure(empty_postgres_url: str, memory_options: MemoryOptions) -> None:
+    with pytest.raises(StoreError, match="create the schema that the search_path names"):
+        async with open_memory(f"{empty_postgres_url}&options=-csearch_path%3Dchat", options=memory_options):
+            pass
 
 
 async def test_a_role_without_rights_gets_the_cure(postgres_url: str, memory_options: MemoryOptions) -> None:

@@ -39,6 +39,10 @@ _IS_THERE: dict[Backend, str] = {
     "postgres": "SELECT count(*) FROM pg_class WHERE relname = 'threadkeep_migrations' AND relkind IN ('r', 'p') "
     "AND relnamespace = (SELECT oid FROM pg_namespace WHERE nspname = current_schema())",
 }
+_SCHEMAS = (
+    "SELECT current_schema(), relnamespace::regnamespace::text FROM pg_class WHERE relname = 'threadkeep_migrations' "
+    "AND pg_table_is_visible(oid)"
+)
 
 
 def known_migrations(backend: Backend) -> list[tuple[int, str]]:
@@ -96,7 +100,8 @@ async def migrate(
 
     Raises:
         SchemaTooNew: the database has migrations that this code does not know; nothing was changed.
-        StoreError: the database is older than the first migration; nothing was changed.
+        StoreError: the database is older than the first migration, or another schema of the search_path has the tables;
+            nothing was changed.
         RowLocked: other transactions used the tables for too long; nothing was changed.
         InvalidSettings: partitions were requested for a SQLite database.
     """
@@ -106,6 +111,8 @@ async def migrate(
     check_schema(driver.backend, found)
     if found == known[-1][0]:
         return []
+    if not found and driver.backend == "postgres":
+        await _check_search_path(driver)
 
     async def apply(connection: Connection) -> list[int]:
         if driver.backend == "postgres":
@@ -127,6 +134,17 @@ async def migrate(
         return await with_lock_retries(driver, apply, held=held)
     async with driver.writing(lock_timeout_seconds=0) as connection:
         return await apply(connection)
+
+
+async def _check_search_path(driver: Driver) -> None:
+    """Check that no later schema in the search_path has the tables, because its sessions would seem to be lost."""
+    for current, other in await driver.fetch(_SCHEMAS, {}):
+        if current != other:
+            raise StoreError(
+                f"The schema {current} has no tables of Threadkeep, but {other} has, which comes later in the "
+                f"search_path: put {other} first to use its sessions, or leave it out to create an empty database in "
+                f"{current}."
+            )
 
 
 async def _version(connection: Connection, backend: Backend) -> int:

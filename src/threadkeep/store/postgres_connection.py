@@ -144,6 +144,7 @@ _CURES_OF_TABLES: Mapping[type[psycopg.Error], str] = {
         "after an upgrade, run `threadkeep migrate` as the role that owns the tables, and then grant the role of "
         "THREADKEEP_DATABASE_URL the rights on the tables and their schema."
     ),
+    psycopg.errors.InvalidSchemaName: "create the schema that the search_path names, or correct the search_path.",
     psycopg.errors.UndefinedTable: _INCOMPLETE,
     psycopg.errors.UndefinedColumn: _INCOMPLETE,
 }
@@ -197,6 +198,6 @@ def _refusal(error: psycopg.Error | UnicodeEncodeError) -> ThreadkeepError:
     cure = "look it up in the log of the server, and check the tables with `threadkeep doctor`."
     for kind, cure_of_kind in _CURES_OF_TABLES.items():
         if isinstance(error, kind):
-            # The messages of these errors name tables and columns, and quote no values.
+            # The messages of these errors name tables, schemas and columns, and quote no values.
             name, cure = f"{name}: {error.diag.message_primary}", cure_of_kind
     return StoreError(f"PostgreSQL rejected this call ({name}); {cure}")
