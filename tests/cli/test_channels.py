@@ -160,6 +160,22 @@ def test_the_status_shows_the_oldest_open_answer(cli: CommandLine, telegram: Fak
     assert "support" in cli("channels", "status").out
 
 
+def test_the_status_shows_the_answers_of_a_removed_bot(cli: CommandLine) -> None:
+    """The note names the command that drops them. A bot without open answers is not shown."""
+    fill(cli)
+    [row] = cli("channels", "status", "--json").json["channels"]
+    assert (row["name"], row["kind"], row["waiting"], row["failed"]) == ("support", None, 1, 1)
+    shown = cli("channels", "status")
+    assert "threadkeep channels outbox drop --bot support" in shown.err
+    assert "support" in shown.out
+    assert cli("channels", "outbox", "drop", "--bot", "support").exit_code == 2
+    assert cli("channels", "outbox", "drop", "1", "--bot", "support", "--yes").exit_code == 2
+    assert cli("channels", "outbox", "drop", "--yes").exit_code == 2
+    assert cli("channels", "outbox", "drop", "--bot", "other", "--yes").exit_code == 1
+    assert cli("channels", "outbox", "drop", "--bot", "support", "--yes", "--json").json == {"dropped": [1, 2]}
+    assert cli("channels", "status", "--json").json == {"channels": []}
+
+
 def test_a_bot_is_added_by_a_command(cli: CommandLine) -> None:
     """The file is in the data folder, readable only by its owner. Its comments stay."""
     assert cli("channels", "add", "telegram", "--name", "support", "--token", "1:canary").exit_code == 0

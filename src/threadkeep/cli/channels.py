@@ -13,7 +13,7 @@ import typer
 from threadkeep.cli.opening import command_settings, opened_memory, synchronous
 from threadkeep.cli.options import Confirmed, one_of, verbs
 from threadkeep.cli.problems import NotDone, WrongUse
-from threadkeep.cli.terminal import relative, shown, terminal
+from threadkeep.cli.terminal import counted, relative, shown, terminal
 from threadkeep.records import Json
 from threadkeep.records.messages import OUTBOX_STATUSES, OutboxStatus
 
@@ -34,9 +34,8 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="The name of the bot."
 outbox_commands = typer.Typer(help="Undelivered answers.", invoke_without_command=True, rich_markup_mode=None)
 commands.add_typer(outbox_commands, name="outbox")
 
-Number = Annotated[
-    int, typer.Argument(metavar="NUMBER", min=1, max=2**63 - 1, help="The number of the answer in the outbox.")
-]
+_NUMBER = typer.Argument(metavar="NUMBER", min=1, max=2**63 - 1, help="The number of the answer in the outbox.")
+Number = Annotated[int, _NUMBER]
 
 
 @commands.command("list")
@@ -50,16 +49,26 @@ async def list_channels() -> None:
 
 @commands.command("status")
 async def show_status() -> None:
-    """Show when each bot last received a message, and the age of its oldest open answer."""
+    """Show when each bot last received a message, and the age of its oldest open answer.
+
+    Bots that were removed from the channels file are shown while they have open answers.
+    """
     bots = _bots()
     async with opened_memory() as memory:
         counts = await memory.channels.outbox.counts()
         times = await memory.channels.outbox.times()
+    kinds: dict[str, str | None] = {bot.name: bot.kind for bot in bots}
+    removed = sorted({name for name, status in counts if status in _OPEN} - kinds.keys())
     rows = []
-    for bot in bots:
-        oldest, heard = times.get(bot.name, (None, None))
-        rows.append({**_row(bot, counts), "oldest_open": oldest, "last_heard": heard})
+    for name, kind in (kinds | dict.fromkeys(removed)).items():
+        oldest, heard = times.get(name, (None, None))
+        rows.append({"name": name, "kind": kind, **_open(name, counts), "oldest_open": oldest, "last_heard": heard})
     _list_bots(rows)
+    for name in removed:
+        terminal.note(
+            f"The channels file has no bot {name!r}, so its answers are not sent; add the bot again, or drop the "
+            f"answers with: threadkeep channels outbox drop --bot {name}"
+        )
 
 
 @commands.command("add")
@@ -189,21 +198,38 @@ async def retry_answer(number: Number) -> None:
 
 @outbox_commands.command("drop")
 @synchronous
-async def drop_answer(number: Number, confirmed: Confirmed = False) -> None:
-    """Drop an undelivered answer. It stays in the transcript."""
+async def drop_answer(
+    number: Annotated[int | None, _NUMBER] = None,
+    bot: Annotated[str, typer.Option("--bot", metavar="NAME", help="All undelivered answers of this bot.")] = "",
+    confirmed: Confirmed = False,
+) -> None:
+    """Drop an undelivered answer, or all of a bot. They stay in the transcripts."""
+    if (number is None) == (not bot):
+        raise WrongUse("Give the number of an answer, or --bot for all answers of a bot.")
+    question = f"Drop answer {number}?" if number is not None else f"Drop all undelivered answers of {bot}?"
     refusal = "The person will not receive a dropped answer; add --yes to drop it without confirmation."
-    terminal.confirm(f"Drop answer {number}?", refusal, confirmed=confirmed)
+    terminal.confirm(question, refusal, confirmed=confirmed)
+    numbers = [number] if number is not None else [e.number for e in await _entries(_OPEN) if e.channel == bot]
     async with opened_memory() as memory:
-        found = await memory.channels.outbox.drop(number)
-    if not found:
-        raise NotDone("No undelivered answer has this number; list them with: threadkeep channels outbox")
-    terminal.result({"dropped": number}, f"Answer {number} is dropped.")
+        dropped = [each for each in numbers if await memory.channels.outbox.drop(each)]
+    if not dropped:
+        which = "has this number" if number is not None else "is of this bot"
+        raise NotDone(f"No undelivered answer {which}; list them with: threadkeep channels outbox")
+    if number is not None:
+        terminal.result({"dropped": number}, f"Answer {number} is dropped.")
+    else:
+        terminal.result({"dropped": dropped}, f"Dropped {counted(len(dropped), 'answer')} of {bot}.")
 
 
 def _row(bot: AnyBot, counts: Mapping[tuple[str, OutboxStatus], int], *fields: str) -> dict[str, object]:
     """Return the named fields of a bot's settings, and how many of its answers are waiting, ready or failed."""
     described = {name: getattr(bot, name) for name in ("name", "kind", *fields)}
-    return {**described, **{status: counts.get((bot.name, status), 0) for status in _OPEN}}
+    return {**described, **_open(bot.name, counts)}
+
+
+def _open(name: str, counts: Mapping[tuple[str, OutboxStatus], int]) -> dict[str, object]:
+    """Return how many answers of a bot are waiting, ready or failed."""
+    return {status: counts.get((name, status), 0) for status in _OPEN}
 
 
 def _list_bots(rows: Sequence[Mapping[str, object]]) -> None:
