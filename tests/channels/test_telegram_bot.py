@@ -288,6 +288,31 @@ async def test_a_reply_is_sent_once_during_a_database_outage(
     assert (entry.status, entry.tries, entry.uncertain) == ("delivered", 1, False)
 
 
+async def test_a_reply_is_retried_although_the_bot_was_off_for_days(
+    tmp_path: Path, telegram: FakeTelegram, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    telegram.refuse(502)
+    async with opened_bot("sqlite://", tmp_path, telegram, ScriptedModel()) as desk:
+        outbox = desk.memory.channels.outbox
+        with monkeypatch.context() as earlier:
+            earlier.setattr(outbox, "_clock", lambda: desk.memory.clock() - timedelta(days=2))
+            await outbox.add("one", SESSION, "telegram:4242:1", address=ADDRESS, content="late", waits=False)
+        await until(desk.outbox_is_idle)
+        [entry] = await outbox.entries()
+    assert (entry.status, entry.tries, telegram.texts()) == ("delivered", 2, ["late"])
+
+
+async def test_a_reply_fails_after_the_time_of_attempts(tmp_path: Path, telegram: FakeTelegram) -> None:
+    for _ in range(6):
+        telegram.refuse(502)
+    options = replace(SOON, first_pause_seconds=0.02, give_up_seconds=0.05)
+    async with opened_bot("sqlite://", tmp_path, telegram, ScriptedModel(["hello"]), options=options) as desk:
+        await desk.say("hi")
+        await until(desk.outbox_is_idle)
+        [entry] = await desk.memory.channels.outbox.entries()
+    assert (entry.status, entry.error) == ("failed", "Status502")
+
+
 async def test_a_refused_reply_is_kept_as_failed(tmp_path: Path, telegram: FakeTelegram) -> None:
     """A reply to a person who has blocked the bot fails.
 

@@ -29,10 +29,11 @@ class DeliveryOptions:
     """Options for delivery. Times are in seconds.
 
     A process sends at most `concurrency` answers of a bot at the same time. It claims a message for `claim_seconds`; an
-    attempt to send a part that takes longer is repeated. A message that is undelivered after `give_up_seconds` is
-    marked as failed. Finished messages are remembered for `keep_seconds`, so that a repeated update gets no second
-    answer. If a message has no run after `take_again_seconds`, its process may have died, and the message is processed
-    again; if that fails, it expires after `unasked_seconds`.
+    attempt to send a part that takes longer is repeated. A message that is undelivered after `give_up_seconds` of
+    attempts is marked as failed; a time without attempts, in which the bot was off, does not count. Finished messages
+    are remembered for `keep_seconds`, so that a repeated update gets no second answer. If a message has no run after
+    `take_again_seconds`, its process may have died, and the message is processed again; if that fails, it expires after
+    `unasked_seconds`.
     """
 
     concurrency: int = 16
@@ -167,17 +168,23 @@ class Delivery:
 
     async def _postpone(self, bot: Bot, message: Outgoing, later: Later) -> None:
         now, options = self._memory.clock(), self._options
-        if (now - message.created_at).total_seconds() > options.give_up_seconds:
+        # The age alone would include a time in which the bot was off.
+        tried = sum(map(self._pause, range(1, message.tries)))
+        if min((now - message.created_at).total_seconds(), tried) > options.give_up_seconds:
             await self._outbox.fail(message.number, self._owner, later.error)
             _notify(self._memory, bot, message, "failed", error=later.error)
             return
-        pause = min(options.first_pause_seconds * 2.0 ** min(message.tries - 1, 30), options.longest_pause_seconds)
+        pause = self._pause(message.tries)
         pause = later.seconds if later.seconds is not None else pause * random.uniform(0.8, 1.2)
         until = now + timedelta(seconds=pause)
         await self._outbox.postpone(message.number, self._owner, until, later.error, uncertain=later.uncertain)
         _notify(self._memory, bot, message, "postponed", error=later.error)
         if pause < options.poll_seconds:
             asyncio.get_running_loop().call_later(pause, self.wake)
+
+    def _pause(self, tries: int) -> float:
+        """Return the pause after an attempt, in seconds."""
+        return min(self._options.first_pause_seconds * 2.0 ** min(tries - 1, 30), self._options.longest_pause_seconds)
 
     def _notify_trouble(self, error: Exception, bot: Bot | None = None) -> None:
         trouble = ChannelTrouble(
