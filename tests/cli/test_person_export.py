@@ -46,6 +46,16 @@ def test_a_partial_export_of_another_person_is_not_continued(any_cli: CommandLin
     assert "another person" in refused.err
 
 
+def test_an_unknown_person_is_not_exported(any_cli: CommandLine) -> None:
+    """No file is written. A person without data is exported."""
+    any_cli.store("room", "tell me about tea", "gladly", user_id="ann")
+    any_cli.with_memory(lambda memory: memory.persons.resolve("zoe"))
+    refused = any_cli("persons", "export", "anne", "-o", str(any_cli.folder / "out.zip"))
+    assert (refused.exit_code, "persons list" in refused.err) == (1, True)
+    assert list(any_cli.folder.glob("out.zip*")) == []
+    assert any_cli("persons", "export", "zoe", "-o", str(any_cli.folder / "zoe.zip")).exit_code == 0
+
+
 def test_a_full_disk_leaves_no_archive(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     cli.store("room", "tell me about tea", "gladly", user_id="ann")
     target = cli.folder / "ann.zip"

@@ -196,6 +196,12 @@ def test_an_export_file_is_replaced_only_when_complete(cli: CommandLine, tmp_pat
     assert "Check the path" in cli("sessions", "export", "--all", "-o", str(tmp_path / "no" / "f")).err
 
 
+def test_a_folder_is_refused_before_the_export_begins(cli: CommandLine, tmp_path: Path) -> None:
+    refused = cli("sessions", "export", "nowhere", "-o", str(tmp_path))
+    assert (refused.exit_code, "is a folder" in refused.err) == (2, True)
+    assert list(tmp_path.parent.glob(f"{tmp_path.name}.part")) == []
+
+
 def test_an_export_takes_over_the_file_of_a_killed_one_but_not_of_a_running_one(cli: CommandLine) -> None:
     """Two processes that write to one file would replace it with an incomplete one."""
     cli.store("a", "hi", user_id="ann")

@@ -152,6 +152,8 @@ def opened_input(path: str) -> Iterator[BinaryIO]:
 @contextmanager
 def new_file(path: Path) -> Iterator[BinaryIO]:
     """Open a file for writing. It appears only when it is complete, and only its owner can read it."""
+    if path.is_dir():
+        raise WrongUse(f"{path} is a folder; name a file.")
     part = path.with_name(path.name + ".part")
     with locked_part(part) as descriptor:
         try:

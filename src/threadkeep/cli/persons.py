@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, BinaryIO
 
@@ -95,6 +96,9 @@ async def export_person(
                     count += 1
                     reach(count, counted(count, "line"))
             now = memory.clock()
+        if _is_of_nobody(file):
+            partial.unlink()
+            raise NotDone(f"There are no data of {person!r}; check the id with: threadkeep persons list")
         file.seek(0)
         with new_file(output) as target:
             async for part in archive(_read(file), now):
@@ -112,6 +116,13 @@ def _continuing(partial: Path, after: str | None) -> Iterator[None]:
         if after is None:
             raise
         raise WrongUse(f"{partial} cannot be continued; delete it, or name another file. {error}") from None
+
+
+def _is_of_nobody(file: BinaryIO) -> bool:
+    """Return True if an export only has the lines that every export has, and the person has no record."""
+    file.seek(0)
+    lines = [json.loads(line) for line in islice(file, 4)]
+    return [line["type"] for line in lines] == ["person", "position", "end"] and "id" not in lines[0]
 
 
 async def _read(file: BinaryIO) -> AsyncIterator[str]:
