@@ -288,6 +288,15 @@ async def test_a_reply_is_sent_once_during_a_database_outage(
     assert (entry.status, entry.tries, entry.uncertain) == ("delivered", 1, False)
 
 
+async def test_an_empty_answer_of_the_model_is_replaced(tmp_path: Path, telegram: FakeTelegram) -> None:
+    """The person learns that there is no answer, and can send the message again."""
+    async with opened_bot("sqlite://", tmp_path, telegram, ScriptedModel(["", "hello"])) as desk:
+        await desk.say("hi")
+        assert await desk.answered() == ["I could not answer that. Please try again later."]
+        await desk.say("hi", 2)
+        assert (await desk.answered(2))[1] == "hello"
+
+
 async def test_a_reply_is_retried_although_the_bot_was_off_for_days(
     tmp_path: Path, telegram: FakeTelegram, monkeypatch: pytest.MonkeyPatch
 ) -> None:

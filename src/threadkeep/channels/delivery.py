@@ -23,6 +23,9 @@ from threadkeep.runs.retries import retry_until_available
 from threadkeep.runs.session_answers import with_answer
 from threadkeep.store.outbox import WRONG_CLOCK_SECONDS, Outgoing
 
+_CHAT = "chat"
+"""The built-in workflow, of which each message expects an answer."""
+
 
 @dataclass(frozen=True)
 class DeliveryOptions:
@@ -251,7 +254,9 @@ def _answer_to(message: Outgoing, result: RunResult, bot: Bot) -> str:
         return ""
     match result.status:
         case "done":
-            return message.content or result.text
+            # Other workflows may end without an answer on purpose.
+            is_blank = result.run.workflow == _CHAT and result.run.result is not None and not result.text.strip()
+            return message.content or (bot.texts.failed if is_blank else result.text)
         case "failed" | "interrupted":
             return bot.texts.failed
         case "waiting":
