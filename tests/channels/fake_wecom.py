@@ -25,6 +25,7 @@ SECRET = "canary-corp-secret"
 class _State:
     lock: threading.Lock = field(default_factory=threading.Lock)
     tokens: int = 0
+    broken_tokens: int = 0
     valid: set[str] = field(default_factory=set)
     sent: list[Values] = field(default_factory=list)
     seen: set[str] = field(default_factory=set)
@@ -63,6 +64,10 @@ class FakeWeCom:
     def expire(self) -> None:
         """Invalidate all tokens."""
         self._control("expire")
+
+    def break_tokens(self, count: int) -> None:
+        """Break the connection of the next requests for a token."""
+        self._control("break_tokens", count=count)
 
     def refuse(self, *codes: int) -> None:
         """Refuse the next messages with these codes; for 0, accept one and break the connection before the response."""
@@ -146,6 +151,9 @@ class _Handler(BaseHTTPRequestHandler):
         if method == "gettoken":
             if query.get("corpsecret") != SECRET:
                 return {"errcode": 40001, "errmsg": "invalid credential"}
+            if state.broken_tokens:
+                state.broken_tokens -= 1
+                raise ConnectionAbortedError
             state.tokens += 1
             state.valid.add(f"T{state.tokens}")
             return {"errcode": 0, "access_token": f"T{state.tokens}", "expires_in": 7200}
@@ -157,8 +165,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _send(self, method: str, values: Values) -> Values:
         state, key = self.known, values.get("msgid")
-        if values["touser"] == "gone":
-            return {"errcode": 0, "errmsg": "ok", "invaliduser": "gone"}
+        if values["touser"] in ("invalid", "unlicensed"):
+            return {"errcode": 0, "errmsg": "ok", f"{values['touser']}user": values["touser"]}
         if method == "message/send":
             assert isinstance(values["agentid"], int)
             key = values["text"]["content"] if values["enable_duplicate_check"] else None
@@ -215,6 +223,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _control_expire(self, _: Values) -> None:
         self.known.valid.clear()
+
+    def _control_break_tokens(self, values: Values) -> None:
+        self.known.broken_tokens = values["count"]
 
     def _control_refuse(self, values: Values) -> None:
         self.known.refusals += values["codes"]

@@ -69,6 +69,16 @@ async def test_an_access_token_is_reused_until_it_is_refused(shared_url: str, tm
     assert wecom.tokens() == 2
 
 
+async def test_a_reply_without_a_token_is_not_uncertain(tmp_path: Path, wecom: FakeWeCom) -> None:
+    """The connection broke while a token was requested, so no message was sent."""
+    wecom.break_tokens(1)
+    async with opened_wecom("wecom_dm", "sqlite://", tmp_path, wecom, ScriptedModel(["ok"])) as desk:
+        await desk.say("hi")
+        assert await desk.answered() == ["ok"]
+        [entry] = await desk.memory.channels.outbox.entries()
+    assert (entry.tries, entry.uncertain) == (2, False)
+
+
 async def test_a_long_reply_is_split_by_bytes(tmp_path: Path, wecom: FakeWeCom) -> None:
     answer = "\n\n".join(f"{number} " + "字" * 500 for number in range(3))
     async with opened_wecom("wecom_dm", "sqlite://", tmp_path, wecom, ScriptedModel([answer])) as desk:
@@ -98,13 +108,14 @@ async def test_permanent_errors_of_wecom_are_not_retried(tmp_path: Path, wecom: 
     assert wecom.texts() == []
 
 
-async def test_an_invalid_recipient_is_a_failure(tmp_path: Path, wecom: FakeWeCom) -> None:
-    """WeCom's response is a success that lists the member as invalid."""
+@pytest.mark.parametrize(("member", "error"), [("invalid", "InvalidUser"), ("unlicensed", "UnlicensedUser")])
+async def test_an_invalid_recipient_is_a_failure(tmp_path: Path, wecom: FakeWeCom, member: str, error: str) -> None:
+    """WeCom's response is a success that lists the member as invalid or without a license."""
     async with opened_wecom("wecom_dm", "sqlite://", tmp_path, wecom, ScriptedModel(["one"])) as desk:
-        await desk.say("hi", FromUserName="gone")
+        await desk.say("hi", FromUserName=member)
         await until(desk.outbox_is_idle)
         [entry] = await desk.memory.channels.outbox.entries()
-        assert (entry.status, entry.error, entry.tries) == ("failed", "InvalidUser", 1)
+        assert (entry.status, entry.error, entry.tries) == ("failed", error, 1)
     assert wecom.texts() == []
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
 import httpx2
@@ -42,6 +42,8 @@ _REFUSED: Mapping[int, str] = {
     95002: "ReplyTimeOver",  # 48 hours since the customer last wrote
     95018: "SessionState",  # a human servicer has taken over the conversation
 }
+_RECIPIENTS: Mapping[str, str] = {"invaliduser": "InvalidUser", "unlicenseduser": "UnlicensedUser"}
+"""The fields of a success that name members to whom the message was not sent, and the errors."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,7 @@ class WeComApi:
         for _ in range(2):
             token = await self.token()
             if isinstance(token, WeComAnswer):
-                return token
+                return replace(token, uncertain=False)  # the method was not called
             answer = await self._ask("POST", method, {"access_token": token}, values)
             if answer.code not in _TOKEN_CODES:
                 break
@@ -147,7 +149,8 @@ async def ask(
 def outcome_of(answer: WeComAnswer) -> Outcome:
     """Return the outcome of a sent message. Failures that an operator can correct are retried."""
     if answer.ok:
-        return Refused("InvalidUser") if text_in(answer.fields, "invaliduser") else Sent()
+        refused = [error for name, error in _RECIPIENTS.items() if text_in(answer.fields, name)]
+        return Refused(refused[0]) if refused else Sent()
     if answer.code is not None and (refusal := _REFUSED.get(answer.code)):
         return Refused(refusal)
     return Later(answer.problem, uncertain=answer.uncertain)
