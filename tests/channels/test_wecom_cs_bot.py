@@ -95,6 +95,33 @@ async def test_an_expired_token_is_not_sent(tmp_path: Path, wecom: FakeWeCom) ->
     assert tokens == {DESK: None, "wk2": "ENCsync"}
 
 
+async def test_a_refused_token_is_left_out(tmp_path: Path, wecom: FakeWeCom) -> None:
+    wecom.refuse_pages(95007)
+    wecom.write(item("hi"))
+    async with opened_wecom(KIND, "sqlite://", tmp_path, wecom, ScriptedModel(["ok"])) as desk:
+        await desk.say("")
+        assert await desk.answered() == ["ok"]
+    assert [page.get("token") for page in wecom.pages()] == ["ENCsync", None]
+
+
+async def test_messages_of_a_lost_notice_are_answered_after_a_start(
+    shared_url: str, tmp_path: Path, wecom: FakeWeCom
+) -> None:
+    """WeCom sent the notice while no process ran. A desk of another bot is not fetched."""
+    model = ScriptedModel(["one", "two"])
+    async with opened_wecom(KIND, shared_url, tmp_path, wecom, model) as desk:
+        wecom.write(item("a", 1))
+        await desk.say("")
+        await desk.answered()
+        await fetched(desk)
+        await desk.memory.channels.state.keep(SCOPE, "cursor:wk2", "0")
+    wecom.write(item("b", 2))
+    async with opened_wecom(KIND, shared_url, tmp_path, wecom, model, desks=[DESK]) as desk:
+        assert await desk.answered(2) == ["one", "two"]
+        await fetched(desk)
+    assert {page["open_kfid"] for page in wecom.pages()} == {DESK}
+
+
 @pytest.mark.slow
 async def test_only_one_process_fetches_a_desk(shared_url: str, tmp_path: Path, wecom: FakeWeCom) -> None:
     """The second process still fetches other desks."""

@@ -32,6 +32,7 @@ _CALL_SECONDS = 20.0
 _TOKEN_MARGIN_SECONDS = 300
 _NOT_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
 _TOKEN_CODES = (40001, 40014, 42001)
+_NOTICE_TOKEN_REFUSED = 95007
 _REFUSED: Mapping[int, str] = {
     40003: "InvalidUser",
     44004: "Empty",
@@ -211,11 +212,15 @@ class WeComServiceClient(WeComClient):
         return outcome_of(await self.api.call("kf/send_msg", message))
 
     async def page(self, desk: str, *, cursor: str | None, token: str | None) -> WeComAnswer:
-        """Fetch up to 1,000 messages of a desk after a cursor; without one, begin with the oldest available message."""
-        values: dict[str, Json] = {"open_kfid": desk, "limit": 1000}
-        return await self.api.call(
-            "kf/sync_msg", values | ({"cursor": cursor} if cursor else {}) | ({"token": token} if token else {})
-        )
+        """Fetch up to 1,000 messages of a desk after a cursor; without one, begin with the oldest available message.
+
+        If WeCom refuses the token of the notice, fetch without it.
+        """
+        values: dict[str, Json] = {"open_kfid": desk, "limit": 1000, **({"cursor": cursor} if cursor else {})}
+        answer = await self.api.call("kf/sync_msg", values | ({"token": token} if token else {}))
+        if token and answer.code == _NOTICE_TOKEN_REFUSED:
+            answer = await self.api.call("kf/sync_msg", values)
+        return answer
 
 
 class WeComAIBotClient:

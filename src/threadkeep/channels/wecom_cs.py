@@ -52,7 +52,10 @@ _FIRST_PAUSE_SECONDS = 1.0
 _LONGEST_PAUSE_SECONDS = 30.0
 _TOKEN_SECONDS = 540
 _UNKNOWN_AGE = timedelta(minutes=10)
+_START_TIME = timedelta(hours=1)
+"""The time for which a start tries to fetch a known desk, which may have been deleted at WeCom."""
 _NOTICE_PREFIX = "notice:"
+_CURSOR_PREFIX = "cursor:"
 _FAILURES: Mapping[int | None, str] = {4: "ReplyTimeOver", 5: "SessionState", 6: "ReplyLimit", 10: "Forbidden"}
 """The errors by WeCom's `fail_type`: too late (48 hours), session closed, too many messages (five), rejected."""
 
@@ -187,12 +190,23 @@ class DeskFetching:
         await self._state.keep(self._channel.scope, f"{_NOTICE_PREFIX}{notified.open_kf_id}", value)
         self._noticed.set()
 
+    async def _notice_known_desks(self) -> None:
+        """Store a notice, which expires, for each known desk, because notices are lost while no process runs."""
+        scope, now = self._channel.scope, self._memory.clock()
+        value = json.dumps({"token": "", "at": now.isoformat()})
+        for name in await self._state.values_of(scope, _CURSOR_PREFIX):
+            if self._channel.serves(desk := name.removeprefix(_CURSOR_PREFIX)):
+                await self._state.keep_first(scope, f"{_NOTICE_PREFIX}{desk}", value, expires_at=now + _START_TIME)
+
     async def keep_fetching(self) -> None:
         """Fetch the desks that have notices until cancelled; after a failure, pause and try again."""
-        pause = _FIRST_PAUSE_SECONDS
+        pause, begun = _FIRST_PAUSE_SECONDS, False
         while True:
             error = None
             with ErrorBoundary() as attempt:
+                if not begun:
+                    await self._notice_known_desks()
+                    begun = True
                 for name, value in (await self._state.values_of(self._channel.scope, _NOTICE_PREFIX)).items():
                     # Another bot of the corporation may serve the desk; it would not find messages that were read here.
                     if self._channel.serves(desk := name.removeprefix(_NOTICE_PREFIX)):
@@ -226,7 +240,8 @@ class DeskFetching:
 
     async def _fetch_pages(self, desk: str, notice: str, duty: str) -> str | None:
         scope, token = self._channel.scope, self._token_in(notice)
-        cursor, beginning = await self._state.value(scope, f"cursor:{desk}"), f"first_fetch:{desk}"
+        position, beginning = f"{_CURSOR_PREFIX}{desk}", f"first_fetch:{desk}"
+        cursor = await self._state.value(scope, position)
         if cursor is None:
             await self._state.keep_first(scope, beginning, self._memory.clock().isoformat())
         # The time is deleted when all pages are read, because a later fetch may continue an interrupted first fetch.
@@ -240,7 +255,7 @@ class DeskFetching:
             await self._intake.take_page(self._bot, fresh)
             if page.next_cursor and page.next_cursor != cursor:
                 cursor = page.next_cursor
-                if not await self._state.keep_for_duty(scope, f"cursor:{desk}", cursor, duty=duty, owner=self._owner):
+                if not await self._state.keep_for_duty(scope, position, cursor, duty=duty, owner=self._owner):
                     return "LostDuty"
             elif page.has_more:
                 return "NoCursor"
