@@ -7,13 +7,17 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from langchain.agents import create_agent
+from langchain.agents.structured_output import ToolStrategy
 from langchain_core.callbacks import CallbackManagerForRetrieverRun
 from langchain_core.documents import Document
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 from langchain_core.retrievers import BaseRetriever
-from pydantic import PrivateAttr
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.graph import END, START, MessagesState, StateGraph
+from pydantic import BaseModel, PrivateAttr
 
-from tests.agent.talking import ROOM, ask, config_of, make_agent
+from tests.agent.talking import ROOM, add, adding, ask, config_of, make_agent, seen
 from threadkeep import (
     Memory,
     MemoryOptions,
@@ -22,10 +26,19 @@ from threadkeep import (
     SessionMemory,
     count_tokens,
     open_memory,
+    rebuild,
 )
+from threadkeep.agent.provider_messages import CLOSING, NOTHING_ADDED
 from threadkeep.context.tokens import chars4
 from threadkeep.testing import ScriptedModel
 from threadkeep.testing.scripted import Reply
+
+
+class Sum(BaseModel):
+    """A structured response."""
+
+    total: int
+
 
 THINKING = {"type": "thinking", "thinking": "Hm.", "signature": "c2lnbmVk"}
 PICTURE = {"type": "image", "base64": "aGk=", "mime_type": "image/png"}
@@ -61,6 +74,41 @@ async def test_reasoning_is_sent_only_to_the_provider_that_signed_it(
     [_, answer, _] = model.calls[0]
     assert answer.text == "Yes."
     assert (answer.content == said.content) is stays
+
+
+@pytest.mark.parametrize("provider", ["anthropic", "google_genai", "mistral", "amazon_bedrock", "openai"])
+async def test_another_agent_s_answer_is_not_the_last_message(sqlite_memory: Memory, provider: str) -> None:
+    """Claude, Gemini and Mistral refuse calls that end with an answer, and Gemini refuses tool calls behind one."""
+    graph: Any = StateGraph(MessagesState)
+    critic = Known([adding(), "remarks"], provider)
+    for name, model in (("writer", Known(["draft"], provider)), ("critic", critic)):
+        graph.add_node(name, make_agent(model, [SessionMemory(sqlite_memory)], [add]))
+    graph.add_edge(START, "writer").add_edge("writer", "critic").add_edge("critic", END)
+    await graph.compile().ainvoke({"messages": [HumanMessage("q")]}, config_of())
+    closing = [] if provider == "openai" else [("human", CLOSING)]
+    assert seen(critic.calls[0]) == [("human", "q"), ("ai", "draft"), *closing]
+    assert seen(critic.calls[1]) == [*seen(critic.calls[0]), ("ai", ""), ("tool", "3")]
+    stored = await sqlite_memory.manifests.of_session(ROOM)
+    assert [seen(await rebuild(one)) for one in stored[:2]] == [seen(call) for call in reversed(critic.calls)]
+
+
+@pytest.mark.parametrize("provider", ["mistral", "anthropic"])
+async def test_a_question_behind_a_tool_s_result_follows_a_mark_for_mistral(
+    sqlite_memory: Memory, provider: str
+) -> None:
+    """A structured response ends a turn with a tool's result; Mistral refuses a user message behind it."""
+    calls = [AIMessage("", tool_calls=[{"name": "Sum", "args": {"total": 3}, "id": f"c{number}"}]) for number in (1, 2)]
+    model = Known(calls, provider)
+    agent = create_agent(
+        model,
+        middleware=[SessionMemory(sqlite_memory)],
+        response_format=ToolStrategy(Sum),
+        checkpointer=InMemorySaver(),
+    )
+    for question in ("one?", "two?"):
+        await agent.ainvoke({"messages": [HumanMessage(question)]}, config_of())
+    assert [message.type for message in model.calls[1][:3]] == ["human", "ai", "tool"]
+    assert seen(model.calls[1][3:]) == [*([("ai", NOTHING_ADDED)] if provider == "mistral" else []), ("human", "two?")]
 
 
 @pytest.mark.parametrize(("content", "learns"), [("words " * 400, True), (["words " * 400, PICTURE], False)])

@@ -28,7 +28,15 @@ from threadkeep.agent.counting import count_message
 from threadkeep.agent.earlier_steps import EarlierSteps
 from threadkeep.agent.extras import Extra, section_message
 from threadkeep.agent.model_call import Assembled, Call, Draft, KeptWindow, Piece, dropped, exclusions
-from threadkeep.agent.provider_messages import NO_ANSWER, OPENING, merge, merged_system, plain, repair
+from threadkeep.agent.provider_messages import (
+    NO_ANSWER,
+    OPENING,
+    mark_between,
+    merge,
+    merged_system,
+    plain,
+    repair,
+)
 from threadkeep.agent.shortening import items_of, shortened, size_of
 from threadkeep.context.manifest import Entry, Section, Source, StablePrefix
 from threadkeep.context.plan import ContextPlan
@@ -277,6 +285,7 @@ class Assembler:
         everything = [(message, id_of(message)) for message in dialogue]
         asked = not question.isdisjoint([message_id for _, message_id in everything])
         unanswered: Piece | None = None
+        before: Piece | None = None
         for message, message_id in everything:
             if asked and message_id in question:
                 section = "input"
@@ -284,11 +293,16 @@ class Assembler:
                 section = "steps"
             if unanswered is not None and message.type == "human" and self._is_unanswered(unanswered, message_id):
                 yield Piece(self._no_answer, unanswered.section, None, mark=True)
+            elif before is not None and (mark := mark_between(before.message, message, call.provider)):
+                yield Piece(mark, before.section, None, mark=True)
             earlier = section == "window" and message_id in steps
             piece = Piece(message, "earlier_steps" if earlier else section, message_id)
             if not earlier:
                 unanswered = piece if message.type == "human" else None
+            before = None if message.type == "human" else piece
             yield piece
+        if before is not None and (mark := mark_between(before.message, None, call.provider)):
+            yield Piece(mark, before.section, None, mark=True)
 
     def _is_unanswered(self, asked: Piece, next_id: str | None) -> bool:
         """Return True if a stored question's run has no answer, and the next message (`next_id`) is of another run."""

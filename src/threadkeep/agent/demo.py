@@ -24,7 +24,7 @@ from langchain_core.tools import BaseTool
 from langchain_core.utils.function_calling import convert_to_openai_tool
 
 from threadkeep.agent.extras import SECTION_KEY
-from threadkeep.agent.provider_messages import NO_ANSWER, OPENING
+from threadkeep.agent.provider_messages import CLOSING, NO_ANSWER, NOTHING_ADDED, OPENING
 from threadkeep.context.cut import cut_end
 from threadkeep.context.quotation import quoted_by
 from threadkeep.context.tokens import estimate
@@ -135,7 +135,8 @@ def answer(messages: Sequence[BaseMessage]) -> str:
     """Return the demo model's answer to messages."""
     if (summary := summary_of(messages)) is not None:
         return summary
-    messages = [message for message in messages if str(message.text) not in (OPENING, NO_ANSWER)]
+    marks = (OPENING, NO_ANSWER, NOTHING_ADDED, CLOSING)
+    messages = [message for message in messages if str(message.text) not in marks]
     count = sum(not isinstance(message, SystemMessage) for message in messages)
     seen = f"I see {count} message{'' if count == 1 else 's'}."
     said, recalled = _said(messages)

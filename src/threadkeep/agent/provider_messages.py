@@ -24,6 +24,12 @@ NO_ANSWER = "[This message has no answer.]"
 OPENING = "[The assistant speaks first.]"
 """The user message with which a model call begins if its first message would otherwise be the assistant's."""
 
+CLOSING = "[The assistant speaks next.]"
+"""The user message with which a model call ends if its last message would otherwise be an assistant's."""
+
+NOTHING_ADDED = "[The assistant added nothing to this result.]"
+"""The answer that models see between a tool's result and the next question, if the result ended the run."""
+
 _REASONING = frozenset({"reasoning", "reasoning_content", "thinking", "redacted_thinking"})
 _CALL_BLOCKS = frozenset({"tool_use", "tool_call", "function_call", "invalid_tool_call", "input_json_delta"})
 # Maps the names that models and answers use for a provider to one name for each provider.
@@ -42,6 +48,8 @@ _PROVIDERS = {
     "ollama": "ollama",
     "openai": "openai",
 }
+_USER_LAST = frozenset({"anthropic", "bedrock", "google", "mistral"})
+_CLOSING_MARK, _NOTHING_ADDED_MARK = HumanMessage(CLOSING), AIMessage(NOTHING_ADDED)
 
 
 def merge(history: Sequence[BaseMessage], state: Sequence[BaseMessage]) -> list[BaseMessage]:
@@ -150,6 +158,21 @@ def plain(messages: Sequence[BaseMessage], provider: str | None = None) -> list[
         else m
         for m in messages
     ]
+
+
+def mark_between(before: BaseMessage, message: BaseMessage | None, provider: str | None) -> BaseMessage | None:
+    """Return the mark that a provider requires between two messages of a call, or after its last one; None if none.
+
+    Claude, Gemini and Mistral refuse a call that ends with an answer, such as that of another agent of the turn. The
+    mark stays before the tool calls that follow, because Gemini refuses tool calls behind an answer. Mistral refuses a
+    user message behind a tool's result, as in the turn after one that a structured response ended.
+    """
+    name = _PROVIDERS.get(provider or "")
+    if isinstance(before, AIMessage) and not before.tool_calls:
+        calls = message is None or (isinstance(message, AIMessage) and message.tool_calls)
+        return _CLOSING_MARK if calls and name in _USER_LAST else None
+    asked = isinstance(before, ToolMessage) and isinstance(message, HumanMessage)
+    return _NOTHING_ADDED_MARK if asked and name == "mistral" else None
 
 
 def is_blank(message: BaseMessage) -> bool:
