@@ -96,16 +96,37 @@ async def test_a_long_message_is_summarized_in_parts(sqlite_memory: Memory) -> N
         {"stop_reason": "max_tokens"},
         {"finish_reason": "MAX_TOKENS"},
         {"done_reason": "length"},
+        {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}},
     ],
 )
 async def test_an_answer_that_reached_the_token_limit_is_rejected(
-    sqlite_memory: Memory, metadata: dict[str, str]
+    sqlite_memory: Memory, metadata: dict[str, object]
 ) -> None:
     model = ScriptedModel([AIMessage("Ana has a", response_metadata=metadata)] * 2)
     await talk(sqlite_memory, *["words"] * 8)
     with pytest.raises(CompressionFailed) as failed:
         await sqlite_memory.compressor.compress_now("room", SMALL, ModelSummarizer(model), budget=8_000)
     assert failed.value.reason == "too_long"
+    assert await sqlite_memory.summaries.active("room") == []
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        AIMessage("I can't help with that.", response_metadata={"stop_reason": "refusal"}),
+        AIMessage("Ana has a", response_metadata={"finish_reason": "SAFETY"}),
+        AIMessage("", additional_kwargs={"refusal": "I can't help with that."}),
+        AIMessage([{"type": "refusal", "refusal": "I can't help with that."}]),
+    ],
+    ids=["anthropic", "google", "completions", "responses"],
+)
+async def test_a_refusal_is_no_summary(sqlite_memory: Memory, refusal: AIMessage) -> None:
+    await talk(sqlite_memory, *["words"] * 8)
+    with pytest.raises(CompressionFailed) as failed:
+        await sqlite_memory.compressor.compress_now(
+            "room", SMALL, ModelSummarizer(ScriptedModel([refusal])), budget=8_000
+        )
+    assert failed.value.reason == "empty"
     assert await sqlite_memory.summaries.active("room") == []
 
 

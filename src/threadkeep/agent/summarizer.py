@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from hashlib import sha256
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import HumanMessage, SystemMessage
 
-from threadkeep.agent.conversion import text_of
 from threadkeep.agent.turn_options import facts_of
 from threadkeep.context.quotation import quoted_text
 from threadkeep.errors import InvalidInput
@@ -54,7 +54,9 @@ _TASKS: dict[SummaryTask, str] = {
 }
 _KNOWN = "The known text says what was said before. It is there to understand the record by: do not repeat it."
 _MOST_INPUT_TOKENS = 24_000
+_REASONS = ("finish_reason", "stop_reason", "done_reason")
 _CUT_OFF = frozenset({"length", "max_tokens", "max_output_tokens", "content_filter"})
+_REFUSED = frozenset({"refusal", "safety", "prohibited_content", "blocklist", "spii", "recitation"})
 
 
 class ModelSummarizer:
@@ -99,6 +101,8 @@ class ModelSummarizer:
     async def summarize(self, record: str, *, earlier: str | None, task: SummaryTask, max_tokens: int) -> str:
         """Return the summary of a record; see `threadkeep.history.compression.Summarizer`.
 
+        If the model refuses, the summary is empty.
+
         Raises:
             CompressionFailed: the provider reports that the answer was cut off or filtered.
             TimeoutError: the model call took longer than `timeout_seconds`.
@@ -107,10 +111,14 @@ class ModelSummarizer:
         async with asyncio.timeout(self._timeout_seconds):
             answer = await self._model.ainvoke(messages, {"run_name": "threadkeep-summary", "tags": ["threadkeep"]})
         metadata = answer.response_metadata
-        reason = metadata.get("finish_reason") or metadata.get("stop_reason") or metadata.get("done_reason")
-        if isinstance(reason, str) and reason.lower() in _CUT_OFF:
+        incomplete = metadata.get("incomplete_details")  # of OpenAI's Responses API
+        details = incomplete if isinstance(incomplete, Mapping) else {}
+        reasons = (*(metadata.get(key) for key in _REASONS), details.get("reason"))
+        reason = next((one.lower() for one in reasons if isinstance(one, str) and one), "")
+        if reason in _CUT_OFF:
             raise CompressionFailed("too_long")
-        return text_of(answer)
+        # The property `text` lacks the text of a refusal, which must not replace the messages either.
+        return "" if reason in _REFUSED else str(answer.text)
 
 
 def _request(record: str, earlier: str | None, task: SummaryTask, max_tokens: int) -> str:
