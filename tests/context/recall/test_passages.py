@@ -25,6 +25,11 @@ def test_without_a_word_of_the_query_the_beginning_is_quoted() -> None:
     assert passage_of(FILLER, {}, 40) == (0, 37)
 
 
+def test_a_text_of_dots_is_cut_without_backtracking() -> None:
+    """The search for sentence ends reads each character a bounded number of times, so that a message blocks nothing."""
+    assert passage_of("." * 60_000, {"a": 1.0}, 400) == (0, 400)
+
+
 @given(st.text(max_size=300), st.integers(1, 100))
 def test_a_passage_is_within_its_text(text: str, characters: int) -> None:
     first, last = passage_of(text, {"a": 1.0}, characters)

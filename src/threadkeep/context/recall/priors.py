@@ -47,7 +47,7 @@ _PLACE_PHRASE = re.compile(
 )
 # `_CAPITAL` finds a capital within a sentence; `_NAME` also finds quoted text, which most texts do not have.
 _CAPITAL = re.compile(r" (?!I\b)[A-Z](?<=[a-z0-9,;:'’)] [A-Z])\w")
-_NAME = re.compile(r"(?<=[a-z0-9,;:'’)] )(?!I\b)[A-Z]\w|[\"“「《][^\"”」》]+[\"”」》]")
+_NAME = re.compile(r"(?<=[a-z0-9,;:'’)] )(?!I\b)[A-Z]\w|[\"“「《][^\"“”「」《》]+[\"”」》]")
 _QUOTED = re.compile('["“「《]')
 _GREETING = re.compile(
     r"\W*(?:thanks?|thank you|hey|hi|hello|bye|wow|cool|awesome|great|nice|yeah|yep|ok|okay|sure|congrats"

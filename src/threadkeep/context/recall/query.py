@@ -174,7 +174,7 @@ def _kind(text: str, words: Sequence[str]) -> Kind:
 
 
 # A piece is a sentence, or a line without one; a longer piece is split after 400 characters.
-_PIECES = re.compile(r"[^\n]{1,400}?(?:[.!?。！？]+(?=\s)|[。！？]|$)|\n|[^\n]{1,400}", re.MULTILINE)
+_PIECES = re.compile(r"[^\n]{1,400}?(?:[.!?。！？]{1,9}(?=\s)|[。！？]|$)|\n|[^\n]{1,400}", re.MULTILINE)
 _QUOTED_CHARACTERS = 60_000
 _MOST_PIECES = 3_000
 
