@@ -219,6 +219,8 @@ def test_an_invalid_key_is_refused(key: str) -> None:
         ("<xml><A>1</A><B><![CDATA[<x> & y]]></B><C/></xml>", {"A": "1", "B": "<x> & y", "C": ""}),
         ("<xml>\n<A>1</A>\n<List><A>2</A>in</List></xml>", {"A": "1", "List": "in"}),
         ("<xml><A>&lt;&#20013;</A></xml>", {"A": "<中"}),
+        ("<xml><A>1<B>x</B>2<B/>3</A><A>4</A></xml>", {"A": "4"}),
+        ("<xml><A>1<B>x</B>2<B/>3</A></xml>", {"A": "123"}),
         ('<?xml version="1.0" encoding="no-such"?><xml><A>中</A></xml>', {"A": "中"}),
         ("<xml/>", {}),
         ("", None),
