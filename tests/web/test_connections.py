@@ -107,6 +107,24 @@ async def test_single_bytes_do_not_extend_the_limit(tmp_path: Path) -> None:
         assert b"200 OK" not in got
 
 
+@pytest.mark.parametrize("start", [b"GET /", b"GET /healthz HTTP/1.1\r\nx: ", b"GET /healthz HTTP/1.1\r\nx: y\r\n"])
+async def test_endless_headers_are_refused(tmp_path: Path, start: bytes) -> None:
+    """Headers over the limit close the connection, so that a client without a key cannot fill the memory."""
+    limits = ConnectionLimits(10, HANG_SECONDS, HANG_SECONDS, header_bytes=4_000)
+    async with limited(tmp_path, limits) as (client, port):
+        more = b"a: b\r\n" * 100 if start.endswith(b"\n") else b"a" * 600
+        got = await answer(port, start, *[more] * 10, pause=0.01)
+        assert got == b"" or b"431 Request Header" in got
+        assert (await client.get("/healthz", headers={"x": "y" * 2_000})).status_code == 200
+
+
+async def test_trailers_are_dropped(tmp_path: Path) -> None:
+    async with limited(tmp_path, ConnectionLimits(10, HANG_SECONDS, HANG_SECONDS)) as (_, port):
+        head = b"POST /console/sign-in HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n1\r\na\r\n0\r\n"
+        got = await answer(port, head, b"x-trailer: a\r\n", b"connection: close\r\n\r\n", pause=0.01)
+        assert got.startswith(b"HTTP/1.1 401")
+
+
 async def test_an_answer_may_take_longer_than_its_request(tmp_path: Path) -> None:
     gate = Gate()
     model = ScriptedModel([["first", gate, " last"]])

@@ -20,6 +20,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from threadkeep.errors import InvalidSettings
 
 _TOO_LATE = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+_TOO_LONG = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 _TOO_MANY = b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 
 
@@ -28,11 +29,16 @@ _LATE_SECONDS = 0.2
 
 @dataclass(frozen=True)
 class ConnectionLimits:
-    """The maximum number of open connections, and the seconds for the headers and the body of a request."""
+    """The maximum number of open connections, and the seconds for the headers and the body of a request.
+
+    A request whose address and headers have more than `header_bytes` is rejected. What arrives in the first read or
+    together with the first byte of the body (256 KiB at most) is not counted.
+    """
 
     connections: int = 1000
     header_seconds: float = 10.0
     body_seconds: float = 30.0
+    header_bytes: int = 65_536
 
 
 class LimitedProtocol(HttpToolsProtocol):
@@ -44,6 +50,8 @@ class LimitedProtocol(HttpToolsProtocol):
 
     limits = ConnectionLimits()
     _deadline: asyncio.TimerHandle | None = None
+    _head_bytes: int | None = None
+    """The counted bytes of an incomplete head; None outside of a head."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Accept a connection, or reject it with 503 if too many are open."""
@@ -63,10 +71,26 @@ class LimitedProtocol(HttpToolsProtocol):
         """Receive bytes of a request. On a kept-alive connection, the first bytes start the header timeout."""
         if self._deadline is None and (self.cycle is None or self.cycle.response_complete):
             self._expect(self.limits.header_seconds)
+        known = self._head_bytes
         super().data_received(data)
+        if known is not None and known == self._head_bytes:
+            self._head_bytes += len(data)
+            if self._head_bytes > self.limits.header_bytes:
+                self._close(_TOO_LONG)
+
+    def on_message_begin(self) -> None:
+        """Start counting the bytes of the head."""
+        super().on_message_begin()
+        self._head_bytes = 0
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Keep a header; drop a trailer, which arrives after the body and has no limit."""
+        if self._head_bytes is not None:
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> Any:
         """Start the body timeout."""
+        self._head_bytes = None
         super().on_headers_complete()
         self._expect(self.limits.body_seconds)
 
@@ -86,10 +110,13 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def _close_late(self) -> None:
         self._deadline = None
+        self._close(_TOO_LATE)
+
+    def _close(self, response: bytes) -> None:
         if self.transport.is_closing():
             return
         if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
-            self.transport.write(_TOO_LATE)
+            self.transport.write(response)
         self.transport.close()
 
 
