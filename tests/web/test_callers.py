@@ -79,6 +79,9 @@ async def test_a_read_key_changes_nothing(app: App, client: httpx2.AsyncClient, 
             check_problem(response, 403, "scope-missing")
             refused += 1
     assert refused > 15
+    stream = f"/threads/room/runs/{ann['run_id']}/stream"
+    assert (await client.get(stream, headers=headers)).status_code == 200
+    check_problem(await client.get(f"{stream}?cancel_on_disconnect=true", headers=headers), 403, "scope-missing")
     assert (await client.get("/api/v1/sessions/room", headers=headers)).json()["message_count"] == 2
 
 

@@ -134,6 +134,16 @@ class Caller:
         if self.user_id is not None:
             self.limits.count_user(self.user_id)
 
+    def check_scope(self, needed: KeyScope) -> None:
+        """Check that the caller has a scope.
+
+        Raises:
+            ProblemRaised: the key lacks the scope (403).
+        """
+        if KEY_SCOPES.index(self.scope) < KEY_SCOPES.index(needed):
+            sentence = f"This needs a key with the scope `{needed}`; this one has `{self.scope}`."
+            raise ProblemRaised(make_problem(403, "scope-missing", sentence))
+
     def check(self, routes: Iterable[BaseRoute], scope: Scope) -> None:
         """Check that the caller may reach the route of a request.
 
@@ -146,9 +156,7 @@ class Caller:
         if route is None:
             return  # an unknown address or method: the router answers 404 or 405
         needed, of_users = _access_of(route, scope["method"])
-        if KEY_SCOPES.index(self.scope) < KEY_SCOPES.index(needed):
-            sentence = f"This needs a key with the scope `{needed}`; this one has `{self.scope}`."
-            raise ProblemRaised(make_problem(403, "scope-missing", sentence))
+        self.check_scope(needed)
         if self.user_id is not None and not of_users:
             sentence = "This key is limited to one user and may not use this address; use a key without a user."
             raise ProblemRaised(make_problem(403, "key-of-one-user", sentence))

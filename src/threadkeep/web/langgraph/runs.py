@@ -281,11 +281,16 @@ async def join_run(asked: RunsInThread, run_id: RunId) -> dict[str, Any]:
 async def join_run_stream(
     asked: RunsInThread,
     run_id: RunId,
+    caller: CallerInUse,
     stream_mode: StreamModes = None,
-    cancel_on_disconnect: Annotated[bool, Query(description="Cancel the run if the client disconnects.")] = False,
+    cancel_on_disconnect: Annotated[
+        bool, Query(description="Cancel the run if the client disconnects; needs a key that may write.")
+    ] = False,
     last_event_id: LastEventId = None,
 ) -> EventStream:
     """Stream a run from its beginning, or after `Last-Event-ID`."""
+    if cancel_on_disconnect:
+        caller.check_scope("write")
     return await _joined(asked, await asked.run(run_id), stream_mode, last_event_id, cancels=cancel_on_disconnect)
 
 
