@@ -8,6 +8,7 @@ import contextvars
 import operator
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from itertools import pairwise
 from typing import Annotated, Any, TypedDict
 
 import pytest
@@ -331,6 +332,56 @@ async def test_two_concurrent_resumptions_store_one_answer(memory: Memory) -> No
     states = await asyncio.gather(*(compiled.ainvoke(Command(resume="yes"), config_of()) for _ in range(2)))
     assert [texts(state["messages"]) for state in states] == [["q", "draft", "final"]] * 2
     assert await said(memory) == [(None, "q"), ("writer", "draft"), ("writer", "final")]
+
+
+@pytest.mark.parametrize("answered", [True, False], ids=["answer before", "no answer before"])
+async def test_a_late_resumption_returns_the_answer_of_the_first(memory: Memory, answered: bool) -> None:
+    """A resumption whose agent begins after another resumption has ended returns its answer, with the same id."""
+    model = ScriptedModel([*["draft"] * answered, "final", "another"])
+    agent: Any = create_agent(model, [], middleware=[SessionMemory(memory)], name="writer")
+    waits, go_on = asyncio.Event(), asyncio.Event()
+
+    async def wait(_: MessagesState, config: RunnableConfig) -> None:
+        if config["configurable"].get("late"):
+            waits.set()
+            await go_on.wait()
+
+    async def write(state: MessagesState) -> dict[str, Any]:
+        return {"messages": (await agent.ainvoke({"messages": state["messages"][:1]}))["messages"][-1:]}
+
+    graph: Any = StateGraph(MessagesState)
+    nodes: dict[str, Any] = {"first": write if answered else wait, "review": lambda _: interrupt("good?") and None}
+    for name, node in {**nodes, "wait": wait, "final": write}.items():
+        graph.add_node(name, node)
+    for before, after in pairwise((START, *nodes, "wait", "final")):
+        graph.add_edge(before, after)
+    compiled = graph.compile(checkpointer=InMemorySaver())
+    await compiled.ainvoke(input_of("q", "m1"), config_of())
+    late = asyncio.create_task(compiled.ainvoke(Command(resume="yes"), config_of(late=True)))
+    await waits.wait()
+    first = await compiled.ainvoke(Command(resume="yes"), config_of())
+    go_on.set()
+    states = [[(one.id, one.text) for one in state["messages"]] for state in (first, await late)]
+    assert states[0] == states[1]
+    assert [content for _, content in await said(memory)] == ["q", *["draft"] * answered, "final"]
+
+
+async def test_an_agent_with_its_own_state_answers_again_after_each_interrupt(memory: Memory) -> None:
+    """LangGraph leaves the task out of the namespace of an agent with `checkpointer=True`."""
+    model = ScriptedModel(["draft", "better", "best"])
+    agent: Any = create_agent(model, [], middleware=[SessionMemory(memory)], name="writer", checkpointer=True)
+    graph: Any = StateGraph(MessagesState)
+    graph.add_node("write", agent)
+    graph.add_node("review", lambda _: interrupt("good?") and None)
+    graph.add_edge(START, "write")
+    graph.add_edge("review", "write")
+    graph.add_conditional_edges("write", lambda state: END if len(state["messages"]) == 4 else "review")
+    compiled = graph.compile(checkpointer=InMemorySaver())
+    await compiled.ainvoke(input_of("q", "m1"), config_of())
+    await compiled.ainvoke(Command(resume="no"), config_of())
+    state = await compiled.ainvoke(Command(resume="no"), config_of())
+    assert texts(state["messages"]) == ["q", "draft", "better", "best"]
+    assert [content for _, content in await said(memory)] == ["q", "draft", "better", "best"]
 
 
 async def test_a_task_after_an_interrupt_does_not_get_the_answer_of_a_task_before_it(memory: Memory) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
@@ -40,11 +41,19 @@ _PUSHED = "__pregel_push"
 
 @dataclass(frozen=True)
 class NodeAttempt:
-    """An attempt to execute a task of a graph: the LangChain run of its node, and the runs inside it (`below`)."""
+    """An attempt to execute a task of a graph: the LangChain run of its node, and the runs inside it (`below`).
+
+    `task` has the number of the task's step and its path. Two runs that are resumed from one checkpoint have the same
+    steps and paths, but other task ids.
+    """
 
     run_id: UUID
+    task: str = ""
     below: set[UUID] = field(default_factory=set)
 
+
+TASK_IDS: Final = re.compile(r":[^|]*")
+"""The task ids in a checkpoint namespace. LangGraph omits them in namespaces of graphs with `checkpointer=True`."""
 
 _NO_ATTEMPTS: Final[Mapping[str, NodeAttempt]] = MappingProxyType({})
 
@@ -117,7 +126,7 @@ class RootCallbacks(BaseCallbackHandler):
         known = metadata or {}
         if parent_run_id is not None:
             self._note_branch(known)
-            self._note_attempt(str(known.get("langgraph_checkpoint_ns", "")), run_id, parent_run_id)
+            self._note_attempt(known, run_id, parent_run_id)
         else:
             self.branch.set(None)
             self.attempts.set(_NO_ATTEMPTS)
@@ -138,7 +147,7 @@ class RootCallbacks(BaseCallbackHandler):
     ) -> None:
         """Add the run of a tool to the attempt of its node, because agents may run inside the tool."""
         if parent_run_id is not None:
-            self._note_attempt(str((metadata or {}).get("langgraph_checkpoint_ns", "")), run_id, parent_run_id)
+            self._note_attempt(metadata or {}, run_id, parent_run_id)
 
     def _note_branch(self, metadata: Mapping[str, Any]) -> None:
         """Note whether a run is in a branch. A tool, or a run in another LangGraph thread, is not in the branch."""
@@ -148,15 +157,18 @@ class RootCallbacks(BaseCallbackHandler):
         elif (path := tuple(metadata.get("langgraph_path", ())))[:1] == (_PUSHED,):
             self.branch.set(path[1] if len(path) > 1 and isinstance(path[1], int) else 0)
 
-    def _note_attempt(self, namespace: str, run_id: UUID, parent_run_id: UUID) -> None:
+    def _note_attempt(self, metadata: Mapping[str, Any], run_id: UUID, parent_run_id: UUID) -> None:
         """Add a run to the attempt of its node; begin a new attempt if the known attempt lacks the parent run."""
+        namespace = str(metadata.get("langgraph_checkpoint_ns", ""))
         if not namespace:
             return
         known = self.attempts.get()
         attempt = known.get(namespace)
         if attempt is None or (parent_run_id != attempt.run_id and parent_run_id not in attempt.below):
-            attempt = NodeAttempt(parent_run_id)
-            outer = {one: found for one, found in known.items() if namespace.startswith(f"{one}|")}
+            task = f"{metadata.get('langgraph_step')} {metadata.get('langgraph_path')}"
+            attempt = NodeAttempt(parent_run_id, task)
+            nodes = TASK_IDS.sub("", namespace)
+            outer = {one: found for one, found in known.items() if nodes.startswith(f"{TASK_IDS.sub('', one)}|")}
             self.attempts.set({**outer, namespace: attempt})
         attempt.below.add(run_id)
 

@@ -11,6 +11,7 @@ from uuid import UUID
 from langchain_core.runnables import RunnableConfig
 from langgraph.runtime import Runtime, get_runtime
 
+from threadkeep.agent.callbacks import TASK_IDS, root_callbacks
 from threadkeep.agent.turn_options import CallSite, IdOf, TurnOptions, call_id_function
 from threadkeep.errors import InvalidInput, InvalidKey
 from threadkeep.history.memory import Memory
@@ -137,17 +138,19 @@ def in_tool(config: RunnableConfig) -> bool:
 def task_of(config: RunnableConfig) -> str | None:
     """Return a name of a nested agent's call; None if the call cannot be resumed from a checkpoint.
 
-    The name is a digest of the checkpoint namespace of the node's task, which is the same if a resumed run repeats the
-    task. From the second graph that the node calls on, the graph's number follows: `digest|1`.
+    The name is a digest of the steps and paths of the task in which the agent runs and of the tasks around it. It is
+    the same if a resumed run repeats the task, and in another run that is resumed from the same checkpoint. From the
+    second graph that the node calls on, the graph's number follows: `digest|1`.
     """
     configurable = config.get("configurable", {})
-    namespace = str(configurable.get("checkpoint_ns", "")).rpartition("|")[0]
-    if not namespace or configurable.get(_CHECKPOINTER) is None:
+    parts = str(configurable.get("checkpoint_ns", "")).split("|")[:-1]
+    if not parts or configurable.get(_CHECKPOINTER) is None:
         return None
-    node, _, number = namespace.rpartition("|")
-    numbered = bool(node) and number.isdigit()
-    digest = sha256((node if numbered else namespace).encode()).hexdigest()[:16]
-    return f"{digest}|{number}" if numbered else digest
+    number = parts.pop() if len(parts) > 1 and parts[-1].isdigit() else ""
+    tasks = {TASK_IDS.sub("", one): attempt.task for one, attempt in root_callbacks.attempts.get().items()}
+    outer = [TASK_IDS.sub("", "|".join(parts[:end])) for end in range(1, len(parts) + 1)]
+    digest = sha256("|".join(tasks.get(one, one) for one in outer).encode()).hexdigest()[:16]
+    return f"{digest}|{number}" if number else digest
 
 
 def has_saver(graph: object, config: RunnableConfig) -> bool:
