@@ -6,6 +6,7 @@ import asyncio
 import logging
 import shutil
 import sqlite3
+import threading
 import stat
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from typing import Literal
 import pytest
 
 from tests.databases import migrated_driver
+from tests.limits import HANG_SECONDS
 from tests.outages import locked_meanwhile
 from threadkeep import MemoryOptions, Message, StoreError, StoreUnavailable, open_memory
 from threadkeep.errors import StoreClosed
@@ -161,6 +163,26 @@ async def test_a_read_that_is_cancelled_while_its_file_is_opened_ends_as_cancell
         task.cancel()
         await asyncio.wait([task])
         assert task.cancelled()
+
+
+@pytest.mark.parametrize("steps", range(6))
+async def test_a_read_that_is_cancelled_twice_while_its_file_is_opened_closes_the_file(path: Path, steps: int) -> None:
+    """A connection that stays open has a thread of its own."""
+    before = threading.enumerate()
+    async with opened(path) as driver:
+        task = asyncio.create_task(driver.fetch("SELECT 1", {}))
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        task.cancel()
+        for _ in range(3):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+        assert task.cancelled()
+    threads = [one for one in threading.enumerate() if one not in before and "connection" in one.name]
+    for one in threads:
+        await asyncio.to_thread(one.join, HANG_SECONDS)
+    assert not [one for one in threads if one.is_alive()]
 
 
 @pytest.mark.parametrize("in_memory", [True, False])

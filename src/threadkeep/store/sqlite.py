@@ -321,13 +321,18 @@ async def _open_file(connection: aiosqlite.Connection) -> aiosqlite.Connection:
         return await asyncio.shield(opening)
     except sqlite_errors(asyncio.CancelledError, StoreUnavailable):
         # An error raised here would replace a cancellation, and a loop that handles the error would never end.
-        await asyncio.wait([opening])
-        if opening.exception() is None:
-            await connection.close()
-        else:
-            # Wait for the connection's thread to end; otherwise it may use this event loop after the loop was closed.
-            await asyncio.to_thread(connection._thread.join)  # noqa: SLF001 - there is no other way to wait for it
+        await _to_its_end(_close_opened(connection, opening))
         raise
+
+
+async def _close_opened(connection: aiosqlite.Connection, opening: asyncio.Future[aiosqlite.Connection]) -> None:
+    """Close a connection that nobody will use, as soon as it is open."""
+    await asyncio.wait([opening])
+    if opening.exception() is None:
+        await connection.close()
+    else:
+        # Wait for the connection's thread to end; otherwise it may use this event loop after the loop was closed.
+        await asyncio.to_thread(connection._thread.join)  # noqa: SLF001 - there is no other way to wait for it
 
 
 async def _begin(connection: SqliteConnection, *, for_ever: bool) -> None:
