@@ -111,8 +111,12 @@ async def test_a_child_that_fails_is_reported_as_such(desk: RunDesk, status: str
         [ended] = [one for one in await service.trace(result.run.run_id) if one.kind == "child_finished"]
         assert (ended.data["error"] == "DeadlinePassed") == (status == "deadline")
         failure[:] = ["at last"]
-        await service.retry(result.run.run_id)
-        assert (await service.result(result.run.run_id)).text == "at last"
+        for _ in range(1 if status == "failed" else 100):
+            await service.retry(result.run.run_id)
+            result = await service.result(result.run.run_id)
+            if result.status == "done":  # on a busy machine, a retry may pass the deadline too
+                break
+        assert result.text == "at last"
         parent, child = await tree_of(service, result.run.run_id)
     assert (parent.status, child.status) == ("done", "done")
 
