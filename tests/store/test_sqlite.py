@@ -6,10 +6,10 @@ import asyncio
 import logging
 import shutil
 import sqlite3
-import threading
 import stat
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
