@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -11,6 +12,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -19,6 +21,7 @@ from tests.databases import execute, query
 from tests.limits import HANG_SECONDS
 from tests.servers import Postgres
 from threadkeep import InvalidInput, StoreClosed, StoreUnavailable
+from threadkeep.runs.engine.database import Connections
 from threadkeep.runs.engine.engine import Engine, EngineOptions, Stop
 from threadkeep.runs.engine.opening import open_engine
 from threadkeep.store.address import parse_address
@@ -372,3 +375,15 @@ async def test_an_engine_that_closes_during_its_launch_leaves_no_other_in_the_pr
     async with engine_of(shared_url, again) as engine:
         await engine.enqueue("second")
         await again.until(lambda: again.ended["second"] == 1)
+
+
+async def test_a_connection_that_is_returned_after_its_pool_is_closed(shared_url: str) -> None:
+    """A thread of dbos may return its connection late; it is closed then, and is not left to the garbage collector."""
+    connections = Connections(parse_address(shared_url))
+    pool = connections.pool(1)
+    with pool.connect() as late:
+        raw: Any = late.connection.dbapi_connection
+        connections.close()
+        pool.dispose()
+    with pytest.raises((sqlite3.Error, psycopg.Error), match="closed"):
+        raw.execute("SELECT 1")

@@ -33,7 +33,7 @@ def engine_path(path: Path) -> Path:
 
 
 class Connections:
-    """A factory of connection pools. After `close` no pool opens connections, so that dbos cannot retry forever."""
+    """A factory of connection pools. After `close` no pool opens or keeps connections, so that dbos cannot retry."""
 
     def __init__(self, address: DatabaseAddress) -> None:
         self._address = address
@@ -60,9 +60,15 @@ class Connections:
             hide_parameters=True,
         )
         sqlalchemy.event.listen(engine, "do_connect", self._connect)
+        sqlalchemy.event.listen(engine, "checkin", self._check_in)
         if path is not None:
             sqlalchemy.event.listen(engine, "connect", _prepare_sqlite)
         return engine
+
+    def _check_in(self, _connection: object, record: ConnectionPoolEntry) -> None:
+        if self._closed:
+            # A thread of dbos may return its connection after the pool was disposed of, and the pool would keep it.
+            record.invalidate()
 
     def _connect(
         self,
