@@ -384,6 +384,21 @@ async def test_an_agent_with_its_own_state_answers_again_after_each_interrupt(me
     assert [content for _, content in await said(memory)] == ["q", "draft", "better", "best"]
 
 
+async def test_a_second_agent_of_a_run_that_is_continued_answers(memory: Memory) -> None:
+    """A run that stopped before a node is continued with None; the node's agent has not answered before."""
+    agent = writer(memory, "draft", "final", "another")
+
+    async def write(state: MessagesState) -> dict[str, Any]:
+        answer = (await agent.ainvoke({"messages": state["messages"][:1]}))["messages"][-1]
+        return {"messages": [AIMessage(f"note: {answer.text}")]}
+
+    graph = in_line(write, write, saver=InMemorySaver())
+    await graph.ainvoke(input_of("q", "m1"), config_of(), interrupt_before=["n1"])
+    states = await asyncio.gather(*(graph.ainvoke(None, config_of()) for _ in range(2)))
+    assert [texts(state["messages"]) for state in states] == [["q", "note: draft", "note: final"]] * 2
+    assert await said(memory) == [(None, "q"), ("writer", "draft"), ("writer", "final")]
+
+
 async def test_a_task_after_an_interrupt_does_not_get_the_answer_of_a_task_before_it(memory: Memory) -> None:
     agent = writer(memory, "draft", "final")
 

@@ -13,7 +13,6 @@ from typing import Any
 from langchain.agents.middleware import PIIDetectionError
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
 from langgraph.runtime import Runtime
-from langgraph.types import Command
 
 from threadkeep.agent.answers import storable
 from threadkeep.agent.callbacks import PartialAnswer, root_callbacks
@@ -211,9 +210,9 @@ class Participation:
                 root.add_answer(AIMessage(answer.content, id=answer.id), answer.author)
             turn.answered = self._answered_at_end(turn) if turn.earlier else None
         if turn.answered is None or root.turn is not turn:
-            call = root_callbacks.call
-            resumed = call is not None and isinstance(call.input, Command)
-            number = self._number_of_resumed(turn, self.task, messages) if resumed and self.task else None
+            number = None
+            if self.task and (call := root_callbacks.call) is not None and call.is_continued:
+                number = self._number_of_resumed(turn, self.task, messages)
             if number is None:
                 # If a caller repeats a question, the state of a checkpointer has the answers of the first attempt.
                 seen = () if not root.answers else messages if self._is_continued else root.sent
