@@ -196,6 +196,18 @@ async def test_a_claim_on_a_session_has_one_owner(memory: Memory, clock: Settabl
     assert await memory.summaries.claim(ROOM, "summary", "a", 60)
 
 
+async def test_a_claim_from_a_clock_that_was_ahead_blocks_no_other_process(
+    memory: Memory, clock: SettableClock
+) -> None:
+    """If its process died, the session would get no summaries until that time."""
+    await say(memory, 1)
+    clock.advance(86_400)
+    assert await memory.summaries.claim(ROOM, "summary", "a", 60)
+    clock.advance(-86_400)
+    assert await memory.summaries.claim(ROOM, "summary", "b", 60)
+    assert not await memory.summaries.claim(ROOM, "summary", "a", 60)
+
+
 async def test_one_of_many_concurrent_claims_is_given(memory: Memory, clock: SettableClock) -> None:
     await say(memory, 1)
     for _ in range(2):

@@ -12,6 +12,7 @@ from threadkeep.records import Summary, View
 from threadkeep.records.sessions import check_argument
 from threadkeep.store.codec import clean_text, time_of, time_text
 from threadkeep.store.driver import Connection, Row
+from threadkeep.store.outbox import WRONG_CLOCK_SECONDS
 from threadkeep.store.statements import ClockedTables
 
 
@@ -127,7 +128,10 @@ class Summaries(ClockedTables, sql=("summaries.sql", "{backend}/sessions.sql")):
         return Uncovered(*(int(value) for value in rows[0])) if rows else Uncovered()
 
     async def claim(self, session_id: str, purpose: str, owner: str, seconds: float) -> bool:
-        """Claim work on a session for some seconds; return False if another process has it, or there is no session."""
+        """Claim work on a session for some seconds; return False if another process has it, or there is no session.
+
+        A claim that ends more than `seconds` and an hour later is from a wrong clock, and is replaced.
+        """
         if not isinstance(seconds, int | float) or not 0 < seconds <= _MOST_CLAIM_SECONDS:
             raise InvalidInput(f"seconds is a number above 0 and at most {_MOST_CLAIM_SECONDS}.")
         now = self._clock()
@@ -137,6 +141,7 @@ class Summaries(ClockedTables, sql=("summaries.sql", "{backend}/sessions.sql")):
             "owner": owner,
             "until": time_text(now + timedelta(seconds=seconds)),
             "now": time_text(now),
+            "beyond": time_text(now + timedelta(seconds=seconds + WRONG_CLOCK_SECONDS)),
         }
         async with self._driver.writing() as connection:
             if not await connection.fetch(self._sql["keep_session"], {"session_id": session_id}):

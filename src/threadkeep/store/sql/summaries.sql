@@ -133,11 +133,12 @@ LEFT JOIN chat_messages m ON m.session_id = b.session_id AND m.seq > b.after_seq
 GROUP BY b.after_seq, b.last_seq
 
 -- name: claim
--- The owner can extend its claim; another process can take the claim after it has expired.
+-- The owner can extend its claim; another process can take the claim after it has expired. Times after :beyond were
+-- stored by a wrong clock.
 INSERT INTO chat_claims (session_id, purpose, owner, claimed_until)
 VALUES (:session_id, :purpose, :owner, :until)
 ON CONFLICT (session_id, purpose) DO UPDATE SET owner = excluded.owner, claimed_until = excluded.claimed_until
-WHERE chat_claims.owner = excluded.owner OR chat_claims.claimed_until <= :now
+WHERE chat_claims.owner = excluded.owner OR chat_claims.claimed_until <= :now OR chat_claims.claimed_until > :beyond
 
 -- name: release
 DELETE FROM chat_claims WHERE session_id = :session_id AND purpose = :purpose AND owner = :owner
