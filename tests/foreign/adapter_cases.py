@@ -27,9 +27,12 @@ from google.genai.types import (
     Part,
     SearchEntryPoint,
 )
-from llama_index.core.base.llms.types import ChatMessage, MessageRole
+from llama_index.core.agent.workflow import FunctionAgent
+from llama_index.core.base.llms.types import ChatMessage, ImageBlock, MessageRole, TextBlock, ThinkingBlock
 from llama_index.core.chat_engine import SimpleChatEngine
 from llama_index.core.llms import MockLLM
+from llama_index.core.llms.mock import MockFunctionCallingLLM
+from llama_index.core.workflow import Context
 
 from threadkeep import Memory, Message, open_memory, open_memory_sync
 from threadkeep.adapters.google_adk import MemoryService, SessionService
@@ -62,6 +65,43 @@ def test_a_chat_engine_remembers() -> None:
         chat.reset()
         assert chat.get_all() == []
         assert session.count() == 8
+
+
+@pytest.mark.filterwarnings("ignore:Skipping serialization of known unserializable key")
+def test_an_agent_uses_its_context_and_its_memory_in_each_run() -> None:
+    """LlamaIndex serializes the context between two runs; the memory is given again with the next run."""
+
+    async def run() -> None:
+        model = MockFunctionCallingLLM(
+            response_generator=lambda messages, **_: ChatMessage(role="assistant", content="Hi")
+        )
+        agent = FunctionAgent(tools=[], llm=model, streaming=False)
+        context = Context(agent)
+        for question in ("one", "two"):
+            await agent.run(question, ctx=context, memory=chat)
+
+    with open_memory_sync(URL) as memory:
+        chat = ChatMemory(memory, f"room:{uuid.uuid4()}")
+        asyncio.run(run())
+        assert [one.content for one in chat.get_all()] == ["one", "Hi", "two", "Hi"]
+
+
+def test_a_message_without_text_is_a_mark_or_a_note() -> None:
+    """Other agents see a mark for an image. A message that has only reasoning is a note, and so is a tool call."""
+    image = ImageBlock(url="https://example.org/cat.png")
+    messages = [
+        ChatMessage(role="user", blocks=[image]),
+        ChatMessage(role="user", blocks=[TextBlock(text="Two more:"), image, image]),
+        ChatMessage(role="assistant", blocks=[ThinkingBlock(content="A cat.")]),
+    ]
+    with open_memory_sync(URL) as memory:
+        name = f"room:{uuid.uuid4()}"
+        chat = ChatMemory(memory, name)
+        chat.put_messages(messages)
+        stored = [(one.role, one.content) for one in memory.session(name).tail(3)]
+        assert stored == [("user", "[image]"), ("user", "Two more:\n[2 images]"), ("system", "[assistant]")]
+        assert chat.get_all() == messages
+        assert ChatMemory(memory, name, max_messages=0).get() == []
 
 
 def said(author: str, text: str, **fields: Any) -> Event:

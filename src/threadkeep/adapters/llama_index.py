@@ -6,10 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Self, cast
 
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
-from llama_index.core.bridge.pydantic import PrivateAttr
+from llama_index.core.bridge.pydantic import Field, PrivateAttr
 from llama_index.core.memory import BaseMemory
 
 from threadkeep.adapters.items import item_message, read_messages, stored_item
+from threadkeep.agent.counting import media_mark, media_name
+from threadkeep.errors import InvalidInput
 from threadkeep.history.session import Session
 from threadkeep.memory import Memory, SyncMemory
 from threadkeep.memory.on_loop import OnLoop
@@ -26,7 +28,7 @@ class ChatMemory(BaseMemory):
     the models of other agents.
     """
 
-    max_messages: int = 100
+    max_messages: int = Field(100, ge=0)
     _session: OnLoop[Memory, Session] = PrivateAttr()
 
     def __init__(
@@ -46,6 +48,14 @@ class ChatMemory(BaseMemory):
         """Create a memory with the arguments of `__init__`."""
         return cls(**kwargs)
 
+    def to_dict(self, **kwargs: Any) -> dict[str, Any]:
+        """Refuse to be serialized. LlamaIndex then leaves the memory out of a saved context.
+
+        Raises:
+            InvalidInput: always.
+        """
+        raise InvalidInput("A ChatMemory cannot be saved with a context; pass `memory` to each run.")
+
     def get(self, input: str | None = None, **kwargs: Any) -> list[ChatMessage]:  # noqa: A002 - LlamaIndex's name
         """Return the newest messages since the last reset, at most `max_messages`, oldest first.
 
@@ -53,7 +63,8 @@ class ChatMemory(BaseMemory):
         dropped.
         """
         found = _items(self._session.wait_for(lambda one: read_messages(one, self.max_messages + 1, keep=_is_item)))
-        return found if len(found) <= self.max_messages else _from_a_user(found[-self.max_messages :])
+        left_out = max(0, len(found) - self.max_messages)
+        return _from_a_user(found[left_out:]) if left_out else found
 
     def get_all(self) -> list[ChatMessage]:
         """Return all messages since the last reset, oldest first."""
@@ -83,10 +94,16 @@ def _message(message: ChatMessage) -> Message:
     calls = message.additional_kwargs.get("tool_calls") or any(
         block.block_type == "tool_call" for block in message.blocks
     )
-    text = message.content or ""
     role = None if calls else _ROLES.get(message.role)
-    utterance = role is not None and bool(text)
-    return item_message(_NAME, item, role=role, text=text if utterance else f"[{message.role.value}]")
+    text = _text(message) if role else ""
+    return item_message(_NAME, item, role=role if text else None, text=text or f"[{message.role.value}]")
+
+
+def _text(message: ChatMessage) -> str:
+    """Return the text of a message, with marks for its images and files."""
+    media = [{"type": block.block_type} for block in message.blocks]
+    mark = media_mark([block for block in media if media_name(block) != "part"])
+    return "\n".join(part for part in (message.content, mark) if part)
 
 
 def _is_item(message: Message) -> bool:
