@@ -75,6 +75,26 @@ async def test_a_client_reads_only_the_data_of_its_user(memory: Memory) -> None:
             assert "secret" not in text_of(result)
 
 
+async def test_results_that_are_too_long_are_left_out_with_a_sentence(memory: Memory) -> None:
+    """A long first message is shown whole. The reader of a model's context is not given megabytes."""
+    await memory.session("long", user_id="ann").append([Message("user", f"cat {'x' * 99_990}")] * 3)
+    await memory.session("short", user_id="ann").append([Message("user", f"cat {'x' * 9_990}")] * 12)
+    async with Client(memory_server(memory, lambda: McpCaller("ann"))) as client:
+
+        async def lines(name: str, **arguments: Any) -> list[str]:
+            return text_of(await client.call_tool(name, arguments)).splitlines()
+
+        long = await lines("read_messages", session_id="long", from_seq=2, to_seq=3)
+        assert [len(line) // 100_000 for line in long] == [0, 1, 0]
+        assert "left out" in long[-1]
+        short = await lines("read_messages", session_id="short", from_seq=1, to_seq=12)
+        assert [len(line) // 10_000 for line in short] == [0, *[1] * 9, 0]
+        assert "left out" not in "".join(await lines("read_messages", session_id="short", from_seq=10, to_seq=12))
+        found = await lines("search_messages", query="cat", limit=50)
+        assert sum(map(len, found)) < 201_000
+        assert "left out" in found[-1]
+
+
 async def test_a_client_writes_only_with_the_switch_and_the_scope(memory: Memory) -> None:
     """Write tools need the switch and a key that may write."""
     await fill(memory)
