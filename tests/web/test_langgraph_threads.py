@@ -208,6 +208,23 @@ async def test_threads_are_sorted_and_read_without_values(tmp_path: Path) -> Non
         assert texts(thread["values"]) == [("human", "a"), ("ai", "3")]
 
 
+async def test_old_threads_are_found_by_id_and_on_later_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search without ids examines a number of threads, and more if its page is after them."""
+    monkeypatch.setattr("threadkeep.web.langgraph.threads._SEARCHED", 2)
+    monkeypatch.setattr("threadkeep.web.langgraph.threads._PAGE", 1)
+    async with sdk(tmp_path, ScriptedModel(["1", "2", "3", "4"])) as (langgraph, _):
+        for thread_id in ("a", "b", "c", "d"):
+            await langgraph.runs.wait(thread_id, "chat", input=asks(thread_id))
+
+        async def ids(**options: Any) -> list[str]:
+            return [one["thread_id"] for one in await langgraph.threads.search(**options)]
+
+        assert [await ids(limit=1, offset=number) for number in range(5)] == [["d"], ["c"], ["b"], ["a"], []]
+        assert await ids(ids=["a", "unknown", "a", "b", "\n"]) == ["b", "a"]
+        assert await ids(ids=["a"], status="busy") == []
+        assert await ids(sort_by="thread_id", sort_order="asc") == ["c", "d"]
+
+
 async def test_unsupported_thread_options_are_refused_with_the_cure(tmp_path: Path) -> None:
     async with sdk(tmp_path, ScriptedModel(["a"])) as (langgraph, _):
         await langgraph.runs.wait("t1", "chat", input=asks("x"))
@@ -221,6 +238,9 @@ async def test_unsupported_thread_options_are_refused_with_the_cure(tmp_path: Pa
             await langgraph.threads.create(ttl=5)
         with pytest.raises(UnprocessableEntityError, match="checkpoint"):
             await langgraph.threads.update_state("t1", {"messages": asks("y")["messages"]}, checkpoint_id="1")
+        call = {"role": "assistant", "content": "", "tool_calls": [{"id": "c1", "name": "look", "args": {}}]}
+        with pytest.raises(UnprocessableEntityError, match="without `tool_calls`"):
+            await langgraph.threads.update_state("t1", {"messages": [*asks("y")["messages"], call]})
         await langgraph.threads.update_state("t1", {"messages": asks("y")["messages"]}, checkpoint_id="2")
 
 

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing, suppress
 from datetime import timedelta
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Response
+from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.utils.uuid import uuid7
 
 from threadkeep.adapters.items import item_message
 from threadkeep.agent.conversion import from_langchain
 from threadkeep.app import App
-from threadkeep.errors import InvalidInput, SessionNotFound
+from threadkeep.errors import InvalidInput, InvalidKey, SessionNotFound
 from threadkeep.history.all_sessions import AllSessions
 from threadkeep.history.memory import Memory
 from threadkeep.history.session import Session
-from threadkeep.records import Json
+from threadkeep.records import Json, Message
 from threadkeep.store.transcripts import SessionQuery
 from threadkeep.web.api.parameters import AppInUse, EncodedPathRoute, UserId
 from threadkeep.web.callers import READS
@@ -162,14 +163,19 @@ async def create_thread(
 
 @router.post("/search", summary="Find threads", responses=_WRITING, openapi_extra=READS)
 async def search_threads(body: ThreadSearchBody, app: AppInUse, user_id: UserId = None) -> list[ThreadBody]:
-    """Search the 1,000 most recently active threads; return each match with its first and its newest message."""
+    """Return the threads that match, each with its first and its newest message.
+
+    Without `ids`, the 1,000 threads with the newest activity are searched; in that order, all up to the end of the page.
+    """
     body.check()
-    by_activity = body.sort_order == "desc" and body.sort_by in _ACTIVITY
+    by_activity = body.sort_order == "desc" and body.sort_by in _ACTIVITY and body.ids is None
     most = body.offset + body.limit if by_activity else _SEARCHED
     found: list[tuple[Thread, ThreadBody]] = []
-    async with aclosing(_matching(app, body, user_id)) as matching:
-        async for one in matching:
-            found.append(one)
+    threads = _newest(app, user_id, max(most, _SEARCHED)) if body.ids is None else _named(app, user_id, body.ids)
+    async with aclosing(threads) as matching:
+        async for thread in matching:
+            if _matches(listed := thread_body(thread), body):
+                found.append((thread, listed))
             if len(found) >= most:
                 break
     if not by_activity:
@@ -267,8 +273,7 @@ async def update_state(
     """
     if body.values is None or set(body.values) - {MESSAGES}:
         raise InvalidInput('`values` must have `messages` only: {"messages": [{"role": "user", "content": "Hello"}]}.')
-    given = [from_langchain(one) for one in messages_of(body.values.get(MESSAGES))]
-    values = [one for one in given if one is not None]
+    values = [_utterance(one) for one in messages_of(body.values.get(MESSAGES))]
     session = app.memory.session(thread_id, user_id=user_id)
     at = seq_of(body.checkpoint_id if body.checkpoint is None else body.checkpoint)
     if at is not None and str(at) != (await get_state(thread_id, app, user_id)).checkpoint.checkpoint_id:
@@ -301,25 +306,38 @@ async def get_history(
     return await history_of(thread, limit=asked.limit, before=seq_of(asked.before))
 
 
-async def _matching(app: App, body: ThreadSearchBody, user_id: str | None) -> AsyncGenerator[tuple[Thread, ThreadBody]]:
-    """Yield the threads that match a search, newest activity first."""
+def _utterance(message: BaseMessage) -> Message:
+    """Return a message to store; reject tool calls, which are no part of a transcript."""
+    if isinstance(message, AIMessage) and message.tool_calls:
+        raise InvalidInput("Tool calls are not part of a conversation; add the answer without `tool_calls`.")
+    return from_langchain(message)
+
+
+async def _newest(app: App, user_id: str | None, count: int) -> AsyncGenerator[Thread]:
+    """Yield at least `count` threads, if there are as many, newest activity first."""
     runs = await app.runs.service()
     everything = AllSessions(app.memory)
     cursor, examined = None, 0
-    while examined < _SEARCHED:
+    while examined < count:
         page, cursor = await everything.page(SessionQuery(user_id, None, None, _PAGE, cursor))
         examined += len(page)
         for info in page:
-            if info.namespace or (body.ids is not None and info.session_id not in body.ids):
-                continue
-            session = app.memory.session(info.session_id, user_id=user_id)
-            recent = await newest_runs(runs, info.session_id, user_id=user_id)
-            thread = Thread(info.session_id, session, info, recent)
-            listed = thread_body(thread)
-            if _matches(listed, body):
-                yield thread, listed
+            if not info.namespace:
+                session = app.memory.session(info.session_id, user_id=user_id)
+                recent = await newest_runs(runs, info.session_id, user_id=user_id)
+                yield Thread(info.session_id, session, info, recent)
         if cursor is None:
             return
+
+
+async def _named(app: App, user_id: str | None, ids: Sequence[str]) -> AsyncGenerator[Thread]:
+    """Yield the stored threads with these ids."""
+    for thread_id in dict.fromkeys(ids):
+        thread = None
+        with suppress(SessionNotFound, InvalidKey):
+            thread = await find_thread(app, thread_id, user_id=user_id)
+        if thread is not None and thread.info is not None and not thread.info.namespace:
+            yield thread
 
 
 def _matches(thread: ThreadBody, body: ThreadSearchBody) -> bool:
