@@ -14,7 +14,7 @@ import pytest
 from pydantic_ai import Agent, BinaryContent
 from pydantic_ai.conversation import Conversation
 from pydantic_ai.conversation_store import ConversationConflict, ConversationEntry, ConversationRecord
-from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolCallPart
+from pydantic_ai.messages import DocumentUrl, ImageUrl, ModelMessage, ModelResponse, TextContent, TextPart, ToolCallPart
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 
 from threadkeep import Memory, Message, open_memory
@@ -81,7 +81,7 @@ async def test_a_conversation_is_stored_in_the_transcript(memory: Memory) -> Non
     assert [await store.read_entry(one.id) for one in entries] == entries
     assert [one.message for one in await store.load_entries(name, limit=3)] == loaded.messages[-3:]
     assert await texts(memory, name, "ann") == [
-        ("user", f"Flights to {word}?"),
+        ("user", f"Flights to {word}?\n[image]"),
         ("assistant", first.output),
         ("user", "And back?"),
         ("assistant", second.output),
@@ -90,6 +90,18 @@ async def test_a_conversation_is_stored_in_the_transcript(memory: Memory) -> Non
     assert await Conversations(memory, user_id="bob").load(name) is None
     with pytest.raises(LookupError):
         await store.read_entry("nothing")
+
+
+async def test_other_agents_see_each_prompt(memory: Memory) -> None:
+    """A prompt of typed text has its text, and one without text has marks."""
+    store, name = Conversations(memory), new_name()
+    image, pdf = ImageUrl("https://example.org/cat.png"), DocumentUrl("https://example.org/bill")
+    sound = BinaryContent(b"\x00", media_type="audio/wav")
+    prompts: list[Any] = [[image, image], [sound, pdf], [TextContent("Hello.", metadata={"page": 1}), image]]
+    for prompt in prompts:
+        await ask(store, name, prompt)
+    asked = [text for role, text in await texts(memory, name) if role == "user"]
+    assert asked == ["[2 images]", "[recording] [file]", "Hello.\n[image]"]
 
 
 async def test_the_second_of_two_saves_of_a_revision_is_refused(memory: Memory) -> None:

@@ -15,9 +15,19 @@ from pydantic_ai.conversation_store import (
     ConversationRecord,
     ConversationStore,
 )
-from pydantic_ai.messages import ModelMessage, ModelMessagesTypeAdapter, TextPart, UserPromptPart
+from pydantic_ai.messages import (
+    BinaryContent,
+    ModelMessage,
+    ModelMessagesTypeAdapter,
+    MultiModalContent,
+    TextContent,
+    TextPart,
+    UserPromptPart,
+    is_multi_modal_content,
+)
 
 from threadkeep.adapters.items import append_once, first_revision, item_message, messages_after, stored_item
+from threadkeep.agent.counting import media_mark
 from threadkeep.errors import InvalidInput
 from threadkeep.history.session import Session
 from threadkeep.memory import Memory
@@ -221,13 +231,23 @@ def _message(entry: ConversationEntry) -> Message:
 
 
 def _text(message: ModelMessage) -> str:
-    """Return the text that a person or a model wrote in a message."""
+    """Return the text that a person or a model wrote in a message, with marks for images and files."""
     texts: list[str] = []
+    media: list[Mapping[str, str]] = []
     for part in message.parts:
         if isinstance(part, UserPromptPart | TextPart):
-            pieces = [part.content] if isinstance(part.content, str) else part.content
-            texts += [piece for piece in pieces if isinstance(piece, str)]
-    return "\n".join(texts)
+            for piece in [part.content] if isinstance(part.content, str) else part.content:
+                if isinstance(piece, str | TextContent):
+                    texts.append(piece if isinstance(piece, str) else piece.content)
+                elif is_multi_modal_content(piece):
+                    media.append({"type": _media_type(piece)})
+    return "\n".join([*texts, media_mark(media)] if media else texts)
+
+
+def _media_type(piece: MultiModalContent) -> str:
+    """Return the type of an image or a file, as content blocks name it."""
+    kind = piece.media_type.partition("/")[0] if isinstance(piece, BinaryContent) else piece.kind.removesuffix("-url")
+    return kind if kind in ("image", "audio", "video") else "file"
 
 
 def _entry(message: Message) -> ConversationEntry | None:

@@ -165,7 +165,7 @@ async def create_thread(
 async def search_threads(body: ThreadSearchBody, app: AppInUse, user_id: UserId = None) -> list[ThreadBody]:
     """Return the threads that match, each with its first and its newest message.
 
-    Without `ids`, the 1,000 threads with the newest activity are searched; in that order, all up to the end of the page.
+    Without `ids`, the 1,000 threads with the newest activity are searched. In that order, later pages search more.
     """
     body.check()
     by_activity = body.sort_order == "desc" and body.sort_by in _ACTIVITY and body.ids is None
