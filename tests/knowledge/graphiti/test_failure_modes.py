@@ -69,6 +69,31 @@ async def test_mode_7_a_healthy_server_without_its_database_is_detected(
         assert (await memory.graphiti.status()).counts == {"confirmed": 4, "turns": 0}
 
 
+@pytest.mark.parametrize("killed", [True, False])
+async def test_a_clock_that_was_ahead_blocks_no_deliveries(
+    opening: Opening, graphiti: FakeGraphiti, clock: SettableClock, monkeypatch: pytest.MonkeyPatch, killed: bool
+) -> None:
+    """A lease or a pause of a process whose clock was ahead does not last until that time."""
+    days = 400 * 86_400
+    async with opening(scopes=("session",)) as memory:
+        await allow(memory)
+        await talk(memory)
+        clock.advance(days)
+        graphiti.fail("status", "/messages", status=500)
+        with monkeypatch.context() as patched:
+            if killed:
+                patched.setattr("threadkeep.knowledge.graphiti.deliveries.Deliveries.release", do_nothing)
+            await deliver(memory, clock, looks=1)
+        graphiti.mend()
+        clock.advance(-days)
+        await deliver(memory, clock, looks=20)
+        assert (await memory.graphiti.status()).counts == {"confirmed": 2, "turns": 0}
+
+
+async def do_nothing(*_: object, **__: object) -> None:
+    """Do nothing, as a process that was killed."""
+
+
 @pytest.mark.parametrize(("status", "least_seconds"), [(401, 200), (403, 200), (429, 90)])
 async def test_mode_9_the_pause_that_a_refusing_proxy_asks_for_is_kept(
     opening: Opening, graphiti: FakeGraphiti, clock: SettableClock, status: int, least_seconds: float

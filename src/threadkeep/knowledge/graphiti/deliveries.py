@@ -18,6 +18,8 @@ from threadkeep.store.statements import ClockedTables
 from threadkeep.store.transcripts import END
 
 _DEAD_PERIOD = timedelta(minutes=1)
+# This is longer than any lease or pause.
+_WRONG_CLOCK = timedelta(days=1)
 
 
 class Unconfirmed(NamedTuple):
@@ -98,14 +100,15 @@ class Deliveries(ClockedTables, sql=("graph_deliveries.sql", "postgres/knowledge
 
     async def due_groups(self, limit: int) -> list[str]:
         """Return up to `limit` groups that have open deliveries, are due, and are owned by no process."""
-        return [row[0] for row in await self._fetch("due_groups", {"now": self._now(), "limit": limit})]
+        times = {"now": self._now(), "beyond": self._beyond()}
+        return [row[0] for row in await self._fetch("due_groups", {**times, "limit": limit})]
 
     async def claim(self, group_id: str, owner: str, *, seconds: float) -> Lease | None:
         """Lease a group for `seconds`; return None if it is not due or another process has a lease."""
         until = time_text(self._clock() + timedelta(seconds=seconds))
-        row = {"group_id": group_id, "owner": owner, "until": until, "now": self._now()}
+        times = {"until": until, "now": self._now(), "beyond": self._beyond()}
         async with self._driver.writing() as connection:
-            rows = await connection.fetch(self._sql["claim"], row)
+            rows = await connection.fetch(self._sql["claim"], {"group_id": group_id, "owner": owner, **times})
         return Lease(group_id, owner, rows[0][0]) if rows else None
 
     async def renew(self, lease: Lease, *, seconds: float) -> bool:
@@ -314,6 +317,9 @@ class Deliveries(ClockedTables, sql=("graph_deliveries.sql", "postgres/knowledge
 
     def _now(self) -> str:
         return time_text(self._clock())
+
+    def _beyond(self) -> str:
+        return time_text(self._clock() + _WRONG_CLOCK)
 
 
 def _waiting(row: Row) -> Waiting:

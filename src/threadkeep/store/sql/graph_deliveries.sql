@@ -2,17 +2,20 @@
 -- statuses, so that statements use the index of open deliveries and do not read the confirmed ones.
 
 -- name: due_groups
--- Groups that have open deliveries, whose next attempt is due, and that no process owns at the moment.
+-- Groups that have open deliveries, whose next attempt is due, and that no process owns at the moment. Times after
+-- :beyond were stored by a wrong clock.
 SELECT g.group_id
 FROM (SELECT DISTINCT group_id FROM chat_graph_deliveries WHERE status IN ('queued', 'sent')) d
     JOIN chat_graph_groups g ON g.group_id = d.group_id
-WHERE g.next_try_at <= :now AND (g.owner IS NULL OR g.owned_until < :now)
+WHERE (g.next_try_at <= :now OR g.next_try_at > :beyond)
+    AND (g.owner IS NULL OR g.owned_until < :now OR g.owned_until > :beyond)
 ORDER BY g.next_try_at
 LIMIT :limit
 
 -- name: claim
 UPDATE chat_graph_groups SET owner = :owner, owned_until = :until
-WHERE group_id = :group_id AND next_try_at <= :now AND (owner IS NULL OR owned_until < :now)
+WHERE group_id = :group_id AND (next_try_at <= :now OR next_try_at > :beyond)
+    AND (owner IS NULL OR owned_until < :now OR owned_until > :beyond)
 RETURNING failures
 
 -- name: renew
