@@ -7,6 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from tests.channels.fake_telegram import FakeTelegram, faking_telegram
+from tests.channels.fake_wecom import SECRET, faking_wecom
+from tests.channels.platforms import AES_KEY
 from tests.cli.running import CommandLine
 from threadkeep.memory import Memory
 
@@ -67,6 +69,20 @@ def test_a_bot_is_tested_at_its_platform(cli: CommandLine, telegram: FakeTelegra
     path.write_text(path.read_text().replace(telegram.address, "http://127.0.0.1:9"))
     unreachable = cli("channels", "test", "support")
     assert (unreachable.exit_code, "did not answer" in unreachable.err) == (1, True)
+
+
+def test_a_secret_is_tested_although_another_one_has_a_token(cli: CommandLine) -> None:
+    """The access token of the correct secret is stored in the database."""
+    with faking_wecom(cli.folder) as wecom:
+        path = cli.folder / "channels.yaml"
+        cli.set(THREADKEEP_CHANNELS=str(path))
+        bot = "kind: wecom_dm, name: desk, corp_id: ww1, agent_id: '1', token: t"
+        bot = f"{bot}, encoding_aes_key: {AES_KEY}, api: '{wecom.address}'"
+        path.write_text(f"channels: [{{{bot}, secret: {SECRET}}}]")
+        assert "access_token: valid" in cli("channels", "test", "desk").out
+        path.write_text(f"channels: [{{{bot}, secret: mistyped}}]")
+        refused = cli("channels", "test", "desk")
+    assert (refused.exit_code, "WeCom does not know" in refused.err) == (1, True)
 
 
 def test_a_webhook_is_set_and_deleted(cli: CommandLine, telegram: FakeTelegram) -> None:

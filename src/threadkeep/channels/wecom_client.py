@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from hashlib import sha256
 
 import httpx2
 
@@ -82,6 +83,8 @@ class WeComApi:
         self._scope = scope
         self._corp_id = corp_id
         self._secret = secret
+        # A token belongs to a secret: applications of one corporation, or a corrected secret, have other tokens.
+        self._token_name = f"access_token:{sha256(secret.encode()).hexdigest()[:8]}"
         self._root = f"{api.rstrip('/')}/cgi-bin"
         self._asking = asyncio.Lock()
 
@@ -100,13 +103,13 @@ class WeComApi:
             if answer.code not in _TOKEN_CODES:
                 break
             # Delete only the rejected token: another process may already have stored a new one.
-            await self._state.forget(self._scope, "access_token", token)
+            await self._state.forget(self._scope, self._token_name, token)
         return answer
 
     async def token(self) -> str | WeComAnswer:
         """Return the stored access token or a new one; if WeCom issues none, return its error response."""
         async with self._asking:
-            if known := await self._state.value(self._scope, "access_token"):
+            if known := await self._state.value(self._scope, self._token_name):
                 return known
             query = {"corpid": self._corp_id, "corpsecret": self._secret}
             answer = await self._ask("GET", "gettoken", query)
@@ -115,7 +118,7 @@ class WeComApi:
                 return answer if not answer.ok else WeComAnswer(None, error="UnreadableAnswer")
             seconds = max((number_in(answer.fields, "expires_in") or 0) - _TOKEN_MARGIN_SECONDS, 60)
             expires_at = self._clock() + timedelta(seconds=seconds)
-            await self._state.keep(self._scope, "access_token", token, expires_at=expires_at)
+            await self._state.keep(self._scope, self._token_name, token, expires_at=expires_at)
             return token
 
     async def _ask(
