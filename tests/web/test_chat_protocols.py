@@ -409,6 +409,24 @@ def text_of(parts: list[Any]) -> str:
     return "".join(one["delta"] for one in parts if one != "[DONE]" and one["type"] == "text-delta")
 
 
+async def test_images_and_files_are_marks_in_each_protocol(tmp_path: Path) -> None:
+    """A message that has only an image gets an answer, as with OpenAI's client."""
+    image, pdf = ({"type": "file", "mediaType": kind, "url": "data:,x"} for kind in ("image/png", "application/pdf"))
+    asked = {
+        "image": [image],
+        "files": [image, {"type": "text", "text": "Compare."}, pdf],
+    }
+    binary = [{"type": "text", "text": "Which?"}, {"type": "binary", "mimeType": "image/png", "data": "AAAA"}]
+    async with service(tmp_path, ScriptedModel(["1", "2", "3"])) as client:
+        for chat, parts in asked.items():
+            message = {"id": f"m-{chat}", "role": "user", "parts": parts}
+            await parts_of(client, "/api/v1/ai-sdk/chat", {"id": chat, "messages": [message]})
+        body = {"threadId": "binary", "runId": "r", "messages": [{"id": "m", "role": "user", "content": binary}]}
+        await parts_of(client, "/api/v1/ag-ui", body)
+        stored = [(await history(client, chat))[0]["content"] for chat in (*asked, "binary")]
+    assert stored == ["[image]", "Compare.\n[image] [file]", "Which?\n[image]"]
+
+
 @pytest.mark.parametrize("message_id", ["a\ud800", "a\x00", "a" * 600], ids=["half a pair", "nul", "long"])
 async def test_a_message_id_that_cannot_be_stored_is_known_again(
     tmp_path: Path, shared_url: str, message_id: str

@@ -27,7 +27,7 @@ from pydantic_ai.messages import (
 )
 
 from threadkeep.adapters.items import append_once, first_revision, item_message, messages_after, stored_item
-from threadkeep.agent.counting import media_mark
+from threadkeep.agent.counting import media_mark, media_type
 from threadkeep.errors import InvalidInput
 from threadkeep.history.session import Session
 from threadkeep.memory import Memory
@@ -246,8 +246,7 @@ def _text(message: ModelMessage) -> str:
 
 def _media_type(piece: MultiModalContent) -> str:
     """Return the type of an image or a file, as content blocks name it."""
-    kind = piece.media_type.partition("/")[0] if isinstance(piece, BinaryContent) else piece.kind.removesuffix("-url")
-    return kind if kind in ("image", "audio", "video") else "file"
+    return media_type(piece.media_type if isinstance(piece, BinaryContent) else piece.kind.removesuffix("-url"))
 
 
 def _entry(message: Message) -> ConversationEntry | None:

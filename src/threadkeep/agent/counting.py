@@ -90,6 +90,12 @@ def media_indexes(message: BaseMessage) -> list[int]:
     return [index for index, block in blocks if not spoken or media_name(block) != "part"]
 
 
+def media_type(mime_type: object) -> str:
+    """Return the type of a content block for data of a MIME type: `image`, `audio`, `video` or else `file`."""
+    kind = str(mime_type).partition("/")[0]
+    return kind if kind in ("image", "audio", "video") else "file"
+
+
 def media_mark(blocks: Sequence[object], fate: str = "") -> str:
     """Return the marks that replace blocks, one for each kind: `[image] [2 files]`; each mark ends with `fate`."""
     names = Counter(media_name(block) for block in blocks)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request, Response
 from langchain_core.messages import BaseMessage
 from pydantic import BaseModel, Field, JsonValue
 
+from threadkeep.agent.counting import media_type
 from threadkeep.app import App
 from threadkeep.history.session import Session
 from threadkeep.records.json_values import example
@@ -128,4 +129,16 @@ async def _snapshot(session: Session) -> list[dict[str, Any]]:
 def _in_langchain(messages: Sequence[JsonValue]) -> list[BaseMessage]:
     """Return the user and assistant messages. Messages of other roles are ignored."""
     spoken = [one for one in messages if isinstance(one, dict) and one.get("role") in ("user", "assistant")]
-    return list(messages_of([{name: one.get(name) or "" for name in ("role", "content", "id")} for one in spoken]))
+    rows = [{**{name: one.get(name) or "" for name in ("role", "id")}, "content": _content(one)} for one in spoken]
+    return list(messages_of(rows))
+
+
+def _content(message: Mapping[str, JsonValue]) -> JsonValue:
+    """Return the content of a message. A `binary` part becomes a block of the type that its MIME type names."""
+    content = message.get("content") or ""
+    if not isinstance(content, list):
+        return content
+    return [
+        {"type": media_type(part.get("mimeType"))} if isinstance(part, dict) and part.get("type") == "binary" else part
+        for part in content
+    ]

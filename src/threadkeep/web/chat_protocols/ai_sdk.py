@@ -13,6 +13,7 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 from pydantic import BaseModel, Field, JsonValue
 
 from threadkeep.agent.conversion import id_of
+from threadkeep.agent.counting import media_mark, media_type
 from threadkeep.errors import InvalidInput
 from threadkeep.history.all_sessions import AllSessions
 from threadkeep.history.session import Session
@@ -45,16 +46,17 @@ type ChatId = Annotated[str, Path(description="The chat, which is a session. Enc
 
 
 class UIMessage(BaseModel):
-    """A message of the AI SDK. Parts other than text are ignored."""
+    """A message of the AI SDK. Parts other than text and files are ignored."""
 
     id: str | None = Field(None, max_length=512)
     role: Literal["system", "user", "assistant"]
     parts: Annotated[list[dict[str, JsonValue]], Field(max_length=500)] = []
 
     def text(self) -> str:
-        """Return the text of the message."""
+        """Return the text of the message, with marks for images and files (`[image]`)."""
         texts = [part.get("text") for part in self.parts if part.get("type") == "text"]
-        return "\n".join(text for text in texts if isinstance(text, str))
+        files = [{"type": media_type(part.get("mediaType"))} for part in self.parts if part.get("type") == "file"]
+        return "\n".join(text for text in (*texts, media_mark(files)) if isinstance(text, str) and text)
 
     @classmethod
     def of(cls, message: Message) -> UIMessage:
