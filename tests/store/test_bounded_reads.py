@@ -1,4 +1,4 @@
-"""Tests of the rows that PostgreSQL reads for a window, with and without statistics."""
+"""Tests of the rows that PostgreSQL reads for a window, and of the indexes that SQLite uses for frequent reads."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from tests.databases import migrated_driver
 from threadkeep import Memory, MemoryOptions, Message, open_memory
 from threadkeep.store.driver import Parameters
 from threadkeep.store.statements import for_psycopg, load_statements
@@ -79,3 +80,20 @@ async def test_the_answer_of_a_question_is_found_far_into_a_session(
         assert question is not None
         [answer] = await session.answers_to(question)
         assert answer.content == "so"
+
+
+@pytest.mark.parametrize(
+    ("file", "statement", "parameters", "index"),
+    [
+        ("persons.sql", "preferences", {"person_id": "ann"}, "idx_chat_facts_key (scope=? AND owner=?)"),
+        ("runs_order.sql", "abandoned", {"disowned": "never", "limit": 50}, "idx_chat_runs_owner"),
+    ],
+)
+async def test_sqlite_reads_neither_the_facts_of_others_nor_finished_runs(
+    sqlite_url: str, file: str, statement: str, parameters: Parameters, index: str
+) -> None:
+    """The first read is in each turn of a sender and in each row of a list, the second in each round of maintenance."""
+    async with migrated_driver(sqlite_url) as driver:
+        plan = await driver.fetch(f"EXPLAIN QUERY PLAN {load_statements(file)[statement]}", parameters)
+    steps = [str(row[3]) for row in plan]
+    assert any(index in step for step in steps), steps

@@ -33,11 +33,14 @@ WHERE g.person_id = :person_id
 ORDER BY n.last_seen_at DESC, n.name
 
 -- name: preferences
+-- With a join, SQLite would read the facts of all persons.
 SELECT f.key, f.value
-FROM chat_persons g
-    JOIN chat_persons p ON p.canonical_id = g.canonical_id
-    JOIN chat_facts f ON f.scope = 'user' AND f.owner = p.person_id AND f.valid_to IS NULL
-WHERE g.person_id = :person_id AND f.kind = 'preference'
+FROM chat_facts f
+WHERE f.scope = 'user' AND f.valid_to IS NULL AND f.kind = 'preference'
+    AND f.owner IN (
+        SELECT p.person_id FROM chat_persons g JOIN chat_persons p ON p.canonical_id = g.canonical_id
+        WHERE g.person_id = :person_id
+    )
 ORDER BY f.updated_at, f.fact_id
 
 -- name: persons

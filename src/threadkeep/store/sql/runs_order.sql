@@ -290,10 +290,11 @@ ORDER BY r.created_at, r.run_id
 LIMIT :limit
 
 -- name: abandoned
--- Running runs of a process that was found dead.
+-- Running runs of a process that was found dead. Their heartbeats are equal; without them in the order, SQLite would
+-- read all runs in the order of an index.
 SELECT run_id FROM chat_runs
 WHERE status = 'running' AND input IS NOT NULL AND heartbeat_at = :disowned
-ORDER BY created_at, run_id
+ORDER BY heartbeat_at, created_at, run_id
 LIMIT :limit
 
 -- name: note_active_session
