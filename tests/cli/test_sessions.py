@@ -71,6 +71,7 @@ def test_the_hint_continues_the_same_list(cli: CommandLine) -> None:
 def test_lists_can_be_narrowed(cli: CommandLine) -> None:
     cli.store("a", "About tea", user_id="u1")
     cli.store("b", "About coffee", user_id="u2")
+    assert cli("sessions", "list", "--inactive").err == "There are no such sessions.\n"
 
     async def retire(memory: Memory) -> None:
         await memory.session("b").update(active=False)

@@ -65,6 +65,7 @@ async def list_sessions(
             page = await sessions.page(wanted)
             damaged = sorted({error.session_id for error in await sessions.damaged(user)})
     infos, following = page
+    narrowed = user or query or cursor or active is not None
     values = {"sessions": [session_values(info) for info in infos], "next_cursor": write_cursor(following)}
     terminal.listing(
         {**values, "damaged": damaged} if damaged else values,
@@ -78,7 +79,7 @@ async def list_sessions(
             "activity": lambda info: relative(info.updated_at) + ("" if info.active else ", inactive"),
         },
         right=["messages"],
-        nothing="There are no such sessions." if user or query or cursor else "There are no sessions yet.",
+        nothing=f"There are no {'such sessions' if narrowed else 'sessions yet'}.",
     )
     _name_damaged(damaged)
 
