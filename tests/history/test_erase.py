@@ -32,9 +32,11 @@ from threadkeep.records.knowledge import Evidence, Scope
 from threadkeep.records.runs import NewRun
 from threadkeep.store.address import parse_address
 from threadkeep.store.checkpointers import open_checkpointer
-from threadkeep.store.driver import StoreOptions
+from threadkeep.store.driver import Parameters, StoreOptions
 from threadkeep.store.erasing import TableErasing
+from threadkeep.store.postgres_connection import PostgresConnection
 from threadkeep.store.spool import PendingTurn, SpoolFile
+from threadkeep.store.sqlite_connection import SqliteConnection
 
 CANARY = "zanzibarquokka"
 ANN, BOB = "telegram:ann", "telegram:bob"
@@ -264,6 +266,58 @@ async def test_facts_of_all_scopes_are_erased_with_their_evidence(memory: Memory
     assert len(exported) == {store.name: store.before for store in receipt.stores}["chat_facts"] == 2
     facts = [fact for scope in (shop, bob) for fact in await memory.knowledge.facts(scope, past=True)]
     assert [(fact.key, fact.evidence) for fact in facts] == [("stays", (Evidence("telegram:group", 2),))]
+
+
+async def test_the_number_of_reads_of_all_evidence_does_not_grow_with_the_sessions(
+    memory: Memory, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Evidence has no index by session or message."""
+    for number in range(5):
+        await memory.session(f"telegram:{number}", user_id=ANN).append([said(CANARY)])
+        await memory.session("telegram:group").append([said(CANARY, ANN)])
+    executed: list[str] = []
+    kind: Any = SqliteConnection if database_url.startswith("sqlite") else PostgresConnection
+    execute, execute_many = kind.execute, kind.execute_many
+
+    async def noting(self: Any, sql: str, parameters: Any) -> int:
+        executed.append(sql)
+        return int(await execute(self, sql, parameters))
+
+    async def noting_many(self: Any, sql: str, rows: Any) -> None:
+        executed.extend([sql] * len(rows))
+        await execute_many(self, sql, rows)
+
+    monkeypatch.setattr(kind, "execute", noting)
+    monkeypatch.setattr(kind, "execute_many", noting_many)
+    assert (await memory.erase(user_id=ANN)).complete
+    reads = [sql for sql in executed if "DELETE FROM chat_facts" in sql and "chat_fact_evidence" in sql]
+    assert len({*reads}) == 2
+    assert len(reads) <= 4  # once each, and once more in the round that finds nothing left
+
+
+async def test_the_search_index_is_merged_in_steps(
+    sqlite_url: str, memory_options: MemoryOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All writers wait while a step is executed, so its length must not grow with the index."""
+    monkeypatch.setattr("threadkeep.store.erasing._PAGES_AT_ONCE", 1)
+    monkeypatch.setattr("threadkeep.store.erasing._MERGE_PAUSE_SECONDS", 0)
+    steps: list[str] = []
+    execute = SqliteConnection.execute
+
+    async def noting(self: SqliteConnection, sql: str, parameters: Parameters) -> int:
+        steps.extend([sql] if "INTO chat_search (chat_search" in sql and "delete" not in sql else [])
+        return int(await execute(self, sql, parameters))
+
+    monkeypatch.setattr(SqliteConnection, "execute", noting)
+    async with open_memory(sqlite_url, options=memory_options) as memory:
+        for number in range(20):
+            turn = [said(f"{number * 7919} {hash((number, part)):x} {part * 104729:x}") for part in range(20)]
+            await memory.session(f"room:{number}").append(turn)
+            await memory.search("104729", limit=1)
+        await memory.session("telegram:1", user_id=ANN).append([said(CANARY)])
+        assert (await memory.erase(user_id=ANN)).complete
+        assert len(steps) > 3
+    assert query(sqlite_url, "SELECT count(DISTINCT segid) FROM chat_search_idx") == [(1,)]
 
 
 async def test_checkpoints_of_a_shared_session_are_deleted(shared_url: str, memory_options: MemoryOptions) -> None:

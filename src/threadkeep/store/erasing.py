@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from itertools import batched
 
 from threadkeep.errors import StoreError
 from threadkeep.store.codec import ERASED, time_text
@@ -25,6 +26,10 @@ _CHECKPOINTS = ("checkpoints", "writes", "checkpoint_writes", "checkpoint_blobs"
 _TABLES = load_statements("foreign.sql")
 _KEY_FIELDS = ("key_id", "user_id", "name", "scope", "created_at", "expires_at", "revoked_at", "last_used_at")
 _IN_FLIGHT = timedelta(days=1)
+_SESSIONS_AT_ONCE = 500
+# A step takes about 0.1 seconds.
+_PAGES_AT_ONCE = 200
+_MERGE_PAUSE_SECONDS = 0.05
 _LOG_TRIES = 40
 _LOG_PAUSE_SECONDS = 0.05
 _LOG_WAIT_MILLISECONDS = 50
@@ -132,6 +137,8 @@ class TableErasing(ClockedTables, sql=_STATEMENTS):
                 await self._drop_derived(connection, parameters)
                 if await connection.execute(self._sql["mark_erased"], {**parameters, "now": time_text(self._clock())}):
                     marked.append(seq)
+            wanted = {**row_parameters([{"seq": seq} for seq in seqs]), "session_id": session_id}
+            await connection.execute(for_rows(self._sql["drop_facts_of_messages"], len(seqs)), wanted)
             if marked:
                 # Refresh the session before the texts are emptied, because its title is compared with them.
                 await self._superseding.refresh(connection, session_id, marked)
@@ -147,7 +154,7 @@ class TableErasing(ClockedTables, sql=_STATEMENTS):
                 await connection.execute(self._sql[name], {"session_id": session_id, "seq": min(seqs)})
 
     async def _drop_derived(self, connection: Connection, parameters: Mapping[str, object]) -> None:
-        names = ("hold_runs", "delete_runs", "drop_facts_of_message", "drop_proposals_of_message")
+        names = ("hold_runs", "delete_runs", "drop_proposals_of_message")
         sent = ("drop_outgoing_of_message", "drop_deliveries_of_message")
         for name in (*names, *sent, "delete_vectors", "delete_recall_index", "delete_steps"):
             if name in self._sql:
@@ -192,7 +199,9 @@ class TableErasing(ClockedTables, sql=_STATEMENTS):
         """
         async with self._driver.writing() as connection:
             rows = [{"session_id": session_id} for session_id in session_ids]
-            await connection.execute_many(self._sql["drop_facts_of_session"], rows)
+            for some in batched(rows, _SESSIONS_AT_ONCE):
+                dropping = for_rows(self._sql["drop_facts_of_sessions"], len(some))
+                await connection.execute(dropping, row_parameters(some))
             await connection.execute_many(self._sql["delete_group_of_session"], rows)
             await connection.execute_many(self._sql["delete_created_thread"], rows)
             await connection.execute(self._sql["retract_lost_facts"], {})
@@ -258,8 +267,25 @@ class TableErasing(ClockedTables, sql=_STATEMENTS):
             if vacuum:
                 await self._rewrite_tables()
             return True
-        await self._driver.write([(self._sql["optimize_search"], {})])
+        await self._merge_search()
         return await empty_log(self._driver, vacuum=vacuum)
+
+    async def _merge_search(self) -> None:
+        """Merge all segments of SQLite's search index in steps, between which other processes can write."""
+        [(leaves,)] = await self._driver.fetch(self._sql["search_pages"], {})
+        pages = -_PAGES_AT_ONCE
+        for _ in range(2 * int(leaves) // _PAGES_AT_ONCE + 10):
+            async with self._driver.writing() as connection:
+                [(before,)] = await connection.fetch(self._sql["total_changes"], {})
+                await connection.execute(self._sql["merge_search"], {"pages": pages})
+                [(after,)] = await connection.fetch(self._sql["total_changes"], {})
+            # FTS5 counts one change for the statement itself.
+            if after - before <= 1:
+                return
+            pages = _PAGES_AT_ONCE
+            await asyncio.sleep(_MERGE_PAUSE_SECONDS)
+        # Other processes add messages faster than the steps merge them.
+        await self._driver.write([(self._sql["optimize_search"], {})])
 
     async def _rewrite_tables(self) -> None:
         async with self._driver.reading() as connection:

@@ -164,11 +164,15 @@ DELETE FROM chat_manifests WHERE session_id = :session_id
 -- name: drop_context_texts
 DELETE FROM chat_context_texts WHERE session_id = :session_id
 
--- name: drop_facts_of_message
+-- name: drop_facts_of_messages
+-- Evidence has no index by message, so each execution reads all of it.
+WITH wanted (seq) AS (
+VALUES (:seq)
+)
 DELETE FROM chat_facts WHERE fact_id IN (
     SELECT e.fact_id FROM chat_fact_evidence e
-    WHERE (e.session_id = :session_id AND e.seq = :seq) OR e.run_id IN (
-        SELECT m.run_id FROM chat_messages m WHERE m.session_id = :session_id AND m.seq = :seq
+    WHERE (e.session_id = :session_id AND e.seq IN (SELECT seq FROM wanted)) OR e.run_id IN (
+        SELECT m.run_id FROM chat_messages m WHERE m.session_id = :session_id AND m.seq IN (SELECT seq FROM wanted)
     )
 )
 
@@ -224,10 +228,13 @@ DELETE FROM chat_channel_state WHERE scope IN ('chatkit:' || :id, 'adk:' || :id,
 -- A thread that was created in LangGraph's API and has no run yet; it belongs to no user.
 DELETE FROM chat_channel_state WHERE scope = 'langgraph-threads' AND name = :session_id
 
--- name: drop_facts_of_session
--- Delete facts of every scope that have evidence in the session.
+-- name: drop_facts_of_sessions
+-- Delete facts of every scope that have evidence in the sessions.
+WITH wanted (session_id) AS (
+VALUES (:session_id)
+)
 DELETE FROM chat_facts WHERE fact_id IN (
-    SELECT e.fact_id FROM chat_fact_evidence e WHERE e.session_id = :session_id
+    SELECT e.fact_id FROM chat_fact_evidence e WHERE e.session_id IN (SELECT session_id FROM wanted)
 )
 
 -- name: retract_lost_facts

@@ -10,6 +10,16 @@ WHERE m.session_id = :session_id AND m.seq > :after AND m.seq <= :upto
 -- Removed texts stay in older segments of the index until the segments are merged.
 INSERT INTO chat_search (chat_search) VALUES ('optimize')
 
+-- name: merge_search
+-- The same in steps: the first is given a negative number of pages, and the last one changes nothing.
+INSERT INTO chat_search (chat_search, rank) VALUES ('merge', :pages)
+
+-- name: search_pages
+SELECT count(*) FROM chat_search_idx
+
+-- name: total_changes
+SELECT total_changes()
+
 -- name: vacuum
 VACUUM
 
