@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Header, Query, Request, Response
-from pydantic import BaseModel, Field, JsonValue
+from pydantic import AfterValidator, BaseModel, Field, JsonValue
 
 from threadkeep.records.json_values import example
 from threadkeep.records.runs import DoubleTexting, Run, RunEvent, RunQuery, RunStatus
@@ -219,6 +219,13 @@ async def start_run(
     return await _told(runs, submitted.run_id, body.user_id, response, mode=body.mode)
 
 
+def _in_utc(moment: datetime | None) -> datetime | None:
+    try:
+        return moment and moment.astimezone(UTC)
+    except OverflowError:
+        raise ValueError("a time must be in the years 1 to 9999 of UTC; send another one") from None
+
+
 @router.get("/runs", summary="List runs", responses=documented(422, 503))
 async def list_runs(
     *,
@@ -229,7 +236,9 @@ async def list_runs(
     status: Annotated[RunStatus | None, Query(description="Only runs with this status.")] = None,
     parent_run_id: Annotated[GivenId | None, Query(description="Only the children of this run.")] = None,
     set_aside: Annotated[bool | None, Query(description="Only runs that a person must retry, or only others.")] = None,
-    since: Annotated[datetime | None, Query(description="Only runs requested since this time.")] = None,
+    since: Annotated[
+        datetime | None, AfterValidator(_in_utc), Query(description="Only runs requested since this time.")
+    ] = None,
     limit: Limit = DEFAULT_LIMIT,
     cursor: Cursor = None,
 ) -> RunList:
@@ -241,7 +250,7 @@ async def list_runs(
         status=status,
         parent_run_id=parent_run_id,
         set_aside=set_aside,
-        since=since and since.astimezone(),
+        since=since,
         limit=limit,
         cursor=read_cursor(cursor),
     )
