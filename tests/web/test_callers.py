@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from fastapi.routing import APIRoute
 
 from scripts.write_reference import openapi_document
 from tests.web.bodies import body_of
-from tests.web.services import check_problem, client_of, opened_app, say, settings_for, until
+from tests.web.services import check_problem, client_of, listening, opened_app, say, settings_for, until
 from threadkeep.agent.demo import DemoModel
 from threadkeep.app import App
 from threadkeep.store.api_keys import KeyScope
@@ -204,6 +205,28 @@ async def test_requests_are_limited_by_key_and_by_user(tmp_path: Path) -> None:
         response = await client.get("/api/v1/sessions?user_id=ann", headers=bot)
         check_problem(response, 429, "too-many-requests")
         assert 0 < int(response.headers["retry-after"]) <= 30
+
+
+async def test_a_user_cannot_hold_all_connections(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Open streams of one user are limited; the requests of others are answered, and a closed stream frees its room."""
+    monkeypatch.setattr("threadkeep.web.callers._MOST_OPEN", 2)
+    ann, bob = await key(app, user_id="ann"), await key(app, user_id="bob")
+    async with listening(app) as client:
+        await client.post("/threads", json={"thread_id": "room"}, headers=ann)
+        body = {"channels": ["messages"]}
+        async with contextlib.AsyncExitStack() as streams:
+            for _ in range(2):
+                opened = client.stream("POST", "/threads/room/stream/events", json=body, headers=ann)
+                assert (await streams.enter_async_context(opened)).status_code == 200
+            refused = await client.get("/api/v1/sessions", headers=ann)
+            check_problem(refused, 429, "too-many-requests")
+            assert refused.headers["retry-after"] == "1"
+            assert (await client.get("/api/v1/sessions", headers=bob)).status_code == 200
+
+        async def answered() -> bool:
+            return (await client.get("/api/v1/sessions", headers=ann)).status_code == 200
+
+        await until(answered)
 
 
 def test_a_bucket_is_refilled_evenly() -> None:

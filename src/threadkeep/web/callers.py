@@ -15,7 +15,8 @@ import hashlib
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Annotated, Any, Final, cast
@@ -36,6 +37,8 @@ from threadkeep.store.api_keys import KEY_SCOPES, ApiKey, ApiKeys, KeyScope, dig
 from threadkeep.web.problems import ProblemRaised, make_problem
 
 _MOST_BUCKETS = 10_000
+_MOST_OPEN = 100
+"""Requests of one user that may be open at once, streams included."""
 
 
 class Buckets:
@@ -62,10 +65,11 @@ class Buckets:
 
 @dataclass(frozen=True)
 class RateLimits:
-    """The rate limits for keys and for users. Each process counts separately."""
+    """The rate limits for keys and for users, and the open requests of users. Each process counts separately."""
 
     keys: Buckets = field(default_factory=lambda: Buckets(0))
     users: Buckets = field(default_factory=lambda: Buckets(0))
+    open: Counter[str] = field(default_factory=Counter)
 
     def count_user(self, user_id: str) -> None:
         """Count a request of a user.
@@ -75,6 +79,24 @@ class RateLimits:
         """
         if seconds := self.users.take(user_id):
             raise _too_many("This user", seconds)
+
+    @contextlib.contextmanager
+    def opened(self, user_id: str) -> Iterator[None]:
+        """Count a request of a user as open during the block.
+
+        Raises:
+            ProblemRaised: too many requests of the user are open (429). Their streams would occupy all connections.
+        """
+        if self.open[user_id] >= _MOST_OPEN:
+            sentence = f"This user has {_MOST_OPEN} open requests; close a stream, or wait until a request ends."
+            raise ProblemRaised(make_problem(429, "too-many-requests", sentence), {"Retry-After": "1"})
+        self.open[user_id] += 1
+        try:
+            yield
+        finally:
+            self.open[user_id] -= 1
+            if not self.open[user_id]:
+                del self.open[user_id]
 
 
 def _too_many(who: str, seconds: float) -> ProblemRaised:

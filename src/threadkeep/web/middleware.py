@@ -9,6 +9,7 @@ that site. Otherwise any page in the user's browser could reach the service. `ca
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 from functools import lru_cache
 from urllib.parse import urlsplit
@@ -73,18 +74,22 @@ class Access:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, or reject it."""
-        try:
-            # Platforms send their callbacks from any address and without a key, so each bot verifies its own callbacks.
-            if scope["type"] == "http" and scope["path"] not in OPEN_PATHS and not scope["path"].startswith(CALLBACKS):
-                caller = await self._caller(scope)
-                caller.check(self._routes, scope)
-                caller.count()
-                scope.setdefault("state", {})["caller"] = caller
-        except ProblemRaised as refused:
-            refusal = await respond_to_browsers(Request(scope), refused)
-            await refusal(scope, receive, send)
-            return
-        await self._app(scope, receive, send)
+        with contextlib.ExitStack() as stack:
+            try:
+                # Platforms send callbacks from any address and without a key, so each bot verifies its own callbacks.
+                path = scope.get("path", "")
+                if scope["type"] == "http" and path not in OPEN_PATHS and not path.startswith(CALLBACKS):
+                    caller = await self._caller(scope)
+                    caller.check(self._routes, scope)
+                    caller.count()
+                    if caller.user_id is not None:
+                        stack.enter_context(self._limits.opened(caller.user_id))
+                    scope.setdefault("state", {})["caller"] = caller
+            except ProblemRaised as refused:
+                refusal = await respond_to_browsers(Request(scope), refused)
+                await refusal(scope, receive, send)
+                return
+            await self._app(scope, receive, send)
 
     async def _caller(self, scope: Scope) -> Caller:
         """Return the caller of a request: the owner of a valid key or token, or a client on this machine."""
