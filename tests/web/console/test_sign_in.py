@@ -114,6 +114,11 @@ async def test_a_wrong_key_and_a_form_of_another_site_do_not_sign_in(browser: ht
     assert "set-cookie" not in {*wrong.headers, *foreign.headers}
 
 
+async def test_a_form_with_thousands_of_fields_is_refused(browser: httpx2.AsyncClient) -> None:
+    """The fields are counted before they are read, because reading 2 MB of them would block the service."""
+    assert (await browser.post("/console/sign-in", content="a=&" * 5_000, headers=FORM)).status_code == 422
+
+
 @pytest.mark.parametrize("value", ["not base64", '"\\351"'])
 async def test_a_malformed_cookie_leads_to_the_sign_in(browser: httpx2.AsyncClient, value: str) -> None:
     """A malformed cookie, even with characters beyond ASCII, counts as none."""

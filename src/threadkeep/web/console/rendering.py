@@ -24,6 +24,7 @@ from starlette.requests import cookie_parser
 
 from threadkeep.agent.explanations import describe_left_out, recall_in_words
 from threadkeep.boundary import ErrorBoundary
+from threadkeep.errors import InvalidInput
 from threadkeep.records import Message
 from threadkeep.version import __version__
 from threadkeep.web.api.parameters import EncodedPathRoute
@@ -55,6 +56,7 @@ def key_in_cookie(headers: Headers) -> bytes:
 
 
 FIELD = "csrf"
+_MOST_FIELDS = 1_000
 _STALE_FORM = "The form is older than the service or your sign-in; reload the page and send the form again."
 
 # The secret of CSRF tokens if there are no keys, because then the service is one process on loopback. With keys, a
@@ -70,10 +72,18 @@ def csrf_token(request: Request) -> str:
 
 
 async def read_fields(request: Request) -> dict[str, str]:
-    """Return the fields of a form."""
+    """Return the fields of a form.
+
+    Raises:
+        InvalidInput: the form has more than 1,000 fields.
+    """
     body = (await request.body()).decode("utf-8", "replace")
+    try:
+        fields = parse_qsl(body, keep_blank_values=True, max_num_fields=_MOST_FIELDS)
+    except ValueError:
+        raise InvalidInput(f"A form has at most {_MOST_FIELDS:,} fields; send fewer.") from None
     # Browsers send line breaks of text areas as CR LF.
-    return {name: value.replace("\r\n", "\n") for name, value in parse_qsl(body, keep_blank_values=True)}
+    return {name: value.replace("\r\n", "\n") for name, value in fields}
 
 
 async def read_form(request: Request) -> Mapping[str, str]:
