@@ -32,11 +32,11 @@ from threadkeep.records.knowledge import Evidence, Scope
 from threadkeep.records.runs import NewRun
 from threadkeep.store.address import parse_address
 from threadkeep.store.checkpointers import open_checkpointer
-from threadkeep.store.driver import Parameters, StoreOptions
+from threadkeep.store.driver import Parameters, Row, StoreOptions
 from threadkeep.store.erasing import TableErasing
 from threadkeep.store.postgres_connection import PostgresConnection
 from threadkeep.store.spool import PendingTurn, SpoolFile
-from threadkeep.store.sqlite_connection import SqliteConnection
+from threadkeep.store.sqlite_connection import Batch, SqliteConnection
 
 CANARY = "zanzibarquokka"
 ANN, BOB = "telegram:ann", "telegram:bob"
@@ -308,7 +308,15 @@ async def test_the_search_index_is_merged_in_steps(
         steps.extend([sql] if "INTO chat_search (chat_search" in sql and "delete" not in sql else [])
         return int(await execute(self, sql, parameters))
 
+    whole: list[str] = []
+    run = SqliteConnection.run
+
+    async def noting_batch(self: SqliteConnection, batch: Batch) -> list[list[Row]]:
+        whole.extend(sql for sql, _ in batch.statements if "optimize" in sql)
+        return await run(self, batch)
+
     monkeypatch.setattr(SqliteConnection, "execute", noting)
+    monkeypatch.setattr(SqliteConnection, "run", noting_batch)
     async with open_memory(sqlite_url, options=memory_options) as memory:
         for number in range(20):
             turn = [said(f"{number * 7919} {hash((number, part)):x} {part * 104729:x}") for part in range(20)]
@@ -317,6 +325,7 @@ async def test_the_search_index_is_merged_in_steps(
         await memory.session("telegram:1", user_id=ANN).append([said(CANARY)])
         assert (await memory.erase(user_id=ANN)).complete
         assert len(steps) > 3
+        assert not whole
     assert query(sqlite_url, "SELECT count(DISTINCT segid) FROM chat_search_idx") == [(1,)]
 
 

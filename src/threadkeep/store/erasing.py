@@ -272,9 +272,9 @@ class TableErasing(ClockedTables, sql=_STATEMENTS):
 
     async def _merge_search(self) -> None:
         """Merge all segments of SQLite's search index in steps, between which other processes can write."""
-        [(leaves,)] = await self._driver.fetch(self._sql["search_pages"], {})
+        [(stored,)] = await self._driver.fetch(self._sql["search_pages"], {})
         pages = -_PAGES_AT_ONCE
-        for _ in range(2 * int(leaves) // _PAGES_AT_ONCE + 10):
+        for _ in range(2 * int(stored) // _PAGES_AT_ONCE + 10):
             async with self._driver.writing() as connection:
                 [(before,)] = await connection.fetch(self._sql["total_changes"], {})
                 await connection.execute(self._sql["merge_search"], {"pages": pages})

@@ -15,7 +15,7 @@ INSERT INTO chat_search (chat_search) VALUES ('optimize')
 INSERT INTO chat_search (chat_search, rank) VALUES ('merge', :pages)
 
 -- name: search_pages
-SELECT count(*) FROM chat_search_idx
+SELECT count(*) FROM chat_search_data
 
 -- name: total_changes
 SELECT total_changes()
