@@ -322,6 +322,16 @@ async def test_a_reply_fails_after_the_time_of_attempts(tmp_path: Path, telegram
     assert (entry.status, entry.error) == ("failed", "Status502")
 
 
+async def test_a_reply_fails_after_the_pauses_that_the_platform_demands(tmp_path: Path, telegram: FakeTelegram) -> None:
+    telegram.refuse(429, "Too Many Requests", retry_after=1, times=3)
+    options = replace(SOON, first_pause_seconds=0.01, longest_pause_seconds=0.01, give_up_seconds=0.5)
+    async with opened_bot("sqlite://", tmp_path, telegram, ScriptedModel(["hello"]), options=options) as desk:
+        await desk.say("hi")
+        await until(desk.outbox_is_idle)
+        [entry] = await desk.memory.channels.outbox.entries()
+    assert (entry.status, entry.tries) == ("failed", 2)
+
+
 async def test_a_refused_reply_is_kept_as_failed(tmp_path: Path, telegram: FakeTelegram) -> None:
     """A reply to a person who has blocked the bot fails.
 

@@ -235,6 +235,8 @@ def test_missing_rights_on_postgres_tables_are_found(cli: CommandLine, postgres_
     assert (finding["level"], "chat_recall_indexes (INSERT, UPDATE)." in finding["detail"]) == ("fail", True)
     granted = f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO {role}"
     assert granted in finding["cure"]
+    execute(postgres_url, f"REVOKE DELETE ON chat_recall_indexes FROM {role}")
+    assert _finding(cli("doctor", "--json"), "rights")["level"] == "fail"  # messages can still be stored
     execute(postgres_url, f"REVOKE SELECT ON chat_sessions FROM {role}")
     finding = _finding(cli("doctor", "--json"), "database")
     assert "permission denied for table chat_sessions" in finding["detail"]

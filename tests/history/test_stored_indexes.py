@@ -276,7 +276,7 @@ async def test_a_role_without_rights_on_the_stored_indexes_finds_older_turns(
     async with open_memory(limited, options=memory_options, observers=[events]) as memory:
         assert VAULT in await found(memory)
         await stored(memory.older_turns)
-    assert [(event.session_id, event.error) for event in events.of(RecallIndexNotStored)] == [(ROOM, "StoreError")]
+    assert [(event.session_id, event.error) for event in events.of(RecallIndexNotStored)] == [(ROOM, "RightsMissing")]
 
 
 async def test_a_stored_index_is_deleted_with_messages_of_the_session(

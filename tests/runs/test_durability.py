@@ -89,9 +89,9 @@ async def test_a_custom_step_finds_each_step_before_it_stored(desk: RunDesk) -> 
     async with desk.open(workflow, options=replace(QUICK, progress_seconds=3600.0)) as service:
         assert (await carried_out(service, RunRequest(workflow="own", text="go", session_id="room"))).status == "done"
     assert kept == [{0}, {0, 1}, {0, 1, 2, 3}]
-    beside = workflow.is_stored_later
+    beside = workflow.is_stored_in_background
     assert (beside(""), beside("first:1"), beside("answer:1|tools:2")) == (False, False, True)
-    assert _WITH_A_PAYMENT.is_stored_later("")
+    assert _WITH_A_PAYMENT.is_stored_in_background("")
 
 
 def test_what_is_known_of_a_workflow_does_not_keep_it_alive() -> None:
@@ -99,7 +99,7 @@ def test_what_is_known_of_a_workflow_does_not_keep_it_alive() -> None:
     workflow = read_workflow(_GREETING)
     known = weakref.ref(workflow)
     assert (workflow.durability, workflow.has_one_speaker, workflow.known_conversations) == ("exit", False, ())
-    assert workflow.is_stored_later("")
+    assert workflow.is_stored_in_background("")
     del workflow
     gc.collect()
     assert known() is None

@@ -156,7 +156,7 @@ async def test_stored_states_are_those_of_langgraph(shared_url: str, events: Rec
     async with _checkpointer(shared_url) as saver:
         graph = builder.compile(checkpointer=saver)
         progress_saver, progress = ProgressSaver(saver), _progress(events)
-        progress.beside = lambda _: True
+        progress.in_background = lambda _: True
         late = builder.compile(checkpointer=progress_saver)
         plainly, beside = thread_named("plainly"), thread_named("beside")
         with patch.dict(progress_saver.active, {"beside": progress}):

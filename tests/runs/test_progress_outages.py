@@ -116,7 +116,7 @@ async def test_unavailable_checkpoints_are_reported_once(events: RecordedEvents)
     graph = builder.compile(checkpointer=progress_saver)
     for name in ("one", "two", "three"):
         progress = RunProgress(keeping, nothing_to_expect, fresh=True, seconds=NEVER)
-        progress.beside = lambda _: True
+        progress.in_background = lambda _: True
         with patch.dict(progress_saver.active, {name: progress}):
             await graph.ainvoke({"messages": []}, thread_named(name))
             if name == "three":

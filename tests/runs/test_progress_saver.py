@@ -95,7 +95,7 @@ async def test_all_checkpoints_of_a_delta_channel_are_stored(shared_url: str) ->
             ProgressSaver(saver),
             RunProgress(ProgressWriter(Observers()), nothing_to_expect, fresh=True, seconds=3600.0),
         )
-        progress.beside = lambda _: True
+        progress.in_background = lambda _: True
         graph, thread = builder.compile(checkpointer=before), thread_of("run")
         with patch.dict(before.active, {"run": progress}):
             await graph.ainvoke({"said": ["go"]}, thread, durability="async")
@@ -114,7 +114,7 @@ async def test_a_thread_is_deleted_with_its_unstored_checkpoints(shared_url: str
             ProgressSaver(saver),
             RunProgress(ProgressWriter(Observers()), nothing_to_expect, fresh=True, seconds=3600.0),
         )
-        progress.beside = lambda _: True
+        progress.in_background = lambda _: True
         graph = builder.compile(checkpointer=before)
         with patch.dict(before.active, {"run": progress}):
             for thread in ("run", "other"):

@@ -118,6 +118,15 @@ async def test_endless_headers_are_refused(tmp_path: Path, start: bytes) -> None
         assert (await client.get("/healthz", headers={"x": "y" * 2_000})).status_code == 200
 
 
+async def test_a_head_that_begins_in_the_read_of_another_request_is_not_charged_for_it(tmp_path: Path) -> None:
+    limits = ConnectionLimits(10, HANG_SECONDS, HANG_SECONDS, header_bytes=4_000)
+    async with limited(tmp_path, limits) as (_, port):
+        head = b"POST /console/sign-in HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9000\r\n"
+        rest = b"\r\n" + b"a" * 9_000 + b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n"
+        got = await answer(port, head, rest, b"connection: close\r\n\r\n", pause=0.05)
+        assert (b"HTTP/1.1 401" in got, b"HTTP/1.1 200" in got, b" 431 " in got) == (True, True, False)
+
+
 async def test_trailers_are_dropped(tmp_path: Path) -> None:
     async with limited(tmp_path, ConnectionLimits(10, HANG_SECONDS, HANG_SECONDS)) as (_, port):
         head = b"POST /console/sign-in HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n1\r\na\r\n0\r\n"

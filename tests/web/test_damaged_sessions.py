@@ -88,6 +88,14 @@ async def test_a_damaged_session_is_named_to_its_user_only(shared_url: str, tmp_
 
 
 @pytest.mark.slow
+async def test_a_search_for_threads_finds_those_beside_damaged_ones(shared_url: str, tmp_path: Path) -> None:
+    async with service(tmp_path, shared_url) as (client, _):
+        response = await client.post("/threads/search", json={"ids": [*SESSIONS, WELL]})
+        values = {one["thread_id"]: one["values"] for one in response.json()}
+        assert values.pop(WELL)["messages"][0]["content"] == f"remember {WELL}"
+        assert set(values.values()) <= {None}
+
+
 async def test_a_damaged_session_is_erased(shared_url: str, tmp_path: Path) -> None:
     async with service(tmp_path, shared_url) as (client, app):
         for session_id in SESSIONS:

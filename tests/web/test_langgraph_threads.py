@@ -11,7 +11,12 @@ import httpx2
 import pytest
 from langgraph_sdk.errors import ConflictError, NotFoundError, UnprocessableEntityError
 
+from tests.recorded_events import RecordedEvents
+from tests.runs.desk import RunDesk, carried_out
 from tests.web.test_langgraph_protocol import asks, sdk, texts
+from tests.workflows.test_agent_history import BOT
+from tests.workflows.test_own_conversations import asked, numbered
+from threadkeep import MemoryOptions, Message, open_memory
 from threadkeep.testing import ScriptedModel
 
 ANN = {"user_id": "ann"}
@@ -223,6 +228,26 @@ async def test_old_threads_are_found_by_id_and_on_later_pages(tmp_path: Path, mo
         assert await ids(ids=["a", "unknown", "a", "b", "\n"]) == ["b", "a"]
         assert await ids(ids=["a"], status="busy") == []
         assert await ids(sort_by="thread_id", sort_order="asc") == ["c", "d"]
+
+
+async def test_conversations_of_agents_hide_no_older_thread(
+    shared_url: str,
+    tmp_path: Path,
+    memory_options: MemoryOptions,
+    events: RecordedEvents,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A conversation that an agent manages itself is a session with a namespace, but no thread."""
+    monkeypatch.setattr("threadkeep.web.langgraph.threads._SEARCHED", 2)
+    monkeypatch.setattr("threadkeep.web.langgraph.threads._PAGE", 1)
+    async with open_memory(shared_url, options=memory_options) as memory:
+        await memory.session("a").append([Message("user", "x")])
+        desk = RunDesk(memory, numbered(3), events, store=await memory.graph_store())
+        async with desk.open(BOT % "") as service:
+            for chat_id in (7, 8, 9):
+                await carried_out(service, asked("Where is it?", chat_id=chat_id))
+    async with sdk(tmp_path, ScriptedModel(), database_url=shared_url) as (langgraph, _):
+        assert [one["thread_id"] for one in await langgraph.threads.search(limit=1)] == ["a"]
 
 
 async def test_unsupported_thread_options_are_refused_with_the_cure(tmp_path: Path) -> None:

@@ -186,7 +186,7 @@ def _quoted(lines: Sequence[str]) -> str:
 
 
 def _cut(lines: Sequence[str]) -> list[str]:
-    """Return the first line and the following ones that are not too long together; a sentence replaces the others."""
+    """Return lines with up to 100,000 characters, but at least one; then a note if others are left out."""
     ends = accumulate(map(len, lines))
     shown = [
         line for index, (line, end) in enumerate(zip(lines, ends, strict=True)) if not index or end <= _MOST_CHARACTERS

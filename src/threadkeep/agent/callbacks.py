@@ -43,8 +43,8 @@ _PUSHED = "__pregel_push"
 class NodeAttempt:
     """An attempt to execute a task of a graph: the LangChain run of its node, and the runs inside it (`below`).
 
-    `task` has the number of the task's step and its path. Two runs that are resumed from one checkpoint have the same
-    steps and paths, but other task ids.
+    `task` has the step number and the path of the task. If two calls resume one checkpoint, these are equal, but the
+    task ids differ.
     """
 
     run_id: UUID

@@ -69,16 +69,16 @@ def describe_left_out(one: FactsLeftOut) -> str:
     return f"{one.scope}: {count}{_LEFT_OUT[one.reason]}{ids}"
 
 
-type FateKind = Literal[
+type OutcomeKind = Literal[
     "shown", "recalled", "fact", "summarised", "left_out", "later", "elsewhere", "foreign", "unknown"
 ]
 
 
 @dataclass(frozen=True)
 class MessageOutcome:
-    """The fate of a message in a model call (sent, quoted, left out, …), with the reason in words."""
+    """The treatment of a message in a model call (sent, quoted, left out, …), with the reason in words."""
 
-    kind: FateKind
+    kind: OutcomeKind
     words: str
 
 

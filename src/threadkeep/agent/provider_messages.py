@@ -164,8 +164,8 @@ def mark_between(before: BaseMessage, message: BaseMessage | None, provider: str
     """Return the mark that a provider requires between two messages of a call, or after its last one; None if none.
 
     Claude, Gemini and Mistral refuse a call that ends with an answer, such as that of another agent of the turn. The
-    mark stays before the tool calls that follow, because Gemini refuses tool calls behind an answer. Mistral refuses a
-    user message behind a tool's result, as in the turn after one that a structured response ended.
+    mark stays before the tool calls that follow, because Gemini refuses tool calls after an answer. Mistral refuses a
+    user message after a tool's result, which occurs if a structured response ended the earlier turn.
     """
     name = _PROVIDERS.get(provider or "")
     if isinstance(before, AIMessage) and not before.tool_calls:

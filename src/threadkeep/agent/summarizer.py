@@ -117,7 +117,7 @@ class ModelSummarizer:
         reason = next((one.lower() for one in reasons if isinstance(one, str) and one), "")
         if reason in _CUT_OFF:
             raise CompressionFailed("too_long")
-        # The property `text` lacks the text of a refusal, which must not replace the messages either.
+        # A refusal must not replace the messages; the property `text` omits OpenAI's refusals.
         return "" if reason in _REFUSED else str(answer.text)
 
 

@@ -229,9 +229,9 @@ class TurnContext:
         begin, self._new_begin = None if anchored or self._anchored else self._new_begin, None
         question_seq = self.question_seq if self.steps.waiting and not self._adopted else None
         if begin is not None or question_seq is not None:
-            await in_time(self.session, self._store_later(begin, question_seq), self.session.report_write_failed)
+            await in_time(self.session, self._store(begin, question_seq), self.session.report_write_failed)
 
-    async def _store_later(self, begin: int | None, question_seq: int | None) -> None:
+    async def _store(self, begin: int | None, question_seq: int | None) -> None:
         if begin is not None:
             profile, revision = self._options.profile or "", self._recollection.revision
             await self._memory.contexts.move_anchor(self.session.session_id, profile, begin, revision=revision)

@@ -24,7 +24,7 @@ from threadkeep.runs.session_answers import with_answer
 from threadkeep.store.outbox import WRONG_CLOCK_SECONDS, Outgoing
 
 _CHAT = "chat"
-"""The built-in workflow, of which each message expects an answer."""
+"""The built-in workflow; it must answer every message."""
 
 
 @dataclass(frozen=True)
@@ -171,8 +171,9 @@ class Delivery:
 
     async def _postpone(self, bot: Bot, message: Outgoing, later: Later) -> None:
         now, options = self._memory.clock(), self._options
-        # The age alone would include a time in which the bot was off.
-        tried = sum(map(self._pause, range(1, message.tries)))
+        # The age alone would include a time in which the bot was off. A platform that demands a pause has probably
+        # demanded it after the earlier attempts, too.
+        tried = sum(max(self._pause(tries), later.seconds or 0) for tries in range(1, message.tries))
         if min((now - message.created_at).total_seconds(), tried) > options.give_up_seconds:
             await self._outbox.fail(message.number, self._owner, later.error)
             _notify(self._memory, bot, message, "failed", error=later.error)

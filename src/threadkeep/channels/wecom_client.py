@@ -45,7 +45,7 @@ _REFUSED: Mapping[int, str] = {
     95018: "SessionState",  # a human servicer has taken over the conversation
 }
 _RECIPIENTS: Mapping[str, str] = {"invaliduser": "InvalidUser", "unlicenseduser": "UnlicensedUser"}
-"""The fields of a success that name members to whom the message was not sent, and the errors."""
+"""Fields of a successful response that list members who got no message, and the error for each field."""
 
 
 @dataclass(frozen=True)
@@ -153,8 +153,8 @@ async def ask(
 def outcome_of(answer: WeComAnswer) -> Outcome:
     """Return the outcome of a sent message. Failures that an operator can correct are retried."""
     if answer.ok:
-        refused = [error for name, error in _RECIPIENTS.items() if text_in(answer.fields, name)]
-        return Refused(refused[0]) if refused else Sent()
+        refused = next((error for name, error in _RECIPIENTS.items() if text_in(answer.fields, name)), None)
+        return Sent() if refused is None else Refused(refused)
     if answer.code is not None and (refusal := _REFUSED.get(answer.code)):
         return Refused(refusal)
     return Later(answer.problem, uncertain=answer.uncertain)

@@ -49,6 +49,7 @@ _GRAPH_STORE_SECONDS = 30.0
 _SLOW_SECONDS = 1.0
 _LONG_QUEUED_SECONDS = 60.0
 _MOST_NAMED = 5
+_WRITING = "DELETE, INSERT, UPDATE"
 _CAUSE_AND_CURE = re.compile(r"(.*?\))[.;] (.*)", re.DOTALL)
 _DAMAGE_CURE = "Restore a backup. What can still be read is saved by: threadkeep sessions export --all"
 
@@ -211,7 +212,8 @@ def _rights(missing: Sequence[MissingRights], condition: Condition) -> list[Find
     role, schema = condition.engine["role"], missing[0].schema
     cure = f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {schema} TO {role}"
     cure = f"As the role that owns the tables: {cure}; GRANT USAGE ON ALL SEQUENCES IN SCHEMA {schema} TO {role}"
-    if {one.rights for one in missing} <= {"DELETE, INSERT, UPDATE", "USAGE"}:
+    may_read = {one.rights for one in missing} <= {_WRITING, "USAGE"}
+    if may_read and any((one.table, one.rights) == ("chat_messages", _WRITING) for one in missing):
         detail = f"The role {role} may only read, so it cannot store messages or index them for searches."
         return [Finding("rights", "warn", detail, f"If this is not intended: {cure[:1].lower()}{cure[1:]}")]
     names = [f"{one.table} ({one.rights})" for one in missing]

@@ -78,7 +78,7 @@ async def calls_in(
         wanted = runs if last_run is None else runs[runs.index(last_run) :]
         last_run = None
         rank = {run_id: number for number, run_id in enumerate(wanted)}
-        calls = [call for call in await manifests.of_runs(wanted) if _has_calls(call, conversation)]
+        calls = [call for call in await manifests.of_runs(wanted) if _was_made_in(call, conversation)]
         calls.sort(key=lambda call: call.cursor, reverse=True)
         calls.sort(key=lambda call: rank[call.run_id])
         if before is not None:
@@ -89,7 +89,7 @@ async def calls_in(
     return found[:limit]
 
 
-def _has_calls(call: StoredManifest, conversation: ConversationLocation) -> bool:
+def _was_made_in(call: StoredManifest, conversation: ConversationLocation) -> bool:
     """Return True if a model call was made in a conversation."""
     stored = call.manifest.get("conversation")
     if not isinstance(stored, dict) or stored.get("key") != conversation.key:

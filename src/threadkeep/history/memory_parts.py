@@ -13,7 +13,7 @@ from typing import Final
 
 from threadkeep.context.estimates import FamilyEstimate
 from threadkeep.context.tokens import RememberedCounts, TokenFactor, counter_for, family_of
-from threadkeep.errors import StoreError
+from threadkeep.errors import StoreError, StoreUnavailable
 from threadkeep.history.graph_conversations import GraphConversations
 from threadkeep.history.memory_options import MemoryOptions
 from threadkeep.history.older_turns import OlderTurns
@@ -25,7 +25,7 @@ from threadkeep.store.address import DatabaseAddress
 from threadkeep.store.archive import Restoring
 from threadkeep.store.backend import DamageRegister
 from threadkeep.store.contexts import Contexts, ContextTables, TokenFactors
-from threadkeep.store.driver import Driver
+from threadkeep.store.driver import Driver, RightsMissing
 from threadkeep.store.duties import ChannelState
 from threadkeep.store.search import MUCH_UNINDEXED, Search
 from threadkeep.store.transcripts import Transcripts
@@ -179,7 +179,7 @@ class MessageSearch:
         """
         complete = False
         # A database that accepts no writes (full disk, locked file, missing rights) can still be searched.
-        with contextlib.suppress(StoreError):
+        with contextlib.suppress(StoreUnavailable, RightsMissing):
             complete = await self._index.catch_up(seconds=_TIMEOUT_SECONDS, user_id=user_id, session_id=session_id)
         unindexed = 0 if complete else await self._index.unindexed(user_id=user_id, session_id=session_id)
         hits = await self._index.search(query, limit=limit, user_id=user_id, session_id=session_id, after=after)

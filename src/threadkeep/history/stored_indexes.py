@@ -13,6 +13,7 @@ from threadkeep.history.conversation_index import MOST_TURNS, ConversationIndex,
 from threadkeep.observe import Observer, RecallIndexNotStored
 from threadkeep.records import SessionInfo, Summary
 from threadkeep.store.contexts import RecallIndexes
+from threadkeep.store.driver import RightsMissing
 from threadkeep.store.summaries import Summaries
 from threadkeep.store.transcripts import Transcripts
 
@@ -37,9 +38,9 @@ class StoredIndexes:
     async def load(self, info: SessionInfo, summaries: Sequence[Summary]) -> ConversationIndex | None:
         """Return the stored index of a session; if it no longer matches the session, delete it and return None.
 
-        Also return None if the stored indexes cannot be used, for example because rights are missing.
+        Also return None if the role lacks rights on the stored indexes.
         """
-        with contextlib.suppress(StoreError):
+        with contextlib.suppress(RightsMissing):
             return await self._load(info, summaries)
         return None
 

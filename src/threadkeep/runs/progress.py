@@ -139,11 +139,11 @@ class ProgressWriter:
 class RunProgress:
     """The checkpoints that one execution of a run makes, for its graph and for each subgraph (a namespace).
 
-    Where `beside(namespace)` is true, a checkpoint is stored after `seconds` while the run continues, unless a newer
-    one replaces it or the run succeeds first. Where it is false (the default), the checkpoint of each step is stored at
-    once, and a task's writes shortly after. While `starts_again` is true, `add` stores nothing, because a crashed run
-    starts from the beginning; `keep` still stores everything, for example when the run fails or waits. A `fresh` run
-    has no checkpoints of an earlier execution.
+    Where `in_background(namespace)` is true, a checkpoint is stored after `seconds` while the run continues, unless a
+    newer one replaces it or the run succeeds first. Where it is false (the default), the checkpoint of each step is
+    stored at once, and a task's writes shortly after. While `starts_again` is true, `add` stores nothing, because a
+    crashed run starts from the beginning; `keep` still stores everything, for example when the run fails or waits. A
+    `fresh` run has no checkpoints of an earlier execution.
 
     Storing in the background is retried while the database is unavailable; any other error is raised by the next `add`.
     """
@@ -152,7 +152,7 @@ class RunProgress:
         self, keeping: ProgressWriter, expect: Callable[[], Awaitable[None]], *, fresh: bool, seconds: float
     ) -> None:
         """Create the progress. `expect` is awaited before the first checkpoint is stored, to record that one exists."""
-        self.beside: Callable[[str], bool] = lambda _: False
+        self.in_background: Callable[[str], bool] = lambda _: False
         self.starts_again = False
         self._keeping = keeping
         self._expect = expect
@@ -162,7 +162,7 @@ class RunProgress:
         self._seconds = seconds
         self._pending: dict[Pending, None] = {}
         self._namespaces: set[str] = set()
-        self._storing = Debounced(self._store_later)
+        self._storing = Debounced(self._store)
         self._failed: Exception | None = None
 
     async def add(self, new: Pending) -> None:
@@ -180,7 +180,7 @@ class RunProgress:
         self._pending[new] = None
         if self.starts_again:
             return
-        if self.beside(namespace):
+        if self.in_background(namespace):
             self._storing.within(self._seconds)
         elif isinstance(new, PendingCheckpoint) and new.is_of_step:
             await self._keep(namespace)
@@ -226,7 +226,7 @@ class RunProgress:
     def _pending_of(self, namespace: str | None) -> list[Pending]:
         return [one for one in self._pending if namespace is None or namespace_of(one.config) == namespace]
 
-    async def _store_later(self) -> None:
+    async def _store(self) -> None:
         with ErrorBoundary() as attempt:
             await self.keep()
         if isinstance(attempt.error, StoreUnavailable):

@@ -127,7 +127,7 @@ class RunStreams:
 
 
 async def changed(change: asyncio.Event, seconds: float) -> bool:
-    """Wait for a change for at most `seconds`; return False after a timeout."""
+    """Wait for a change for at most `seconds`, which must be positive; return False after a timeout."""
     with contextlib.suppress(TimeoutError):
         return await asyncio.wait_for(change.wait(), seconds)
     return False

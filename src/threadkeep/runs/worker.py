@@ -300,7 +300,7 @@ class Worker:
                 workflow = await retry_until_available(partial(self._workflow_of, active))
             except VersionGone as gone:
                 return Outcome("interrupted", error=gone.kind)
-        active.progress.beside = workflow.is_stored_later
+        active.progress.in_background = workflow.is_stored_in_background
         active.progress.starts_again = workflow.durability == "exit"
         if active.begins and run.parent_run_id is None and workflow.has_one_speaker:
             active.hold.joins = run.session_id

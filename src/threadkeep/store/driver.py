@@ -60,6 +60,10 @@ class DuplicateRow(StoreError):
     """A row violates a unique constraint; the transaction is rolled back."""
 
 
+class RightsMissing(StoreError):
+    """The role of a PostgreSQL database lacks a right on a table or on its schema; the message names it."""
+
+
 class RowLocked(StoreUnavailable):
     """Another transaction kept a row locked for too long; writes to other rows may succeed."""
 

@@ -170,7 +170,7 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
         key = {"channel": channel, "session_id": session_id, "message_id": message_id}
         async with self._driver.writing() as connection:
             parameters = {**key, "content": clean_text(content), "now": self._now()}
-            return await self._delete_messages(connection, await connection.fetch(self._sql["answer"], parameters)) > 0
+            return await self._drop_copies(connection, await connection.fetch(self._sql["answer"], parameters)) > 0
 
     async def waits(self, channel: str, session_id: str, message_id: str) -> bool:
         """Return True if the answer to a message waits for its run."""
@@ -204,7 +204,7 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
         """Mark answers of runs that ended or wait for a person as ready, of one or all sessions; return the number."""
         parameters = {"session_id": session_id, "now": self._now()}
         async with self._driver.writing() as connection:
-            return await self._delete_messages(connection, await connection.fetch(self._sql["make_ready"], parameters))
+            return await self._drop_copies(connection, await connection.fetch(self._sql["make_ready"], parameters))
 
     async def left(self, *, older_than: timedelta) -> list[OrphanedMessage]:
         """Return the messages that have waited longer than `older_than` without a run, because a process died."""
@@ -324,7 +324,7 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
         run_id = await self.run_of(found.session_id, found.message_id)
         return replace(found, run_id=run_id, partial=partial or "")
 
-    async def _delete_messages(self, connection: Connection, rows: Sequence[Row]) -> int:
+    async def _drop_copies(self, connection: Connection, rows: Sequence[Row]) -> int:
         """Delete the stored `message` from rows that need no run any more; return the number of the given rows."""
         for number, text in rows:
             address = _address(text)

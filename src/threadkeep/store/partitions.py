@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
@@ -187,19 +188,19 @@ async def with_lock_retries[T](
 ) -> T:
     """Execute `work`, which locks tables, in a transaction; retry if other transactions keep the tables locked.
 
-    Between the tries, no table is locked, so that other processes can write. `held` is called after each failed try.
+    Between the tries, no table is locked, so that other processes can write. `held` is called before each retry.
 
     Raises:
         RowLocked: no try succeeded.
     """
-    for _ in range(_MOST_TRIES):
-        try:
-            async with driver.writing(lock_timeout_seconds=_LOCK_SECONDS) as connection:
-                return await work(connection)
-        except RowLocked:
+    for tries in range(_MOST_TRIES):
+        if tries:
             if held is not None:
                 held()
-        await asyncio.sleep(_PAUSE_SECONDS)
+            await asyncio.sleep(_PAUSE_SECONDS)
+        with contextlib.suppress(RowLocked):
+            async with driver.writing(lock_timeout_seconds=_LOCK_SECONDS) as connection:
+                return await work(connection)
     raise RowLocked(
         f"Other transactions kept tables locked during {_MOST_TRIES} tries to change them; find them with "
         "`threadkeep doctor`, and end them, or wait for the end of a backup; then try again."

@@ -15,6 +15,7 @@ from threadkeep.errors import StoreClosed, StoreError, StoreUnavailable, Threadk
 from threadkeep.store.driver import (
     DuplicateRow,
     Parameters,
+    RightsMissing,
     Row,
     RowLocked,
     Statement,
@@ -200,4 +201,5 @@ def _refusal(error: psycopg.Error | UnicodeEncodeError) -> ThreadkeepError:
         if isinstance(error, kind):
             # The messages of these errors name tables, schemas and columns, and quote no values.
             name, cure = f"{name}: {error.diag.message_primary}", cure_of_kind
-    return StoreError(f"PostgreSQL rejected this call ({name}); {cure}")
+    kind_of_error = RightsMissing if isinstance(error, psycopg.errors.InsufficientPrivilege) else StoreError
+    return kind_of_error(f"PostgreSQL rejected this call ({name}); {cure}")

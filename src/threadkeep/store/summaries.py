@@ -130,7 +130,7 @@ class Summaries(ClockedTables, sql=("summaries.sql", "{backend}/sessions.sql")):
     async def claim(self, session_id: str, purpose: str, owner: str, seconds: float) -> bool:
         """Claim work on a session for some seconds; return False if another process has it, or there is no session.
 
-        A claim that ends more than `seconds` and an hour later is from a wrong clock, and is replaced.
+        A claim that ends over an hour later than a new claim would was stored by a wrong clock; it is replaced.
         """
         if not isinstance(seconds, int | float) or not 0 < seconds <= _MOST_CLAIM_SECONDS:
             raise InvalidInput(f"seconds is a number above 0 and at most {_MOST_CLAIM_SECONDS}.")

@@ -31,8 +31,8 @@ _LATE_SECONDS = 0.2
 class ConnectionLimits:
     """The maximum number of open connections, and the seconds for the headers and the body of a request.
 
-    A request whose address and headers have more than `header_bytes` is rejected. What arrives in the first read or
-    together with the first byte of the body (256 KiB at most) is not counted.
+    A request whose address and headers have more than `header_bytes` is rejected. Bytes of the first read, and bytes
+    that are read together with the beginning of the body (256 KiB at most), are not counted.
     """
 
     connections: int = 1000
@@ -50,6 +50,8 @@ class LimitedProtocol(HttpToolsProtocol):
 
     limits = ConnectionLimits()
     _deadline: asyncio.TimerHandle | None = None
+    _head = 0
+    """The number of the newest head."""
     _head_bytes: int | None = None
     """The counted bytes of an incomplete head; None outside of a head."""
 
@@ -71,9 +73,9 @@ class LimitedProtocol(HttpToolsProtocol):
         """Receive bytes of a request. On a kept-alive connection, the first bytes start the header timeout."""
         if self._deadline is None and (self.cycle is None or self.cycle.response_complete):
             self._expect(self.limits.header_seconds)
-        known = self._head_bytes
+        head = self._head
         super().data_received(data)
-        if known is not None and known == self._head_bytes:
+        if self._head_bytes is not None and head == self._head:
             self._head_bytes += len(data)
             if self._head_bytes > self.limits.header_bytes:
                 self._close(_TOO_LONG)
@@ -81,6 +83,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """Start counting the bytes of the head."""
         super().on_message_begin()
+        self._head += 1
         self._head_bytes = 0
 
     def on_header(self, name: bytes, value: bytes) -> None:

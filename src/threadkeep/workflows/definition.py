@@ -114,7 +114,7 @@ class Workflow:
         """True if each step must be stored before the next step begins, because the graph has foreign code."""
         return len(self._known) < len(self.builder.nodes)
 
-    def is_stored_later(self, namespace: str) -> bool:
+    def is_stored_in_background(self, namespace: str) -> bool:
         """Return True if the checkpoints of a namespace may be stored during the next step.
 
         In a workflow with foreign code, this is True only for the namespaces of Threadkeep's own nodes. Before a tool

@@ -101,7 +101,7 @@ class RunQueue:
         self._closing = threading.Event()
 
     def launch(self) -> None:
-        """Launch dbos in a new thread, in whose event loop it calls `_attempt` for each attempt.
+        """Launch dbos in a new thread. It calls `_attempt` for each attempt, in the event loop of that thread.
 
         Raises:
             StoreUnavailable: the database does not answer.
@@ -147,7 +147,7 @@ class RunQueue:
                 event.set()
 
     def stop(self) -> bool:
-        """Stop dbos and its thread; return True if no attempt is active. Active ones stay open in its records."""
+        """Stop dbos and its thread; return True if no attempt is active. Records of active attempts stay open."""
         self.take_no_more()
         if self._cleaning is not None:
             self._cleaning.join(STOP_SECONDS)

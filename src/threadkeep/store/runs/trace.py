@@ -268,8 +268,8 @@ class RunTrace:
     def whole(self, run_id: str, group: TraceGroup, texts: Mapping[str, str]) -> list[Statement]:
         """Return the statements that store a run's whole trace in one row; an empty list if the trace is too long.
 
-        `message_texts` has the texts that the same transaction stores, by message id. Only the owner of
-        the run may execute the statements, because they replace the stored trace.
+        `texts` has the texts that the same transaction stores in the transcript, by message id. Only the owner of the
+        run may execute the statements, because they replace the stored trace.
         """
         short = [replace(event, data=shortened(event.data, texts)) for event in group.events]
         events, extent = self._fitting(_Extent(0, 0, cut=False), short)

@@ -290,8 +290,8 @@ ORDER BY r.created_at, r.run_id
 LIMIT :limit
 
 -- name: abandoned
--- Running runs of a process that was found dead. Their heartbeats are equal; without them in the order, SQLite would
--- read all runs in the order of an index.
+-- Running runs of a process that was found dead. All their heartbeats are equal. Sorting by heartbeat first keeps SQLite
+-- from reading all runs in the order of the index of creation times.
 SELECT run_id FROM chat_runs
 WHERE status = 'running' AND input IS NOT NULL AND heartbeat_at = :disowned
 ORDER BY heartbeat_at, created_at, run_id

@@ -227,12 +227,12 @@ _PAGE = 500
 
 @dataclass(frozen=True)
 class Found:
-    """A message that contains the words. `fate` tells whether the model received it; None if no call is recorded."""
+    """A message that contains the words. `outcome` tells whether the model received it; None if no call is recorded."""
 
     session: SessionInfo
     message: Message
     call: CallRecord | None
-    fate: MessageOutcome | None
+    outcome: MessageOutcome | None
 
 
 @router.get("/known")

@@ -14,7 +14,7 @@ from langchain_core.utils.uuid import uuid7
 from threadkeep.adapters.items import item_message
 from threadkeep.agent.conversion import from_langchain
 from threadkeep.app import App
-from threadkeep.errors import InvalidInput, InvalidKey, SessionNotFound
+from threadkeep.errors import InvalidInput, InvalidKey, SessionDamaged, SessionNotFound
 from threadkeep.history.all_sessions import AllSessions
 from threadkeep.history.memory import Memory
 from threadkeep.history.session import Session
@@ -165,7 +165,8 @@ async def create_thread(
 async def search_threads(body: ThreadSearchBody, app: AppInUse, user_id: UserId = None) -> list[ThreadBody]:
     """Return the threads that match, each with its first and its newest message.
 
-    Without `ids`, the 1,000 threads with the newest activity are searched. In that order, later pages search more.
+    Without `ids`, the 1,000 threads with the newest activity are searched; in this order, later pages search as far as
+    they need. A damaged thread is left out, or has no values.
     """
     body.check()
     by_activity = body.sort_order == "desc" and body.sort_by in _ACTIVITY and body.ids is None
@@ -184,7 +185,8 @@ async def search_threads(body: ThreadSearchBody, app: AppInUse, user_id: UserId 
     found = found[body.offset : body.offset + body.limit]
     if body.select is None or "values" in body.select:
         for thread, listed in found:
-            listed.values = await _ends_of(thread)
+            with suppress(SessionDamaged):
+                listed.values = await _ends_of(thread)
     return [listed for _, listed in found]
 
 
@@ -317,24 +319,24 @@ async def _newest(app: App, user_id: str | None, count: int) -> AsyncGenerator[T
     """Yield at least `count` threads, if there are as many, newest activity first."""
     runs = await app.runs.service()
     everything = AllSessions(app.memory)
-    cursor, examined = None, 0
-    while examined < count:
+    cursor, yielded = None, 0
+    while yielded < count:
         page, cursor = await everything.page(SessionQuery(user_id, None, None, _PAGE, cursor))
-        examined += len(page)
         for info in page:
             if not info.namespace:
                 session = app.memory.session(info.session_id, user_id=user_id)
                 recent = await newest_runs(runs, info.session_id, user_id=user_id)
+                yielded += 1
                 yield Thread(info.session_id, session, info, recent)
         if cursor is None:
             return
 
 
 async def _named(app: App, user_id: str | None, ids: Sequence[str]) -> AsyncGenerator[Thread]:
-    """Yield the stored threads with these ids."""
+    """Yield the stored threads with these ids, except damaged ones."""
     for thread_id in dict.fromkeys(ids):
         thread = None
-        with suppress(SessionNotFound, InvalidKey):
+        with suppress(SessionNotFound, InvalidKey, SessionDamaged):
             thread = await find_thread(app, thread_id, user_id=user_id)
         if thread is not None and thread.info is not None and not thread.info.namespace:
             yield thread

@@ -11,7 +11,7 @@ WHERE m.session_id = :session_id AND m.seq > :after AND m.seq <= :upto
 INSERT INTO chat_search (chat_search) VALUES ('optimize')
 
 -- name: merge_search
--- The same in steps: the first is given a negative number of pages, and the last one changes nothing.
+-- The same in steps. Pass a negative number of pages first, then positive numbers, until a step changes nothing.
 INSERT INTO chat_search (chat_search, rank) VALUES ('merge', :pages)
 
 -- name: search_pages
