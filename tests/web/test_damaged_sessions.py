@@ -87,7 +87,6 @@ async def test_a_damaged_session_is_named_to_its_user_only(shared_url: str, tmp_
         assert WELL in pages
 
 
-@pytest.mark.slow
 async def test_a_search_for_threads_finds_those_beside_damaged_ones(shared_url: str, tmp_path: Path) -> None:
     async with service(tmp_path, shared_url) as (client, _):
         response = await client.post("/threads/search", json={"ids": [*SESSIONS, WELL]})
@@ -96,6 +95,7 @@ async def test_a_search_for_threads_finds_those_beside_damaged_ones(shared_url: 
         assert set(values.values()) <= {None}
 
 
+@pytest.mark.slow
 async def test_a_damaged_session_is_erased(shared_url: str, tmp_path: Path) -> None:
     async with service(tmp_path, shared_url) as (client, app):
         for session_id in SESSIONS:
