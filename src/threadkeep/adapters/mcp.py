@@ -187,11 +187,9 @@ def _quoted(lines: Sequence[str]) -> str:
 
 def _cut(lines: Sequence[str]) -> list[str]:
     """Return lines with up to 100,000 characters, but at least one; then a note if others are left out."""
-    ends = accumulate(map(len, lines))
-    shown = [
-        line for index, (line, end) in enumerate(zip(lines, ends, strict=True)) if not index or end <= _MOST_CHARACTERS
-    ]
-    return shown if len(shown) == len(lines) else [*shown, _LEFT_OUT]
+    fitting = sum(end <= _MOST_CHARACTERS for end in accumulate(map(len, lines)))
+    shown = lines[: max(fitting, 1)]
+    return [*shown] if len(shown) == len(lines) else [*shown, _LEFT_OUT]
 
 
 def _described(info: SessionInfo) -> str:

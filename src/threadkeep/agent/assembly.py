@@ -28,15 +28,7 @@ from threadkeep.agent.counting import count_message
 from threadkeep.agent.earlier_steps import EarlierSteps
 from threadkeep.agent.extras import Extra, section_message
 from threadkeep.agent.model_call import Assembled, Call, Draft, KeptWindow, Piece, dropped, exclusions
-from threadkeep.agent.provider_messages import (
-    NO_ANSWER,
-    OPENING,
-    mark_between,
-    merge,
-    merged_system,
-    plain,
-    repair,
-)
+from threadkeep.agent.provider_messages import NO_ANSWER, OPENING, mark_between, merge, merged_system, plain, repair
 from threadkeep.agent.shortening import items_of, shortened, size_of
 from threadkeep.context.manifest import Entry, Section, Source, StablePrefix
 from threadkeep.context.plan import ContextPlan

@@ -21,10 +21,9 @@ from threadkeep.observe import AnswerSent, ChannelTrouble, DeliveryOutcome
 from threadkeep.records.runs import RunResult
 from threadkeep.runs.retries import retry_until_available
 from threadkeep.runs.session_answers import with_answer
-from threadkeep.store.outbox import WRONG_CLOCK_SECONDS, Outgoing
-
-_CHAT = "chat"
-"""The built-in workflow; it must answer every message."""
+from threadkeep.store.codec import WRONG_CLOCK_SECONDS
+from threadkeep.store.outbox import Outgoing
+from threadkeep.workflows.built_in import CHAT
 
 
 @dataclass(frozen=True)
@@ -178,8 +177,7 @@ class Delivery:
             await self._outbox.fail(message.number, self._owner, later.error)
             _notify(self._memory, bot, message, "failed", error=later.error)
             return
-        pause = self._pause(message.tries)
-        pause = later.seconds if later.seconds is not None else pause * random.uniform(0.8, 1.2)
+        pause = self._pause(message.tries) * random.uniform(0.8, 1.2) if later.seconds is None else later.seconds
         until = now + timedelta(seconds=pause)
         await self._outbox.postpone(message.number, self._owner, until, later.error, uncertain=later.uncertain)
         _notify(self._memory, bot, message, "postponed", error=later.error)
@@ -255,8 +253,8 @@ def _answer_to(message: Outgoing, result: RunResult, bot: Bot) -> str:
         return ""
     match result.status:
         case "done":
-            # Other workflows may end without an answer on purpose.
-            is_blank = result.run.workflow == _CHAT and result.run.result is not None and not result.text.strip()
+            # The built-in chat must answer every message. Other workflows may end without an answer on purpose.
+            is_blank = result.run.workflow == CHAT and result.run.result is not None and not result.text.strip()
             return message.content or (bot.texts.failed if is_blank else result.text)
         case "failed" | "interrupted":
             return bot.texts.failed

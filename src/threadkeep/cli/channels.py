@@ -20,6 +20,7 @@ from threadkeep.records.messages import OUTBOX_STATUSES, OutboxStatus
 if TYPE_CHECKING:
     from threadkeep.channels.configuration import AnyBot
     from threadkeep.channels.contract import ChannelClient
+    from threadkeep.history.memory import Memory
     from threadkeep.store.outbox import Outgoing
 
 _OPEN: tuple[OutboxStatus, ...] = ("waiting", "ready", "failed")
@@ -166,7 +167,8 @@ async def list_outbox(
     if context.invoked_subcommand is not None:
         return
     wanted = one_of("--status", status or None, OUTBOX_STATUSES)
-    entries = await _entries(_OPEN if wanted is None else [wanted])
+    async with opened_memory() as memory:
+        entries = await _entries(memory, _OPEN if wanted is None else [wanted])
     values = [{name: value for name, value in vars(entry).items() if name not in _NOT_SHOWN} for entry in entries]
     terminal.listing(
         {"entries": values},
@@ -206,11 +208,13 @@ async def drop_answer(
     """Drop an undelivered answer, or all of a bot. They stay in the transcripts."""
     if (number is None) == (not bot):
         raise WrongUse("Give the number of an answer, or --bot for all answers of a bot.")
-    question = f"Drop answer {number}?" if number is not None else f"Drop all undelivered answers of {bot}?"
     refusal = "The person will not receive a dropped answer; add --yes to drop it without confirmation."
-    terminal.confirm(question, refusal, confirmed=confirmed)
-    numbers = [number] if number is not None else [e.number for e in await _entries(_OPEN) if e.channel == bot]
     async with opened_memory() as memory:
+        entries = [] if number is not None else await _entries(memory, _OPEN)
+        numbers = [number] if number is not None else [entry.number for entry in entries if entry.channel == bot]
+        what = f"answer {number}" if number is not None else f"{counted(len(numbers), 'undelivered answer')} of {bot}"
+        if numbers:
+            terminal.confirm(f"Drop {what}?", refusal, confirmed=confirmed)
         dropped = [each for each in numbers if await memory.channels.outbox.drop(each)]
     if not dropped:
         which = "has this number" if number is not None else "is of this bot"
@@ -324,12 +328,11 @@ def _fields(given: Sequence[str] | None) -> dict[str, Json]:
     return found
 
 
-async def _entries(statuses: Sequence[OutboxStatus]) -> list[Outgoing]:
-    async with opened_memory() as memory:
-        found: list[Outgoing] = []
-        for status in statuses:
-            after = 0
-            while page := await memory.channels.outbox.entries(status=status, after=after, limit=_PAGE):
-                found += page
-                after = page[-1].number
-        return sorted(found, key=lambda entry: entry.number)
+async def _entries(memory: Memory, statuses: Sequence[OutboxStatus]) -> list[Outgoing]:
+    found: list[Outgoing] = []
+    for status in statuses:
+        after = 0
+        while page := await memory.channels.outbox.entries(status=status, after=after, limit=_PAGE):
+            found += page
+            after = page[-1].number
+    return sorted(found, key=lambda entry: entry.number)

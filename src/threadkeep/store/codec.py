@@ -14,6 +14,9 @@ from threadkeep.records import Json, Message, Retention, SessionInfo, Turn, dump
 from threadkeep.records.graphiti import CONSENT_VERSION
 from threadkeep.store.driver import Backend, Row
 
+WRONG_CLOCK_SECONDS = 3_600.0
+"""The largest accepted difference between the clocks of two processes. No claim on a message may last longer."""
+
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _UNIT = timedelta(microseconds=1)
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Self
 
-from threadkeep.store.codec import time_text
+from threadkeep.store.codec import WRONG_CLOCK_SECONDS, time_text
 from threadkeep.store.driver import Driver, Statement
-from threadkeep.store.outbox import WRONG_CLOCK_SECONDS, Outbox
+from threadkeep.store.outbox import Outbox
 from threadkeep.store.statements import ClockedTables
 
 

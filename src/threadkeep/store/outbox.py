@@ -9,15 +9,13 @@ from typing import Literal
 
 from threadkeep.records import Json
 from threadkeep.records.messages import OutboxStatus
-from threadkeep.store.codec import clean_text, json_text, time_of, time_text
+from threadkeep.store.codec import WRONG_CLOCK_SECONDS, clean_text, json_text, time_of, time_text
 from threadkeep.store.driver import Connection, Row
 from threadkeep.store.runs.rows import json_of
 from threadkeep.store.statements import ClockedTables
 
 type Address = Mapping[str, Json]
 
-WRONG_CLOCK_SECONDS = 3_600.0
-"""The largest accepted difference between the clocks of two processes. No claim on a message may last longer."""
 FORGOTTEN = "forgotten:"
 """The prefix of the key of an answer that confirms a deletion; such an answer belongs to no session."""
 _USER = "user_id"

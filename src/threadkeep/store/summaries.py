@@ -10,9 +10,8 @@ from itertools import pairwise
 from threadkeep.errors import InvalidInput
 from threadkeep.records import Summary, View
 from threadkeep.records.sessions import check_argument
-from threadkeep.store.codec import clean_text, time_of, time_text
+from threadkeep.store.codec import WRONG_CLOCK_SECONDS, clean_text, time_of, time_text
 from threadkeep.store.driver import Connection, Row
-from threadkeep.store.outbox import WRONG_CLOCK_SECONDS
 from threadkeep.store.statements import ClockedTables
 
 

@@ -10,7 +10,7 @@ from typing import Literal, Protocol
 
 from threadkeep.records import Json
 
-type CheckStep = Callable[[], Awaitable[str | None]]
+type Step = Callable[[], Awaitable[str | None]]
 """A check that returns a problem with its cure, or None if there is no problem."""
 
 type MayContinue = Callable[[], Awaitable[bool]]
@@ -96,7 +96,7 @@ class GraphitiClient(Protocol):
     async def delete_group(self, group_id: str) -> None:
         """Delete a group. Callers must check the result, because some servers report success but delete nothing."""
 
-    def checks(self) -> list[tuple[str, CheckStep]]:
+    def checks(self) -> list[tuple[str, Step]]:
         """Return the checks that write nothing, with their names."""
 
     async def close(self) -> None:

@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from langchain_core.utils.uuid import uuid7
 
 from threadkeep.errors import GraphitiError, SessionNotFound
-from threadkeep.knowledge.graphiti.client import CheckStep, Episode, GraphitiClient
+from threadkeep.knowledge.graphiti.client import Episode, GraphitiClient, Step
 from threadkeep.knowledge.graphiti.deliveries import Deliveries
 from threadkeep.knowledge.graphiti.turns import TurnQueue, fact_episode
 from threadkeep.records.json_values import DESCRIBED
@@ -124,7 +124,7 @@ async def remains(client: GraphitiClient, group_id: str) -> str:
         await asyncio.sleep(1.0)
 
 
-async def _timed(name: str, step: CheckStep) -> Check:
+async def _timed(name: str, step: Step) -> Check:
     started = time.monotonic()
     try:
         problem = await step()

@@ -16,15 +16,7 @@ from mcp.shared.exceptions import MCPError
 
 from threadkeep.boundary import ErrorBoundary
 from threadkeep.errors import GraphitiError
-from threadkeep.knowledge.graphiti.client import (
-    CheckStep,
-    Episode,
-    GraphFact,
-    MayContinue,
-    SeenEpisode,
-    episode_in,
-    fact_in,
-)
+from threadkeep.knowledge.graphiti.client import Episode, GraphFact, MayContinue, SeenEpisode, Step, episode_in, fact_in
 from threadkeep.records import Json
 from threadkeep.records.graphiti import check_group_id
 
@@ -100,7 +92,7 @@ class McpClient:
         """Clear the graph of a group."""
         await self._call("clear_graph", {"group_ids": [check_group_id(group_id)]})
 
-    def checks(self) -> list[tuple[str, CheckStep]]:
+    def checks(self) -> list[tuple[str, Step]]:
         """Return the checks of the server's tools and of its database."""
         return [("tools", self._missing_tools), ("database", self._database_problem)]
 

@@ -20,15 +20,7 @@ from urllib.parse import quote
 import httpx2
 
 from threadkeep.errors import GraphitiError, GraphitiFailure
-from threadkeep.knowledge.graphiti.client import (
-    CheckStep,
-    Episode,
-    GraphFact,
-    MayContinue,
-    SeenEpisode,
-    episode_in,
-    fact_in,
-)
+from threadkeep.knowledge.graphiti.client import Episode, GraphFact, MayContinue, SeenEpisode, Step, episode_in, fact_in
 from threadkeep.records import Json
 from threadkeep.records.graphiti import check_group_id
 
@@ -130,7 +122,7 @@ class RestClient:
         """Delete a group. A server on FalkorDB deletes nothing."""
         await self._call("DELETE", f"/group/{check_group_id(group_id)}")
 
-    def checks(self) -> list[tuple[str, CheckStep]]:
+    def checks(self) -> list[tuple[str, Step]]:
         """Return the checks of the server's health, its paths, its error handling and its database."""
         return [
             ("healthcheck", partial(self._failure, "/healthcheck")),
