@@ -1,15 +1,15 @@
-"""Handling of failures: context managers that report or undo them, and helpers for exceptions of tasks and exits."""
+"""Failures and background tasks: context managers that report or undo failures, run a task, and helpers for exits."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import traceback
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
 from functools import wraps
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    import asyncio
+from typing import Any
 
 
 def location_of(error: BaseException) -> str:
@@ -39,6 +39,18 @@ def retrieve_exception(task: asyncio.Task[Any]) -> None:
     """Retrieve the exception of a task that nobody awaits, so that asyncio does not report it."""
     if not task.cancelled():
         task.exception()
+
+
+@asynccontextmanager
+async def running[T](work: Coroutine[Any, Any, T], name: str) -> AsyncIterator[asyncio.Task[T]]:
+    """Run a task while the block runs; cancel the task at the end of the block."""
+    task = asyncio.create_task(work, name=name)
+    try:
+        yield task
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
 
 
 class ErrorBoundary:

@@ -9,6 +9,7 @@ from typing import Any, assert_never
 
 import httpx2
 
+from threadkeep.boundary import running
 from threadkeep.channels.bots import Bot, SenderRates
 from threadkeep.channels.configuration import (
     AnyBot,
@@ -28,7 +29,6 @@ from threadkeep.channels.wecom_client import WeComAIBotClient, WeComApi, WeComDi
 from threadkeep.channels.wecom_connection import AIBotConnection
 from threadkeep.channels.wecom_cs import DeskFetching, WeComServiceChannel
 from threadkeep.errors import CallbackRefused, ChannelNotFound
-from threadkeep.history.opening import running
 from threadkeep.memory import Memory
 from threadkeep.runs.service import RunsOnDemand
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import replace
-from typing import Any
 from uuid import uuid4
 
+from threadkeep.boundary import running
 from threadkeep.context.tokens import RememberedCounts
 from threadkeep.errors import InvalidInput, StoreError
 from threadkeep.graph_store.indexed import NOT_AVAILABLE
@@ -172,15 +170,3 @@ async def _backend(
     return open_graph_backend(
         driver, store, own=address, options=options.store, count=count, clock=clock, troubled=troubled
     )
-
-
-@asynccontextmanager
-async def running[T](work: Coroutine[Any, Any, T], name: str) -> AsyncIterator[asyncio.Task[T]]:
-    """Run a task while the block runs; cancel the task at the end of the block."""
-    task = asyncio.create_task(work, name=name)
-    try:
-        yield task
-    finally:
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task

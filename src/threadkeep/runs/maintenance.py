@@ -8,10 +8,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from datetime import timedelta
 
-from threadkeep.boundary import ErrorBoundary
+from threadkeep.boundary import ErrorBoundary, running
 from threadkeep.errors import StoreClosed
 from threadkeep.history.memory import Memory
-from threadkeep.history.opening import running
 from threadkeep.observe import RunWork
 from threadkeep.runs.endings import end_orphan
 from threadkeep.runs.options import RunServiceOptions
