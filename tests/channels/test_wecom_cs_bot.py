@@ -225,6 +225,33 @@ async def test_a_recalled_message_is_noted_and_gets_no_reply(tmp_path: Path, wec
     assert len(model.calls) == 1
 
 
+@pytest.mark.parametrize("number", [2, 3])
+async def test_a_recalled_message_is_left_out_of_a_common_reply(
+    shared_url: str, tmp_path: Path, wecom: FakeWeCom, number: int
+) -> None:
+    """Two messages wait for one run, and the customer takes one of them back. WeCom may repeat the event."""
+    gate = Gate()
+    model = ScriptedModel([[gate, "one"], "two"])
+    async with opened_wecom(KIND, shared_url, tmp_path, wecom, model) as desk:
+        wecom.write(item("a", 1))
+        await desk.say("")
+        await gate.reached()
+        recall = {"event_type": "user_recall_msg", "open_kfid": DESK, "external_userid": "wm1"}
+        event = {"msgid": "e1", "send_time": int(time.time()) + 1, "origin": 4, "msgtype": "event"}
+        event["event"] = recall | {"recall_msgid": f"m{number}"}
+        wecom.write(item("the number 2", 2), item("the number 3", 3), event, event)
+        await desk.say("")
+        await fetched(desk)
+        gate.open()
+        assert await desk.answered(2) == ["one", "two"]
+        said = await desk.transcript(FIRST)
+        assert sorted(await desk.statuses()) == ["delivered", "delivered", "nothing"]
+    asked = "".join(str(message.content) for message in model.calls[-1])
+    assert (f"the number {number}" in asked, f"the number {5 - number}" in asked) == (False, True)
+    assert {("user", "the number 2"), ("user", "the number 3")} <= set(said)
+    assert said.count(("system", "The person took a message back.")) == 1
+
+
 async def test_a_recalled_picture_does_not_block_the_customer(tmp_path: Path, wecom: FakeWeCom) -> None:
     """The recall of an unknown message is ignored, and the first text gets a reply."""
     async with opened_wecom(KIND, "sqlite://", tmp_path, wecom, ScriptedModel(["Hello."])) as desk:

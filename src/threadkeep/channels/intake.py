@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from dataclasses import replace
 from datetime import timedelta
 from weakref import WeakValueDictionary
 
+from threadkeep.agent.conversion import from_langchain
 from threadkeep.boundary import ErrorBoundary
 from threadkeep.channels.bots import Bot, Command, command_in, end_questions, question_for
 from threadkeep.channels.contract import (
@@ -35,12 +37,13 @@ from threadkeep.errors import (
     WorkflowNotFound,
     WrongUser,
 )
+from threadkeep.history.session import Session
 from threadkeep.memory import Memory
 from threadkeep.observe import ChannelTrouble, UpdateOutcome, UpdateReason, UpdateReceived
 from threadkeep.records import TAKEN_BACK, Message
 from threadkeep.records.runs import DELETE, RESET, Run, deletion_key
 from threadkeep.runs.intake import Mode
-from threadkeep.runs.requests import RunRequest, Submitted
+from threadkeep.runs.requests import RunRequest, Submitted, map_of, message_of_input
 from threadkeep.runs.service import RunsOnDemand
 from threadkeep.store.outbox import FORGOTTEN
 
@@ -371,14 +374,14 @@ class Intake:
         await self._memory.session(session_id, user_id=message.user_id).append([stored])
 
     async def _note_recall(self, recalled: MessageRecalled) -> None:
-        """Note in the transcript that a message was recalled; cancel its run if it is queued for this message only."""
+        """Note in the transcript that a message was recalled; if its run has not begun, do not answer the message."""
         session = self._memory.session(recalled.session_id, user_id=recalled.user_id)
         run_id = await self._outbox.run_of(recalled.session_id, recalled.message_id)
         if run_id is None and await session.find(recalled.message_id) is None:
             return  # the message was never stored; it was a picture, for example
         run = None if run_id is None else await self._memory.runs.run(run_id)
-        if run is not None and run.status == "queued" and len(run.inputs) == 1:
-            await (await self._runs.service()).cancel(run.run_id)
+        if run is not None:
+            await self._take_back(session, run, recalled.message_id)
         note = Message(
             role="system",
             content="The person took a message back.",
@@ -386,6 +389,17 @@ class Intake:
             metadata={TAKEN_BACK: recalled.message_id},
         )
         await session.append([note])
+
+    async def _take_back(self, session: Session, run: Run, message_id: str) -> None:
+        """Remove a message from a run that has not begun: cancel the run, or store the message without an answer."""
+        if not run.unbegun or not (taken := [one for one in run.inputs if one.message_id == message_id]):
+            return
+        if len(run.inputs) == 1:
+            await (await self._runs.service()).cancel(run.run_id)
+        elif await self._memory.runs.order.take_back(run.run_id, message_id):
+            given = from_langchain(message_of_input(taken[0], message_id))
+            # A model sees no failed message.
+            await session.append([replace(given, status="failed", metadata=map_of(taken[0].values, "metadata"))])
 
     async def _until_ready(self, bot: Bot, started: Started) -> None:
         """Show that the bot is working until the run ends; then mark the answer as ready to be sent."""

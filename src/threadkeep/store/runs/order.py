@@ -110,6 +110,17 @@ class RunOrder(ClockedTables, sql=("runs_order.sql",)):
             await self._locks.lock_orders_of(connection, run_id)
             return await connection.execute(self._sql["stop_as_it_begins"], parameters) > 0
 
+    async def take_back(self, run_id: str, message_id: str) -> bool:
+        """Remove a message from a run that has not begun; return False unless the run answers other messages too."""
+        async with self._driver.writing() as connection:
+            await self._locks.lock_orders_of(connection, run_id)
+            run = await fetch_run(connection, run_id)
+            left = [one for one in run.inputs if one.message_id != message_id] if run and run.unbegun else []
+            if run is None or not left or len(left) == len(run.inputs):
+                return False
+            await connection.execute(self._sql["set_input"], {"run_id": run_id, "input": compact_inputs(left)})
+        return True
+
     async def is_next(self, run_id: str) -> bool:
         """Return True if a run is queued and may begin now."""
         return bool(await self._ids("is_next", run_id=run_id))
