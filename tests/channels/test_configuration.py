@@ -83,6 +83,32 @@ def test_a_mistake_is_reported_without_its_value(tmp_path: Path, text: str, sent
     assert "canary" not in str(refused.value)
 
 
+DESKS = """
+channels:
+  - &one {kind: wecom_cs, name: one, corp_id: c, secret: s, token: t, encoding_aes_key: %s, desks: [wk1]}
+  - {<<: *one, name: two, corp_id: c, desks: [wk2]}
+""" % ("a" * 43)
+
+
+@pytest.mark.parametrize(
+    ("change", "is_refused"),
+    [
+        ("two, corp_id: c, desks: [wk2]", False),
+        ("two, corp_id: d, desks: [wk1]", False),
+        ("two, corp_id: c, desks: [wk2, wk1]", True),
+        ("two, corp_id: c, desks: []", True),
+    ],
+)
+def test_a_desk_has_one_bot(tmp_path: Path, change: str, is_refused: bool) -> None:
+    """A bot without `desks` serves all desks of its corporation."""
+    path = written(tmp_path, DESKS.replace("two, corp_id: c, desks: [wk2]", change))
+    if not is_refused:
+        assert len(read_channels(path, {}).channels) == 2
+        return
+    with pytest.raises(InvalidInput, match="'one' and 'two' serve the same desk; list other `desks` in one of them"):
+        read_channels(path, {})
+
+
 @pytest.mark.parametrize("content", [None, b"\xff\xfe"])
 def test_an_unreadable_file_is_reported(tmp_path: Path, content: bytes | None) -> None:
     path = tmp_path / "channels.yaml"

@@ -7,6 +7,7 @@ import re
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
+from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -216,6 +217,13 @@ def _check(path: Path, bots: Sequence[AnyBot]) -> None:
         # Two channels must not have the same Telegram bot, because only one of them would receive each message.
         if bot.kind == "telegram" and (other := accounts.setdefault(channel.scope, bot.name)) != bot.name:
             raise InvalidInput(f"{path}: channels {other!r} and {bot.name!r} are the same bot; remove one.")
+    for one, two in combinations([bot for bot in bots if bot.kind == "wecom_cs"], 2):
+        # Either bot could fetch the messages of a common desk, and after a crash both could answer one.
+        if one.corp_id == two.corp_id and (not (one.desks and two.desks) or one.desks & two.desks):
+            raise InvalidInput(
+                f"{path}: channels {one.name!r} and {two.name!r} serve the same desk; list other `desks` in one of "
+                "them, or remove it."
+            )
 
 
 def _expanded(value: object, environment: Mapping[str, str]) -> object:
