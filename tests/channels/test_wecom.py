@@ -117,6 +117,19 @@ def test_the_signature_of_the_published_sample_is_reproduced() -> None:
     assert crypto.sign(timestamp, nonce, echo) == "59dce1a653fc31a6f0472567199561e9336a8d0b"
 
 
+def test_a_body_is_not_parsed_before_its_signature_is_verified(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A parser needs a second for two megabytes of elements, which anybody can send."""
+    parsed: list[object] = []
+    monkeypatch.setattr("threadkeep.channels.wecom.expat.ParserCreate", parsed.append)
+    callback = signed("1411525903", "461056294", "74d92dfeb87ba7c714f89d98870ae5eb62dff26d", method="POST")
+    body = f"<xml>{'<a/>' * 9}<Encrypt>\n<![CDATA[{V4_MESSAGE[:-1]}]]></Encrypt></xml>".encode()
+    with pytest.raises(CallbackRefused, match="signature_wrong"):
+        crypto_of("V3").receive(replace(callback, body=body), xml_envelope)
+    for missing in (b"", b"<xml/>", b"<Encrypt></Encrypt>", b"<Encrypt>" + b" " * 99):
+        assert xml_envelope(missing) == ""
+    assert parsed == []
+
+
 def test_a_message_is_decrypted() -> None:
     callback = signed("1411525903", "461056294", "74d92dfeb87ba7c714f89d98870ae5eb62dff26d", method="POST")
     body = f"<xml><ToUserName>x</ToUserName><Encrypt><![CDATA[{V4_MESSAGE}]]></Encrypt></xml>".encode()
