@@ -140,6 +140,23 @@ async def test_the_rest_of_a_long_reply_is_sent(tmp_path: Path, wecom: FakeWeCom
         assert await finished(desk, stream) == "a" * 15_000
 
 
+async def test_a_reply_that_is_too_long_for_its_messages_ends_with_a_mark(
+    tmp_path: Path, wecom: FakeWeCom, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """WeCom accepts one message besides the stream. A stream that nobody fetches leaves only this message."""
+    answer = "\n\n".join(letter * 15_000 for letter in "abc")
+    async with opened_wecom(KIND, "sqlite://", tmp_path, wecom, ScriptedModel([answer])) as desk:
+        assert await finished(desk, await say(desk, "hi")) == "a" * 15_000
+        assert await desk.answered() == ["b" * 15_000 + "\n\n[…]"]
+        assert await desk.statuses() == ["delivered"]
+    monkeypatch.setattr(intake, "STREAM_TIME", timedelta(seconds=0))
+    async with opened_wecom(KIND, "sqlite://", tmp_path, wecom, ScriptedModel(["界" * 15_000])) as desk:
+        await say(desk, "hi", 2)
+        [_, text] = await desk.answered(2)
+        assert (text.strip("界"), len(text) > 6_700) == ("\n\n[…]", True)
+        assert await desk.statuses() == ["delivered"]
+
+
 async def test_commands_and_pictures_get_their_reply_in_the_response(tmp_path: Path, wecom: FakeWeCom) -> None:
     async with opened_wecom(KIND, "sqlite://", tmp_path, wecom, ScriptedModel(repeat("ok")), language="zh") as desk:
         for _ in range(2):

@@ -8,12 +8,15 @@ from pathlib import Path
 from time import time
 from urllib.parse import quote
 
+import httpx2
 import pytest
 
 from tests.channels.fake_wecom import FakeWeCom
 from tests.channels.platforms import CORP
 from tests.channels.wecom_desk import opened_wecom
 from tests.web.services import until
+from threadkeep import open_memory
+from threadkeep.channels.wecom_client import WeComApi
 from threadkeep.testing import Gate, ScriptedModel
 
 SESSION = f"wecom_dm:{CORP}:1:li_40corp"
@@ -77,6 +80,29 @@ async def test_a_reply_without_a_token_is_not_uncertain(tmp_path: Path, wecom: F
         assert await desk.answered() == ["ok"]
         [entry] = await desk.memory.channels.outbox.entries()
     assert (entry.tries, entry.uncertain) == (2, False)
+
+
+async def test_calls_that_wait_for_a_token_share_its_failure() -> None:
+    """The request for a token hangs. One by one, each waiting reply would need as long, and its claim would end."""
+    reached, released, requests = asyncio.Event(), asyncio.Event(), list[str]()
+
+    async def hang(request: httpx2.Request) -> httpx2.Response:
+        requests.append(request.url.path)
+        reached.set()
+        await released.wait()
+        raise httpx2.ReadTimeout("too late")
+
+    async with open_memory("sqlite://") as memory, httpx2.AsyncClient(transport=httpx2.MockTransport(hang)) as http:
+        api = WeComApi(memory, http, scope="s", corp_id="c", secret="canary")
+        calls = [asyncio.create_task(api.call("message/send", {})) for _ in range(3)]
+        await reached.wait()
+        await asyncio.sleep(0)
+        released.set()
+        found = await asyncio.gather(*calls)
+        assert [(one.error, one.uncertain) for one in found] == [("ReadTimeout", False)] * 3
+        assert len(requests) == 1
+        await api.call("message/send", {})
+        assert len(requests) == 2
 
 
 async def test_a_long_reply_is_split_by_bytes(tmp_path: Path, wecom: FakeWeCom) -> None:

@@ -260,12 +260,14 @@ class Part:
     """A part of an answer that fits into one message.
 
     `key` is the same for each attempt, so that platforms can drop duplicates. Only the `first` part of an answer is
-    sent as a reply to the message. If `again` is True, the part may have been sent before.
+    sent as a reply to the message; other parts follow one that is not the `last`. If `again` is True, the part may have
+    been sent before.
     """
 
     text: str = field(repr=False)
     key: str
     first: bool = True
+    last: bool = True
     again: bool = False
 
     @property
@@ -276,7 +278,9 @@ class Part:
 
 @dataclass(frozen=True)
 class Sent:
-    """The part has arrived."""
+    """The part has arrived. If `is_all` is True, the platform accepts no other part of the answer."""
+
+    is_all: bool = False
 
 
 @dataclass(frozen=True)

@@ -139,15 +139,18 @@ class Delivery:
                 parts[index],
                 _key(message, index),
                 first=index == 0,
+                last=index == len(parts) - 1,
                 again=message.tries > 1 and index == message.parts_sent,
             )
             match await self._send_part(bot, address, part):
-                case Sent():
+                case Sent(is_all):
                     index += 1
                     # Repeat this in an outage, because the part would be sent again.
                     note = partial(self._outbox.note_part, message, self._owner, index, seconds=claim_seconds)
                     if not await retry_until_available(note):
                         return  # the message was dropped, or another process claimed it
+                    if is_all:
+                        break
                 case Moved(address):
                     await self._outbox.move(message.number, self._owner, address)
                 case Later() as later:
@@ -158,7 +161,7 @@ class Delivery:
                     _notify(self._memory, bot, message, "failed", error=error)
                     return
         await self._outbox.end(message.number, self._owner, "delivered")
-        _notify(self._memory, bot, message, "delivered", parts=len(parts))
+        _notify(self._memory, bot, message, "delivered", parts=index)
 
     async def _send_part(self, bot: Bot, address: Address, part: Part) -> Outcome:
         """Send a part; stop before the claim expires, because another process could then send it too."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -23,7 +24,8 @@ from threadkeep.channels.contract import (
     read_json,
     text_in,
 )
-from threadkeep.channels.wecom_aibot import is_response_url
+from threadkeep.channels.formatting import split_markdown, utf8_length
+from threadkeep.channels.wecom_aibot import MAX_MESSAGE_BYTES, is_response_url
 from threadkeep.history.memory import Memory
 from threadkeep.records import Json
 
@@ -33,7 +35,9 @@ _CALL_SECONDS = 20.0
 _TOKEN_MARGIN_SECONDS = 300
 _NOT_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
 _TOKEN_CODES = (40001, 40014, 42001)
-_NOTICE_TOKEN_REFUSED = 95007
+_NOTICE_TOKEN_REFUSED = 95007  # "invalid msg token"
+_CUT = "\n\n[…]"
+"""The end of an answer that is too long for the messages that WeCom accepts."""
 _REFUSED: Mapping[int, str] = {
     40003: "InvalidUser",
     44004: "Empty",
@@ -87,6 +91,7 @@ class WeComApi:
         self._token_name = f"access_token:{sha256(secret.encode()).hexdigest()[:8]}"
         self._root = f"{api.rstrip('/')}/cgi-bin"
         self._asking = asyncio.Lock()
+        self._failed: tuple[float, WeComAnswer] | None = None
 
     def __repr__(self) -> str:
         """Hide the secrets."""
@@ -107,15 +112,23 @@ class WeComApi:
         return answer
 
     async def token(self) -> str | WeComAnswer:
-        """Return the stored access token or a new one; if WeCom issues none, return its error response."""
+        """Return the stored access token or a new one; if WeCom issues none, return its error response.
+
+        A failed request is the answer to all calls that have waited for it, because WeCom may respond after seconds.
+        """
+        began = time.monotonic()
         async with self._asking:
             if known := await self._state.value(self._scope, self._token_name):
                 return known
+            if self._failed is not None and self._failed[0] > began:
+                return self._failed[1]
             query = {"corpid": self._corp_id, "corpsecret": self._secret}
             answer = await self._ask("GET", "gettoken", query)
             token = text_in(answer.fields, "access_token")
             if not answer.ok or not token:
-                return answer if not answer.ok else WeComAnswer(None, error="UnreadableAnswer")
+                answer = answer if not answer.ok else WeComAnswer(None, error="UnreadableAnswer")
+                self._failed = time.monotonic(), answer
+                return answer
             seconds = max((number_in(answer.fields, "expires_in") or 0) - _TOKEN_MARGIN_SECONDS, 60)
             expires_at = self._clock() + timedelta(seconds=seconds)
             await self._state.keep(self._scope, self._token_name, token, expires_at=expires_at)
@@ -236,14 +249,17 @@ class WeComAIBotClient:
         self._own_api = "" if api == API else api
 
     async def send(self, address: Address, part: Part) -> Outcome:
-        """Send a part to the response URL of the message. WeCom accepts only one part there and rejects later parts."""
+        """Send a part to the response URL of the message, where WeCom accepts only one; mark a text that goes on."""
         url = text_in(address, "response_url")
         if not is_response_url(url, self._own_api):
             return Refused("NoResponseAddress")
-        answer = await ask(self._http, "POST", url, values={"msgtype": "markdown", "markdown": {"content": part.text}})
+        text = part.text
+        if not part.last:
+            text = split_markdown(text, MAX_MESSAGE_BYTES - utf8_length(_CUT), size=utf8_length)[0] + _CUT
+        answer = await ask(self._http, "POST", url, values={"msgtype": "markdown", "markdown": {"content": text}})
         if answer.code in (None, -1, 45009):
             return Later(answer.problem, uncertain=answer.uncertain)
-        return Sent() if answer.ok else Refused(answer.problem)
+        return Sent(is_all=True) if answer.ok else Refused(answer.problem)
 
     async def show_working(self, address: Address) -> None:
         """Do nothing: the stream shows that the bot is working."""
