@@ -44,7 +44,7 @@ def test_a_wait_for_a_locked_database_is_shown(
             notes.append(text)
             other.execute("ROLLBACK")
 
-        monkeypatch.setattr("threadkeep.cli.database._LOCK_NOTE_SECONDS", 0.0)
+        monkeypatch.setattr("threadkeep.store.migrations._LOCK_NOTE_SECONDS", 0.0)
         monkeypatch.setattr("threadkeep.cli.terminal.terminal.note", note)
         assert cli("migrate").exit_code == 0
     assert len(notes) == 1

@@ -11,6 +11,7 @@ from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from tests.children import run_together
@@ -219,6 +220,33 @@ async def test_a_database_of_schema_20_opens_with_all_data(stored_url: str, memo
         assert (receipt.duplicates, receipt.last_seq) == (("telegram:2",), 9)
     async with driver_of(stored_url) as driver:
         assert await schema_version(driver) == known_migrations(driver.backend)[-1][0]
+
+
+async def test_a_start_that_waits_to_upgrade_logs_the_wait(
+    stored_url: str, memory_options: MemoryOptions, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The warning tells the limit of the wait, and appears at the first retry, while the lock is still held."""
+    monkeypatch.setattr("threadkeep.store.migrations._LOCK_NOTE_SECONDS", 0.0)
+    monkeypatch.setattr("threadkeep.store.partitions._PAUSE_SECONDS", 0.0)
+
+    async def start() -> None:
+        async with open_memory(stored_url, options=memory_options):
+            pass
+
+    address = parse_address(stored_url)
+    locking = psycopg.connect(address.dsn) if address.dsn else sqlite3.connect(address.path or "", isolation_level=None)
+    with closing(locking) as other:
+        other.execute("SELECT * FROM chat_token_factors" if address.dsn else "BEGIN IMMEDIATE")
+        starting = asyncio.ensure_future(start())
+        async with asyncio.timeout(HANG_SECONDS):
+            while not caplog.records:
+                assert not starting.done()
+                await asyncio.sleep(0.01)
+            other.rollback()
+            await starting
+    [record] = [record for record in caplog.records if "upgrade of the database's schema" in record.getMessage()]
+    assert record.levelname == "WARNING"
+    assert ("up to 150 seconds" if address.dsn else "without a limit") in record.getMessage()
 
 
 async def test_a_single_token_factor_applies_to_all_scripts(stored_url: str, memory_options: MemoryOptions) -> None:

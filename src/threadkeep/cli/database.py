@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import cache
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
     from threadkeep.store.driver import Driver
 
 _SLICE_SECONDS = 0.25
-_LOCK_NOTE_SECONDS = 1.0
 # After this many passes in a row without progress, filling the index ends, because other processes may hold locks.
 _MOST_IDLE_PASSES = 20
 
@@ -120,27 +118,18 @@ async def _apply(driver: Driver, found: int, partitions: int | None) -> list[int
     """Apply the missing migrations. Show a bar on a terminal, otherwise a line for each; nothing for a new database."""
     from threadkeep.store.migrations import migrate
 
-    @cache
-    def held() -> None:
-        terminal.note(_LOCKED)
-
     reached = -1
-    waits = asyncio.get_running_loop().call_later(_LOCK_NOTE_SECONDS, held)
     shown_progress = terminal.progress("Migrating", 100, every=True) if found else nullcontext()
-    try:
-        with shown_progress as reach:
+    with shown_progress as reach:
 
-            def report(done: int, total: int, file: str) -> None:
-                nonlocal reached
-                waits.cancel()
-                if reach is not None and done > reached:
-                    reached = done
-                    reach(100 * done // total, file.removesuffix(".sql").replace("_", " "))
+        def report(done: int, total: int, file: str) -> None:
+            nonlocal reached
+            if reach is not None and done > reached:
+                reached = done
+                reach(100 * done // total, file.removesuffix(".sql").replace("_", " "))
 
-            wanted = None if found else partitions
-            return await migrate(driver, datetime.now(UTC), told=report, held=held, partitions=wanted)
-    finally:
-        waits.cancel()
+        held, wanted = partial(terminal.note, _LOCKED), None if found else partitions
+        return await migrate(driver, datetime.now(UTC), told=report, held=held, partitions=wanted)
 
 
 async def _fill_index(driver: Driver) -> tuple[int, int]:

@@ -5,14 +5,17 @@ The first one creates the whole schema of version 0.1.0; it has the number of th
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import re
 from collections.abc import Callable
 from datetime import datetime
+from functools import cache, partial
 from importlib.resources import files
 
 from threadkeep.errors import SchemaTooNew, StoreError
 from threadkeep.store.driver import GROUP_LOCK_SECONDS, Backend, Connection, Driver
-from threadkeep.store.partitions import check_partitions, make_partitions, with_lock_retries
+from threadkeep.store.partitions import RETRY_SECONDS, check_partitions, make_partitions, with_lock_retries
 from threadkeep.store.statements import load_script
 
 type ToldOfMigration = Callable[[int, int, str], object]
@@ -21,6 +24,13 @@ type ToldOfMigration = Callable[[int, int, str], object]
 Each try to migrate begins with the first due migration.
 """
 
+_logger = logging.getLogger("threadkeep.store")
+_LOCK_NOTE_SECONDS = 1.0
+_LOCKED: dict[Backend, str] = {
+    "sqlite": "waits without a limit for another process that writes to the file",
+    "postgres": f"waits up to {RETRY_SECONDS:.0f} seconds for other transactions that use its tables, and without a limit "
+    "for another process that upgrades it",
+}
 _TABLE = """CREATE TABLE IF NOT EXISTS threadkeep_migrations (
     version INTEGER PRIMARY KEY, name TEXT NOT NULL, applied_at TEXT NOT NULL
 )"""
@@ -95,8 +105,8 @@ async def migrate(
 
     Of concurrent processes, one migrates; the others wait and find nothing to do. A database that is up to date is only
     read. In a new PostgreSQL database, messages are partitioned by session into `partitions` tables; an existing
-    database keeps its tables. If other transactions use tables of a PostgreSQL database, `held` is called, and all
-    migrations are tried again.
+    database keeps its tables. If other transactions use tables of a PostgreSQL database, all migrations are tried
+    again. `held` is called once if the call waits for other processes; by default, it logs a warning.
 
     Raises:
         SchemaTooNew: the database has migrations that this code does not know; nothing was changed.
@@ -106,34 +116,54 @@ async def migrate(
         InvalidSettings: partitions were requested for a SQLite database.
     """
     check_partitions(driver.backend, partitions)
-    known = known_migrations(driver.backend)
     found = await schema_version(driver)
     check_schema(driver.backend, found)
-    if found == known[-1][0]:
+    if found == known_migrations(driver.backend)[-1][0]:
         return []
     if not found and driver.backend == "postgres":
         await _check_search_path(driver)
+    held = cache(held or partial(_log_wait, driver.backend))
+    waits = asyncio.get_running_loop().call_later(_LOCK_NOTE_SECONDS, held)
 
     async def apply(connection: Connection) -> list[int]:
         if driver.backend == "postgres":
             await connection.fetch_each([(statement, {}) for statement in _LOCK])
-        found = await _version(connection, driver.backend)
-        waiting = [(version, name) for version, name in known if version > found]
-        applied = [{"version": version, "name": name, "now": now.isoformat()} for version, name in waiting]
-        await connection.execute(_TABLE, {})
-        for done, (_, script) in enumerate(waiting):
-            if told is not None:
-                told(done, len(waiting), script)
-            await connection.fetch_each([(statement, {}) for statement in load_script(f"{driver.backend}/{script}")])
-        if partitions is not None and not found:
-            await make_partitions(connection, partitions)
-        await connection.execute_many(_APPLIED, applied)
-        return [version for version, _ in waiting]
+        waits.cancel()
+        return await _apply(connection, driver.backend, now, told=told, partitions=partitions)
 
-    if driver.backend == "postgres":
-        return await with_lock_retries(driver, apply, held=held)
-    async with driver.writing(lock_timeout_seconds=0) as connection:
-        return await apply(connection)
+    try:
+        if driver.backend == "postgres":
+            return await with_lock_retries(driver, apply, held=held)
+        async with driver.writing(lock_timeout_seconds=0) as connection:
+            return await apply(connection)
+    finally:
+        waits.cancel()
+
+
+async def _apply(
+    connection: Connection,
+    backend: Backend,
+    now: datetime,
+    *,
+    told: ToldOfMigration | None,
+    partitions: int | None,
+) -> list[int]:
+    found = await _version(connection, backend)
+    waiting = [(version, name) for version, name in known_migrations(backend) if version > found]
+    applied = [{"version": version, "name": name, "now": now.isoformat()} for version, name in waiting]
+    await connection.execute(_TABLE, {})
+    for done, (_, script) in enumerate(waiting):
+        if told is not None:
+            told(done, len(waiting), script)
+        await connection.fetch_each([(statement, {}) for statement in load_script(f"{backend}/{script}")])
+    if partitions is not None and not found:
+        await make_partitions(connection, partitions)
+    await connection.execute_many(_APPLIED, applied)
+    return [version for version, _ in waiting]
+
+
+def _log_wait(backend: Backend) -> None:
+    _logger.warning("the upgrade of the database's schema %s; `threadkeep doctor` names them", _LOCKED[backend])
 
 
 async def _check_search_path(driver: Driver) -> None:

@@ -23,6 +23,8 @@ _RANGES = 200
 _LOCK_SECONDS = GROUP_LOCK_SECONDS
 _PAUSE_SECONDS = 1.0
 _MOST_TRIES = 100
+RETRY_SECONDS = _MOST_TRIES * (_LOCK_SECONDS + _PAUSE_SECONDS)
+"""Seconds after which `with_lock_retries` fails, if each try waits for one lock."""
 _SQL = load_statements("postgres/partitions.sql")
 # A line that is not indented begins the next statement of a script.
 _STATEMENT_END = re.compile(r";\n(?=\S)")
