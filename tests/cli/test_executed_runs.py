@@ -228,8 +228,9 @@ def test_a_run_that_cannot_start_is_one_sentence(sqlite_desk: CommandLine) -> No
 
 
 @pytest.mark.process
-def test_a_worker_executes_queued_runs(sqlite_desk: CommandLine) -> None:
-    """Runs queued before and after the start are executed. SIGTERM ends the worker with 0."""
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_worker_executes_queued_runs(sqlite_desk: CommandLine, number: signal.Signals) -> None:
+    """Runs queued before and after the start are executed. Both signals end the worker with 0."""
     sqlite_desk.set(THREADKEEP_RUN_CONCURENCY="1")
     left = sqlite_desk("workflows", "run", "bot", "Hello", "--background")
     assert "threadkeep worker" in left.err
@@ -240,7 +241,7 @@ def test_a_worker_executes_queued_runs(sqlite_desk: CommandLine) -> None:
         _until(sqlite_desk, later, "waiting")
         assert sqlite_desk("runs", "resume", later, "Bo").out == f"{later}\n"
         _until(sqlite_desk, later, "done")
-        worker.send_signal(signal.SIGTERM)
+        worker.send_signal(number)
         _, err = worker.communicate()
     assert (worker.returncode, "Traceback" in err, "Stopping" in err) == (0, False, True)
     assert "did you mean THREADKEEP_RUN_CONCURRENCY?" in err

@@ -16,13 +16,14 @@ from tests.limits import HANG_SECONDS
 pytestmark = pytest.mark.process
 
 
-def test_the_service_starts_responds_and_stops(cli: CommandLine) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_the_service_starts_responds_and_stops(cli: CommandLine, number: signal.Signals) -> None:
     with cli.start("serve", "--port", "0") as process:
         assert process.stdout is not None
         address = _address(process.stdout.readline())
         with urllib.request.urlopen(f"{address}/healthz", timeout=HANG_SECONDS) as response:  # noqa: S310
             assert response.status == 200
-        process.send_signal(signal.SIGTERM)
+        process.send_signal(number)
         _, err = process.communicate(timeout=HANG_SECONDS)
     assert process.returncode == 0
     assert "Traceback" not in err

@@ -59,7 +59,10 @@ async def test_one_message_id_in_two_processes_is_answered_once(
     assert len(provider.requests) == 1
 
 
-async def test_a_service_that_is_stopped_during_an_answer(tmp_path: Path, sqlite_url: str, provider: Provider) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+async def test_a_service_that_is_stopped_during_an_answer(
+    tmp_path: Path, sqlite_url: str, provider: Provider, number: signal.Signals
+) -> None:
     """A stopped service stores the partial answer, ends the stream with an error, and exits with 0.
 
     The next process answers a repeat.
@@ -76,7 +79,7 @@ async def test_a_service_that_is_stopped_during_an_answer(tmp_path: Path, sqlite
         async with client.stream("POST", "/api/v1/chat/stream", json=body) as response:
             events = events_of(response)
             assert [(await anext(events)).name for _ in range(2)] == ["start", "token"]
-            stopping = asyncio.create_task(process.stop())
+            stopping = asyncio.create_task(process.stop(number))
             [last] = [event async for event in events]
         assert (last.name, last.data["type"]) == ("error", "urn:threadkeep:interrupted")
         assert await stopping == 0

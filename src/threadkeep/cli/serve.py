@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import signal
 import statistics
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -15,6 +14,7 @@ from uuid import uuid4
 
 import typer
 
+from threadkeep.boundary import stop_signals
 from threadkeep.cli.opening import check_others_see, command_settings, opened_app, opened_memory
 from threadkeep.cli.options import one_of, verbs
 from threadkeep.cli.problems import WrongUse
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from threadkeep.store.api_keys import NewKey
 
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _WARM_UP = 5
 _QUESTION = "Which of the two trains arrives earlier, and from which platform does it leave? "
 _ANSWER = "The one at nine arrives earlier, a quarter of an hour before the other; it leaves from platform seven. " * 3
@@ -44,7 +43,7 @@ async def serve_http(
 ) -> None:
     """Start the HTTP service.
 
-    Ctrl-C or SIGTERM stops it after the running turns are done. With --json it logs JSON lines.
+    Ctrl-C, SIGTERM or a closed terminal stops it after the running turns are done. With --json it logs JSON lines.
     """
     settings = command_settings(host=host, port=port, log_json=True if terminal.as_json else None)
     with terminal.waiting("Starting"):
@@ -57,7 +56,7 @@ async def serve_http(
 async def work() -> None:
     """Execute queued runs, and runs abandoned by other processes. `serve` does this, too.
 
-    Ctrl-C or SIGTERM stops it after the active runs are done. With --json it logs JSON lines.
+    Ctrl-C, SIGTERM or a closed terminal stops it after the active runs are done. With --json it logs JSON lines.
     """
     settings = command_settings(log_json=True if terminal.as_json else None)
     check_others_see(settings)
@@ -81,17 +80,17 @@ async def work() -> None:
 @contextmanager
 def _stop_signals() -> Iterator[asyncio.Event]:
     """Yield an event that the first stop signal sets. A second Ctrl-C ends the process at once."""
-    loop, stopped = asyncio.get_running_loop(), asyncio.Event()
+    loop, stopped, signals = asyncio.get_running_loop(), asyncio.Event(), stop_signals()
 
     def stop() -> None:
         stopped.set()
         remove_handlers()
 
     def remove_handlers() -> None:
-        for number in _SIGNALS:
+        for number in signals:
             loop.remove_signal_handler(number)
 
-    for number in _SIGNALS:
+    for number in signals:
         loop.add_signal_handler(number, stop)
     try:
         yield stopped

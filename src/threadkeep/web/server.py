@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-import signal
 import socket
 import threading
 from collections.abc import Callable, Coroutine, Generator
@@ -17,6 +16,7 @@ import uvicorn
 from starlette.applications import Starlette
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from threadkeep.boundary import stop_signals
 from threadkeep.errors import InvalidSettings
 
 _TOO_LATE = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
@@ -130,7 +130,7 @@ _GRACE_SECONDS = 5
 class Server(uvicorn.Server):
     """uvicorn with a shutdown that ends turns first, then connections.
 
-    After the first SIGTERM or SIGINT the server accepts no connections. Running turns may finish within
+    After the first SIGTERM, SIGINT or SIGHUP the server accepts no connections. Running turns may finish within
     `shutdown_seconds`; a second SIGINT skips this wait. The clients of the remaining turns receive an error. Their
     recorded runs are left to other processes; unrecorded runs are stopped, and their partial answers are stored.
     """
@@ -194,13 +194,13 @@ class Server(uvicorn.Server):
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
+        loop, signals = asyncio.get_running_loop(), stop_signals()
+        for number in signals:
             loop.add_signal_handler(number, self.handle_exit, number, None)
         try:
             yield
         finally:
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in signals:
                 loop.remove_signal_handler(number)
 
 

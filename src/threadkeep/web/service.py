@@ -240,7 +240,7 @@ def _mount_console(service: FastAPI) -> None:
 
 
 async def serve(settings: Settings, announce: Callable[[str], object] = _print) -> None:
-    """Run the service until SIGTERM or SIGINT, then wait for running turns within the configured time.
+    """Run the service until SIGTERM, SIGINT or SIGHUP, then wait for running turns within the configured time.
 
     On startup, `announce` gets the startup message; by default, it is printed.
 
