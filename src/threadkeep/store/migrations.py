@@ -28,8 +28,8 @@ _logger = logging.getLogger("threadkeep.store")
 _LOCK_NOTE_SECONDS = 1.0
 _LOCKED: dict[Backend, str] = {
     "sqlite": "waits without a limit for another process that writes to the file",
-    "postgres": f"waits up to {RETRY_SECONDS:.0f} seconds for other transactions that use its tables, and without a limit "
-    "for another process that upgrades it",
+    "postgres": f"waits up to {RETRY_SECONDS:.0f} seconds for other transactions that use its tables, and without a "
+    "limit for another process that upgrades it",
 }
 _TABLE = """CREATE TABLE IF NOT EXISTS threadkeep_migrations (
     version INTEGER PRIMARY KEY, name TEXT NOT NULL, applied_at TEXT NOT NULL
