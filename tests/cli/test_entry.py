@@ -272,11 +272,16 @@ def test_an_unbuffered_export_is_complete_or_an_error(cli: CommandLine) -> None:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("arguments", ["--help", "--version", "sessions list"])
-def test_a_short_output_that_cannot_be_written_is_one_sentence(cli: CommandLine, arguments: str) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "unbuffered"), [("--help", ""), ("--version", ""), ("sessions list", ""), ("sessions list", "1")]
+)
+def test_a_short_output_that_cannot_be_written_is_one_sentence(
+    cli: CommandLine, arguments: str, unbuffered: str
+) -> None:
     """Python would write the output again at exit, print "Exception ignored" and exit with 120."""
     cli.store("a", "Hello.")
-    with start(["sh", "-c", f'exec "$0" -m threadkeep {arguments} >/dev/full', sys.executable], {}) as process:
+    shell = ["sh", "-c", f'exec "$0" -m threadkeep {arguments} >/dev/full', sys.executable]
+    with start(shell, {"PYTHONUNBUFFERED": unbuffered}) as process:
         _, err = process.communicate()
     assert (process.returncode, err.count("\n")) == (1, 1), err
     assert err.startswith("The disk is full, or a file reached its maximum size")

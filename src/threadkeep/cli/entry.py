@@ -50,7 +50,7 @@ def _drop_unwritten() -> None:
     try:
         sys.stdout.flush()
     except OSError:
-        sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run(arguments: Sequence[str]) -> int:
