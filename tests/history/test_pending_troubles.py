@@ -9,12 +9,13 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.outages import Outage
 from tests.recorded_events import RecordedEvents
-from threadkeep import Memory, MemoryOptions, Message, StoreUnavailable, open_memory
+from threadkeep import Memory, MemoryOptions, Message, PendingOptions, StoreUnavailable, open_memory
 from threadkeep.errors import PendingFolderUnusable, TurnInMemoryOnly
 from threadkeep.history.pending import folder_of
 from threadkeep.history.pending_files import unreadable_turns
@@ -192,6 +193,13 @@ async def test_an_unusable_pending_folder_is_refused_at_start(tmp_path: Path, op
     with pytest.raises(PendingFolderUnusable, match="THREADKEEP_PENDING_DIR"):
         async with open_memory(f"sqlite:///{tmp_path}/threadkeep.db", options=options):
             pass
+
+
+async def test_the_pending_folder_can_be_a_text(tmp_path: Path) -> None:
+    folder: Any = str(tmp_path / "pending")
+    options = MemoryOptions(pending=PendingOptions(folder=folder))
+    async with open_memory(f"sqlite:///{tmp_path}/threadkeep.db", options=options):
+        assert (tmp_path / "pending").is_dir()
 
 
 async def test_a_stray_directory_is_no_pending_file(outage: Outage, options: MemoryOptions) -> None:

@@ -55,7 +55,7 @@ def default_folder() -> Path:
 
 def folder_of(address: DatabaseAddress, folder: Path | None = None) -> Path:
     """Return the folder of a database's pending turns, below the given folder or the default folder."""
-    return (folder or default_folder()) / address.fingerprint
+    return Path(folder or default_folder()) / address.fingerprint
 
 
 @dataclass(frozen=True)
