@@ -213,6 +213,14 @@ async def test_brackets_and_invalid_entries_of_an_answer_are_ignored(memory: Mem
     assert sorted((one.key, one.confidence) for one in await proposals(memory)) == [("drink", 0.9), ("sure", 1.0)]
 
 
+async def test_only_100_brackets_that_begin_no_list_are_tried(memory: Memory, events: RecordedEvents) -> None:
+    """Each attempt may read the whole answer, so an answer of brackets would block the event loop for minutes."""
+    answers = ("[" * brackets + json.dumps([found(1, "drink", "tea")]) for brackets in (100, 99))
+    await talk(memory, FactLearning(memory, model=ScriptedModel(answers)), "I like tea", "Yes")
+    assert [event.error for event in events.of(LearningFailed)] == ["ValueError"]
+    assert [one.key for one in await proposals(memory)] == ["drink"]
+
+
 class _Noting:
     """A learner that records the messages it may read, and fails until `works` is set."""
 
@@ -372,6 +380,27 @@ async def test_a_directive_with_a_secret_is_refused_with_a_word_to_the_person(me
     assert "hunter22" not in shown
     assert await proposals(memory) == []
     assert await memory.knowledge.facts() == []
+
+
+@pytest.mark.parametrize("text", ["x" * 9_999, '"' * 6_000], ids=["long", "escaped"])
+async def test_a_directive_that_is_too_long_as_json_does_not_stop_later_ones(memory: Memory, text: str) -> None:
+    learning = FactLearning(memory, proposes=False, directives=True)
+    await talk(memory, learning, f"note: {text}", "preference (user): Keep diffs small.")
+    assert [fact.value for fact in await memory.knowledge.facts()] == ["Keep diffs small."]
+
+
+async def test_all_directives_of_a_message_are_remembered_up_to_100(memory: Memory) -> None:
+    model = ScriptedModel(["Noted."] * 2)
+    learning = FactLearning(memory, proposes=False, directives=True)
+    source = KnownFacts(memory, directives=True)
+    agent: Any = create_agent(model, [], middleware=[SessionMemory(memory, sources=[source], learning=learning)])
+    for count in (30, 101):
+        text = "\n".join(f"note: Rule {count} {number}." for number in range(count))
+        await agent.ainvoke({"messages": [{"role": "user", "content": text}]}, CONFIG)
+        await memory.learning.idle()
+    values = [str(fact.value) for fact in await memory.knowledge.facts(SHOP, limit=1_000)]
+    assert [sum(value.startswith(f"Rule {count} ") for value in values) for count in (30, 101)] == [30, 100]
+    assert ["more than 100" in "".join(str(one.text) for one in call[:-1]) for call in model.calls] == [False, True]
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,8 @@ of the given), "key" (a short name such as home_city; one of the known keys if i
 fact in a few words), "kind" (one of the given), and "confidence" from 0 to 1. Answer [] if there is no such fact."""
 
 _MODEL_SECONDS = 60.0
+_MOST_PROPOSALS = 20
+_MOST_ATTEMPTS = 100
 _DECODER = json.JSONDecoder()
 
 
@@ -122,22 +124,25 @@ class ModelLearner:
         asked = [SystemMessage(_INSTRUCTIONS), HumanMessage(_request(record))]
         async with asyncio.timeout(_MODEL_SECONDS):
             answer = await self._model.ainvoke(asked, {"run_name": "threadkeep-learning", "tags": ["threadkeep"]})
-        return [one for value in _listed(text_of(answer)) if (one := _proposed(value, record)) is not None]
+        found = (_proposed(value, record) for value in _listed(text_of(answer)))
+        return [one for one in found if one is not None][:_MOST_PROPOSALS]
 
 
 def _listed(text: str) -> list[Any]:
     """Return the first JSON list in a text that contains an object; if none does, the last JSON list.
 
+    Only 100 brackets that begin no list are tried, because each attempt may read the whole text.
+
     Raises:
         ValueError: there is no list.
     """
     found: list[Any] | None = None
-    start = text.find("[")
-    while start >= 0:
+    failed, start = 0, text.find("[")
+    while start >= 0 and failed < _MOST_ATTEMPTS:
         try:
             values, end = _DECODER.raw_decode(text, start)
         except (ValueError, RecursionError):
-            end = start + 1
+            failed, end = failed + 1, start + 1
         else:
             found = values
             if any(isinstance(value, Mapping) for value in values):

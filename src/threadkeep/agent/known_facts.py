@@ -52,7 +52,8 @@ UNOWNED_LINE = (
 )
 REFUSED_LINE = (
     "Note of the system: the newest message asks to remember something that looks like a secret, such as a password or "
-    "a key. It was not remembered; tell the person so, and do not repeat it."
+    "a key, or that is too long, or more than 100 things. It was not remembered; tell the person so, and do not repeat "
+    "it."
 )
 
 

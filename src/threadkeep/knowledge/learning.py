@@ -32,7 +32,6 @@ _MOST_SESSIONS = 1_000
 _REACH = 40
 """The most new messages that one learner call reads. A learner begins an unread session with its last 40 messages."""
 _CONTEXT_MESSAGES = 4
-_MOST_PROPOSALS = 20
 _MOST_REFUSALS = 3
 _HARMLESS = Message(role="user", content="I like tea.", seq=1)
 _CLOSING_SECONDS = 5.0
@@ -134,7 +133,7 @@ class Learning(Tables, sql=(*OWNER_SQL, "learning.sql")):
         upto_seq = max(message.seq or 0 for message in messages)
         reading = Reading(request.session_id, learner.kind, learner.name, before_seq, upto_seq)
         learned, reading = await self._ask(request, record, reading) if learnable else ((), reading)
-        found = [one for one in learned if _is_sound(one, record)][:_MOST_PROPOSALS]
+        found = [one for one in learned if _is_sound(one, record)]
         proposed = await self._proposals.add(reading, found) or 0
         accepted = await self._accept_confident(request)
         if proposed or accepted:

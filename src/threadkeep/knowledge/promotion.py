@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 
 from threadkeep.errors import InvalidInput
-from threadkeep.records.knowledge import MAX_VALUE_CHARACTERS, FactKind, ScopeKind
+from threadkeep.records.knowledge import FactKind, NewFact, ScopeKind
 
 # Each repetition has a limit, so that external text is matched in linear time.
 _PHRASE = r"(?:pass(?:word|wd|phrase|code)|\bpwd|\bpw\b|密码|口令)\w{0,2}[\"'`]?"
@@ -51,6 +51,7 @@ type Relation = Literal[
 PROMOTED_KINDS: tuple[PromotedKind, ...] = get_args(PromotedKind.__value__)
 RELATIONS: tuple[Relation, ...] = get_args(Relation.__value__)
 
+_MOST_DIRECTIVES = 100
 REFUSAL = "This looks like a secret, such as a password or a key: it was not remembered. Leave the secret out."
 
 _FACT_KINDS: dict[PromotedKind, FactKind] = {
@@ -105,8 +106,9 @@ class Promotion:
         """
         if self.kind not in PROMOTED_KINDS:
             raise InvalidInput(f"A promoted fact's kind is one of {', '.join(PROMOTED_KINDS)}.")
-        if not self.text.strip() or len(self.text) > MAX_VALUE_CHARACTERS:
-            raise InvalidInput(f"A promoted fact must have 1 to {MAX_VALUE_CHARACTERS} characters.")
+        if not self.text.strip():
+            raise InvalidInput("A promoted fact needs a text; write what to remember.")
+        NewFact(self.fact_key, self.text)  # raises if it could not be stored
         if any(one.name not in RELATIONS for one in self.relations):
             raise InvalidInput(f"A relation must be one of {', '.join(RELATIONS)}.")
         words = [self.text if self.key is None else f"{self.key}: {self.text}"]
@@ -137,13 +139,17 @@ def accepted_directives(text: str) -> tuple[list[Promotion], int]:
 
     The text of a directive follows on the same line, or on the next lines up to a blank one or another directive.
     Without a scope, a directive that begins like "I prefer" belongs to the user, unless it is a decision, procedure or
-    task; all others belong to the workspace. A directive that looks like a secret, or is too long, is rejected.
+    task; all others belong to the workspace. A directive is rejected if it looks like a secret, if it is too long, or
+    after the first 100.
     """
     found: list[Promotion] = []
     refused = 0
     for kind, named, words in _directives(text):
         try:
-            found.append(Promotion(kind, words, _scope(named, kind, words)))
+            if len(found) < _MOST_DIRECTIVES:
+                found.append(Promotion(kind, words, _scope(named, kind, words)))
+            else:
+                refused += 1
         except InvalidInput:
             refused += 1
     return found, refused
