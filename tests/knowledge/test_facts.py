@@ -28,7 +28,7 @@ from threadkeep import (
 )
 from threadkeep.history.pending import PendingOptions
 from threadkeep.records.json_values import Json
-from threadkeep.records.knowledge import FactKind, FactQuery, ProcedureQuery, ProposalQuery
+from threadkeep.records.knowledge import FactKind, FactQuery, ProcedureQuery, ProposalQuery, canonical_key
 from threadkeep.testing import SettableClock
 
 ADA = Scope("user", "ada")
@@ -268,6 +268,26 @@ async def test_a_fact_is_forgotten_by_its_id_with_all_its_values(memory: Memory)
     with pytest.raises(KnowledgeNotFound) as missing:
         await memory.knowledge.fact(old.id)
     assert (missing.value.kind, missing.value.name) == ("fact", old.id)
+
+
+async def test_the_keys_of_an_owner_are_read_once_to_forget_several(
+    memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise, forgetting 1,000 of 100,000 keys locks a SQLite database for minutes."""
+    for number in range(20):
+        await memory.knowledge.remember(ADA, f"key_{number}", number)
+    read: list[str] = []
+
+    def noting(key: str) -> str:
+        read.append(key)
+        return canonical_key(key)
+
+    monkeypatch.setattr("threadkeep.knowledge.facts.canonical_key", noting)
+    keys = ["nothing", *(f"Key {number}" for number in range(10))]
+    assert await memory.knowledge.forget_keys(ADA, keys) == {**dict.fromkeys(keys, 1), "nothing": 0}
+    facts = await memory.knowledge.facts(ADA)
+    assert await memory.knowledge.forget_facts([fact.id for fact in facts]) == (10, [])
+    assert len(read) < 100
 
 
 async def test_a_user_sees_and_changes_only_own_facts(memory: Memory) -> None:

@@ -276,8 +276,7 @@ class Knowledge(ClockedTables, sql=OWNER_SQL):
             check_name("fact's key", key, MAX_KEY_CHARACTERS)
         async with self._driver.writing() as connection:
             await check_sees(connection, self._sql, scope, user_id)
-            # All calls lock keys in the same order, which prevents deadlocks.
-            return {key: await self._forget(connection, scope, key) for key in sorted(set(keys))}
+            return await self._forget(connection, scope, keys)
 
     async def forget_facts(self, fact_ids: Sequence[str], *, user_id: str | None = None) -> tuple[int, list[str]]:
         """Delete facts by id, each with all values of its key, in one transaction.
@@ -288,30 +287,33 @@ class Knowledge(ClockedTables, sql=OWNER_SQL):
             InvalidInput: an id is not a valid id of a fact; nothing was deleted.
         """
         check_each("fact_ids", fact_ids, str)
-        keys: set[tuple[Scope, str]] = set()
+        keys: defaultdict[Scope, set[str]] = defaultdict(set)
         missing: list[str] = []
         async with self._driver.writing() as connection:
             for fact_id in dict.fromkeys(fact_ids):
                 try:
                     fact = await self._find(connection, fact_id, user_id)
-                    keys.add((fact.scope, canonical_key(fact.key)))
+                    keys[fact.scope].add(canonical_key(fact.key))
                 except KnowledgeNotFound:
                     missing.append(fact_id)
             deleted = 0
-            for scope, key in sorted(keys, key=lambda one: (one[0].kind, one[0].owner, one[1])):
-                deleted += await self._forget(connection, scope, key)
+            for scope in sorted(keys, key=lambda one: (one.kind, one.owner)):
+                deleted += sum((await self._forget(connection, scope, keys[scope])).values())
         return deleted, missing
 
-    async def _forget(self, connection: Connection, scope: Scope, key: str) -> int:
-        """Delete all values of a key, including values that were stored before keys had a canonical form."""
+    async def _forget(self, connection: Connection, scope: Scope, keys: Collection[str]) -> dict[str, int]:
+        """Delete all values of keys, including values that were stored before keys had a canonical form."""
         owner = {"scope": scope.kind, "owner": scope.owner}
-        keys = [row[0] for row in await connection.fetch(self._sql["keys_of"], owner)]
-        same = [one for one in keys if canonical_key(one) == canonical_key(key)]
-        deleted = 0
-        for one in same:
-            await connection.execute(self._sql["forget_proposals"], {**owner, "key": one})
-            await self._retract(connection, scope, key=one)
-            deleted += await connection.execute(self._sql["forget_key"], {**owner, "key": one})
+        spellings: defaultdict[str, list[str]] = defaultdict(list)
+        for (stored,) in await connection.fetch(self._sql["keys_of"], owner):
+            spellings[canonical_key(stored)].append(stored)
+        deleted = dict.fromkeys(keys, 0)
+        # All calls lock keys in the same order, which prevents deadlocks.
+        for key in sorted(deleted):
+            for one in spellings.pop(canonical_key(key), ()):
+                await connection.execute(self._sql["forget_proposals"], {**owner, "key": one})
+                await self._retract(connection, scope, key=one)
+                deleted[key] += await connection.execute(self._sql["forget_key"], {**owner, "key": one})
         return deleted
 
     async def _retract(
