@@ -150,6 +150,7 @@ def test_a_fact_that_changes_during_an_export_is_in_it(
         ({"scope": "global"}, "not an exported fact (scope)"),
         ({"confirmed": -1}, "not an exported fact (confirmed)"),
         ({"valid_from": "2026-01-01T00:00:00"}, "not an exported fact (valid_from)"),
+        ({"valid_from": "0001-01-01T00:00:00+14:00"}, "not an exported fact (valid_from)"),
         ({"valid_to": "2020-01-01T00:00:00Z"}, "valid_to must not be before valid_from"),
         ({"value": None}, "cannot be None"),
         ({"key": "a\nb"}, "not only spaces"),

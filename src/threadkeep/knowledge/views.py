@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated, Literal, Self
 
-from pydantic import AwareDatetime, BaseModel, Field, JsonValue, model_validator
+from pydantic import AfterValidator, AwareDatetime, BaseModel, Field, JsonValue, model_validator
 
 from threadkeep.errors import InvalidInput
 from threadkeep.records.json_values import example
@@ -24,6 +24,7 @@ from threadkeep.records.knowledge import (
     Scope,
     ScopeKind,
 )
+from threadkeep.store.codec import in_utc
 
 _MOST_IDS = 1_000
 _MOST_TIMES = 2**53
@@ -47,6 +48,7 @@ Key = Annotated[
         examples=["home_city"],
     ),
 ]
+_Time = Annotated[AwareDatetime, AfterValidator(in_utc)]
 Confidence = Annotated[float, Field(ge=0, le=1, description="The confidence in the fact.")]
 
 
@@ -82,9 +84,9 @@ class FactView(ScopedView, extra="forbid", json_schema_serialization_defaults_re
     confidence: Confidence
     confirmed: int = Field(ge=1, le=_MOST_TIMES, description="The number of times that the value was remembered.")
     contradicted: int = Field(ge=0, le=_MOST_TIMES, description="The number of times that another value replaced it.")
-    valid_from: AwareDatetime
-    valid_to: AwareDatetime | None = Field(None, description="The end of its validity; null while it is valid.")
-    updated_at: AwareDatetime
+    valid_from: _Time
+    valid_to: _Time | None = Field(None, description="The end of its validity; null while it is valid.")
+    updated_at: _Time
     evidence: list[EvidenceView] = Field([], description="The messages and runs that it comes from, up to 20.")
 
     def record(self) -> Fact:

@@ -33,6 +33,14 @@ def time_of(value: Any) -> Any:
     return _EPOCH + value * _UNIT if isinstance(value, int) else value
 
 
+def in_utc(moment: datetime) -> datetime:
+    """Return a time of a request or a file in UTC; raise ValueError if UTC cannot express it."""
+    try:
+        return moment.astimezone(UTC)
+    except OverflowError:
+        raise ValueError("a time must be in the years 1 to 9999 of UTC; send another one") from None
+
+
 def time_text(moment: datetime) -> str:
     """Return a time as text for both databases, in UTC and fixed width, so that texts and times have the same order."""
     return moment.astimezone(UTC).isoformat(timespec="microseconds")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Header, Query, Request, Response
@@ -15,6 +15,7 @@ from threadkeep.runs.requests import RunRequest, Submitted
 from threadkeep.runs.service import Followed, RunService
 from threadkeep.runs.streams import RunPiece
 from threadkeep.runs.views import BudgetBody, RunBody, RunEventBody, RunSummary
+from threadkeep.store.codec import in_utc
 from threadkeep.web.api.parameters import (
     DEFAULT_LIMIT,
     AppInUse,
@@ -219,13 +220,6 @@ async def start_run(
     return await _told(runs, submitted.run_id, body.user_id, response, mode=body.mode)
 
 
-def _in_utc(moment: datetime | None) -> datetime | None:
-    try:
-        return moment and moment.astimezone(UTC)
-    except OverflowError:
-        raise ValueError("a time must be in the years 1 to 9999 of UTC; send another one") from None
-
-
 @router.get("/runs", summary="List runs", responses=documented(422, 503))
 async def list_runs(
     *,
@@ -237,7 +231,7 @@ async def list_runs(
     parent_run_id: Annotated[GivenId | None, Query(description="Only the children of this run.")] = None,
     set_aside: Annotated[bool | None, Query(description="Only runs that a person must retry, or only others.")] = None,
     since: Annotated[
-        datetime | None, AfterValidator(_in_utc), Query(description="Only runs requested since this time.")
+        Annotated[datetime, AfterValidator(in_utc)] | None, Query(description="Only runs requested since this time.")
     ] = None,
     limit: Limit = DEFAULT_LIMIT,
     cursor: Cursor = None,
