@@ -13,11 +13,12 @@ import pytest
 from mcp.shared.exceptions import MCPError
 
 from tests.knowledge.graphiti.conftest import Opening, allow, deliver
+from tests.limits import HANG_SECONDS
 from threadkeep import Message
 from threadkeep.errors import GraphitiError, InvalidInput
 from threadkeep.knowledge.graphiti.client import Episode
 from threadkeep.knowledge.graphiti.mcp_server import McpClient
-from threadkeep.testing import SettableClock
+from threadkeep.testing import FakeGraphiti, SettableClock
 
 EPISODE = Episode(name="n", role="user", speaker="ann", content="the secret", said_at=datetime(2026, 1, 1, tzinfo=UTC))
 
@@ -194,3 +195,20 @@ async def test_an_unreachable_server_raises() -> None:
         await client.episodes("group", 5)
     assert failed.value.kind in ("unreachable", "broken")
     await client.close()
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "uncertain"),
+    [(401, "denied", False), (403, "denied", False), (429, "limited", False), (503, "server", True)],
+)
+async def test_the_status_of_a_refusing_proxy_and_its_pause_are_kept(
+    graphiti: FakeGraphiti, status: int, kind: str, uncertain: bool
+) -> None:
+    """The MCP library raises one error for all of them, without the status."""
+    graphiti.fail("status", "/mcp", status=status, headers={"Retry-After": "120"})
+    client = McpClient(graphiti.url, timeout_seconds=HANG_SECONDS)
+    with pytest.raises(GraphitiError) as failed:
+        await client.send("group", [EPISODE])
+    await client.close()
+    error = failed.value
+    assert (error.kind, error.status, error.retry_after, error.uncertain) == (kind, status, 120.0, uncertain)

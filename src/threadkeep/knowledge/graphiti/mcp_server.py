@@ -17,6 +17,7 @@ from mcp.shared.exceptions import MCPError
 from threadkeep.boundary import ErrorBoundary
 from threadkeep.errors import GraphitiError
 from threadkeep.knowledge.graphiti.client import Episode, GraphFact, MayContinue, SeenEpisode, Step, episode_in, fact_in
+from threadkeep.knowledge.graphiti.rest import failure_of
 from threadkeep.records import Json
 from threadkeep.records.graphiti import check_group_id
 
@@ -24,6 +25,8 @@ _TOOLS = ("add_memory", "get_episodes", "search_memory_facts", "clear_graph", "g
 _STOP_SECONDS = 5.0
 # The JSON-RPC codes of an invalid request, an unknown method and invalid parameters.
 _REFUSALS = (-32600, -32601, -32602)
+# The library's code for an HTTP status that the server or a proxy returned instead of a result.
+_HTTP_FAILURE = -32603
 
 
 class McpClient:
@@ -141,8 +144,9 @@ class McpClient:
         with ErrorBoundary() as attempt:
             async with asyncio.timeout(self._seconds if seconds is None else seconds):
                 return await send(await self._connected())
+        failed = None if self._connection is None else self._connection.failed
         await self.close()
-        raise _failure_of(attempt.caught)
+        raise _failure_of(attempt.caught, failed)
 
     async def _connected(self) -> Client:
         if self._connection is None or self._connection.is_over:
@@ -154,6 +158,8 @@ class _Connection:
     """A connection with its own task, because the library requires that one task opens and closes it."""
 
     def __init__(self, url: str, headers: Mapping[str, str]) -> None:
+        self.failed: httpx2.Response | None = None
+        """The last response with a status that asks to send the request again, or with another key."""
         self._stop = asyncio.Event()
         self._opened: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
         self._task = asyncio.create_task(self._hold(url, headers), context=Context(), name="threadkeep-graphiti-mcp")
@@ -181,13 +187,21 @@ class _Connection:
         try:
             with ErrorBoundary(self._fail):
                 async with (
-                    httpx2.AsyncClient(headers=dict(headers), timeout=httpx2.Timeout(30.0, read=300.0)) as http,
+                    httpx2.AsyncClient(
+                        headers=dict(headers),
+                        timeout=httpx2.Timeout(30.0, read=300.0),
+                        event_hooks={"response": [self._note]},
+                    ) as http,
                     Client(streamable_http_client(url, http_client=http)) as client,
                 ):
                     self._opened.set_result(client)
                     await self._stop.wait()
         finally:
             self._fail(GraphitiError("broken"))  # the task was cancelled before it was connected
+
+    async def _note(self, response: httpx2.Response) -> None:
+        if response.status_code in (401, 403, 408, 429) or response.status_code >= 500:
+            self.failed = response
 
     def _fail(self, error: Exception) -> None:
         """Raise an error in the caller that waits for the connection; do nothing after the connection has opened."""
@@ -196,16 +210,21 @@ class _Connection:
             self._opened.exception()  # the caller may be gone
 
 
-def _failure_of(error: BaseException) -> GraphitiError:
-    """Convert an error of the library into a `GraphitiError`; for a group of errors, convert its first error."""
+def _failure_of(error: BaseException, failed: httpx2.Response | None) -> GraphitiError:
+    """Convert an error of the library into a `GraphitiError`; for a group of errors, convert its first error.
+
+    The library's error for the response `failed` does not contain its status.
+    """
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     if isinstance(error, GraphitiError):
         return error
     if isinstance(error, TimeoutError):
         return GraphitiError("timeout", uncertain=True)
-    if isinstance(error, httpx2.HTTPStatusError) and error.response.status_code in (401, 403):
-        return GraphitiError("denied", status=error.response.status_code)
+    if isinstance(error, MCPError) and error.code == _HTTP_FAILURE and failed is not None:
+        failure = failure_of(failed)
+        failure.uncertain |= failed.status_code >= 500  # the tool may have run
+        return failure
     if isinstance(error, MCPError) and error.code in _REFUSALS:
         return GraphitiError("refused")
     if isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout):

@@ -200,7 +200,7 @@ class RestClient:
                 if not response.is_success:
                     if response.status_code >= 500:
                         self._http = None
-                    raise _failure_of(response)
+                    raise failure_of(response)
                 return _Answer(response.status_code, await _read(response))
         except httpx2.HTTPError:
             self._http = None
@@ -232,8 +232,11 @@ async def _read(response: httpx2.Response) -> bytes:
     return b"".join(chunks)
 
 
-# A server that returns 500 or 503 has accepted nothing; after 502 or 504 from a proxy this is uncertain.
-def _failure_of(response: httpx2.Response) -> GraphitiError:
+def failure_of(response: httpx2.Response) -> GraphitiError:
+    """Return the error for an unsuccessful response.
+
+    A server that returns 500 or 503 has accepted nothing; after 502 or 504 from a proxy this is uncertain.
+    """
     status = response.status_code
     kind: GraphitiFailure = "refused"
     if status in (401, 403):
