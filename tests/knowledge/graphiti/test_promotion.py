@@ -176,6 +176,24 @@ async def test_undoing_a_promotion_deletes_the_fact_and_its_episode(
     assert await allowed.knowledge.facts(shop) == []
     assert bool(remains) == (backend == "falkordb")
     assert len(graphiti.names(group_id_of(shop))) == (backend == "falkordb")
+    assert (await allowed.graphiti.undo_promotion(told.fact.id)).remains == remains
+    graphiti.backend = "neo4j"
+    assert (await allowed.graphiti.undo_promotion(told.fact.id)).remains == ""
+    assert graphiti.names(group_id_of(shop)) == []
+    assert (await allowed.graphiti.status()).dead == {"undone": 2}
+
+
+async def test_an_undo_reports_the_episode_that_stays_while_graphiti_is_off(
+    opening: Opening, graphiti: FakeGraphiti, clock: SettableClock
+) -> None:
+    async with opening() as memory:
+        await allow(memory, "promoted_facts")
+        promoted = await memory.graphiti.promote(Promotion("decision", "Use SQLite."), "shop")
+        await deliver(memory, clock)
+    async with opening(enabled=False) as memory:
+        assert "off" in (await memory.graphiti.undo_promotion(promoted.fact.id)).remains
+        assert await memory.knowledge.facts() == []
+    assert len(graphiti.names(group_id_of(Scope("workspace", "shop")))) == 1
 
 
 @pytest.mark.parametrize(

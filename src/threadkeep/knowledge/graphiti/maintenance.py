@@ -253,18 +253,20 @@ async def purge(
     return Purged(group_id, dropped, await remains(client, group_id))
 
 
-async def retract(client: GraphitiClient, deliveries: Deliveries, fact_id: str, *, may_ask: bool) -> Retracted:
+async def retract(client: GraphitiClient | None, deliveries: Deliveries, fact_id: str) -> Retracted:
     """Delete the episode of a forgotten fact on the server now, and check that it is gone.
 
-    If this fails, the worker of the group tries again. If `may_ask` is False, no request is sent to the server.
+    If this fails, the worker of the group tries again. Without a client, no request may be sent.
     """
     name = fact_episode(fact_id)
     recorded = await deliveries.episode_of(name)
-    if recorded is None or recorded.status != "sent" or recorded.reason != "forgotten":
+    if recorded is None or recorded.reason not in ("forgotten", "not_deleted"):
         # There is no episode to delete now, or the fact was not forgotten because another message still confirms it.
         return Retracted(int(recorded is not None and recorded.reason == "undone"), "")
-    if not may_ask:
-        return Retracted(1, "the episode; without consent no request to delete it is sent")
+    if client is None:
+        return Retracted(1, "the episode; if Graphiti is off, or without consent, no request to delete it is sent")
+    if recorded.reason == "not_deleted":
+        await deliveries.retry(recorded.number)
     try:
         _, left = await delete_episodes(client, recorded.group_id, {name})
     except GraphitiError as error:

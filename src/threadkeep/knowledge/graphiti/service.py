@@ -338,13 +338,12 @@ class Graphiti:
     async def retract(self, fact_id: str) -> Retracted:
         """Delete the episode of a forgotten fact on the server, if it is there, and check that it is gone.
 
-        Without consent, no request is sent, so the episode stays on the server, and the result reports it.
+        If Graphiti is off, or without consent, no request is sent, so the episode stays on the server, and the result
+        reports it.
         """
         check_name("fact's id", fact_id, MAX_OWNER_CHARACTERS)
-        if self.options is None:
-            return Retracted(0, "")
-        may_ask = bool(await self.consents.granted())
-        return await retract(self.client(), self._deliveries, fact_id, may_ask=may_ask)
+        client = self.client() if await self.consents.granted() else None
+        return await retract(client, self._deliveries, fact_id)
 
     async def backfill(
         self, session_ids: Sequence[str] | None = None, *, user_id: str | None = None, limit: int = 1_000
