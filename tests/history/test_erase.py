@@ -271,7 +271,7 @@ async def test_facts_of_all_scopes_are_erased_with_their_evidence(memory: Memory
 async def test_the_number_of_reads_of_all_evidence_does_not_grow_with_the_sessions(
     memory: Memory, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Evidence has no index by session or message."""
+    """Many sessions and messages share a statement."""
     for number in range(5):
         await memory.session(f"telegram:{number}", user_id=ANN).append([said(CANARY)])
         await memory.session("telegram:group").append([said(CANARY, ANN)])

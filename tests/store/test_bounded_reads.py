@@ -97,3 +97,37 @@ async def test_sqlite_reads_neither_the_facts_of_others_nor_finished_runs(
         plan = await driver.fetch(f"EXPLAIN QUERY PLAN {load_statements(file)[statement]}", parameters)
     steps = [str(row[3]) for row in plan]
     assert any(index in step for step in steps), steps
+
+
+_TARGET = {"id": "ann", "session_id": "s1", "noted": "erase:ann", "seq": 1, "run_id": "r1"}
+
+
+@pytest.mark.parametrize(
+    ("file", "statement", "table"),
+    [
+        ("erase.sql", "counts", "chat_fact_evidence"),
+        ("erase.sql", "facts_of_sessions", "chat_fact_evidence"),
+        ("erase.sql", "drop_facts_of_messages", "chat_fact_evidence"),
+        ("erase.sql", "drop_facts_of_sessions", "chat_fact_evidence"),
+        ("erase.sql", "drop_facts_of_runs", "chat_fact_evidence"),
+        ("erase.sql", "retractions", "chat_graph_deliveries"),
+        ("outbox.sql", "times", "chat_outbox"),
+    ],
+)
+async def test_an_erase_and_the_metrics_find_their_rows_by_index(
+    database_url: str, file: str, statement: str, table: str
+) -> None:
+    """The evidence of all facts, the delivered answers and the confirmed deliveries are not read."""
+    sql = load_statements(file)[statement]
+    async with migrated_driver(database_url) as driver:
+        if driver.backend == "sqlite":
+            plan = [str(row[3]) for row in await driver.fetch(f"EXPLAIN QUERY PLAN {sql}", _TARGET)]
+            whole = [step for step in plan if step in (f"SCAN {table}", "SCAN e")]
+        else:
+            async with await psycopg.AsyncConnection.connect(database_url, autocommit=True) as connection:
+                await connection.execute("SET enable_seqscan = off")
+                cursor = await connection.execute(f"EXPLAIN {for_psycopg(sql)}".encode(), _TARGET)
+                plan = [str(step) for (step,) in await cursor.fetchall()]
+            whole = [step for step in plan if f"Seq Scan on {table}" in step]
+    assert not whole, plan
+    assert any("idx_" in step for step in plan), plan

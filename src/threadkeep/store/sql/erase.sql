@@ -51,8 +51,9 @@ DELETE FROM chat_channel_state WHERE scope = :noted
     SELECT f.fact_id FROM chat_facts f
     WHERE f.session_id IN (SELECT session_id FROM own) OR (f.scope = 'user' AND f.owner IN (SELECT id FROM ids))
     UNION
-    SELECT e.fact_id FROM chat_fact_evidence e
-    WHERE e.session_id IN (SELECT session_id FROM own) OR e.run_id IN (SELECT run_id FROM gone)
+    SELECT e.fact_id FROM chat_fact_evidence e WHERE e.session_id IN (SELECT session_id FROM own)
+    UNION
+    SELECT e.fact_id FROM chat_fact_evidence e WHERE e.run_id IN (SELECT run_id FROM gone)
 )
 SELECT 'chat_sessions', count(*) FROM chat_sessions WHERE session_id IN (SELECT session_id FROM own)
 UNION ALL SELECT 'chat_messages', count(*) FROM chat_messages WHERE session_id IN (SELECT session_id FROM own)
@@ -97,7 +98,7 @@ WHERE session_id IN (SELECT session_id FROM own) OR person_id IN (SELECT id FROM
     OR (scope = 'user' AND owner IN (SELECT id FROM ids))
 UNION ALL SELECT 'chat_facts', count(*) FROM known_facts
 UNION ALL SELECT 'chat_fact_evidence', count(*) FROM chat_fact_evidence
-WHERE fact_id IN (SELECT fact_id FROM known_facts) OR session_id IN (SELECT session_id FROM own)
+WHERE fact_id IN (SELECT fact_id FROM known_facts)
 UNION ALL
 SELECT 'chat_procedures', count(*) FROM chat_procedures
 WHERE session_id IN (SELECT session_id FROM own) OR (scope = 'user' AND owner IN (SELECT id FROM ids))
@@ -165,13 +166,14 @@ DELETE FROM chat_manifests WHERE session_id = :session_id
 DELETE FROM chat_context_texts WHERE session_id = :session_id
 
 -- name: drop_facts_of_messages
--- Evidence has no index by message, so each execution reads all of it.
 WITH wanted (seq) AS (
 VALUES (:seq)
 )
 DELETE FROM chat_facts WHERE fact_id IN (
     SELECT e.fact_id FROM chat_fact_evidence e
-    WHERE (e.session_id = :session_id AND e.seq IN (SELECT seq FROM wanted)) OR e.run_id IN (
+    WHERE e.session_id = :session_id AND e.seq IN (SELECT seq FROM wanted)
+    UNION
+    SELECT e.fact_id FROM chat_fact_evidence e WHERE e.run_id IN (
         SELECT m.run_id FROM chat_messages m WHERE m.session_id = :session_id AND m.seq IN (SELECT seq FROM wanted)
     )
 )
@@ -270,8 +272,10 @@ WHERE r.session_id = :session_id AND c.session_id <> :session_id
 
 -- name: retractions
 -- Episodes whose deletion Graphiti has not confirmed.
-SELECT count(*) FROM chat_graph_deliveries
-WHERE status = 'sent' AND reason = 'forgotten' OR status = 'dead' AND reason = 'not_deleted'
+SELECT
+    (SELECT count(*) FROM chat_graph_deliveries
+        WHERE status IN ('queued', 'sent') AND status = 'sent' AND reason = 'forgotten')
+    + (SELECT count(*) FROM chat_graph_deliveries WHERE status = 'dead' AND reason = 'not_deleted')
 
 -- name: drop_facts_of_runs
 -- Execute this before the runs are deleted, because evidence may name only a run.
@@ -283,9 +287,12 @@ DELETE FROM chat_facts WHERE fact_id IN (
 -- name: facts_of_sessions
 -- Facts outside the target's scopes that have evidence in its sessions or runs.
 -- include: selection
-SELECT DISTINCT f.fact_id FROM chat_fact_evidence e JOIN chat_facts f ON f.fact_id = e.fact_id
-WHERE (e.session_id IN (SELECT session_id FROM own) OR e.run_id IN (SELECT run_id FROM gone))
-    AND (f.session_id IS NULL OR f.session_id NOT IN (SELECT session_id FROM own))
+SELECT f.fact_id FROM (
+    SELECT fact_id FROM chat_fact_evidence WHERE session_id IN (SELECT session_id FROM own)
+    UNION
+    SELECT fact_id FROM chat_fact_evidence WHERE run_id IN (SELECT run_id FROM gone)
+) found JOIN chat_facts f ON f.fact_id = found.fact_id
+WHERE (f.session_id IS NULL OR f.session_id NOT IN (SELECT session_id FROM own))
     AND (f.person_id IS NULL OR f.person_id NOT IN (SELECT id FROM ids))
 ORDER BY f.fact_id
 
