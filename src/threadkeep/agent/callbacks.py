@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -237,6 +238,15 @@ class PartialAnswer(BaseCallbackHandler):
         self.models: set[object] = set()
         self._run_id: UUID | None = None
         self._foreign: set[UUID] = set()
+
+    @contextmanager
+    def listening(self, config: RunnableConfig) -> Iterator[None]:
+        """Collect the text of the model calls that are made in the block; `config` is the config of the run."""
+        token = var_child_runnable_config.set(with_callback(config, self, inherit=True))
+        try:
+            yield
+        finally:
+            var_child_runnable_config.reset(token)
 
     def on_chat_model_start(
         self,

@@ -5,9 +5,10 @@ The hooks run on the event loop of their memory. Between two hooks, the caller c
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Awaitable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from typing import Any, cast
 
@@ -15,8 +16,8 @@ from langchain.agents.middleware import AgentState, ModelRequest, ModelResponse
 from langchain.agents.middleware.types import ToolCallRequest
 from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, RemoveMessage, ToolMessage
 from langchain_core.runnables import RunnableConfig
-from langchain_core.runnables.config import var_child_runnable_config
 from langchain_core.utils.uuid import uuid7
+from langgraph.config import get_config
 from langgraph.errors import GraphBubbleUp, ParentCommand
 from langgraph.runtime import Runtime
 from langgraph.types import Command
@@ -32,7 +33,7 @@ from threadkeep.agent.answers import (
     stream_again,
 )
 from threadkeep.agent.call_measure import ModelUse, chosen_model
-from threadkeep.agent.callbacks import PartialAnswer, root_callbacks, with_callback
+from threadkeep.agent.callbacks import PartialAnswer, root_callbacks
 from threadkeep.agent.conversion import FORGETS, text_of
 from threadkeep.agent.holding import run_hold
 from threadkeep.agent.invocation import (
@@ -46,7 +47,7 @@ from threadkeep.agent.invocation import (
     task_of,
 )
 from threadkeep.agent.participation import OpenCalls, Participation
-from threadkeep.agent.root_runs import own_session, root_run, tool_of_sessions
+from threadkeep.agent.root_runs import calling_tool, own_session, root_run, tool_of_sessions
 from threadkeep.agent.turn_options import TurnOptions, site_in
 from threadkeep.agent.turns import OpenTurn
 from threadkeep.errors import StoreClosed
@@ -78,7 +79,8 @@ class TurnHooks:
         """Begin the agent's part in the turn. If turns are ordered, first wait for earlier turns of the session."""
         part = self._new_part(call)
         if not part.silent:
-            part.begun_by(call.runtime)
+            part.writer = weakref.ref(call.runtime.stream_writer)
+            part.root.writers.append(part.writer)
             if (run := root_callbacks.call) is not None:
                 run.at_end.append(partial(self._run_ended, part))
             # An agent in a tool waits only if it has its own conversation. If it runs in a tool of an agent with its
@@ -107,7 +109,7 @@ class TurnHooks:
             part.earlier_ids = part.earlier_ids or {message.id for message in request.messages}
             part.told_again = answered.result[-1]
             stream_again(part.told_again)
-            return ModelStep(part, turn, call, request, answered=answered)
+            return ModelStep(part, call, request, answered=answered, turn=turn, others=self._others)
         if part.root.answers or part.root.question is not asked:
             messages = part.root.with_question(messages)
         state = part.root.with_answers(part.with_question(messages))
@@ -115,66 +117,13 @@ class TurnHooks:
         sent = await turn.context(state, request.system_message, ModelUse(model, tuple(request.tools)))
         changed = request.override(messages=cast("list[AnyMessage]", list(sent.messages)), system_message=sent.system)
         part.root.open_calls += 1
-        step = ModelStep(part, turn, call, changed, [*([sent.system] if sent.system else []), *sent.messages])
+        part.partial = partial = PartialAnswer()
         # The model that the messages were chosen for; middleware behind `SessionMemory` may call another one.
         if (describe := getattr(model, "_get_ls_params", None)) is not None:  # as in `facts_of`
-            step.partial.models.add(describe(**request.model_settings).get("ls_model_name"))
-        part.partial = step.partial
-        return step
-
-    async def end_model_call(self, step: ModelStep, response: ModelResponse[Any]) -> None:
-        """Keep the model's reply unless it calls tools; if the run is cut off, the reply is stored as the answer.
-
-        A reply with the id of an earlier message (for example, from a cache) gets a new id, so that both messages stay.
-        """
-        part, failed = step.part, step.partial.failed
-        part.root.call_ends()
-        part.partial = None
-        known = {message.id for message in (*step.call.messages, *step.sent)}
-        response.result[:] = [
-            one.model_copy(update={"id": str(uuid7())}) if one.id in known and one.id else one
-            for one in response.result
-        ]
-        if mark := step.turn.mark:
-            response.result[:] = [
-                one.model_copy(update={"response_metadata": {**one.response_metadata, **mark}})
-                for one in response.result
-            ]
-        final = response.result[-1] if response.result else None
-        step.turn.report(final if isinstance(final, AIMessage) else None)
-        part.model_failed = failed
-        part.said_ids |= {message.id for message in response.result}
-        if isinstance(final, AIMessage) and not final.tool_calls:
-            answer = storable(final, part.redacted, whole=True)
-            part.hold(answer, "failed" if failed else "interrupted", step.call.runtime)
-        else:
-            part.discard()
-        self._others.check_calls(step.sent, step.partial)
-
-    async def fail_model_call(self, step: ModelStep, error: BaseException) -> None:
-        """Store the text received so far if the call was cancelled; if it failed, hold it (`Participation.hold`)."""
-        part = step.part
-        part.root.call_ends()
-        part.partial = None
-        answer = storable(step.partial.text, part.redacted, whole=False)
-        if not isinstance(error, Exception):
-            await self._interrupt(part, answer)
-            return
-        part.root.release_session()
-        step.turn.keep()
-        if not isinstance(error, GraphBubbleUp):
-            part.model_failed = True
-            part.root.release(part.author, part.key)
-            session_id = part.session.session_id
-            self.memory.observers.notify(
-                ModelFailed(
-                    channel=channel_of(session_id),
-                    error=type(error).__name__,
-                    run_id=step.turn.run_id,
-                    session_id=session_id,
-                )
-            )
-            part.hold(answer, "failed", step.call.runtime)
+            partial.models.add(describe(**request.model_settings).get("ls_model_name"))
+        whole = [*([sent.system] if sent.system else []), *sent.messages]
+        listening = partial.listening(call.config)
+        return ModelStep(part, call, changed, listening, turn=turn, others=self._others, partial=partial, sent=whole)
 
     async def begin_tool_call(self, call: AgentCall, request: ToolCallRequest) -> ToolStep | None:
         """Count a tool call as open and return it; return None if the agent does not take part in the turn."""
@@ -183,44 +132,7 @@ class TurnHooks:
             return None
         part.stop_waiting()
         part.root.open_calls += 1
-        return ToolStep(part, call, request)
-
-    async def end_tool_call(self, step: ToolStep, result: ToolMessage | Command[Any]) -> None:
-        """Count a tool call as ended; add it to the steps of the turn, unless its result is the answer."""
-        part, tool = step.part, step.request.tool
-        part.root.call_ends()
-        if part.turn is not None and tool is not None and FORGETS in (tool.metadata or {}):
-            part.turn.read_sources_again()
-        if isinstance(result, Command) and result.graph == Command.PARENT:
-            part.hand_over()
-        elif tool is not None and tool.return_direct:
-            part.direct_calls.add(str(step.request.tool_call["id"]))
-        elif part.turn is not None:
-            part.turn.steps.add(step.call.messages, result)
-
-    async def fail_tool_call(self, step: ToolStep, error: BaseException) -> None:
-        """End a tool call that handed over, was interrupted or failed. If it was cancelled, store the newest text."""
-        part, call = step.part, step.call
-        part.root.call_ends()
-        if isinstance(error, ParentCommand):
-            part.hand_over()
-            return
-        if isinstance(error, Exception):
-            # An interrupt or a failure may end the run, so release the session. A retry does not acquire it again.
-            if not isinstance(error, GraphBubbleUp):
-                part.root.release(part.author, part.key)
-            part.root.release_session()
-            return
-        newest = next((message for message in reversed(call.messages) if isinstance(message, AIMessage)), None)
-        await part.begin(call.messages)
-        await self._interrupt(part, AIMessage(text_of(newest), id=newest.id) if newest else "")
-
-    async def _interrupt(self, part: Participation, answer: BaseMessage | str) -> None:
-        """Store the text of a cancelled call, then release the session for its next turn."""
-        try:
-            await part.end(answer, "interrupted")
-        finally:
-            part.root.release_session()
+        return ToolStep(part, call, request, calling_tool(part.memory, part.session))
 
     async def after_agent(self, call: AgentCall, state: AgentState[Any]) -> dict[str, Any] | None:
         """Store the final answer. Return an update of the state if a stored answer replaces it, otherwise None."""
@@ -309,11 +221,11 @@ class TurnHooks:
 
 @dataclass(frozen=True)
 class AgentCall:
-    """The call of an agent as a hook receives it: the run's config and runtime, and the messages of the state."""
+    """The call of an agent as a hook receives it: the runtime, the messages of the state, and the run's config."""
 
-    config: RunnableConfig
     runtime: Runtime[Any]
     messages: Sequence[BaseMessage]
+    config: RunnableConfig = field(default_factory=get_config)
 
     @property
     def key(self) -> CallKey:
@@ -323,39 +235,117 @@ class AgentCall:
 
 
 @dataclass(eq=False)
-class ModelStep:
-    """A model call of an agent: the request to send, or the answer that is already stored."""
+class Step[R, T]:
+    """A model or tool call of an agent: the request to send, or the result if it is stored already.
+
+    The call is made inside `block`. Afterwards `end` or `fail` is called on the event loop of the memory.
+    """
 
     part: Participation
-    turn: OpenTurn
     call: AgentCall
-    request: ModelRequest[Any]
-    sent: Sequence[BaseMessage] = ()
-    answered: ModelResponse[Any] | None = None
-    partial: PartialAnswer = field(default_factory=PartialAnswer)
+    request: R
+    block: AbstractContextManager[None] = nullcontext()
+    answered: T | None = None
 
-    def __enter__(self) -> None:
-        """Start collecting the text of the model calls that are made inside the block."""
-        self._token = var_child_runnable_config.set(with_callback(self.call.config, self.partial, inherit=True))
+    async def end(self, result: T) -> None:
+        """End the step with the result of the call."""
+        raise NotImplementedError
 
-    def __exit__(self, *_: object) -> None:
-        """Stop collecting the text."""
-        var_child_runnable_config.reset(self._token)
+    async def fail(self, error: BaseException) -> None:
+        """End the step of a call that failed or was cancelled."""
+        raise NotImplementedError
 
 
 @dataclass(eq=False)
-class ToolStep:
+class ModelStep(Step[ModelRequest[Any], ModelResponse[Any]]):
+    """A model call of an agent. `sent` are the messages that were chosen for it."""
+
+    _: KW_ONLY
+    turn: OpenTurn
+    others: OtherMiddleware
+    partial: PartialAnswer = field(default_factory=PartialAnswer)
+    sent: Sequence[BaseMessage] = ()
+
+    async def end(self, result: ModelResponse[Any]) -> None:
+        """Keep the model's reply unless it calls tools; if the run is cut off, the reply is stored as the answer.
+
+        A reply with the id of an earlier message (for example, from a cache) gets a new id, so that both messages stay.
+        """
+        part, failed, mark = self.part, self.partial.failed, self.turn.mark
+        part.root.call_ends()
+        part.partial = None
+        known = {message.id for message in (*self.call.messages, *self.sent)}
+        for index, one in enumerate(result.result):
+            changes: dict[str, Any] = {"id": str(uuid7())} if one.id and one.id in known else {}
+            if mark:
+                changes["response_metadata"] = {**one.response_metadata, **mark}
+            result.result[index] = one.model_copy(update=changes) if changes else one
+        final = result.result[-1] if result.result else None
+        self.turn.report(final if isinstance(final, AIMessage) else None)
+        part.model_failed = failed
+        part.said_ids |= {message.id for message in result.result}
+        if isinstance(final, AIMessage) and not final.tool_calls:
+            answer = storable(final, part.redacted, whole=True)
+            part.hold(answer, "failed" if failed else "interrupted", self.call.runtime)
+        else:
+            part.discard()
+        self.others.check_calls(self.sent, self.partial)
+
+    async def fail(self, error: BaseException) -> None:
+        """Store the text received so far if the call was cancelled; if it failed, hold it (`Participation.hold`)."""
+        part = self.part
+        part.root.call_ends()
+        part.partial = None
+        answer = storable(self.partial.text, part.redacted, whole=False)
+        if not isinstance(error, Exception):
+            await part.interrupt(answer)
+            return
+        part.root.release_session()
+        self.turn.keep()
+        if not isinstance(error, GraphBubbleUp):
+            part.model_failed = True
+            part.root.release(part.author, part.key)
+            session_id = part.session.session_id
+            part.memory.observers.notify(
+                ModelFailed(
+                    channel=channel_of(session_id),
+                    error=type(error).__name__,
+                    run_id=self.turn.run_id,
+                    session_id=session_id,
+                )
+            )
+            part.hold(answer, "failed", self.call.runtime)
+
+
+@dataclass(eq=False)
+class ToolStep(Step[ToolCallRequest, ToolMessage | Command[Any]]):
     """A tool call of an agent."""
 
-    part: Participation
-    call: AgentCall
-    request: ToolCallRequest
+    async def end(self, result: ToolMessage | Command[Any]) -> None:
+        """Count the call as ended; add it to the steps of the turn, unless its result is the answer."""
+        part, tool = self.part, self.request.tool
+        part.root.call_ends()
+        if part.turn is not None and tool is not None and FORGETS in (tool.metadata or {}):
+            part.turn.read_sources_again()
+        if isinstance(result, Command) and result.graph == Command.PARENT:
+            part.hand_over()
+        elif tool is not None and tool.return_direct:
+            part.direct_calls.add(str(self.request.tool_call["id"]))
+        elif part.turn is not None:
+            part.turn.steps.add(self.call.messages, result)
 
-    def __enter__(self) -> None:
-        """Mark the block as a tool call, because agents that are called in it do not take part in the turn."""
-        called_by = (self.part.memory.identity, self.part.session.session_id)
-        self._token = tool_of_sessions.set((*tool_of_sessions.get(), called_by))
-
-    def __exit__(self, *_: object) -> None:
-        """End the tool call."""
-        tool_of_sessions.reset(self._token)
+    async def fail(self, error: BaseException) -> None:
+        """End a call that handed over, was interrupted or failed. If it was cancelled, store the newest text."""
+        part, messages = self.part, self.call.messages
+        part.root.call_ends()
+        if isinstance(error, ParentCommand):
+            part.hand_over()
+        elif isinstance(error, Exception):
+            # An interrupt or a failure may end the run, so release the session. A retry does not acquire it again.
+            if not isinstance(error, GraphBubbleUp):
+                part.root.release(part.author, part.key)
+            part.root.release_session()
+        else:
+            newest = next((message for message in reversed(messages) if isinstance(message, AIMessage)), None)
+            await part.begin(messages)
+            await part.interrupt(AIMessage(text_of(newest), id=newest.id) if newest else "")

@@ -10,13 +10,12 @@ from typing import Any, Self
 from langchain.agents.middleware import AgentMiddleware, AgentState, ModelRequest, ModelResponse
 from langchain.agents.middleware.types import ToolCallRequest
 from langchain_core.messages import ToolMessage
-from langgraph.config import get_config
 from langgraph.runtime import Runtime, get_runtime
 from langgraph.types import Command
 
 from threadkeep.agent.answers import OtherMiddleware
 from threadkeep.agent.extras import ExtraSource
-from threadkeep.agent.hooks import AgentCall, TurnHooks
+from threadkeep.agent.hooks import AgentCall, Step, TurnHooks
 from threadkeep.agent.turn_options import IdOf, Limit, QuestionText, Scope, TurnLearning, TurnOptions
 from threadkeep.context.manifest import WindowKind
 from threadkeep.context.plan import ContextPlan
@@ -26,8 +25,7 @@ from threadkeep.history.memory import Memory
 from threadkeep.memory.on_loop import OnLoop
 from threadkeep.memory.sync_memory import SyncMemory
 
-type _CallModel = Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]]
-type _RunTool = Callable[[ToolCallRequest], Awaitable[ToolMessage | Command[Any]]]
+type _Begin[R, T] = Callable[[TurnHooks, AgentCall, R], Coroutine[Any, Any, Step[R, T] | None]]
 
 
 class SessionMemory(AgentMiddleware[AgentState[Any], Any, Any]):
@@ -113,108 +111,91 @@ class SessionMemory(AgentMiddleware[AgentState[Any], Any, Any]):
     # The hook is a node, so that it also runs if other middleware rejects the question, which is then stored as failed.
     async def abefore_agent(self, state: AgentState[Any], runtime: Runtime[Any]) -> dict[str, Any] | None:
         """Begin the agent's part in the turn; if turns are ordered, wait for the earlier turns of the session."""
-        call = AgentCall(get_config(), runtime, state["messages"])
-        await self._hooks.call(TurnHooks.before_agent, call)
+        await self._hooks.call(TurnHooks.before_agent, AgentCall(runtime, state["messages"]))
         return None
 
     def before_agent(self, state: AgentState[Any], runtime: Runtime[Any]) -> dict[str, Any] | None:
         """Begin the agent's part in the turn; if turns are ordered, wait for the earlier turns of the session."""
-        call = AgentCall(get_config(), runtime, state["messages"])
+        call = AgentCall(runtime, state["messages"])
         self._wait_for(call, lambda hooks: hooks.before_agent(call))
         return None
 
     # This and `awrap_tool_call` are not coroutine functions, because LangSmith would switch to an OS thread before and
     # after each call of a coroutine function, even while tracing is off.
     def awrap_model_call(
-        self, request: ModelRequest[Any], handler: _CallModel
+        self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]]
     ) -> Coroutine[Any, Any, ModelResponse[Any]]:
         """Call the model with the context of the session; a repeated question gets its stored answer."""
-        return self._call_model(request, handler)
-
-    async def _call_model(self, request: ModelRequest[Any], handler: _CallModel) -> ModelResponse[Any]:
-        call = AgentCall(get_config(), request.runtime, request.messages)
-        step = await self._hooks.call(TurnHooks.begin_model_call, call, request)
-        if step is None:
-            return await handler(request)
-        if step.answered is not None:
-            return step.answered
-        try:
-            with step:
-                response = await handler(step.request)
-        except (asyncio.CancelledError, Exception) as error:
-            await self._hooks.call(TurnHooks.fail_model_call, step, error)
-            raise
-        await self._hooks.call(TurnHooks.end_model_call, step, response)
-        return response
+        call = AgentCall(request.runtime, request.messages)
+        return self._arun(TurnHooks.begin_model_call, call, request, handler)
 
     def wrap_model_call(
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], ModelResponse[Any]]
     ) -> ModelResponse[Any]:
         """Call the model with the context of the session; a repeated question gets its stored answer."""
-        call = AgentCall(get_config(), request.runtime, request.messages)
-        step = self._wait_for(call, lambda hooks: hooks.begin_model_call(call, request))
-        if step is None:
-            return handler(request)
-        if step.answered is not None:
-            return step.answered
-        try:
-            with step:
-                response = handler(step.request)
-        except BaseException as error:
-            failure = error
-            self._wait_for(call, lambda hooks: hooks.fail_model_call(step, failure))
-            raise
-        self._wait_for(call, lambda hooks: hooks.end_model_call(step, response))
-        return response
+        call = AgentCall(request.runtime, request.messages)
+        return self._run(TurnHooks.begin_model_call, call, request, handler)
 
     def awrap_tool_call(
-        self, request: ToolCallRequest, handler: _RunTool
+        self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], Awaitable[ToolMessage | Command[Any]]]
     ) -> Coroutine[Any, Any, ToolMessage | Command[Any]]:
         """Run a tool; agents that it calls do not take part in the turn."""
-        return self._run_tool(request, handler)
-
-    async def _run_tool(self, request: ToolCallRequest, handler: _RunTool) -> ToolMessage | Command[Any]:
-        call = AgentCall(get_config(), get_runtime(), request.state["messages"])
-        step = await self._hooks.call(TurnHooks.begin_tool_call, call, request)
-        if step is None:
-            return await handler(request)
-        try:
-            with step:
-                result = await handler(request)
-        except (asyncio.CancelledError, Exception) as error:
-            await self._hooks.call(TurnHooks.fail_tool_call, step, error)
-            raise
-        await self._hooks.call(TurnHooks.end_tool_call, step, result)
-        return result
+        call = AgentCall(get_runtime(), request.state["messages"])
+        return self._arun(TurnHooks.begin_tool_call, call, request, handler)
 
     def wrap_tool_call(
         self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], ToolMessage | Command[Any]]
     ) -> ToolMessage | Command[Any]:
         """Run a tool; agents that it calls do not take part in the turn."""
-        call = AgentCall(get_config(), get_runtime(), request.state["messages"])
-        step = self._wait_for(call, lambda hooks: hooks.begin_tool_call(call, request))
-        if step is None:
-            return handler(request)
-        try:
-            with step:
-                result = handler(request)
-        except BaseException as error:
-            failure = error
-            self._wait_for(call, lambda hooks: hooks.fail_tool_call(step, failure))
-            raise
-        self._wait_for(call, lambda hooks: hooks.end_tool_call(step, result))
-        return result
+        call = AgentCall(get_runtime(), request.state["messages"])
+        return self._run(TurnHooks.begin_tool_call, call, request, handler)
 
     # The hook is a node, because other middleware may change the answer first, and because only nodes change the state.
     async def aafter_agent(self, state: AgentState[Any], runtime: Runtime[Any]) -> dict[str, Any] | None:
         """Store the final answer. If another process stored one first, put that answer into the state instead."""
-        call = AgentCall(get_config(), runtime, state["messages"])
-        return await self._hooks.call(TurnHooks.after_agent, call, state)
+        return await self._hooks.call(TurnHooks.after_agent, AgentCall(runtime, state["messages"]), state)
 
     def after_agent(self, state: AgentState[Any], runtime: Runtime[Any]) -> dict[str, Any] | None:
         """Store the final answer. If another process stored one first, put that answer into the state instead."""
-        call = AgentCall(get_config(), runtime, state["messages"])
+        call = AgentCall(runtime, state["messages"])
         return self._wait_for(call, lambda hooks: hooks.after_agent(call, state))
+
+    async def _arun[R, T](
+        self, begin: _Begin[R, T], call: AgentCall, request: R, handler: Callable[[R], Awaitable[T]]
+    ) -> T:
+        """Call the model or a tool (`handler`) as a step of the turn; without a step, call it unchanged."""
+        step = await self._hooks.call(begin, call, request)
+        if step is None:
+            return await handler(request)
+        if step.answered is not None:
+            return step.answered
+        try:
+            with step.block:
+                result = await handler(step.request)
+        except (asyncio.CancelledError, Exception) as error:
+            # A variable with the error would keep the run's stream writer alive.
+            failing = step.fail(error)
+            await self._hooks.call(lambda _: failing)
+            raise
+        await self._hooks.call(lambda _: step.end(result))
+        return result
+
+    def _run[R, T](self, begin: _Begin[R, T], call: AgentCall, request: R, handler: Callable[[R], T]) -> T:
+        """Do the same as `_arun`, in synchronous code."""
+        step = self._wait_for(call, lambda hooks: begin(hooks, call, request))
+        if step is None:
+            return handler(request)
+        if step.answered is not None:
+            return step.answered
+        try:
+            with step.block:
+                result = handler(step.request)
+        except BaseException as error:
+            failure = error
+            self._wait_for(call, lambda _: step.fail(failure))
+            raise
+        self._wait_for(call, lambda _: step.end(result))
+        return result
 
     def _wait_for[T](self, call: AgentCall, hook: Callable[[TurnHooks], Coroutine[Any, Any, T]]) -> T:
         """Run a hook on the event loop of the agent's call; run the call's first hook on a loop that is not blocked."""

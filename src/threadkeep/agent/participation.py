@@ -114,7 +114,7 @@ class Participation:
     that the agent's `PIIMiddleware` detects. `partial` collects the text of a model call that has not ended. A
     `resumed` agent began in an earlier call of the graph, before an interrupt or in another process. `told_again` is
     the stored answer that was returned instead of calling the model; `earlier_ids` are the ids of the messages that the
-    state had then.
+    state had then. `writer` is the stream writer of the run that began the call.
 
     LangGraph does not report that a run was cut off after its model had answered. But all nodes of a run share one
     stream writer, which lives as long as the run. If the writer is gone, the run has ended. If the writer exists, the
@@ -139,6 +139,7 @@ class Participation:
     text: BaseMessage | str = ""
     status: Status = "interrupted"
     partial: PartialAnswer | None = None
+    writer: _Writer | None = None
     redacted: frozenset[str] = frozenset()
     direct_calls: set[str] = field(default_factory=set)
     model_failed: bool = False
@@ -149,7 +150,6 @@ class Participation:
     _question: Sequence[BaseMessage] = ()
     _ordinal: int = 1
     _tried_before: bool = False
-    _begun: list[_Writer] = field(default_factory=list, repr=False)
     _runs: list[_Writer] = field(default_factory=list, repr=False)
     _all_runs_known: bool = field(default=True, repr=False)
     _timer: asyncio.TimerHandle | None = field(default=None, repr=False)
@@ -387,12 +387,6 @@ class Participation:
         """True if all runs that worked on the held answer are known to have ended."""
         return bool(self._runs) and self._all_runs_known and all(run() is None for run in self._runs)
 
-    def begun_by(self, runtime: Runtime[Any]) -> None:
-        """Store a weak reference to the stream writer of a run that begins; the writer exists until the run ends."""
-        writer = weakref.ref(runtime.stream_writer)
-        self._begun = [begun for begun in self._begun if begun() is not None] + [writer]
-        self.root.writers.append(writer)
-
     def hold(self, answer: BaseMessage | str, status: Status, runtime: Runtime[Any]) -> None:
         """Hold an answer in memory until the run ends or continues. A timer stores it if the run makes no further call.
 
@@ -402,7 +396,7 @@ class Participation:
         self.text, self.status = answer, status
         writer = weakref.ref(runtime.stream_writer)
         # Weak references to the same live object are equal.
-        self._all_runs_known = self._all_runs_known and writer in self._begun
+        self._all_runs_known = self._all_runs_known and writer == self.writer
         self._runs = [run for run in self._runs if run() is not None] + [writer]
         self._check_later(_MOST_CHECKS)
 
@@ -455,6 +449,13 @@ class Participation:
         if status == "complete" and isinstance(final, BaseMessage):
             self.root.add_answer(final, self.author)
         return winner
+
+    async def interrupt(self, answer: BaseMessage | str) -> None:
+        """Store the text of a cancelled call, then release the session for its next turn."""
+        try:
+            await self.end(answer, "interrupted")
+        finally:
+            self.root.release_session()
 
     async def settle(self) -> None:
         """Store the held answer as the answer of the call."""

@@ -8,8 +8,9 @@ import threading
 import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Container, Hashable, Sequence
+from collections.abc import Callable, Collection, Container, Hashable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
@@ -43,6 +44,16 @@ _root_runs: WeakKeyDictionary[Identity, RootRuns] = WeakKeyDictionary()
 
 tool_of_sessions: ContextVar[tuple[tuple[Identity, str], ...]] = ContextVar("threadkeep_tool_of_sessions", default=())
 """The memories and sessions of the agents that called the current tool, outermost first."""
+
+
+@contextmanager
+def calling_tool(memory: Memory, session: Session) -> Iterator[None]:
+    """Mark the block as a tool call of an agent, because agents inside it do not take part in the agent's turn."""
+    token = tool_of_sessions.set((*tool_of_sessions.get(), (memory.identity, session.session_id)))
+    try:
+        yield
+    finally:
+        tool_of_sessions.reset(token)
 
 
 @dataclass(eq=False)
