@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from contextlib import ExitStack
 from itertools import count
-from types import TracebackType
-from typing import Any, TypedDict
+from typing import Any, Self, TypedDict
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import (
@@ -17,12 +16,11 @@ from langchain_core.messages import (
     convert_to_messages,
 )
 from langchain_core.runnables import Runnable, RunnableConfig, ensure_config
-from langchain_core.runnables.config import var_child_runnable_config
 from langgraph.errors import GraphBubbleUp
 
 from threadkeep.agent.answers import repeated, stream_again
 from threadkeep.agent.call_measure import ModelUse, chosen_model
-from threadkeep.agent.callbacks import PartialAnswer, RootCall, with_callback
+from threadkeep.agent.callbacks import PartialAnswer, RootCall
 from threadkeep.agent.conversion import identify
 from threadkeep.agent.holding import run_hold
 from threadkeep.agent.invocation import control_of, metadata_of, node_of, run_id_of, session_for
@@ -30,7 +28,6 @@ from threadkeep.agent.participation import Participation
 from threadkeep.agent.questions import question_before
 from threadkeep.agent.root_runs import root_run, tool_of_sessions
 from threadkeep.agent.turn_options import TurnOptions, facts_of, site_in
-from threadkeep.agent.turns import OpenTurn
 from threadkeep.context.tokens import input_budget
 from threadkeep.history.memory import Memory
 from threadkeep.memory.on_loop import OnLoop
@@ -40,58 +37,35 @@ _numbers = count()
 """The numbers of the calls of nodes in this process."""
 
 
-class NodeTurns:
-    """Begins and ends the turns of nodes, on the event loop of one memory."""
+class NodeTurn:
+    """The turn of a node, on the event loop of one memory.
 
-    def __init__(self, memory: Memory, options: TurnOptions) -> None:
+    `answered` is the stored answer if the question is a repeat. `reply` is the answer that the caller gave; after the
+    end, it is the answer of another process if that was stored first.
+    """
+
+    def __init__(self, memory: Memory, options: TurnOptions, given: Sequence[MessageLikeRepresentation]) -> None:
         self._memory = memory
         self._options = options
+        self._given = given
 
-    async def begin(self, given: Sequence[MessageLikeRepresentation], config: RunnableConfig) -> NodeTurn:
+    async def begin(self, config: RunnableConfig) -> Self:
         """If turns are ordered, wait for the earlier turns of the session. Then store the question."""
-        messages = convert_to_messages(RootCall({"messages": given}).sent)
+        self.reply: BaseMessage | str | None = None
+        self.partial = PartialAnswer()
+        self._unreported = False
+        messages = convert_to_messages(RootCall({"messages": self._given}).sent)
         identify(question_before(messages))
-        part = self._enter(messages, config)
+        self.part = part = self._enter(messages, config)
         ordered = self._options.ordered and not part.silent and run_hold.get() is None
         if ordered and not tool_of_sessions.get():
             await part.root.order.acquire(part.root, self._memory.observers)
         state = part.root.with_question(messages)
-        turn = await part.begin(state)
+        self._turn = await part.begin(state)
         part.root.open_calls += 1
-        state = part.root.with_answers(part.root.with_question(state))
-        answered = None if turn.answered is None else repeated(turn.answered, messages)
-        return NodeTurn(self, part, turn, state, answered)
-
-    async def messages(self, turn: NodeTurn, system: SystemMessage | None, use: ModelUse) -> list[BaseMessage]:
-        """Return the messages for a model call."""
-        turn.report()
-        sent = await turn.open.context(turn.state, system, use)
-        return [*([sent.system] if sent.system else []), *sent.messages]
-
-    async def end(self, turn: NodeTurn, error: BaseException | None) -> None:
-        """Store the answer, or the text that the model streamed before an error. After an interrupt, store nothing."""
-        part, reply = turn.part, turn.reply
-        part.root.call_ends()
-        try:
-            turn.report()
-            calls_tools = turn.answered is None and isinstance(reply, AIMessage) and bool(reply.tool_calls)
-            if error is not None or calls_tools:
-                # The next call of the node gives the answer that this number is for.
-                part.root.release(part.author, part.key)
-            if error is None:
-                await (turn.open.close("") if calls_tools else self._close(turn))
-            elif isinstance(error, GraphBubbleUp):
-                turn.open.keep()
-            else:
-                await turn.open.close(turn.partial.text, "failed" if isinstance(error, Exception) else "interrupted")
-        finally:
-            part.root.release_session()
-
-    async def _close(self, turn: NodeTurn) -> None:
-        if turn.reply is not None and turn.answered is None:
-            turn.reply = await turn.open.close(turn.reply) or turn.reply
-        if isinstance(answer := turn.open.answered or turn.reply, BaseMessage):
-            turn.part.root.add_answer(answer, turn.part.author)
+        self._state = part.root.with_answers(part.root.with_question(state))
+        self.answered = None if self._turn.answered is None else repeated(self._turn.answered, messages)
+        return self
 
     def _enter(self, messages: Sequence[BaseMessage], config: RunnableConfig) -> Participation:
         """Take part in the turn of the run. A node that cannot take part gets a memory that stores nothing."""
@@ -113,46 +87,57 @@ class NodeTurns:
             part.root.begin(question_before(messages))
         return part
 
-
-@dataclass(eq=False)
-class NodeTurn:
-    """The turn of a node: the state's messages, the stored answer if the question is a repeat, and the reply."""
-
-    turns: NodeTurns
-    part: Participation
-    open: OpenTurn
-    state: Sequence[BaseMessage]
-    answered: AIMessage | None
-    reply: BaseMessage | str | None = None
-    partial: PartialAnswer = field(default_factory=PartialAnswer)
-    _unreported: bool = False
+    async def messages(self, system: SystemMessage | None, use: ModelUse) -> list[BaseMessage]:
+        """Return the messages for a model call."""
+        self._report()
+        sent = await self._turn.context(self._state, system, use)
+        return [*([sent.system] if sent.system else []), *sent.messages]
 
     def take(self, reply: BaseMessage | str) -> None:
         """Set the answer of the turn. Give a message an id, if it has none, and the id of an older question."""
         if isinstance(reply, BaseMessage):
             identify([reply])
-            reply.response_metadata |= self.open.mark
+            reply.response_metadata |= self._turn.mark
         self.reply, self._unreported = reply, True
 
-    def report(self) -> None:
-        """Report the token usage of the newest model call; must be called on the event loop of the memory."""
+    def _report(self) -> None:
+        """Report the token usage of the newest model call."""
         if self._unreported:
             self._unreported = False
-            self.open.report(self.reply if isinstance(self.reply, AIMessage) else None)
+            self._turn.report(self.reply if isinstance(self.reply, AIMessage) else None)
 
-    def listen(self, config: RunnableConfig) -> None:
-        """Start collecting the text of the model calls that are made in the caller's block."""
-        self._token = var_child_runnable_config.set(with_callback(config, self.partial, inherit=True))
+    async def end(self, error: BaseException | None) -> None:
+        """Store the answer, or the text that the model streamed before an error. After an interrupt, store nothing."""
+        part, turn, reply = self.part, self._turn, self.reply
+        part.root.call_ends()
+        try:
+            self._report()
+            calls_tools = self.answered is None and isinstance(reply, AIMessage) and bool(reply.tool_calls)
+            if error is not None or calls_tools:
+                # The next call of the node gives the answer that this number is for.
+                part.root.release(part.author, part.key)
+            if error is None:
+                await (turn.close("") if calls_tools else self._close())
+            elif isinstance(error, GraphBubbleUp):
+                turn.keep()
+            else:
+                await turn.close(self.partial.text, "failed" if isinstance(error, Exception) else "interrupted")
+        finally:
+            part.root.release_session()
 
-    def stop_listening(self) -> None:
-        """Undo `listen`."""
-        var_child_runnable_config.reset(self._token)
+    async def _close(self) -> None:
+        if self.reply is not None and self.answered is None:
+            self.reply = await self._turn.close(self.reply) or self.reply
+        if isinstance(answer := self._turn.answered or self.reply, BaseMessage):
+            self.part.root.add_answer(answer, self.part.author)
 
 
-@dataclass(eq=False, repr=False)
-class _InsideTurn:
-    _turns: OnLoop[Memory, NodeTurns]
-    _turn: NodeTurn
+class SessionTurn:
+    """The open turn of an `async with` block. It returns the messages for the model and accepts the answer."""
+
+    def __init__(self, on_loop: OnLoop[Memory, NodeTurn], turn: NodeTurn) -> None:
+        self._on_loop = on_loop
+        self._turn = turn
 
     @property
     def answered(self) -> AIMessage | None:
@@ -164,14 +149,6 @@ class _InsideTurn:
         """The answer that was given, if any; after the block, the answer of another process if it was stored first."""
         return self._turn.reply
 
-    def answer(self, reply: BaseMessage | str) -> None:
-        """Set the assistant's answer, which is stored when the block ends. A message without an id gets one."""
-        self._turn.take(reply)
-
-
-class SessionTurn(_InsideTurn):
-    """The open turn of an `async with` block. It returns the messages for the model and accepts the answer."""
-
     async def messages(
         self, system: SystemMessage | None = None, *, model: BaseChatModel | None = None, tools: Sequence[object] = ()
     ) -> list[BaseMessage]:
@@ -180,66 +157,70 @@ class SessionTurn(_InsideTurn):
         With a `model` (and its `tools`), the model's context window is also a limit. Raises `BudgetTooSmall`.
         """
         use = ModelUse(chosen_model(model), tools)
-        return await self._turns.call(lambda turns: turns.messages(self._turn, system, use))
+        return await self._on_loop.call(lambda _: self._turn.messages(system, use))
+
+    def answer(self, reply: BaseMessage | str) -> None:
+        """Set the assistant's answer, which is stored when the block ends. A message without an id gets one."""
+        self._turn.take(reply)
 
 
-class SyncSessionTurn(_InsideTurn):
+class SyncSessionTurn(SessionTurn):
     """The open turn of a `with` block, for synchronous code."""
 
-    def messages(
+    def messages(  # type: ignore[override]
         self, system: SystemMessage | None = None, *, model: BaseChatModel | None = None, tools: Sequence[object] = ()
     ) -> list[BaseMessage]:
         """Return the messages for the model call; see `SessionTurn.messages`."""
         use = ModelUse(chosen_model(model), tools)
-        return self._turns.wait_for(lambda turns: turns.messages(self._turn, system, use), self._turn.turns)
+        return self._on_loop.wait_for(lambda turn: turn.messages(system, use), self._turn)
 
 
-@dataclass(eq=False, repr=False)
 class TurnBlock:
     """The block of `session_turn`: `async with` returns a `SessionTurn`, `with` a `SyncSessionTurn`."""
 
-    _turns: OnLoop[Memory, NodeTurns]
-    _messages: Sequence[MessageLikeRepresentation]
-    _config: RunnableConfig | None
-    _begun: NodeTurn | None = None
+    def __init__(self, on_loop: OnLoop[Memory, NodeTurn], config: RunnableConfig | None) -> None:
+        self._on_loop = on_loop
+        self._config = config
+        self._begun: NodeTurn | None = None
+        self._block = ExitStack()
 
     async def __aenter__(self) -> SessionTurn:
         """Store the question."""
         config = ensure_config(self._config)
-        self._begun = turn = await self._turns.call(lambda turns: turns.begin(self._messages, config))
-        turn.listen(config)
-        return SessionTurn(self._turns, turn)
+        turn = await self._on_loop.call(NodeTurn.begin, config)
+        return SessionTurn(self._on_loop, self._listening(turn, config))
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Store the answer, or the part of it that arrived."""
         turn = self._ended()
         if isinstance(error, GeneratorExit):
             # The caller's coroutine is being closed, so it cannot await.
             turn.part.root.release_session()
         else:
-            await self._turns.call(lambda turns: turns.end(turn, error))
+            await self._on_loop.call(lambda _: turn.end(error))
 
     def __enter__(self) -> SyncSessionTurn:
         """Store the question."""
         config = ensure_config(self._config)
-        self._begun = turn = self._turns.wait_for(lambda turns: turns.begin(self._messages, config))
-        turn.listen(config)
-        return SyncSessionTurn(self._turns, turn)
+        turn = self._on_loop.wait_for(lambda turn: turn.begin(config))
+        return SyncSessionTurn(self._on_loop, self._listening(turn, config))
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Store the answer, or the part of it that arrived."""
         turn = self._ended()
-        self._turns.wait_for(lambda turns: turns.end(turn, error), turn.turns)
+        self._on_loop.wait_for(lambda _: turn.end(error), turn)
+
+    def _listening(self, turn: NodeTurn, config: RunnableConfig) -> NodeTurn:
+        """Start collecting the text of the model calls that are made in the block."""
+        self._begun = turn
+        self._block.enter_context(turn.partial.listening(config))
+        return turn
 
     def _ended(self) -> NodeTurn:
         turn, self._begun = self._begun, None
         if turn is None:
             raise RuntimeError("The block of a session_turn has not begun; use it in `with` or `async with`, once.")
-        turn.stop_listening()
+        self._block.close()
         return turn
 
 
@@ -269,7 +250,7 @@ def session_turn(
         WrongUser: on entering, if the session belongs to another user.
     """
     limits = options or TurnOptions()
-    return TurnBlock(OnLoop(memory, lambda opened: NodeTurns(opened, limits)), messages, config)
+    return TurnBlock(OnLoop(memory, lambda opened: NodeTurn(opened, limits, messages)), config)
 
 
 class MessagesUpdate(TypedDict):
