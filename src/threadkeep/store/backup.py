@@ -136,9 +136,11 @@ def dump_postgres(environment: Mapping[str, str], target: Path) -> None:
         StoreUnavailable: there is no `pg_dump`, or it failed.
     """
     partial = target.with_name(target.name + ".partial")
-    with locked_part(partial):
+    with locked_part(partial) as descriptor:
+        command = ["pg_dump", "--format=custom", "--no-owner", "--no-privileges", f"--file={partial}"]
         try:
-            _run(["pg_dump", "--format=custom", "--no-owner", "--no-privileges", f"--file={partial}"], environment)
+            # If this process is killed, pg_dump continues to write, and its descriptor keeps the file locked.
+            _run(command, environment, descriptor)
             partial.replace(target)
         finally:
             partial.unlink(missing_ok=True)
@@ -171,12 +173,13 @@ def restore_postgres(source: Path, environment: Mapping[str, str], *, replace: b
     _run([*command, f"--dbname={environment.get('PGDATABASE', '')}", str(source)], environment)
 
 
-def _run(command: Sequence[str], environment: Mapping[str, str] | None = None) -> str:
+def _run(command: Sequence[str], environment: Mapping[str, str] | None = None, *descriptors: int) -> str:
     """Run a PostgreSQL tool, and return its output. The password is passed in the environment, not as an argument."""
     if which(command[0]) is None:
         raise StoreUnavailable(f"There is no {command[0]} on this machine; {_TOOLS}.")
+    values = {**os.environ, **(environment or {})}
     done = subprocess.run(  # noqa: S603 - a command of this module, without a shell
-        command, env={**os.environ, **(environment or {})}, capture_output=True, text=True, check=False
+        command, env=values, pass_fds=descriptors, capture_output=True, text=True, check=False
     )
     if done.returncode:
         # The first line of stderr names the problem; later lines may quote rows.
