@@ -3,7 +3,7 @@
 A key has a scope, and may be limited to one user.
 `Access` checks each request before it reaches its route. GET and HEAD need the scope `read`, other methods `write`; a
 route with another scope has `openapi_extra=READS` or `openapi_extra=ADMINISTERS`. A caller who is limited to one
-user reaches only routes with a parameter `UserId`, `KnowledgeUser` or `CallerInUse`, and routes with
+user reaches only routes with a parameter `UserId` or `CallerInUse`, and routes with
 `openapi_extra=PUBLIC`, which show no user's data. All other routes reject that caller.
 """
 
@@ -291,6 +291,7 @@ _LEEWAY_SECONDS: Final = 10
 _KEYS_TIMEOUT_SECONDS: Final = 5
 
 _INVALID = "The token is expired, not for this service, or not signed by its issuer; sign in again."
+_KEYS_UNREAD = "The keys cannot be read, because the database does not answer; try again."
 _KEYS_AWAY = "The keys of the tokens' issuer cannot be read; try again."
 
 
@@ -349,21 +350,28 @@ class UserTokens:
         )
 
 
-def keys_of(settings: Settings, memory: Memory) -> KeyRing:
-    """Return the keys of the settings and of the database."""
-    configured = {name: key.get_secret_value() for name, key in settings.api_keys.items()}
-    return KeyRing(memory.api_keys, configured, clock=memory.clock)
+class Credentials:
+    """The keys of the settings and of the database, the tokens of users, and the rate limits of their callers."""
 
+    def __init__(self, settings: Settings, memory: Memory) -> None:
+        configured = {name: key.get_secret_value() for name, key in settings.api_keys.items()}
+        self.keys = KeyRing(memory.api_keys, configured, clock=memory.clock)
+        per_key, per_user = settings.requests_per_minute()
+        self.limits = RateLimits(Buckets(per_key), Buckets(per_user))
+        self.tokens = None if settings.jwt_key is None else UserTokens(settings, settings.jwt_key.get_secret_value())
 
-def limits_of(settings: Settings) -> RateLimits:
-    """Return the rate limits of the settings."""
-    per_key, per_user = settings.requests_per_minute()
-    return RateLimits(Buckets(per_key), Buckets(per_user))
+    async def caller(self, given: bytes) -> Caller | None:
+        """Return the caller to whom a key or a token belongs; None if it is not a valid key.
 
-
-def tokens_of(settings: Settings) -> UserTokens | None:
-    """Return the verifier of users' tokens; None if `jwt_key` is not set."""
-    return None if settings.jwt_key is None else UserTokens(settings, settings.jwt_key.get_secret_value())
+        Raises:
+            ProblemRaised: the token is not valid (401), or the service's keys have never been read, or the keys of the
+                tokens' issuer cannot be read (503).
+        """
+        if self.tokens is not None and self.tokens.is_token(given):
+            return await self.tokens.caller(given, self.limits)
+        if not await self.keys.refresh():
+            raise ProblemRaised(make_problem(503, "database-unavailable", _KEYS_UNREAD))
+        return self.keys.caller(given, self.limits)
 
 
 def _refusal() -> ProblemRaised:

@@ -19,7 +19,7 @@ from threadkeep.errors import InvalidSettings
 from threadkeep.memory import Memory
 from threadkeep.settings import Settings
 from threadkeep.store.api_keys import KEY_SCOPES
-from threadkeep.web.callers import Caller, KeyRing, RateLimits, UserTokens, keys_of, limits_of, tokens_of
+from threadkeep.web.callers import Credentials
 from threadkeep.web.problems import ProblemRaised, problem_response
 from threadkeep.web.server import ConnectionLimits, Server
 
@@ -27,34 +27,26 @@ from threadkeep.web.server import ConnectionLimits, Server
 class KeyVerifier:
     """A verifier of bearer tokens that accepts the keys of the service, and the signed tokens of its users."""
 
-    def __init__(self, keys: KeyRing, tokens: UserTokens | None, limits: RateLimits) -> None:
-        self._keys = keys
-        self._tokens = tokens
-        self._limits = limits
+    def __init__(self, credentials: Credentials) -> None:
+        self._credentials = credentials
 
     async def verify_token(self, token: str) -> AccessToken | None:
         """Return the owner of a key or of a user's token, and count the request; None if it is not valid.
 
         Raises:
-            ProblemRaised: there were too many requests (429), or the keys of the tokens' issuer cannot be read (503).
+            ProblemRaised: there were too many requests (429), or keys cannot be read (503).
         """
-        caller = await self._caller(token.encode("utf-8", "surrogateescape"))
+        try:
+            caller = await self._credentials.caller(token.encode("utf-8", "surrogateescape"))
+        except ProblemRaised as refused:
+            if refused.problem.status == HTTPStatus.UNAUTHORIZED:
+                return None
+            raise
         if caller is None:
             return None
         caller.count()
         scopes: list[str] = [*KEY_SCOPES[: KEY_SCOPES.index(caller.scope) + 1]]
         return AccessToken(token="", client_id=caller.name, scopes=scopes, subject=caller.user_id)
-
-    async def _caller(self, given: bytes) -> Caller | None:
-        if self._tokens is None or not self._tokens.is_token(given):
-            await self._keys.refresh()
-            return self._keys.caller(given, self._limits)
-        try:
-            return await self._tokens.caller(given, self._limits)
-        except ProblemRaised as refused:
-            if refused.problem.status == HTTPStatus.UNAUTHORIZED:
-                return None
-            raise
 
 
 async def keyed_server(memory: Memory, settings: Settings, address: str, *, writes: bool) -> MCPServer[object]:
@@ -63,15 +55,13 @@ async def keyed_server(memory: Memory, settings: Settings, address: str, *, writ
     Raises:
         InvalidSettings: there are no keys, and no issuer of tokens.
     """
-    keys = keys_of(settings, memory)
-    await keys.refresh()
-    tokens = tokens_of(settings)
-    if not keys.in_use and tokens is None:
+    credentials = Credentials(settings, memory)
+    await credentials.keys.refresh()
+    if not credentials.keys.in_use and credentials.tokens is None:
         sentence = "Over HTTP each client needs a key; create one with `threadkeep keys add NAME --user ID`."
         raise InvalidSettings(sentence, variable="THREADKEEP_API_KEYS")
     auth = AuthSettings(issuer_url=AnyHttpUrl(address), resource_server_url=None)
-    verifier = KeyVerifier(keys, tokens, limits_of(settings))
-    return memory_server(memory, _caller, writes=writes, auth=auth, verifier=verifier)
+    return memory_server(memory, _caller, writes=writes, auth=auth, verifier=KeyVerifier(credentials))
 
 
 async def serve_keyed(

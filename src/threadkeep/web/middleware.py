@@ -21,7 +21,7 @@ from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from threadkeep.settings import is_loopback
-from threadkeep.web.callers import Caller, KeyRing, RateLimits, UserTokens
+from threadkeep.web.callers import Caller, Credentials
 from threadkeep.web.console.rendering import is_page, key_in_cookie
 from threadkeep.web.console.sign_in import ADDRESS, respond_to_browsers
 from threadkeep.web.problems import SAFE_HEADERS, ProblemRaised, make_problem
@@ -42,7 +42,6 @@ _FOREIGN_HOST = (
 )
 
 
-_KEYS_UNREAD = "The keys cannot be read, because the database does not answer; try again."
 _LOCAL = "local"
 
 
@@ -57,19 +56,15 @@ class Access:
         self,
         app: ASGIApp,
         *,
-        keys: KeyRing,
-        tokens: UserTokens | None,
+        credentials: Credentials,
         needed: bool,
-        limits: RateLimits,
         routes: list[BaseRoute],
         origins: Iterable[str] = (),
     ) -> None:
         self._app = app
         self._origins = frozenset(origins)
-        self._keys = keys
-        self._tokens = tokens
+        self._credentials = credentials
         self._needed = needed
-        self._limits = limits
         self._routes = routes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -83,7 +78,7 @@ class Access:
                     caller.check(self._routes, scope)
                     caller.count()
                     if caller.user_id is not None:
-                        stack.enter_context(self._limits.opened(caller.user_id))
+                        stack.enter_context(caller.limits.opened(caller.user_id))
                     scope.setdefault("state", {})["caller"] = caller
             except ProblemRaised as refused:
                 refusal = await respond_to_browsers(Request(scope), refused)
@@ -94,21 +89,16 @@ class Access:
     async def _caller(self, scope: Scope) -> Caller:
         """Return the caller of a request: the owner of a valid key or token, or a client on this machine."""
         headers = Headers(scope=scope)
-        given = _given_key(headers, scope["path"])
-        if self._tokens is not None and self._tokens.is_token(given):
-            return await self._tokens.caller(given, self._limits)
-        if not await self._keys.refresh():
-            raise ProblemRaised(make_problem(503, "database-unavailable", _KEYS_UNREAD))
-        if self._needed or self._keys.in_use:
-            caller = self._keys.caller(given, self._limits)
-            if caller is None:
-                raise ProblemRaised(make_problem(401, "api-key-needed", _KEY_MISSING), {"WWW-Authenticate": "Bearer"})
+        caller = await self._credentials.caller(_given_key(headers, scope["path"]))
+        if caller is not None:
             return caller
+        if self._needed or self._credentials.keys.in_use:
+            raise ProblemRaised(make_problem(401, "api-key-needed", _KEY_MISSING), {"WWW-Authenticate": "Bearer"})
         origin = headers.get("origin")
         known = origin is None or origin in self._origins or _is_loopback_address(origin)
         if not known or not _is_loopback_address(f"//{headers.get('host', '')}"):
             raise ProblemRaised(make_problem(403, "foreign-host", _FOREIGN_HOST))
-        return Caller(_LOCAL, "admin", limits=self._limits)
+        return Caller(_LOCAL, "admin", limits=self._credentials.limits)
 
 
 def _given_key(headers: Headers, path: str) -> bytes:

@@ -27,7 +27,7 @@ from threadkeep.store.migrations import known_migrations
 from threadkeep.version import __version__
 from threadkeep.web.api import chat, facts, persons, runs, sessions, workflows
 from threadkeep.web.api.parameters import AppInUse
-from threadkeep.web.callers import PUBLIC, keys_of, limits_of, tokens_of
+from threadkeep.web.callers import PUBLIC, Credentials
 from threadkeep.web.chat_protocols import ag_ui, ai_sdk, openai
 from threadkeep.web.console import calls, sign_in, status
 from threadkeep.web.console import runs as console_runs
@@ -158,7 +158,7 @@ def create_service(app: App, *, heartbeat_seconds: float = HEARTBEAT_SECONDS) ->
     A silent stream sends a comment every `heartbeat_seconds`, so that its connection stays open.
     """
     settings = app.settings
-    keys = keys_of(settings, app.memory)
+    credentials = Credentials(settings, app.memory)
     service = Service(
         title="Threadkeep",
         version=__version__,
@@ -184,14 +184,12 @@ def create_service(app: App, *, heartbeat_seconds: float = HEARTBEAT_SECONDS) ->
     _describe(service)
     answer_errors_with_problems(service)
     _mount_console(service)
-    service.state.keys = keys
+    service.state.keys = credentials.keys
     service.add_middleware(BodyLimit, limit=settings.body_limit)
     service.add_middleware(
         Access,
-        keys=keys,
-        tokens=tokens_of(settings),
+        credentials=credentials,
         needed=settings.needs_keys,
-        limits=limits_of(settings),
         routes=service.router.routes,
         origins=settings.cors_origins,
     )

@@ -55,9 +55,9 @@ from threadkeep.web.api.parameters import (
     DEFAULT_LIMIT,
     AppInUse,
     Cursor,
-    KnowledgeUser,
     Limit,
     OwnerInQuery,
+    UserId,
     read_cursor,
     scope_in_query,
     write_cursor,
@@ -83,7 +83,7 @@ async def list_facts(
     key: Annotated[str | None, Query(max_length=128, description="Only values of this key.")] = None,
     q: Annotated[str | None, Query(max_length=200, description="Only facts with this text in key or value.")] = None,
     past: Annotated[bool, Query(description="Include values that are no longer valid.")] = False,
-    user_id: KnowledgeUser = None,
+    user_id: UserId = None,
     limit: Limit = DEFAULT_LIMIT,
     cursor: Cursor = None,
 ) -> FactList:
@@ -104,7 +104,7 @@ async def list_facts(
 
 
 @router.put("", summary="Remember a fact", responses=_WRITING)
-async def remember_fact(fact: FactInput, app: AppInUse, user_id: KnowledgeUser = None) -> FactView:
+async def remember_fact(fact: FactInput, app: AppInUse, user_id: UserId = None) -> FactView:
     """Remember a value of a key. The same value confirms the fact; another value replaces it."""
     remembered = await app.memory.knowledge.remember(
         Scope(fact.scope, fact.owner),
@@ -119,7 +119,7 @@ async def remember_fact(fact: FactInput, app: AppInUse, user_id: KnowledgeUser =
 
 
 @router.post("/forget", summary="Forget facts", responses=_WRITING)
-async def forget_facts(what: ForgetFactsInput, app: AppInUse, user_id: KnowledgeUser = None) -> Forgotten:
+async def forget_facts(what: ForgetFactsInput, app: AppInUse, user_id: UserId = None) -> Forgotten:
     """Permanently delete facts by id, facts of an owner by key, or all facts of an owner, with all of their values."""
     knowledge = app.memory.knowledge
     if what.scope is None or what.owner is None:
@@ -140,7 +140,7 @@ async def list_proposals(
     scope: Annotated[ScopeKind | None, Query(description="Only this scope; needs its `owner`.")] = None,
     owner: OwnerInQuery = None,
     session_id: Annotated[str | None, Query(max_length=256, description="Only from this session.")] = None,
-    user_id: KnowledgeUser = None,
+    user_id: UserId = None,
     limit: Limit = DEFAULT_LIMIT,
     cursor: Cursor = None,
 ) -> ProposalList:
@@ -160,14 +160,14 @@ async def list_proposals(
 
 
 @router.get("/proposals/{proposal_id}", summary="See a proposed fact")
-async def get_proposal(proposal_id: FactId, app: AppInUse, user_id: KnowledgeUser = None) -> ProposalView:
+async def get_proposal(proposal_id: FactId, app: AppInUse, user_id: UserId = None) -> ProposalView:
     """Return a proposal with a reference to the message that it comes from."""
     return ProposalView.of(await app.memory.proposals.proposal(proposal_id, user_id=user_id))
 
 
 @router.post("/proposals/{proposal_id}", summary="Decide about a proposed fact", responses=_WRITING)
 async def decide_proposal(
-    proposal_id: FactId, decision: DecisionInput, app: AppInUse, user_id: KnowledgeUser = None
+    proposal_id: FactId, decision: DecisionInput, app: AppInUse, user_id: UserId = None
 ) -> ProposalView:
     """Accept an open or rejected proposal, reject an open one, or undo an acceptance and restore the old value."""
     proposals = app.memory.proposals
@@ -176,13 +176,13 @@ async def decide_proposal(
 
 
 @router.get("/{fact_id}", summary="See a fact")
-async def get_fact(fact_id: FactId, app: AppInUse, user_id: KnowledgeUser = None) -> FactView:
+async def get_fact(fact_id: FactId, app: AppInUse, user_id: UserId = None) -> FactView:
     """Return a fact, valid or not, with references to the messages and runs that it comes from."""
     return FactView.of(await app.memory.knowledge.fact(fact_id, user_id=user_id))
 
 
 @router.delete("/{fact_id}", summary="Forget a fact", status_code=204)
-async def forget_fact(fact_id: FactId, app: AppInUse, user_id: KnowledgeUser = None) -> None:
+async def forget_fact(fact_id: FactId, app: AppInUse, user_id: UserId = None) -> None:
     """Delete a fact with all values of its key, permanently."""
     _, missing = await app.memory.knowledge.forget_facts([fact_id], user_id=user_id)
     if missing:
@@ -203,7 +203,7 @@ async def list_procedures(
     name: Annotated[str | None, Query(max_length=128, description="Only procedures with this name.")] = None,
     q: Annotated[str | None, Query(max_length=200, description="Only with this text in name or description.")] = None,
     active: Annotated[bool | None, Query(description="Only active procedures, or only inactive ones.")] = None,
-    user_id: KnowledgeUser = None,
+    user_id: UserId = None,
     limit: Limit = DEFAULT_LIMIT,
     cursor: Cursor = None,
 ) -> ProcedureList:
@@ -223,26 +223,26 @@ async def list_procedures(
 
 
 @procedures_router.put("", summary="Teach a procedure", responses=_WRITING)
-async def teach_procedure(procedure: ProcedureInput, app: AppInUse, user_id: KnowledgeUser = None) -> ProcedureView:
+async def teach_procedure(procedure: ProcedureInput, app: AppInUse, user_id: UserId = None) -> ProcedureView:
     """Store a procedure, or replace the procedure with the same name. New content resets the counts of its uses."""
     return ProcedureView.of(await app.memory.procedures.teach(procedure.record(), user_id=user_id))
 
 
 @procedures_router.post("/forget", summary="Forget procedures", responses=_WRITING)
-async def forget_procedures(what: ForgetInput, app: AppInUse, user_id: KnowledgeUser = None) -> Forgotten:
+async def forget_procedures(what: ForgetInput, app: AppInUse, user_id: UserId = None) -> Forgotten:
     """Delete procedures by id, permanently."""
     deleted, missing = await app.memory.procedures.forget(what.ids, user_id=user_id)
     return Forgotten(forgotten=deleted, not_found=missing)
 
 
 @procedures_router.get("/{procedure_id}", summary="See a procedure")
-async def get_procedure(procedure_id: ProcedureId, app: AppInUse, user_id: KnowledgeUser = None) -> ProcedureView:
+async def get_procedure(procedure_id: ProcedureId, app: AppInUse, user_id: UserId = None) -> ProcedureView:
     """Return a procedure with its instructions, its conditions and its counts of use."""
     return ProcedureView.of(await app.memory.procedures.procedure(procedure_id, user_id=user_id))
 
 
 @procedures_router.delete("/{procedure_id}", summary="Forget a procedure", status_code=204)
-async def forget_procedure(procedure_id: ProcedureId, app: AppInUse, user_id: KnowledgeUser = None) -> None:
+async def forget_procedure(procedure_id: ProcedureId, app: AppInUse, user_id: UserId = None) -> None:
     """Delete a procedure permanently."""
     _, missing = await app.memory.procedures.forget([procedure_id], user_id=user_id)
     if missing:

@@ -64,21 +64,14 @@ async def app_of(
     return cast("App", request.app.state.app)
 
 
-async def _session_user(
+async def _user(
     caller: CallerInUse,
     user_id: Annotated[
         GivenId | None,
-        Query(description="Show this user's data only; other sessions are not found.", examples=["user-456"]),
-    ] = None,
-) -> str | None:
-    return caller.user(user_id)
-
-
-async def _knowledge_user(
-    caller: CallerInUse,
-    user_id: Annotated[
-        GivenId | None,
-        Query(description="Show this user's data only: facts about that person and in that user's sessions."),
+        Query(
+            description="Only this user's data: the sessions with their runs and facts, and the facts about the user.",
+            examples=["user-456"],
+        ),
     ] = None,
 ) -> str | None:
     return caller.user(user_id)
@@ -88,8 +81,7 @@ type AppInUse = Annotated[App, Depends(app_of)]
 type Limit = Annotated[int, Query(ge=1, le=MAX_LIMIT, description="The maximum number of results.")]
 type Cursor = Annotated[str | None, Query(max_length=1000, description="The `next_cursor` of the previous page.")]
 type SessionId = Annotated[str, Path(description="The session. Encode a slash as %2F.", examples=["session-123"])]
-type UserId = Annotated[str | None, Depends(_session_user)]
-type KnowledgeUser = Annotated[str | None, Depends(_knowledge_user)]
+type UserId = Annotated[str | None, Depends(_user)]
 type OwnerInQuery = Annotated[
     str | None,
     Query(

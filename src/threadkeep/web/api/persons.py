@@ -21,8 +21,8 @@ from threadkeep.web.api.parameters import (
     AppInUse,
     Cursor,
     EncodedPathRoute,
-    KnowledgeUser,
     Limit,
+    UserId,
     read_cursor,
     write_cursor,
 )
@@ -50,7 +50,7 @@ type PersonId = Annotated[
 async def list_persons(
     app: AppInUse,
     q: Annotated[str | None, Query(max_length=200, description="Only persons with this text in an id or name.")] = None,
-    user_id: KnowledgeUser = None,
+    user_id: UserId = None,
     limit: Limit = DEFAULT_LIMIT,
     cursor: Cursor = None,
 ) -> PersonList:
@@ -74,13 +74,13 @@ async def resolve_person(known: PersonInput, app: AppInUse) -> Person:
 
 
 @router.get("/{person_id}", summary="See a person", responses=_FAILURES)
-async def get_person(person_id: PersonId, app: AppInUse, user_id: KnowledgeUser = None) -> Person:
+async def get_person(person_id: PersonId, app: AppInUse, user_id: UserId = None) -> Person:
     """Return all ids, names and preferences of a person."""
     return await _seen(app.memory, person_id, user_id)
 
 
 @router.delete("/{person_id}", summary="Forget a person", status_code=204, responses=_FAILURES)
-async def forget_person(person_id: PersonId, app: AppInUse, user_id: KnowledgeUser = None) -> None:
+async def forget_person(person_id: PersonId, app: AppInUse, user_id: UserId = None) -> None:
     """Delete a person under all ids, with all facts and procedures of the person, permanently. Sessions stay."""
     await _seen(app.memory, person_id, user_id)
     await app.memory.persons.forget(person_id)
