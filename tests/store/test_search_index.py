@@ -7,7 +7,6 @@ import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, closing
 from dataclasses import replace
-from datetime import timedelta
 from hashlib import sha256
 from pathlib import Path
 
@@ -26,7 +25,6 @@ from threadkeep.store.address import parse_address
 from threadkeep.store.driver import Connection, Driver, Parameters, Row
 from threadkeep.store.postgres_connection import PostgresConnection
 from threadkeep.store.search import SearchIndex
-from threadkeep.store.sqlite_connection import SqliteConnection
 from threadkeep.store.statements import load_statements
 from threadkeep.store.tables import TableTranscripts, delete_session, deletion_statements
 from threadkeep.testing import SettableClock
@@ -380,51 +378,3 @@ def documents(url: str) -> int:
         return len(query(url, "SELECT 1 FROM chat_search"))
     query(url, "INSERT INTO chat_search (chat_search, rank) VALUES ('integrity-check', 1)")
     return len(query(url, "SELECT 1 FROM chat_search_docsize"))
-
-
-async def test_a_long_session_is_deleted_in_short_transactions(
-    sqlite_url: str, memory_options: MemoryOptions, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Other writers wait for one transaction at most. Readers see the whole session until it is gone."""
-    removed: list[int] = []
-    execute = SqliteConnection.execute
-    async with open_memory(sqlite_url, options=memory_options) as memory:
-        session = memory.session("room")
-        await session.append([Message(role="user", content=f"refund number {number}") for number in range(1_000)])
-        assert await found(memory, "refund") == {"room"}
-
-        async def noting(self: SqliteConnection, sql: str, parameters: Parameters) -> int:
-            changed = await execute(self, sql, parameters)
-            if "INTO chat_search (chat_search" in sql:
-                removed.append(changed)
-                assert await session.count() == 1_000
-            return changed
-
-        monkeypatch.setattr(SqliteConnection, "execute", noting)
-        assert await session.delete()
-        assert sum(removed) == 1_000
-        assert max(removed) <= 200
-        assert await session.count() == 0
-        assert await asyncio.to_thread(documents, sqlite_url) == 0
-
-
-async def test_an_interrupted_deletion_leaves_a_whole_session(
-    sqlite_url: str, memory_options: MemoryOptions, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """While the claim of a dead process is valid, the session is not indexed; after that, it is."""
-
-    async def die(*_: object, **__: object) -> bool:
-        raise StoreUnavailable("The process died.")
-
-    async with open_memory(sqlite_url, options=memory_options) as memory:
-        await memory.session("room").append([Message(role="user", content=f"refund {n}") for n in range(300)])
-        assert await found(memory, "refund") == {"room"}
-        with monkeypatch.context() as dying:
-            dying.setattr("threadkeep.store.tables.delete_session", die)
-            with pytest.raises(StoreUnavailable):
-                await memory.session("room").delete()
-        assert await memory.session("room").count() == 300
-        assert await found(memory, "refund") == set()
-        monkeypatch.setattr("threadkeep.store.search.DELETION_CLAIM", timedelta(0))
-        assert await found(memory, "refund") == {"room"}
-        assert await asyncio.to_thread(documents, sqlite_url) == 300

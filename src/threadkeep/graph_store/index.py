@@ -20,7 +20,7 @@ from threadkeep.store.codec import Counter, marks_of, message_parameters, time_o
 from threadkeep.store.driver import Connection, Driver, DuplicateRow, Parameters, Row, Statement
 from threadkeep.store.statements import load_statements
 from threadkeep.store.superseding import SupersedingWriter
-from threadkeep.store.tables import changing, delete_in_steps, delete_session, deletion_statements, may_change
+from threadkeep.store.tables import changing, delete_session, deletion_statements, may_change
 from threadkeep.store.transcripts import END, Branching
 
 _STEP_MESSAGES = 500
@@ -121,7 +121,8 @@ class SessionIndex:
 
     async def delete(self, session_id: str, *, run_id: str | None = None) -> bool | None:
         """Delete a session's rows and derived data; return False if there are none, None if the run may not do this."""
-        return await delete_in_steps(self._driver, self._deletion, session_id, run_id=run_id)
+        async with self._driver.writing() as connection:
+            return await delete_session(connection, self._deletion, session_id, run_id=run_id)
 
     async def _step(self, session_id: str) -> bool:
         """Index up to 500 messages of a conversation; return True if the caller must call this again."""

@@ -14,13 +14,12 @@ import math
 import time
 from bisect import bisect_right
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from itertools import accumulate
 from typing import NamedTuple, Protocol
 
 from threadkeep.errors import StoreUnavailable
 from threadkeep.records import SearchHit, dump_json
-from threadkeep.store.codec import clean_text, message_of, time_text
+from threadkeep.store.codec import clean_text, message_of
 from threadkeep.store.driver import GROUP_LOCK_SECONDS, Connection, Driver, Parameters, Row, RowLocked
 from threadkeep.store.partitions import index_statements
 from threadkeep.store.search_terms import (
@@ -34,7 +33,6 @@ from threadkeep.store.search_terms import (
     trigram_expression,
 )
 from threadkeep.store.statements import Tables
-from threadkeep.store.tables import DELETION_CLAIM
 
 MUCH_UNINDEXED = 10_000
 """If more messages than this are unindexed, such as after an import, indexing them takes noticeable time."""
@@ -93,9 +91,7 @@ class SearchIndex(Tables, sql=("search.sql", "{backend}/search.sql")):
 
         A session whose row is locked is left for the next call.
         """
-        now = datetime.now(UTC)
-        times = {"now": time_text(now), "beyond": time_text(now + DELETION_CLAIM)}
-        parameters = {"user_id": user_id, "session_id": session_id, "limit": _SESSIONS, **times}
+        parameters = {"user_id": user_id, "session_id": session_id, "limit": _SESSIONS}
         deadline = math.inf if seconds is None else time.monotonic() + seconds
         locked: set[str] = set()
         while True:

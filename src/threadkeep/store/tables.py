@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
-from typing import Final
+from datetime import datetime
 
 from threadkeep.records import Message, Page, Receipt, SessionInfo, Turn, View
 from threadkeep.records.runs import deletion_key
@@ -50,10 +48,6 @@ from threadkeep.store.transcripts import (
 
 _ANSWER_REACH = 10_000
 _KEYS_AT_ONCE = 500
-DELETION_CLAIM: Final = timedelta(minutes=1)
-"""The time after which a session is indexed again if the process that deletes it has died."""
-# Other processes poll for the lock of the file.
-_STEP_PAUSE_SECONDS = 0.02
 # The statements are executed in this order; those that SQLite or PostgreSQL does not need are omitted there.
 _DELETION = (
     "hold_runs",
@@ -289,7 +283,8 @@ class TableTranscripts:
 
     async def delete(self, session_id: str, *, run_id: str | None = None) -> bool | None:
         """Delete a session with its data; return False if it did not exist, None if the run may not delete it."""
-        return await delete_in_steps(self._driver, self._deletion, session_id, run_id=run_id)
+        async with self._driver.writing() as connection:
+            return await delete_session(connection, self._deletion, session_id, run_id=run_id)
 
     async def close(self) -> None:
         """Reject further turns, and write the queued ones."""
@@ -333,34 +328,6 @@ async def may_change(connection: Connection, sql: Mapping[str, str], session_id:
     """Lock a session; return True if the run may reset or delete it."""
     await connection.execute(sql["lock_session"], {"session_id": session_id})
     return bool(await connection.fetch(sql["changing"], changing(session_id, run_id)))
-
-
-async def delete_in_steps(
-    driver: Driver, sql: Mapping[str, str], session_id: str, *, run_id: str | None = None
-) -> bool | None:
-    """Delete a session like `delete_session`. On SQLite, first remove it from the search index in short transactions.
-
-    This takes nine tenths of the time, and all writers of the file wait for a transaction. If the process dies before
-    the last transaction, the session is complete, and its messages are indexed again.
-    """
-    if "step_back" in sql and (run_id is None or await driver.fetch(sql["changing"], changing(session_id, run_id))):
-        children = await driver.fetch(sql["own_sessions"], {"session_id": session_id})
-        for (indexed_id,) in [(session_id,), *children]:
-            await _unindex(driver, sql, indexed_id)
-    async with driver.writing() as connection:
-        return await delete_session(connection, sql, session_id, run_id=run_id)
-
-
-async def _unindex(driver: Driver, sql: Mapping[str, str], session_id: str) -> None:
-    """Remove a session from the search index in steps; a claim keeps other callers from adding it again meanwhile."""
-    while True:
-        async with driver.writing() as connection:
-            if not (rows := await connection.fetch(sql["step_back"], {"session_id": session_id})):
-                return
-            until = time_text(datetime.now(UTC) + DELETION_CLAIM)
-            await connection.execute(sql["claim_index"], {"session_id": session_id, "until": until})
-            await connection.execute(sql["forget_unindexed"], {"session_id": session_id, "seq": rows[0][0]})
-        await asyncio.sleep(_STEP_PAUSE_SECONDS)
 
 
 async def delete_session(

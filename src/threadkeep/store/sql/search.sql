@@ -1,14 +1,9 @@
 -- Statements for the update of the search index of either engine.
 
 -- name: to_index
--- Sessions with unindexed messages: of one user, one session, or all; without those that are being deleted.
+-- Sessions with unindexed messages: of one user, one session, or all.
 SELECT session_id, indexed_seq, last_seq FROM chat_sessions
 WHERE indexed_seq < last_seq
-    AND NOT EXISTS (
-        SELECT 1 FROM chat_claims c
-        WHERE c.session_id = chat_sessions.session_id AND c.purpose = 'delete'
-            AND c.claimed_until > :now AND c.claimed_until <= :beyond
-    )
     AND (CAST(:user_id AS TEXT) IS NULL OR user_id = :user_id)
     AND (CAST(:session_id AS TEXT) IS NULL OR session_id = :session_id)
 LIMIT :limit

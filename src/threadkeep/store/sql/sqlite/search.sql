@@ -13,36 +13,6 @@ SELECT 'delete', m.document, m.content
 FROM chat_messages m JOIN chat_search_docsize d ON d.id = m.document
 WHERE m.session_id = :session_id
 
--- name: step_back
--- Move the indexed position of a session back by the newest indexed messages, up to 200 with 100,000 characters.
-UPDATE chat_sessions SET indexed_seq = coalesce((
-    SELECT min(newest.seq) - 1 FROM (
-        SELECT m.seq, sum(m.characters) OVER (ORDER BY m.seq DESC) - m.characters AS behind
-        FROM (
-            SELECT seq, length(content) AS characters FROM chat_messages
-            WHERE session_id = :session_id AND seq > archived_seq AND seq <= indexed_seq
-            ORDER BY seq DESC
-            LIMIT 200
-        ) m
-    ) newest
-    WHERE newest.behind < 100000
-), archived_seq)
-WHERE session_id = :session_id AND indexed_seq > archived_seq
-RETURNING indexed_seq
-
--- name: claim_index
--- Let no process index the session again while it is being deleted.
-INSERT INTO chat_claims (session_id, purpose, owner, claimed_until)
-VALUES (:session_id, 'delete', '', :until)
-ON CONFLICT (session_id, purpose) DO UPDATE SET claimed_until = excluded.claimed_until
-
--- name: forget_unindexed
--- Delete the texts of the next 200 messages after the indexed position from the index.
-INSERT INTO chat_search (chat_search, rowid, content)
-SELECT 'delete', m.document, m.content
-FROM chat_messages m JOIN chat_search_docsize d ON d.id = m.document
-WHERE m.session_id = :session_id AND m.seq > :seq AND m.seq <= :seq + 200
-
 -- name: occurrences
 -- The number of texts with the trigrams of each word, and of all texts.
 SELECT (SELECT count(*) FROM chat_search WHERE chat_search MATCH e.value), (SELECT count(*) FROM chat_search_docsize)
