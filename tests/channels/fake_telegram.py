@@ -33,8 +33,9 @@ class _State:
 class FakeTelegram:
     """The interface of the fake platform for tests."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, client: httpx2.Client) -> None:
         self.address = address
+        self._client = client
 
     def push(self, *updates: Values) -> None:
         """Queue updates for polling."""
@@ -61,14 +62,14 @@ class FakeTelegram:
         return [call["seen"] for call in self._control("calls") if call["method"] == "sendMessage" and call["accepted"]]
 
     def _control(self, verb: str, **values: object) -> Any:
-        return httpx2.post(f"{self.address}/control/{verb}", json=values, timeout=60, trust_env=False).json()
+        return self._client.post(f"{self.address}/control/{verb}", json=values).json()
 
 
 @contextmanager
 def faking_telegram(folder: Path) -> Iterator[FakeTelegram]:
     """Run the platform in a process, and yield its interface."""
-    with serving(_serve, folder / "telegram.address") as address:
-        yield FakeTelegram(address)
+    with serving(_serve, folder / "telegram.address") as address, httpx2.Client(timeout=60, trust_env=False) as client:
+        yield FakeTelegram(address, client)
 
 
 def _serve(place: Path) -> None:

@@ -42,8 +42,9 @@ class _State:
 class FakeWeCom:
     """The interface of the fake platform for tests."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, client: httpx2.Client) -> None:
         self.address = address
+        self._client = client
 
     def texts(self) -> list[str]:
         """Return the texts that people see, in order."""
@@ -94,14 +95,14 @@ class FakeWeCom:
         return text
 
     def _control(self, verb: str, **values: object) -> Any:
-        return httpx2.post(f"{self.address}/control/{verb}", json=values, timeout=60, trust_env=False).json()
+        return self._client.post(f"{self.address}/control/{verb}", json=values).json()
 
 
 @contextmanager
 def faking_wecom(folder: Path) -> Iterator[FakeWeCom]:
     """Run the platform in a process, and yield its interface."""
-    with serving(_serve, folder / "wecom.address") as address:
-        yield FakeWeCom(address)
+    with serving(_serve, folder / "wecom.address") as address, httpx2.Client(timeout=60, trust_env=False) as client:
+        yield FakeWeCom(address, client)
 
 
 def _serve(place: Path) -> None:
