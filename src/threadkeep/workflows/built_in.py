@@ -9,13 +9,13 @@ from types import TracebackType
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage, SystemMessage
-from langchain_core.runnables.config import ensure_config
+from langchain_core.runnables.config import ensure_config, var_child_runnable_config
 from langchain_core.tools import BaseTool
 from langgraph.graph import END, START, StateGraph
 from langgraph.runtime import Runtime
 
 from threadkeep.agent.call_measure import ModelUse
-from threadkeep.agent.callbacks import PartialAnswer
+from threadkeep.agent.callbacks import PartialAnswer, with_callback
 from threadkeep.agent.conversion import identify
 from threadkeep.agent.questions import question_before
 from threadkeep.agent.turn_options import ChatOptions, TurnOptions
@@ -117,11 +117,14 @@ class ChatNode(AgentNode):
             if error is not None:
                 await turn.close(partial.text, "failed" if isinstance(error, Exception) else "interrupted")
 
-        with partial.listening(ensure_config()):
+        token = var_child_runnable_config.set(with_callback(ensure_config(), partial, inherit=True))
+        try:
             async with AsyncExitStack() as stack:
                 stack.push_async_exit(close)
                 async with asyncio.timeout(self.timeout_seconds):
                     reply = await ask(model, messages)
+        finally:
+            var_child_runnable_config.reset(token)
         identify([reply])
         return reply
 
