@@ -361,7 +361,7 @@ class Credentials:
         self.tokens = None if settings.jwt_key is None else UserTokens(settings, settings.jwt_key.get_secret_value())
 
     async def caller(self, given: bytes) -> Caller | None:
-        """Return the caller to whom a key or a token belongs; None if it is not a valid key.
+        """Return the caller to whom a key or a token belongs; None if it is empty or not a valid key.
 
         Raises:
             ProblemRaised: the token is not valid (401), or the service's keys have never been read, or the keys of the
@@ -371,7 +371,7 @@ class Credentials:
             return await self.tokens.caller(given, self.limits)
         if not await self.keys.refresh():
             raise ProblemRaised(make_problem(503, "database-unavailable", _KEYS_UNREAD))
-        return self.keys.caller(given, self.limits)
+        return self.keys.caller(given, self.limits) if given else None
 
 
 def _refusal() -> ProblemRaised:
