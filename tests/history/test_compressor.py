@@ -86,6 +86,7 @@ def _raise(error: BaseException) -> str:
         (lambda _: _raise(TimeoutError()), "timeout", None),
         (lambda _: _raise(asyncio.CancelledError()), "model", "CancelledError"),
         (lambda _: " \n", "empty", None),
+        (lambda _: "[]", "empty", None),
         (lambda _: _raise(CompressionFailed("too_long")), "too_long", None),
     ],
 )

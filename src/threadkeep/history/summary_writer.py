@@ -194,7 +194,8 @@ class SummaryWriter:
         if call.error is not None:
             # Do not chain the error, because the error of a model may quote the record.
             raise CompressionFailed("model", type(call.error).__name__)
-        if not (text := clean_text(answer).strip()):
+        # Some models answer `[]` or an empty code block.
+        if not any(map(str.isalnum, text := clean_text(answer).strip())):
             raise CompressionFailed("empty")
         return text
 
