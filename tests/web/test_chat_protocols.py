@@ -104,6 +104,24 @@ async def test_openais_client_without_a_session_begins_one_with_its_history(tmp_
     assert sessions[0] != new.headers["x-session-id"]
 
 
+@pytest.mark.parametrize("arguments", ["", "not json", "[1]", '{"a": 1}'])
+async def test_openais_client_may_send_tool_calls_of_its_history(tmp_path: Path, arguments: str) -> None:
+    """Their arguments are the model's text and need not be JSON. A message with calls may have no content."""
+    call = {"id": "c1", "type": "function", "function": {"name": "find", "arguments": arguments}}
+    messages: list[Any] = [
+        {"role": "user", "content": "Find it."},
+        {"role": "assistant", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": "nothing"},
+        {"role": "assistant", "content": "I found nothing.", "tool_calls": [call]},
+        {"role": "user", "content": "Again."},
+    ]
+    async with service(tmp_path, ScriptedModel(["one"])) as client:
+        response = await client.post("/v1/chat/completions", json={"model": "chat", "messages": messages})
+        assert response.status_code == 200, response.text
+        stored = await history(client, response.headers["x-session-id"])
+    assert [text for _, text, _ in said(stored)] == ["Find it.", "I found nothing.", "Again.", "one"]
+
+
 @pytest.mark.parametrize("session_id", ["Zürich", "room 😀"])
 async def test_openais_client_names_sessions_in_every_script(tmp_path: Path, session_id: str) -> None:
     """The session header is UTF-8 in the request and the response, also for a session of another client."""

@@ -251,6 +251,23 @@ async def test_an_attachment_is_sent_and_deleted_by_its_user(app: App, client: h
     assert response.status_code == 422
 
 
+@pytest.mark.parametrize(("text", "stored"), [("", "[file]"), ("Look.", "Look.\n[file]")])
+async def test_attachments_are_marks_in_the_transcript(
+    app: App, client: httpx2.AsyncClient, text: str, stored: str
+) -> None:
+    """A message that has only attachments is answered, and the page gets it back as it was sent."""
+    file = FileAttachment(id="atc_1", name="a.txt", mime_type="text/plain")
+    await attachments_of(app).save_attachment(file, "ann")
+    given = said(text, "atc_1") if text else said("", "atc_1") | {"content": []}
+    events = await ask(client, request_of("threads.create", input=given))
+    assert answer_in(events)
+    thread_id = events[0]["thread"]["id"]
+    messages = await app.memory.session(thread_id, user_id="ann").tail(9)
+    assert [one.content for one in messages if one.role == "user"] == [stored]
+    items = await ask(client, request_of("items.list", thread_id=thread_id, order="asc"))
+    assert [part["text"] for part in items["data"][0]["content"]] == [text][: len(text)]
+
+
 async def test_a_disconnected_reader_finds_the_answer(tmp_path: Path) -> None:
     gate = Gate()
     model = ScriptedModel([[gate, "the whole answer"]])

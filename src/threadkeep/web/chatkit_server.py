@@ -34,7 +34,7 @@ from chatkit.types import (
 from fastapi import Response
 from pydantic import TypeAdapter, ValidationError
 
-from threadkeep.adapters.chatkit import ThreadkeepStore
+from threadkeep.adapters.chatkit import ThreadkeepStore, text_of
 from threadkeep.app import App
 from threadkeep.errors import ThreadkeepError
 from threadkeep.history.session import Session
@@ -155,9 +155,12 @@ class ChatServer(ChatKitServer[ChatKitRequest]):
             asked = RegenerationRequest(message_id=message.id, workflow=workflow)
             request = await app.chat.release(session, asked)
         else:
-            text = "\n".join(part.text for part in message.content)
             request = ChatRequest(
-                text, session_id=thread.id, user_id=context.user_id, message_id=message.id, workflow=workflow
+                text_of(message),
+                session_id=thread.id,
+                user_id=context.user_id,
+                message_id=message.id,
+                workflow=workflow,
             )
         return app.chat.begin(replace(request, quoted_text=message.quoted_text or ""))
 

@@ -208,7 +208,9 @@ async def complete(
     new = None if user_id is not None else f"session_{repeat}" if repeat else str(uuid7())
     named = new if session is None else _from_header(session)
     known = None if repeat is None else f"msg_{repeat}"
-    sent = Sent(messages_of(body.messages), named, user_id, body.model, message_id=known)
+    sent = Sent(
+        messages_of([_without_calls(one) for one in body.messages]), named, user_id, body.model, message_id=known
+    )
     turn = await sent.begin(app, stream=body.stream)
     if body.stream:
         usage = bool((body.stream_options or {}).get("include_usage"))
@@ -224,6 +226,13 @@ async def complete(
         choices=[CompletionChoice(message=CompletionMessage(content=answer.response))],
         usage=_usage(answer.usage),
     )
+
+
+def _without_calls(message: JsonValue) -> JsonValue:
+    """Return a message without tool calls: transcripts have none, and the arguments of a call may not be JSON."""
+    if not isinstance(message, dict) or "tool_calls" not in message:
+        return message
+    return {"content": None, **{name: value for name, value in message.items() if name != "tool_calls"}}
 
 
 def _from_header(value: str) -> str:
