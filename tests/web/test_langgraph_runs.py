@@ -186,6 +186,22 @@ async def test_runs_are_waited_for_joined_and_listed(tmp_path: Path) -> None:
     assert [run["run_id"] for run in succeeded] == [begun["run_id"]]
 
 
+async def test_a_run_has_the_metadata_of_its_request(tmp_path: Path, shared_url: str) -> None:
+    """They are there while the run is queued and after it, also if it answers a question again."""
+    sent = {"source": "page", "tags": ["a"]}
+    async with sdk(tmp_path, ScriptedModel(["one", "two"]), database_url=shared_url) as (langgraph, _):
+        async with asyncio.timeout(HANG_SECONDS):
+            begun = await langgraph.runs.create("t1", "chat", input=asks("first"), metadata=sent)
+            await langgraph.runs.join("t1", begun["run_id"])
+            beginning = (await langgraph.threads.get_history("t1"))[-1]["checkpoint"]["checkpoint_id"]
+            again = await langgraph.runs.create("t1", "chat", checkpoint_id=beginning, metadata={"source": "retry"})
+            await langgraph.runs.join("t1", again["run_id"])
+            listed = await langgraph.runs.list("t1")
+            found = await langgraph.runs.get("t1", begun["run_id"])
+    assert begun["metadata"] == found["metadata"] == sent
+    assert [run["metadata"] for run in listed] == [{**sent, "source": "retry"}, sent]
+
+
 async def test_a_run_without_a_thread_stores_nothing(tmp_path: Path) -> None:
     async with sdk(tmp_path, ScriptedModel(["one", "two"])) as (langgraph, _), asyncio.timeout(HANG_SECONDS):
         waited = await langgraph.runs.wait(None, "chat", input=asks("first"))

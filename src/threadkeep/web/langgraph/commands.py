@@ -135,7 +135,7 @@ async def _forked(app: App, session: Session, start: Start, fork: int) -> RunReq
         message_id=chat.message_id,
         inputs=start.question.inputs,
         user_context=start.user_context,
-        metadata=chat.metadata,
+        metadata={**chat.metadata, **start.metadata},
         stream=True,
         double_texting=start.policy,
     )

@@ -12,6 +12,7 @@ from pydantic import BaseModel, Field, JsonValue
 from threadkeep.errors import InvalidInput
 from threadkeep.records.json_values import example
 from threadkeep.records.runs import Run, RunStatus
+from threadkeep.runs.requests import metadata_of
 from threadkeep.web.schemas import Metadata
 
 type ThreadRunStatus = Literal["pending", "running", "success", "error", "timeout", "interrupted"]
@@ -312,6 +313,7 @@ class ThreadRunBody(BaseModel, json_schema_serialization_defaults_required=True)
             created_at=run.created_at,
             updated_at=run.ended_at or run.started_at or run.created_at,
             status=status_of(run),
+            metadata=metadata_of(run),
         )
 
 
