@@ -9,6 +9,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 from unicodedata import normalize
 
@@ -17,10 +18,12 @@ from google.adk.errors import StaleSessionError
 from google.adk.errors.already_exists_error import AlreadyExistsError
 from google.adk.errors.session_not_found_error import SessionNotFoundError
 from google.adk.events import Event, EventActions
-from google.adk.sessions import InMemorySessionService
+from google.adk.sessions import DatabaseSessionService, InMemorySessionService
 from google.adk.sessions.base_session_service import GetSessionConfig
 from google.genai.types import (
+    Blob,
     Content,
+    FileData,
     FunctionCall,
     GenerateContentResponseUsageMetadata,
     GroundingMetadata,
@@ -132,6 +135,32 @@ def test_an_agent_finds_messages_of_earlier_sessions() -> None:
             assert await memory.session("adk:shop:ann:s_3a1", user_id="ann").count() == 2
 
     asyncio.run(run())
+
+
+async def test_sessions_of_adks_database_are_imported(memory: Memory, tmp_path: Path) -> None:
+    """Their events and state are equal in a session service. Media are marks, which a memory service stores too."""
+    database = DatabaseSessionService(f"sqlite+aiosqlite:///{tmp_path / 'adk.db'}")
+    app = new_app()
+    old = await database.create_session(app_name=app, user_id="ann", session_id="s", state={"user:y": 2, "z": 3})
+    image = Part(inline_data=Blob(data=b"\x89PNG", mime_type="image/png"))
+    document = Part(file_data=FileData(file_uri="gs://a/b.pdf", mime_type="application/pdf"))
+    for parts in ([image], [Part(text="Two:"), document, image]):
+        await database.append_event(old, said("user", "").model_copy(update={"content": Content(parts=parts)}))
+    await database.append_event(old, said("guide", "A cat.", actions=EventActions(state_delta={"z": 4})))
+    read = await database.get_session(app_name=app, user_id="ann", session_id="s")
+    assert read is not None
+    service = SessionService(memory)
+    new = await service.create_session(app_name=app, user_id="ann", session_id="s", state=read.state)
+    for event in read.events:
+        await service.append_event(new, event)
+    stored = await service.get_session(app_name=app, user_id="ann", session_id="s")
+    assert stored is not None
+    assert (stored.events, stored.state) == (read.events, read.state)
+    await MemoryService(memory).add_events_to_memory(app_name=app, user_id="bob", session_id="s", events=read.events)
+    for user in ("ann", "bob"):
+        messages = await memory.session(f"adk:{keys.escape_key(app)}:{user}:s", user_id=user).tail(9)
+        texts = [one.content for one in messages if one.role != "system"]
+        assert texts == ["[image]", "Two:\n[file] [image]", "A cat."]
 
 
 async def test_a_deleted_memory_is_not_found_again(memory: Memory) -> None:

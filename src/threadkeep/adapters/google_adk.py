@@ -28,6 +28,7 @@ from langchain_core.utils.uuid import uuid7
 from pydantic_core import to_jsonable_python
 
 from threadkeep.adapters.items import append_once, first_revision, item_message, messages_after, stored_item
+from threadkeep.agent.counting import media_mark, media_type
 from threadkeep.errors import InvalidInput, InvalidKey, SessionNotFound
 from threadkeep.history import keys
 from threadkeep.history.session import Session as StoredSession
@@ -390,9 +391,14 @@ def _content(message: Message) -> Content:
 
 
 def _message(event: Event) -> Message | None:
-    """Return the message of an event; None if the event is partial or has no text except thoughts."""
-    parts = event.content.parts or [] if event.content else []
-    text = "\n".join(part.text for part in parts if part.text and not part.thought)
+    """Return the message of an event, with a mark for its media; None if the event is partial or has only other parts.
+
+    Thoughts are other parts, and so are calls of tools and their results.
+    """
+    said = [part for part in event.content.parts or [] if not part.thought] if event.content else []
+    media = [data for part in said if (data := part.inline_data or part.file_data) is not None]
+    mark = media_mark([{"type": media_type(data.mime_type)} for data in media])
+    text = "\n".join(filter(None, (*(part.text for part in said), mark)))
     if not text or event.partial:
         return None
     return Message(
