@@ -11,7 +11,7 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 from langchain_core.tools import BaseTool, tool
 from pydantic import BaseModel
 
-from tests.agent.talking import ROOM, ask, config_of, input_of, kept, make_agent, seen
+from tests.agent.talking import ROOM, Agent, ask, config_of, input_of, kept, make_agent, seen
 from threadkeep import Memory, SessionMemory, rebuild, recorded
 from threadkeep.agent.conversion import digest_of_all
 from threadkeep.testing import ScriptedModel
@@ -130,11 +130,11 @@ async def test_the_text_of_a_refusal_is_the_answer(memory: Memory, refusal: AIMe
 async def test_an_original_that_providers_do_not_accept_is_sent_as_text(
     memory: Memory, answer: AIMessage, text: str
 ) -> None:
-    """They drop a refusal beside the content. The call of a structured response has no result in later turns."""
+    """Providers do not receive a refusal beside the content. A structured response's call has no result later."""
     model = ScriptedModel([answer, "Gladly."])
     keeping = SessionMemory(memory, keep_originals=True)
     structured = ToolStrategy(Sum) if answer.tool_calls else None
-    first = create_agent(model, [], middleware=[keeping], response_format=structured)
+    first: Agent = create_agent(model, [], middleware=[keeping], response_format=structured)
     await first.ainvoke(input_of("q"), config_of())
     await ask(create_agent(model, [], middleware=[keeping]), "and then?")
     sent = [(message.type, message.content) for message in model.calls[-1]]

@@ -187,7 +187,7 @@ async def test_runs_are_waited_for_joined_and_listed(tmp_path: Path) -> None:
 
 
 async def test_a_run_has_the_metadata_of_its_request(tmp_path: Path, shared_url: str) -> None:
-    """They are there while the run is queued and after it, also if it answers a question again."""
+    """A queued run has them and a finished one, also if it answers a question again."""
     sent = {"source": "page", "tags": ["a"]}
     async with sdk(tmp_path, ScriptedModel(["one", "two"]), database_url=shared_url) as (langgraph, _):
         async with asyncio.timeout(HANG_SECONDS):
