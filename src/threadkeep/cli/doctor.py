@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -176,7 +176,9 @@ def check_pending(settings: Settings) -> list[Finding]:
 
     own = folder_of(settings.database, settings.pending_dir)
     try:
-        elsewhere = sum(len(file.entries) for folder in _siblings(own) for file in waiting_files(folder))
+        folders = sorted(own.parent.iterdir()) if own.parent.is_dir() else []
+        others = [folder for folder in folders if folder.is_dir() and folder != own]
+        elsewhere = sum(len(file.entries) for folder in others for file in waiting_files(folder))
         found = [_waiting(waiting_files(own)), *_unusable(own), *_unreadable(own)]
     except OSError as error:
         detail = f"The pending turns in {own} cannot be read ({error.strerror})."
@@ -228,11 +230,6 @@ def _unreadable(own: Path) -> list[Finding]:
     detail = f"{counted(len(turns), 'line')} of pending files cannot be read; these turns are stored nowhere else."
     cure = "List them with `threadkeep pending list`; repair the files and restart, or drop them."
     return [Finding("pending writes", "fail", detail, cure)]
-
-
-def _siblings(own: Path) -> Iterator[Path]:
-    if own.parent.is_dir():
-        yield from (folder for folder in sorted(own.parent.iterdir()) if folder.is_dir() and folder != own)
 
 
 def _room(name: str, folder: Path) -> Finding:

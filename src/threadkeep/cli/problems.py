@@ -65,8 +65,8 @@ def problem_of(error: BaseException) -> Problem:
         notes = list(getattr(error, "__notes__", ()))
         if isinstance(error, InvalidKey):
             notes.append("List the ids with: threadkeep sessions list")
-        sentence = " ".join((str(error), *notes))
-        return Problem(_kind(error), sentence, WRONG_USE if usage else FAILED)
+        kind = re.sub(r"(?<=[a-z])(?=[A-Z])", "-", type(error).__name__).lower()
+        return Problem(kind, " ".join((str(error), *notes)), WRONG_USE if usage else FAILED)
     if isinstance(error, typer.TyperException):
         kind = "wrong-use" if error.exit_code == WRONG_USE else "not-done"
         return Problem(kind, _usage_sentence(error), error.exit_code)
@@ -101,7 +101,3 @@ def _usage_sentence(error: typer.TyperException) -> str:
     if "\n" in sentence:
         return sentence  # if a command lacks its verb, the message is the help text
     return f"{sentence}{'' if sentence.endswith(('.', '?')) else '.'} See: {command} --help".lstrip(". ")
-
-
-def _kind(error: Exception) -> str:
-    return re.sub(r"(?<=[a-z])(?=[A-Z])", "-", type(error).__name__).lower()

@@ -44,7 +44,8 @@ class KnownMessages:
         """Return the messages of the chunk, as `shapes.messages_in` does; unchanged messages come from the cache."""
         with damaged_chunk(conversation, self.chunk):
             self._take(conversation, value)
-            first, last = (0, len(self._values)) if span is None else self._between(*span)
+            first = 0 if span is None else bisect_left(self._values, span[0], key=_SEQ)
+            last = len(self._values) if span is None else bisect_right(self._values, span[1], key=_SEQ)
             return [self._message(at) for at in range(first, last)]
 
     def check(self, conversation: Conversation, value: Value) -> None:
@@ -86,10 +87,6 @@ class KnownMessages:
         texts = texts or sum(len(one) for each in values for one in each.values() if isinstance(one, str))
         # Count texts twice, because the JSON of the chunk is cached too.
         self.characters = _LEAST_CHARACTERS + _MESSAGE_CHARACTERS * len(values) + 2 * texts
-
-    def _between(self, first_seq: int, last_seq: int) -> tuple[int, int]:
-        """Return the start and end index of the messages from `first_seq` to `last_seq`, both included."""
-        return bisect_left(self._values, first_seq, key=_SEQ), bisect_right(self._values, last_seq, key=_SEQ)
 
     def _message(self, at: int) -> Message:
         message = self._messages[at]

@@ -145,7 +145,8 @@ class GraphLayout:
             InvalidInput: the layout is not valid; the error names the field.
         """
         object.__setattr__(self, "namespace", tuple(self.namespace))
-        if not self.namespace or not all(_is_label(label) for label in self.namespace):
+        texts = [label for label in self.namespace if isinstance(label, str) and label and label.isprintable()]
+        if not texts or len(texts) < len(self.namespace) or "." in "".join(texts):
             raise InvalidInput("The namespace of histories is one label or more, each text without a full stop.")
         if self.namespace[0] == _RESERVED_ROOT:
             raise InvalidInput(f"The namespace of histories cannot begin with {_RESERVED_ROOT!r}, LangGraph's own.")
@@ -216,10 +217,6 @@ def id_note(message_id: str) -> str:
 def namespace_label(session_id: str) -> str:
     """Return a namespace label for a session id, unique and without full stops, which labels cannot contain."""
     return session_id.replace("%", "%25").replace(".", "%2E")
-
-
-def _is_label(label: object) -> bool:
-    return isinstance(label, str) and label != "" and "." not in label and label.isprintable()
 
 
 class ConversationLayouts(ClockedTables, sql=("conversation_layouts.sql",)):

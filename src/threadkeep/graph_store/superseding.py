@@ -229,7 +229,9 @@ class ConversationSuperseding:
             messages = [message_in(value, self._layout.value_field) for value in values]
             if parent.title in (None, title_of(await first_user(self._reader.up(parent, 1, parent.last_seq)))):
                 new = replace(new, title=title_of(next((one for one in messages if one.role == "user"), None)))
-            renumbered = [_renumbered(value, position) for position, value in enumerate(values, start=1)]
+            marks = ("superseded_at", "superseded_by")
+            unmarked = [{name: one for name, one in value.items() if name not in marks} for value in values]
+            renumbered = [{**value, "seq": seq} for seq, value in enumerate(unmarked, start=1)]
             items = notes_of(self._layout, new.session_id, renumbered)
             items |= chunk_items(new, renumbered, Target(self._layout, None, now))
             if messages:
@@ -273,10 +275,3 @@ def _branched(branching: Branching, parent: Conversation, values: Sequence[Value
         parent_session_id=parent.session_id,
         parent_seq=parent.last_seq if branching.at is None else branching.at,
     )
-
-
-def _renumbered(value: Value, seq: int) -> Value:
-    return {
-        **{name: one for name, one in value.items() if name not in ("superseded_at", "superseded_by")},
-        "seq": seq,
-    }

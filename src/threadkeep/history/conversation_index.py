@@ -241,7 +241,8 @@ class ConversationIndex:
         self.summaries = by_turn
         self.first, self.read = about["first"], about["read"]
         self.superseded, self.taken_back = set(about["superseded"]), set(about["taken_back"])
-        seqs = await asyncio.to_thread(_seqs_of, [turn_id for turn_id in self.tokens if turn_id not in by_turn])
+        turn_ids = [turn_id for turn_id in self.tokens if turn_id not in by_turn]
+        seqs = await asyncio.to_thread(lambda: array("Q", [position_of(turn_id)[1] for turn_id in turn_ids]))
         self.texts = {session_id: IndexedTexts(seqs, about["digests"].get(session_id, ""))}
         self.stored = dict(self.read)
         self._marks = {session_id: mark}
@@ -329,10 +330,6 @@ def _turns_of(state: Packed) -> tuple[RecallIndex, dict[str, int], dict[str, tup
     days = [None if day == _NO_DAY else date.fromordinal(day) for day in state.arrays["days"]]
     days_of = {turn_id: (position_of(turn_id)[0], day) for turn_id, day in zip(tokens, days, strict=True)}
     return RecallIndex.load(state), tokens, days_of
-
-
-def _seqs_of(turn_ids: Iterable[str]) -> array[int]:
-    return array("Q", [position_of(turn_id)[1] for turn_id in turn_ids])
 
 
 def id_at(session_id: str, seq: int) -> str:

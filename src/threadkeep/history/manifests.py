@@ -15,7 +15,8 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from threadkeep.boundary import ErrorBoundary
-from threadkeep.errors import InvalidInput, StoreClosed, StoreError, StoreUnavailable
+from threadkeep.errors import InvalidInput, StoreClosed, StoreError
+from threadkeep.history.pending import is_outage
 from threadkeep.observe import ManifestLoss, ManifestsDropped, ManifestWriteFailed, Observer
 from threadkeep.records import Json
 from threadkeep.records.sessions import check_argument, check_cursor, check_each
@@ -206,7 +207,7 @@ class Manifests:
                 stored = await self._rows.add(group)
         if attempt.error is None:
             self._dropped(len(group) - stored, "session_gone")
-        elif _is_outage(attempt.error):
+        elif isinstance(attempt.error, TimeoutError | StoreClosed) or is_outage(attempt.error):
             raise attempt.error
         elif len(group) > 1:
             await self._write_one_by_one(group)
@@ -269,10 +270,3 @@ class Manifests:
 
 def _weight(entry: NotedManifest) -> int:
     return sum(map(len, entry.texts.values()))
-
-
-def _is_outage(error: Exception) -> bool:
-    """Return True if writing other records would fail too; a locked row affects only its own records."""
-    return isinstance(error, TimeoutError | StoreClosed) or (
-        isinstance(error, StoreUnavailable) and not isinstance(error, RowLocked)
-    )

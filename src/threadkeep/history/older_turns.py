@@ -137,7 +137,7 @@ class OlderTurns:
             ranked = [entry for entry in ranked if index.days[entry.id][0] in sessions]
         chosen = select(
             ranked,
-            lambda turn_id: _quoted_tokens(index.tokens[turn_id]) + _FRAME_TOKENS,
+            lambda turn: _FRAME_TOKENS + (size if (size := index.tokens[turn]) <= _LONG_TOKENS else _PASSAGE_TOKENS),
             budget + budget // _MORE,
             group_of=index.days.__getitem__,
             group_cost=_DAY_TOKENS,
@@ -330,10 +330,6 @@ def _allowed(infos: Mapping[str, SessionInfo], most: int) -> dict[str, int]:
             allowed[session_id] = count
             most -= count
     return dict(reversed(list(allowed.items())))
-
-
-def _quoted_tokens(tokens: int) -> int:
-    return _PASSAGE_TOKENS if tokens > _LONG_TOKENS else tokens
 
 
 def _parts_of(messages: Sequence[Message], terms: Mapping[str, float]) -> list[Passage]:

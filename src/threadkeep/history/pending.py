@@ -322,7 +322,7 @@ class PendingTurns:
             await self._note_failure(entry, attempt.error)
             # A first timeout may be due to a locked session; after a second one, the database is taken to be down.
             timeouts += isinstance(attempt.error, TimeoutError)
-            if timeouts > 1 or _is_outage(attempt.error):
+            if timeouts > 1 or is_outage(attempt.error):
                 return False
             if not entry.refused:
                 blocked.add(entry.turn.session_id)
@@ -483,7 +483,7 @@ class PendingTurns:
             self._report_failure(entry.turn, error)
 
     def _note_failed_write(self, turn: Turn, error: Exception) -> None:
-        self.database_fails = isinstance(error, TimeoutError) or _is_outage(error)
+        self.database_fails = isinstance(error, TimeoutError) or is_outage(error)
         self._report_failure(turn, error)
 
     def _report_failure(self, turn: Turn, error: Exception) -> None:
@@ -498,7 +498,7 @@ class PendingTurns:
         self._observer.notify(PendingWrites(backend=backend, count=count))
 
 
-def _is_outage(error: Exception) -> bool:
+def is_outage(error: Exception) -> bool:
     """Return True if writing other turns would fail too; a locked row affects only its own session."""
     return isinstance(error, StoreUnavailable) and not isinstance(error, RowLocked)
 

@@ -265,7 +265,8 @@ class Pruner:
                 except SessionDamaged:
                     messages.skip()
                     continue
-                if any(removal.idle_before for removal in removals) and self._waits(session.session_id):
+                waits = any(entry.turn.session_id == session.session_id for entry in self._pending.own)
+                if waits and any(removal.idle_before for removal in removals):
                     messages.skip()  # a new turn of the idle session is pending
                 elif removals:
                     await messages.remove(removals)
@@ -339,9 +340,6 @@ class Pruner:
             return 0
         moment = now - timedelta(days=limits.max_age_days)
         return await self._rows.end_of_older(session, after=after, moment=moment) if first_at < moment else 0
-
-    def _waits(self, session_id: str) -> bool:
-        return any(entry.turn.session_id == session_id for entry in self._pending.own)
 
     def _notify(self, done: Pruned) -> None:
         amounts: dict[Action, Amount] = {"archive": done.archived, "delete": done.deleted}

@@ -589,19 +589,13 @@ class Session:
 
         With a `run_id`, do nothing unless this run is being executed and its message has not deleted a session before.
         """
-        if self.user_id is not None and not await self._is_there():
-            return False
+        with contextlib.suppress(SessionDamaged):
+            if self.user_id is not None and await self._info() is None:
+                return False
         was_there = await self._pending.delete(self.session_id, run_id=run_id)
         self._backend.older_turns.forget(self.session_id)
         self._cache.forget(self.session_id)
         return was_there
-
-    async def _is_there(self) -> bool:
-        """Return True if the session exists, even if it is damaged."""
-        try:
-            return await self._info() is not None
-        except SessionDamaged:
-            return True
 
     async def _if_visible[T](self, read: Callable[[], Awaitable[T]], otherwise: T) -> T:
         """Return the result of a read; if this user may not see the session, return `otherwise` without reading."""

@@ -76,7 +76,8 @@ class RecordedTools(AgentMiddleware[AgentState[Any], Any, Any]):
         if part.call.status == "finished":
             return _again(part.call.result, request)
         if part.call.status == "begun_before":
-            answer = part.answer_to(_question(request))
+            asked = {"kind": "tool_begun_before", "tool": _name(request), "args": jsonable(request.tool_call["args"])}
+            answer = part.answer_to({**asked, "answers": [AGAIN, SKIP, "what it gave"]})
             if answer != AGAIN:
                 given = _message(_SKIPPED if answer == SKIP else answer, request)
                 await self._trace.finish_tool(context.run_id, part.id, jsonable(given))
@@ -125,15 +126,6 @@ class IdempotentToolsOnly(AgentMiddleware[AgentState[Any], Any, Any]):
 
 def _name(request: ToolCallRequest) -> str:
     return str(request.tool_call["name"])
-
-
-def _question(request: ToolCallRequest) -> dict[str, Json]:
-    return {
-        "kind": "tool_begun_before",
-        "tool": _name(request),
-        "args": jsonable(request.tool_call["args"]),
-        "answers": [AGAIN, SKIP, "what it gave"],
-    }
 
 
 def _again(result: Json, request: ToolCallRequest) -> ToolMessage:

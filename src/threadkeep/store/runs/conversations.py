@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
-from typing import NamedTuple, assert_never
+from typing import Literal, NamedTuple, assert_never
 
 from threadkeep.errors import SessionBusy
 from threadkeep.records.runs import OWN_NAMES, ROLLED_BACK, DoubleTexting, NewRun, RunInput
@@ -16,6 +16,8 @@ from threadkeep.store.runs.rows import compact_inputs, inputs_of
 from threadkeep.store.runs.trace import RunTrace
 from threadkeep.store.statements import ClockedTables, Tables, load_statements
 
+type Lock = Literal["lock_order", "lock_order_of", "lock_tree", "lock_below"]
+
 
 class RunLocks:
     """Locks for runs, held until the transaction ends; callers must take them in the order conversation, tree, run."""
@@ -23,7 +25,7 @@ class RunLocks:
     def __init__(self, backend: Backend) -> None:
         self._sql = load_statements(f"{backend}/runs.sql")
 
-    def statements(self, name: str, **parameters: object) -> list[Statement]:
+    def statements(self, name: Lock, **parameters: object) -> list[Statement]:
         """Return the statement that takes a lock in a list; an empty list on SQLite, where transactions are serial.
 
         `lock_order` locks the order of runs in a session, which need not exist. `lock_tree` locks a tree of runs: then
@@ -34,21 +36,10 @@ class RunLocks:
     async def lock_orders(self, connection: Connection, names: Iterable[str | None]) -> None:
         """Lock the order of runs in the given conversations, which need not exist; None is ignored."""
         for name in sorted({name for name in names if name is not None}):
-            await self._hold(connection, "lock_order", place=name)
+            await self.hold(connection, "lock_order", place=name)
 
-    async def lock_orders_of(self, connection: Connection, run_id: str) -> None:
-        """Lock the order of runs in each conversation to which a run belongs."""
-        await self._hold(connection, "lock_order_of", run_id=run_id)
-
-    async def lock_tree(self, connection: Connection, root_run_id: str) -> None:
-        """Lock a tree of runs; until the transaction ends, no run can be added to it or cancelled in it."""
-        await self._hold(connection, "lock_tree", root_run_id=root_run_id)
-
-    async def lock_below(self, connection: Connection, run_id: str) -> None:
-        """Lock a run and all its descendants against changes."""
-        await self._hold(connection, "lock_below", run_id=run_id)
-
-    async def _hold(self, connection: Connection, name: str, **parameters: object) -> None:
+    async def hold(self, connection: Connection, name: Lock, **parameters: object) -> None:
+        """Take a lock. `lock_order_of` is for each conversation of a run; `lock_below` for a run and all below it."""
         for statement in self.statements(name, **parameters):
             await connection.fetch(*statement)
 
@@ -183,10 +174,10 @@ class Policies:
         """Stop running turns with all their descendants, and mark queued turns so that they stop when they begin."""
         running = [turn for turn in turns if turn.status == "running"]
         for root_run_id in sorted({turn.root_run_id for turn in running}):
-            await self._locks.lock_tree(connection, root_run_id)
+            await self._locks.hold(connection, "lock_tree", root_run_id=root_run_id)
         reason = {"reason": why, "now": time_text(self._clock())}
         for turn in running:
-            await self._locks.lock_below(connection, turn.run_id)
+            await self._locks.hold(connection, "lock_below", run_id=turn.run_id)
             rows = await connection.fetch(self._sql["cancel"], {"run_id": turn.run_id, **reason})
             await self._trace.note_cancelled(connection, rows)
         for turn in turns:

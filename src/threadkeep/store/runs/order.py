@@ -94,7 +94,7 @@ class RunOrder(ClockedTables, sql=("runs_order.sql",)):
     async def begin(self, run_id: str, owner: str) -> Begun | NotYet | Over:
         """Begin a run if it may begin now, or take it over if its owner is dead; otherwise return the reason."""
         async with self._driver.writing() as connection:
-            await self._locks.lock_orders_of(connection, run_id)
+            await self._locks.hold(connection, "lock_order_of", run_id=run_id)
             if begun := await self._begin(connection, run_id, owner):
                 return begun
             run = await fetch_run(connection, run_id)
@@ -107,13 +107,13 @@ class RunOrder(ClockedTables, sql=("runs_order.sql",)):
         """Mark a queued run to be stopped by any process when its turn comes; return False if it is not queued."""
         parameters = {"run_id": run_id, "reason": "requested", "now": time_text(self._clock())}
         async with self._driver.writing() as connection:
-            await self._locks.lock_orders_of(connection, run_id)
+            await self._locks.hold(connection, "lock_order_of", run_id=run_id)
             return await connection.execute(self._sql["stop_as_it_begins"], parameters) > 0
 
     async def take_back(self, run_id: str, message_id: str) -> bool:
         """Remove a message from a run that has not begun; return False unless the run answers other messages too."""
         async with self._driver.writing() as connection:
-            await self._locks.lock_orders_of(connection, run_id)
+            await self._locks.hold(connection, "lock_order_of", run_id=run_id)
             run = await fetch_run(connection, run_id)
             left = [one for one in run.inputs if one.message_id != message_id] if run and run.unbegun else []
             if run is None or not left or len(left) == len(run.inputs):
@@ -215,12 +215,12 @@ class RunOrder(ClockedTables, sql=("runs_order.sql",)):
         await self._locks.lock_orders(connection, _conversations(new))
         if new.parent_run_id is None:
             if new.session_id is None:
-                await self._locks.lock_tree(connection, new.run_id)
+                await self._locks.hold(connection, "lock_tree", root_run_id=new.run_id)
             return _Position(new.run_id, 0, in_order=new.session_id is not None, late=False)
         above = {"parent_run_id": new.parent_run_id, "place": new.session_id}
         parents = await connection.fetch(self._sql["parent"], above)
         if parents:
-            await self._locks.lock_tree(connection, parents[0][0])
+            await self._locks.hold(connection, "lock_tree", root_run_id=parents[0][0])
             parents = await connection.fetch(self._sql["parent"], above)
         if not parents:
             raise RunNotFound(new.parent_run_id)

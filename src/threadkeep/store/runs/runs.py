@@ -259,7 +259,7 @@ class Runs(ClockedTables, sql=("runs.sql", "{backend}/runs.sql")):
         interrupt = json_text({**asked, REPLY: message_id})
         parameters = {"run_id": run.run_id, "message_id": message_id, "resume_value": json_text(value), "asked": None}
         async with self._driver.writing() as connection:
-            await self._locks.lock_orders_of(connection, run.run_id)
+            await self._locks.hold(connection, "lock_order_of", run_id=run.run_id)
             current = await fetch_run(connection, run.run_id)
             if current is None or current.interrupt != run.interrupt:
                 return False  # the run now asks another question
@@ -302,8 +302,8 @@ class Runs(ClockedTables, sql=("runs.sql", "{backend}/runs.sql")):
             if not roots:
                 return []
             await self._lock_orders_of(connection, above)
-            await self._locks.lock_tree(connection, roots[0][0])
-            await self._locks.lock_below(connection, above[0].run_id if above else run_id)
+            await self._locks.hold(connection, "lock_tree", root_run_id=roots[0][0])
+            await self._locks.hold(connection, "lock_below", run_id=above[0].run_id if above else run_id)
             rows = await connection.fetch(self._sql["cancel"], parameters)
             await self.trace.note_cancelled(connection, rows)
             await self._continue(connection, above)
@@ -331,7 +331,7 @@ class Runs(ClockedTables, sql=("runs.sql", "{backend}/runs.sql")):
 
     async def _lock_orders_of(self, connection: Connection, runs: Sequence[Run]) -> None:
         for run in runs:
-            await self._locks.lock_orders_of(connection, run.run_id)
+            await self._locks.hold(connection, "lock_order_of", run_id=run.run_id)
 
     async def _continue(self, connection: Connection, above: Sequence[Run]) -> None:
         for waiting in above:
@@ -345,7 +345,7 @@ class Runs(ClockedTables, sql=("runs.sql", "{backend}/runs.sql")):
 
     async def _arrive_again(self, statement: str, parameters: Parameters) -> bool:
         async with self._driver.writing() as connection:
-            await self._locks.lock_orders_of(connection, str(parameters["run_id"]))
+            await self._locks.hold(connection, "lock_order_of", run_id=parameters["run_id"])
             changed = await connection.execute(self._sql[statement], parameters) > 0
             if changed:
                 again = {"run_id": parameters["run_id"], "now": time_text(self._clock())}

@@ -281,14 +281,6 @@ def error_page(request: Request, error: Exception) -> Response:
     return response
 
 
-def _moment(value: datetime | None) -> str:
-    return "" if value is None else value.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S")
-
-
-def _iso(value: datetime) -> str:
-    return value.astimezone(UTC).isoformat()
-
-
 def _ago(value: datetime) -> str:
     """Return the age of a moment in words."""
     seconds = max((datetime.now(UTC) - value).total_seconds(), 0.0)
@@ -297,14 +289,6 @@ def _ago(value: datetime) -> str:
             count = int(seconds // length)
             return f"{count} {unit}{'' if count == 1 else 's'} ago"
     return "just now"
-
-
-def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:,}"
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def _seconds(value: float | None) -> str:
@@ -321,13 +305,13 @@ def _speaker(message: Message, owner: str | None = None) -> str:
     return str(message.author or metadata.get("sender_name") or metadata.get("sender_id") or owner or "user")
 
 
+def _pretty(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, indent=2, default=str)
+
+
 def _with_code(text: str) -> Markup:
     """Return a sentence as HTML, with text between backticks as code."""
     return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(text))))  # noqa: S704 - it is escaped
-
-
-def _pretty(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, indent=2, default=str)
 
 
 _environment = Environment(
@@ -339,10 +323,10 @@ _environment = Environment(
 )
 _environment.filters |= {
     "ago": _ago,
-    "counted": _counted,
-    "iso": _iso,
-    "moment": _moment,
-    "number": _number,
+    "counted": lambda count, noun: f"{count:,} {noun}{'' if count == 1 else 's'}",
+    "iso": lambda value: value.astimezone(UTC).isoformat(),
+    "moment": lambda value: "" if value is None else value.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S"),
+    "number": lambda value: "–" if value is None else f"{value:,}",
     "pretty": _pretty,
     "query": _query,
     "seconds": _seconds,
