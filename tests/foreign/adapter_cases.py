@@ -318,6 +318,7 @@ async def test_an_event_survives_whole_and_its_text_is_a_message(memory: Memory)
     texts = [(one.role, one.author, one.id, one.content) for one in await stored.tail(50) if one.role != "system"]
     assert texts == [
         ("user", None, events[0].id, f"Flights to {word}?"),
+        ("user", None, events[2].id, "[image]"),
         ("assistant", "guide", events[3].id, "One at nine."),
     ]
     assert [hit.message.id for hit in await memory.search(word, user_id="ann")] == [events[0].id]
