@@ -6,12 +6,10 @@ from typing import Any
 
 import pytest
 from langchain.agents import create_agent
-from langchain.agents.structured_output import ToolStrategy
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 from langchain_core.tools import BaseTool, tool
-from pydantic import BaseModel
 
-from tests.agent.talking import ROOM, Agent, ask, config_of, input_of, kept, make_agent, seen
+from tests.agent.talking import ROOM, ask, config_of, input_of, kept, make_agent, seen
 from threadkeep import Memory, SessionMemory, rebuild, recorded
 from threadkeep.agent.conversion import digest_of_all
 from threadkeep.testing import ScriptedModel
@@ -27,12 +25,6 @@ def picture(subject: str) -> tuple[str, bytes]:
 def table(subject: str) -> tuple[str, dict[object, object]]:
     """Make a table."""
     return f"a table of {subject}", {1: object(), "half": "\ud800", "nothing": float("nan"), "set": {1}}
-
-
-class Sum(BaseModel):
-    """A sum."""
-
-    value: int
 
 
 def drawing(call: BaseTool, subject: object = "a horse") -> AIMessage:
@@ -119,26 +111,15 @@ async def test_the_text_of_a_refusal_is_the_answer(memory: Memory, refusal: AIMe
     assert (await kept(memory))[:2] == [("user", "q"), ("assistant", "I can't help with that.")]
 
 
-@pytest.mark.parametrize(
-    ("answer", "text"),
-    [
-        (AIMessage("", additional_kwargs={"refusal": "I can't help with that."}), "I can't help with that."),
-        (AIMessage("Here it is.", tool_calls=[{"name": "Sum", "args": {"value": 3}, "id": "call-1"}]), "Here it is."),
-    ],
-    ids=["refusal", "structured"],
-)
-async def test_an_original_that_providers_do_not_accept_is_sent_as_text(
-    memory: Memory, answer: AIMessage, text: str
-) -> None:
-    """Providers do not receive a refusal beside the content. A structured response's call has no result later."""
-    model = ScriptedModel([answer, "Gladly."])
-    keeping = SessionMemory(memory, keep_originals=True)
-    structured = ToolStrategy(Sum) if answer.tool_calls else None
-    first: Agent = create_agent(model, [], middleware=[keeping], response_format=structured)
-    await first.ainvoke(input_of("q"), config_of())
-    await ask(create_agent(model, [], middleware=[keeping]), "and then?")
+async def test_a_kept_refusal_is_sent_as_text(memory: Memory) -> None:
+    """Providers do not receive a refusal beside the content."""
+    refusal = AIMessage("", additional_kwargs={"refusal": "I can't help with that."})
+    model = ScriptedModel([refusal, "Gladly."])
+    agent = create_agent(model, [], middleware=[SessionMemory(memory, keep_originals=True)])
+    await agent.ainvoke(input_of("q"), config_of())
+    await ask(agent, "and then?")
     sent = [(message.type, message.content) for message in model.calls[-1]]
-    assert sent == [("human", "q"), ("ai", text), ("human", "and then?")]
+    assert sent == [("human", "q"), ("ai", "I can't help with that."), ("human", "and then?")]
 
 
 async def test_the_text_of_a_refusal_is_the_answer_of_a_recorded_graph(memory: Memory) -> None:

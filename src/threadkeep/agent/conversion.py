@@ -244,9 +244,8 @@ def _original(message: Message) -> BaseMessage | None:
         (full,) = messages_from_dict([message.original])
     except (ValueError, TypeError):
         return None  # another version of LangChain wrote it, so the caller uses the stored text
-    if isinstance(full, AIMessage) and (full.tool_calls or "refusal" in full.additional_kwargs):
-        # The call of a structured response has no result here, and providers do not receive a refusal beside the text.
-        return None
+    if "refusal" in full.additional_kwargs:
+        return None  # providers do not receive a refusal beside the content
     # The content may lack the marks for images and files (`[image]`): early versions stored only the visible text.
     if message.content not in (transcript_text(full), text_of(full)):
         return None
