@@ -115,8 +115,8 @@ async def test_a_kept_refusal_is_sent_as_text(memory: Memory) -> None:
     """Providers do not receive a refusal beside the content."""
     refusal = AIMessage("", additional_kwargs={"refusal": "I can't help with that."})
     model = ScriptedModel([refusal, "Gladly."])
-    agent = create_agent(model, [], middleware=[SessionMemory(memory, keep_originals=True)])
-    await agent.ainvoke(input_of("q"), config_of())
+    agent = make_agent(model, [SessionMemory(memory, keep_originals=True)])
+    await ask(agent, "q")
     await ask(agent, "and then?")
     sent = [(message.type, message.content) for message in model.calls[-1]]
     assert sent == [("human", "q"), ("ai", "I can't help with that."), ("human", "and then?")]
