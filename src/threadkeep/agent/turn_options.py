@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -36,7 +35,6 @@ AUTO_TOKENS: Final = 4_000
 """The token budget of a model call if the model's context window is unknown."""
 
 _MOST_NAME_CHARACTERS: Final = 200
-_MISTRAL = re.compile(r"(mi|mini|magi|code|dev)stral|(mi|pi|vo)xtral", re.IGNORECASE)
 
 AUTO_SHARED_TOKENS: Final = 16_000
 """With `max_tokens="auto"`, the sections' shares are parts of at most this many tokens, even in a huge window."""
@@ -299,7 +297,7 @@ def facts_of(model: BaseChatModel | None, override: int | None = None) -> ModelF
     """Return the facts of a model. The window is `override`, or else that of the model's profile or name.
 
     The name is the name that a LangChain chat model sends to its provider, in a form that can be stored. The provider
-    is the provider that the model reports to tracers; for a Mistral model behind OpenAI's API, it is `mistral`.
+    is the provider that the model reports to tracers.
     """
     names = [getattr(model, attribute, None) for attribute in ("model_name", "model")]
     name = next(iter([kept_name(one) for one in names if isinstance(one, str) and one]), None)
@@ -309,8 +307,6 @@ def facts_of(model: BaseChatModel | None, override: int | None = None) -> ModelF
     # LangChain has no public way to ask. Models with retries, and configurable ones without a default, lack the method.
     describe = getattr(model, "_get_ls_params", None)
     provider = describe().get("ls_provider") if describe is not None else None
-    if provider == "openai" and _MISTRAL.search(name or ""):
-        provider = "mistral"  # vLLM and OpenRouter refuse the same orders of messages as Mistral
     return ModelFacts(
         name, window or DEFAULT_WINDOW, provider if isinstance(provider, str) else None, known=window is not None
     )
