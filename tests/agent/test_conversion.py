@@ -77,6 +77,7 @@ def test_full_fidelity_restores_the_whole_message() -> None:
         tool_calls=[{"name": "look_up", "args": {"x": 1}, "id": "c1"}],
         usage_metadata={"input_tokens": 1, "output_tokens": 2, "total_tokens": 3},
         response_metadata={"model_provider": "anthropic"},
+        additional_kwargs={"refusal": None},
     )
     stored = Message.from_json(from_langchain(whole, full=True).to_json())
     assert to_langchain(stored) == whole

@@ -225,7 +225,7 @@ async def test_a_database_of_schema_20_opens_with_all_data(stored_url: str, memo
 async def test_a_start_that_waits_to_upgrade_logs_the_wait(
     stored_url: str, memory_options: MemoryOptions, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The warning tells the limit of the wait, and appears at the first retry, while the lock is still held."""
+    """The warning tells the limit of the wait, and appears while the lock is still held."""
     monkeypatch.setattr("threadkeep.store.migrations._LOCK_NOTE_SECONDS", 0.0)
     monkeypatch.setattr("threadkeep.store.partitions._PAUSE_SECONDS", 0.0)
 

@@ -304,14 +304,14 @@ def _wrapped(item: ThreadItem) -> Json:
 
 def _message(item: ThreadItem, message_id: str | None) -> Message:
     if isinstance(item, UserMessageItem):
-        return item_message(_NAME, _wrapped(item), role="user", text=text_of(item), message_id=message_id)
+        return item_message(_NAME, _wrapped(item), role="user", text=user_text(item), message_id=message_id)
     if isinstance(item, AssistantMessageItem):
         text = "\n".join(part.text for part in item.content)
         return item_message(_NAME, _wrapped(item), role="assistant", text=text, message_id=message_id)
     return item_message(_NAME, _wrapped(item), role=None, text=f"[{item.type}]", message_id=message_id)
 
 
-def text_of(item: UserMessageItem) -> str:
+def user_text(item: UserMessageItem) -> str:
     """Return the text of a person's message, with a mark for its attachments (`[image]`)."""
     mark = media_mark([{"type": one.type} for one in item.attachments])
     return "\n".join(filter(None, (*(part.text for part in item.content), mark)))

@@ -244,7 +244,7 @@ def _original(message: Message) -> BaseMessage | None:
         (full,) = messages_from_dict([message.original])
     except (ValueError, TypeError):
         return None  # another version of LangChain wrote it, so the caller uses the stored text
-    if "refusal" in full.additional_kwargs:
+    if full.additional_kwargs.get("refusal"):
         return None  # providers do not receive a refusal beside the content
     # The content may lack the marks for images and files (`[image]`): early versions stored only the visible text.
     if message.content not in (transcript_text(full), text_of(full)):

@@ -236,7 +236,7 @@ class AgentCall:
 
 @dataclass(eq=False)
 class Step[R, T]:
-    """A model or tool call of an agent: the request to send, or the result if it is stored already.
+    """A model or tool call of an agent: the request to send, or (`answered`) a result that was stored before.
 
     The call is made inside `block`. Afterwards `end` or `fail` is called on the event loop of the memory.
     """

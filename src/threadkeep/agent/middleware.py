@@ -173,7 +173,7 @@ class SessionMemory(AgentMiddleware[AgentState[Any], Any, Any]):
             with step.block:
                 result = await handler(step.request)
         except (asyncio.CancelledError, Exception) as error:
-            # A variable with the error would keep the run's stream writer alive.
+            # A variable with the error would form a cycle with its traceback, and keep the run's stream writer alive.
             failing = step.fail(error)
             await self._hooks.call(lambda _: failing)
             raise
@@ -191,8 +191,8 @@ class SessionMemory(AgentMiddleware[AgentState[Any], Any, Any]):
             with step.block:
                 result = handler(step.request)
         except BaseException as error:
-            failure = error
-            self._wait_for(call, lambda _: step.fail(failure))
+            failing = step.fail(error)
+            self._wait_for(call, lambda _: failing)
             raise
         self._wait_for(call, lambda _: step.end(result))
         return result

@@ -94,7 +94,7 @@ class NodeTurn:
         return [*([sent.system] if sent.system else []), *sent.messages]
 
     def take(self, reply: BaseMessage | str) -> None:
-        """Set the answer of the turn. Give a message an id, if it has none, and the id of an older question."""
+        """Set the answer of the turn. Give a message an id if it has none, and mark which older question it answers."""
         if isinstance(reply, BaseMessage):
             identify([reply])
             reply.response_metadata |= self._turn.mark

@@ -260,8 +260,8 @@ class Part:
     """A part of an answer that fits into one message.
 
     `key` is the same for each attempt, so that platforms can drop duplicates. Only the `first` part of an answer is
-    sent as a reply to the message; other parts follow one that is not the `last`. If `again` is True, the part may have
-    been sent before.
+    sent as a reply to the message. `last` is False if more parts of the answer follow. If `again` is True, the part may
+    have been sent before.
     """
 
     text: str = field(repr=False)

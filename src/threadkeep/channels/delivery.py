@@ -144,13 +144,11 @@ class Delivery:
             )
             match await self._send_part(bot, address, part):
                 case Sent(is_all):
-                    index += 1
+                    index = len(parts) if is_all else index + 1
                     # Repeat this in an outage, because the part would be sent again.
                     note = partial(self._outbox.note_part, message, self._owner, index, seconds=claim_seconds)
                     if not await retry_until_available(note):
                         return  # the message was dropped, or another process claimed it
-                    if is_all:
-                        break
                 case Moved(address):
                     await self._outbox.move(message.number, self._owner, address)
                 case Later() as later:

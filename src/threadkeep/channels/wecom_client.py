@@ -114,7 +114,7 @@ class WeComApi:
     async def token(self) -> str | WeComAnswer:
         """Return the stored access token or a new one; if WeCom issues none, return its error response.
 
-        A failed request is the answer to all calls that have waited for it, because WeCom may respond after seconds.
+        If the request fails, all calls that waited for it get its error. They do not repeat it one after another.
         """
         began = time.monotonic()
         async with self._asking:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 import statistics
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated
 from uuid import uuid4
@@ -74,7 +75,8 @@ async def work() -> None:
             terminal.result({"announcement": [started]}, started)
             await stop.wait()
             seconds = f"{settings.shutdown_timeout:g} seconds"
-            terminal.note(f"Stopping: active runs may finish within {seconds}; then other workers continue them.")
+            with suppress(OSError):  # the terminal may be closed
+                terminal.note(f"Stopping: active runs may finish within {seconds}; then other workers continue them.")
 
 
 @contextmanager
@@ -84,10 +86,11 @@ def _stop_signals() -> Iterator[asyncio.Event]:
 
     def stop() -> None:
         stopped.set()
-        remove_handlers()
+        # A closed terminal may send SIGHUP twice, from the shell and from the kernel.
+        remove_handlers(signal.SIGINT, signal.SIGTERM)
 
-    def remove_handlers() -> None:
-        for number in signals:
+    def remove_handlers(*numbers: signal.Signals) -> None:
+        for number in numbers:
             loop.remove_signal_handler(number)
 
     for number in signals:
@@ -95,7 +98,7 @@ def _stop_signals() -> Iterator[asyncio.Event]:
     try:
         yield stopped
     finally:
-        remove_handlers()
+        remove_handlers(*signals)
 
 
 async def bench(

@@ -309,8 +309,8 @@ class Knowledge(ClockedTables, sql=OWNER_SQL):
             spellings[canonical_key(stored)].append(stored)
         deleted = dict.fromkeys(keys, 0)
         # All calls lock keys in the same order, which prevents deadlocks.
-        for key in sorted(deleted):
-            for one in spellings.pop(canonical_key(key), ()):
+        for key in sorted(deleted, key=canonical_key):
+            for one in sorted(spellings.pop(canonical_key(key), ())):
                 await connection.execute(self._sql["forget_proposals"], {**owner, "key": one})
                 await self._retract(connection, scope, key=one)
                 deleted[key] += await connection.execute(self._sql["forget_key"], {**owner, "key": one})

@@ -122,7 +122,8 @@ async def migrate(
         return []
     if not found and driver.backend == "postgres":
         await _check_search_path(driver)
-    held = cache(held or partial(_log_wait, driver.backend))
+    # The first connection to an empty database may take longer.
+    held = cache(held or (partial(_log_wait, driver.backend) if found else lambda: None))
     waits = asyncio.get_running_loop().call_later(_LOCK_NOTE_SECONDS, held)
 
     async def apply(connection: Connection) -> list[int]:

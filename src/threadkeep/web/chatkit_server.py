@@ -34,7 +34,7 @@ from chatkit.types import (
 from fastapi import Response
 from pydantic import TypeAdapter, ValidationError
 
-from threadkeep.adapters.chatkit import ThreadkeepStore, text_of
+from threadkeep.adapters.chatkit import ThreadkeepStore, user_text
 from threadkeep.app import App
 from threadkeep.errors import ThreadkeepError
 from threadkeep.history.session import Session
@@ -156,7 +156,7 @@ class ChatServer(ChatKitServer[ChatKitRequest]):
             request = await app.chat.release(session, asked)
         else:
             request = ChatRequest(
-                text_of(message),
+                user_text(message),
                 session_id=thread.id,
                 user_id=context.user_id,
                 message_id=message.id,

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from langchain_core.utils.uuid import uuid7
 
-from threadkeep.errors import GraphitiError, SessionNotFound
+from threadkeep.errors import GraphitiError, KnowledgeNotFound, SessionNotFound
 from threadkeep.knowledge.graphiti.client import Episode, GraphitiClient, Step
 from threadkeep.knowledge.graphiti.deliveries import Deliveries
 from threadkeep.knowledge.graphiti.turns import TurnQueue, fact_episode
@@ -266,7 +267,8 @@ async def retract(client: GraphitiClient | None, deliveries: Deliveries, fact_id
     if client is None:
         return Retracted(1, "the episode; if Graphiti is off, or without consent, no request to delete it is sent")
     if recorded.reason == "not_deleted":
-        await deliveries.retry(recorded.number)
+        with suppress(KnowledgeNotFound):  # another call retries it already
+            await deliveries.retry(recorded.number)
     try:
         _, left = await delete_episodes(client, recorded.group_id, {name})
     except GraphitiError as error:

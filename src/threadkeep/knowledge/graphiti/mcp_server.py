@@ -143,7 +143,10 @@ class McpClient:
         # The library raises errors of its transport, some in exception groups. Each of them ends the connection.
         with ErrorBoundary() as attempt:
             async with asyncio.timeout(self._seconds if seconds is None else seconds):
-                return await send(await self._connected())
+                client = await self._connected()
+                if self._connection is not None:
+                    self._connection.failed = None  # it belongs to an earlier request
+                return await send(client)
         failed = None if self._connection is None else self._connection.failed
         await self.close()
         raise _failure_of(attempt.caught, failed)

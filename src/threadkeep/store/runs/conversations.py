@@ -39,7 +39,7 @@ class RunLocks:
             await self.hold(connection, "lock_order", place=name)
 
     async def hold(self, connection: Connection, name: Lock, **parameters: object) -> None:
-        """Take a lock. `lock_order_of` is for each conversation of a run; `lock_below` for a run and all below it."""
+        """Take a lock: `lock_order_of` of each conversation of a run, `lock_below` of a run and its descendants."""
         for statement in self.statements(name, **parameters):
             await connection.fetch(*statement)
 
