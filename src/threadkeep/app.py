@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
@@ -268,3 +269,9 @@ def _spans(settings: Settings) -> list[Observer]:
     from threadkeep.observe.otel import OtelObserver
 
     return [OtelObserver()]
+
+
+def stop_signals() -> list[signal.Signals]:
+    """Return the signals that stop a server. SIGHUP (a closed terminal) does, unless `nohup` ignores it."""
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return [signal.SIGINT, signal.SIGTERM, *([] if ignored else [signal.SIGHUP])]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import signal
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
@@ -34,12 +33,6 @@ def without_exit[**P, R](call: Callable[P, Awaitable[R]]) -> Callable[P, Awaitab
             raise ExitRequested from error
 
     return checked
-
-
-def stop_signals() -> list[signal.Signals]:
-    """Return the signals that stop a server. SIGHUP (a closed terminal) does, unless `nohup` ignores it."""
-    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    return [signal.SIGINT, signal.SIGTERM, *([] if ignored else [signal.SIGHUP])]
 
 
 def retrieve_exception(task: asyncio.Task[Any]) -> None:

@@ -6,6 +6,7 @@ The hooks run on the event loop of their memory. Between two hooks, the caller c
 from __future__ import annotations
 
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import KW_ONLY, dataclass, field
@@ -235,7 +236,7 @@ class AgentCall:
 
 
 @dataclass(eq=False)
-class Step[R, T]:
+class Step[R, T](ABC):
     """A model or tool call of an agent: the request to send, or (`answered`) a result that was stored before.
 
     The call is made inside `block`. Afterwards `end` or `fail` is called on the event loop of the memory.
@@ -247,13 +248,13 @@ class Step[R, T]:
     block: AbstractContextManager[None] = nullcontext()
     answered: T | None = None
 
+    @abstractmethod
     async def end(self, result: T) -> None:
         """End the step with the result of the call."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def fail(self, error: BaseException) -> None:
         """End the step of a call that failed or was cancelled."""
-        raise NotImplementedError
 
 
 @dataclass(eq=False)

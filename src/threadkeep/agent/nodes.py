@@ -132,9 +132,7 @@ class NodeTurn:
             self.part.root.add_answer(answer, self.part.author)
 
 
-class SessionTurn:
-    """The open turn of an `async with` block. It returns the messages for the model and accepts the answer."""
-
+class _TurnOfBlock:
     def __init__(self, on_loop: OnLoop[Memory, NodeTurn], turn: NodeTurn) -> None:
         self._on_loop = on_loop
         self._turn = turn
@@ -149,6 +147,14 @@ class SessionTurn:
         """The answer that was given, if any; after the block, the answer of another process if it was stored first."""
         return self._turn.reply
 
+    def answer(self, reply: BaseMessage | str) -> None:
+        """Set the assistant's answer, which is stored when the block ends. A message without an id gets one."""
+        self._turn.take(reply)
+
+
+class SessionTurn(_TurnOfBlock):
+    """The open turn of an `async with` block. It returns the messages for the model and accepts the answer."""
+
     async def messages(
         self, system: SystemMessage | None = None, *, model: BaseChatModel | None = None, tools: Sequence[object] = ()
     ) -> list[BaseMessage]:
@@ -159,15 +165,11 @@ class SessionTurn:
         use = ModelUse(chosen_model(model), tools)
         return await self._on_loop.call(lambda _: self._turn.messages(system, use))
 
-    def answer(self, reply: BaseMessage | str) -> None:
-        """Set the assistant's answer, which is stored when the block ends. A message without an id gets one."""
-        self._turn.take(reply)
 
-
-class SyncSessionTurn(SessionTurn):
+class SyncSessionTurn(_TurnOfBlock):
     """The open turn of a `with` block, for synchronous code."""
 
-    def messages(  # type: ignore[override]
+    def messages(
         self, system: SystemMessage | None = None, *, model: BaseChatModel | None = None, tools: Sequence[object] = ()
     ) -> list[BaseMessage]:
         """Return the messages for the model call; see `SessionTurn.messages`."""

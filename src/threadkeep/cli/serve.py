@@ -15,7 +15,6 @@ from uuid import uuid4
 
 import typer
 
-from threadkeep.boundary import stop_signals
 from threadkeep.cli.opening import check_others_see, command_settings, opened_app, opened_memory
 from threadkeep.cli.options import one_of, verbs
 from threadkeep.cli.problems import WrongUse
@@ -82,6 +81,8 @@ async def work() -> None:
 @contextmanager
 def _stop_signals() -> Iterator[asyncio.Event]:
     """Yield an event that the first stop signal sets. A second Ctrl-C ends the process at once."""
+    from threadkeep.app import stop_signals
+
     loop, stopped, signals = asyncio.get_running_loop(), asyncio.Event(), stop_signals()
 
     def stop() -> None:

@@ -89,7 +89,11 @@ class Access:
     async def _caller(self, scope: Scope) -> Caller:
         """Return the caller of a request: the owner of a valid key or token, or a client on this machine."""
         headers = Headers(scope=scope)
-        caller = await self._credentials.caller(_given_key(headers, scope["path"]))
+        scheme, _, token = headers.get("authorization", "").partition(" ")
+        given = (token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")).encode("latin-1")
+        if not given and "cookie" in headers and is_page(scope["path"]):
+            given = key_in_cookie(headers)
+        caller = await self._credentials.caller(given)
         if caller is not None:
             return caller
         if self._needed or self._credentials.keys.in_use:
@@ -99,15 +103,6 @@ class Access:
         if not known or not _is_loopback_address(f"//{headers.get('host', '')}"):
             raise ProblemRaised(make_problem(403, "foreign-host", _FOREIGN_HOST))
         return Caller(_LOCAL, "admin", limits=self._credentials.limits)
-
-
-def _given_key(headers: Headers, path: str) -> bytes:
-    """Return the key from a request's headers or, for console pages, from the sign-in cookie; empty without a key."""
-    scheme, _, token = headers.get("authorization", "").partition(" ")
-    given = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
-    if not given and "cookie" in headers and is_page(path):
-        return key_in_cookie(headers)
-    return given.encode("latin-1")
 
 
 @lru_cache(maxsize=64)

@@ -271,7 +271,7 @@ FROM chat_runs r JOIN chat_runs c ON c.root_run_id = r.run_id
 WHERE r.session_id = :session_id AND c.session_id <> :session_id
 
 -- name: retractions
--- Episodes whose deletion Graphiti has not confirmed.
+-- Episodes whose deletion Graphiti has not confirmed. The first condition on the status lets a partial index be used.
 SELECT
     (SELECT count(*) FROM chat_graph_deliveries
         WHERE status IN ('queued', 'sent') AND status = 'sent' AND reason = 'forgotten')
