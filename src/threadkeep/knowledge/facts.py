@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -14,7 +14,7 @@ from langchain_core.utils.uuid import uuid7
 
 from threadkeep.context.recall.embedding import Embedder
 from threadkeep.errors import KnowledgeNotFound
-from threadkeep.knowledge.recall import FactVectors, normalised, rank_facts, take_of_each, without_shadowed
+from threadkeep.knowledge.recall import FactVectors, FactWords, normalised, take_of_each, without_shadowed
 from threadkeep.knowledge.rows import (
     MAX_PAGE,
     OWNER_SQL,
@@ -51,8 +51,9 @@ MAX_EVIDENCE = 20
 _MOST_REMEMBERED = 5_000
 _MOST_RANKED = 10_000
 """The number of newest facts in a scope that `recall` reads."""
+_MOST_INDEXES, _MOST_INDEXED = 1_000, 4 * _MOST_RANKED
 _RANKED_AT_ONCE = 2_000
-"""More facts than this are ranked in an OS thread, because each takes 20 microseconds of CPU."""
+"""More facts than this are ranked in an OS thread, because each new one takes 20 microseconds of CPU."""
 
 
 class Knowledge(ClockedTables, sql=OWNER_SQL):
@@ -65,6 +66,7 @@ class Knowledge(ClockedTables, sql=OWNER_SQL):
     def __init__(self, driver: Driver, *, observer: Observer, clock: Callable[[], datetime]) -> None:
         super().__init__(driver, clock=clock)
         self._vectors = FactVectors(observer)
+        self._words: OrderedDict[Scope, FactWords] = OrderedDict()
         self._remembered: dict[tuple[tuple[Scope, ...], int], tuple[list[Row], list[Fact]]] = {}
 
     async def remember(
@@ -211,7 +213,7 @@ class Knowledge(ClockedTables, sql=OWNER_SQL):
         check_argument("query", query, str, required=True)
         check_each("scopes", scopes, Scope)
         async with self._driver.reading() as connection:
-            rows = await self._valid(connection, scopes, most=_MOST_RANKED)
+            rows = await self._valid(connection, scopes, _MOST_RANKED, _MOST_RANKED)
         known = without_shadowed(map(fact_of, rows))
         found = await self.rank(query, known, recent=recent, limit=limit, embedder=embedder)
         async with self._driver.reading() as connection:
@@ -231,12 +233,22 @@ class Knowledge(ClockedTables, sql=OWNER_SQL):
         check_each("facts", facts, Fact)
         similar = await self._vectors.similar(query, facts, embedder) if embedder and facts else {}
         by_scope = [list(group) for _, group in groupby(facts, key=lambda fact: fact.scope.kind)]
-        rank = partial(rank_facts, query, recent=recent, similar=similar)
+        ranks = [partial(self._words_of(group[0].scope).rank, query, group) for group in by_scope]
         if len(facts) > _RANKED_AT_ONCE:
-            ranked = await asyncio.to_thread(lambda: [rank(group) for group in by_scope])
+            ranked = await asyncio.to_thread(lambda: [rank(recent=recent, similar=similar) for rank in ranks])
         else:
-            ranked = [rank(group) for group in by_scope]
+            ranked = [rank(recent=recent, similar=similar) for rank in ranks]
         return take_of_each(ranked, limit, lambda fact: (fact.id, normalised(fact.text)))
+
+    def _words_of(self, scope: Scope) -> FactWords:
+        """Return the index of a scope's facts; drop the least recently used ones, and one with too many old facts."""
+        index = self._words.pop(scope, None)
+        if index is None or len(index) > 2 * _MOST_RANKED:
+            index = FactWords()
+        self._words[scope] = index
+        while len(self._words) > _MOST_INDEXES or sum(map(len, self._words.values())) > _MOST_INDEXED:
+            self._words.popitem(last=False)
+        return index
 
     async def valid(self, scopes: Sequence[Scope], *, limit: int = MAX_PAGE, shadowed: bool = False) -> list[Fact]:
         """Return the valid facts of scopes, most specific scope first, and each key only from its most specific scope.
@@ -406,24 +418,14 @@ class Knowledge(ClockedTables, sql=OWNER_SQL):
         return True
 
     async def _valid(
-        self, connection: Connection, scopes: Sequence[Scope], limit: int = MAX_PAGE, *, most: int = 0
+        self, connection: Connection, scopes: Sequence[Scope], limit: int, most: int = MAX_PAGE
     ) -> list[Row]:
-        """Return the rows of the valid facts of scopes, the most specific scope first.
-
-        For each scope, read one page of `limit` facts, and further pages until there are at least `most` facts.
-        """
+        """Return the rows of the newest valid facts of each scope, the most specific scope first."""
         ordered = sorted(dict.fromkeys(scopes), key=lambda scope: SCOPE_KINDS.index(scope.kind))
-        page = {**page_parameters(limit, None, "fact_id"), "limit": limit}
+        page = {**page_parameters(limit, None, "fact_id", most), "limit": limit}
         asked = {**page, "kind": None, "key": None, "former_key": None, "past": False, **text_filter(None)}
         statements = [(self._sql["facts_of"], {**asked, "scope": one.kind, "owner": one.owner}) for one in ordered]
-        pages = await connection.fetch_each(statements)
-        for (sql, parameters), rows in zip(statements, pages, strict=True):
-            following = rows
-            while len(following) == limit and len(rows) < most:
-                after = {"updated_at": rows[-1][-1], "fact_id": rows[-1][0]}
-                following = await connection.fetch(sql, {**parameters, **after})
-                rows.extend(following)
-        return [row for rows in pages for row in rows]
+        return [row for rows in await connection.fetch_each(statements) for row in rows]
 
     async def _find(self, connection: Connection, fact_id: str, user_id: str | None) -> Fact:
         row = await seen_row(connection, self._sql, "fact", fact_id, user_id)

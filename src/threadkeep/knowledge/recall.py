@@ -8,9 +8,10 @@ import re
 import statistics
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import Final, NamedTuple
+from itertools import count
+from typing import Final
 
 from threadkeep.boundary import ErrorBoundary
 from threadkeep.context.recall.embedding import Embedder, unit_vector
@@ -35,14 +36,6 @@ _SIMILAR_SHARE, _LEAST_SIMILAR = 0.5, 0.5
 _MOST_VECTORS = 20_000
 _EMBEDDED_AT_ONCE = 256
 _EMBEDDING_SECONDS = 2.0
-
-
-class _FactWords(NamedTuple):
-    """The index terms of a fact, separately for key and value, and the first four letters of all terms."""
-
-    key: frozenset[str]
-    value: frozenset[str]
-    beginnings: frozenset[str]
 
 
 def _attributes() -> dict[str, frozenset[str]]:
@@ -74,75 +67,90 @@ _ASKED: Final = _attributes()
 _MEMBERS: Final = _groups()
 
 
-def rank_facts(
-    query: str, facts: Sequence[Fact], *, recent: Sequence[str] = (), similar: Mapping[str, float] | None = None
-) -> list[Fact]:
-    """Return the facts that are relevant to a query, best first; facts with equal scores keep their order.
+class FactWords:
+    """An index of the terms of some facts, extended as new facts are ranked.
 
-    Args:
-        query: the new input.
-        facts: the facts of one scope.
-        recent: the last messages before the query, oldest first, to resolve words such as "it".
-        similar: by fact id, the similarity to the query in standard deviations from the mean, if there is a model.
+    Several threads may use it, because the number of a fact is returned only after all of its terms are indexed.
     """
-    words = [words_of_fact(fact.key, fact.text[len(fact.key) + 2 :]) for fact in facts]
-    scores = _scores(read(query, Participants({}), recent=recent), words)
-    if similar:
-        for index, fact in enumerate(facts):
-            deviation = similar.get(fact.id, 0.0)
-            if scores[index] or deviation >= _LEAST_SIMILAR:
-                scores[index] = max(scores[index] + _SIMILAR_SHARE * deviation, 1e-6)
-    order = sorted(range(len(facts)), key=lambda index: -scores[index])
-    return [facts[index] for index in order if scores[index] > 0]
+
+    def __init__(self) -> None:
+        self._numbers: dict[tuple[str, str], int] = {}
+        self._next = count()
+        # By term, the doubled numbers of the facts that contain it; plus one if the term is in the key.
+        self._terms: dict[str, array[int]] = {}
+        self._beginnings: dict[str, list[str]] = {}
+
+    def __len__(self) -> int:
+        """Return the number of indexed facts."""
+        return len(self._numbers)
+
+    def rank(
+        self, query: str, facts: Sequence[Fact], *, recent: Sequence[str] = (), similar: Mapping[str, float]
+    ) -> list[Fact]:
+        """Return the facts that are relevant to a query, best first; facts with equal scores keep their order.
+
+        Args:
+            query: the new input.
+            facts: the facts of one scope.
+            recent: the last messages before the query, oldest first, to resolve words such as "it".
+            similar: by fact id, the similarity to the query in standard deviations from the mean, if there is a model.
+        """
+        scores = self._scores(read(query, Participants({}), recent=recent), [self._number(fact) for fact in facts])
+        if similar:
+            for index, fact in enumerate(facts):
+                deviation = similar.get(fact.id, 0.0)
+                if scores[index] or deviation >= _LEAST_SIMILAR:
+                    scores[index] = max(scores[index] + _SIMILAR_SHARE * deviation, 1e-6)
+        order = sorted(range(len(facts)), key=lambda index: -scores[index])
+        return [facts[index] for index in order if scores[index] > 0]
+
+    def _number(self, fact: Fact) -> int:
+        """Return the number of a fact; index its terms if it is new. `editor.fontSize` is indexed as three words."""
+        value = fact.text[len(fact.key) + 2 :][:_READ_CHARACTERS]
+        if (known := self._numbers.get((fact.key, value))) is not None:
+            return known
+        number = next(self._next)
+        for in_key, part in ((1, _PARTS_OF_KEY.sub(" ", fact.key)), (0, value)):
+            for term in set(terms_of(words_of(part))):
+                if len(term) >= _BEGINNING and term not in self._terms:
+                    self._beginnings.setdefault(term[:_BEGINNING], []).append(term)
+                self._terms.setdefault(term, array("I")).append(2 * number + in_key)
+        self._numbers[fact.key, value] = number
+        return number
+
+    def _scores(self, query: Query, numbers: Sequence[int]) -> list[float]:
+        scores = dict.fromkeys(numbers, 0.0)
+        terms = dict(query.terms)
+        if query.kind not in ("other", "why"):
+            terms[f"?{query.kind}"] = _KIND_SHARE
+        for term, share in terms.items():
+            worth = {number: part for number, part in self._worth(term).items() if number in scores}
+            rarity = math.log(1 + (len(scores) - len(worth) + 0.5) / (len(worth) + 0.5))
+            for number, part in worth.items():
+                scores[number] += share * rarity * part
+        return [scores[number] for number in numbers]
+
+    def _worth(self, term: str) -> dict[int, float]:
+        """Return, by the number of a fact, the weight of the best match of a term of the query."""
+        alike = self._beginnings.get(term[:_BEGINNING], ()) if term.isascii() else ()
+        worth: dict[int, float] = {}
+        for terms, in_key, in_value in _matches(term, alike):
+            for other in terms:
+                for entry in self._terms.get(other, ()):
+                    weight = in_key if entry % 2 else in_value
+                    if weight > worth.get(entry // 2, 0.0):
+                        worth[entry // 2] = weight
+        return worth
 
 
-def _scores(query: Query, facts: Sequence[_FactWords]) -> list[float]:
-    scores = [0.0] * len(facts)
-    terms = dict(query.terms)
-    if query.kind not in ("other", "why"):
-        terms[f"?{query.kind}"] = _KIND_SHARE
-    for term, share in terms.items():
-        others = _others(term)
-        worth = [_worth(term, others, fact) for fact in facts]
-        found = sum(map(bool, worth))
-        rarity = math.log(1 + (len(facts) - found + 0.5) / (found + 0.5)) if found else 0.0
-        for index, part in enumerate(worth):
-            scores[index] += share * rarity * part
-    return scores
-
-
-def _others(term: str) -> list[tuple[float, frozenset[str], bool]]:
-    """Return the groups of terms that also match a term of the query.
-
-    For each group: its weight, its terms, and True if they may match the value of a fact and not only its key.
-    """
-    others = [(_ATTRIBUTE, _ASKED.get(term, frozenset()), False)]
-    groups = [(_SYNONYM if group < FIRST_TOPIC else _TOPIC, _MEMBERS[group], True) for group in ASKS.get(term, ())]
-    return others + groups
-
-
-def _worth(term: str, others: Sequence[tuple[float, frozenset[str], bool]], fact: _FactWords) -> float:
-    """Return the weight of the best match between a term of the query and a fact; 0 if they do not match."""
-    if term in fact.key:
-        return _KEY
-    if term in fact.value:
-        return _VALUE
-    found = [
-        worth
-        for worth, terms, in_value in others
-        if not terms.isdisjoint(fact.key) or (in_value and not terms.isdisjoint(fact.value))
-    ]
-    if len(term) >= _BEGINNING and term.isascii() and term[:_BEGINNING] in fact.beginnings:
-        found.append(_ALIKE)
-    return max(found, default=0.0)
-
-
-@lru_cache(maxsize=20_000)
-def words_of_fact(key: str, value: str) -> _FactWords:
-    """Return the index terms of a fact; the key `editor.fontSize` is indexed like `editor font Size`."""
-    keys = frozenset(terms_of(words_of(_PARTS_OF_KEY.sub(" ", key))))
-    values = frozenset(terms_of(words_of(value[:_READ_CHARACTERS])))
-    return _FactWords(keys, values, frozenset(term[:_BEGINNING] for term in keys | values))
+def _matches(term: str, alike: Collection[str]) -> Iterator[tuple[Collection[str], float, float]]:
+    """Yield the terms that match a term of the query, with the weights of a match in the key and in the value."""
+    yield (term,), _KEY, _VALUE
+    yield _ASKED.get(term, ()), _ATTRIBUTE, 0.0
+    for group in ASKS.get(term, ()):
+        weight = _SYNONYM if group < FIRST_TOPIC else _TOPIC
+        yield _MEMBERS[group], weight, weight
+    yield alike, _ALIKE, _ALIKE
 
 
 class FactVectors:

@@ -96,15 +96,17 @@ async def seen_row(
     return rows[0]
 
 
-def page_parameters(limit: int, cursor: tuple[datetime, str] | None, id_name: str) -> dict[str, object]:
+def page_parameters(
+    limit: int, cursor: tuple[datetime, str] | None, id_name: str, most: int = MAX_PAGE
+) -> dict[str, object]:
     """Return the parameters of a page, with one row more than the limit to detect a next page.
 
     Raises:
-        InvalidInput: the limit is not from 1 to 1,000.
+        InvalidInput: the limit is not from 1 to `most`.
     """
     check_argument("limit", limit, int, required=True)
-    if not 1 <= limit <= MAX_PAGE:
-        raise InvalidInput(f"A page has 1 to {MAX_PAGE} entries; use its cursor to get more.")
+    if not 1 <= limit <= most:
+        raise InvalidInput(f"A page has 1 to {most} entries; use its cursor to get more.")
     check_cursor("cursor", cursor, datetime, str)
     moment, name = cursor or (None, _LAST_ID)
     return {
@@ -182,7 +184,7 @@ def _parsed_fact(row: Row) -> Fact:
     )
 
 
-_known_fact = lru_cache(maxsize=2_000)(_parsed_fact)
+_known_fact = lru_cache(maxsize=20_000)(_parsed_fact)
 
 
 def procedure_row(procedure: Procedure) -> dict[str, object]:

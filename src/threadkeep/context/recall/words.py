@@ -151,6 +151,7 @@ _UNSPACED = (
 )
 _SPACED_RUNS = re.compile(r"[^\W_]+(?:'[^\W_]+)*")
 _RUNS = re.compile(rf"[{_UNSPACED}]+|(?:(?![{_UNSPACED}])[^\W_])+(?:'(?![{_UNSPACED}])[^\W_]+)*")
+_ACCENTED = re.compile("[\u00c0-\u024f]")
 _UNSPACED_CHARACTER = re.compile(f"[{_UNSPACED}]")
 
 
@@ -170,10 +171,7 @@ def words_of(text: str) -> list[str]:
 def _plain(text: str) -> str:
     """Normalise compatibility characters and remove accents from Latin letters."""
     text = unicodedata.normalize("NFKC", text)
-    if all(character < "\u00c0" or character > "\u024f" for character in text):
-        return text
-    parts = (unicodedata.normalize("NFD", letter)[0] if "\u00c0" <= letter <= "\u024f" else letter for letter in text)
-    return "".join(parts)
+    return _ACCENTED.sub(lambda letter: unicodedata.normalize("NFD", letter[0])[0], text)
 
 
 def is_stop_word(word: str) -> bool:
